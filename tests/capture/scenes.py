@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch._dynamo  # functional collectives import it: once here, not in every rank
 import torch.distributed as dist
-from step_scenes import boundaries, left
+from step_scenes import boundaries
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -352,7 +352,6 @@ SCENES: dict[str, tuple[int, Callable[[Path, int], dict[str, Any]]]] = {
     "foreign": (2, foreign),
     "unmarked": (2, unmarked),
     "boundaries": (2, lambda folder, rank: boundaries(folder, rank, Layer)),
-    "left": (2, left),
 }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,18 @@ from moetraffic.capture import Recorder
 
 ITERATIONS = 6
 OVERFLOW = 3  # the iteration whose gradients are infinite
-LEFT = 64  # all-to-alls before os._exit
 
 
 def boundaries(folder: Path, rank: int, layer: Any) -> dict[str, Any]:
     """Training loops one after another, each with a recorder of its own."""
     return {
-        "inside": inside(folder / "inside.h5", layer(rank), marks=False),
-        "inside-marked": inside(folder / "inside-marked.h5", layer(rank), marks=True),
-        "twice-marked": twice(folder / "twice-marked.h5", layer(rank)),
-        "scaled": scaled(folder / "scaled.h5", layer(rank), marks=False),
-        "scaled-marked": scaled(folder / "scaled-marked.h5", layer(rank), marks=True),
+        "inside": inside(folder / "inside.h5", layer(rank)),
+        "thrice": thrice(folder / "thrice.h5", layer(rank)),
+        "scaled": scaled(folder / "scaled.h5", layer(rank)),
     }
 
 
-def inside(path: Path, layer: Any, *, marks: bool) -> list[str]:
+def inside(path: Path, layer: Any) -> list[str]:
     """An optimizer for each parameter, which steps within the backward pass."""
     for parameter in layer.parameters():
         optimizer = torch.optim.SGD([parameter], lr=0.01)
@@ -43,12 +38,11 @@ def inside(path: Path, layer: Any, *, marks: bool) -> list[str]:
         for number in range(ITERATIONS):
             rows = torch.ones(8, 8, requires_grad=True)
             layer(layer(rows)).sum().backward()
-            if marks:
-                recorder.step(loss=float(number))
+            recorder.step(loss=float(number))
     return recorder.warnings
 
 
-def twice(path: Path, layer: Any) -> list[str]:
+def thrice(path: Path, layer: Any) -> list[str]:
     """Three optimizer steps in what the program calls one step."""
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
     with Recorder(path, window=2) as recorder:
@@ -60,7 +54,7 @@ def twice(path: Path, layer: Any) -> list[str]:
     return recorder.warnings
 
 
-def scaled(path: Path, layer: Any, *, marks: bool) -> list[str]:
+def scaled(path: Path, layer: Any) -> list[str]:
     """A gradient scaler that skips the step of one iteration."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
@@ -75,19 +69,5 @@ def scaled(path: Path, layer: Any, *, marks: bool) -> list[str]:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            if marks:
-                recorder.step(loss=float(number))
+            recorder.step(loss=float(number))
     return recorder.warnings
-
-
-def left(folder: Path, rank: int) -> dict[str, Any]:
-    """A program that ends by ``os._exit`` within its capture."""
-    Recorder(folder / "left.h5").start()
-    real = os.fork()
-    if real == 0:
-        os._exit(0)  # a forked child writes nothing
-    os.waitpid(real, 0)
-    for _ in range(LEFT):
-        dist.all_to_all_single(torch.empty(4), torch.ones(4))
-    (folder / f"left-{rank}.json").write_text(json.dumps({}))
-    os._exit(0)

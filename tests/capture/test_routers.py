@@ -551,6 +551,55 @@ def test_positions_come_from_attributes_paths_or_the_order_of_calls() -> None:
     assert numbering.next() == 4
 
 
+class EpRouter(Gate):
+    """What DeepSpeed's AutoEP routes with."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores, ids = self.weight(x).topk(2, -1)
+        return scores.softmax(-1), ids
+
+
+EpRouter.__module__, EpRouter.__qualname__ = (
+    "deepspeed.moe.ep_router",
+    "TokenChoiceTopKRouter",
+)
+
+
+class EpLayer(nn.Module):
+    """AutoEP's layer; its router has a second name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = EpRouter()
+        self.gate = self.router
+        self.places: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.places.append(annotate.place().layer)
+        self.router(x.reshape(-1, x.shape[-1]))
+        return x
+
+
+def test_layers_that_are_replaced_in_a_model_keep_its_numbers() -> None:
+    """AutoEP replaces the blocks of a model that was built while hooks were there."""
+    heard: list[int] = []
+    undo = watch_routers(lambda layer, *_: heard.append(layer))
+    try:
+        model = qwen()
+        for layer in model.model.layers:
+            if hasattr(layer.mlp, "experts"):
+                layer.mlp = EpLayer()
+        layers: list[Any] = [m for m in model.modules() if isinstance(m, EpLayer)]
+        for layer in layers:
+            layer.router.weight = nn.Linear(model.config.hidden_size, EXPERTS)
+        model(input_ids=torch.randint(0, 16, (2, 8)))
+    finally:
+        undo()
+    # of demand and of the all-to-alls within the layer, as in the model as it was
+    assert heard == [0, 2]
+    assert [layer.places for layer in layers] == [[0], [2]]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_counting_waits_for_no_device() -> None:

@@ -244,7 +244,9 @@ class Committer:
             source=Source.LINKED,
             experts=experts,
         )
-        self._settle(self._boundaries.call(settles=True))
+        self._settle(
+            self._boundaries.call(settles=True, in_backward=bool(in_backward))
+        )
         row = self._window.put_demand(counts, dropped)
         when = self._boundaries.iteration, sequence, issue
         self._add(CallEvent(site, *when, row, 0, thread, grad))

@@ -43,8 +43,8 @@ class Encoder:
 
         A record is ``(CALL, ...)`` as in :data:`moetraffic.capture.hook.python.Record`,
         ``(END, number, start, end)``, ``(STEP, end, tokens, kind, loss)``,
-        ``(OPTIMIZER, end, in_backward, skipped)`` or ``(ROUTED, issue, group, layer, label, thread,
-        in_backward, grad, demand, dropped)``.
+        ``(OPTIMIZER, end, in_backward, skipped)`` or ``(ROUTED, issue, group, layer,
+        label, thread, in_backward, grad, demand, dropped)``.
 
         Raises
         ------
