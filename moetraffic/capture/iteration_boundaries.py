@@ -1,10 +1,11 @@
 """Detect iteration boundaries from explicit steps or optimizer steps.
 
-Calls of ``recorder.step()`` are explicit boundaries.  Otherwise an optimizer step is
-the end of an iteration unless calls of the same iteration follow: several optimizers
-may step one after another, and reduce or gather parameters in between.  The boundary is
-therefore determined by the next calls: a backward pass, an all-to-all or a routing
-belongs to the next iteration, as do all calls since the last optimizer step.
+Calls of ``recorder.step()`` are explicit boundaries; the first withdraws those of
+earlier optimizer steps, which it shows to be parts of its step.  Otherwise an optimizer
+step is the end of an iteration unless calls of the same iteration follow: several
+optimizers may step one after another, and reduce or gather parameters in between.  The
+boundary is therefore determined by the next calls: a backward pass, an all-to-all or a
+routing belongs to the next iteration, as do all calls since the last optimizer step.
 Optimizers that step within a backward pass end the iteration with that pass.
 """
 
@@ -74,10 +75,18 @@ class IterationBoundaries:
             self._optimizer = (self._calls, when)
             self._in_backward = in_backward
 
-    def step(self) -> None:
-        """End the iteration at an explicit call of ``recorder.step()``."""
+    def step(self) -> bool:
+        """End the iteration at an explicit call of ``recorder.step()``.
+
+        The result is whether earlier boundaries at optimizer steps are withdrawn: all
+        calls so far then belong to this iteration, the first one.
+        """
+        withdraws = not self.marked and self.iteration > 0
+        if withdraws:
+            self.iteration = 0
         self.marked = True
         self._end()
+        return withdraws
 
     def _end(self) -> None:
         self.kind = "skipped" if self._skipped == {True} else "train"

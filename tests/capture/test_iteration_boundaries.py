@@ -26,7 +26,8 @@ def with_kinds(program: str) -> tuple[list[int], list[int], list[str]]:
         if letter in "oix":
             boundaries.optimizer(time, in_backward=letter == "i", skipped=letter == "x")
         elif letter == "s":
-            boundaries.step()
+            if boundaries.step():
+                calls, ends, kinds = [0] * len(calls), [], []
             ends.append(time)
             kinds.append(boundaries.kind)
         else:
@@ -61,6 +62,8 @@ def test_marks_come_before_optimizers() -> None:
     assert numbered("fbosfbos") == ([0, 0, 1, 1], [3, 7])
     # a program that steps its optimizer twice in what it calls one step
     assert numbered("fbosfbofbos") == ([0, 0, 1, 1, 1, 1], [3, 10])
+    # the first mark owns the run from its first call on
+    assert numbered("fbofbofbosfbofbos") == ([0] * 6 + [1] * 4, [9, 16])
 
 
 def test_optimizers_within_a_backward_pass_end_it_once() -> None:

@@ -169,7 +169,7 @@ def kinds_and_calls(path: Path) -> tuple[tuple[str, ...], list[float], list[int]
 
 def test_explicit_steps_own_the_iterations(stage: Path) -> None:
     train, losses = ("train",) * ITERATIONS, [float(n) for n in range(ITERATIONS)]
-    for name, calls in (("inside", 10),):
+    for name, calls in (("inside", 10), ("thrice", 12)):
         found = kinds_and_calls(stage / f"{name}.h5")
         assert found == (train, losses, [calls] * ITERATIONS), name
     kinds, losses_, calls_ = kinds_and_calls(stage / "scaled.h5")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.trace.inference.inference import number_early_calls
+from moetraffic.trace.inference.step_markers import number_early_calls
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import ALL_TO_ALL, PHASES, ROUTING
 from moetraffic.trace.segments.record import gather_record

@@ -78,7 +78,8 @@ class Committer:
         self._window_steps = max(1, int(about["window"]) // 2)
         self._report = report
         self._window, self._sites = RecordWindow(), SiteTable()
-        self._boundaries = IterationBoundaries(begun=int(about["begun"]))
+        self._begun = int(about["begun"])
+        self._boundaries = IterationBoundaries(begun=self._begun)
         self._directions = Directions()
         self._names: dict[str, list[Any]] = {}
         self._groups: dict[str, int] = {}
@@ -244,9 +245,7 @@ class Committer:
             source=Source.LINKED,
             experts=experts,
         )
-        self._settle(
-            self._boundaries.call(settles=True, in_backward=bool(in_backward))
-        )
+        self._settle(self._boundaries.call(settles=True, in_backward=bool(in_backward)))
         row = self._window.put_demand(counts, dropped)
         when = self._boundaries.iteration, sequence, issue
         self._add(CallEvent(site, *when, row, 0, thread, grad))
@@ -256,16 +255,24 @@ class Committer:
         self._window.bytes += EVENT_BYTES
 
     def _step(self, end: int, tokens: int, kind: int, loss: int) -> None:
-        boundaries = self._boundaries
-        self._window.steps.append(
+        boundaries, window = self._boundaries, self._window
+        if boundaries.step():
+            # earlier segments keep their numbers, which merging corrects
+            for event in window.events:
+                event.iteration = 0
+            window.steps.clear()
+            window.kinds.clear()
+            boundaries.begun = self._begun
+        stated = kind >= 0 or boundaries.kind == STEP_KINDS[0]
+        window.steps.append(
             (
-                *(boundaries.iteration, loss_of_word(loss), tokens),
-                *(boundaries.begun, end, Source.ANNOTATED, Source.ANNOTATED),
+                *(boundaries.iteration - 1, loss_of_word(loss), tokens),
+                *(boundaries.begun, end, Source.ANNOTATED),
+                Source.ANNOTATED if stated else Source.LINKED,
             )
         )
-        boundaries.step()
+        window.kinds.append(STEP_KINDS[kind] if kind >= 0 else boundaries.kind)
         boundaries.begun = end
-        self._window.kinds.append(STEP_KINDS[kind] if kind >= 0 else boundaries.kind)
 
     def _settle(self, found: tuple[int, int] | None) -> None:
         """Apply an iteration boundary at an earlier optimizer step to the window."""

@@ -35,6 +35,7 @@ from .calls import Calls, gather_calls
 from .names import Naming, find_names
 from .numbering import number_steps
 from .period import NumberedSteps
+from .step_markers import number_early_calls, withdraw_optimizer_steps
 
 ROUTER = "router"
 """Label of a routing reported by a hook on the router, not by an annotation."""
@@ -52,7 +53,7 @@ def infer_schedule(record: Record) -> Record:
         The same events in the same order, with their steps and sites; its meta's
         ``schedule`` states what was inferred.
     """
-    record = number_early_calls(record)
+    record = number_early_calls(withdraw_optimizer_steps(record))
     marked = not (record.events["iteration"] < 0).any()
     if marked and not any(_unnamed(s) or _unbound(s) for s in record.sites):
         return _infer_kinds(record)
@@ -204,22 +205,6 @@ def _rebound(rows: Any, site: Site, after: int, groups: Sequence[Group]) -> Any:
         PLACEMENT,
     )
     return np.concatenate([rows, fresh])
-
-
-def number_early_calls(record: Record) -> Record:
-    """Assign calls recorded before the first step marker to the first step.
-
-    A window may be written before its first step has ended.
-    """
-    events = record.events.copy()
-    for rank in record.ranks:
-        mine = events["rank"] == rank
-        when = events["iteration"][mine]
-        ended = record.steps["iteration"][record.steps["rank"] == rank]
-        marked = np.concatenate([when[when >= 0], ended])
-        if len(marked):
-            events["iteration"][mine] = np.where(when < 0, marked.min(), when)
-    return replace(record, events=events)
 
 
 def _steps_bare(record: Record) -> bool:

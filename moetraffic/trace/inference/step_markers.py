@@ -1,0 +1,53 @@
+"""Correct the step numbers that a rank assigned before its program marked a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from moetraffic.trace.model import Source
+from moetraffic.trace.segments.record import Record
+
+
+def withdraw_optimizer_steps(record: Record) -> Record:
+    """Assign all calls before a rank's first explicit step to that step.
+
+    Until a program calls ``step()``, its optimizers end iterations, and segments with
+    these numbers may be written.  The first call shows that they are parts of its step.
+    """
+    steps, events = record.steps, record.events.copy()
+    kept = np.ones(len(steps), bool)
+    continued = record.continued.copy()
+    for rank in record.ranks:
+        mine = steps["rank"] == rank
+        marked = np.flatnonzero(mine & (steps["source"] == Source.ANNOTATED))
+        if not len(marked):
+            continue
+        first = steps[marked[np.argmin(steps["iteration"][marked])]]
+        linked = mine & (steps["source"] == Source.LINKED)
+        linked &= steps["segment"] < first["segment"]
+        if not linked.any():
+            continue
+        kept &= ~linked
+        early = (events["rank"] == rank) & (events["segment"] < first["segment"])
+        events["iteration"][early] = first["iteration"]
+        own = [n for n, s in enumerate(record.segments) if s.rank == rank]
+        continued[[n for n in own[1:] if n <= first["segment"]]] = True
+    return replace(record, steps=steps[kept], events=events, continued=continued)
+
+
+def number_early_calls(record: Record) -> Record:
+    """Assign calls recorded before the first step marker to the first step.
+
+    A window may be written before its first step has ended.
+    """
+    events = record.events.copy()
+    for rank in record.ranks:
+        mine = events["rank"] == rank
+        when = events["iteration"][mine]
+        ended = record.steps["iteration"][record.steps["rank"] == rank]
+        marked = np.concatenate([when[when >= 0], ended])
+        if len(marked):
+            events["iteration"][mine] = np.where(when < 0, marked.min(), when)
+    return replace(record, events=events)
