@@ -11,7 +11,7 @@ Optimizers that step within a backward pass end the iteration with that pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass
@@ -25,7 +25,8 @@ class IterationBoundaries:
     """Kind of the iteration that ended last: "skipped" if all its optimizers were."""
     _optimizer: tuple[int, int] | None = None  # calls before it, time in ns
     _in_backward: bool = False  # the last optimizer step was within a backward pass
-    _skipped: set[bool] = field(default_factory=set)  # of this iteration's optimizers
+    _updated: bool = False  # an optimizer of this iteration was not skipped
+    _skipped: bool = False  # one was
     _calls: int = 0
 
     @property
@@ -70,7 +71,8 @@ class IterationBoundaries:
         ``in_backward`` is whether calls of the same backward pass may follow, and
         ``skipped`` whether the optimizer left the parameters as they are.
         """
-        self._skipped.add(skipped)
+        self._skipped |= skipped
+        self._updated |= not skipped
         if not self.marked:
             self._optimizer = (self._calls, when)
             self._in_backward = in_backward
@@ -89,7 +91,7 @@ class IterationBoundaries:
         return withdraws
 
     def _end(self) -> None:
-        self.kind = "skipped" if self._skipped == {True} else "train"
-        self._skipped.clear()
+        self.kind = "skipped" if self._skipped and not self._updated else "train"
+        self._skipped = self._updated = False
         self._optimizer = None
         self.iteration += 1
