@@ -232,26 +232,37 @@ class Rank:
             self.groups.append(group)
         return self.groups.index(group)
 
-    def call(self, site: Site, payload: int, label: Label, *, link: int = -1) -> None:
+    def call(
+        self,
+        site: Site,
+        payload: int,
+        label: Label,
+        *,
+        link: int = -1,
+        grad: int = 0,
+        thread: int = 0,
+    ) -> None:
         number = self.sites.setdefault(site, len(self.sites))
         count = -1
         if site.operation != ROUTING and site.peers == (-1, -1):
             count = self.sequence.get(site.group, 0)
             self.sequence[site.group] = count + 1
         now = 1000 * len(self.rows)
-        row = (label[0], number, count, now, UNKNOWN_TIME, now + 500, payload, link)
+        times = now, UNKNOWN_TIME, now + 500
+        row = (label[0], number, count, *times, payload, link, grad, thread)
         self.rows.append(row)
         self.truth.append(label)
 
     def exchange(
         self, ranks: tuple[int, ...], sent: Any, received: Any, **told: Any
     ) -> None:
-        label, link = told.pop("label"), told.pop("link", -1)
+        facts = {k: told.pop(k) for k in ("link", "grad", "thread") if k in told}
+        label = told.pop("label")
         rows = self.splits.setdefault(len(ranks), [])
         row = told["row_bytes"]
         rows.append((np.asarray(sent) * row, np.asarray(received) * row))
         site = Site(group=self.group(ranks), operation=ALL_TO_ALL, **told)
-        self.call(site, len(rows) - 1, label, link=link)
+        self.call(site, len(rows) - 1, label, **facts)
 
     def other(self, operation: str, ranks: tuple[int, ...], iteration: int) -> None:
         site = Site(
@@ -266,7 +277,8 @@ class Rank:
         made = []
         for index, part in enumerate(parts):
             events = np.zeros(len(part), EVENT)
-            names = ("site", "sequence", "issue", "start", "end", "payload", "link")
+            times = ("issue", "start", "end")
+            names = ("site", "sequence", *times, "payload", "link", "grad", "thread")
             for at, name in enumerate(names):
                 events[name] = [row[at + 1] for row in part]
             events["iteration"] = -1

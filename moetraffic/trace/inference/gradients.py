@@ -3,11 +3,16 @@
 Links recorded by autograd take precedence.  Otherwise gradient calls are assumed in the
 reverse order of their forward calls, with sent and received bytes swapped.  Under the
 1F1B schedule several forward passes are pending; the oldest is matched first.
+
+Layers, and what bytes do not show, rest on the order of the calls.  Its premises are
+checked: one thread makes the calls, a backward pass runs from the last layer of a
+forward pass to the first, and no forward call comes in between.  A program in which one
+of them fails is ``interleaved``, or has no ``order``.
 """
 
 from __future__ import annotations
 
-from .phases import Experts, Forward, ForwardCall, Pass, Unit
+from .phases import UNREACHED, Experts, Forward, ForwardCall, Pass, Unit
 from .programs import BETWEEN, EXCHANGE, ROUTER, CallSequence
 
 NEAR = 12  # search depth: calls may lack a gradient, or have it out of order
@@ -20,14 +25,17 @@ class Reading:
     def __init__(self, program: CallSequence, experts: Experts) -> None:
         self.program = program
         self.calls: dict[int, ForwardCall] = {}
-        self.interleaved = False  # gradients of one pass occur within another
+        self.interleaved = False  # passes of several micro-batches or chunks alternate
         self.forward = Forward(program, experts)
         self._again = Forward(program, experts)
         self._experts = experts
         self._active: Pass | None = None
         # pairs of a gradient call and its forward call
         self._gradients: list[tuple[ForwardCall, ForwardCall]] = []
-        self._read()
+        if program.order:
+            self._read()
+        if self.interleaved or self._lacks_gradients():
+            self._discard_guesses()
         for call, of in self._gradients:
             call.phase = GRADIENT.get(of.phase, "")
             call.label, call.unit = of.label, of.unit
@@ -73,6 +81,30 @@ class Reading:
             self._settle()
         self.forward.finish()
 
+    def _lacks_gradients(self) -> bool:
+        """Return whether a pass lacks gradients other than its first dispatch's."""
+        for one in self.forward.passes:
+            if one.reached == UNREACHED or not one.units:
+                continue
+            first = one.units[0]
+            for call in one.stack:
+                if call.unit and (call.unit is not first or call.phase == "combine"):
+                    return True
+        return False
+
+    def _discard_guesses(self) -> None:
+        """Discard what the order alone implies of calls that send equal parts."""
+        even, partner = self.program.even, self.program.partner
+        for call in self.calls.values():
+            if even[call.at] and not self.program.word[call.at].counts:
+                call.phase = call.label = ""
+                call.unit = None
+        self._gradients = [
+            (call, of)
+            for call, of in self._gradients
+            if partner[call.at] >= 0 or not even[call.at]
+        ]
+
     def _pause(self) -> None:
         """Begin a backward pass: end the forward pass that precedes it."""
         self.interleaved |= bool(self.forward.open)
@@ -83,10 +115,24 @@ class Reading:
         active = self._active
         if active is None:
             return
+        active.left = True
         first = active.units[0] if active.units else None
-        if all(c.unit in (first, None) for c in active.stack):
+        if all(
+            c.unit is None or (c.unit is first and c.phase != "combine")
+            for c in active.stack
+        ):
             active.stack.clear()
         self._active = None
+
+    def _follow(self, one: Pass, of: ForwardCall) -> None:
+        """Continue the backward pass of a forward pass; check the premises of order."""
+        self._active = one
+        self.interleaved |= one.left
+        unit = None if of.unit is None else of.unit.again or of.unit
+        if unit in one.units:
+            at = one.units.index(unit)
+            self.interleaved |= at > one.reached
+            one.reached = at
 
     def _gradient(self, at: int) -> None:
         token = self.program.word[at]
@@ -101,10 +147,13 @@ class Reading:
         partner = int(self.program.partner[at])
         if partner >= 0:
             found = self.calls.get(partner)
+            if not self.program.turned(partner, at):
+                return None  # not the gradient of what was sent
             for one in self.forward.passes:
-                if found in one.stack:
-                    one.stack.remove(found)
-                    self._active = one
+                if found is not None and found in one.calls:
+                    if found in one.stack:
+                        one.stack.remove(found)
+                    self._follow(one, found)
             if found is not None and found.unit is not None and found.unit.again:
                 self._take_out(found)
             return found
@@ -113,7 +162,7 @@ class Reading:
             found = self._top_match(one, at)
             if found is not None:
                 one.stack.remove(found)
-                self._active = one
+                self._follow(one, found)
                 return found
         return None
 
@@ -124,7 +173,7 @@ class Reading:
             for call in one.stack:
                 if call.unit is unit and call.phase == again.phase:
                     one.stack.remove(call)
-                    self._active = one
+                    self._follow(one, call)
                     return
 
     def _top_match(self, one: Pass, at: int) -> ForwardCall | None:

@@ -32,6 +32,7 @@ from moetraffic.trace.model import (
 from moetraffic.trace.segments.record import RANK_STEP, Record
 
 from .calls import Calls, gather_calls
+from .evidence import linked_forward, recorded_by_autograd
 from .names import Naming, find_names
 from .numbering import number_steps
 from .period import NumberedSteps
@@ -235,7 +236,8 @@ def _infer_kinds(record: Record) -> Record:
     """Classify marked training steps without a backward as evaluation or skipped.
 
     In a run whose steps have backward calls, a step without one is an evaluation if it
-    has all-to-alls or routings, and was skipped if it has no call at all.
+    has all-to-alls or routings that autograd is not known to have recorded, and was
+    skipped if it has no call at all.
     """
     steps = record.steps.copy()
     when = steps["iteration"]
@@ -244,19 +246,34 @@ def _infer_kinds(record: Record) -> Record:
         return np.isin(when, record.events["iteration"][mask])
 
     exchanged = [s.operation in (ALL_TO_ALL, ROUTING) for s in record.sites]
-    backward = with_calls(
-        record.site_mask([s.direction not in ("forward", "") for s in record.sites])
-    )
+    again = [s.direction in ("backward", "recompute") for s in record.sites]
+    backward = with_calls(record.site_mask(again))
     trained = len(np.unique(when[backward]))
     if not trained or trained < MOST * len(np.unique(when)):
         return record
     lacking = (steps["kind"] == "train") & ~backward
+    shown = with_calls(record.site_mask(exchanged))
+    recorded = with_calls(_recorded(record, record.site_mask(exchanged)))
     for kind, changed in (
-        ("evaluation", lacking & with_calls(record.site_mask(exchanged))),
+        ("evaluation", lacking & shown & ~recorded),
         ("skipped", lacking & ~with_calls(slice(None))),
     ):
         steps["kind"][changed], steps["kind_source"][changed] = kind, Source.INFERRED
     return replace(record, steps=steps)
+
+
+def _recorded(record: Record, wanted: Bool) -> Bool:
+    """Return a mask of the wanted forward calls that autograd recorded, ``[n]``."""
+    events, found = record.events, np.zeros(len(record.events), bool)
+    forward = record.site_mask([s.direction == "forward" for s in record.sites])
+    backward = record.site_mask([s.direction == "backward" for s in record.sites])
+    for rank in record.ranks:
+        mine = np.flatnonzero(events["rank"] == rank)
+        ahead, link = forward[mine], events["link"][mine]
+        of_backward = linked_forward(ahead, backward[mine], link)
+        grad = events["grad"][mine]
+        found[mine] = recorded_by_autograd(ahead & wanted[mine], grad, of_backward)
+    return found
 
 
 def _with_inferred_steps(

@@ -98,25 +98,30 @@ def _layers(
         steps = zip(reading.program.rank, reading.program.step, strict=True)
         for rank, step in steps:
             last[rank] = max(last[rank], step)
+    mixed: set[int] = set()
     for reading in readings:
         program = reading.program
+        if reading.interleaved:
+            mixed.update(program.rank.tolist())
         backward = any(t.direction == "backward" for t in program.word)
         early = program.step < [last[r] for r in program.rank]
         for kind, mask in ((trained if backward else other, early), (cut, ~early)):
             for rank in np.unique(program.rank[mask]).tolist():
                 kind[rank].update(len(one.units) for one in reading.passes)
     remarks = []
-    if any(r.interleaved for r in readings):
+    if mixed:
         remarks.append(
-            "layers are unknown where a pass begins before another has ended, unless a "
-            "router reports its layer"
+            "layers are unknown where forward passes of several micro-batches or "
+            "chunks alternate, unless a router reports its layer"
         )
-    lengths = {rank: trained[rank] or other[rank] or cut[rank] for rank in trained}
     counts = {}
+    lengths = {rank: trained[rank] or other[rank] or cut[rank] for rank in trained}
     for rank, mine in lengths.items():
-        # layers of a pass: the shortest, if the others are multiples of it
+        # an evaluation of several batches is one long pass
         least = min(mine, default=0)
-        counts[rank] = least if all(n % least == 0 for n in mine) else 0
+        equal = len(mine) == 1 or not trained[rank]
+        regular = equal and all(n % least == 0 for n in mine) and rank not in mixed
+        counts[rank] = least if regular else 0
     before = _stage_before(every)
     if before is None:
         return {}, [
@@ -133,7 +138,7 @@ def _layers(
             at = before.get(at)
         if count:
             found[rank] = (count, offset)
-        elif lengths[rank]:
+        elif lengths[rank] and rank not in mixed:
             remarks.append(
                 f"layers of rank {rank} are unknown: its passes differ in length"
             )

@@ -17,6 +17,7 @@ from moetraffic.trace.model import Int64
 from moetraffic.trace.rows import count_equal
 
 from .calls import Calls
+from .evidence import contradicted
 from .period import NumberedSteps, find_steps
 
 Members = tuple[int, ...]
@@ -33,7 +34,11 @@ def number_steps(every: Sequence[Calls]) -> dict[int, NumberedSteps] | None:
         collective disagree.
     """
     found = {c.rank: find_steps(c) for c in every}
-    own = {rank: steps for rank, steps in found.items() if steps is not None}
+    own = {
+        c.rank: steps
+        for c in every
+        if (steps := found[c.rank]) is not None and not contradicted(c, steps)
+    }
     if not own:
         return None
     every_kinds = [s.kinds for s in own.values()]

@@ -44,6 +44,8 @@ class _Step:
 
 def find_steps(calls: Calls) -> NumberedSteps | None:
     """Infer the steps of a rank from its calls; None where they are inconclusive."""
+    if calls.where([not s.direction for s in calls.sites]).any():
+        return None  # made by a thread whose pass is unknown
     blocks = _blocks(calls.backward)
     if len(blocks) > 1:
         found = _Blocks(calls, blocks).steps()
@@ -126,9 +128,13 @@ class _Blocks:
     def steps(self) -> list[_Step]:
         """Return the steps in order; the first begins with the record."""
         leads = self._leads()
+        if not leads:
+            return []
         lead = self._usual_lead(leads)
         evaluated = {k: self._evaluated(k, lead) for k in leads}
         ends = {k: self._end_of_step(k, evaluated[k], lead) for k in leads if k}
+        if any(self._exchanged(end) for end in ends.values()):
+            return []  # a forward pass that is neither of a step nor an evaluation
         usual = _usual(ends.values())
         sizes = np.diff([*leads, len(self.blocks)]).tolist()
         blocks = Counter(sizes[:-1] or sizes).most_common(1)[0][0]
@@ -164,6 +170,8 @@ class _Blocks:
             if self._reduced_at_end():
                 return [0]
             found = self._synchronized() or (self._period() if self.piped else every)
+            if not self.piped and self._unsynchronized():
+                return []
             return sorted({*found, *(k for k, p in enumerate(passes) if p and k)})
         if not self.piped and self._reduced_in_all():
             return every
@@ -175,6 +183,11 @@ class _Blocks:
         end = set(self.tail) - self.of_pass
         after = self.calls.kind[last:][self.reduces[last:]]
         return bool(end & set(after.tolist())) and not self.reduces[:last].any()
+
+    def _unsynchronized(self) -> bool:
+        """Return whether no call but all-to-alls shows where a step ends."""
+        calls = self.calls
+        return bool((calls.exchange | calls.routing).all()) and len(self.blocks) > 1
 
     def _synchronized(self) -> list[int]:
         """Return the blocks after a backward with extra synchronization calls."""

@@ -20,6 +20,8 @@ SCALES = "scale_factors"
 COMPANION = "companion"
 SMALL = 4  # minimum size ratio of a dispatch to an auxiliary exchange, if all are even
 
+UNREACHED = 1 << 30
+
 Sort = tuple[object, ...]
 
 
@@ -38,7 +40,10 @@ class Pass:
     """MoE layers of one uninterrupted forward pass of a micro-batch."""
 
     units: list[Unit] = field(default_factory=list)
+    calls: list[ForwardCall] = field(default_factory=list)
     stack: list[ForwardCall] = field(default_factory=list)  # gradient pending
+    reached: int = UNREACHED  # unit of the last gradient
+    left: bool = False  # another forward pass began after its first gradient
 
 
 @dataclass(eq=False)
@@ -147,6 +152,7 @@ class Forward:
             self._undo_counts(token.group)
         if not token.counts:
             self._current().stack.append(call)
+            self._current().calls.append(call)
         return call
 
     def finish(self) -> None:

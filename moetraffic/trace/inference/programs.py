@@ -61,6 +61,7 @@ class CallSequence:
     size: Int64  # [N, n] bytes
     even: Bool  # [n] in all steps
     partner: Int64  # [n] forward call of a backward one, by link; -1: unknown
+    order: bool  # one thread made all forward all-to-alls of each step
 
     def turned(self, one: int, other: int) -> bool:
         """Return whether ``other`` has the reversed splits of ``one``, in all steps."""
@@ -149,7 +150,23 @@ def _program(
         size=np.stack([c.size[p] for c, _, p in steps]),
         even=np.asarray(np.stack([c.even[p] for c, _, p in steps]).all(axis=0), bool),
         partner=_partners(word, steps),
+        order=_ordered(word, steps),
     )
+
+
+def _ordered(
+    word: tuple[Token, ...], steps: Sequence[tuple[Calls, int, Int64]]
+) -> bool:
+    """Return whether the forward all-to-alls of each step were made by one thread.
+
+    A call of unknown direction was made by a thread that is not the training's.
+    """
+    exchanges = [t for t in word if t.kind == EXCHANGE]
+    if any(not t.direction for t in exchanges):
+        return False
+    ahead = [t.kind == EXCHANGE and t.direction == "forward" for t in word]
+    threads = np.stack([c.table["thread"][p][ahead] for c, _, p in steps])
+    return bool((threads == threads[:, :1]).all())
 
 
 def _partners(
