@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.trace.model import Site
 from moetraffic.trace.segments.segment import STEP, Segment
 
 from .conftest import Rank, inferred

@@ -81,7 +81,8 @@ def infer_schedule(record: Record) -> Record:
     meta = record.meta
     routed = any(s.operation == ROUTING for s in record.sites)
     mixture = bool(meta.experts or meta.workload or routed)
-    naming = find_names(every, numbered, mixture=mixture)
+    known = inferred or marked
+    naming = find_names(every, numbered, mixture=mixture, steps_known=known)
     remarks += _names_found(every, naming)
     record = _with_names(record, every, naming)
     if inferred:

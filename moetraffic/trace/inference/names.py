@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,13 +11,13 @@ from moetraffic.trace.model import Int64
 
 from .calls import Calls
 from .gradients import Reading
+from .layers import Depth, find_layers, layer_of
 from .numbering import Shared
 from .period import NumberedSteps
 from .phases import experts_sorts
 from .programs import EXCHANGE, gather_programs
 
 Name = tuple[str, int, str]  # phase, layer, label
-Depth = tuple[int, int]  # MoE layers of a forward pass, and of earlier stages
 UNNAMED: Name = ("", -1, "")
 
 
@@ -32,17 +31,22 @@ class Naming:
 
 
 def find_names(
-    every: Sequence[Calls], numbered: Mapping[int, NumberedSteps], *, mixture: bool
+    every: Sequence[Calls],
+    numbered: Mapping[int, NumberedSteps],
+    *,
+    mixture: bool,
+    steps_known: bool,
 ) -> Naming:
     """Infer phase, layer and label of the all-to-alls of all ranks.
 
-    ``mixture``: the run is known to have experts.
+    ``mixture``: the run is known to have experts; ``steps_known``: ``numbered`` are not
+    all calls as one step.
     """
     programs = gather_programs(every, numbered)
     experts = experts_sorts(programs, mixture=mixture)
     readings = [Reading(p, experts) for p in programs]
     remarks = [experts.why_not] if experts.why_not else []
-    layers, unknown = _layers(every, readings)
+    layers, unknown = find_layers(every, readings, steps_known=steps_known)
     remarks += unknown
     names: dict[Name, int] = {UNNAMED: 0}
     of_call = {c.rank: np.full(len(c.table), -1, np.int64) for c in every}
@@ -76,96 +80,13 @@ def _name(reading: Reading, at: int, depth: Depth | None) -> Name | None:
     if unit.layer < 0 and unit.again is not None:
         unit = unit.again
     layer = unit.layer
-    if layer < 0 and depth and unit in reading.units and not reading.interleaved:
-        layer = depth[1] + unit.place % depth[0]
+    if layer < 0 and depth and unit in reading.units:
+        layer = layer_of(unit, reading, depth)
     if layer < 0:
         return None
     if token.layer >= 0:
         layer = token.layer
     return (call.phase, layer, token.label or call.label)
-
-
-def _layers(
-    every: Sequence[Calls], readings: Sequence[Reading]
-) -> tuple[dict[int, Depth], list[str]]:
-    """Infer the MoE layers per pass and layer offset of each rank, with remarks."""
-    if all(u.layer >= 0 for r in readings for u in r.units):
-        return {}, []
-    # lengths of passes in steps with a backward, without one, and truncated
-    trained, other, cut = ({c.rank: Counter[int]() for c in every} for _ in range(3))
-    last = dict.fromkeys(trained, 0)
-    for reading in readings:
-        steps = zip(reading.program.rank, reading.program.step, strict=True)
-        for rank, step in steps:
-            last[rank] = max(last[rank], step)
-    mixed: set[int] = set()
-    for reading in readings:
-        program = reading.program
-        if reading.interleaved:
-            mixed.update(program.rank.tolist())
-        backward = any(t.direction == "backward" for t in program.word)
-        early = program.step < [last[r] for r in program.rank]
-        for kind, mask in ((trained if backward else other, early), (cut, ~early)):
-            for rank in np.unique(program.rank[mask]).tolist():
-                kind[rank].update(len(one.units) for one in reading.passes)
-    remarks = []
-    if mixed:
-        remarks.append(
-            "layers are unknown where forward passes of several micro-batches or "
-            "chunks alternate, unless a router reports its layer"
-        )
-    counts = {}
-    lengths = {rank: trained[rank] or other[rank] or cut[rank] for rank in trained}
-    for rank, mine in lengths.items():
-        # an evaluation of several batches is one long pass
-        least = min(mine, default=0)
-        equal = len(mine) == 1 or not trained[rank]
-        regular = equal and all(n % least == 0 for n in mine) and rank not in mixed
-        counts[rank] = least if regular else 0
-    before = _stage_before(every)
-    if before is None:
-        return {}, [
-            *remarks,
-            "layers are unknown: the order of the pipeline's stages is unclear",
-        ]
-    found = {}
-    for rank, count in counts.items():
-        offset, at = 0, before.get(rank)
-        while at is not None and count:
-            if not counts[at] and (trained[at] or cut[at]):
-                count = 0
-            offset += counts[at]
-            at = before.get(at)
-        if count:
-            found[rank] = (count, offset)
-        elif lengths[rank] and rank not in mixed:
-            remarks.append(
-                f"layers of rank {rank} are unknown: its passes differ in length"
-            )
-    return found, remarks
-
-
-def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
-    """Return each rank's preceding pipeline stage rank; None if cyclic."""
-    before: dict[int, int] = {}
-    for calls in every:
-        between = np.flatnonzero(calls.between_stages)
-        if not len(between):
-            continue
-        # the first transfer of a rank sends activations on, or receives them
-        site = calls.sites[calls.table["site"][between[0]]]
-        source, destination = (calls.groups[site.group].ranks[p] for p in site.peers)
-        if destination == calls.rank:
-            before[calls.rank] = source
-    known = {c.rank for c in every}
-    for rank in before:
-        seen, at = {rank}, before.get(rank)
-        while at is not None:
-            if at in seen or at not in known:
-                return None
-            seen.add(at)
-            at = before.get(at)
-    return before
 
 
 def _agree(every: Sequence[Calls], of_call: dict[int, Int64]) -> int:

@@ -1,0 +1,174 @@
+"""Number the MoE layers that the calls of a forward pass belong to.
+
+No call states its layer: it is the index of its dispatch in a forward pass, after the
+layers of earlier pipeline stages.  This has premises, which are checked: passes do not
+alternate, all passes of a rank's training steps have the same number of layers, and a
+rank is one stage of the pipeline.  Where one fails, layers are unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from .calls import Calls
+from .gradients import Reading
+from .phases import Unit
+
+Depth = tuple[int, int]  # MoE layers of a forward pass, and of earlier stages
+ALTERNATE = (
+    "layers are unknown where forward passes of several micro-batches or chunks "
+    "alternate, unless a router reports its layer"
+)
+STAGES = (
+    "layers are unknown: it is unclear which stages of the pipeline each rank computes"
+)
+REPORTED = "layers are unknown where no router reports them, as others do"
+
+
+def layer_of(unit: Unit, reading: Reading, depth: Depth) -> int:
+    """Return the layer of a unit of a reading, -1 if unknown."""
+    count, offset = depth
+    if reading.interleaved or any(len(p.units) % count for p in reading.passes):
+        return -1
+    return offset + unit.place % count
+
+
+def find_layers(
+    every: Sequence[Calls], readings: Sequence[Reading], *, steps_known: bool
+) -> tuple[dict[int, Depth], list[str]]:
+    """Infer the MoE layers per pass and layer offset of each rank, with remarks.
+
+    Ranks whose layers are unknown, or are all reported by hooks, are left out.
+    """
+    units = [u for r in readings for u in r.units]
+    if all(u.layer >= 0 for u in units):
+        return {}, []
+    lengths, unequal = _lengths(every, readings, steps_known=steps_known)
+    mixed = {
+        rank for r in readings if r.interleaved for rank in r.program.rank.tolist()
+    }
+    before = _stage_before(every)
+    if before is None:
+        return {}, [STAGES]
+    remarks = [ALTERNATE] if mixed else []
+    # an evaluation of several batches is one long pass
+    counts = {rank: min(mine, default=0) for rank, mine in lengths.items()}
+    for rank, mine in lengths.items():
+        if rank in mixed | unequal or any(n % counts[rank] for n in mine):
+            counts[rank] = 0
+    found = {}
+    for rank in counts:
+        stages = [rank, *_earlier(rank, before)]
+        if all(counts[stage] or not lengths[stage] for stage in stages):
+            if counts[rank]:
+                found[rank] = (counts[rank], sum(counts[s] for s in stages[1:]))
+        elif rank not in mixed:
+            remarks.append(
+                f"layers of rank {rank} are unknown: its passes differ in length"
+            )
+    if not _as_reported(readings, found):
+        return {}, [*remarks, REPORTED]
+    return found, remarks
+
+
+def _lengths(
+    every: Sequence[Calls], readings: Sequence[Reading], *, steps_known: bool
+) -> tuple[dict[int, set[int]], set[int]]:
+    """Return the MoE layers of each rank's passes: of training steps, if it has any.
+
+    And the ranks whose passes of training steps differ.  The last step may be incomplete; where steps are unknown, so are passes that no
+    backward pass ends.
+    """
+    last = {c.rank: -1 for c in every}
+    for reading in readings:
+        steps = zip(reading.program.rank, reading.program.step, strict=True)
+        for rank, step in steps:
+            last[rank] = max(last[rank], step)
+    trained, other, cut = ({c.rank: set[int]() for c in every} for _ in range(3))
+    for reading in readings:
+        program = reading.program
+        backward = any(t.direction == "backward" for t in program.word)
+        early = program.step < [last[r] for r in program.rank]
+        for kind, mask in ((trained if backward else other, early), (cut, ~early)):
+            for rank in np.unique(program.rank[mask]).tolist():
+                if backward or steps_known:
+                    kind[rank].update(len(one.units) for one in reading.passes)
+    unequal = {rank for rank, mine in trained.items() if len(mine) > 1}
+    lengths = {rank: trained[rank] or other[rank] or cut[rank] for rank in trained}
+    return lengths, unequal
+
+
+def _as_reported(readings: Sequence[Reading], found: dict[int, Depth]) -> bool:
+    """Return whether inferred layers agree with those that hooks report of others."""
+    for reading in readings:
+        for rank in np.unique(reading.program.rank).tolist():
+            for unit in reading.units if rank in found else ():
+                if 0 <= unit.layer != layer_of(unit, reading, found[rank]):
+                    return False
+    return True
+
+
+def _earlier(rank: int, before: dict[int, int]) -> Iterator[int]:
+    """Yield the ranks of the pipeline stages before a rank's, the nearest first."""
+    at = before.get(rank)
+    while at is not None:
+        yield at
+        at = before.get(at)
+
+
+def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
+    """Return each rank's preceding pipeline stage rank.
+
+    None if their order is cyclic, a source is unknown, or a rank computes several
+    stages: it then receives activations from where gradients come from.
+    """
+    before: dict[int, int] = {}
+    for calls in every:
+        between = np.flatnonzero(calls.between_stages)
+        for at in between[:1].tolist():
+            # the first transfer of a rank sends activations on, or receives them
+            source, destination = _ends(calls, at)
+            if source < 0:
+                return None
+            if destination == calls.rank:
+                before[calls.rank] = source
+    known = {c.rank for c in every}
+    for rank in before:
+        seen, at = {rank}, before.get(rank)
+        while at is not None:
+            if at in seen or at not in known:
+                return None
+            seen.add(at)
+            at = before.get(at)
+    if not all(_computes_one_stage(c, before.get(c.rank, -1)) for c in every):
+        return None
+    return before
+
+
+def _ends(calls: Calls, at: int) -> tuple[int, int]:
+    """Return the source and destination ranks of a transfer, -1 if unknown."""
+    site = calls.sites[calls.table["site"][at]]
+    ranks = calls.groups[site.group].ranks
+    source, destination = (ranks[p] if p >= 0 else -1 for p in site.peers)
+    return source, destination
+
+
+def _computes_one_stage(calls: Calls, before: int) -> bool:
+    """Return whether forward passes follow what the preceding stage sends, alone.
+
+    ``before`` is the rank of that stage, -1 for the first stage.
+    """
+    sources: set[int] = set()
+    relevant = calls.between_stages | calls.exchange
+    for at in np.flatnonzero(relevant).tolist():
+        if calls.between_stages[at]:
+            source, destination = _ends(calls, at)
+            if destination == calls.rank:
+                sources.add(source)
+            continue
+        if len(sources) == 1 and bool(calls.backward[at]) == (before in sources):
+            return False
+        sources.clear()
+    return True
