@@ -16,15 +16,11 @@ from .shapes.verdict import judge
 
 FEW = [name for name, shape in SHAPES.items() if shape.few]
 WRONG_TODAY = {
-    "inference:run": "steps are unknown, and later steps become layers 3, 4 ...",
     "auto-ep": "layers are numbered from 1",
     "background-thread": "backward calls are named forward, and get other layers",
     "dense": "all-to-alls of sequence parallelism are named dispatch and combine",
-    "mtp": "layers of an evaluation without the last MoE block are rotated by one",
     "nan-loss:run": "an all-reduce of a step without backward moves to the next",
-    "overlapped": "interleaved micro-batches: every layer is named 0",
     "two-chunks": "alternating chunks: layers 0 to 5 in place of 0 to 2",
-    "interleaved": "virtual stages: layers are numbered as if the stages were plain",
 }
 """By shape, or shape and mode: what is wrong."""
 

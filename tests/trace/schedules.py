@@ -424,12 +424,17 @@ def true_steps(play: Play, segment: Segment) -> list[int] | None:
     return [call.step for call in play.calls]
 
 
-def decidable(of: Schedule) -> bool:
-    """Whether the recorded facts can distinguish a program from all others.
+def undecidable(of: Schedule) -> set[str]:
+    """What no recorded fact distinguishes in a program, and is therefore not judged.
 
-    No fact distinguishes two chunks that alternate, or two passes before their common
-    backward, from one pass of twice as many layers; nor, where all parts are equal, the
-    second dispatch of two from a combine.
+    Two chunks that alternate, or two passes before their common backward, look like one
+    pass of twice as many layers, and layers that learn by themselves like micro-batches
+    of one layer.  Where all parts are equal, the second dispatch of two looks like a
+    combine.
     """
-    several = of.layers > 1 or of.order == "forwards" or bool(of.chunks)
-    return not several
+    found = set()
+    if of.chunks or of.order in ("forwards", "local", "any"):
+        found.add("layer")
+    if of.chunks == "overlap" and of.even and not of.counts:
+        found.add("phase")
+    return found

@@ -78,8 +78,8 @@ def _lengths(
 ) -> tuple[dict[int, set[int]], set[int]]:
     """Return the MoE layers of each rank's passes: of training steps, if it has any.
 
-    And the ranks whose passes of training steps differ.  The last step may be incomplete; where steps are unknown, so are passes that no
-    backward pass ends.
+    And the ranks whose training passes differ.  The last step may be incomplete; where
+    steps are unknown, so are passes that no backward pass ends.
     """
     last = {c.rank: -1 for c in every}
     for reading in readings:
