@@ -1,11 +1,13 @@
-"""Binary format of the pipe between a training process and its committer.
+"""Binary format of the record log, from a training process to its committer.
 
-The training process writes frames into a pipe: a kind, a length and the payload.
+The training process appends frames to a file: a kind, the CRC-32 and the length of the
+payload, and the payload.
 
 - ``WORDS``: int64 words, record after record.  A record begins with its kind and its
   length in words.
 - ``MESSAGE``: JSON, a definition or information about the run.  Numbers in records are
-  defined before they are used.
+  defined before they are used.  The first frame of a file repeats all messages of the
+  files before it.
 
 Fields of the records, after kind and length:
 
@@ -23,22 +25,24 @@ Fields of the records, after kind and length:
   has_dropped; token copies by expert follow, and dropped copies
 - ``GAP``: number of lost calls
 
-Both ends belong to one program on one host, and the data are not stored, so that the
-format needs no versions.
+The first frame of a file also contains the version of the format: another version may
+merge what a killed rank has left behind.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import zlib
 from typing import Any
 
 import numpy as np
 
 from moetraffic.trace.model import Int64
 
+VERSION = 1
 WORDS, MESSAGE = 1, 2
-HEADER = struct.Struct("<qq")
+HEADER = struct.Struct("<iIq")
 
 CALL, END, STEP, OPTIMIZER, ROUTED, GAP = 1, 2, 3, 4, 5, 6
 CALL_HEAD, ROUTED_HEAD = 21, 11  # words before the splits, before the token copies
@@ -50,8 +54,8 @@ OPERATIONS = (
 
 
 def frame(kind: int, body: bytes) -> bytes:
-    """Encode a frame: header with kind and length, followed by the payload."""
-    return HEADER.pack(kind, len(body)) + body
+    """Encode a frame: header with kind, checksum and length, and the payload."""
+    return HEADER.pack(kind, zlib.crc32(body), len(body)) + body
 
 
 def message(**fields: Any) -> bytes:

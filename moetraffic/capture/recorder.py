@@ -91,7 +91,8 @@ class Recorder(Recording):
     placement
         By layer, the group rank that holds each expert ``[E]``; contiguous if absent.
     window
-        Steps that a killed rank may lose; records are written twice per window.
+        Steps in memory that are lost if the rank is killed, twice at most; a step
+        waits before more than half a window of steps is not written.
     force
         Overwrite ``path`` and remaining files of an earlier capture.
 
@@ -204,7 +205,14 @@ class Recorder(Recording):
             "window": self._window_steps,
             "begun": hook.now_ns(),
         }
-        return Journal(about, folder.lock, device.resolve, self._left_out.add, native)
+        return Journal(
+            about,
+            folder.lock,
+            device.resolve,
+            self._left_out.add,
+            self._warn,
+            native,
+        )
 
     def step(
         self,
@@ -240,9 +248,21 @@ class Recorder(Recording):
         value = loss_of(loss, self._left_out)
         count = tokens_of(tokens, self._left_out)
         number = -1 if kind is None else STEP_KINDS.index(kind)
-        self.put((STEP, hook.now_ns(), count, number, value))
         self.iteration += 1
-        self._journal.stepped()
+        ended = (STEP, hook.now_ns(), count, number, value)
+        self._journal.end_step(ended, explicit=True)
+
+    def flush(self) -> bool:
+        """Write all records so that they survive the end of this process.
+
+        Called before ``os._exit``, which ends a process without closing the recorder.
+
+        Returns
+        -------
+        bool
+            Whether all records are written.
+        """
+        return self._folder is not None and self._journal.flush()
 
     def close(self, *, merged: bool = True) -> Merged | None:
         """Stop recording, write the remaining records and merge all segments on rank 0.
@@ -335,9 +355,8 @@ class Recorder(Recording):
         self._left_out.add(f"call of {operation}", repr(error))
 
     def _optimizer_stepped(self, record: tuple[Any, ...]) -> None:
-        self.put(record)
-        if not self.iteration:  # otherwise the program calls step()
-            self._journal.stepped(waits=False)
+        # a program that calls step() ends its iterations itself
+        self._journal.end_step(record, explicit=False, counts=not self.iteration)
 
     def _routing(
         self,
@@ -389,7 +408,7 @@ class Recorder(Recording):
                 f"{report['error']}"
             )
         unclosed, omitted = report.get("unclosed", ""), self._left_out.summary
-        for message in (unclosed, self._journal.error, omitted, lost):
+        for message in (unclosed, report.get("left", ""), omitted, lost):
             if message:
                 self._warn(message)
 

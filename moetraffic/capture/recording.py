@@ -20,6 +20,8 @@ from moetraffic.trace.merge.merging import Merged, merge_into
 from moetraffic.trace.model import Meta
 from moetraffic.trace.segments.store import prepare
 
+from .records.recovery import recover
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
@@ -53,6 +55,8 @@ class Recording:
 
     def _merge(self, folder: Path) -> Merged:
         """Merge all segments of a folder, and warn of missing data."""
+        for failure in recover(folder, patience_s=0.0):
+            self._warn(failure)
         merged = merge_into(folder, self.path, force=self._force)
         for remark in (*merged.missing, *merged.remarks, *merged.contradictions):
             self._warn(remark)

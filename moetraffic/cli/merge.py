@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from moetraffic.capture.records.recovery import recover
 from moetraffic.errors import CaptureError
 from moetraffic.report.console.options import AsJson, Force, option
+from moetraffic.text import visible
 from moetraffic.trace.hdf5.durable import SEGMENTS, validate_output
 from moetraffic.trace.merge.merging import merge_into
 
@@ -40,5 +42,7 @@ def merge(
             )
         output = folder.with_name(folder.name.removesuffix(SEGMENTS))
     validate_output(output, force=force)
+    for failure in recover(folder, patience_s=0.0):
+        typer.echo(visible(failure), err=True)
     merged = merge_into(folder, output, force=force)
     present_trace(output, as_json=as_json, merged=merged)

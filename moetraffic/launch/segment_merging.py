@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from moetraffic.capture.records.recovery import recover
 from moetraffic.errors import CaptureError
 from moetraffic.trace.hdf5.durable import remove_folder
 from moetraffic.trace.merge.merging import NothingRecorded, merge
@@ -93,6 +94,8 @@ class SegmentMerger:
 
     def _merge(self, folder: Path, path: Path) -> bool:
         """Merge a folder of segments; return False if it is empty."""
+        for failure in recover(folder, patience_s=0.0):
+            self._say(failure)
         written = [p.stat().st_mtime for p in folder.glob(f"{RANKS}/{PATTERN}")]
         if self._is_fresh(path) and path.stat().st_mtime >= max(written, default=0.0):
             return True  # another launcher merged it, with data missing

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from moetraffic.capture.records.recovery import recover
 from moetraffic.errors import CaptureError, Interrupted
 from moetraffic.patterns import Workload
 from moetraffic.trace import Trace
@@ -153,6 +154,8 @@ def _kept(output: Path, before: int, trained: int, *, force: bool, others: bool)
     started may still be writing.
     """
     folder = segments_folder(output)
+    if not others:
+        recover(folder)  # the trace states what cannot be recovered
     left = any(folder.glob(f"{RANK_FOLDERS}/{PATTERN}"))
     if left and others and _written(output) == before:
         return (

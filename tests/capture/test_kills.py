@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from moetraffic.capture.records.recovery import recover
 from moetraffic.trace import PHASES, ROUTING, Trace
 from moetraffic.trace.merge.merging import merge
 
@@ -22,7 +23,9 @@ def test_killed_ranks_leave_all_but_a_window(killed: list[dict[str, Any]]) -> No
     assert len(killed) == 18
     assert {len(run["victims"]) for run in killed} == {1, 2}
     for run in killed:
-        merged = merge(Path(run["folder"]) / "run.h5.segments")
+        segments = Path(run["folder"]) / "run.h5.segments"
+        assert recover(segments) == []
+        merged = merge(segments)
         trace = merged.trace
         assert merged.contradictions == ()
         told = "; ".join(merged.missing)

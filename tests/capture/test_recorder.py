@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from moetraffic.capture.records.committer import Committer
 from moetraffic.errors import CaptureError
 from moetraffic.trace import Meta
 from moetraffic.trace.segments.segment import read_segment
-from moetraffic.trace.segments.store import RankFolder, segments_folder
+from moetraffic.trace.segments.store import RankFolder, SegmentWriter, segments_folder
 
 
 def test_a_start_that_fails_leaves_the_folder_free(
@@ -46,7 +45,6 @@ def test_a_window_that_cannot_be_built_costs_itself_alone(
     caplog.set_level(logging.WARNING)
     folder = segments_folder(tmp_path / "run.h5")
     place = RankFolder(folder, 0, force=False)
-    reader, report = os.pipe()
     about = {
         "folder": str(folder),
         "rank": 0,
@@ -56,7 +54,8 @@ def test_a_window_that_cannot_be_built_costs_itself_alone(
         "window": 2,
         "begun": 0,
     }
-    written = Committer(about, report)
+    writer = SegmentWriter(folder, 0)
+    written = Committer(about, writer)
     real = committer.placements
     for step in range(3):
 
@@ -68,10 +67,8 @@ def test_a_window_that_cannot_be_built_costs_itself_alone(
         monkeypatch.setattr(committer, "placements", fails)
         written.take(np.array([STEP, 6, step + 1, 8, 0, loss_word(0.5)], np.int64))
     written.close(final=True)
-    assert b"a defect" in os.read(reader, 4096)
+    assert "a defect" in writer.error
     place.leave()
     kept = [read_segment(path) for path in sorted(folder.glob("rank-00000/*.h5"))]
     assert [s.index for s in kept] == [0, 2, 3]
     assert [s.steps["iteration"].tolist() for s in kept] == [[0], [2], []]
-    for descriptor in (reader, report):
-        os.close(descriptor)

@@ -1,21 +1,15 @@
-"""Committer process of a rank, which writes the rank's records as segments.
+"""Committer of a rank: builds segments from the records of its log.
 
-The process runs until it receives a close message or the pipe is closed because the
-training has ended.  It then commits all received records, so that a killed rank loses
-only records that were not yet in the pipe.  It does not import torch, and holds one
-window at a time.
+A committer that is started again continues where the last committed segment ended: it
+takes the records since its last checkpoint again, without building the segments that
+exist (:mod:`.log_follower`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import signal
-import sys
 import time
-from pathlib import Path
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,15 +20,13 @@ from moetraffic.capture.pipe_format import (
     CALL_HEAD,
     END,
     GAP,
-    HEADER,
     OPERATIONS,
     OPTIMIZER,
     ROUTED_HEAD,
     STEP,
-    WORDS,
     loss_of_word,
-    words_of,
 )
+from moetraffic.errors import CaptureError
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     CLOCK,
@@ -49,34 +41,61 @@ from moetraffic.trace.segments.segment import Segment
 from moetraffic.trace.segments.store import SegmentWriter
 
 from .call_direction import Directions
+from .checkpoint import plain, restore
 from .record_tables import CallEvent, RecordWindow, SiteTable, placements
 
 WINDOW_BYTES = 4 << 20
 PENDING_S = 2.0  # how long a commit waits for calls that have not ended
 IDLE_S = 10.0  # time until calls of a run without steps are committed
 EVENT_BYTES = 200
-READ_BYTES = 1 << 20
-UNSENT_NS = 400_000_000  # maximum age of records not yet written to the pipe
-LOOK_S = 0.5  # interval between checks whether the training process is alive
+MOST_STEPS = 64  # windows of steps that are committed together at most
+
+Position = tuple[int, int]  # file of the log, and number of records taken of it
+
+
+class CommitNotes:
+    """Receiver of notes on commits; this one discards them."""
+
+    def committing(self, index: int, position: Position) -> None:
+        """Note where a segment ends that is written next."""
+
+    def committed(self, committer: Committer) -> None:
+        """Note that a segment has been written."""
 
 
 class Committer:
     """Builder and writer of the trace segments of one rank.
 
-    ``about`` is the first message of the training process, and ``report`` the file
-    descriptor for the final report, a JSON object.
+    Parameters
+    ----------
+    about
+        Description of the capture by the training process.
+    writer
+        Receiver of the segments.
+    notes
+        Receiver of notes on commits.
     """
 
-    def __init__(self, about: dict[str, Any], report: int) -> None:
+    def __init__(
+        self,
+        about: dict[str, Any],
+        writer: SegmentWriter,
+        notes: CommitNotes | None = None,
+    ) -> None:
         meta = {**about["meta"], "nodes": tuple(about["meta"]["nodes"])}
         self._meta = Meta(**meta)
         self._rank, self._node = int(about["rank"]), str(about["node"])
-        self._writer = SegmentWriter(Path(about["folder"]), self._rank)
+        self._writer, self._notes = writer, notes or CommitNotes()
         self._placement = {
             int(layer): members for layer, members in about["placement"].items()
         }
         self._window_steps = max(1, int(about["window"]) // 2)
-        self._report = report
+        self.behind = False
+        """Whether more records are in the log: then windows are committed together."""
+        self.position: Position = (0, 0)
+        self._committed: deque[tuple[int, Position]] = deque()
+        self._resumed: tuple[Position, dict[str, Any]] | None = None
+        self._ends = [0, 0]  # records of steps, and of optimizer steps
         self._window, self._sites = RecordWindow(), SiteTable()
         self._begun = int(about["begun"])
         self._boundaries = IterationBoundaries(begun=self._begun)
@@ -84,13 +103,71 @@ class Committer:
         self._names: dict[str, list[Any]] = {}
         self._groups: dict[str, int] = {}
         self._open: dict[int, CallEvent] = {}  # calls that have not ended
-        self._index = 0
+        self.index = 0  # of the next segment
         self._continued = False  # the window begins within an iteration
         self._full_since = self._last_commit = time.monotonic()
         self._full = False
         self._clocks: list[tuple[int, int, int, int]] = []
         self._left_out, self._ended = "", ""
         self.closed = False
+
+    # ---- continuing an earlier committer ------------------------------------------
+
+    def resume(
+        self,
+        checkpoint: tuple[Position, dict[str, Any]] | None,
+        committed: Sequence[tuple[int, Position]],
+    ) -> None:
+        """Continue after the last committed segment.
+
+        Parameters
+        ----------
+        checkpoint
+            Position from which on records are taken again, and :meth:`state` there;
+            None from the first record on.
+        committed
+            Index and end of each committed segment after it, in order.
+        """
+        self._committed = deque(committed)
+        self._resumed = checkpoint
+
+    @property
+    def resuming(self) -> bool:
+        """Whether records of committed segments are being taken again."""
+        return self._resumed is not None or bool(self._committed)
+
+    def state(self) -> dict[str, Any]:
+        """Return what later segments depend on, as JSON values; call after a commit."""
+        return {
+            "index": self.index,
+            "continued": self._continued,
+            "ends": self._ends,
+            "unrecorded": self._writer.unrecorded,
+            "sequences": self._sites.sequences,
+            "boundaries": plain(self._boundaries),
+            "directions": plain(self._directions),
+        }
+
+    def begin_file(self, number: int) -> None:
+        """Note that later records are those of the next file of the log."""
+        self.position = (number, 0)
+
+    def catch_up(self) -> None:
+        """Apply the checkpoint and the commits that were at this position."""
+        if self._resumed is not None and self.position >= self._resumed[0]:
+            state, self._resumed = self._resumed[1], None
+            self.index, self._continued = state["index"], state["continued"]
+            self._ends, self._writer.unrecorded = state["ends"], state["unrecorded"]
+            self._sites.restore(state["sequences"])
+            restore(self._boundaries, state["boundaries"])
+            restore(self._directions, state["directions"])
+        while self._resumed is None and self._committed:
+            index, position = self._committed[0]
+            if self.position < position:
+                break
+            self._committed.popleft()
+            self.index = index
+            self._finish_window()
 
     # ---- what comes --------------------------------------------------------------
 
@@ -116,16 +193,21 @@ class Committer:
         plain = words.tolist()
         while at < end:
             kind, length = plain[at], plain[at + 1]
-            if kind == CALL:
+            if self.resuming:
+                self.catch_up()
+            if self._resumed is not None:
+                pass  # its effect is in the checkpoint
+            elif kind == CALL:
                 self._call(plain, words, at)
             elif kind == END:
                 event = self._open.pop(plain[at + 2], None)
                 if event is not None:
                     event.start, event.end = plain[at + 3], plain[at + 4]
             elif kind == STEP:
+                self._ends[0] += 1
                 self._step(*plain[at + 2 : at + 6])
-                self.commit_if_full()
             elif kind == OPTIMIZER:
+                self._ends[1] += 1
                 when, in_backward, skipped = plain[at + 2 : at + 5]
                 self._boundaries.optimizer(
                     when, in_backward=bool(in_backward), skipped=bool(skipped)
@@ -135,16 +217,28 @@ class Committer:
             else:
                 self._routed(plain, words, at)
             at += length
+            self.position = (self.position[0], self.position[1] + 1)
+            if kind == STEP:
+                self.commit_if_full(more=at < end)
         self.commit_if_full()
 
-    def commit_if_full(self) -> None:
-        """Commit the current window if it is full."""
+    def commit_if_full(self, *, more: bool = False) -> None:
+        """Commit the current window if it is full.
+
+        If ``more`` records follow at once, a window has more steps: committing many
+        small windows would take longer than recording them.
+        """
+        if self.resuming:
+            self.catch_up()
+            return
         now = time.monotonic()
         window = self._window
         if not self._full:
             waits = bool(window.events) and not self._boundaries.known
+            more = more or self.behind
+            most = self._window_steps * (MOST_STEPS if more else 1)
             self._full = (
-                len(window.steps) >= self._window_steps
+                len(window.steps) >= most
                 or window.bytes >= WINDOW_BYTES
                 or (waits and now - self._last_commit > IDLE_S)
             )
@@ -160,24 +254,43 @@ class Committer:
         if not (unsettled and patience and room):
             self.commit(final=False)
 
-    def close(self, *, final: bool, even_empty: bool = False) -> None:
-        """Commit the remaining records, and send the final report.
+    def close(
+        self,
+        *,
+        final: bool,
+        even_empty: bool = False,
+        ended: tuple[int, int] | None = None,
+        whole: bool = True,
+    ) -> None:
+        """Commit the remaining records.
 
-        ``final`` is whether the rank ended its capture itself; then ``even_empty``
-        writes an empty segment for a rank without records.
+        Parameters
+        ----------
+        final
+            Whether the rank ended its capture itself.
+        even_empty
+            Write an empty segment for a rank without records, if ``final``.
+        ended
+            Steps and optimizer steps of a rank that did not; None if unknown.
+        whole
+            Whether the log was read to its end.
+
+        Raises
+        ------
+        CaptureError
+            If the log ends before the last committed segment.
         """
+        self.catch_up()
+        if self.resuming:
+            raise CaptureError(
+                f"the record log of rank {self._rank} ends before its last segment: "
+                "later records are lost"
+            )
         self._settle(self._boundaries.settle())
         rest = bool(self._window.events or self._window.steps)
-        if rest or (final and (self._index or even_empty)):
-            self.commit(final=final, last=True)
-        unclosed = self._writer.close()
-        report = {
-            "unclosed": unclosed,
-            "error": self._writer.error,
-            "lost_windows": self._writer.lost_windows,
-        }
-        with contextlib.suppress(OSError):  # the training may have been killed
-            os.write(self._report, json.dumps(report).encode())
+        if rest or self.index or (final and even_empty):
+            window = self._lost(ended) if whole and not final else 0
+            self.commit(final=final, window=window)
         self.closed = True
 
     # ---- inside ------------------------------------------------------------------
@@ -293,115 +406,85 @@ class Committer:
 
     def _gap(self, calls: int) -> None:
         """Commit the window and start a new one after lost calls."""
-        self.commit(final=False)
+        if self._window.events or self._window.steps:
+            self.commit()
         self._writer.lose(f"{calls} calls came faster than the disk takes them", calls)
-        self._index += 1
+        self.index += 1
         self._continued = True
 
-    def commit(self, *, final: bool, last: bool = False) -> None:
+    def commit(self, *, final: bool = False, window: int = 0) -> None:
         """Write the current window as a segment, and start a new window.
 
-        ``final`` is whether the rank ended its capture itself, ``last`` whether this is
-        the last segment.
+        ``final`` is whether the rank ended its capture itself, and ``window`` the
+        maximum number of later steps that are lost (0: unknown).
         """
         self._settle(self._boundaries.settle())
-        window, self._window = self._window, RecordWindow()
-        known = self._boundaries.known
+        self._notes.committing(self.index, self.position)
         try:
-            self._writer.write(self._segment(window, known, final=final, last=last))
+            segment = self._segment(final=final, window=window)
         except Exception as error:
             # an internal error must only lose this window
             self._writer.lose(f"a window could not be built: {error!r}", 0)
-        self._index += 1
+        else:
+            self._writer.write(segment)
+        self._finish_window()
+        self._notes.committed(self)
+
+    def _finish_window(self) -> None:
+        """Start a new window after a segment."""
+        self._settle(self._boundaries.settle())
+        window, self._window = self._window, RecordWindow()
+        self.index += 1
         # the next window begins within an iteration, unless one has just ended
         events = window.events
         self._continued = bool(events) and (
-            not known or events[-1].iteration == self._boundaries.iteration
+            not self._boundaries.known
+            or events[-1].iteration == self._boundaries.iteration
         )
         self._open.clear()  # calls that end later have an unknown end
         self._full, self._last_commit = False, time.monotonic()
 
-    def _segment(
-        self, window: RecordWindow, known: bool, *, final: bool, last: bool
-    ) -> Segment:
-        table = window.event_table()
-        if not known:
+    def _segment(self, *, final: bool, window: int) -> Segment:
+        records = self._window
+        table = records.event_table()
+        if not self._boundaries.known:
             table["iteration"] = -1
         return Segment(
             rank=self._rank,
-            index=self._index,
+            index=self.index,
             final=final,
             node=self._node,
             meta=self._meta,
             groups=tuple(self._sites.groups),
             sites=tuple(self._sites.sites),
             events=table,
-            steps=window.step_table(),
-            kinds=tuple(window.kinds),
-            splits={w: rows.array(w) for w, rows in window.splits.items()},
-            demand={e: np.asarray(r, np.int32) for e, r in window.demand.items()},
+            steps=records.step_table(),
+            kinds=tuple(records.kinds),
+            splits={w: rows.array(w) for w, rows in records.splits.items()},
+            demand={e: np.asarray(r, np.int32) for e, r in records.demand.items()},
             placements=placements(
                 self._sites.sites, self._sites.groups, self._placement
             ),
             clocks=np.array(self._clocks, CLOCK),
             ended=self._ended if final else "",
             left_out=self._left_out,
-            window=0 if final else self._at_risk(window, last=last),
+            window=window,
             continued=self._continued,
         )
 
-    def _at_risk(self, window: RecordWindow, *, last: bool) -> int:
-        """Estimate the number of steps after this window that a kill would lose.
+    def _lost(self, ended: tuple[int, int] | None) -> int:
+        """Return the maximum number of lost steps, including the one under way.
 
-        After the last window, only records not yet written to the pipe are lost.
+        A rank waits before more than half a window of steps is not in the log.  Where
+        the number of steps that it has ended is known, it gives the number of those
+        that are not in the log; optimizer steps count for a program without steps.
         """
-        if not last:
-            return 2 * self._window_steps
-        if not window.steps:
-            return 1
-        start, end = window.steps[-1][3:5]
-        unsent = 1 + int(UNSENT_NS / max(1, end - start))
-        # a program that calls step() waits when too many steps are not in the pipe
-        marked = self._boundaries.marked
-        return min(unsent, 2 * self._window_steps) if marked else unsent
+        if ended is None:
+            return self._window_steps + 1
+        kind = 0 if ended[0] else 1
+        return max(0, ended[kind] - self._ends[kind]) + 1
 
 
 def _even(rows: int, width: int) -> Int64:
     """Equal split sizes ``[width]`` int64 of an all-to-all without explicit splits."""
     return np.full(width, rows // width, np.int64)
-
-
-def main(reader: int, parent: int) -> None:
-    """Process the frames of a pipe until it is closed; report on standard output.
-
-    The pipe also counts as closed when the training, process ``parent``, has ended.
-    """
-    # signals are for the training; the end of the pipe ends this process
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.SIG_IGN)
-    committer: Committer | None = None
-    unread = bytearray()
-    while committer is None or not committer.closed:
-        ready, _, _ = select.select([reader], [], [], LOOK_S)
-        part = os.read(reader, READ_BYTES) if ready else b""
-        if not part and (ready or os.getppid() != parent):
-            break
-        unread += part
-        at = 0
-        while len(unread) - at >= HEADER.size:
-            kind, length = HEADER.unpack_from(unread, at)
-            if len(unread) - at - HEADER.size < length:
-                break
-            body = bytes(unread[at + HEADER.size : at + HEADER.size + length])
-            at += HEADER.size + length
-            if committer is None:
-                committer = Committer(json.loads(body)["about"], sys.stdout.fileno())
-            elif kind == WORDS:
-                committer.take(words_of(body))
-            else:
-                committer.receive(json.loads(body))
-        del unread[:at]
-        if committer is not None and not committer.closed:
-            committer.commit_if_full()
-    if committer is not None and not committer.closed:
-        committer.close(final=False)

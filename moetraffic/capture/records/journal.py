@@ -1,20 +1,19 @@
 """Transfer records from the training process to its committer process.
 
 The training thread appends tuples to a queue.  A second thread encodes many tuples at a
-time, so that it rarely contends with calls, and writes them to the pipe of a process
-that builds, compresses and commits segments (:mod:`.committer`).  That process does not
-use the interpreter lock of the training, and its records survive a killed training.
+time, so that it rarely contends with calls; a third appends them to the rank's record
+log (:mod:`.record_log`), because a write may wait for the disk.  A committer process
+commits the log as segments, acknowledges what it has committed, and is started again
+if it ends early (:mod:`.committer_process`).
+
+A step waits before more than half a window of steps is not in the log.  What is in the
+log survives the death of both processes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
+import mmap
 import os
-import select
-import subprocess
-import sys
 import threading
 import time
 from array import array
@@ -24,19 +23,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from moetraffic.capture.pipe_format import CALL, GAP, ROUTED, WORDS, frame, message
+from moetraffic.capture.pipe_format import (
+    CALL,
+    GAP,
+    ROUTED,
+    VERSION,
+    WORDS,
+    frame,
+    message,
+)
 from moetraffic.errors import CaptureError
+from moetraffic.trace.hdf5.durable import remedy
 from moetraffic.trace.model import ROUTING
+from moetraffic.trace.segments.segment import rank_folder
 
+from .committer_process import CommitterProcess
 from .encoder import Encoder
+from .log_appender import LogAppender
+from .record_log import Chunk, LogWriter
 
-ROOT = Path(__file__).resolve().parents[3]
-PROGRAM = """\
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from moetraffic.capture.records.committer import main
-main(*map(int, sys.argv[2:]))
-"""
 SLICE = 256  # records encoded before another thread may run
 MANY = 1024  # maximum number of records encoded at once
 PAUSE_S = 0.03
@@ -44,25 +49,42 @@ HOLD_S = 0.25  # maximum time a record waits for others
 """The training releases the interpreter lock in every collective.  A thread that
 encodes each record immediately would acquire the lock then, and every call would wait
 for it; with batches of records, few calls wait."""
-PIPE_BYTES = 1 << 20
-"""Maximum pipe capacity for unprivileged users on Linux.  The default of 64 KB holds a
-few hundred calls, so that writer and reader would wake each other continuously."""
-BACKLOG_BYTES = 16 << 20  # encoded but not yet read by the committer
-PATIENCE_S = 0.25  # maximum time a step waits for pending records
+BACKLOG_BYTES = 16 << 20  # encoded but not yet in the log
+LOG_BYTES = 64 << 20  # in the log but not yet committed
+CHUNK_BYTES = 256 << 10  # frames that are appended at once
+STALL_S = 10.0  # time without progress after which a step does not wait any more
 HASTE = 4
-"""Steps are written to the pipe at least four times per window, because steps not yet
-written are lost when a rank is killed, and at most one window may be lost."""
+"""Steps are written to the log at least four times per window, so that a step rarely
+waits."""
+MOST_RESTARTS = 3  # starts of a committer in a row that committed nothing
 LEAVE_S = 120.0  # maximum time the end waits for the committer's last write
+LOOK_S = 0.5  # interval between checks of the committer process
+LEFT = "its records remain for moetraffic merge in"
 MESSAGE_RECORD = -1  # kind of a queued message
 
 
 class Journal:
-    """Queue and encoder thread between a training process and its committer.
+    """Queue, encoder and record log between a training process and its committer.
 
-    ``about`` is the first message to the committer, ``lock`` the descriptor of the lock
-    that marks this rank as recording.  ``resolve`` is called periodically to collect
-    completed device events, ``left_out`` with the kind of a record that cannot be
-    encoded and the reason.  ``native`` is the compiled hook, if it records the calls.
+    Parameters
+    ----------
+    about
+        Description of the capture for the committer.
+    lock
+        Descriptor of the lock that marks this rank as recording.
+    resolve
+        Called periodically to collect completed device events.
+    left_out
+        Called with the kind of a record that cannot be encoded and the reason.
+    say
+        Called from another thread with each warning for the user.
+    native
+        The compiled hook, if it records the calls.
+
+    Raises
+    ------
+    CaptureError
+        If the log cannot be written, or no committer process can be started.
     """
 
     def __init__(
@@ -71,49 +93,118 @@ class Journal:
         lock: int,
         resolve: Callable[[], None],
         left_out: Callable[[str, str], None],
+        say: Callable[[str], None],
         native: ModuleType | None = None,
     ) -> None:
         self._records: deque[tuple[Any, ...]] = deque()
         self._native = native
         self.put = self._records.append if native is None else self._put_and_mark
-        self.error = ""
-        self._resolve, self._left_out = resolve, left_out
+        self._resolve, self._left_out, self._say = resolve, left_out, say
         self._encoder = Encoder()
         self.number = self._encoder.number
-        self._chunks: deque[bytes] = deque()
-        self._backlog = 0
         self._dropping = 0
-        self._window = int(about["window"])
-        # ended steps, and those of them that are written to the pipe
-        self._steps = self._handed = 0
+        self._rank, self._window = int(about["rank"]), int(about["window"])
+        self._own = rank_folder(Path(about["folder"]), self._rank)
+        # ended steps, and requests to flush
+        self._steps = self._requests = 0
+        self._counting = threading.Lock()
+        self._open_log(about, lock)
         self._wake, self._closing = threading.Event(), False
-        self._process, self._pipe = _start_committer(lock)
-        self._append(message(about=about))
         self._thread = threading.Thread(
             target=self._run, name="moetraffic-journal", daemon=True
         )
         self._thread.start()
 
+    def _open_log(self, about: dict[str, Any], lock: int) -> None:
+        try:
+            log = LogWriter(self._own, {**about, "version": VERSION})
+        except OSError as error:
+            raise CaptureError(
+                f"a capture needs a folder to write to, but {self._own} cannot be "
+                f"written ({error.strerror}): {remedy(error)}"
+            ) from None
+        # shared with the committer, which outlives a killed training
+        shared = os.memfd_create("moetraffic-steps")
+        os.ftruncate(shared, 16)
+        self._ends = memoryview(mmap.mmap(shared, 16)).cast("q")
+        self._inherited = (lock, shared)
+        try:
+            self._committer = CommitterProcess(self._own, self._inherited)
+        except CaptureError:
+            os.close(shared)
+            log.close()
+            raise
+        self._restarts, self._looked = 0, time.monotonic()
+        self._failure = ""  # of the committer, already reported
+        self._given_up = False  # no committer is started any more
+        self._pending: list[bytes] = []
+        self._messages: list[dict[str, Any]] = []
+        self._pending_bytes = 0
+        self._log = LogAppender(log, lambda: self._committer.ring(), self._report)
+
     def send(self, **fields: Any) -> None:
         """Send a JSON message to the committer, in order with the records."""
         self.put((MESSAGE_RECORD, fields))
 
-    def stepped(self, *, waits: bool = True) -> None:
-        """Notify the encoder thread that a step has ended.
+    def end_step(
+        self, record: tuple[Any, ...], *, explicit: bool, counts: bool = True
+    ) -> None:
+        """Put the record of the end of a step, and wait while too many are not safe.
 
-        If ``waits``, the training waits briefly while half a window of steps is not yet
-        written to the pipe, or the committer cannot keep up.
+        Parameters
+        ----------
+        record
+            The record.
+        explicit
+            Whether the program ended the step; otherwise the optimizer was called.
+        counts
+            Whether the record may be the end of an iteration.
         """
-        self._steps += 1
-        if self._steps - self._handed >= max(1, self._window // HASTE):
+        with self._counting:
+            # before the record, so that the committer never knows of too few
+            self._ends[0 if explicit else 1] += 1
+        self.put(record)
+        if not counts:
+            return
+        with self._counting:
+            # after the record, so that the encoder finds it
+            self._steps += 1
+        if self._steps - self._log.steps >= max(1, self._window // HASTE):
             self._wake.set()
-        deadline = time.monotonic() + PATIENCE_S
-        while waits and self._is_behind() and time.monotonic() < deadline:
-            time.sleep(0.001)
+        if self._is_behind():
+            self._wake.set()
+            self._log.wait(lambda: not self._is_behind(), STALL_S)
+
+    def flush(self, patience_s: float = STALL_S) -> bool:
+        """Append all records to the log, which survives the end of this process.
+
+        Parameters
+        ----------
+        patience_s
+            Maximum waiting time in s.
+
+        Returns
+        -------
+        bool
+            Whether all records are in the log.
+        """
+        with self._counting:
+            self._requests += 1
+            request = self._requests
+        self._wake.set()
+        return self._log.wait(lambda: self._log.request >= request, patience_s)
 
     def _is_behind(self) -> bool:
-        unsent = self._steps - self._handed
-        return unsent > self._window // 2 or self._backlog > BACKLOG_BYTES // 2
+        unsafe = self._steps - self._log.steps
+        return unsafe >= max(1, self._window // 2) or (
+            self._uncommitted() > LOG_BYTES
+            and not (self._committer.error or self._given_up)
+        )
+
+    def _uncommitted(self) -> int:
+        """Return the bytes of the log that the committer has not acknowledged."""
+        log = self._log.log
+        return log.appended - log.position(*self._committer.committed)
 
     def close(self, *, even_empty: bool) -> dict[str, Any]:
         """Write all records and end the committer process; return its final report.
@@ -124,26 +215,31 @@ class Journal:
         self._closing = True
         self._wake.set()
         self._thread.join(LEAVE_S)
-        # closing the pipe ends the committer even if the close message was not written
-        self._close_pipe()
-        try:
-            report, _ = self._process.communicate(timeout=LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self.error = self.error or (
-                f"the committer has not ended in {LEAVE_S:.0f} s: the disk stalls"
-            )
-            return {}
-        return dict(json.loads(report)) if report else {}
+        if lost := self._log.close():
+            self._report(lost)
+        # this ends the committer even if the close message was not written
+        self._committer.hang_up()
+        deadline = time.monotonic() + LEAVE_S
+        while self._committer.report is None and not self._given_up:
+            if time.monotonic() > deadline:
+                what = f"its records are not written in {LEAVE_S:.0f} s"
+                self._report(f"{what}: {LEFT} {self._own}")
+                break
+            time.sleep(0.005)
+            self._tend()
+        self._committer.release()
+        os.close(self._inherited[1])
+        return self._committer.report or {}
 
     def abandon(self) -> None:
         """Detach a forked child from its parent's journal."""
         self._records.clear()
-        self._close_pipe()
+        self._log.log.close()
+        self._committer.release()
 
-    def _close_pipe(self) -> None:
-        pipe, self._pipe = self._pipe, -1
-        if pipe >= 0:
-            os.close(pipe)
+    def _report(self, failure: str) -> None:
+        """Report a failure, without an error for the thread that met it."""
+        self._say(f"rank {self._rank}: {failure}")
 
     # ---- beside the training -----------------------------------------------------
 
@@ -153,23 +249,68 @@ class Journal:
             called = self._wake.wait(PAUSE_S)
             self._wake.clear()
             closing = self._closing
-            held, count = time.monotonic() - drained, self._waiting()
+            now = time.monotonic()
+            urgent = self._uncommitted() > LOG_BYTES // 2
+            if now - self._looked >= (0 if urgent else LOOK_S) and not closing:
+                self._looked = now
+                self._tend()
+            held, count = now - drained, self._waiting()
             quiet, before = count == before, count  # no call since the last check
             if not (quiet or called or closing or count >= MANY or held >= HOLD_S):
                 continue
-            drained, before = time.monotonic(), 0
-            steps = self._steps  # their records are in the queue, and drained below
+            drained, before = now, 0
+            # their records are in the queue, and drained below
+            steps, request = self._steps, self._requests
+            whole = True
             try:
                 self._resolve()
-                self._drain()
-                self._write(LEAVE_S if closing else 0)
+                whole = self._drain()
             except Exception as error:
                 # no error may reach the training; lost records are counted
-                self.error = self.error or f"the journal failed: {error!r}"
-            # data that a full pipe does not accept remain in the backlog
-            self._handed = steps
+                self._report(f"the journal failed: {error!r}")
+            if closing:
+                self._end_gap()
+            self._hand_over(*((steps, request) if whole else (0, 0)))
             if closing and not self._waiting():
                 return
+
+    def _tend(self) -> None:
+        """Read acknowledgements, and start a committer again that has ended.
+
+        A committer that ends again and again without a commit is not started again.
+        """
+        committer = self._committer
+        earlier = committer.committed
+        committer.receive()
+        if committer.committed != earlier:
+            self._log.progress()
+        if committer.error != self._failure:
+            self._failure = committer.error
+            if self._failure:
+                self._report(self._failure)
+        closing = self._closing
+        how = "" if self._given_up else committer.ended()
+        if not how or (closing and committer.report is not None):
+            return
+        what = f"the process that writes its records {how}"
+        self._restarts = 1 if committer.progressed else self._restarts + 1
+        if self._restarts > MOST_RESTARTS or committer.report is not None:
+            why = (committer.report or {}).get("left") or what
+            self._report(f"{why}; it is not started again: {LEFT} {self._own}")
+            self._given_up = True
+            return
+        try:
+            started = CommitterProcess(self._own, self._inherited)
+        except CaptureError as error:
+            self._report(f"{what}: {error}")
+            self._given_up = True
+            return
+        started.committed = committer.committed
+        self._committer = started
+        committer.release()
+        if closing:
+            started.hang_up()
+        self._report(f"{what}, and is started again: no record is lost")
 
     def _put_and_mark(self, record: tuple[Any, ...]) -> None:
         """Queue a Python record and mark its position among the compiled calls."""
@@ -183,12 +324,13 @@ class Journal:
             return len(self._records)
         return int(self._native.waiting())
 
-    def _drain(self) -> None:
+    def _drain(self) -> bool:
+        """Encode what is queued; return False if the log is full."""
         if self._native is None:
             self._encode(len(self._records))
-            return
-        if self._backlog > BACKLOG_BYTES:
-            return  # the compiled hook buffers as much, and counts dropped calls
+            return True
+        if self._is_full() and not self._closing:
+            return False  # the compiled hook buffers as much, and counts dropped calls
         pieces, lost = self._native.take()
         marks = 0
         for piece in (*pieces, b""):
@@ -201,9 +343,9 @@ class Journal:
                 # a name is defined before its record is stored, hence before taking it
                 self._define()
                 self._append(frame(WORDS, piece))
-                self._write(0)
         if lost:
-            self._append(frame(WORDS, array("q", (GAP, 3, lost)).tobytes()))
+            self._append(_gap(lost))
+        return True
 
     def _encode(self, count: int) -> None:
         """Encode ``count`` queued Python records."""
@@ -216,7 +358,7 @@ class Journal:
                 record = records.popleft()
                 if record[0] == MESSAGE_RECORD:
                     self._flush(words)
-                    self._append(message(**record[1]))
+                    self._append(message(**record[1]), record[1])
                     continue
                 if self._dropping and record[0] == CALL:
                     self._dropping += 1
@@ -233,14 +375,13 @@ class Journal:
                         self._left_out("record", repr(error))
             if len(words) > 4096:
                 self._flush(words)
-                self._write(0)
             # release the interpreter lock for waiting threads
             time.sleep(0)
         self._flush(words)
 
     def _define(self) -> None:
         for definition in self._encoder.definitions():
-            self._append(message(**definition))
+            self._append(message(**definition), definition)
 
     def _flush(self, words: list[int]) -> None:
         self._define()
@@ -249,69 +390,38 @@ class Journal:
             words.clear()
         if self._native is not None:
             return  # the compiled hook drops calls itself
-        if not self._dropping and self._backlog > BACKLOG_BYTES:
+        if not self._dropping and self._is_full():
             self._dropping = 1
-        elif self._dropping and self._backlog < BACKLOG_BYTES // 2:
+        elif self._dropping and not self._is_full():
+            self._end_gap()
+
+    def _end_gap(self) -> None:
+        """Note the number of calls that were dropped, and drop no more."""
+        if self._dropping:
             lost, self._dropping = self._dropping - 1, 0
-            self._append(frame(WORDS, array("q", (GAP, 3, lost)).tobytes()))
+            self._append(_gap(lost))
 
-    def _append(self, chunk: bytes) -> None:
-        self._chunks.append(chunk)
-        self._backlog += len(chunk)
+    def _is_full(self) -> bool:
+        """Return whether calls are dropped, which the trace counts."""
+        return self._log.backlog > BACKLOG_BYTES or self._uncommitted() > 2 * LOG_BYTES
 
-    def _write(self, patience_s: float) -> None:
-        """Write encoded records to the pipe until all are written or the timeout."""
-        deadline = time.monotonic() + patience_s
-        while self._chunks:
-            try:
-                done = os.write(self._pipe, self._chunks[0][:PIPE_BYTES])
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    return
-                select.select([], [self._pipe], [], 0.1)
-                continue
-            except OSError as error:
-                self.error = self.error or (
-                    f"the committer has ended ({error.strerror}): what it had not "
-                    "written is lost"
-                )
-                self._chunks.clear()
-                self._backlog = 0
-                return
-            rest = self._chunks[0][done:]
-            self._backlog -= done
-            if rest:
-                self._chunks[0] = rest
-            else:
-                self._chunks.popleft()
+    def _append(self, data: bytes, *messages: dict[str, Any]) -> None:
+        self._pending.append(data)
+        self._messages += messages
+        self._pending_bytes += len(data)
+        if self._pending_bytes > CHUNK_BYTES:
+            self._hand_over()
+
+    def _hand_over(self, steps: int = 0, request: int = 0) -> None:
+        """Hand frames over to be appended, which complete steps and a flush request."""
+        data, messages = b"".join(self._pending), tuple(self._messages)
+        self._pending, self._messages, self._pending_bytes = [], [], 0
+        if data or steps > self._log.steps or request > self._log.request:
+            self._log.append(
+                Chunk(data=data, messages=messages, steps=steps, request=request)
+            )
 
 
-def _start_committer(lock: int) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a committer process; return it and the descriptor of its pipe."""
-    reader, pipe = os.pipe()
-    os.set_blocking(pipe, False)
-    with contextlib.suppress(OSError):  # where the system permits it
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    # the import path of this process, which moetraffic and h5py were found in
-    paths = [os.path.abspath(p) for p in (*sys.path, str(ROOT))]
-    try:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-I", "-S", "-c", PROGRAM, json.dumps(paths)),
-                *map(str, (reader, os.getpid())),
-            ],
-            pass_fds=(reader, lock),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            # a Ctrl-C must not end the committer, which still writes the records
-            start_new_session=True,
-        )
-    except OSError as error:
-        os.close(pipe)
-        raise CaptureError(
-            f"a capture writes from a process of its own, but {sys.executable} "
-            f"cannot be started ({error.strerror}): allow it another process"
-        ) from None
-    finally:
-        os.close(reader)
-    return process, pipe
+def _gap(lost: int) -> bytes:
+    """Encode the record of a number of lost calls."""
+    return frame(WORDS, array("q", (GAP, 3, lost)).tobytes())

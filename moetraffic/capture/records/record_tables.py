@@ -90,6 +90,15 @@ class SiteTable:
         """Call sites, with the weakest sources of their calls."""
         return self._sites.sites
 
+    @property
+    def sequences(self) -> list[int]:
+        """Number of collectives by group."""
+        return list(self._calls)
+
+    def restore(self, sequences: Sequence[int]) -> None:
+        """Set the number of collectives of the groups that an earlier table had."""
+        self._calls[: len(sequences)] = sequences
+
     def add_group(self, group: Group) -> int:
         """Add a process group; return its number."""
         self.groups.append(group)

@@ -48,6 +48,7 @@ from moetraffic.trace.segments.segment import (
     read_segment,
     segment_path,
 )
+from moetraffic.trace.segments.store import RANKS, RECORDS, recording
 from moetraffic.trace.trace import Trace
 
 from .assembly import Events, assemble_events
@@ -83,6 +84,14 @@ def merge(folder: Path) -> Merged:
         If there is nothing to merge.
     """
     segments, unread = _read_all(folder)
+    for own in sorted({path.parent for path in folder.glob(f"{RANKS}/{RECORDS}")}):
+        rank = int(own.name.rpartition("-")[2])
+        still = rank in recording(folder)
+        unread.append(
+            f"rank {rank} still records"
+            if still
+            else f"the last records of rank {rank} are not committed: they are in {own}"
+        )
     return merge_segments(segments, folder.name, missing=unread)
 
 
@@ -290,9 +299,18 @@ def _gaps(segments: Sequence[Segment], ranks: int, ended: dict[int, int]) -> lis
             missing.append(
                 f"rank {rank} was not closed: its record ends after iteration {end}"
                 + (f", {last - end} before the last of all" if end < last else "")
-                + (f", and up to {window} later steps are lost" if window else "")
+                + f", and {_lost_steps(window)} lost"
             )
     return missing
+
+
+def _lost_steps(window: int) -> str:
+    """Describe the steps after a rank's last segment, of which ``window`` are lost."""
+    if not window:
+        return "an unknown number of later steps is"
+    if window == 1:
+        return "at most the step under way is"
+    return f"up to {window} later steps are"
 
 
 def _span(name: str, first: int, last: int) -> str:

@@ -23,13 +23,14 @@ from moetraffic.trace.hdf5.durable import SEGMENTS, remedy, validate_output
 
 from .segment import PATTERN, Segment, rank_folder, write_segment
 
+COMMITS = "commits"  # file with the positions of a rank's commits in its record log
 CLOSED = "closed"  # file that marks the end of a rank's capture
 LOCK = "lock"
 FORCE = "allow it with force=True (--force)"
 RANKS = "rank-[0-9]*"
+RECORDS = "records-[0-9]*.log"  # records that are not committed as segments
 SMALLEST_LIMIT = 8 << 20
 """Limit on file sizes, in bytes, below which a segment may not fit."""
-PATIENCE_S = 0.25  # longest wait of a step for a disk slower than training
 
 
 def segments_folder(path: Path) -> Path:
@@ -70,7 +71,8 @@ def prepare(path: Path, *, force: bool, overwrite: str = FORCE) -> None:
     for own in folder.glob(RANKS):
         if _in_use(own):
             raise _occupied(own)
-    _validate_empty(folder, list(folder.glob(f"{RANKS}/{PATTERN}")), force, overwrite)
+    earlier = [p for own in folder.glob(RANKS) for p in kept(own)]
+    _validate_empty(folder, earlier, force, overwrite)
     try:
         for own in folder.glob(RANKS):
             shutil.rmtree(own)
@@ -113,10 +115,15 @@ def _validate_empty(
         )
 
 
+def kept(own: Path) -> list[Path]:
+    """List the files with a rank's records in its folder: segments and record logs."""
+    return [path for what in (PATTERN, RECORDS) for path in sorted(own.glob(what))]
+
+
 def remove_empty(folder: Path) -> None:
     """Delete a folder without segments, unless a rank may still write to it."""
     for own in folder.glob(RANKS):
-        if any(own.glob(PATTERN)) or not (own / CLOSED).exists():
+        if kept(own) or not (own / CLOSED).exists():
             return
     for own in folder.glob(RANKS):
         # another rank may do the same at this moment
@@ -175,9 +182,9 @@ class RankFolder:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise _occupied(own) from None
-            earlier = sorted(own.glob(PATTERN))
+            earlier = kept(own)
             _validate_empty(folder, earlier, force, FORCE)
-            for path in (*earlier, own / CLOSED):
+            for path in (*earlier, own / CLOSED, own / COMMITS):
                 path.unlink(missing_ok=True)
         except BaseException:
             os.close(self.lock)
@@ -197,13 +204,13 @@ class SegmentWriter:
     def __init__(self, folder: Path, rank: int) -> None:
         self.error: str = ""  # the first error, "" for none
         self.lost_windows = 0
-        self._lost_events = 0
+        self.unrecorded = 0  # lost events
         self._folder, self._own = folder, rank_folder(folder, rank)
 
     def write(self, segment: Segment) -> None:
         """Write a segment; a write error does not stop later ones."""
         try:
-            write_segment(replace(segment, unrecorded=self._lost_events), self._folder)
+            write_segment(replace(segment, unrecorded=self.unrecorded), self._folder)
         except OSError as error:
             self.lose(
                 f"{self._own} cannot be written ({error.strerror or error})",
@@ -214,7 +221,7 @@ class SegmentWriter:
         """Count a lost window, and keep the first error."""
         self.error = self.error or why
         self.lost_windows += 1
-        self._lost_events += events
+        self.unrecorded += events
 
     def close(self) -> str:
         """Mark the rank's capture as closed.
@@ -252,10 +259,9 @@ class SegmentStore:
     def commit(self, build: Callable[[], Segment]) -> None:
         """Build and write a segment in the background.
 
-        Waits briefly for the previous segment: steps that are faster than the disk
-        would otherwise accumulate unwritten windows.
+        Waits for the previous segment, so that at most one window is unwritten.
         """
-        self._idle.wait(PATIENCE_S)
+        self._idle.wait()
         self._idle.clear()
         self._queue.put(build)
 

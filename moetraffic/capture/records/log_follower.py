@@ -1,0 +1,177 @@
+"""Feed the record log of a rank to its committer, from the last commit on.
+
+The file ``commits`` in the rank's folder begins with a checkpoint of the committer, and
+has one line for each segment after it: the segment's index and the position in the log
+at which it ends.  The line precedes the segment, and counts once the segment exists,
+whose name appears atomically.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from moetraffic.capture.pipe_format import WORDS, words_of
+from moetraffic.errors import CaptureError
+from moetraffic.trace.segments.segment import PATTERN
+from moetraffic.trace.segments.store import COMMITS, SegmentWriter
+
+from .committer import CommitNotes, Committer, Position
+from .record_log import LogReader, log_numbers, log_path, read_header
+
+
+class CommitFile(CommitNotes):
+    """File with the positions of a rank's commits in its record log."""
+
+    def __init__(self, own: Path) -> None:
+        self._own, self._path = own, own / COMMITS
+        self._checkpoint = 0  # number of the log's file that the checkpoint is in
+        self._first = 0  # index of the first segment after the checkpoint
+        self.start: tuple[Position, dict[str, Any]] | None = None
+        self.ends: list[tuple[int, Position]] = []
+
+    def read(self) -> None:
+        """Read the checkpoint and the ends of later segments that exist.
+
+        Raises
+        ------
+        CaptureError
+            If the end of the last segment is missing.
+        """
+        ends: dict[int, Position] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for line in self._path.read_text().splitlines():
+                with contextlib.suppress(ValueError):  # killed while it was written
+                    noted = json.loads(line)
+                    position = (int(noted["file"]), int(noted["records"]))
+                    if "state" in noted:
+                        self._checkpoint = position[0]
+                        self._first = int(noted["state"]["index"])
+                        self.start = position, noted["state"]
+                    else:
+                        ends[int(noted["index"])] = position
+        last = _last_segment(self._own)
+        if last >= self._first and last not in ends:
+            raise CaptureError(
+                f"the record log in {self._own} cannot be continued: its commits after "
+                "the last segment are not known"
+            )
+        self.ends = [(i, ends[i]) for i in sorted(ends) if self._first <= i <= last]
+
+    @property
+    def file(self) -> int:
+        """Number of the file of the log that the checkpoint is in."""
+        return self._checkpoint
+
+    def committing(self, index: int, position: Position) -> None:
+        """Append where a segment ends that is written next."""
+        with contextlib.suppress(OSError), self._path.open("a") as file:
+            # after a line that was not written to its end
+            file.write("\n" + _line(position, index=index))
+
+    def committed(self, committer: Committer) -> None:
+        """Write a checkpoint in each file of the log, and delete earlier files."""
+        if committer.position[0] <= self._checkpoint:
+            return
+        text = _line(committer.position, state=committer.state())
+        aside = self._path.with_suffix(".tmp")
+        try:
+            aside.write_text(text)
+            os.replace(aside, self._path)
+        except OSError:
+            return  # the next commit tries again
+        self._checkpoint = committer.position[0]
+        delete_logs(self._own, before=self._checkpoint)
+
+
+class LogFollower:
+    """Reader of a rank's record log that feeds it to the rank's committer.
+
+    Parameters
+    ----------
+    own
+        The rank's folder.
+    writer
+        Receiver of the segments.
+
+    Raises
+    ------
+    CaptureError, OSError
+        If the log cannot be continued after the last segment.
+    """
+
+    def __init__(self, own: Path, writer: SegmentWriter) -> None:
+        self._writer = writer
+        self._commits = CommitFile(own)
+        self._commits.read()
+        self._reader = LogReader(own, self._commits.file)
+        self._file = -1
+        self.committer: Committer | None = None
+        self.acknowledged = (self._commits.file, 0)
+        """File and offset in bytes before which all records are committed."""
+
+    def read(self) -> None:
+        """Feed the frames that are in the log to the committer.
+
+        Raises
+        ------
+        CaptureError
+            If the log is damaged, or was written by another version.
+        """
+        start = self._reader.number, self._reader.offset
+        for number, kind, body in self._reader.frames():
+            index = self.committer.index if self.committer else 0
+            if number != self._file:
+                self._begin(number, body)
+            elif self.committer is not None and not self.committer.closed:
+                self.committer.behind = self._reader.behind
+                if kind == WORDS:
+                    self.committer.take(words_of(body))
+                else:
+                    self.committer.receive(json.loads(body))
+            if self.committer is not None and self.committer.index != index:
+                self.acknowledged = start
+            start = self._reader.number, self._reader.offset
+        if self.committer is not None and not self.committer.closed:
+            self.committer.behind = False
+            index = self.committer.index
+            self.committer.commit_if_full()
+            if self.committer.index != index:
+                self.acknowledged = start
+
+    def close(self) -> None:
+        """Close the log."""
+        self._reader.close()
+
+    def _begin(self, number: int, header: bytes) -> None:
+        """Begin a file; its header repeats what earlier files have defined."""
+        self._file = number
+        about, messages = read_header(header)
+        if self.committer is None:
+            self.committer = Committer(about, self._writer, self._commits)
+            self.committer.resume(self._commits.start, self._commits.ends)
+            for message in messages:
+                self.committer.receive(message)
+        self.committer.begin_file(number)
+
+
+def delete_logs(own: Path, *, before: int | None = None) -> None:
+    """Delete the files of a rank's log, or those before a number."""
+    for number in log_numbers(own):
+        if before is None or number < before:
+            log_path(own, number).unlink(missing_ok=True)
+    if before is None:
+        (own / COMMITS).unlink(missing_ok=True)
+
+
+def _last_segment(own: Path) -> int:
+    """Return the index of the last segment in a rank's folder, -1 for none."""
+    numbers = [path.stem.rpartition("-")[2] for path in own.glob(PATTERN)]
+    return max((int(number) for number in numbers if number.isdigit()), default=-1)
+
+
+def _line(position: Position, **fields: Any) -> str:
+    return json.dumps({"file": position[0], "records": position[1], **fields}) + "\n"
