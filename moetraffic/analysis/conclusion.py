@@ -123,7 +123,9 @@ def conclude(
 def tokens_of(source: Source, rows: Rows, meta: Meta, notes: list[str]) -> Int64 | None:
     """Compute the tokens per rank in each iteration, ``[T]``; None if unknown."""
     if "demand.sent" not in rows:
-        return None
+        stated = rows.get("step.tokens")
+        usable = stated is not None and 1 <= meta.k <= _experts(source, meta)
+        return np.asarray(stated, np.int64) if usable else None
     if not 1 <= meta.k <= source.experts:
         notes.append(f"{source.where}: no noise floors, as the trace has no top-k")
         return None
@@ -131,6 +133,11 @@ def tokens_of(source: Source, rows: Rows, meta: Meta, notes: list[str]) -> Int64
     sent = np.asarray(rows["demand.sent"], np.float64)
     number: Int64 = np.rint(sent.mean(axis=1) / meta.k).astype(np.int64)
     return number
+
+
+def _experts(source: Source, meta: Meta) -> int:
+    """Return the number of experts of an exchange, 0 if unknown."""
+    return source.experts or meta.experts
 
 
 def sent_tokens(source: Source, rows: Rows, meta: Meta) -> Int64 | None:
@@ -215,7 +222,8 @@ class _Run:
 
     def of_wire(self) -> list[Subject]:
         """Compute the statistics of the wire matrix and of bytes received by rank."""
-        ranks, k, experts = len(self.source.ranks), self.meta.k, self.source.experts
+        ranks, k = len(self.source.ranks), self.meta.k
+        experts = _experts(self.source, self.meta)
         phase = self.source.phase
         tokens = sent_tokens(self.source, self.rows, self.meta)
         unit = int(np.gcd.reduce(np.asarray(self.rows["wire.unit"], np.int64)))

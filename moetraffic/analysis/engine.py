@@ -32,7 +32,7 @@ from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
 
 from .conclusion import PARTS, Subject, conclude, converged, sent_tokens
-from .exchange import OF, Rows, Source, Window, read, sources, windows
+from .exchange import OF, Rows, Source, Window, read, sources, stated_tokens, windows
 from .network_statistics import NetworkStatistics, network, packet_complexity
 from .observation import joined, observe
 
@@ -184,6 +184,7 @@ def analyze(
     done = count(1)
     for source in every:
         rows = observed(source, mapper, done=done, tick=tick)
+        rows |= stated_tokens(trace, source)
         subjects = conclude(
             source, rows, trace.meta, notes, parts=parts, horizons=horizons, leads=when
         )

@@ -217,6 +217,25 @@ def _source(
     )
 
 
+def stated_tokens(trace: Trace, source: Source) -> Rows:
+    """Read the tokens per rank that an import states for each iteration.
+
+    Returns
+    -------
+    dict of ndarray
+        ``step.tokens``, ``[T]`` int64, the mean over the ranks of the exchange; empty
+        if they are unknown, or the trace was captured: its tokens are in the demand.
+    """
+    steps = trace.steps
+    at = np.searchsorted(steps.iteration, source.iterations)
+    if trace.meta.origin != "imported" or at.max(initial=0) >= len(steps.iteration):
+        return {}
+    tokens = steps.tokens[at][:, list(source.ranks)]
+    if not np.array_equal(steps.iteration[at], source.iterations) or tokens.min() < 1:
+        return {}
+    return {"step.tokens": np.rint(tokens.mean(axis=1)).astype(np.int64)}
+
+
 def windows(source: Source, *, size_bytes: int = WINDOW_BYTES) -> list[range]:
     """Split the iterations of an exchange into windows of bounded size.
 

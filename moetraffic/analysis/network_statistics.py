@@ -91,7 +91,8 @@ def network(
     width = len(source.ranks)
     equal = hosts > 0 and width % hosts == 0
     floor = None
-    if tokens is not None and equal and hosts > 1 and source.experts % width == 0:
+    shared = source.experts > 0 and source.experts % width == 0
+    if tokens is not None and equal and hosts > 1 and shared:
         mean, std = inter_host_moments(
             tokens, experts=source.experts, k=k, ranks=width, hosts=hosts
         )

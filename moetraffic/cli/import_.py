@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.report.console.options import AsJson, Force, option, refuse_idle
+from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .output import present_trace
 
 MOST = 1 << 16
+MOST_TOKENS = 1 << 31
+MOST_ROW_BYTES = 1 << 31
 
 
 def import_(
-    context: typer.Context,
     files: Annotated[
         list[Path],
         typer.Argument(help="Files of all ranks, also packed with gzip; or folders."),
@@ -38,10 +39,37 @@ def import_(
     experts: Annotated[
         int,
         option(
-            "Number of experts per layer, for megatron files.",
-            shown="the highest expert id in the files + 1",
+            "Number of experts per layer.",
+            shown="from the files; for megatron files, the highest expert id + 1",
             min=0,
             max=MOST,
+        ),
+    ] = 0,
+    k: Annotated[
+        int,
+        option(
+            "Number of distinct experts of a token.",
+            shown="unknown",
+            min=0,
+            max=MOST,
+        ),
+    ] = 0,
+    tokens: Annotated[
+        int,
+        option(
+            "Number of tokens of a rank in an iteration.",
+            shown="from the rows of dispatch and --k, if both are known",
+            min=0,
+            max=MOST_TOKENS,
+        ),
+    ] = 0,
+    row_bytes: Annotated[
+        int,
+        option(
+            "Bytes of a token copy, for matrix and csv files.",
+            shown="unknown",
+            min=0,
+            max=MOST_ROW_BYTES,
         ),
     ] = 0,
     ep: Annotated[
@@ -73,10 +101,15 @@ def import_(
     from moetraffic.interop import ImportOptions, import_files
 
     validate_outputs((output,), files, force=force)
-    for reader, names in (("megatron", ("experts", "ep")), ("matrix", ("unit",))):
-        if format not in (None, reader):
-            refuse_idle(context, names, f"these options are only for {reader} files")
-    options = ImportOptions(ranks=ranks, experts=experts, ep=ep, unit=unit)
+    options = ImportOptions(
+        ranks=ranks,
+        experts=experts,
+        k=k,
+        tokens=tokens,
+        row_bytes=row_bytes,
+        ep=ep,
+        unit=unit,
+    )
     found, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
     present_trace(output, as_json=as_json, merged=merged, format=found)

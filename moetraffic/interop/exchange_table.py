@@ -36,7 +36,7 @@ from moetraffic.trace import (
 )
 
 from .imported_call import ImportedCall, RankRecord
-from .importer import ImportedFiles, Importer, ImportOptions
+from .importer import ImportedFiles, Importer, ImportOptions, too_few_ranks
 from .json_reader import (
     LARGEST,
     MOST_BYTES,
@@ -49,6 +49,7 @@ from .json_reader import (
     words,
     wrong,
 )
+from .model_properties import with_model
 
 EXCHANGES = ("iteration", "layer", "phase", "source", "destination", "bytes")
 DEMANDS = ("iteration", "layer", "rank", "expert", "tokens")
@@ -110,7 +111,10 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         (ranks if key.stage else experts).extend(
             b + bool(not key.stage) for _, b in pairs
         )
-    world = max(options.ranks, max(ranks, default=-1) + 1)
+    least = max(ranks, default=-1) + 1
+    if least and options.ranks and options.ranks < least:
+        raise too_few_ranks(least, options)
+    world = options.ranks if least and options.ranks else least
     if not world:
         raise wrong(files[0], "it holds no line but the names of its columns")
     records = [RankRecord(rank=rank, source=files[0].name) for rank in range(world)]
@@ -125,7 +129,15 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
     iterations = sorted({key.iteration for key in calls})
     for record in records:
         record.steps += [(i, UNKNOWN_TIME, UNKNOWN_TIME) for i in iterations]
-    return ImportedFiles(records=records, world=world, experts=max(experts))
+    return with_model(
+        ImportedFiles(
+            records=records,
+            world=world,
+            world_by="the highest rank in the table",
+            experts=max(experts),
+        ),
+        options,
+    )
 
 
 def _add_rows(path: Path, into: Calls) -> None:
@@ -278,4 +290,5 @@ IMPORTER = Importer(
     what="iteration,layer,phase,source,destination,bytes",
     matches=matches,
     read=read,
+    takes=("ranks", "experts", "k", "tokens", "row_bytes"),
 )

@@ -52,6 +52,7 @@ class ImportedCall:
     label: str = ""
     direction: str = "forward"
     direction_source: Source = Source.INFERRED  # most files do not state it
+    named_by: Source = Source.ANNOTATED  # source of layer, phase and label
     iteration: int = -1
     sequence: int = -1  # n-th collective of its group; -1: by call order
     counted: bool = True  # whether the calls of its group are known to be its calls
@@ -70,6 +71,7 @@ class RankRecord:
     source: str  # name of the file
     calls: list[ImportedCall] = field(default_factory=list)
     steps: list[tuple[int, int, int]] = field(default_factory=list)  # iteration, times
+    tokens: dict[int, int] = field(default_factory=dict)  # by iteration
     node: str = ""
     stated: int = 0  # number of ranks of the run according to the file
     widest: int = 0  # size of the largest group of a call
@@ -162,8 +164,8 @@ def _segment(
             label=call.label,
             peers=call.peers,
             experts=len(call.sent) if call.operation == ROUTING else 0,
-            layer_source=_stated(call.layer >= 0),
-            phase_source=_stated(bool(call.phase or call.label)),
+            layer_source=call.named_by if call.layer >= 0 else Source.UNKNOWN,
+            phase_source=call.named_by if call.phase or call.label else Source.UNKNOWN,
             direction_source=call.direction_source,
         )
         row["site"] = sites.add(site)
@@ -180,7 +182,8 @@ def _segment(
     steps = np.zeros(len(record.steps), STEP)
     for number, (iteration, start, end) in enumerate(record.steps):
         sources = (Source.ANNOTATED, Source.INFERRED)  # files have no kind of steps
-        steps[number] = (iteration, np.nan, -1, start, end, *sources)
+        tokens = record.tokens.get(iteration, -1)
+        steps[number] = (iteration, np.nan, tokens, start, end, *sources)
     placements = [
         (groups[group], layer, expert, 0, rank, 0)
         for (layer, group), holders in placed.items()
@@ -203,11 +206,6 @@ def _segment(
         placements=np.array(placements, PLACEMENT),
         left_out=", ".join(f"{n} {what}" for what, n in record.left_out.items()),
     )
-
-
-def _stated(known: bool) -> Source:
-    """Return the source of a value that the file states, or lacks."""
-    return Source.ANNOTATED if known else Source.UNKNOWN
 
 
 def _sequence(

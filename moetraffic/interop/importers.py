@@ -33,8 +33,10 @@ from .importer import (
     Importer,
     ImportOptions,
     too_few_ranks,
+    validate_options,
 )
 from .json_reader import MOST_RANKS, opened, words
+from .model_properties import validate_model
 from .process_group import UNKNOWN
 from .unread_communication import describe
 
@@ -140,13 +142,15 @@ def import_files(
     """
     options = options or ImportOptions()
     format, files = choose(paths, format)
+    validate_options(IMPORTERS[format], list(IMPORTERS.values()), options)
+    validate_model(options)
     read = IMPORTERS[format].read(files, options)
     world, world_by = _world(read, options)
     meta = Meta(
         origin="imported",
         world=world,
-        experts=read.experts,
-        k=read.k,
+        experts=read.experts or options.experts,
+        k=read.k or options.k,
         moetraffic=__version__,
         source=words(", ".join(f.name for f in files), 1000),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),

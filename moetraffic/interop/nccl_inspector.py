@@ -67,6 +67,11 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         raise wrong(files[0], "it holds no operation")
     largest = max(every.sizes, key=lambda c: every.sizes[c])
     world = every.sizes[largest]
+    if options.ranks not in (0, world):
+        raise TraceError(
+            f"the largest communicator defines the ranks of a run, and has {world}, "
+            f"but --ranks is {options.ranks}: leave it out"
+        )
     rank_of = {p: rank for rank, p in every.members[largest].items()}
     if any(p not in rank_of for p in every.seen):
         raise TraceError(
@@ -93,7 +98,12 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
                 record.add(call)
         record.calls.sort(key=lambda c: (c.issue, c.start))
         found.append(record)
-    return ImportedFiles(records=found, world=world, remarks=(SMALL_LEFT_OUT,))
+    return ImportedFiles(
+        records=found,
+        world=world,
+        world_by="the largest communicator",
+        remarks=(SMALL_LEFT_OUT,),
+    )
 
 
 def _operations(path: Path, into: Operations) -> None:
@@ -179,4 +189,5 @@ IMPORTER = Importer(
     what="NCCL Inspector's JSON",
     matches=json_with(['"header"', '"n_ranks"']),
     read=read,
+    takes=("ranks",),
 )

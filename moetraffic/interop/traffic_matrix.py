@@ -15,16 +15,18 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.errors import TraceError
-from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Group, Int64
+from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Group, Int64, Source
 
 from .imported_call import ImportedCall, RankRecord
 from .importer import ImportedFiles, Importer, ImportOptions
 from .json_reader import MOST_BYTES, lines, wrong
+from .model_properties import with_model
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LETTERS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 CELL = re.compile(r"(\d{1,18})(?:\.(\d*))?(?:[eE]\+?(\d{1,2}))?([BKMG]?)")
 MOST_RANKS = 1 << 13
+AS_DISPATCH = "each matrix as the dispatch of layer 0, as --experts or --k is given"
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
@@ -46,7 +48,14 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         raise TraceError(
             "matrices of one run have one size, but these differ: import each by itself"
         )
-    group = Group(kind="world", ranks=tuple(range(world)))
+    if options.ranks not in (0, world):
+        raise TraceError(
+            f"a matrix has a row for each rank, which are {world}, but --ranks is "
+            f"{options.ranks}: leave it out"
+        )
+    experts = bool(options.experts or options.k)
+    kind = "ep" if experts else "world"
+    group = Group(kind=kind, ranks=tuple(range(world)))
     records = [RankRecord(rank=rank, source=files[0].name) for rank in range(world)]
     for iteration, matrix in enumerate(matrices):
         for rank, record in enumerate(records):
@@ -59,9 +68,20 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
                     sent=matrix[rank],
                     received=matrix[:, rank],
                     iteration=iteration,
+                    phase="dispatch" if experts else "",
+                    layer=0 if experts else -1,
+                    named_by=Source.INFERRED,
                 )
             )
-    return ImportedFiles(records=records, world=world)
+    return with_model(
+        ImportedFiles(
+            records=records,
+            world=world,
+            world_by="the rows of a matrix",
+            inferred=(AS_DISPATCH,) if experts else (),
+        ),
+        options,
+    )
 
 
 def _matrices(path: Path, unit: int) -> list[Int64]:
@@ -132,4 +152,5 @@ IMPORTER = Importer(
     what="a traffic matrix as text, such as nccl-tests' alltoallv reads",
     matches=matches,
     read=read,
+    takes=("ranks", "experts", "k", "tokens", "row_bytes", "unit"),
 )

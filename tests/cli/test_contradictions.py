@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
             "pattern --model mixtral-8x7b --dp 2 --dispatch some",
             "dispatch is one of padded",
         ),
-        ("import m.txt -o n.h5 --from csv --experts 4", "only for megatron files"),
+        ("import m.txt -o n.h5 --from csv --ep 4", "only for megatron files"),
     ],
 )
 def test_what_would_do_nothing_or_cannot_be_is_refused(
