@@ -54,7 +54,7 @@ def evaluate(truth: Truth, module: nn.Module, step: int, batches: int = 2) -> No
             truth.micro_batch = m
             rows = batch(truth, 100 + step, m)
             total += float(loss_of(module(rows), rows))
-    truth.stepped(total, "evaluation")
+    truth.stepped(total, "evaluation", optimized=False)
 
 
 def evaluation(truth: Truth) -> None:
@@ -115,7 +115,7 @@ def nan_loss(truth: Truth) -> None:
         bad = torch.tensor([float(not torch.isfinite(loss))])
         truth.all_reduce(bad)
         if bad:
-            truth.stepped(loss, "skipped")
+            truth.stepped(loss, "skipped", optimized=False)
             continue
         truth.backward(loss)
         synchronize(truth, module)

@@ -107,7 +107,7 @@ def play(rank: int, name: str, mode: str, folder: Path) -> None:
     )
     path, annotate = folder / f"truth-{rank}.json", None
     with contextlib.ExitStack() as stack:
-        stepped: Callable[..., None] = lambda **_: None  # noqa: E731
+        stepped = None
         if mode in ("recorder", "annotated"):
             from moetraffic import Recorder, capture
 

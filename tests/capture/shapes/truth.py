@@ -51,13 +51,18 @@ class Truth:
     """Log of a rank: its collectives in order of issue, its steps and losses."""
 
     def __init__(
-        self, path: Path, *, annotate: Annotation | None, stepped: Callable[..., None]
+        self,
+        path: Path,
+        *,
+        annotate: Annotation | None = None,
+        stepped: Callable[..., None] | None = None,
     ) -> None:
         self.path, self._stepped = path, stepped
         self.annotate: Annotation = annotate or (lambda **_: contextlib.nullcontext())
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.calls: list[Call] = []
         self.kinds: list[str] = []  # of the steps
+        self.optimized: list[bool] = []  # the step called an optimizer or a scaler
         self.losses: list[float] = []
         self.routings: list[tuple[int, list[int]]] = []  # layer, copies to each expert
         self.micro_batch = 0
@@ -78,17 +83,23 @@ class Truth:
         with self.backward_pass():
             loss.backward(gradient)
 
-    def stepped(self, loss: Any = float("nan"), kind: str = "train") -> None:
-        """End a step of the program."""
+    def stepped(
+        self, loss: Any = float("nan"), kind: str = "train", *, optimized: bool = True
+    ) -> None:
+        """End a step of the program, which called an optimizer or no optimizer."""
         self.losses.append(float(loss))
         self.kinds.append(kind)
+        self.optimized.append(optimized)
         self.micro_batch = 0
-        self._stepped(loss=self.losses[-1], kind=kind)
+        if self._stepped is not None:
+            self._stepped(loss=self.losses[-1], kind=kind)
 
     def save(self) -> None:
         told = {
             "calls": [asdict(call) for call in self.calls],
             "kinds": self.kinds,
+            "optimized": self.optimized,
+            "marked": self._stepped is not None,
             "losses": [loss.hex() for loss in self.losses],
             "lifted": self.lifted,
             "routings": self.routings,

@@ -216,15 +216,15 @@ def _judge_steps(verdict: Verdict, trace: Trace, truths: list[dict[str, Any]]) -
     """Count the calls in a wrong step, and those in none, and the kinds of steps.
 
     A program's steps are its training steps, evaluations and skipped steps.  Where
-    optimizers alone mark steps, an evaluation may belong to the step that follows it.
+    optimizers alone mark steps, one that calls no optimizer may be a part of the next.
     """
     best = None
-    for merged in (False, True):
+    for merged in (False,) if truths[0]["marked"] else (False, True):
         wrong = 0
-        kinds = [k for k in truths[0]["kinds"] if not merged or k != "evaluation"]
+        ended = [not merged or optimized for optimized in truths[0]["optimized"]]
+        kinds = [k for k, end in zip(truths[0]["kinds"], ended, strict=True) if end]
+        number = np.cumsum([0, *ended])
         for truth in truths:
-            ended = [not merged or k != "evaluation" for k in truth["kinds"]]
-            number = np.cumsum([0, *ended])
             for occurrence, call in zip(truth["found"], truth["calls"], strict=False):
                 said = int(trace.occurrences.iteration[occurrence])
                 wrong += int(said >= 0 and said != number[call["step"]])
