@@ -21,25 +21,19 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import initialize
 
 warnings.simplefilter("ignore")  # a fork beside threads: meant
 Log = list[list[int]]
 
 
 def connect(folder: Path, rank: int, world: int, name: str = "store") -> None:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / name}",
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=60),
-    )
+    initialize(folder / name, rank, world)
 
 
 def rows(source: int, destination: int, step: int) -> int:
@@ -246,7 +240,6 @@ def save(folder: Path, rank: int, seen: Any) -> None:
 def play(name: str, folder: Path, rank: int) -> None:
     """Be a rank: returns where it goes on to the end of its interpreter."""
     world, scene = SCENES[name]
-    torch.set_num_threads(1)
     os.environ["MOETRAFFIC_OUT"] = str(folder / "run.h5")
     os.environ["MOETRAFFIC_NOTES"] = str(folder / "notes")
     error = os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT)

@@ -10,15 +10,15 @@ import json
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo  # functional collectives import it: once here, not in every rank
 import torch.distributed as dist
+from ranks import exit_codes, fork, initialize
 from step_scenes import boundaries
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
@@ -355,43 +355,20 @@ SCENES: dict[str, tuple[int, Callable[[Path, int], dict[str, Any]]]] = {
 }
 
 
-def play(name: str, folder: Path, rank: int, world: int) -> int:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(str(folder / f"{name}.store"), world),
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=60),
-    )
+def play(name: str, folder: Path, rank: int, world: int) -> None:
+    initialize(folder / f"{name}.store", rank, world)
     try:
         seen = SCENES[name][1](folder, rank)
-    except BaseException:
-        traceback.print_exc()
-        return 1
     finally:
         dist.destroy_process_group()
     (folder / f"{name}-{rank}.json").write_text(json.dumps(seen))
-    return 0
 
 
 def main(folder: Path) -> int:
     failed = 0
     for name, (world, _) in SCENES.items():
-        ranks = []
-        for rank in range(world):
-            child = os.fork()
-            if child == 0:
-                code = 1
-                try:
-                    code = play(name, folder, rank, world)
-                finally:
-                    sys.stdout.flush()
-                    os._exit(code)
-            ranks.append(child)
-        failed += sum(
-            os.waitstatus_to_exitcode(os.waitpid(r, 0)[1]) != 0 for r in ranks
-        )
+        ranks = [fork(partial(play, name, folder, r, world)) for r in range(world)]
+        failed += any(exit_codes(ranks))
     return failed
 
 

@@ -24,11 +24,10 @@ import os
 import signal
 import subprocess
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ import torch
 import torch.distributed as dist
 
 from moetraffic.launch import hook_environment
+from tests.capture.ranks import exit_codes, fork, initialize
 
 from . import execution, layouts, loops, schedules
 from .truth import Truth
@@ -91,20 +91,13 @@ SHAPES = {
 def play(rank: int, name: str, mode: str, folder: Path) -> None:
     """Be a rank of a shape."""
     shape = SHAPES[name]
-    torch.set_num_threads(1)
     torch.manual_seed(rank)
     os.environ["MOETRAFFIC_OUT"] = str(folder / "run.h5")
     start: Any = dist.init_process_group
     if mode != "run":
         # what the start-up hook has wrapped, if it is there
         start = getattr(start, "__wrapped__", start)
-    start(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=shape.ranks,
-        timeout=timedelta(seconds=60),
-    )
+    initialize(folder / "store", rank, shape.ranks, start)
     path, annotate = folder / f"truth-{rank}.json", None
     with contextlib.ExitStack() as stack:
         stepped = None
@@ -119,25 +112,12 @@ def play(rank: int, name: str, mode: str, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def forked(rank: int, name: str, mode: str, folder: Path) -> int:
-    """Fork a rank, or what spawns them; it ends without an interpreter's end."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        error = os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT)
-        os.dup2(error, 2)
-        if SHAPES[name].spawned:
-            torch.multiprocessing.spawn(play, (name, mode, folder), SHAPES[name].ranks)
-        else:
-            play(rank, name, mode, folder)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+def forked(rank: int, name: str, mode: str, folder: Path) -> None:
+    """Be a rank, or what spawns the ranks."""
+    if SHAPES[name].spawned:
+        torch.multiprocessing.spawn(play, (name, mode, folder), SHAPES[name].ranks)
+    else:
+        play(rank, name, mode, folder)
 
 
 def start(folder: Path, names: Iterable[str], modes: Iterable[str]) -> None:
@@ -167,11 +147,13 @@ def run(name: str, modes: Iterable[str], folder: Path) -> str:
     for mode in modes:
         own = folder / f"{name}-{mode}"
         own.mkdir(parents=True)
-        processes = 1 if SHAPES[name].spawned else SHAPES[name].ranks
-        begun[own] = [forked(rank, name, mode, own) for rank in range(processes)]
+        ranks = range(1 if SHAPES[name].spawned else SHAPES[name].ranks)
+        begun[own] = [
+            fork(partial(forked, r, name, mode, own), own / f"{r}.err") for r in ranks
+        ]
     said = ""
-    for own, ranks in begun.items():
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+    for own, children in begun.items():
+        codes = exit_codes(children)
         if any(codes):
             errors = [error.read_text()[-3000:] for error in sorted(own.glob("*.err"))]
             said += "\n".join([f"{own.name} ended with {codes}", *errors])
