@@ -126,12 +126,12 @@ def test_ranks_that_leave_without_a_word_cost_no_other_ranks_record(
     result = merged(folder)
     assert codes(folder) == [0, 7, -9]
     of = result.trace.find(operation="all_to_all", kind=None)
-    assert result.trace.present(of)[:, 0].all()
+    # what calls os._exit is flushed before
+    assert result.trace.present(of)[:, :2].all()
     assert len(of) == len(seen(folder, 3)[0])
-    told = " ".join(result.missing)
-    # whether anything of them was handed over in their few milliseconds is open
-    for rank in (1, 2):
-        assert f"rank {rank}" in told or "ranks 1 to 2" in told
+    # whether anything of the killed one was handed over in its milliseconds is open
+    (told,) = result.missing
+    assert told.startswith("rank 2 ")
     assert not result.trace.meta.complete
 
 
