@@ -204,6 +204,7 @@ class Recorder(Recording):
             "placement": self._placement,
             "window": self._window_steps,
             "begun": hook.now_ns(),
+            "threads": [threading.main_thread().ident, threading.get_ident()],
         }
         return Journal(
             about,

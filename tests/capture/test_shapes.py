@@ -17,8 +17,6 @@ from .shapes.verdict import judge
 FEW = [name for name, shape in SHAPES.items() if shape.few]
 WRONG_TODAY = {
     "auto-ep": "layers are numbered from 1",
-    "background-thread": "backward calls are named forward, and get other layers",
-    "dense": "all-to-alls of sequence parallelism are named dispatch and combine",
     "nan-loss:run": "an all-reduce of a step without backward moves to the next",
     "two-chunks": "alternating chunks: layers 0 to 5 in place of 0 to 2",
 }

@@ -81,9 +81,8 @@ PLAYS = st.fixed_dictionaries(
 
 
 def possible(play: dict[str, Any]) -> dict[str, Any]:
-    """Parts that are all equal do not tell what is sent beside a dispatch."""
-    alone = play["even"] and not play["counts"]
-    return play | {"probabilities": play["probabilities"] and not alone}
+    """Where all parts are equal, counts tell experts from sequence parallelism."""
+    return play | {"counts": play["counts"] or play["even"]}
 
 
 @given(play=PLAYS)

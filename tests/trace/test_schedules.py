@@ -42,7 +42,7 @@ def test_nothing_is_named_wrongly_in_a_thousand_programs() -> None:
         {"evaluate": 2, "marks": "step"},
         {"evaluate": 1, "marks": "", "micro_batches": 2},
         {"recompute": True, "counts": True},
-        {"even": True, "first_gradient": False},
+        {"even": True, "counts": True, "first_gradient": False},
         {"links": False, "probabilities": True},
     ],
 )

@@ -30,16 +30,25 @@ class Directions:
         link: int,
         node: str,
         phase: str,
+        trains: bool = True,
     ) -> tuple[str, int, Source]:
         """Classify a collective by direction, with its autograd sequence number.
 
         In a backward pass, ``node`` and ``link`` are name and sequence number of the
         running autograd node ("" and -1 for none); in a forward pass, ``link`` is that
         of the last created node.  ``grad`` is whether autograd records, and ``phase``
-        the program's annotation.  The result is "forward", "backward" or "recompute",
-        the link, -1 where there is none, and the source of the direction.
+        the program's annotation.  ``trains`` is whether the calling thread is the main
+        thread, or the one that started the recording.  The result is "forward",
+        "backward", "recompute" or "" for unknown, the link, -1 where there is none, and
+        the source of the direction.
         """
         if not in_backward:
+            if phase and phase not in FORWARD_PHASES:
+                return "backward", -1, Source.ANNOTATED
+            if not trains and (grad or link < 0):
+                # outside of an autograd function of its own, a thread may communicate
+                # for any pass of another
+                return "", -1, Source.UNKNOWN
             self._links.setdefault(link)
             if len(self._links) > MOST_LINKS:
                 del self._links[next(iter(self._links))]

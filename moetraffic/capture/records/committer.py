@@ -100,6 +100,7 @@ class Committer:
         self._begun = int(about["begun"])
         self._boundaries = IterationBoundaries(begun=self._begun)
         self._directions = Directions()
+        self._training_threads = about.get("threads")
         self._names: dict[str, list[Any]] = {}
         self._groups: dict[str, int] = {}
         self._open: dict[int, CallEvent] = {}  # calls that have not ended
@@ -309,6 +310,7 @@ class Committer:
             link=link,
             node="" if node < 0 else self._names["node"][node],
             phase=here[1],
+            trains=self._trains(thread),
         )
         group = self._groups[self._names["group"][group]]
         payload, transposed = size, 0
@@ -341,6 +343,11 @@ class Committer:
         event = CallEvent(site, *when, payload, transposed, thread, grad, link)
         self._add(event)
         self._open[number] = event
+
+    def _trains(self, thread: int) -> bool:
+        """Whether a thread is one that trains, as far as the training process says."""
+        known = self._training_threads
+        return known is None or self._names["thread"][thread] in known
 
     def _routed(self, plain: list[int], words: Int64, at: int) -> None:
         # fmt: off

@@ -46,6 +46,11 @@ def find_names(
     experts = experts_sorts(programs, mixture=mixture)
     readings = [Reading(p, experts) for p in programs]
     remarks = [experts.why_not] if experts.why_not else []
+    if not all(p.order for p in programs):
+        remarks.append(
+            "phases are unknown where several threads, or one that is not the "
+            "training's, make the all-to-alls of a step"
+        )
     layers, unknown = find_layers(every, readings, steps_known=steps_known)
     remarks += unknown
     names: dict[Name, int] = {UNNAMED: 0}

@@ -62,6 +62,7 @@ class Experts:
 
     sorts: frozenset[Sort]
     armed: bool  # a dispatch must follow a routing: others may be sequence parallelism
+    uneven: bool = False  # the same holds for even calls of kinds that are uneven
     why_not: str = ""  # reason why there is none
 
 
@@ -70,14 +71,12 @@ def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts
 
     Uneven all-to-alls are expert exchanges.  Where all are even, those after a count
     exchange or a routing are.  Without either, all are, but only in a run with
-    all-to-alls of one size that is known to have experts, or whose all-to-alls send
-    rows of several experts to each rank.
+    all-to-alls of one size that is known to have experts.
     """
     uneven: set[Sort] = set()
     counted: set[Sort] = set()
     routed: set[Sort] = set()
     every: dict[Sort, set[int]] = {}
-    rows: set[int] = set()
     routers = False
     for program in programs:
         before = ""
@@ -96,10 +95,8 @@ def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts
             before = ""
             size = program.bytes_of(at) // len(program.rank)
             every.setdefault(token.sort, set()).add(size)
-            if token.row_bytes:
-                rows.add(size // (2 * token.width * token.row_bytes))
     if uneven:
-        return Experts(sorts=frozenset(uneven | counted), armed=False)
+        return Experts(sorts=frozenset(uneven | counted), armed=False, uneven=True)
     if counted or routed:
         first = counted or routed
         sizes = set.union(*(every[s] for s in first))
@@ -107,11 +104,12 @@ def experts_sorts(programs: Iterable[CallSequence], *, mixture: bool) -> Experts
         same = {s for s, z in every.items() if z & sizes and (s[0], s[1]) in groups}
         return Experts(sorts=frozenset(first | same), armed=routers)
     one_size = len(set().union(*every.values())) == 1 and len(every) <= 2
-    if every and one_size and (mixture or min(rows, default=1) > 1):
+    if every and one_size and mixture:
         return Experts(sorts=frozenset(every), armed=False)
     why = (
         "all all-to-alls send equal parts and no routing or count exchange was "
-        "recorded: expert and sequence parallelism cannot be distinguished"
+        "recorded: expert and sequence parallelism cannot be distinguished (register "
+        "the router's class with capture.router)"
     )
     return Experts(sorts=frozenset(), armed=False, why_not=why if every else "")
 
@@ -237,7 +235,9 @@ class Forward:
         ):
             self._accompany(call, last)
             return
-        if self.experts.armed and self.routed is None and not self.waiting:
+        even = self.experts.uneven and bool(program.even[at])
+        announced = self.routed is not None or bool(self.waiting)
+        if (self.experts.armed or even) and not announced:
             return  # no routing or counts before it: it belongs to attention
         self._dispatch(call)
 

@@ -52,3 +52,17 @@ def test_what_the_program_says_comes_first() -> None:
     assert again == ("recompute", -1, STATED)
     gradient = of(directions, phase="combine_grad", grad=True, link=2)
     assert gradient == ("backward", 2, STATED)
+
+
+def test_a_thread_without_autograd_calls_for_any_pass() -> None:
+    outside = {"in_backward": False, "grad": True}
+    unknown = ("", -1, Source.UNKNOWN)
+    assert of(Directions(), **outside, link=-1, trains=False) == unknown
+    assert of(Directions(), **outside, link=3, trains=False) == unknown
+    # inside an autograd function it computes a forward pass itself
+    inside = {"in_backward": False, "grad": False}
+    assert of(Directions(), **inside, link=3, trains=False)[:2] == ("forward", 3)
+    assert of(Directions(), **outside, link=-1, trains=True)[0] == "forward"
+    # what the program says of it is known
+    named = of(Directions(), **outside, phase="combine_grad", trains=False)
+    assert named == ("backward", -1, Source.ANNOTATED)
