@@ -10,6 +10,8 @@ Recorder, capture
     Record a training loop, and annotate its layers and phases.
 capture_run
     Train a MoE GPT on ranks of this host and record its traffic.
+watch_run
+    Watch a run while it trains: load, imbalance, bytes and time by layer.
 import_trace, export_trace
     Read files of other tools into a trace; write a trace for other tools.
 analyze, compare
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from moetraffic.report.page import write_report
     from moetraffic.trace import Trace
     from moetraffic.validation import validate
+    from moetraffic.watch import watch_run
 
 __all__ = [
     "Recorder",
@@ -72,6 +75,7 @@ __all__ = [
     "place",
     "replay_trace",
     "validate",
+    "watch_run",
     "write_report",
 ]
 
@@ -90,6 +94,7 @@ _MODULES = {
     "place": "moetraffic.analysis.expert_placement",
     "replay_trace": "moetraffic.replay",
     "validate": "moetraffic.validation",
+    "watch_run": "moetraffic.watch",
     "write_report": "moetraffic.report.page",
 }
 

@@ -84,6 +84,7 @@ TRAINING = {
     "tutorial.md",
     "validate.md",
     "virtual.md",
+    "watch.md",
 }
 """Pages whose commands train or measure for half a minute: run with the slow tests."""
 

@@ -25,7 +25,17 @@ app = typer.Typer(
     context_settings={"token_normalize_func": current_name},
 )
 VERBS = (
-    *("demo", "capture", "run", "info", "analyze", "compare", "validate", "replay"),
+    *(
+        "demo",
+        "capture",
+        "run",
+        "watch",
+        "info",
+        "analyze",
+        "compare",
+        "validate",
+        "replay",
+    ),
     *("bench", "bandwidth", "reproduce", "import", "export", "merge", "build", "plot"),
     *("report", "place", "generate", "fabric", "estimate", "schedule", "tolerance"),
     *("doctor", "models", "pattern"),

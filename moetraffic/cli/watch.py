@@ -1,0 +1,143 @@
+"""``moetraffic watch``: live statistics of a run while it is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+
+from moetraffic.errors import MoetrafficError
+from moetraffic.report.console.options import AsJson, option
+from moetraffic.report.console.terminal import Paper, say
+from moetraffic.tables import plain
+from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
+from moetraffic.trace.iterations import number_list
+
+from .output import WIDTH
+
+if TYPE_CHECKING:
+    from moetraffic.watch import Snapshot
+
+ABOVE_LAYERS = 20
+"""Lines of a terminal that the state of the run and the legends take."""
+
+
+def watch(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            help="Trace that is being recorded (run.h5), or its segments "
+            "(run.h5.segments)."
+        ),
+    ],
+    last: Annotated[int, option("Number of steps to summarize.", min=1)] = 32,
+    layer: Annotated[
+        str | None,
+        option(
+            "Layers to show, with a table of their experts, a list: 1,3:6.", shown="all"
+        ),
+    ] = None,
+    interval: Annotated[
+        float, option("Time between two refreshes, in s.", min=0.1)
+    ] = 2.0,
+    once: Annotated[bool, option("Print the state of the run once.", "--once")] = False,
+    metrics: Annotated[
+        Path | None,
+        option("File for Prometheus' textfile collector, replaced at each refresh."),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, option("Folder for TensorBoard event files.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Watch a run while it trains: expert load, imbalance, bytes and time by layer.
+
+    Reads the segments that the ranks have written; it does not contact the ranks. Ends
+    when the run has ended.
+
+    Example: moetraffic watch run.h5 --last 100 --metrics /var/lib/node/moe.prom
+    """
+    from moetraffic.report.results.watch import summary
+    from moetraffic.watch import watch_run
+
+    layers = None if layer is None else number_list(layer, "layers")
+    if metrics is not None:
+        validate_output(metrics, force=True)
+        validate_other_than_input(trace, metrics)
+    snapshots = watch_run(
+        trace, last=last, layers=layers, interval_s=interval, follow=not once
+    )
+    with _files(metrics, tensorboard) as write:
+        written = map(write, snapshots)
+        if as_json:
+            for snapshot in written:
+                print(json.dumps(plain(summary(snapshot))), flush=True)
+        else:
+            _show(written, once=once, experts=layers is not None)
+
+
+def _show(snapshots: Iterator[Snapshot], *, once: bool, experts: bool) -> None:
+    """Show snapshots on a terminal that refreshes, or as lines; the last one whole."""
+    from moetraffic.report.results.watch import line, tables
+
+    paper = Paper(width=WIDTH)
+    live = Live(console=paper, transient=True, auto_refresh=False)
+    refreshes = paper.is_terminal and not once
+    last: Snapshot | None = None
+    try:
+        with live if refreshes else contextlib.nullcontext():
+            for last in snapshots:
+                if refreshes:
+                    most = max(1, paper.height - ABOVE_LAYERS)
+                    found = tables(last, experts=experts, most=most)
+                    live.update(Group(*found), refresh=True)
+                elif not (once or last.ended):
+                    paper.print(line(last), soft_wrap=True)
+    finally:
+        # also after Ctrl-C
+        if last is not None:
+            paper.print(*tables(last, experts=experts))
+
+
+@contextlib.contextmanager
+def _files(
+    metrics: Path | None, tensorboard: Path | None
+) -> Iterator[Callable[[Snapshot], Snapshot]]:
+    """Open the outputs of a watch; yield the function that writes a snapshot."""
+    from moetraffic.report.results.watch import write_snapshot_metrics
+
+    events = None
+    if tensorboard is not None:
+        from moetraffic.report.event_files import EventFiles
+
+        events = EventFiles(tensorboard)
+
+    written = 0
+
+    def write(snapshot: Snapshot) -> Snapshot:
+        nonlocal metrics, events, written
+        try:
+            if metrics is not None:
+                write_snapshot_metrics(metrics, snapshot)
+            if events is not None:
+                events.add(snapshot)
+        except MoetrafficError as error:
+            if not written:
+                raise
+            # a full disk does not end the view
+            say(f"moetraffic: {error}; files are no longer written")
+            metrics = events = None
+        written += 1
+        return snapshot
+
+    try:
+        yield write
+    finally:
+        if events is not None:
+            events.close()

@@ -1,0 +1,8 @@
+"""Live statistics of a run while it is recorded, from its committed segments."""
+
+from __future__ import annotations
+
+from .live import INTERVAL_S, LAST, watch_run
+from .snapshot import LayerSnapshot, Snapshot
+
+__all__ = ["INTERVAL_S", "LAST", "LayerSnapshot", "Snapshot", "watch_run"]
