@@ -19,6 +19,7 @@ from moetraffic.patterns import Workload, preset
 from moetraffic.report.console.options import AsJson, Force, option, takes
 from moetraffic.report.console.terminal import say
 
+from .build import offer
 from .output import present_trace, progress
 from .workload import WORKLOAD, describe
 
@@ -102,6 +103,8 @@ def capture(
     if trace is not None:  # rank 0 prints
         trace.close()
         present_trace(output, as_json=as_json)
+        if not (as_json or virtual):
+            offer()
 
 
 def refuse_empty_corpus(corpus: str | None) -> None:

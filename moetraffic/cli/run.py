@@ -18,6 +18,7 @@ from moetraffic.report.results.overview import tables
 from moetraffic.trace import Trace
 from moetraffic.trace.segments.series import clear, make_room
 
+from .build import offer
 from .output import WIDTH
 
 CONTEXT = {"allow_interspersed_args": False}
@@ -95,6 +96,9 @@ def harvest(output: Path, began: float, notes: Path, *, force: bool) -> None:
         say(f"moetraffic: {sentence}")
 
     paper = Paper(stderr=True, highlight=False, width=WIDTH)
-    for name in SegmentMerger(output, began, force=force, say=tell).gather(notes):
+    made = SegmentMerger(output, began, force=force, say=tell).gather(notes)
+    for name in made:
         with Trace.open(name) as trace:
             paper.print(*tables(trace, name))
+    if made:
+        offer()

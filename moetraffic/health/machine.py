@@ -19,6 +19,7 @@ from moetraffic.launch import current_rank
 from moetraffic.launch.machine_resources import available_bytes, own_gpu
 from moetraffic.trace.hdf5.durable import remedy
 from moetraffic.trace.segments.store import SMALLEST_LIMIT, file_size_limit
+from moetraffic.user_cache import user_cache
 
 from .exchange_check import try_ranks
 from .finding import Finding, State, finding
@@ -247,9 +248,7 @@ def _temporary_folder() -> Finding:
 
 def _cache() -> Finding:
     """Check the user's cache, which libraries and the compiled hook write to."""
-    from moetraffic.capture.hook import native
-
-    check, cache = partial(finding, "files", "user cache"), native.user_cache()
+    check, cache = partial(finding, "files", "user cache"), user_cache()
     if cache is None:
         return check(
             State.NOTE,

@@ -47,6 +47,7 @@ from types import ModuleType
 import torch
 
 from moetraffic.errors import CaptureError
+from moetraffic.user_cache import user_cache
 
 SOURCE = Path(__file__).with_name("native.cpp")
 INCLUDED = sorted(SOURCE.parent.glob("native_*.hpp"))
@@ -94,15 +95,6 @@ def folders() -> tuple[Path, ...]:
     cache = user_cache()
     own = Path(sys.prefix) / "share" / "moetraffic"
     return (own,) if cache is None else (own, cache)
-
-
-def user_cache() -> Path | None:
-    """Return moetraffic's folder in the user's cache; None for a user without a home.
-
-    A container with an arbitrary user ID has neither HOME nor a passwd entry.
-    """
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "moetraffic" if os.path.isabs(home) else None
 
 
 def build(*, force: bool = False) -> tuple[Path, bool]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -44,8 +45,9 @@ _thread = threading.get_ident
 
 Record = tuple[Any, ...]
 """``(CALL, number, issue, operation, group, place, dtype, thread, in_backward, grad,
-link, node, source, destination, bytes, shape, rows_received, sent, received)``: the
-name of the group, the shape of the input, and the split sizes passed to the call."""
+link, node, source, destination, bytes, shape, shape_received, sent, received)``: the
+name of the group, the shapes of input and output, and the split sizes passed to the
+call."""
 
 
 class SynchronousCall(threading.local):
@@ -59,9 +61,7 @@ class CallSink:
     """Receivers of recorded collectives, which must not raise."""
 
     put: Callable[[Record], None]  # stores a record
-    meet: Callable[
-        [dist.ProcessGroup], None
-    ]  # registers a group, before each of its calls
+    meet: Callable[[dist.ProcessGroup], None]  # registers a group, before its calls
     number: Callable[[str, Any], int]  # of a group, context, dtype, thread or node
     before: Callable[[torch.Tensor | None], Any]  # records a device event before a call
     launched: Callable[[int, Any, torch.Tensor | None, int, Any], None]
@@ -223,36 +223,47 @@ def _kernel(
     operation, position = OPERATIONS.index(COLLECTIVES[name][0]), COLLECTIVES[name][1]
     describe = _DESCRIBE.get(name) or _describer(name)
     single = name == "alltoall_base_"
+    put, before, waiting = sink.put, sink.before, sink.waiting
+    names: dict[int, tuple[str, Any]] = {}  # of groups by the ID of a living object
+    # methods of key sets take microseconds, and few sets occur
+    following: dict[int, tuple[Any, bool]] = {}
 
     def kernel(keyset: Any, *args: Any) -> Any:
         number, output, event, again = -1, None, None, 0
-        # a dispatch mode or tensor subclass calls the operator again with the plain
-        # tensors that it sends; meta and fake tensors are not sent
-        if not (keyset.has(python) or keyset.has(meta)):
+        bits = keyset.raw_repr()
+        known = following.get(bits)
+        if known is None:
+            # a dispatch mode or tensor subclass calls the operator again with the plain
+            # tensors that it sends; meta and fake tensors are not sent
+            sends = not (keyset.has(python) or keyset.has(meta))
+            known = following[bits] = keyset & after, sends
+        further, sends = known
+        if sends:
             try:
                 group = unboxed(args[position])
+                named = names.get(id(group)) or _named(group, names, sink.meet)
                 output, dtype, described = describe(args, group)
-                sink.meet(group)
                 link, ran = _sequence() - 1, None
                 if _task() != -1:
                     again, (link, ran) = 1, _running()
                 number = next(_numbers)
                 # fmt: off
-                sink.put((
-                    CALL, number, now_ns(), operation, group.group_name, here.place,
+                put((
+                    CALL, number, now_ns(), operation, named[0], here.place,
                     dtype, _thread(), again, _grad(), link, ran, *described,
                 ))
                 # fmt: on
-                event = sink.before(output)
+                if output is not None and output.is_cuda:
+                    event = before(output)
             except Exception as error:
                 # no error of the recording may reach the training
                 number = -1
                 sink.failed(name, error)
-        result = redispatch(keyset & after, *args)
+        result = redispatch(further, *args)
         if number < 0:
             return result
-        if single and event is None and args[5:6] == (False,):
-            sink.waiting.number = number  # synchronous: the caller waits next
+        if single and event is None and len(args) > 5 and args[5] is False:
+            waiting.number = number  # synchronous: the caller waits next
             return result
         try:
             sink.launched(number, result, output, 2 * operation + again, event)
@@ -261,6 +272,19 @@ def _kernel(
         return result
 
     return kernel
+
+
+def _named(
+    group: dist.ProcessGroup,
+    names: dict[int, tuple[str, Any]],
+    meet: Callable[[dist.ProcessGroup], None],
+) -> tuple[str, Any]:
+    """Register a group at its first call, and keep its name while it exists."""
+    meet(group)
+    key = id(group)
+    named = group.group_name, weakref.ref(group, lambda _: names.pop(key, None))
+    names[key] = named
+    return named
 
 
 def _running() -> tuple[int, str | None]:
@@ -280,7 +304,7 @@ Describe = Callable[[Sequence[Any], "dist.ProcessGroup"], Described]
 
 def _all_to_all_single(args: Sequence[Any], _group: dist.ProcessGroup) -> Described:
     output, tensor, _, received, sent = args[:5]
-    fields = -1, -1, 0, tensor.shape, output.shape[0], sent, received
+    fields = -1, -1, 0, tensor.shape, output.shape, sent, received
     return output, tensor.dtype, fields
 
 
@@ -288,7 +312,7 @@ def _all_to_all_list(args: Sequence[Any], _group: dist.ProcessGroup) -> Describe
     outputs, inputs = args[:2]
     # the tensors may have different shapes, so rows are single elements
     sent, received = [t.numel() for t in inputs], [t.numel() for t in outputs]
-    fields = -1, -1, 0, (sum(sent),), sum(received), sent, received
+    fields = -1, -1, 0, (sum(sent),), (sum(received),), sent, received
     return outputs[0], inputs[0].dtype, fields
 
 
@@ -315,7 +339,7 @@ def _describer(name: str) -> Describe:
         # only the root of a scatter has an input, but all ranks know its dtype
         typed = None if operation == "barrier" else next(iter(tensors), output)
         dtype = None if typed is None else typed.dtype
-        return output, dtype, (*peers, size, (), 0, (), ())
+        return output, dtype, (*peers, size, (), (), (), ())
 
     return describe
 

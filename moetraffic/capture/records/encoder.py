@@ -82,7 +82,7 @@ class Encoder:
     def _call(self, record: Sequence[Any], words: list[int]) -> None:
         # fmt: off
         (_, number, issue, operation, group, place, dtype, thread, again, grad, link,
-         node, source, destination, size, shape, rows, sent, received) = record
+         node, source, destination, size, shape, filled, sent, received) = record
         # fmt: on
         ran = -1 if node is None else self.number("node", node)
         row = dtype.itemsize * math.prod(shape[1:]) if shape else 0
@@ -91,7 +91,8 @@ class Encoder:
             *(self.number("group", group), self.number("place", place)),
             *(self.number("dtype", dtype), self.number("thread", thread)),
             *(again, int(grad), link, ran, source, destination, size, row),
-            *(shape[0] if shape else 0, rows, len(sent), len(received)),
+            *(shape[0] if shape else 0, filled[0] if filled else 0),
+            *(len(sent), len(received)),
         )
         words += sent
         words += received
