@@ -105,12 +105,19 @@ def capture_run(
         return Trace.open(output) if reports else None
     if not reports:
         raise RankEnded(outcome)
-    why = outcome.sentence or "the capture ended early"
+    why = outcome.sentence or _last_message(outcome)
     many = rank_env is not None and rank_env.world > 1
     kept = _kept(output, before, progress.steps, force=force, others=many)
     if outcome.interrupted:
         raise Interrupted(f"{why}; {kept}", outcome.interrupted)
     raise CaptureError(f"{why}; {kept}")
+
+
+def _last_message(outcome: Outcome) -> str:
+    """Return the last message of a rank that ended without an error."""
+    lines = [line.strip() for rank in outcome.stderr for line in rank]
+    said = next((line for line in reversed(lines) if line), "the capture ended early")
+    return said.removeprefix("moetraffic: ")[:400]
 
 
 class StepProgress:
