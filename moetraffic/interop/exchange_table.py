@@ -9,6 +9,7 @@ exchanges  ``iteration,layer,phase,source,destination,bytes``
 demands    ``iteration,layer,rank,expert,tokens``
 either     ``micro_batch`` (0), ``group`` (all ranks: ``ep 0-3``)
 exchanges  ``row_bytes``, ``dtype``, ``label``, ``direction`` (by phase)
+both       ``layer_source``, ``phase_source``, ``direction_source``, ``step_source``
 demands    ``dropped`` (unknown)
 =========  ==============================================================
 
@@ -34,6 +35,7 @@ from moetraffic.trace import (
     Group,
     Source,
 )
+from moetraffic.trace.provenance import source_name
 
 from .imported_call import ImportedCall, RankRecord
 from .importer import ImportedFiles, Importer, ImportOptions, too_few_ranks
@@ -55,6 +57,7 @@ EXCHANGES = ("iteration", "layer", "phase", "source", "destination", "bytes")
 DEMANDS = ("iteration", "layer", "rank", "expert", "tokens")
 EITHER = {"micro_batch", "group"}
 MORE = {"row_bytes", "dtype", "label", "direction"}
+SOURCES = ("layer_source", "phase_source", "direction_source", "step_source")
 DROPPED = "dropped"
 MOST_MEMBERS = 1 << 13
 MOST_EXPERTS = 1 << 16
@@ -85,6 +88,7 @@ class ExchangeKey(NamedTuple):
     group: str
     dtype: str
     row_bytes: int
+    sources: tuple[str, ...]  # in the order of SOURCES; "": by what the file states
 
 
 Calls = dict[ExchangeKey, dict[tuple[int, int], tuple[int, int]]]
@@ -127,8 +131,15 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         ):
             records[rank].calls.append(call)
     iterations = sorted({key.iteration for key in calls})
+    sources: dict[int, Source] = {}
+    for key in calls:
+        stated = _source(key.sources[-1])
+        if stated is not None:
+            weakest = min(stated, sources.get(key.iteration, stated))
+            sources[key.iteration] = weakest
     for record in records:
         record.steps += [(i, UNKNOWN_TIME, UNKNOWN_TIME) for i in iterations]
+        record.step_sources = sources
     return with_model(
         ImportedFiles(
             records=records,
@@ -147,7 +158,13 @@ def _add_rows(path: Path, into: Calls) -> None:
         header = [name.strip() for name in next(rows, [])]
         demands = set(DEMANDS) <= set(header)
         need = set(DEMANDS if demands else EXCHANGES)
-        odd = set(header) - need - EITHER - ({DROPPED} if demands else MORE)
+        odd = (
+            set(header)
+            - need
+            - EITHER
+            - set(SOURCES)
+            - ({DROPPED} if demands else MORE)
+        )
         if odd or need - set(header) or len(set(header)) < len(header):
             raise wrong(
                 path,
@@ -198,7 +215,14 @@ def _add_row(
         group=cells.get("group", ""),
         dtype=words(cells.get("dtype"), 20),
         row_bytes=count("row_bytes", 0, 0),
+        sources=tuple(cells.get(name, "") for name in SOURCES),
     )
+    if odd := set(key.sources) - {"", *map(source_name, Source)}:
+        raise wrong(
+            path,
+            f"line {line} has the source {min(odd)[:40]!r}",
+            f"a source is one of {', '.join(map(source_name, Source))}, or empty",
+        )
     if demands:
         pair = (count("rank"), count("expert"))
         value = (count("tokens"), count(DROPPED, 0, -1))
@@ -234,6 +258,7 @@ def _calls(
     )
     for (rank, other), value in pairs.items():
         table[:, members[rank], members[other] if key.stage else other] = value
+    layer, phase, direction, _ = map(_source, key.sources)
     given, other_side = table
     if key.stage:
         other_side = given.T
@@ -249,13 +274,22 @@ def _calls(
             layer=key.layer,
             label=key.label,
             direction=key.direction,
-            direction_source=Source.ANNOTATED if key.phase else Source.INFERRED,
+            direction_source=direction
+            if direction is not None
+            else (Source.ANNOTATED if key.phase else Source.INFERRED),
+            layer_source=layer,
+            phase_source=phase,
             iteration=key.iteration,
             sent=given[member],
             received=other_side[member],
         )
         for member in members.values()
     ]
+
+
+def _source(name: str) -> Source | None:
+    """Return the source of a name, None for an empty one."""
+    return Source[name.upper()] if name else None
 
 
 def _group(text: str) -> Group:

@@ -53,6 +53,8 @@ class ImportedCall:
     direction: str = "forward"
     direction_source: Source = Source.INFERRED  # most files do not state it
     named_by: Source = Source.ANNOTATED  # source of layer, phase and label
+    layer_source: Source | None = None  # None: named_by, if it is known
+    phase_source: Source | None = None
     iteration: int = -1
     sequence: int = -1  # n-th collective of its group; -1: by call order
     counted: bool = True  # whether the calls of its group are known to be its calls
@@ -72,6 +74,7 @@ class RankRecord:
     calls: list[ImportedCall] = field(default_factory=list)
     steps: list[tuple[int, int, int]] = field(default_factory=list)  # iteration, times
     tokens: dict[int, int] = field(default_factory=dict)  # by iteration
+    step_sources: Mapping[int, Source] = field(default_factory=dict)
     node: str = ""
     stated: int = 0  # number of ranks of the run according to the file
     widest: int = 0  # size of the largest group of a call
@@ -164,8 +167,10 @@ def _segment(
             label=call.label,
             peers=call.peers,
             experts=len(call.sent) if call.operation == ROUTING else 0,
-            layer_source=call.named_by if call.layer >= 0 else Source.UNKNOWN,
-            phase_source=call.named_by if call.phase or call.label else Source.UNKNOWN,
+            layer_source=_source(call.layer_source, call, call.layer >= 0),
+            phase_source=_source(
+                call.phase_source, call, bool(call.phase or call.label)
+            ),
             direction_source=call.direction_source,
         )
         row["site"] = sites.add(site)
@@ -181,7 +186,8 @@ def _segment(
         row["sequence"] = _sequence(call, record.rank, counts)
     steps = np.zeros(len(record.steps), STEP)
     for number, (iteration, start, end) in enumerate(record.steps):
-        sources = (Source.ANNOTATED, Source.INFERRED)  # files have no kind of steps
+        stated = record.step_sources.get(iteration, Source.ANNOTATED)
+        sources = (stated, Source.INFERRED)  # files have no kind of steps
         tokens = record.tokens.get(iteration, -1)
         steps[number] = (iteration, np.nan, tokens, start, end, *sources)
     placements = [
@@ -206,6 +212,13 @@ def _segment(
         placements=np.array(placements, PLACEMENT),
         left_out=", ".join(f"{n} {what}" for what, n in record.left_out.items()),
     )
+
+
+def _source(stated: Source | None, call: ImportedCall, known: bool) -> Source:
+    """Return the source of a call's layer or phase."""
+    if stated is not None:
+        return stated
+    return call.named_by if known else Source.UNKNOWN
 
 
 def _sequence(

@@ -8,7 +8,8 @@ import numpy as np
 
 from moetraffic.errors import TraceError, install_command
 
-from .model import ROUTING, UNKNOWN_TIME, Int64, WireForm
+from .model import ROUTING, UNKNOWN_TIME, Int64, Source, WireForm
+from .provenance import site_sources, source_name, step_sources
 from .reading import TraceContents
 from .rows import TIMES
 from .wire import wire_bytes
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import pandas
     import xarray
 
+SITE_SOURCES = ("layer_source", "phase_source", "direction_source")
 MOST_CELLS = 1 << 22
 """Maximum number of matrix cells read at once."""
 
@@ -72,6 +74,8 @@ def demand_array(trace: TraceContents, group: int | None) -> xarray.DataArray:
         attrs={
             "units": "1",
             "long_name": "token copies routed from a rank to an expert",
+            "layer_source": source_name(min(s.layer_source for s in sites)),
+            "iteration_source": source_name(step_sources(trace, iterations).min()),
         },
     ).transpose("iteration", "micro_batch", "layer", "src", "expert")
 
@@ -111,6 +115,13 @@ def calls_table(trace: TraceContents) -> pandas.DataFrame:
             **{n: column(n) for n in ("layer", "phase", "direction", "operation")},
             "label": column("label"),
             "group": column("group"),
+            **{
+                name: np.array([site_sources(s)[name] for s in trace.sites])[site]
+                for name in SITE_SOURCES
+            },
+            "step_source": np.array([source_name(s) for s in Source])[
+                step_sources(trace, trace.occurrences.iteration)
+            ],
             "ranks": trace.rows.width[site],
             "bytes": sent,
             **{f"{n}_s": seconds[:, at] for at, n in enumerate(TIMES)},

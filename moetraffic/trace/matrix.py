@@ -11,8 +11,9 @@ import numpy.typing as npt
 from moetraffic.errors import TraceError
 from moetraffic.tables import Table
 
-from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Int64
+from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Int64, Source
 from .placement import between_ranks
+from .provenance import step_sources
 from .reading import TraceContents
 from .wire import in_bytes, wire_bytes
 
@@ -143,6 +144,7 @@ def exchange_matrix(
             + _sum("micro-batch", "micro-batches", slots)
             + (", " + _sum("group", "groups", groups) if space == "world" else "")
             + f", {unit}"
+            + _guessed(trace, np.union1d(found, sent))
         ),
     )
 
@@ -189,6 +191,19 @@ def _demand(
             f"{phase}, layer {layer}, have {sorted(rows)}: use unit='tokens'"
         )
     return in_bytes(tokens, rows.pop())
+
+
+def _guessed(trace: TraceContents, occurrences: Int64) -> str:
+    """Name the attributes by which calls were selected and that are inferred."""
+    sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[occurrences])]
+    steps = step_sources(trace, trace.occurrences.iteration[occurrences])
+    found = {
+        "layer": any(s.layer_source == Source.INFERRED for s in sites),
+        "phase": any(s.phase_source == Source.INFERRED for s in sites),
+        "iteration": (steps == Source.INFERRED).any(),
+    }
+    names = [name for name, guessed in found.items() if guessed]
+    return f", inferred {' and '.join(names)}" if names else ""
 
 
 def _sum(name: str, plural: str, values: list[int]) -> str:

@@ -15,6 +15,7 @@ from . import labeled, matrix, placement, wire
 from .file_format import load, save
 from .model import UNKNOWN_TIME, Int64, Meta, Occurrences, Steps, WireForm
 from .panel import ArrayPanel, take
+from .provenance import source_clause
 from .reading import TraceContents
 from .routed import arrays_as_trace
 from .rows import TIMES
@@ -133,6 +134,7 @@ class Trace(ShownAsTables, TraceContents):
         parts += [f"{len(self.iterations)} training iterations"]
         parts += [f"{len(self.occurrences)} calls"]
         parts += ["incomplete"] * (not meta.complete)
+        parts += [source_clause(self)] * bool(source_clause(self))
         model = f" run of {meta.model}" if meta.model else " run"
         return f"<Trace {self.name!r}: {meta.origin}{model}, {', '.join(parts)}>"
 
@@ -321,7 +323,10 @@ class Trace(ShownAsTables, TraceContents):
         DataFrame
             ``iteration``, ``micro_batch`` (call index of its site in the iteration),
             ``layer`` (-1: none), ``phase`` ("" where it is no expert exchange),
-            ``direction``, ``operation``, ``label``: of the call's site;
+            ``direction`` ("" if unknown), ``operation``, ``label``: of the call's site;
+            ``layer_source``, ``phase_source``, ``direction_source``, ``step_source``:
+            how they and the iteration were determined, "annotated", "linked",
+            "inferred" or "unknown";
             ``group``: index into ``trace.groups``; ``ranks``: size of that group;
             ``bytes``: sum over the members' input buffers, rank-local traffic
             included, NaN where unknown and for routings;

@@ -10,9 +10,14 @@ import pytest
 
 from moetraffic.data import path
 from moetraffic.errors import TraceError
+from moetraffic.interop import import_trace
+from moetraffic.interop.export import export_trace
+from moetraffic.interop.export.exporter import ExportOptions
+from moetraffic.report.results.overview import overview, tables
 from moetraffic.trace import PHASES, ROUTING, Site, Source, Trace
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import SiteNumbers
+from moetraffic.trace.provenance import source_counts
 from moetraffic.trace.segments.segment import (
     Segment,
     rank_folder,
@@ -164,3 +169,93 @@ def test_a_source_that_does_not_exist_is_rejected(name: str) -> None:
     ):
         with pytest.raises(TraceError, match="source of its boundaries"):
             trace.replaced(steps=steps)
+
+
+def sourced() -> Trace:
+    """A trace with one call of each source, whose first step is inferred."""
+    trace = make_trace()
+    steps = trace.steps
+    source = np.full(len(steps.iteration), STATED, np.uint8)
+    source[0] = GUESSED
+    sites = [
+        s.with_sources(
+            LINKED if s.layer >= 0 else UNKNOWN,
+            GUESSED if s.phase else UNKNOWN,
+            LINKED,
+        )
+        for s in trace.sites[:-1]
+    ]
+    sites.append(replace(trace.sites[-1], direction=""))
+    return trace.replaced(sites=sites, steps=replace(steps, source=source))
+
+
+def test_calls_are_counted_by_source() -> None:
+    trace = sourced()
+    calls = np.bincount(trace.occurrences.site)
+    operation = np.array([s.operation for s in trace.sites])
+    phase = np.array([bool(s.phase) for s in trace.sites])
+    exchange, routing = operation == "all_to_all", operation == ROUTING
+    named = int(calls[exchange & phase].sum())
+    other = int(calls[exchange & ~phase].sum())
+    none = dict.fromkeys(("annotated", "linked", "inferred", "unknown"), 0)
+    none["not recorded"] = 0
+    total, steps = int(calls.sum()), len(trace.steps.iteration)
+    assert source_counts(trace) == {
+        "layers": none
+        | {"linked": int(calls[routing].sum()) + named, "unknown": other},
+        "phases": none | {"inferred": named, "unknown": other},
+        "directions": none
+        | {"linked": total - int(calls[-1]), "unknown": int(calls[-1])},
+        "steps": none | {"annotated": steps - 1, "inferred": 1},
+        "kinds of steps": none | {"not recorded": steps},
+    }
+
+
+def test_guesses_are_named_where_a_trace_is_shown(tmp_path: Path) -> None:
+    trace = sourced()
+    clause = "inferred phases and steps, unknown layers and phases and directions"
+    assert clause in repr(trace)
+    assert "inferred" not in repr(make_trace())
+    assert trace.matrix(0, 0, "dispatch").label.endswith("inferred phase and iteration")
+    assert trace.matrix(1, 0, "dispatch").label.endswith("bytes, inferred phase")
+    calls = trace.calls()
+    dispatch = calls[calls.phase == "dispatch"]
+    assert set(dispatch.layer_source) == {"linked"}
+    assert set(dispatch.phase_source) == {"inferred"}
+    by_step = dict(zip(dispatch.iteration, dispatch.step_source, strict=True))
+    assert by_step == dict.fromkeys(by_step, "annotated") | {0: "inferred"}
+    labeled = trace.replaced(steps=replace(trace.steps)).to_xarray()
+    assert labeled.attrs["layer_source"] == "linked"
+    assert labeled.attrs["iteration_source"] == "inferred"
+    trace.save(tmp_path / "run.h5")
+    plain = overview(trace, tmp_path / "run.h5")
+    assert plain["sources"] == source_counts(trace)
+    first = next(s for s in plain["sites"] if s["phase"] == "dispatch")
+    assert (first["layer_source"], first["phase_source"]) == ("linked", "inferred")
+    shown = {t.title: t for t in tables(trace)}
+    table = shown["Sources of layers, phases, directions and steps"]
+    assert [row[0] for row in table.rows] == [
+        *("layers (calls)", "phases (calls)", "directions (calls)"),
+        *("steps (steps)", "kinds of steps (steps)"),
+    ]
+    bare = [row for t in tables(make_trace()) for row in t.rows]
+    assert ("sources", "not recorded (trace format before 1.1)") in bare
+
+
+def test_a_table_of_calls_is_imported_with_its_sources(tmp_path: Path) -> None:
+    trace = sourced()
+    for of in ("wire", "demand"):
+        options = ExportOptions(of=of)
+        export_trace(trace, tmp_path / f"{of}.csv", "csv", options=options)
+        read = import_trace([tmp_path / f"{of}.csv"])
+        operation = ROUTING if of == "demand" else "all_to_all"
+        expected = {
+            (s.phase, s.layer, s.direction): s.sources
+            for s in trace.sites
+            if s.operation == operation
+        }
+        found = {(s.phase, s.layer, s.direction): s.sources for s in read.sites}
+        assert found == expected
+        assert read.steps.source.tolist() == [GUESSED] + [STATED] * (
+            len(read.steps.source) - 1
+        )

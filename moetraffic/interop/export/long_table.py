@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import TraceError, install_command
-from moetraffic.trace import ALL_TO_ALL, ROUTING, DroppedForm, Trace
+from moetraffic.trace import ALL_TO_ALL, ROUTING, DroppedForm, Source, Trace
+from moetraffic.trace.provenance import (
+    recorded,
+    site_sources,
+    source_counts,
+    source_name,
+    step_sources,
+)
 
 from .call_selection import AT_ONCE, Int64, find, other_operations, select_calls
 from .exporter import Exporter, ExportOptions
@@ -42,6 +49,8 @@ def _selected(trace: Trace, options: ExportOptions) -> tuple[Int64, list[str]]:
 
 def _blocks(trace: Trace, found: Int64) -> Iterator[Columns]:
     """Iterate over the table rows of routings or all-to-alls, site by site."""
+    stated = recorded(source_counts(trace))
+    names = np.array([source_name(s) for s in Source])
     for number in np.unique(trace.occurrences.site[found]).tolist():
         site, group = trace.sites[number], trace.groups[trace.sites[number].group]
         ranks, routes = np.array(group.ranks, np.int64), site.operation == ROUTING
@@ -69,12 +78,17 @@ def _blocks(trace: Trace, found: Int64) -> Iterator[Columns]:
                 "group": " ".join([group.kind, *map(str, group.ranks)]),
             }
             if not routes:
-                for name in ("row_bytes", "dtype", "label", "direction"):
+                for name in ("row_bytes", "dtype", "label"):
                     block[name] = getattr(site, name)
+                block["direction"] = site.direction or "unknown"
             elif site.dropped == DroppedForm.UNKNOWN:
                 block["dropped"] = None
             else:
                 block["dropped"] = trace.dropped(part).astype(np.int64).reshape(-1)
+            if stated:
+                block |= site_sources(site)
+                steps = names[step_sources(trace, iteration)]
+                block["step_source"] = np.repeat(steps, len(ranks) * len(others))
             yield block
 
 

@@ -65,6 +65,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
                 _add_calls(archive, trace, routed[at][own == count])
         _add(archive, "step_iteration", trace.steps.iteration)
         _add(archive, "step_loss", trace.steps.loss)
+        _add(archive, "step_source", trace.steps.source)
     return [*lost, *other_operations(trace), "where experts lie is left out"]
 
 
@@ -85,6 +86,9 @@ def _add_calls(archive: zipfile.ZipFile, trace: Trace, found: Int64) -> None:
     _add(archive, f"{name}_layer", np.array([s.layer for s in sites], np.int64))
     _add(archive, f"{name}_micro_batch", np.array([s.slot for s in sites], np.int64))
     _add(archive, f"{name}_ranks", trace.members(found))
+    for column in ("layer_source", "phase_source", "direction_source"):
+        values = np.array([getattr(s, column) for s in sites], np.uint8)
+        _add(archive, f"{name}_{column}", values)
     if sites[0].operation == ROUTING:
         return
     for column in ("phase", "direction", "label"):

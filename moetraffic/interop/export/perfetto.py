@@ -24,6 +24,7 @@ import numpy as np
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common
+from moetraffic.trace.provenance import site_sources
 
 from .call_selection import (
     CallSelection,
@@ -213,7 +214,8 @@ def _slice(
         "iteration": call.iteration,
         "layer": site.layer,
         "micro-batch": site.slot,
-        "direction": site.direction,
+        "direction": site.direction or "unknown",
+        **site_sources(site),
         "group": list(call.group.ranks),
         "bytes to others": sent,
         "bytes from others": received,

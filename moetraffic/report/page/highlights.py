@@ -16,6 +16,7 @@ from moetraffic.report.results.skew import named, subject_of
 from moetraffic.report.results.summary import sentences
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
+from moetraffic.trace.provenance import source_clause
 from moetraffic.units import byte_size, duration
 
 UNRECORDED = {
@@ -100,6 +101,8 @@ def run_in_words(trace: Trace, analysis: Analysis) -> list[str]:
     lines = [f"{about_run(trace)}; the trace is {complete}."]
     if meta.schedule:
         lines.append(f"Steps, layers and phases: {meta.schedule}.")
+    if clause := source_clause(trace):
+        lines.append(f"How they were determined: {clause}.")
     return lines + sentences(analysis)
 
 

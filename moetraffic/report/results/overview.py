@@ -11,6 +11,7 @@ from moetraffic.tables import Table, tables_of
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
 from moetraffic.trace.model import Meta
+from moetraffic.trace.provenance import SOURCES, recorded, site_sources, source_counts
 from moetraffic.trace.totals import all_to_all_bytes
 from moetraffic.units import byte_size, rank_span
 
@@ -37,6 +38,7 @@ def overview(trace: Trace, path: Path) -> dict[str, Any]:
         "all_to_all_bytes": sent,
         "all_to_all_bytes_to_itself": kept,
         "clock_error_ns": error_ns(trace.clocks),
+        "sources": source_counts(trace),
         "sites": _sites(trace),
     }
 
@@ -48,6 +50,7 @@ def _sites(trace: Trace) -> list[dict[str, Any]]:
     return [
         {
             **{name: getattr(site, name) for name in fields},
+            **site_sources(site),
             "layer": site.layer if site.layer >= 0 else None,
             "group": f"{group.kind} {rank_span(group.ranks)}",
             "row_bytes": site.row_bytes,
@@ -87,6 +90,8 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         whole, kept = map(byte_size, all_to_all_bytes(trace))
         sent = f"{whole} sent, of which rank-local (self) traffic: {kept}"
         sent += _no_exchange(trace)
+    counts = source_counts(trace)
+    stated = recorded(counts)
     facts = {
         "size": size,
         "origin": meta.origin,
@@ -97,7 +102,8 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         f"{len(trace.iterations)}{_loss_words(_losses(trace))}",
         "MoE layers": ", ".join(map(str, trace.layers)) or "unknown",
         "all-to-all": sent,
-        "layers and phases": meta.schedule or "annotated",
+        "inference": meta.schedule,
+        "sources": "" if stated else "not recorded (trace format before 1.1)",
         "clock error": f"{error_ns(trace.clocks) / 1e3:.1f} us",
         "complete": "yes" if meta.complete else "no, see below",
         "made by": f"moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",
@@ -108,12 +114,21 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         for part in getattr(meta, name).split("; ")
         if part
     ]
+    by_source = Table(
+        title="Sources of layers, phases, directions and steps",
+        columns=dict.fromkeys(["of", *SOURCES], "") | {"of": "<"},
+        rows=[
+            (f"{what} ({'steps' if 'steps' in what else 'calls'})", *n.values())
+            for what, n in counts.items()
+        ],
+    )
     names = ("layer", "call", "call index", "group", "row bytes", "count", "wire bytes")
     return [
         Table(
             title=trace.name if path is None else str(path),
             rows=[pair for pair in facts.items() if pair[1]],
         ),
+        *([by_source] if stated else []),
         Table(
             columns=dict.fromkeys(names, "") | {"layer": "<"},
             rows=_site_rows(trace),
