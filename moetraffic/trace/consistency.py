@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,11 +16,14 @@ from .model import (
     MOST_SITES,
     ROUTING,
     Group,
+    Meta,
     Site,
     WireForm,
 )
 
+MOST_RANKS = 1 << 24
 MOST_EXPERTS = 1 << 20
+LARGEST = (1 << 31) - 1
 MOST_NS = 1 << 62  # sums of two times stay within int64
 
 
@@ -31,6 +35,25 @@ def violated(rules: Iterable[tuple[object, str]]) -> str:
 def within(values: npt.NDArray[Any], least: int, end: int) -> bool:
     """Check that all values lie in the half-open range [least, end)."""
     return not len(values) or bool(least <= values.min() and values.max() < end)
+
+
+def meta_rules(meta: Meta) -> Iterator[tuple[bool, str]]:
+    """Yield whether each number of the metadata lies in its range, and the rule."""
+    ranges = {"world": (1, MOST_RANKS)}
+    ranges |= dict.fromkeys(("dp", "tp", "pp", "ep", "cp"), (1, meta.world))
+    ranges |= dict.fromkeys(("layers", "hidden", "k"), (0, LARGEST))
+    ranges |= {"experts": (0, MOST_EXPERTS)}
+    for name, (least, most) in ranges.items():
+        value = getattr(meta, name)
+        yield (
+            least <= value <= most,
+            f"{name} lies between {least} and {most} (here it is {value})",
+        )
+    factor = meta.capacity_factor
+    yield (
+        math.isnan(factor) or 0 <= factor < math.inf,
+        f"the capacity factor is at least 0, or unknown (here it is {factor})",
+    )
 
 
 def groups_valid(groups: Sequence[Group], world: int) -> bool:

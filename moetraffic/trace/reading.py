@@ -15,6 +15,7 @@ from . import clock
 from .consistency import (
     clocks_valid,
     groups_valid,
+    meta_rules,
     placements_valid,
     site_rules,
     violated,
@@ -111,6 +112,7 @@ class TraceContents:
         """Yield whether each rule holds, and its text; later ones rely on earlier."""
         world, groups, sites = self.meta.world, self.groups, self.sites
         which, when = self.occurrences.site, self.occurrences.iteration
+        yield from meta_rules(self.meta)
         yield groups_valid(groups, world), "a group has distinct ranks of the world"
         yield all(0 <= s.group < len(groups) for s in sites), "a site refers to a group"
         yield within(which, 0, len(sites)), "an occurrence refers to a site"

@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.trace.consistency import (
+    MOST_RANKS,
     clocks_valid,
     groups_valid,
+    meta_rules,
     placements_valid,
     violated,
     within,
@@ -59,7 +61,6 @@ from moetraffic.trace.panel import ArrayPanel
 KIND = "moetraffic-segment"
 VERSION = 1
 PATTERN = "segment-*.h5"
-MOST_RANKS = 1 << 24
 MOST_WORDS = 1000  # maximum length of a text attribute, in characters
 MOST_PANEL_BYTES = 64 << 20  # panel size accepted without check
 MOST_PANEL_RATIO = 32  # largest plausible compression ratio of counts
@@ -248,6 +249,7 @@ def _rules(segment: Segment) -> Iterator[tuple[object, str]]:
         0 <= rank < world <= MOST_RANKS and segment.index >= 0,
         f"it is window {segment.index} of rank {rank} of {world}",
     )
+    yield from meta_rules(segment.meta)
     yield groups_valid(groups, world), "a group has no ranks, or impossible ones"
     yield all(0 <= s.group < len(groups) for s in sites), "a site is of no group"
     yield (
