@@ -14,6 +14,8 @@ watch_run
     Watch a run while it trains: load, imbalance, bytes and time by layer.
 import_trace, export_trace
     Read files of other tools into a trace; write a trace for other tools.
+anonymize
+    Remove names of hosts, users, paths and programs from a trace.
 analyze, compare
     Compute the statistics of a trace, and the distances between two traces.
 generate_trace, validate
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from moetraffic.fabric.named import load_fabric
     from moetraffic.generate import generate_trace
     from moetraffic.interop import import_trace
+    from moetraffic.interop.anonymization import anonymize
     from moetraffic.interop.export import export_trace
     from moetraffic.launch.training import capture_run
     from moetraffic.patterns.time_model import estimate
@@ -62,6 +65,7 @@ __all__ = [
     "Trace",
     "__version__",
     "analyze",
+    "anonymize",
     "capture",
     "capture_run",
     "circuits",
@@ -83,6 +87,7 @@ _MODULES = {
     "Recorder": "moetraffic.capture",
     "Trace": "moetraffic.trace",
     "analyze": "moetraffic.analysis",
+    "anonymize": "moetraffic.interop.anonymization",
     "capture_run": "moetraffic.launch.training",
     "circuits": "moetraffic.analysis.network.circuit_plan",
     "compare": "moetraffic.analysis",

@@ -38,7 +38,7 @@ VERBS = (
     ),
     *("bench", "bandwidth", "reproduce", "import", "export", "merge", "build", "plot"),
     *("report", "place", "generate", "fabric", "estimate", "schedule", "tolerance"),
-    *("doctor", "models", "pattern"),
+    *("anonymize", "doctor", "models", "pattern"),
 )
 """Verbs in the order of the help; each is a function in the module of its name."""
 

@@ -235,8 +235,8 @@ def test_guesses_are_named_where_a_trace_is_shown(tmp_path: Path) -> None:
     shown = {t.title: t for t in tables(trace)}
     table = shown["Sources of layers, phases, directions and steps"]
     assert [row[0] for row in table.rows] == [
-        *("layers (calls)", "phases (calls)", "directions (calls)"),
-        *("steps (steps)", "kinds of steps (steps)"),
+        *("layers of calls", "phases of calls", "directions of calls"),
+        *("steps", "kinds of steps"),
     ]
     bare = [row for t in tables(make_trace()) for row in t.rows]
     assert ("sources", "not recorded (trace format before 1.1)") in bare

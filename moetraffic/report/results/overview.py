@@ -118,7 +118,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         title="Sources of layers, phases, directions and steps",
         columns=dict.fromkeys(["of", *SOURCES], "") | {"of": "<"},
         rows=[
-            (f"{what} ({'steps' if 'steps' in what else 'calls'})", *n.values())
+            (what if "steps" in what else f"{what} of calls", *n.values())
             for what, n in counts.items()
         ],
     )

@@ -1,0 +1,225 @@
+"""Remove texts from a trace that name hosts, users, paths, commands or programs.
+
+Only texts of a fixed vocabulary are kept (operations, phases, element types, kinds of
+groups, labels and names that moetraffic itself writes).  All others are removed, or
+replaced by a number where equal texts must stay equal.  Numbers are not changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import PRESETS, Workload
+from moetraffic.patterns.router_spec import DISPATCH_FORMS
+from moetraffic.patterns.router_table import ROUTERS
+from moetraffic.trace import ALL_TO_ALL, DIRECTIONS, PHASES, ROUTING, Trace
+from moetraffic.trace.model import Meta
+
+OPERATIONS = frozenset(
+    {
+        *(ROUTING, ALL_TO_ALL, "all_reduce", "all_gather", "reduce_scatter"),
+        *("broadcast", "reduce", "gather", "scatter", "send_recv", "barrier"),
+    }
+)
+KINDS = frozenset(
+    {
+        *("ep", "edp", "etp", "dp", "tp", "pp", "cp", "sp", "world", "other"),
+        *("dp_shard", "dp_replicate", "dp_cp", "tp_cp", "embedding", "ends"),
+    }
+)
+"""Kinds of process groups."""
+
+LABELS = frozenset(
+    {
+        *("count_exchange", "probabilities", "indices", "scale_factors", "companion"),
+        *("gradient_sync", "expert_gradient_sync", "embedding_sync", "gradient_norm"),
+        *("tensor_parallel", "zero", "context", "pipeline", "pipeline_setup", "loss"),
+        *("experts", "balance_counts", "router_load", "router", "bypass"),
+    }
+)
+"""Labels that moetraffic sets itself."""
+
+DTYPES = frozenset(
+    {
+        *("float64", "float32", "float16", "bfloat16", "bool", "complex64"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+        *("complex128", "int64", "int32", "int16", "int8"),
+        *("uint8", "uint16", "uint32", "uint64"),
+    }
+)
+BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "fake", "xccl", "hccl", "rccl"})
+ORIGINS = frozenset({"captured", "imported", "generated", "replayed"})
+AXES = re.compile(r"(?:tp|cp|ep|dp|pp|edp)(?:-(?:tp|cp|ep|dp|pp|edp))*")
+RELEASE = re.compile(r"\d{1,4}(?:\.\d{1,4}){0,2}")
+TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|\+00:00)?")
+INFERRED = "steps, layers or phases were inferred (details removed)"
+MISSING = "something is missing (details removed)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anonymized:
+    """Trace without identifying texts, with what was removed and what remains."""
+
+    trace: Trace
+    removed: tuple[str, ...]  # a phrase each: "2 node names, now node0 to node1"
+    texts: tuple[str, ...]  # all texts that remain, sorted
+
+
+def anonymize(trace: Trace) -> Anonymized:
+    """Remove host names, commands, paths, user names and free text from a trace.
+
+    Nodes become ``node0``, ``node1`` ..., and unknown labels ``label0``, ``label1`` ...
+    in the order of their first use; equal names stay equal.  Remarks about missing
+    records and inference are replaced by a fixed sentence.  Every number is kept.
+
+    Parameters
+    ----------
+    trace
+        Any trace; it is not changed.
+
+    Returns
+    -------
+    Anonymized
+        The new trace, which reads its panels from the same file, and reports of what
+        was removed and what remains.
+    """
+    removed = Counter[str]()
+    meta = _anonymous_meta(trace.meta, removed)
+    nodes = _Numbered("node", frozenset({""}))
+    labels = _Numbered("label", LABELS | {""})
+    dtypes = _Numbered("dtype", DTYPES | {""})
+    operations = _Numbered("operation", OPERATIONS)
+    phases = _Numbered("phase", frozenset({*PHASES, ""}))
+    directions = _Numbered("direction", frozenset({*DIRECTIONS, ""}))
+    kinds = _Numbered("group", KINDS)
+    anonymous = trace.replaced(
+        meta=replace(meta, nodes=tuple(map(nodes, trace.meta.nodes))),
+        groups=[replace(g, kind=kinds(g.kind)) for g in trace.groups],
+        sites=[
+            replace(
+                s,
+                label=labels(s.label),
+                dtype=dtypes(s.dtype),
+                operation=operations(s.operation),
+                phase=phases(s.phase),
+                direction=directions(s.direction),
+            )
+            for s in trace.sites
+        ],
+    )
+    named = {
+        "names of nodes": nodes,
+        "labels of calls": labels,
+        "element types": dtypes,
+        "operations": operations,
+        "phases": phases,
+        "directions": directions,
+        "kinds of groups": kinds,
+    }
+    return Anonymized(
+        trace=anonymous,
+        removed=(
+            *removed,
+            *(f"{what}: {found.report()}" for what, found in named.items() if found),
+        ),
+        texts=tuple(sorted(set(_texts(anonymous)) - {""})),
+    )
+
+
+class _Numbered:
+    """Replacement of texts outside a vocabulary by a prefix and a number."""
+
+    def __init__(self, prefix: str, kept: frozenset[str]) -> None:
+        self._prefix, self._kept = prefix, kept
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, text: str) -> str:
+        if text in self._kept:
+            return text
+        return f"{self._prefix}{self._numbers.setdefault(text, len(self._numbers))}"
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    def report(self) -> str:
+        """Describe how many texts were replaced, and by what."""
+        last = len(self._numbers) - 1
+        until = f" to {self._prefix}{last}" if last else ""
+        return f"{last + 1}, now {self._prefix}0{until}"
+
+
+def _anonymous_meta(meta: Meta, removed: Counter[str]) -> Meta:
+    """Remove or replace the texts of the metadata; note what was removed."""
+    model = meta.model.removesuffix(", scaled")
+    backends = re.split(r"[:,]", meta.backend)
+    known_backend = set(backends) <= BACKENDS | {"cpu", "cuda"}
+    kept: dict[str, Any] = {
+        "origin": meta.origin if meta.origin in ORIGINS else "captured",
+        "model": meta.model if model in PRESETS else "",
+        "router": meta.router if meta.router in ROUTERS else "",
+        "dispatch": meta.dispatch if meta.dispatch in DISPATCH_FORMS else "",
+        "order": meta.order if AXES.fullmatch(meta.order) else Meta().order,
+        "dtype": meta.dtype if meta.dtype in DTYPES else "",
+        "backend": meta.backend if known_backend else "",
+        "schedule": INFERRED if meta.schedule else "",
+        "missing": MISSING if meta.missing else "",
+        "moetraffic": _release(meta.moetraffic),
+        "torch": _release(meta.torch),
+        "python": _release(meta.python),
+        "workload": _anonymous_workload(meta.workload),
+        "source": "",
+        "created": meta.created if TIMESTAMP.fullmatch(meta.created) else "",
+    }
+    words = {
+        "schedule": "remarks about inference",
+        "missing": "remarks about missing records",
+        "workload": "free text of the workload",
+        "source": "name of the source",
+        "created": "time of creation",
+        **{name: f"{name} version's build" for name in ("moetraffic", "torch")},
+        "python": "python version's build",
+    }
+    for name, value in kept.items():
+        if value != getattr(meta, name):
+            removed[words.get(name, f"{name} name")] += 1
+    return replace(meta, **kept)
+
+
+def _release(version: str) -> str:
+    """Return the release number of a version, without its build: 2.4.0 of 2.4.0+x."""
+    found = RELEASE.match(version)
+    return found[0] if found else ""
+
+
+def _anonymous_workload(text: str) -> str:
+    """Remove the corpus and an unknown model name; "" if it is no workload."""
+    try:
+        workload = Workload.from_json(text)
+        if workload.gating.router not in ROUTERS:
+            return ""
+        name = workload.model.name
+        return replace(
+            workload,
+            model=replace(workload.model, name=name if name in PRESETS else "model"),
+            training=replace(workload.training, corpus=""),
+        ).to_json()
+    except (LayoutError, TypeError, ValueError, AttributeError, RecursionError):
+        return ""  # written by another program: its texts are unknown
+
+
+def _texts(trace: Trace) -> Iterable[str]:
+    """Iterate over all texts of a trace."""
+    for value in trace.meta.as_dict().values():
+        if isinstance(value, str):
+            yield value
+    yield from trace.meta.nodes
+    yield from (g.kind for g in trace.groups)
+    for site in trace.sites:
+        yield from (site.operation, site.phase, site.direction, site.dtype, site.label)
+    yield from trace.steps.kind
+    yield from (p.kind for p in trace.programs)
