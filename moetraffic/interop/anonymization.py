@@ -7,19 +7,31 @@ replaced by a number where equal texts must stay equal.  Numbers are not changed
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from moetraffic.errors import LayoutError
 from moetraffic.patterns import PRESETS, Workload
+from moetraffic.patterns.dropping import PATTERNS, SITES, Dropping
+from moetraffic.patterns.layout import ParallelLayout
 from moetraffic.patterns.router_spec import DISPATCH_FORMS
 from moetraffic.patterns.router_table import ROUTERS
+from moetraffic.patterns.routers import BALANCE_SCOPES, Gating
+from moetraffic.patterns.shape import (
+    ACTIVATIONS,
+    NORM_PLACES,
+    NORMS,
+    POSITIONS,
+    ModelShape,
+)
+from moetraffic.patterns.training import DEVICES, Training
 from moetraffic.trace import ALL_TO_ALL, DIRECTIONS, PHASES, ROUTING, Trace
 from moetraffic.trace.model import Meta
 
+PARTS = (Workload, ModelShape, Gating, ParallelLayout, Training, Dropping)
 OPERATIONS = frozenset(
     {
         *(ROUTING, ALL_TO_ALL, "all_reduce", "all_gather", "reduce_scatter"),
@@ -54,6 +66,25 @@ DTYPES = frozenset(
 )
 BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "fake", "xccl", "hccl", "rccl"})
 ORIGINS = frozenset({"captured", "imported", "generated", "replayed"})
+FIELDS = frozenset(
+    {
+        *(f.name for kind in PARTS for f in fields(kind)),
+        *(o.name for router in ROUTERS.values() for o in router.options),
+        "ffn_multiple",  # of earlier releases
+    }
+)
+"""Fields of a workload."""
+
+WORKLOAD_TEXTS = frozenset(
+    {
+        *(PRESETS.keys() | ROUTERS.keys() | DTYPES),
+        *(DISPATCH_FORMS + BALANCE_SCOPES + DEVICES + PATTERNS + SITES),
+        *(POSITIONS + NORMS + NORM_PLACES + ACTIVATIONS),
+        *(c for r in ROUTERS.values() for o in r.options for c in o.choices),
+    }
+)
+"""Values of a workload's text fields."""
+
 AXES = re.compile(r"(?:tp|cp|ep|dp|pp|edp)(?:-(?:tp|cp|ep|dp|pp|edp))*")
 RELEASE = re.compile(r"\d{1,4}(?:\.\d{1,4}){0,2}")
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|\+00:00)?")
@@ -197,19 +228,23 @@ def _release(version: str) -> str:
 
 
 def _anonymous_workload(text: str) -> str:
-    """Remove the corpus and an unknown model name; "" if it is no workload."""
+    """Keep the numbers and known texts of a workload's fields; "" if it is none."""
     try:
-        workload = Workload.from_json(text)
-        if workload.gating.router not in ROUTERS:
-            return ""
-        name = workload.model.name
-        return replace(
-            workload,
-            model=replace(workload.model, name=name if name in PRESETS else "model"),
-            training=replace(workload.training, corpus=""),
-        ).to_json()
-    except (LayoutError, TypeError, ValueError, AttributeError, RecursionError):
+        found = json.loads(text)
+        return json.dumps(_known(found), sort_keys=True) if found else ""
+    except (ValueError, RecursionError):
         return ""  # written by another program: its texts are unknown
+
+
+def _known(value: Any) -> Any:
+    """Copy a JSON value without unknown fields, and with unknown texts empty."""
+    if isinstance(value, dict):
+        return {k: _known(v) for k, v in value.items() if k in FIELDS}
+    if isinstance(value, list):
+        return [_known(v) for v in value]
+    if isinstance(value, str) and value not in WORKLOAD_TEXTS:
+        return value if AXES.fullmatch(value) else ""
+    return value
 
 
 def _texts(trace: Trace) -> Iterable[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -49,11 +48,6 @@ def meta_rules(meta: Meta) -> Iterator[tuple[bool, str]]:
             least <= value <= most,
             f"{name} lies between {least} and {most} (here it is {value})",
         )
-    factor = meta.capacity_factor
-    yield (
-        math.isnan(factor) or 0 <= factor < math.inf,
-        f"the capacity factor is at least 0, or unknown (here it is {factor})",
-    )
 
 
 def groups_valid(groups: Sequence[Group], world: int) -> bool:

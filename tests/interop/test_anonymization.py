@@ -83,6 +83,8 @@ def test_no_text_of_the_input_is_in_the_output(tmp_path: Path) -> None:
         workload = json.loads(shared.meta.workload)
         assert workload["training"]["corpus"] == ""
         assert workload["training"]["seed"] == 77
+        anonymous = replace(WORKLOAD, training=Training(seed=77))
+        assert Workload.from_json(shared.meta.workload) == anonymous
         assert "removed" in shared.meta.missing
         assert "inferred" in shared.meta.schedule
     assert "names of nodes: 2, now node0 to node1" in found.removed

@@ -141,6 +141,7 @@ def _same_tables(a: Trace, b: Trace) -> bool:
         repr(a.meta) == repr(b.meta)  # NaN is NaN here
         and a.groups == b.groups
         and a.sites == b.sites
+        and [s.sources for s in a.sites] == [s.sources for s in b.sites]
         and a.programs == b.programs
         and a.steps.kind == b.steps.kind
         and np.array_equal(a.placements, b.placements)
@@ -157,6 +158,8 @@ def _same_tables(a: Trace, b: Trace) -> bool:
             )
             for n in ("iteration", "loss", "tokens", "start", "end")
         )
+        and np.array_equal(a.steps.source, b.steps.source)
+        and np.array_equal(a.steps.kind_source, b.steps.kind_source)
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -74,12 +73,6 @@ def test_no_trace_has_a_number_outside_its_range(given: tuple[str, int]) -> None
 def test_numbers_within_their_range_are_kept(given: dict[str, int]) -> None:
     meta = TRACE.replaced(meta=replace(TRACE.meta, **given)).meta
     assert given.items() <= meta.as_dict().items()
-
-
-@pytest.mark.parametrize("factor", [-1.0, -math.inf, math.inf])
-def test_a_capacity_factor_is_a_number_from_0_on(factor: float) -> None:
-    with pytest.raises(TraceError, match="capacity factor is at least 0"):
-        TRACE.replaced(meta=replace(TRACE.meta, capacity_factor=factor))
 
 
 @pytest.fixture(scope="module")

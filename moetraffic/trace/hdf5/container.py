@@ -101,6 +101,18 @@ class Container:
         """Read raw bytes of the file at an offset."""
         return os.pread(self._fd, size, offset)
 
+    def has(self, name: str) -> bool:
+        """Return whether the file has an optional column or panel.
+
+        Raises
+        ------
+        TraceError
+            If it was written, but is missing.
+        """
+        there = name in self.names
+        self.require(there or name not in self._sums, f"/{name} is missing")
+        return there
+
     def column(
         self, name: str, dtype: str, length: int | None = None
     ) -> npt.NDArray[Any]:

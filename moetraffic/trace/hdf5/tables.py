@@ -154,7 +154,7 @@ def read_sites(container: Container) -> list[Site]:
 
 def read_sources(container: Container, name: str, count: int) -> list[Source]:
     """Read a column of sources; UNKNOWN where the file does not have it."""
-    if name not in container.names:
+    if not container.has(name):
         return [Source.UNKNOWN] * count
     return [Source(v) for v in container.column(name, "|u1", count).tolist()]
 
@@ -173,7 +173,7 @@ def read_columns(
     return {
         field: container.column(f"{name}_{field}", dtype[field].str, count)
         for field in dtype.names or ()
-        if field not in optional or f"{name}_{field}" in container.names
+        if field not in optional or container.has(f"{name}_{field}")
     }
 
 
