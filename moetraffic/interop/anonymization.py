@@ -88,7 +88,7 @@ WORKLOAD_TEXTS = frozenset(
 AXES = re.compile(r"(?:tp|cp|ep|dp|pp|edp)(?:-(?:tp|cp|ep|dp|pp|edp))*")
 RELEASE = re.compile(r"\d{1,4}(?:\.\d{1,4}){0,2}")
 TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|\+00:00)?")
-INFERRED = "steps, layers or phases were inferred (details removed)"
+INFERRED = "some values were inferred (details removed)"
 MISSING = "something is missing (details removed)"
 
 
@@ -189,7 +189,8 @@ def _anonymous_meta(meta: Meta, removed: Counter[str]) -> Meta:
     model = meta.model.removesuffix(", scaled")
     backends = re.split(r"[:,]", meta.backend)
     known_backend = set(backends) <= BACKENDS | {"cpu", "cuda"}
-    kept: dict[str, Any] = {
+    texts = [f.name for f in fields(Meta) if f.type == "str"]
+    kept: dict[str, Any] = dict.fromkeys(texts, "") | {
         "origin": meta.origin if meta.origin in ORIGINS else "captured",
         "model": meta.model if model in PRESETS else "",
         "router": meta.router if meta.router in ROUTERS else "",
@@ -198,16 +199,17 @@ def _anonymous_meta(meta: Meta, removed: Counter[str]) -> Meta:
         "dtype": meta.dtype if meta.dtype in DTYPES else "",
         "backend": meta.backend if known_backend else "",
         "schedule": INFERRED if meta.schedule else "",
+        "inferred": INFERRED if meta.inferred else "",
         "missing": MISSING if meta.missing else "",
         "moetraffic": _release(meta.moetraffic),
         "torch": _release(meta.torch),
         "python": _release(meta.python),
         "workload": _anonymous_workload(meta.workload),
-        "source": "",
         "created": meta.created if TIMESTAMP.fullmatch(meta.created) else "",
     }
     words = {
         "schedule": "remarks about inference",
+        "inferred": "remarks about values that an import inferred",
         "missing": "remarks about missing records",
         "workload": "free text of the workload",
         "source": "name of the source",

@@ -99,9 +99,21 @@ def test_what_the_order_of_the_calls_implies_is_inferred() -> None:
 
 def test_steps_that_the_calls_imply_are_inferred() -> None:
     def unmarked(segment: Segment) -> Segment:
-        events = segment.events.copy()
+        """The calls of a segment, with a norm of gradients after each step."""
+        steps = segment.events.reshape(-1, 5)
+        norm = steps[:, -1:].copy()
+        norm["site"], norm["payload"], norm["transposed"] = 5, 8, 0
+        norm["issue"], norm["end"] = norm["issue"] + 1, norm["end"] + 1
+        events = np.concatenate([steps, norm], axis=1).reshape(-1)
+        called = events["sequence"] >= 0
+        first = 5 * segment.index * len(steps)
+        events["sequence"][called] = first + np.arange(called.sum())
         events["iteration"] = -1
-        return replace(segment, events=events, steps=segment.steps[:0], kinds=())
+        site = Site(group=0, operation="all_reduce", dtype="float64")
+        sites = (*segment.sites, site)
+        return replace(
+            segment, events=events, sites=sites, steps=segment.steps[:0], kinds=()
+        )
 
     segments = [unmarked(s) for rank in (0, 1) for s in windows(rank)]
     steps = merge_segments(segments, "run").trace.steps
