@@ -27,7 +27,7 @@ def import_(
         str | None,
         option(
             "Format of the files: profiler, execution-trace, megatron, "
-            "nccl-inspector, matrix or csv.",
+            "nccl-inspector, matrix, csv or chakra.",
             "--from",
             shown="recognized from the files",
         ),
@@ -66,7 +66,7 @@ def import_(
     row_bytes: Annotated[
         int,
         option(
-            "Bytes of a token copy, for matrix and csv files.",
+            "Bytes of a token copy, for matrix, csv and chakra files.",
             shown="unknown",
             min=0,
             max=MOST_ROW_BYTES,

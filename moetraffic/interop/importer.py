@@ -128,7 +128,7 @@ def rank_by_rank(
             f"files of one run are imported together, but {one} is of {few} ranks and "
             f"{other} of {many}: leave one of them out"
         )
-    world, world_by = _number_of_ranks([r for r, _ in found], options)
+    world, world_by = number_of_ranks([r for r, _ in found], options)
     records = [
         record if size == world else read(file, rank_in_name(file), world)[0]
         for file, (record, size) in zip(files, found, strict=True)
@@ -150,7 +150,7 @@ def rank_by_rank(
     return ImportedFiles(records=records, world=world, world_by=world_by)
 
 
-def _number_of_ranks(
+def number_of_ranks(
     records: Sequence[RankRecord], options: ImportOptions
 ) -> tuple[int, str]:
     """Return the number of ranks of a run, 0 if unknown, and what it is from."""

@@ -19,6 +19,7 @@ from moetraffic.trace.panel import take
 from moetraffic.units import rank_span
 
 from . import (
+    chakra,
     exchange_table,
     execution_trace,
     kineto,
@@ -49,6 +50,7 @@ IMPORTERS: dict[str, Importer] = {
         nccl_inspector.IMPORTER,
         traffic_matrix.IMPORTER,
         exchange_table.IMPORTER,
+        chakra.IMPORTER,
     )
 }
 """The formats by name, in the order in which they are tried on a file."""

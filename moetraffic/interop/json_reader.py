@@ -45,7 +45,21 @@ def wrong(
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.TextIOBase]:
-    """Open a text file; gzip compression is detected by content.
+    """Open a text file; as :func:`opened_bytes`.
+
+    Raises
+    ------
+    UnreadableFile
+        If the file is unreadable, truncated or damaged; also from within the block.
+    """
+    with opened_bytes(path) as stream:
+        # event names may contain any bytes; the imported fields are ASCII
+        yield io.TextIOWrapper(stream, "utf-8-sig", errors="replace")
+
+
+@contextmanager
+def opened_bytes(path: Path) -> Iterator[Any]:
+    """Open a binary file; gzip compression is detected by content.
 
     Raises
     ------
@@ -59,9 +73,7 @@ def opened(path: Path) -> Iterator[io.TextIOBase]:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP
             raw.seek(0)
-            stream = gzip.GzipFile(fileobj=raw) if packed else raw
-            # event names may contain any bytes; the imported fields are ASCII
-            yield io.TextIOWrapper(stream, "utf-8-sig", errors="replace")
+            yield gzip.GzipFile(fileobj=raw) if packed else raw
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise wrong(path, f"its compression is damaged ({error})") from None
     except OSError as error:

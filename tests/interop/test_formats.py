@@ -301,6 +301,7 @@ def test_formats_are_found_out(tmp_path: Path) -> None:
     table(tmp_path, "0 1\n2 3\n", "a.txt")
     table(tmp_path, '{"schemaVersion": 1, "traceEvents": []}', "p.json")
     table(tmp_path, '{"schema": "1.1.1", "nodes": []}', "e.json")
+    (tmp_path / "run.0.et").write_bytes(b"\x07\n\x050.0.4")
     table(tmp_path, "see elsewhere", "README")
     found = {p.name: detect(p) for p in tmp_path.iterdir()}
     assert {k for k in found.values() if k} == set(FORMATS)
