@@ -148,6 +148,12 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
     for record in records:
         record.widest = max(ends, default=-1) + 1
     world, world_by = number_of_ranks(records, options)
+    if not world:
+        raise wrong(
+            files[0],
+            "neither its messages nor groups show the number of ranks",
+            "give --ranks, or the files of all ranks",
+        )
     world = max(world, *(one.rank + 1 for one in every))
     groups = Groups(listed, world)
     groups.join(named)

@@ -258,15 +258,16 @@ def _world(read: ImportedFiles, options: ImportOptions) -> tuple[int, str]:
 
 def _inferences(read: ImportedFiles, world: int, world_by: str) -> list[str]:
     """Describe what an import inferred, and from what, a sentence each."""
-    said = [f"{world} ranks, from {world_by}", *read.inferred]
+    ranks = "rank" if world == 1 else "ranks"
+    said = [f"{world} {ranks}, from {world_by}", *read.inferred]
     counts: Counter[tuple[Group, str]] = Counter()
     for record in read.records:
         counts += record.inferred
     for (group, reason), count in counts.items():
-        ranks = rank_span(group.ranks)
-        of = f"group of {count} calls inferred as {group.kind} {ranks}"
+        members = rank_span(group.ranks)
+        of = f"group of {count} calls inferred as {group.kind} {members}"
         if group.kind == UNKNOWN:
-            of = f"group of {count} calls unknown within ranks {ranks}"
+            of = f"group of {count} calls unknown within ranks {members}"
         said.append(f"{of}: {reason}")
     return said
 

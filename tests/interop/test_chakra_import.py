@@ -132,6 +132,8 @@ def test_traces_of_other_programs_are_read(tmp_path: Path) -> None:
     assert "2 calls have unknown byte counts" in merged.missing
     _, merged = import_files(paths, options=ImportOptions(ranks=4))
     assert merged.trace.meta.world == 4
+    with pytest.raises(TraceError, match="of 2 ranks, but --ranks is 1: raise it"):
+        import_files(paths, options=ImportOptions(ranks=1))
     (tmp_path / "comm_group.json").unlink()
     _, merged = import_files(paths)
     assert "all_reduce on a group that no JSON file of groups" in (
@@ -146,7 +148,7 @@ def test_traces_of_other_programs_are_read(tmp_path: Path) -> None:
         (lambda data: data + b"\xff" * 12, "a number that is no varint"),
         (lambda data: data + b"\x02\x0b\x00", "a field has wire type 3"),
         (lambda data: data + b"\x03\x12\x7fa", "a field is longer than its message"),
-        (lambda data: data[:19], "has no collective that can be imported"),
+        (lambda data: data[:19], "number of ranks: give --ranks"),
     ],
 )
 def test_damaged_traces_are_one_sentence(
