@@ -148,7 +148,7 @@ def test_traces_of_other_programs_are_read(tmp_path: Path) -> None:
         (lambda data: data + b"\xff" * 12, "a number that is no varint"),
         (lambda data: data + b"\x02\x0b\x00", "a field has wire type 3"),
         (lambda data: data + b"\x03\x12\x7fa", "a field is longer than its message"),
-        (lambda data: data[:19], "number of ranks: give --ranks"),
+        (lambda data: data[:19], "has no collective that can be imported"),
     ],
 )
 def test_damaged_traces_are_one_sentence(
