@@ -83,7 +83,9 @@ def _dispatched(record: RankRecord) -> dict[int, dict[int, int]]:
         lambda: defaultdict(int)
     )
     for call in record.calls:
-        if call.phase != "dispatch" or call.direction == "recompute":
+        if (call.operation, call.phase) != (ALL_TO_ALL, "dispatch"):
+            continue
+        if call.direction == "recompute":
             continue
         layers = found[call.iteration]
         known = call.row_bytes > 0 and min(call.sent) >= 0

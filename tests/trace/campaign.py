@@ -1,7 +1,8 @@
 """Read thousands of damaged files, each under a limit of memory and of time.
 
 ``python campaign.py FOLDER --first 0 --files 1000`` writes a line of JSON for each file
-to ``FOLDER/verdicts.jsonl``; ``--hostile`` reads the crafted files instead.  A file is
+to ``FOLDER/verdicts.jsonl``; ``--hostile`` reads the crafted files instead,
+``--foreign`` files of other tools, configurations, models and segments.  A file is
 made from its number alone.  Two processes read; one that is killed, or late, is
 replaced, and the file it read gets the verdict.
 """
@@ -15,8 +16,9 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -122,7 +124,7 @@ def _rewrite(
 # ---- processes --------------------------------------------------------------------
 
 
-def _worker(pipe: Connection, folder: Path, bases: Bases | None) -> None:
+def _worker(pipe: Connection, folder: Path, bases: Any) -> None:
     folder.mkdir(parents=True)
     if bases is not None:
         bases.move(folder)
@@ -130,6 +132,8 @@ def _worker(pipe: Connection, folder: Path, bases: Bases | None) -> None:
     while (number := pipe.recv()) is not None:
         if bases is None:
             told, found = CRAFTED[number].__name__, CRAFTED[number](folder)
+        elif not isinstance(bases, Bases):
+            told, found = bases.judged(number, folder)
         else:
             told, found = mutated(number, bases, folder)
         pipe.send({"what": told, **asdict(found)})
@@ -137,15 +141,15 @@ def _worker(pipe: Connection, folder: Path, bases: Bases | None) -> None:
 
 
 def campaign(
-    numbers: Iterator[int], folder: Path, *, hostile: bool
+    numbers: Iterator[int], folder: Path, make: Callable[[Path], Any] | None
 ) -> Iterator[dict[str, Any]]:
-    """A verdict for each number."""
+    """A verdict for each number; ``make`` makes the sound files, None: crafted ones."""
     fork = multiprocessing.get_context("fork")
     busy: dict[Connection, tuple[Any, int | None, float]] = {}
     made = 0
     # made before the processes, which share them
     folder.joinpath("bases").mkdir(parents=True)
-    bases = None if hostile else Bases(folder / "bases")
+    bases = None if make is None else make(folder / "bases")
 
     def start() -> None:
         nonlocal made
@@ -199,6 +203,7 @@ def main() -> None:
     reader.add_argument("--first", type=int, default=0)
     reader.add_argument("--files", type=int, default=1000)
     reader.add_argument("--hostile", action="store_true")
+    reader.add_argument("--foreign", action="store_true")
     reader.add_argument("--heavy", action="store_true", help="the large ones too")
     reader.add_argument("--labeled", action="store_true", help="ask xarray too")
     asked = reader.parse_args()
@@ -212,8 +217,12 @@ def main() -> None:
             for number, make in enumerate(CRAFTED)
             if asked.heavy or make.__name__ not in HEAVY
         ]
+    make: Any = None if asked.hostile else Bases
+    if asked.foreign:
+        sys.path.append(str(Path(__file__).parents[1] / "interop"))
+        make = importlib.import_module("foreign_files").ForeignFiles
     with (asked.folder / "verdicts.jsonl").open("w") as out:
-        for verdict in campaign(iter(numbers), asked.folder, hostile=asked.hostile):
+        for verdict in campaign(iter(numbers), asked.folder, make):
             out.write(json.dumps(verdict) + "\n")
             out.flush()
 

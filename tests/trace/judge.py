@@ -93,11 +93,11 @@ def trace_file(path: Path, truth: Trace | None) -> str:
                     same = part.dtype == whole.dtype and np.array_equal(part, whole)
         if same:
             return "right"  # what it answers is what a sound trace answers
-        _use(trace)
+        use(trace)
     return "altered"
 
 
-def _use(trace: Trace) -> None:
+def use(trace: Trace) -> None:
     """Ask what users ask; the library may refuse each question by itself."""
     asked: list[Any] = [
         lambda: trace.order(0),

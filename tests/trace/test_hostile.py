@@ -40,6 +40,34 @@ def look(found: list[dict[str, Any]], files: int) -> Counter[str]:
     return Counter(one["outcome"] for one in found)
 
 
+FOREIGN = GOOD | {"altered"}
+"""Of files without checksums: what was changed may say something else."""
+
+
+def look_at_foreign(found: list[dict[str, Any]], files: int) -> Counter[str]:
+    bad = [one for one in found if one["outcome"] not in FOREIGN]
+    assert not bad, bad[:3]
+    assert len(found) == files
+    said = Counter(one["what"].partition(",")[0] for one in found)
+    assert len(said) == 10, said  # seven formats, configurations, models, segments
+    return Counter(one["outcome"] for one in found)
+
+
+def test_damaged_files_of_others_are_refused_or_read(tmp_path: Path) -> None:
+    outcomes = look_at_foreign(verdicts(tmp_path, "--foreign", "--files", 150), 150)
+    assert outcomes["refused"] > 40
+    assert outcomes["altered"] > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_thousands_of_damaged_files_of_others(part: int, tmp_path: Path) -> None:
+    asked = ("--foreign", "--first", part * FILES, "--files", FILES)
+    outcomes = look_at_foreign(verdicts(tmp_path, *asked), FILES)
+    assert outcomes["refused"] > FILES / 4
+
+
 def test_crafted_files_are_taken_as_they_must(tmp_path: Path) -> None:
     found = verdicts(tmp_path, "--hostile")
     assert [one for one in found if one["outcome"] != "as expected"] == []
