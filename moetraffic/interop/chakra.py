@@ -94,8 +94,9 @@ class NamedCall:
 
     @property
     def ends(self) -> set[int]:
-        """World ranks of the messages."""
-        return {n.number(f"comm_{end}") for n in self.nodes for end in ("src", "dst")}
+        """World ranks of the messages, as far as they are known."""
+        ends = {n.number(f"comm_{end}") for n in self.nodes for end in ("src", "dst")}
+        return ends - {-1}
 
 
 @dataclass(kw_only=True)
@@ -364,7 +365,7 @@ def _exchange(call: NamedCall, group: Group, record: RankRecord) -> ImportedCall
         side, end = (sent, "dst") if node.kind == SEND else (received, "src")
         peer, size = node.number(f"comm_{end}"), node.number("comm_size")
         if peer not in places:
-            record.left_out["a message of an unknown rank"] += 1
+            record.left_out["messages of which the other rank is unknown"] += 1
             continue
         side[places[peer]] += size
     made = ImportedCall(

@@ -81,6 +81,8 @@ def test_options_come_from_the_file_and_the_command_line_wins(
         ("[pattern]\ndp = 2024-01-01", "pattern", "a number, a text or a list"),
         ("[pattern]\nmicro-batch = 1\nmicro_batch = 2", "pattern", "two spellings"),
         ("[pattern\n", "pattern", "a TOML file, but"),
+        ("[pattern]\ndp = " + "9" * 5000, "pattern", "a TOML file, but"),
+        ("[pattern]\ndp = " + "[" * 5000, "pattern", "a TOML file, but"),
         (PATTERN, "compare", "'force-nothing-here', which it does not have"),
     ],
 )

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import judge
 import numpy as np
 import typer
@@ -27,6 +26,7 @@ from moetraffic.generate import TrafficModel
 from moetraffic.interop import ImportOptions, import_files
 from moetraffic.interop.export import ExportOptions, export_trace
 from moetraffic.report.console import configuration
+from moetraffic.report.console.terminal import WRONG_USE
 from moetraffic.trace.segments.segment import rank_folder, write_segment
 
 MATRIX = "# two steps\n0 2.9 7\n1 3 4\n2 2 2\n\n4,5K,1\n6e1 1.5K 0 # sizes\n1 2 3\n"
@@ -143,14 +143,14 @@ class ForeignFiles:
         for verb, table in tables.items():
             command = self.verbs[verb]
             found = configuration.defaults(table, verb, command.params, path)
-            context = click.Context(command, info_name=verb)
+            context = typer.Context(command, info_name=verb)
             for parameter in command.params:
                 if parameter.name not in found:
                     continue
                 try:
                     parameter.process_value(context, found[parameter.name])
-                except click.UsageError as error:
-                    raise MoetrafficError(error.format_message()) from None
+                except WRONG_USE as error:
+                    raise MoetrafficError(str(error)) from None
         return "altered"
 
     def _model(self, rng: np.random.Generator, folder: Path) -> Any:

@@ -160,6 +160,16 @@ def test_damaged_traces_are_one_sentence(
         import_files([path], format="chakra")
 
 
+def test_a_message_without_its_receiver_is_left_out(tmp_path: Path) -> None:
+    name = "iteration-0-layer-001-dispatch-slot-0 0 to 1"
+    data = delimited(text(1, "0.0.4")) + node(5, name, 1, comm_size=9, comm_src=0)
+    (tmp_path / "run.0.et").write_bytes(data)
+    _, merged = import_files(
+        [tmp_path / "run.0.et"], options=ImportOptions(ranks=2), format="chakra"
+    )
+    assert "1 messages of which the other rank is unknown" in merged.trace.meta.missing
+
+
 def test_a_trace_without_a_rank_in_its_name_is_refused(tmp_path: Path) -> None:
     path = foreign(tmp_path, 0).rename(tmp_path / "workload.et")
     with pytest.raises(TraceError, match=r"its rank: name it like run\.3\.et"):

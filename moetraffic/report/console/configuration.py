@@ -58,10 +58,11 @@ def read(
             f"the configuration {path} cannot be read ({error.strerror or error}): "
             "give --config a TOML file, or leave it out"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
+        # also for numbers of thousands of digits, and lists nested too deeply
         raise MoetrafficError(
             f"a configuration is a TOML file, but {path} is none "
-            f"({' '.join(str(error).split())}): mend it"
+            f"({' '.join(str(error).split())[:200]}): mend it"
         ) from None
     known = sorted(verbs)
     for name, table in told.items():
