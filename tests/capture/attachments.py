@@ -9,6 +9,7 @@ ended in ``<rank>.code``.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -175,10 +176,23 @@ def forks(folder: Path, rank: int, world: int) -> Log:
     assert worker.exitcode == -signal.SIGTERM, worker.exitcode
     log += [exchange(2), exchange(3)]
     dist.destroy_process_group()
-    with (folder / "run.h5.segments" / "rank-00000" / "lock").open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lasting child has none
-    os.kill(lasting, signal.SIGKILL)
+    try:
+        # the lasting child has none; the process that writes segments is about to end
+        unlocked(folder / "run.h5.segments" / "rank-00000" / "lock")
+    finally:
+        os.kill(lasting, signal.SIGKILL)
     return log
+
+
+def unlocked(path: Path) -> None:
+    """Wait until no process holds a lock; a BlockingIOError if one keeps it."""
+    deadline = time.monotonic() + 20
+    with path.open("r+") as lock:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            time.sleep(0.05)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def own(folder: Path, rank: int, world: int) -> Log:
