@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.errors import TraceError
-from moetraffic.trace.model import Group
+from moetraffic.trace.model import Group, Source
 
 from .imported_call import ImportedCall, RankRecord
 from .importer import ImportedFiles, Importer, ImportOptions, json_with
@@ -145,7 +145,13 @@ def _call(
         record.left_out[f"{name} of a communicator whose ranks are not all known"] += 1
         return None
     size = whole(perf.get(f"{kind}_msg_size_bytes"))
-    call = ImportedCall(operation="send_recv", group=group, row_bytes=0)
+    call = ImportedCall(
+        operation="send_recv",
+        group=group,
+        row_bytes=0,
+        direction="",
+        direction_source=Source.UNKNOWN,
+    )
     call.volume = -1 if size is None else size
     if kind == "coll":
         if name not in OPERATIONS:

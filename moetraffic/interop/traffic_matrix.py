@@ -71,6 +71,8 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
                     phase="dispatch" if experts else "",
                     layer=0 if experts else -1,
                     named_by=Source.INFERRED,
+                    direction="forward" if experts else "",
+                    direction_source=Source.INFERRED if experts else Source.UNKNOWN,
                 )
             )
     return with_model(

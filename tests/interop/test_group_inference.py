@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moetraffic.data import path as data_path
 from moetraffic.errors import TraceError
 from moetraffic.interop import ImportOptions, import_files
 from moetraffic.trace import ALL_TO_ALL, Group, Trace
@@ -210,6 +211,22 @@ def test_calls_of_parts_leave_the_others_unknown(tmp_path: Path) -> None:
     )
     _, merged = import_files([profiled(tmp_path, 0, 8, gathered=8)])
     assert {g.kind for g in merged.trace.groups} == {"world"}
+
+
+def test_golden_import_keeps_what_was_inferred() -> None:
+    with Trace.open(data_path("golden-v1.1-imported.h5")) as trace:
+        assert trace.groups == (Group(kind="unknown", ranks=tuple(range(16))),)
+        assert trace.meta.inferred == (
+            "16 ranks, from the files, which state it; group of 4 calls unknown within "
+            "ranks 0 to 15: the files list no group, but have calls of parts of the "
+            "ranks"
+        )
+        assert bytes_of_rank(trace, 1) == {
+            "all_to_all": None,
+            "all_reduce": 394_241 * 4,
+        }
+    with Trace.open(data_path("golden-v1.h5")) as trace:
+        assert trace.meta.inferred == ""
 
 
 def test_without_operators_annotations_name_the_calls(tmp_path: Path) -> None:
