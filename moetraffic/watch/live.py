@@ -12,6 +12,7 @@ from moetraffic.errors import AnalysisError, CaptureError, TraceError
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import SEGMENTS
 from moetraffic.trace.merge.merging import merge_segments
+from moetraffic.trace.model import Source
 from moetraffic.trace.segments.series import members
 from moetraffic.trace.segments.store import RANKS, segments_folder
 from moetraffic.units import rank_span
@@ -262,6 +263,8 @@ class _Watched:
             )
         if self._failed:
             yield f"steps are left out: {self._failed}"
+        if rows is not None and rows.source == Source.INFERRED:
+            yield "steps: inferred from the period of the calls"
         if self._inferred:
             yield f"layers and phases: {self._inferred}"
         yield from self._others()
@@ -317,8 +320,9 @@ def _load_notes(rows: StepRows | None) -> Iterator[str]:
     experts = [n for n, each in named.items() if each.of == "expert"]
     ranks = [n for n, each in named.items() if each.of == "rank"]
     if ranks:
+        layers = "layer" if len(ranks) == 1 else "layers"
         yield (
-            f"layers {rank_span(ranks)}: the router was not observed, so the load is "
+            f"{layers} {rank_span(ranks)}: the router was not observed, so the load is "
             "the bytes that each rank receives in dispatch, without a noise floor"
         )
     if experts and not rows.k:

@@ -11,6 +11,7 @@ from moetraffic.analysis.noise.null_model import GRID, NullModel, skew_floors
 from moetraffic.analysis.skew.collapse import Collapse, collapse
 from moetraffic.analysis.skew.measures import max_over_mean, means_of_known
 from moetraffic.tables import ShownAsTables
+from moetraffic.trace.model import Source
 
 from .step_rows import Float64, Int64, LayerRows, StepRows
 
@@ -27,6 +28,7 @@ class LayerSnapshot:
 
     layer: int  # -1: all-to-alls of unknown layers
     of: str  # "expert" (token copies), "rank" (bytes), or "" if no load is known
+    source: Source  # how the layer and its phases were determined, the weakest
     load: Int64  # [n, C] of each expert or rank
     imbalance: Float64  # [n] max/mean of the load
     floor: Float64  # [n] noise floor of the imbalance, its mean under a balanced router
@@ -110,6 +112,7 @@ def layer_snapshot(number: int, rows: LayerRows, k: int) -> LayerSnapshot:
     return LayerSnapshot(
         layer=number,
         of=rows.of,
+        source=rows.source,
         load=load,
         imbalance=imbalance,
         floor=floor,

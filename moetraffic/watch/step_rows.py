@@ -12,12 +12,15 @@ from moetraffic.analysis.times.call_times import timed
 from moetraffic.analysis.times.time_breakdown import distribution
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace, WireForm
 from moetraffic.trace.clock import to_common
-from moetraffic.trace.model import DroppedForm
+from moetraffic.trace.model import DroppedForm, Source
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 NONE = np.zeros(0, np.int64)
+
+PLAIN = ("of", "source")
+"""Fields of a layer that are no columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class LayerRows:
     """
 
     of: str  # "expert", "rank", or "" if neither is known
+    source: Source  # how the layer and the phases were determined, the weakest
     load: Int64  # [n, C]
     dropped: Float64  # [n] token copies dropped over capacity
     bytes: Float64  # [n] sent by all-to-alls, rank-local ones included
@@ -46,6 +50,7 @@ class StepRows:
     busy: Float64  # [n] share of the step in any all-to-all, mean of the ranks
     layers: dict[int, LayerRows]  # by layer; -1: all-to-alls of unknown layers
     k: int  # experts per token, 0: unknown
+    source: Source  # how the ends of the steps were determined, the weakest
 
     def last(self, number: int) -> StepRows:
         """Keep the last ``number`` steps."""
@@ -63,7 +68,7 @@ def _taken(rows: StepRows, kept: slice) -> StepRows:
                 **{
                     f.name: getattr(each, f.name)[kept]
                     for f in fields(each)
-                    if f.name != "of"
+                    if f.name not in PLAIN
                 },
             )
             for layer, each in rows.layers.items()
@@ -84,16 +89,17 @@ def joined(parts: Sequence[StepRows]) -> StepRows:
         rows = []
         for part in parts:
             n = len(part.iteration)
-            there = part.layers.get(layer) or _unknown(newest.of, n, shape)
+            there = part.layers.get(layer) or _unknown(newest, n)
             if there.of != newest.of or there.load.shape[1] != shape:
                 there = replace(there, load=np.zeros((n, shape), np.int64))
             rows.append(there)
         layers[layer] = LayerRows(
             of=newest.of,
+            source=min(row.source for row in rows),
             **{
                 f.name: np.concatenate([getattr(r, f.name) for r in rows])
                 for f in fields(LayerRows)
-                if f.name != "of"
+                if f.name not in PLAIN
             },
         )
     return StepRows(
@@ -103,14 +109,16 @@ def joined(parts: Sequence[StepRows]) -> StepRows:
         busy=np.concatenate([p.busy for p in parts]),
         layers=layers,
         k=parts[-1].k,
+        source=min(part.source for part in parts),
     )
 
 
-def _unknown(of: str, steps: int, cells: int) -> LayerRows:
+def _unknown(like: LayerRows, steps: int) -> LayerRows:
     nan = np.full(steps, np.nan)
     return LayerRows(
-        of=of,
-        load=np.zeros((steps, cells), np.int64),
+        of=like.of,
+        source=like.source,
+        load=np.zeros((steps, like.load.shape[1]), np.int64),
         dropped=nan,
         bytes=nan,
         local_bytes=nan,
@@ -158,6 +166,7 @@ def step_rows(trace: Trace, iterations: Int64) -> StepRows:
         total, local = _bytes(trace, sent, iterations)
         layers[layer] = LayerRows(
             of=of,
+            source=_source(trace, mine),
             load=load,
             dropped=dropped,
             bytes=total,
@@ -171,6 +180,20 @@ def step_rows(trace: Trace, iterations: Int64) -> StepRows:
         busy=_busy(trace, found[sends[sites]], iterations, start, span),
         layers=layers,
         k=trace.meta.k,
+        source=Source(int(steps.source[row].min(initial=Source.ANNOTATED))),
+    )
+
+
+def _source(trace: Trace, mine: Int64) -> Source:
+    """Return the weakest source of the layer and phases of calls that have a phase."""
+    sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[mine]).tolist()]
+    return min(
+        (
+            min(s.layer_source, s.phase_source) if s.phase else s.layer_source
+            for s in sites
+            if s.phase or s.operation == ROUTING
+        ),
+        default=Source.UNKNOWN,
     )
 
 

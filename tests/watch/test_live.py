@@ -25,6 +25,7 @@ from moetraffic.cli import main
 from moetraffic.cli import watch as verb
 from moetraffic.data import path as shipped
 from moetraffic.trace import Trace
+from moetraffic.trace.model import Source
 from moetraffic.watch import Snapshot, watch_run
 
 from . import windows
@@ -205,6 +206,7 @@ def test_every_number_is_that_of_the_analysis_of_the_trace(seen: Seen) -> None:
                 np.testing.assert_array_equal(each.floor, curve.floor.mean[rows])
                 np.testing.assert_array_equal(each.floor_std, curve.floor.std[rows])
                 assert each.hot[:1] == (0,)
+                assert each.source == Source.ANNOTATED
                 assert (each.dropped_share == 0).all()
                 assert each.collapse is not None
                 assert each.collapse.collapsed is False

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from moetraffic.trace.model import ALL_TO_ALL, PLACEMENT, ROUTING, Group, Meta, Site
+from moetraffic.trace.model import (
+    ALL_TO_ALL,
+    PLACEMENT,
+    ROUTING,
+    Group,
+    Meta,
+    Site,
+    Source,
+)
 from moetraffic.trace.segments.segment import (
     EVENT,
     STEP,
@@ -75,7 +83,9 @@ def window(
             event["grad"], event["link"] = 1, -1
         if layer == LAYERS - 1 and not unmarked:
             begin = STEP_NS * step
-            steps.append((step, 5.0 - step / 100, TOKENS, begin, begin + STEP_NS))
+            sources = (Source.ANNOTATED, Source.ANNOTATED)
+            end = begin + STEP_NS
+            steps.append((step, 5.0 - step / 100, TOKENS, begin, end, *sources))
     placement = [
         (0, layer, expert, 0, expert // held, 0)
         for layer in range(LAYERS)

@@ -13,6 +13,7 @@ from moetraffic.analysis.skew.collapse import COLLAPSED, STARVED
 from moetraffic.report.chart import Axis, Chart, Panel, Series
 from moetraffic.report.prometheus import gauge, metric, write_metrics
 from moetraffic.tables import Table, tables_of
+from moetraffic.trace.model import Source
 from moetraffic.units import byte_size, duration, rank_span
 from moetraffic.watch import LayerSnapshot, Snapshot
 from moetraffic.watch.snapshot import mean
@@ -137,7 +138,7 @@ def _row(each: LayerSnapshot) -> tuple[object, ...]:
     ratio = each.ratio
     hot = ", ".join(f"{cell}: {ratio[cell]:.2f}" for cell in each.hot)
     return (
-        each.layer if each.layer >= 0 else "unknown",
+        _name(each),
         mean(each.imbalance),
         mean(each.floor),
         bars(ratio),
@@ -149,6 +150,12 @@ def _row(each: LayerSnapshot) -> tuple[object, ...]:
         _share(mean(each.time_share)),
         _collapsed(each),
     )
+
+
+def _name(each: LayerSnapshot) -> str:
+    if each.layer < 0:
+        return "unknown"
+    return f"{each.layer}{' (inferred)' * (each.source == Source.INFERRED)}"
 
 
 def _collapsed(each: LayerSnapshot) -> str:
@@ -164,7 +171,8 @@ def _legend(layers: Sequence[LayerSnapshot]) -> list[str]:
     notes = [
         "max/mean of the load: mean of the steps shown; noise floor: of a balanced "
         "router with as many tokens. Hot: largest loads over these steps, at least 2 "
-        "standard deviations above that floor where it is known."
+        "standard deviations above that floor; where it is unknown, they may be "
+        "sampling noise."
     ]
     bounds = [
         each.collapse.false_claims
@@ -274,6 +282,7 @@ def summary(snapshot: Snapshot) -> dict[str, Any]:
         "layers": [
             {
                 "layer": each.layer if each.layer >= 0 else None,
+                "source": each.source.name.lower(),
                 "of": each.of,
                 "load": each.total,
                 "hot": each.hot,
