@@ -62,8 +62,8 @@ def watch_run(
     Yields
     ------
     Snapshot
-        One per interval, the last one when all ranks have closed their records or the
-        trace has been written.
+        One per interval, or more, so that every new step is in one of them.  The last
+        one is when all ranks have closed their records or the trace has been written.
 
     Raises
     ------
@@ -88,8 +88,11 @@ def watch_run(
             "capture, or wait for it by leaving out --once (follow=True)"
         )
     while True:
-        snapshot = watched.snapshot()
-        yield snapshot
+        for snapshot in watched.snapshots():
+            if follow:
+                yield snapshot
+        if not follow:
+            yield snapshot
         if snapshot.ended or not follow:
             return
         time.sleep(interval_s)
@@ -112,6 +115,7 @@ class _Watched:
         self._rows: StepRows | None = None
         self._restarts = 0
         self._steps = self._trained = 0
+        self._fresh = 0  # steps that no snapshot has had
         self._inferred = self._failed = ""
 
     def state(self) -> str:
@@ -135,18 +139,24 @@ class _Watched:
                 continue  # the merge has removed it
         return max(times, default=0.0)
 
-    def snapshot(self) -> Snapshot:
-        """Read what is new, and summarize the last steps."""
+    def snapshots(self) -> Iterator[Snapshot]:
+        """Read what is new, and summarize the last steps; each new one once or more."""
         state = self.state()
         if state == "recording":
-            self._read()
+            yield from self._read()
             closed = self.reader.closed()
             ranks = self.reader.ranks
             if ranks and len(closed) == len(ranks):
-                self._read()  # what was written before the last rank closed
+                yield from self._read()  # what came before the last rank closed
                 state = "closed"
+        self._fresh = 0
         if state == "merged":
-            return self._of_trace()
+            yield from self._of_trace()
+        else:
+            yield self._of_segments(state)
+
+    def _of_segments(self, state: str) -> Snapshot:
+        """Summarize the last steps that were read from segments."""
         ranks, closed = self.reader.ranks, self.reader.closed()
         rows = self._rows
         notes = list(self._notes(rows, ranks))
@@ -204,11 +214,12 @@ class _Watched:
 
     # ---- segments ------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _read(self) -> Iterator[Snapshot]:
+        """Read new steps; yield a snapshot before steps that it lacks leave it."""
         for segments in self.reader.poll():
             if self.reader.restarts != self._restarts:
                 self._restarts, self._rows = self.reader.restarts, None
-                self._steps = self._trained = 0
+                self._steps = self._trained = self._fresh = 0
             try:
                 trace = merge_segments(segments, self.reader.folder.name).trace
             except (CaptureError, TraceError) as error:
@@ -218,8 +229,12 @@ class _Watched:
             self._inferred = trace.meta.schedule
             kept = self._training(trace)
             if len(kept):
+                if self._fresh and self._fresh + len(kept) > self._last:
+                    yield self._of_segments("recording")
+                    self._fresh = 0
+                self._fresh += len(kept)
                 parts = [self._rows] if self._rows is not None else []
-                new = step_rows(trace, kept[-self._last :])
+                new = step_rows(trace, kept)
                 self._rows = joined([*parts, new]).last(self._last)
 
     def _training(self, trace: Trace) -> Int64:
@@ -281,27 +296,32 @@ class _Watched:
 
     # ---- trace ---------------------------------------------------------------------
 
-    def _of_trace(self) -> Snapshot:
-        """Summarize the last steps of a trace that has been written."""
+    def _of_trace(self) -> Iterator[Snapshot]:
+        """Summarize the steps of a trace that has been written: new ones, or the last."""
         with Trace.open(self.path) as trace:
-            kept = trace.iterations[-self._last :]
-            rows = step_rows(trace, kept) if len(kept) else None
-            meta = trace.meta
+            meta, when = trace.meta, trace.iterations
             missing = [part for part in meta.missing.split("; ") if part]
             notes = [f"missing: {part}" for part in missing]
             if meta.schedule:
                 notes.append(f"layers and phases: {meta.schedule}")
             every = tuple(range(meta.world))
-            return self._snapshot(
-                rows,
-                state="merged",
-                world=meta.world,
-                ranks=every,
-                closed=every,
-                ahead=0,
-                idle_s=float("nan"),
-                notes=(*notes, *self._others(), *_load_notes(rows)),
-            )
+            seen = len(when)
+            if self._rows is not None:
+                newest = self._rows.iteration[-1:]
+                seen = int(np.searchsorted(when, newest, side="right")[0])
+            for stop in (*range(seen + self._last, len(when), self._last), len(when)):
+                kept = when[max(0, stop - self._last) : stop]
+                rows = step_rows(trace, kept) if len(kept) else None
+                yield self._snapshot(
+                    rows,
+                    state="merged" if stop == len(when) else "recording",
+                    world=meta.world,
+                    ranks=every,
+                    closed=every,
+                    ahead=0,
+                    idle_s=float("nan"),
+                    notes=(*notes, *self._others(), *_load_notes(rows)),
+                )
 
 
 def _summed(rows: StepRows | None, name: str) -> Float64:

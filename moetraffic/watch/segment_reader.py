@@ -32,7 +32,7 @@ LATE_S = 30.0
 """Time by which the last segment of a rank that has stopped is older than others'."""
 
 AT_ONCE = 64
-"""Largest number of steps that are taken at a time."""
+"""Largest number of steps that are taken at a time, if not fewer are summarized."""
 
 
 @dataclass(kw_only=True)
@@ -107,7 +107,7 @@ class SegmentReader:
     # ---- reading -----------------------------------------------------------------
 
     def poll(self) -> Iterator[list[Segment]]:
-        """Read what is new; yield segments with up to 64 complete steps each.
+        """Read what is new; yield segments with at most ``last`` complete steps each.
 
         The segments contain only whole steps, the same ones of every rank, so they
         are merged independently of each other.
@@ -228,7 +228,7 @@ class SegmentReader:
         begin = max(self._taken + 1, *(rank.first for rank in active.values()))
         if until < begin:
             return []
-        until = min(until, begin + AT_ONCE - 1)
+        until = min(until, begin + min(AT_ONCE, self._last) - 1)
         common: set[int] | None = None
         seen: set[int] = set()
         for rank in active.values():
