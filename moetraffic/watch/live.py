@@ -297,7 +297,7 @@ class _Watched:
     # ---- trace ---------------------------------------------------------------------
 
     def _of_trace(self) -> Iterator[Snapshot]:
-        """Summarize the steps of a trace that has been written: new ones, or the last."""
+        """Summarize the new steps of a written trace, or its last ones."""
         with Trace.open(self.path) as trace:
             meta, when = trace.meta, trace.iterations
             missing = [part for part in meta.missing.split("; ") if part]
