@@ -8,16 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moetraffic.capture.annotate import CallContext
+from moetraffic.capture.pipe_format import ROUTED
+from moetraffic.capture.records.encoder import Encoder
+from moetraffic.capture.records.record_tables import SiteTable
 from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.interop import import_trace
 from moetraffic.interop.export import export_trace
 from moetraffic.interop.export.exporter import ExportOptions
 from moetraffic.report.results.overview import overview, tables
-from moetraffic.trace import PHASES, ROUTING, Site, Source, Trace
+from moetraffic.trace import PHASES, ROUTING, Group, Site, Source, Trace
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import SiteNumbers
-from moetraffic.trace.provenance import source_counts
+from moetraffic.trace.provenance import source_clause, source_counts
 from moetraffic.trace.segments.segment import (
     Segment,
     rank_folder,
@@ -199,6 +203,48 @@ def sourced() -> Trace:
     ]
     sites.append(replace(trace.sites[-1], direction=""))
     return trace.replaced(sites=sites, steps=replace(steps, source=source))
+
+
+def test_a_hook_links_and_a_program_annotates() -> None:
+    table = SiteTable()
+    group = table.add_group(Group(kind="ep", ranks=(0, 1)))
+    contexts = [
+        CallContext(3, "dispatch", ""),
+        CallContext(3, "", "", linked=True),
+        CallContext(-1, "", "gradient_sync"),
+        CallContext(-1, "", "", linked=True),
+        CallContext(),
+    ]
+    for number, context in enumerate(contexts):
+        place = [context.layer, context.phase, context.label, context.linked]
+        operation = "all_to_all" if number < 4 else "all_reduce"
+        table.at(operation, group, place, "forward", "float32", 4, source=LINKED)
+    assert [s.sources for s in table.sites] == [
+        (STATED, STATED, LINKED),
+        (LINKED, UNKNOWN, LINKED),
+        (STATED, STATED, LINKED),
+        (UNKNOWN, UNKNOWN, LINKED),
+        (UNKNOWN, UNKNOWN, LINKED),
+    ]
+    # a routing that a hook reported carries the hook's label
+    encoder, words = Encoder(), list[int]()
+    for label in ("", "router"):
+        encoder.encode((ROUTED, 0, "g", 1, label, 0, 0, True, [1, 2], None), words)
+    places = [d["name"] for d in encoder.definitions() if d["define"] == "place"]
+    assert places == [[-1, "", "", False], [-1, "", "router", True]]
+
+
+def test_a_capture_states_its_sources(captured: Path) -> None:
+    with Trace.open(captured) as trace:
+        counts = source_counts(trace)
+        assert set(source_clause(trace).split()) <= {"unknown", "layers"}
+        for what in ("phases", "steps", "kinds of steps"):
+            assert counts[what]["annotated"] == sum(counts[what].values()) > 0
+        directions = counts["directions"]
+        assert directions["linked"] > 0
+        assert directions["annotated"] + directions["linked"] == len(trace.occurrences)
+        routed = [s for s in trace.sites if s.operation == ROUTING]
+        assert {s.layer_source for s in routed} == {STATED}
 
 
 def test_calls_are_counted_by_source() -> None:
