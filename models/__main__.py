@@ -6,6 +6,8 @@ Started by ``moetraffic capture``, torchrun or srun.  Environment variables:
   default workload, data-parallel over all ranks;
 - ``MOETRAFFIC_CAPTURE``: path of the trace to capture; empty: nothing is captured;
 - ``MOETRAFFIC_FORCE``: ``1`` replaces a trace that is already there;
+- ``MOETRAFFIC_EVERY``, ``MOETRAFFIC_MAX_SIZE``: every N-th iteration is recorded, and
+  the maximum size in bytes;
 - RANK, WORLD_SIZE, LOCAL_RANK and where to meet: see :mod:`moetraffic.launch`.
 
 Exit codes: 0 when trained to the end, 2 with one sentence on standard error when the
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 WORKLOAD = "MOETRAFFIC_WORKLOAD"
 CAPTURE = "MOETRAFFIC_CAPTURE"
 FORCE = "MOETRAFFIC_FORCE"
+EVERY = "MOETRAFFIC_EVERY"
+MOST_BYTES = "MOETRAFFIC_MAX_SIZE"
 
 TIMEOUT = timedelta(minutes=5)
 """A rank that waits longer for its peers gives up."""
@@ -181,6 +185,8 @@ def _recorder(
         workload=workload,
         groups=groups.by_kind(),
         placement=dict.fromkeys(workload.model.moe_layers, placement),
+        every=int(os.environ.get(EVERY, "") or 1),
+        most_bytes=int(os.environ.get(MOST_BYTES, "") or 0) or None,
         force=force,
     )
 

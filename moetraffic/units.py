@@ -96,6 +96,37 @@ def bytes_per_second(text: str) -> float:
     )
 
 
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([kmgt]?)(i?)b")
+_PREFIXES = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def byte_count(text: str) -> int:
+    """Parse a number of bytes such as ``500MB``, ``2.5GB`` or ``4GiB``.
+
+    Raises
+    ------
+    MoetrafficError
+        If the text is no such number, or less than one byte.
+
+    Examples
+    --------
+    >>> byte_count("500MB"), byte_count("4KiB"), byte_count("1000B")
+    (500000000, 4096, 1000)
+    """
+    found = re.fullmatch(
+        r"(\d{1,15}(?:\.\d{1,9})?)([kmgt]?)(i?)b", text.strip().lower()
+    )
+    if found is not None and bool(found[2]) >= bool(found[3]):
+        base = 1024 if found[3] else 1000
+        count = int(float(found[1]) * base ** _PREFIXES.get(found[2], 0))
+        if count > 0:
+            return count
+    raise MoetrafficError(
+        f"a size is a number with B, kB, MB, GB or TB, above 0, not {text!r}: give it "
+        "as 20GB"
+    )
+
+
 def seconds(text: str) -> float:
     """Parse a time with its unit to seconds.
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .annotate import at, routing
+from .running import pause, resume
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -19,6 +20,8 @@ __all__ = [
     "Recorder",
     "VirtualRecorder",
     "at",
+    "pause",
+    "resume",
     "router",
     "routing",
     "watch_routers",

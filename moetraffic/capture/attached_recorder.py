@@ -106,14 +106,16 @@ def begin(
     model: str,
     router: str,
     k: str,
+    every: str = "",
+    most_bytes: str = "",
     say: Say,
     note: Note,
 ) -> None:
     """Start recording the new default process group, without raising exceptions.
 
-    ``force`` allows replacing an existing trace.  Model, router and experts per token
-    are given as text, empty if unknown.  ``say`` prints a message once per host, and
-    ``note`` leaves a note for the launcher.
+    ``force`` allows replacing an existing trace.  Model, router, experts per token,
+    ``every`` and ``most_bytes`` are given as text, empty if unknown or unlimited.
+    ``say`` prints a message once per host, and ``note`` leaves a note for the launcher.
     """
     global _attached
     with _ending:
@@ -132,6 +134,8 @@ def begin(
                 model=model,
                 router=router,
                 k=int(k or 0),
+                every=int(every or 1),
+                most_bytes=int(most_bytes or 0) or None,
                 force=force and out == Path(path),
             )
             recorder.start()

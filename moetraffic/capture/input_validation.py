@@ -49,6 +49,30 @@ def check_names_and_counts(**values: Any) -> None:
             )
 
 
+def check_limits(*, window: int, every: int, most_bytes: int | None) -> None:
+    """Check the arguments that limit what a recorder stores or may lose.
+
+    Raises
+    ------
+    CaptureError
+        If one is no number, or too small.
+    """
+    check_names_and_counts(window=window, every=every)
+    if window < 1:
+        raise CaptureError(
+            f"a window is at least one step, but is {window}: raise window"
+        )
+    if every < 1:
+        raise CaptureError(
+            f"every N-th iteration is recorded, but N is {every}: give 1 for all"
+        )
+    if most_bytes is not None and not (type(most_bytes) is int and most_bytes > 0):
+        raise CaptureError(
+            f"the maximum size is a number of bytes above 0, not {most_bytes!r}: "
+            "change most_bytes"
+        )
+
+
 def checked_placement(
     placement: Mapping[int, Sequence[int]],
 ) -> dict[int, tuple[int, ...]]:

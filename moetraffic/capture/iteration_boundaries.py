@@ -28,6 +28,12 @@ class IterationBoundaries:
     _updated: bool = False  # an optimizer of this iteration was not skipped
     _skipped: bool = False  # one was
     _calls: int = 0
+    _first: int = 0  # calls before this iteration
+
+    @property
+    def next_whole(self) -> int:
+        """First iteration of which no call has been counted yet."""
+        return self.iteration + (self._calls > self._first)
 
     @property
     def known(self) -> bool:
@@ -59,9 +65,9 @@ class IterationBoundaries:
         """End the iteration at the last optimizer step, if there was one."""
         if self._optimizer is None:
             return None
-        after, when = self._calls - self._optimizer[0], self._optimizer[1]
-        self._end()
-        return after, when
+        first, when = self._optimizer
+        self._end(first)
+        return self._calls - first, when
 
     def optimizer(
         self, when: int, *, in_backward: bool = False, skipped: bool = False
@@ -87,10 +93,11 @@ class IterationBoundaries:
         if withdraws:
             self.iteration = 0
         self.marked = True
-        self._end()
+        self._end(self._calls)
         return withdraws
 
-    def _end(self) -> None:
+    def _end(self, calls: int) -> None:
+        self._first = calls
         self.kind = "skipped" if self._skipped and not self._updated else "train"
         self._skipped = self._updated = False
         self._optimizer = None

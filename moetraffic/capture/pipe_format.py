@@ -24,6 +24,7 @@ Fields of the records, after kind and length:
 - ``ROUTED``: issue, group, layer, label, thread, in_backward, grad, experts,
   has_dropped; token copies by expert follow, and dropped copies
 - ``GAP``: number of lost calls
+- ``PAUSE``: 1 if iterations that begin later are not recorded, 0 if they are
 
 The first frame of a file also contains the version of the format: another version may
 merge what a killed rank has left behind.
@@ -44,7 +45,7 @@ VERSION = 1
 WORDS, MESSAGE = 1, 2
 HEADER = struct.Struct("<iIq")
 
-CALL, END, STEP, OPTIMIZER, ROUTED, GAP = 1, 2, 3, 4, 5, 6
+CALL, END, STEP, OPTIMIZER, ROUTED, GAP, PAUSE = 1, 2, 3, 4, 5, 6, 7
 CALL_HEAD, ROUTED_HEAD = 21, 11  # words before the splits, before the token copies
 
 OPERATIONS = (

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -36,6 +34,7 @@ from .hook import python as hook
 from .input_validation import (
     OmittedRecords,
     cause,
+    check_limits,
     check_names_and_counts,
     checked_groups,
     checked_placement,
@@ -44,9 +43,10 @@ from .input_validation import (
     tokens_of,
 )
 from .optimizer_steps import OptimizerSteps
-from .pipe_format import ROUTED, STEP
+from .pipe_format import PAUSE, ROUTED, STEP
 from .process_exit import before_exit
 from .recording import WINDOW_STEPS, Recording, check_output, describe
+from .running import running
 
 if TYPE_CHECKING:
     from moetraffic.trace.merge.merging import Merged
@@ -57,7 +57,6 @@ MERGE_WAIT_S = 30.0
 LEAVE_S = 1.0
 FOUND_BY = ("router", "bypass")  # labels of what hooks report
 _recorders = itertools.count()
-_running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class Recorder(Recording):
@@ -93,6 +92,12 @@ class Recorder(Recording):
     window
         Steps in memory that are lost if the rank is killed, twice at most; a step
         waits before more than half a window of steps is not written.
+    every
+        Record one iteration of this many: 0, N, 2 N ...; the others are observed, but
+        not stored.  It needs steps that the program or its optimizer ends.
+    most_bytes
+        Maximum size of the segments of all ranks; each rank has an equal share, and
+        records no iteration after the window that reaches it.  None: unlimited.
     force
         Overwrite ``path`` and remaining files of an earlier capture.
 
@@ -114,19 +119,20 @@ class Recorder(Recording):
         groups: Mapping[str, dist.ProcessGroup | None] | None = None,
         placement: Mapping[int, Sequence[int]] | None = None,
         window: int = WINDOW_STEPS,
+        every: int = 1,
+        most_bytes: int | None = None,
         force: bool = False,
     ) -> None:
         check_names_and_counts(model=str(model), router=str(router), k=k, window=window)
-        if window < 1:
-            raise CaptureError(
-                f"a window is at least one step, but is {window}: raise window"
-            )
+        check_limits(window=window, every=every, most_bytes=most_bytes)
+        self._most_bytes = most_bytes
         super().__init__(path, force=force)
         self._workload = workload
         self._about: dict[str, Any] = {
             "model": str(model),
             "router": str(router),
             "k": k,
+            "every": every,
         }
         self._left_out = OmittedRecords(self._leave_out)
         self._window_steps = window
@@ -189,7 +195,7 @@ class Recorder(Recording):
             self._undo.callback(before_exit(self._exiting))
             on_failure.pop_all()
         self._folder = folder
-        _running.add(self)
+        running.add(self)
         return self
 
     def _start_journal(
@@ -205,6 +211,8 @@ class Recorder(Recording):
             "window": self._window_steps,
             "begun": hook.now_ns(),
             "threads": [threading.main_thread().ident, threading.get_ident()],
+            # at least one byte, because 0 is unlimited
+            "most_bytes": -(-(self._most_bytes or 0) // self._world),
         }
         return Journal(
             about,
@@ -253,6 +261,20 @@ class Recorder(Recording):
         ended = (STEP, hook.now_ns(), count, number, value)
         self._journal.end_step(ended, explicit=True)
 
+    def pause(self) -> None:
+        """Record no iteration that begins later, until :meth:`resume`.
+
+        An iteration that has begun is recorded to its end.  Iterations keep their
+        numbers, also those that are not recorded.
+        """
+        if self._folder is not None:
+            self.put((PAUSE, True))
+
+    def resume(self) -> None:
+        """Record iterations that begin later, after :meth:`pause`."""
+        if self._folder is not None:
+            self.put((PAUSE, False))
+
     def flush(self) -> bool:
         """Write all records so that they survive the end of this process.
 
@@ -286,7 +308,7 @@ class Recorder(Recording):
         if self._folder is None:
             return None
         self._undo.close()
-        _running.discard(self)
+        running.discard(self)
         if not self._shared_clock:
             self._measure_clock("end")
         if self._ended:
@@ -429,13 +451,14 @@ class Recorder(Recording):
         self._journal.send(clocks=measured.tolist())
         self._shared_clock = bool((measured["error_ns"] == 0).all())
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Detach a forked child from its parent's recorder."""
         self._undo.close()
         self._journal.abandon()
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.leave()  # otherwise a child that outlives its parent keeps the lock
-        _running.discard(self)
+        running.discard(self)
 
     def _merge_when_closed(self, folder: Path) -> Merged | None:
         """Merge the segments when all ranks have closed; warn if they do not."""
@@ -463,12 +486,3 @@ class Recorder(Recording):
             reason = str(error) if isinstance(error, MoetrafficError) else repr(error)
             self._warn(f"no trace is written: {reason}")
             return None
-
-
-def _forget() -> None:
-    """Abandon running recorders in a forked child."""
-    for recorder in list(_running):
-        recorder._abandon()
-
-
-os.register_at_fork(after_in_child=_forget)

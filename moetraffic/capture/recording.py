@@ -129,7 +129,13 @@ def check_output(
 
 
 def describe(
-    workload: Workload | None, world: int, *, model: str, router: str, k: int
+    workload: Workload | None,
+    world: int,
+    *,
+    model: str,
+    router: str,
+    k: int,
+    every: int = 1,
 ) -> Meta:
     """Create the metadata of a new capture of ``world`` ranks.
 
@@ -142,6 +148,7 @@ def describe(
         model=model,
         router=router,
         k=k,
+        every=every,
         world=world,
         backend=backend,
         moetraffic=__version__,

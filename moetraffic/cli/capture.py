@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,12 +13,14 @@ import typer
 
 from moetraffic.errors import LayoutError
 from moetraffic.launch import Outcome, RankEnvironment, current_rank
+from moetraffic.launch.disk_watch import forecasting
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.root_cause import AFTERMATH
 from moetraffic.launch.training import RankEnded, capture_run
 from moetraffic.patterns import Workload, preset
 from moetraffic.report.console.options import AsJson, Force, option, takes
 from moetraffic.report.console.terminal import say
+from moetraffic.units import byte_count
 
 from .build import offer
 from .output import present_trace, progress
@@ -55,6 +58,18 @@ def capture(
             "--until-steady",
         ),
     ] = False,
+    every: Annotated[
+        int, option("Record one iteration of this many, for long runs.", min=1)
+    ] = 1,
+    most_bytes: Annotated[
+        int | None,
+        option(
+            "Maximum size of what all ranks record, such as 20GB.",
+            "--max-size",
+            read=byte_count,
+            shown="unlimited",
+        ),
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
     *,
@@ -75,6 +90,11 @@ def capture(
             "virtual expert parallelism trains all ranks in one process, but this is "
             f"one of {rank_env.world} processes: start moetraffic capture by itself"
         )
+    if virtual and (every > 1 or most_bytes):
+        raise LayoutError(
+            "--every and --max-size limit the record of real ranks, but --virtual has "
+            "none: leave them out"
+        )
     if rank_env is None and not virtual:
         check_rank_count(nproc)
     refuse_empty_corpus(chosen["corpus"])
@@ -88,7 +108,10 @@ def capture(
         check_workload(workload, ranks=here)
     steps, elsewhere = workload.training.iterations, rank_env is not None
     quiet = as_json or not (rank_env is None or rank_env.rank == 0)
-    with progress("training", steps, quiet=quiet, plain=elsewhere) as tick:
+    with (
+        progress("training", steps, quiet=quiet, plain=elsewhere) as tick,
+        nullcontext() if quiet else forecasting(output, tell, iterations=steps),
+    ):
         try:
             trace = capture_run(
                 workload,
@@ -97,6 +120,8 @@ def capture(
                 rank_env=rank_env,
                 on_step=tick,
                 overwrite=OVERWRITE,
+                every=every,
+                most_bytes=most_bytes,
             )
         except RankEnded as error:
             _leave(error.outcome)
@@ -105,6 +130,11 @@ def capture(
         present_trace(output, as_json=as_json)
         if not (as_json or virtual):
             offer()
+
+
+def tell(sentence: str) -> None:
+    """Print a message about the capture to standard error."""
+    say(f"moetraffic: {sentence}")
 
 
 def refuse_empty_corpus(corpus: str | None) -> None:

@@ -11,12 +11,14 @@ import typer
 
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.launch import foreground_process, hook_environment
+from moetraffic.launch.disk_watch import forecasting
 from moetraffic.launch.segment_merging import SegmentMerger
 from moetraffic.report.console.options import Force, option
 from moetraffic.report.console.terminal import Paper, say
 from moetraffic.report.results.overview import tables
 from moetraffic.trace import Trace
 from moetraffic.trace.segments.series import clear, make_room
+from moetraffic.units import byte_count
 
 from .build import offer
 from .output import WIDTH
@@ -38,6 +40,18 @@ def run(
     k: Annotated[
         int, option("Experts per token (top-k), for noise floors.", min=0)
     ] = 0,
+    every: Annotated[
+        int, option("Record one iteration of this many, for long runs.", min=1)
+    ] = 1,
+    most_bytes: Annotated[
+        int | None,
+        option(
+            "Maximum size of what all ranks record, such as 20GB.",
+            "--max-size",
+            read=byte_count,
+            shown="unlimited",
+        ),
+    ] = None,
     environment: Annotated[
         bool,
         option(
@@ -61,9 +75,10 @@ def run(
             + ": give the command after --"
         )
     make_room(output, force=force)
-    hook = hook_environment.variables(
-        output, force=force, names={"model": model, "router": router, "k": k}
-    )
+    names = {"model": model, "router": router, "k": k, "most_bytes": most_bytes}
+    if every > 1:
+        names["every"] = every
+    hook = hook_environment.variables(output, force=force, names=names)
     if environment:
         print(hook_environment.exports(hook))
         return
@@ -72,7 +87,10 @@ def run(
         began = time.time()
         hook[hook_environment.NOTES] = notes
         try:
-            code = foreground_process.run(command, hook_environment.environment(hook))
+            with forecasting(output, tell):
+                code = foreground_process.run(
+                    command, hook_environment.environment(hook)
+                )
         except OSError as error:
             clear(output)
             say(f"moetraffic: {command[0]} cannot be run: {error.strerror}")
@@ -89,12 +107,13 @@ def run(
     raise typer.Exit(code)
 
 
+def tell(sentence: str) -> None:
+    """Print a message about the capture to standard error."""
+    say(f"moetraffic: {sentence}")
+
+
 def harvest(output: Path, began: float, notes: Path, *, force: bool) -> None:
     """Write the command's traces, and show them on standard error."""
-
-    def tell(sentence: str) -> None:
-        say(f"moetraffic: {sentence}")
-
     paper = Paper(stderr=True, highlight=False, width=WIDTH)
     made = SegmentMerger(output, began, force=force, say=tell).gather(notes)
     for name in made:

@@ -21,8 +21,11 @@ NAMES = {
     "model": "MOETRAFFIC_MODEL",
     "router": "MOETRAFFIC_ROUTER",
     "k": "MOETRAFFIC_K",
+    "every": "MOETRAFFIC_EVERY",
+    "most_bytes": "MOETRAFFIC_MAX_SIZE",
 }
-"""Variables with the names of the model and its router, and experts per token."""
+"""Variables with the names of the model and its router, experts per token, and limits
+of what is recorded."""
 
 
 def hook_folder() -> Path:

@@ -38,6 +38,8 @@ def capture_run(
     rank_env: RankEnvironment | None = None,
     on_step: Callable[[int, str], None] | None = None,
     overwrite: str = "pass force=True",
+    every: int = 1,
+    most_bytes: int | None = None,
 ) -> Trace | None:
     """Train the built-in model on ranks of this host and capture the traffic.
 
@@ -57,6 +59,9 @@ def capture_run(
         mean loss.
     overwrite
         Remedy for an existing trace, for the error message.
+    every, most_bytes
+        Which iterations are recorded, and the maximum size, as in
+        :class:`~moetraffic.capture.Recorder`.
 
     Returns
     -------
@@ -93,6 +98,8 @@ def capture_run(
             "MOETRAFFIC_WORKLOAD": workload.to_json(),
             "MOETRAFFIC_CAPTURE": str(output.absolute()),
             "MOETRAFFIC_FORCE": "1" if force else "",
+            "MOETRAFFIC_EVERY": str(every),
+            "MOETRAFFIC_MAX_SIZE": str(most_bytes or ""),
         },
         # ranks on other hosts are not monitored: torch's timeouts end those
         start_deadline_s=math.inf if elsewhere else 120.0,

@@ -22,6 +22,7 @@ from moetraffic.capture.pipe_format import (
     GAP,
     OPERATIONS,
     OPTIMIZER,
+    PAUSE,
     ROUTED_HEAD,
     STEP,
     loss_of_word,
@@ -41,26 +42,22 @@ from moetraffic.trace.segments.segment import Segment
 from moetraffic.trace.segments.store import SegmentWriter
 
 from .call_direction import Directions
-from .checkpoint import plain, restore
-from .record_tables import CallEvent, RecordWindow, SiteTable, placements
+from .checkpoint import CommitNotes, Position, plain, restore
+from .record_tables import (
+    CallEvent,
+    RecordWindow,
+    SiteTable,
+    even_splits,
+    placements,
+)
+from .recorded_iterations import RecordedIterations
 
 WINDOW_BYTES = 4 << 20
 PENDING_S = 2.0  # how long a commit waits for calls that have not ended
 IDLE_S = 10.0  # time until calls of a run without steps are committed
+TAKEN_WORDS = 2 << 20  # of the log, most of which may not be recorded
 EVENT_BYTES = 200
 MOST_STEPS = 64  # windows of steps that are committed together at most
-
-Position = tuple[int, int]  # file of the log, and number of records taken of it
-
-
-class CommitNotes:
-    """Receiver of notes on commits; this one discards them."""
-
-    def committing(self, index: int, position: Position) -> None:
-        """Note where a segment ends that is written next."""
-
-    def committed(self, committer: Committer) -> None:
-        """Note that a segment has been written."""
 
 
 class Committer:
@@ -99,6 +96,9 @@ class Committer:
         self._window, self._sites = RecordWindow(), SiteTable()
         self._begun = int(about["begun"])
         self._boundaries = IterationBoundaries(begun=self._begun)
+        self._recorded = RecordedIterations(every=self._meta.every)
+        self._most_bytes = int(about["most_bytes"])
+        self._taken = 0  # words since the last commit
         self._directions = Directions()
         self._training_threads = about.get("threads")
         self._names: dict[str, list[Any]] = {}
@@ -147,6 +147,7 @@ class Committer:
             "sequences": self._sites.sequences,
             "boundaries": plain(self._boundaries),
             "directions": plain(self._directions),
+            "recorded": plain(self._recorded),
         }
 
     def begin_file(self, number: int) -> None:
@@ -162,6 +163,7 @@ class Committer:
             self._sites.restore(state["sequences"])
             restore(self._boundaries, state["boundaries"])
             restore(self._directions, state["directions"])
+            restore(self._recorded, state["recorded"])
         while self._resumed is None and self._committed:
             index, position = self._committed[0]
             if self.position < position:
@@ -215,9 +217,15 @@ class Committer:
                 )
             elif kind == GAP:
                 self._gap(plain[at + 2])
+            elif kind == PAUSE:
+                first = self._boundaries.next_whole
+                (self._recorded.pause if plain[at + 2] else self._recorded.resume)(
+                    first
+                )
             else:
                 self._routed(plain, words, at)
             at += length
+            self._taken += length
             self.position = (self.position[0], self.position[1] + 1)
             if kind == STEP:
                 self.commit_if_full(more=at < end)
@@ -241,6 +249,7 @@ class Committer:
             self._full = (
                 len(window.steps) >= most
                 or window.bytes >= WINDOW_BYTES
+                or self._taken >= TAKEN_WORDS
                 or (waits and now - self._last_commit > IDLE_S)
             )
             self._full_since = now
@@ -320,12 +329,11 @@ class Committer:
             sent = words[head : head + sends]
             received = words[head + sends : head + sends + receives]
             if not sends:
-                sent = _even(rows_sent, width)
+                sent = even_splits(rows_sent, width)
             if not receives:
-                received = _even(rows_received, width)
+                received = even_splits(rows_received, width)
             if len(sent) != width or len(received) != width:
                 return  # invalid splits: torch rejects the call, and nothing is sent
-            payload, transposed = self._window.put_splits(sent * row, received * row)
         name = self._names["dtype"][dtype] or ""
         element = row if operation == ALL_TO_ALL else 0
         site, sequence = self._sites.at(
@@ -339,6 +347,10 @@ class Committer:
                 in_backward=bool(in_backward),
             )
         )
+        if not self._recorded.may_have(self._boundaries):
+            return
+        if operation == ALL_TO_ALL:
+            payload, transposed = self._window.put_splits(sent * row, received * row)
         when = self._boundaries.iteration, sequence, issue
         event = CallEvent(site, *when, payload, transposed, thread, grad, link)
         self._add(event)
@@ -366,6 +378,8 @@ class Committer:
             experts=experts,
         )
         self._settle(self._boundaries.call(settles=True, in_backward=bool(in_backward)))
+        if not self._recorded.may_have(self._boundaries):
+            return
         row = self._window.put_demand(counts, dropped)
         when = self._boundaries.iteration, sequence, issue
         self._add(CallEvent(site, *when, row, 0, thread, grad))
@@ -375,23 +389,20 @@ class Committer:
         self._window.bytes += EVENT_BYTES
 
     def _step(self, end: int, tokens: int, kind: int, loss: int) -> None:
-        boundaries, window = self._boundaries, self._window
-        if boundaries.step():
+        boundaries = self._boundaries
+        withdraws = boundaries.step()
+        if withdraws:
             # earlier segments keep their numbers, which merging corrects
-            for event in window.events:
-                event.iteration = 0
-            window.steps.clear()
-            window.kinds.clear()
+            self._window.withdraw_steps()
             boundaries.begun = self._begun
-        stated = kind >= 0 or boundaries.kind == STEP_KINDS[0]
-        window.steps.append(
-            (
-                *(boundaries.iteration - 1, loss_of_word(loss), tokens),
-                *(boundaries.begun, end, Source.ANNOTATED),
-                Source.ANNOTATED if stated else Source.LINKED,
-            )
+        ended = boundaries.iteration - 1
+        linked = kind < 0 and boundaries.kind != STEP_KINDS[0]
+        step = (ended, loss_of_word(loss), tokens, boundaries.begun, end)
+        self._window.end_iteration(
+            (*step, Source.ANNOTATED, Source.LINKED if linked else Source.ANNOTATED),
+            STEP_KINDS[kind] if kind >= 0 else boundaries.kind,
+            recorded=self._recorded.has(ended, in_part=withdraws),
         )
-        window.kinds.append(STEP_KINDS[kind] if kind >= 0 else boundaries.kind)
         boundaries.begun = end
 
     def _settle(self, found: tuple[int, int] | None) -> None:
@@ -400,15 +411,17 @@ class Committer:
             return
         after, when = found
         ended = self._boundaries.iteration - 1
-        for event in self._window.events[len(self._window.events) - after :]:
-            event.iteration = ended + 1
-        self._window.steps.append(
-            (
-                *(ended, float("nan"), -1, self._boundaries.begun, when),
-                *(Source.LINKED, Source.LINKED),
-            )
+        recorded, continues = map(self._recorded.has, (ended, ended + 1))
+        # of two iterations that are not recorded, no call is in the window
+        later = self._window.take_last(after if recorded or continues else 0)
+        step = (ended, float("nan"), -1, self._boundaries.begun, when)
+        self._window.end_iteration(
+            (*step, Source.LINKED, Source.LINKED),
+            self._boundaries.kind,
+            recorded=recorded,
         )
-        self._window.kinds.append(self._boundaries.kind)
+        if continues:
+            self._window.put_in(ended + 1, later)
         self._boundaries.begun = when
 
     def _gap(self, calls: int) -> None:
@@ -435,6 +448,9 @@ class Committer:
         else:
             self._writer.write(segment)
         self._finish_window()
+        full = self._most_bytes and self._writer.size() >= self._most_bytes
+        if full and self._recorded.end(self._boundaries.next_whole) and not final:
+            self.commit()  # states at once where the record ends
         self._notes.committed(self)
 
     def _finish_window(self) -> None:
@@ -449,13 +465,10 @@ class Committer:
             or events[-1].iteration == self._boundaries.iteration
         )
         self._open.clear()  # calls that end later have an unknown end
-        self._full, self._last_commit = False, time.monotonic()
+        self._full, self._last_commit, self._taken = False, time.monotonic(), 0
 
     def _segment(self, *, final: bool, window: int) -> Segment:
         records = self._window
-        table = records.event_table()
-        if not self._boundaries.known:
-            table["iteration"] = -1
         return Segment(
             rank=self._rank,
             index=self.index,
@@ -464,7 +477,7 @@ class Committer:
             meta=self._meta,
             groups=tuple(self._sites.groups),
             sites=tuple(self._sites.sites),
-            events=table,
+            events=records.event_table(numbered=self._boundaries.known),
             steps=records.step_table(),
             kinds=tuple(records.kinds),
             splits={w: rows.array(w) for w, rows in records.splits.items()},
@@ -474,7 +487,9 @@ class Committer:
             ),
             clocks=np.array(self._clocks, CLOCK),
             ended=self._ended if final else "",
-            left_out=self._left_out,
+            left_out="; ".join(
+                filter(None, (self._left_out, self._recorded.remark(self._most_bytes)))
+            ),
             window=window,
             continued=self._continued,
         )
@@ -490,8 +505,3 @@ class Committer:
             return self._window_steps + 1
         kind = 0 if ended[0] else 1
         return max(0, ended[kind] - self._ends[kind]) + 1
-
-
-def _even(rows: int, width: int) -> Int64:
-    """Equal split sizes ``[width]`` int64 of an all-to-all without explicit splits."""
-    return np.full(width, rows // width, np.int64)

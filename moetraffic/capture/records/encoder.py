@@ -17,6 +17,7 @@ from moetraffic.capture.pipe_format import (
     CALL_HEAD,
     END,
     OPTIMIZER,
+    PAUSE,
     ROUTED,
     ROUTED_HEAD,
     STEP,
@@ -43,8 +44,8 @@ class Encoder:
 
         A record is ``(CALL, ...)`` as in :data:`moetraffic.capture.hook.python.Record`,
         ``(END, number, start, end)``, ``(STEP, end, tokens, kind, loss)``,
-        ``(OPTIMIZER, end, in_backward, skipped)`` or ``(ROUTED, issue, group, layer,
-        label, thread, in_backward, grad, demand, dropped)``.
+        ``(OPTIMIZER, end, in_backward, skipped)``, ``(PAUSE, paused)`` or ``(ROUTED,
+        issue, group, layer, label, thread, in_backward, grad, demand, dropped)``.
 
         Raises
         ------
@@ -64,6 +65,8 @@ class Encoder:
             if not isinstance(skipped, bool):
                 skipped = any(float(found) > 0 for found in skipped)
             words += (OPTIMIZER, 5, end, int(in_backward), int(skipped))
+        elif kind == PAUSE:
+            words += (PAUSE, 3, int(record[1]))
         else:
             _, issue, group, layer, label, thread, again, grad, demand, dropped = record
             if not isinstance(demand, list):

@@ -19,7 +19,8 @@ from moetraffic.errors import CaptureError
 from moetraffic.trace.segments.segment import PATTERN
 from moetraffic.trace.segments.store import COMMITS, SegmentWriter
 
-from .committer import CommitNotes, Committer, Position
+from .checkpoint import CommitNotes, Position
+from .committer import Committer
 from .record_log import LogReader, log_numbers, log_path, read_header
 
 

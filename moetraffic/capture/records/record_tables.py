@@ -64,11 +64,47 @@ class RecordWindow:
         rows.append((counts, np.zeros_like(counts) if dropped is None else dropped))
         return len(rows) - 1
 
-    def event_table(self) -> npt.NDArray[Any]:
-        """Convert the recorded calls to an array, ``[n]`` EVENT."""
+    def take_last(self, count: int) -> list[CallEvent]:
+        """Remove the last calls; return them."""
+        first = len(self.events) - count
+        last = self.events[first:]
+        del self.events[first:]
+        return last
+
+    def put_in(self, iteration: int, events: Sequence[CallEvent]) -> None:
+        """Add calls to an iteration."""
+        for event in events:
+            event.iteration = iteration
+        self.events += events
+
+    def withdraw_steps(self) -> None:
+        """Assign all calls to iteration 0, which has not ended."""
+        for event in self.events:
+            event.iteration = 0
+        self.steps.clear()
+        self.kinds.clear()
+
+    def end_iteration(
+        self, step: tuple[Any, ...], kind: str, *, recorded: bool
+    ) -> None:
+        """Add the row of a step, or remove its calls if it is not recorded."""
+        if recorded:
+            self.steps.append(step)
+            self.kinds.append(kind)
+            return
+        while self.events and self.events[-1].iteration == step[0]:
+            self.events.pop()
+
+    def event_table(self, *, numbered: bool) -> npt.NDArray[Any]:
+        """Convert the recorded calls to an array, ``[n]`` EVENT.
+
+        ``numbered`` is whether their iterations are known.
+        """
         table = np.zeros(len(self.events), EVENT)
         for name in EVENT.names or ():
             table[name] = [getattr(event, name) for event in self.events]
+        if not numbered:
+            table["iteration"] = -1
         return table
 
     def step_table(self) -> npt.NDArray[Any]:
@@ -179,6 +215,11 @@ class SplitRows:
     def array(self, width: int) -> Int64:
         """Convert all pairs of splits to an array, ``[m, 2, W]`` int64 bytes."""
         return np.asarray(self._rows, np.int64).reshape(-1, 2, width)
+
+
+def even_splits(rows: int, width: int) -> Int64:
+    """Equal split sizes ``[width]`` int64 of an all-to-all without explicit splits."""
+    return np.full(width, rows // width, np.int64)
 
 
 def placements(

@@ -144,6 +144,8 @@ def begin() -> None:
         model=os.environ.get("MOETRAFFIC_MODEL", ""),
         router=os.environ.get("MOETRAFFIC_ROUTER", ""),
         k=os.environ.get("MOETRAFFIC_K", ""),
+        every=os.environ.get("MOETRAFFIC_EVERY", ""),
+        most_bytes=os.environ.get("MOETRAFFIC_MAX_SIZE", ""),
         say=say,
         note=note,
     )

@@ -39,7 +39,7 @@ SITE_COLUMNS = {  # column: (field of Site, type)
 SITE_SOURCES = ("layer_source", "phase_source", "direction_source")
 """Fields of Site that are columns from format 1.1 on."""
 
-ADDED = {"inferred"}
+ADDED = {"inferred", "every"}
 """Root attributes that files of the first release lack."""
 
 

@@ -36,7 +36,11 @@ from .evidence import linked_forward, recorded_by_autograd
 from .names import Naming, find_names
 from .numbering import number_steps
 from .period import NumberedSteps
-from .step_markers import number_early_calls, withdraw_optimizer_steps
+from .step_markers import (
+    check_sampling,
+    number_early_calls,
+    withdraw_optimizer_steps,
+)
 
 ROUTER = "router"
 """Label of a routing reported by a hook on the router, not by an annotation."""
@@ -54,13 +58,13 @@ def infer_schedule(record: Record) -> Record:
         The same events in the same order, with their steps and sites; its meta's
         ``schedule`` states what was inferred.
     """
-    record = number_early_calls(withdraw_optimizer_steps(record))
+    record = number_early_calls(withdraw_optimizer_steps(check_sampling(record)))
     marked = not (record.events["iteration"] < 0).any()
     if marked and not any(_unnamed(s) or _unbound(s) for s in record.sites):
         return _infer_kinds(record)
     every = [gather_calls(record, rank) for rank in record.ranks]
     numbered: Mapping[int, NumberedSteps] | None = None
-    if not marked or _steps_bare(record):
+    if not marked or (_steps_bare(record) and record.meta.every == 1):
         numbered = number_steps(every)
     if marked and (numbered is None or not _hide_evaluations(record, numbered)):
         numbered = None

@@ -10,6 +10,13 @@ from moetraffic.trace.model import Source
 from moetraffic.trace.segments.record import Record
 
 
+def check_sampling(record: Record) -> Record:
+    """Mark a record as not sampled if no step ended: then all calls are recorded."""
+    if record.meta.every == 1 or len(record.steps):
+        return record
+    return replace(record, meta=replace(record.meta, every=1))
+
+
 def withdraw_optimizer_steps(record: Record) -> Record:
     """Assign all calls before a rank's first explicit step to that step.
 
@@ -17,7 +24,7 @@ def withdraw_optimizer_steps(record: Record) -> Record:
     these numbers may be written.  The first call shows that they are parts of its step.
     """
     steps, events = record.steps, record.events.copy()
-    kept = np.ones(len(steps), bool)
+    kept, partial = np.ones(len(steps), bool), np.zeros(len(events), bool)
     continued = record.continued.copy()
     for rank in record.ranks:
         mine = steps["rank"] == rank
@@ -32,8 +39,12 @@ def withdraw_optimizer_steps(record: Record) -> Record:
         kept &= ~linked
         early = (events["rank"] == rank) & (events["segment"] < first["segment"])
         events["iteration"][early] = first["iteration"]
+        partial |= early
         own = [n for n, s in enumerate(record.segments) if s.rank == rank]
         continued[[n for n in own[1:] if n <= first["segment"]]] = True
+    if record.meta.every > 1:
+        # the first step was recorded in part
+        events = events[~partial]
     return replace(record, steps=steps[kept], events=events, continued=continued)
 
 

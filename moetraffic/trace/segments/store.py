@@ -8,6 +8,7 @@ are tried again.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import queue
@@ -216,6 +217,12 @@ class SegmentWriter:
                 f"{self._own} cannot be written ({error.strerror or error})",
                 len(segment.events),
             )
+
+    def size(self) -> int:
+        """Return the bytes of all segments of the rank."""
+        with contextlib.suppress(OSError):  # the folder was removed
+            return sum(p.stat().st_size for p in self._own.glob(PATTERN))
+        return 0
 
     def lose(self, why: str, events: int) -> None:
         """Count a lost window, and keep the first error."""

@@ -1,0 +1,37 @@
+"""Recorders that run in this process: pause and resume them, detach forked children."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+running: weakref.WeakSet[Recorder] = weakref.WeakSet()
+"""Recorders between their start and their end."""
+
+
+def pause() -> None:
+    """Record no iteration that begins later, see :meth:`Recorder.pause`.
+
+    Also where ``moetraffic run`` records; has no effect outside a capture.
+    """
+    for recorder in list(running):
+        recorder.pause()
+
+
+def resume() -> None:
+    """Record iterations that begin later, after :func:`pause`."""
+    for recorder in list(running):
+        recorder.resume()
+
+
+def _forget() -> None:
+    """Abandon running recorders in a forked child."""
+    for recorder in list(running):
+        recorder.abandon()
+
+
+os.register_at_fork(after_in_child=_forget)
