@@ -47,6 +47,9 @@ Mapper = Callable[[Source, Sequence[range]], Iterator[Rows]]
 Watch = Callable[[Source, Window, Rows], None]
 """Callback that receives each window read and its rows."""
 
+CONSECUTIVE = ("forecasts", "limits", "rhythm")
+"""Parts that need consecutive iterations."""
+
 MOST_TIMES = 1 << 24
 """Maximum number of calls times ranks of a time breakdown, to bound memory."""
 
@@ -173,6 +176,7 @@ def analyze(
             "none of these: choose among them"
         )
     notes: list[str] = []
+    parts = consecutive_parts(trace, parts, notes)
     every = sources(
         trace, notes, layers=layers, phase=phase, iterations=iterations, of=of
     )
@@ -224,6 +228,21 @@ def analyze(
         occupation=spent,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def consecutive_parts(
+    trace: Trace, parts: Sequence[str], notes: list[str]
+) -> tuple[str, ...]:
+    """Leave out the parts that need consecutive iterations, with a note."""
+    if trace.meta.every == 1:
+        return tuple(parts)
+    left = [part for part in parts if part in CONSECUTIVE]
+    if left:
+        notes.append(
+            f"{', '.join(left)} unavailable: they need consecutive iterations, but "
+            f"only one of {trace.meta.every} iterations is recorded"
+        )
+    return tuple(part for part in parts if part not in CONSECUTIVE)
 
 
 def _within(loads: list[Loads], when: LeadTimes) -> tuple[WithinIteration, ...]:

@@ -134,7 +134,7 @@ class OptimizerSteps:
             self._put((OPTIMIZER, now_ns(), False, skipped))
         elif task != self._awaited:
             self._awaited = task
-            engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+            engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._passed)
 
     def _passed(self) -> None:

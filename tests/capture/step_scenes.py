@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from moetraffic import capture
 from moetraffic.capture import Recorder
 
 ITERATIONS = 6
@@ -20,6 +21,7 @@ def boundaries(folder: Path, rank: int, layer: Any) -> dict[str, Any]:
         "inside": inside(folder / "inside.h5", layer(rank)),
         "thrice": thrice(folder / "thrice.h5", layer(rank)),
         "scaled": scaled(folder / "scaled.h5", layer(rank)),
+        "sampled": sampled(folder, layer(rank)),
     }
 
 
@@ -71,3 +73,24 @@ def scaled(path: Path, layer: Any) -> list[str]:
             optimizer.zero_grad()
             recorder.step(loss=float(number))
     return recorder.warnings
+
+
+def sampled(folder: Path, layer: Any) -> list[str]:
+    """Every third of 12 iterations, of which 4 to 7 are paused; once a maximum size."""
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    limits: dict[str, dict[str, Any]] = {
+        "sampled": {"every": 3},
+        "limited": {"most_bytes": 1, "window": 2},
+    }
+    warnings = []
+    for name, given in limits.items():
+        with Recorder(folder / f"{name}.h5", **given) as recorder:
+            for number in range(12):
+                if number == 4 and name == "sampled":
+                    capture.pause()
+                if number == 8:
+                    capture.resume()
+                layer(torch.ones(8, 8, requires_grad=True)).sum().backward()
+                optimizer.step()
+        warnings += recorder.warnings
+    return warnings

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from moetraffic.analysis import analyze
 from moetraffic.capture.optimizer_steps import OptimizerSteps
 from moetraffic.capture.records.encoder import Encoder
 from moetraffic.trace import Trace
@@ -175,3 +176,23 @@ def test_explicit_steps_own_the_iterations(stage: Path) -> None:
     kinds, losses_, calls_ = kinds_and_calls(stage / "scaled.h5")
     assert [n for n, kind in enumerate(kinds) if kind == "skipped"] == [OVERFLOW]
     assert (losses_, calls_) == (losses, [6] * ITERATIONS)
+
+
+def test_sampled_iterations_keep_their_numbers(stage: Path) -> None:
+    with Trace.open(stage / "sampled.h5") as trace:
+        assert (trace.meta.every, trace.meta.complete) == (3, True)
+        assert trace.iterations.tolist() == [0, 3, 9]
+        calls = np.bincount(trace.occurrences.iteration, minlength=12)
+        assert calls[[0, 3, 9]].tolist() == [4] * 3
+        assert calls.sum() == 12
+        analysis = analyze(trace)
+    assert any("one of 3 iterations" in note for note in analysis.notes)
+
+
+def test_a_maximum_size_is_stated(stage: Path) -> None:
+    with Trace.open(stage / "limited.h5") as trace:
+        last = int(trace.iterations.max())
+        assert 0 <= last < 11
+        assert trace.iterations.tolist() == list(range(last + 1))
+        assert f"left out iterations from {last + 1} on" in trace.meta.missing
+        assert not trace.meta.complete

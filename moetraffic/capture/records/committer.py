@@ -56,7 +56,6 @@ WINDOW_BYTES = 4 << 20
 PENDING_S = 2.0  # how long a commit waits for calls that have not ended
 IDLE_S = 10.0  # time until calls of a run without steps are committed
 TAKEN_WORDS = 2 << 20  # of the log, most of which may not be recorded
-EVENT_BYTES = 200
 MOST_STEPS = 64  # windows of steps that are committed together at most
 
 
@@ -87,8 +86,7 @@ class Committer:
             int(layer): members for layer, members in about["placement"].items()
         }
         self._window_steps = max(1, int(about["window"]) // 2)
-        self.behind = False
-        """Whether more records are in the log: then windows are committed together."""
+        self.behind = False  # more records are in the log: commit windows together
         self.position: Position = (0, 0)
         self._committed: deque[tuple[int, Position]] = deque()
         self._resumed: tuple[Position, dict[str, Any]] | None = None
@@ -97,7 +95,7 @@ class Committer:
         self._begun = int(about["begun"])
         self._boundaries = IterationBoundaries(begun=self._begun)
         self._recorded = RecordedIterations(every=self._meta.every)
-        self._most_bytes = int(about["most_bytes"])
+        self._most_bytes = int(about.get("most_bytes", 0))
         self._taken = 0  # words since the last commit
         self._directions = Directions()
         self._training_threads = about.get("threads")
@@ -353,8 +351,7 @@ class Committer:
             payload, transposed = self._window.put_splits(sent * row, received * row)
         when = self._boundaries.iteration, sequence, issue
         event = CallEvent(site, *when, payload, transposed, thread, grad, link)
-        self._add(event)
-        self._open[number] = event
+        self._open[number] = self._window.add(event)
 
     def _trains(self, thread: int) -> bool:
         """Whether a thread is one that trains, as far as the training process says."""
@@ -382,11 +379,7 @@ class Committer:
             return
         row = self._window.put_demand(counts, dropped)
         when = self._boundaries.iteration, sequence, issue
-        self._add(CallEvent(site, *when, row, 0, thread, grad))
-
-    def _add(self, event: CallEvent) -> None:
-        self._window.events.append(event)
-        self._window.bytes += EVENT_BYTES
+        self._window.add(CallEvent(site, *when, row, 0, thread, grad))
 
     def _step(self, end: int, tokens: int, kind: int, loss: int) -> None:
         boundaries = self._boundaries

@@ -21,6 +21,8 @@ from moetraffic.trace.model import (
 )
 from moetraffic.trace.segments.segment import EVENT, STEP
 
+EVENT_BYTES = 200
+
 
 @dataclass(slots=True)
 class CallEvent:
@@ -63,6 +65,12 @@ class RecordWindow:
         rows = self.demand.setdefault(len(counts), [])
         rows.append((counts, np.zeros_like(counts) if dropped is None else dropped))
         return len(rows) - 1
+
+    def add(self, event: CallEvent) -> CallEvent:
+        """Add a call; return it."""
+        self.events.append(event)
+        self.bytes += EVENT_BYTES
+        return event
 
     def take_last(self, count: int) -> list[CallEvent]:
         """Remove the last calls; return them."""

@@ -100,7 +100,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         + ("virtual" if meta.virtual else meta.backend),
         "steps": f"{len(trace.steps.iteration)}, of which training: "
         f"{len(trace.iterations)}{_loss_words(_losses(trace))}"
-        + (f"; every {meta.every}th iteration is recorded" if meta.every > 1 else ""),
+        + (f"; one of {meta.every} iterations is recorded" if meta.every > 1 else ""),
         "MoE layers": ", ".join(map(str, trace.layers)) or "unknown",
         "all-to-all": sent,
         "inference": meta.schedule,
