@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,5 +93,8 @@ def sampled(folder: Path, layer: Any) -> list[str]:
                     capture.resume()
                 layer(torch.ones(8, 8, requires_grad=True)).sum().backward()
                 optimizer.step()
+                if name == "limited":
+                    recorder.step()
+                    time.sleep(0.03)
         warnings += recorder.warnings
     return warnings

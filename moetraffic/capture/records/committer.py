@@ -248,6 +248,7 @@ class Committer:
                 len(window.steps) >= most
                 or window.bytes >= WINDOW_BYTES
                 or self._taken >= TAKEN_WORDS
+                or self._recorded.unstated
                 or (waits and now - self._last_commit > IDLE_S)
             )
             self._full_since = now
@@ -441,9 +442,8 @@ class Committer:
         else:
             self._writer.write(segment)
         self._finish_window()
-        full = self._most_bytes and self._writer.size() >= self._most_bytes
-        if full and self._recorded.end(self._boundaries.next_whole) and not final:
-            self.commit()  # states at once where the record ends
+        if self._most_bytes and self._writer.size() >= self._most_bytes:
+            self._recorded.end(self._boundaries.next_whole)
         self._notes.committed(self)
 
     def _finish_window(self) -> None:

@@ -21,6 +21,8 @@ class RecordedIterations:
 
     every: int = 1
     stop: int = NEVER  # first iteration after the maximum size was reached
+    _passed: bool = False  # it has calls, which are left out
+    _stated: bool = False  # a segment says so
     _paused: int = NEVER  # first iteration of the last pause
     _resumed: int = NEVER  # first iteration after it
 
@@ -40,7 +42,13 @@ class RecordedIterations:
     def may_have(self, boundaries: IterationBoundaries) -> bool:
         """Whether the last call is of an iteration that is recorded, or may be."""
         iteration, unsettled = boundaries.iteration, boundaries.unsettled > 0
+        self._passed |= NEVER < self.stop <= iteration
         return self.has(iteration) or (unsettled and self.has(iteration + 1))
+
+    @property
+    def unstated(self) -> bool:
+        """Whether no segment says yet that iterations are left out."""
+        return self._passed and not self._stated
 
     def pause(self, iteration: int) -> None:
         """Record no iteration from this one on."""
@@ -53,17 +61,16 @@ class RecordedIterations:
         if self._paused != NEVER and self._resumed == NEVER:
             self._resumed = iteration
 
-    def end(self, iteration: int) -> bool:
-        """Record no iteration from this one on; return whether this is new."""
-        if self.stop != NEVER:
-            return False
-        self.stop = iteration
-        return True
+    def end(self, iteration: int) -> None:
+        """Record no iteration from this one on, because of the maximum size."""
+        if self.stop == NEVER:
+            self.stop = iteration
 
     def remark(self, most_bytes: int) -> str:
-        """Describe what the maximum size (of this rank) leaves out, "" for nothing."""
-        if self.stop == NEVER:
+        """State for a segment what the maximum size leaves out, "" for nothing."""
+        if not self._passed:
             return ""
+        self._stated = True
         return (
             f"iterations from {self.stop} on, because its segments have reached "
             f"{byte_size(most_bytes)}"

@@ -135,5 +135,9 @@ def test_the_maximum_size_ends_the_record_and_is_stated() -> None:
     assert 3 <= end < 40
     assert steps == list(range(end))
     assert calls == {n: whole[n] for n in range(end)}
-    # stated at once, also for a rank that is killed later
+    # stated with the next call, also for a rank that is killed later
     assert segments[3].left_out.startswith(f"iterations from {end} on, because")
+    # nothing is left out of a run that ends as the size is reached
+    _, steps, segments = recorded("fbs" * end, most_bytes=3)
+    assert steps == list(range(end))
+    assert not segments[-1].left_out
