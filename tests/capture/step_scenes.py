@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from moetraffic import capture
 from moetraffic.capture import Recorder
+from moetraffic.trace.segments.segment import PATTERN, rank_folder
+from moetraffic.trace.segments.store import segments_folder
 
 ITERATIONS = 6
 OVERFLOW = 3  # the iteration whose gradients are infinite
@@ -95,6 +97,14 @@ def sampled(folder: Path, layer: Any) -> list[str]:
                 optimizer.step()
                 if name == "limited":
                     recorder.step()
-                    time.sleep(0.03)
+                    await_segment(recorder.path, number)
         warnings += recorder.warnings
     return warnings
+
+
+def await_segment(path: Path, number: int) -> None:
+    """Wait after iteration 4 until this rank has committed a segment."""
+    own = rank_folder(segments_folder(path), dist.get_rank())
+    deadline = time.monotonic() + 30
+    while number == 4 and not any(own.glob(PATTERN)) and time.monotonic() < deadline:
+        time.sleep(0.01)

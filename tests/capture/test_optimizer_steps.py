@@ -193,9 +193,8 @@ def test_sampled_iterations_keep_their_numbers(stage: Path) -> None:
 def test_a_maximum_size_is_stated(stage: Path) -> None:
     with Trace.open(stage / "limited.h5") as trace:
         for rank in range(2):
-            # a slow machine commits all iterations at once, and leaves out none
             ended = trace.steps.end[:, rank] != UNKNOWN_TIME
-            assert ended.any()
             last = int(trace.steps.iteration[ended].max())
             said = f"left out iterations from {last + 1} on"
-            assert (said in trace.meta.missing) == (last < 11), trace.meta.missing
+            assert last < 11
+            assert said in trace.meta.missing
