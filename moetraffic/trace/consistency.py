@@ -41,7 +41,7 @@ def meta_rules(meta: Meta) -> Iterator[tuple[bool, str]]:
     ranges = {"world": (1, MOST_RANKS)}
     ranges |= dict.fromkeys(("dp", "tp", "pp", "ep", "cp"), (1, meta.world))
     ranges |= dict.fromkeys(("layers", "hidden", "k"), (0, LARGEST))
-    ranges |= {"experts": (0, MOST_EXPERTS)}
+    ranges |= {"experts": (0, MOST_EXPERTS), "every": (1, LARGEST)}
     for name, (least, most) in ranges.items():
         value = getattr(meta, name)
         yield (

@@ -67,7 +67,7 @@ def recorded(
             record = (
                 CALL, number, number, OPERATIONS.index(name), "g", CallContext(),
                 torch.float32, 1, int(letter == "b"), 0, -1, None, -1, -1,
-                number if letter == "c" else 0, (number + 1,), number + 1, splits,
+                number if letter == "c" else 0, (number + 1,), (number + 1,), splits,
                 splits,
             )
             # fmt: on
