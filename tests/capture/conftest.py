@@ -18,9 +18,9 @@ HERE = Path(__file__).parent
 Seen = Callable[[str], list[dict[str, Any]]]
 
 
-def run(script: str, folder: Path, hook: str) -> None:
+def run(script: str, folder: Path, hook: str, *arguments: int) -> None:
     ran = subprocess.run(
-        [sys.executable, HERE / script, folder],
+        [sys.executable, HERE / script, folder, *map(str, arguments)],
         env={**os.environ, "MOETRAFFIC_HOOK": hook},
         capture_output=True,
         text=True,
@@ -67,13 +67,29 @@ def seen(stage: Path) -> Seen:
     return read
 
 
+def kills(
+    hook: str, once: Callable[[str, Callable[[Path], None]], Path], runs: int, seed: int
+) -> list[dict[str, Any]]:
+    """Judged captures whose processes were killed at random times."""
+    folder = once(
+        f"killed-{hook}-{seed}",
+        lambda folder: run("kills.py", folder, hook, runs, seed),
+    )
+    return [json.loads(line) for line in (folder / "kills.jsonl").open()]
+
+
 @pytest.fixture(scope="session", params=HOOKS)
 def killed(
     once: Callable[[str, Callable[[Path], None]], Path], request: pytest.FixtureRequest
 ) -> list[dict[str, Any]]:
-    """Captures whose ranks were killed at random times: what is known of each."""
+    """Ten captures with either hook."""
+    return kills(prepared(request.param, request), once, 10, 7)
+
+
+@pytest.fixture(scope="session", params=HOOKS)
+def campaign(
+    once: Callable[[str, Callable[[Path], None]], Path], request: pytest.FixtureRequest
+) -> list[dict[str, Any]]:
+    """150 captures with either hook; 50 at a time, within the limit of a process."""
     hook = prepared(request.param, request)
-    folder = once(f"killed-{hook}", lambda folder: run("kills.py", folder, hook))
-    lines = (folder / "kills.jsonl").read_text().splitlines()
-    told = [json.loads(line) for line in lines]
-    return [{**one, "folder": str(folder / one["run"])} for one in told]
+    return [one for seed in (1, 2, 3) for one in kills(hook, once, 50, seed)]
