@@ -140,6 +140,7 @@ def test_a_merge_that_takes_the_segments_ends_the_watch(path: Path) -> None:
     assert next(every, None) is None
 
 
+@pytest.mark.slow  # many segments
 def test_a_long_run_is_read_from_its_last_steps(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +209,7 @@ def test_ranks_without_segments_here_are_said(path: Path) -> None:
     assert layer.bytes[-1] == windows.ROW * want.sum()
 
 
+@pytest.mark.slow  # many segments
 def test_unmarked_steps_are_unknown_and_the_first_marked_one_is_left_out(
     path: Path,
 ) -> None:
@@ -225,6 +227,7 @@ def test_unmarked_steps_are_unknown_and_the_first_marked_one_is_left_out(
     assert next(every).iteration.tolist() == [1, 2, 3]
 
 
+@pytest.mark.slow  # many segments
 def test_another_capture_in_its_place_begins_anew(path: Path) -> None:
     folder = folder_of(path)
     for rank in range(2):
@@ -238,6 +241,7 @@ def test_another_capture_in_its_place_begins_anew(path: Path) -> None:
     assert next(every).iteration.tolist() == list(range(5))
 
 
+@pytest.mark.slow  # many segments
 def test_a_damaged_segment_ends_nothing(path: Path) -> None:
     folder = folder_of(path)
     for rank in range(2):
