@@ -39,6 +39,7 @@ from .period import NumberedSteps
 from .step_markers import (
     check_sampling,
     number_early_calls,
+    unmarked_steps,
     withdraw_optimizer_steps,
 )
 
@@ -61,7 +62,7 @@ def infer_schedule(record: Record) -> Record:
     record = number_early_calls(withdraw_optimizer_steps(check_sampling(record)))
     marked = not (record.events["iteration"] < 0).any()
     if marked and not any(_unnamed(s) or _unbound(s) for s in record.sites):
-        return _infer_kinds(record)
+        return _with_schedule(_infer_kinds(record), [unmarked_steps(record)])
     every = [gather_calls(record, rank) for rank in record.ranks]
     numbered: Mapping[int, NumberedSteps] | None = None
     if not marked or (_steps_bare(record) and record.meta.every == 1):
@@ -74,6 +75,7 @@ def infer_schedule(record: Record) -> Record:
         counts = [f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)]
         remarks = [f"steps inferred from the period of the calls: {', '.join(counts)}"]
     else:
+        remarks = [unmarked_steps(record)]
         # without markers, all calls form one step
         steps = [np.where(marked, c.table["iteration"], 0) for c in every]
         numbered = {
@@ -93,8 +95,13 @@ def infer_schedule(record: Record) -> Record:
         record = _with_inferred_steps(record, every, numbered)
     elif marked:
         record = _infer_kinds(record)
+    return _with_schedule(record, remarks)
+
+
+def _with_schedule(record: Record, remarks: Sequence[str]) -> Record:
+    """Set what was inferred, and what is unknown, in the metadata."""
     schedule = "; ".join(r for r in remarks if r)[:LONGEST]
-    return replace(record, meta=replace(meta, schedule=schedule))
+    return replace(record, meta=replace(record.meta, schedule=schedule))
 
 
 def _unnamed(site: Site) -> bool:

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from moetraffic.trace.model import Source
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Source
 from moetraffic.trace.segments.record import Record
+
+MOST_LISTED = 10
 
 
 def check_sampling(record: Record) -> Record:
@@ -62,3 +64,31 @@ def number_early_calls(record: Record) -> Record:
         if len(marked):
             events["iteration"][mine] = np.where(when < 0, marked.min(), when)
     return replace(record, events=events)
+
+
+def unmarked_steps(record: Record) -> str:
+    """Describe iterations that may contain steps without an optimizer step.
+
+    These have a multiple of the all-to-alls and routings of both neighbors, and end at
+    an optimizer step: a gradient scaler that is not known skips steps unobserved.
+    """
+    exchanged = record.site_mask(
+        [s.operation in (ALL_TO_ALL, ROUTING) for s in record.sites]
+    )
+    found: set[int] = set()
+    for rank in record.ranks:
+        mine = exchanged & (record.events["rank"] == rank)
+        numbers, calls = np.unique(record.events["iteration"][mine], return_counts=True)
+        steps = record.steps[record.steps["rank"] == rank]
+        linked = steps["iteration"][steps["source"] == Source.LINKED]
+        before, here, after = calls[:-2], calls[1:-1], calls[2:]
+        many = (before == after) & (here > before) & (here % np.maximum(before, 1) == 0)
+        found |= set(numbers[1:-1][many & np.isin(numbers[1:-1], linked)].tolist())
+    if not found:
+        return ""
+    first = ", ".join(map(str, sorted(found)[:MOST_LISTED]))
+    more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
+    return (
+        "iterations with a multiple of their neighbors' calls, which may contain steps "
+        f"without an optimizer step (skipped steps, evaluations): {first}{more}"
+    )

@@ -14,6 +14,7 @@ from moetraffic.capture.annotate import CallContext
 from moetraffic.capture.pipe_format import CALL, OPERATIONS, OPTIMIZER, PAUSE, STEP
 from moetraffic.capture.records.committer import Committer
 from moetraffic.capture.records.encoder import Encoder
+from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import ALL_TO_ALL, Int64, Meta
 from moetraffic.trace.segments.segment import Segment
 
@@ -141,3 +142,12 @@ def test_the_maximum_size_ends_the_record_and_is_stated() -> None:
     _, steps, segments = recorded("fbs" * end, most_bytes=3)
     assert steps == list(range(end))
     assert not segments[-1].left_out
+
+
+def test_iterations_that_may_hold_skipped_steps_are_named() -> None:
+    """No known scaler skipped the step: the calls of two steps are one iteration."""
+    for program, said in (("fbo" * 3 + "fbfbo" + "fbo" * 3, True), ("fbo" * 7, False)):
+        _, steps, segments = recorded(program, window=100)
+        schedule = merge_segments(segments, "here").trace.meta.schedule
+        assert schedule.endswith("(skipped steps, evaluations): 3") == said, schedule
+        assert steps == list(range(7))
