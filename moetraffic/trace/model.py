@@ -223,10 +223,9 @@ class Steps:
     tokens: Int64  # [S, R] tokens that a rank trained on
     start: Int64  # [S, R] ns, the rank's own clock
     end: Int64  # [S, R] ns, the rank's own clock
-    source: UInt8 = field(
-        default_factory=lambda: NO_SOURCES
-    )  # [S] Source of the step's boundaries
-    kind_source: UInt8 = field(default_factory=lambda: NO_SOURCES)  # [S], of its kind
+    # [S] Source of the step's boundaries, and of its kind
+    source: UInt8 = field(default_factory=lambda: NO_SOURCES)
+    kind_source: UInt8 = field(default_factory=lambda: NO_SOURCES)
 
     def __post_init__(self) -> None:
         """Set the sources that are not given to UNKNOWN."""
