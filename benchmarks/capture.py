@@ -15,7 +15,7 @@ covers everything that recording takes from a call:
 - *wall*: elapsed time of the calls.
 
 Starting and closing a recorder is not part of a block.  A step ends after 64 calls, a
-block has 2,048 calls unless one way is slow.  The ways:
+block has ``--steps`` steps, fewer where a way is slow.  The ways:
 
 - *compiled*, *python*: the Recorder with either hook;
 - *forward*: a kernel in Python that only forwards the call, which no hook in Python can
@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ from moetraffic import Recorder
 from moetraffic.capture.hook import native
 
 STEP_CALLS, ROWS, COLUMNS = 64, 16, 16
-STEPS = {"profiler": 4, "observer": 2}  # others: 32
+SLOW = {"profiler": 8, "observer": 16}  # times fewer steps a block
 QUIET_S = 0.05  # without processor time, after which a process has nothing to do
 START_S, DRAIN_S = 10.0, 5.0
 CLOCKS = ("thread", "process", "committer", "wall")
@@ -133,13 +133,14 @@ WAYS: dict[str, Way] = {
 }
 
 
-def children_s() -> float:
-    """Processor time of the running child processes."""
-    spent = 0.0
+def children_s() -> dict[int, float]:
+    """Processor time of each running child process."""
+    spent = {}
     for listed in Path("/proc/self/task").glob("*/children"):
-        for child in listed.read_text().split():
-            # the clock of another process, as clock_getcpuclockid(3) computes it
-            spent += time.clock_gettime((~int(child) << 3) | 2)
+        for child in map(int, listed.read_text().split()):
+            with suppress(OSError):  # it has just ended
+                # the clock of another process, as clock_getcpuclockid(3) computes it
+                spent[child] = time.clock_gettime((~child << 3) | 2)
     return spent
 
 
@@ -149,7 +150,7 @@ def until_quiet(limit_s: float) -> None:
     before, quiet = -1.0, 0
     while time.monotonic() < deadline and quiet < 4:
         time.sleep(QUIET_S)
-        now = time.process_time() + children_s()
+        now = time.process_time() + sum(children_s().values())
         quiet = quiet + 1 if now - before < QUIET_S / 10 else 0
         before = now
 
@@ -165,12 +166,19 @@ def block(exchange: Exchange, steps: int, end: Callable[[], None]) -> list[float
     until_quiet(DRAIN_S)
     waiting = time.thread_time() - waiting  # of this program, not of a recorder
     whole = time.process_time() - whole - waiting
-    spent = (thread, whole, children_s() - child, wall)
+    # a process that ended is of an earlier recorder
+    writing = sum(s - child.get(pid, 0.0) for pid, s in children_s().items())
+    spent = (thread, whole, writing, wall)
     return [s / (steps * STEP_CALLS) * 1e6 for s in spent]
 
 
 def measure(
-    rank: int, world: int, folder: Path, ways: Sequence[str], rounds: int
+    rank: int,
+    world: int,
+    folder: Path,
+    ways: Sequence[str],
+    rounds: int,
+    most_steps: int,
 ) -> dict[str, list[list[list[float]]]]:
     """Measure the ways in turns.
 
@@ -184,7 +192,7 @@ def measure(
     exchange.steps(4, lambda: None)
     for number in range(rounds):
         for way in ways:
-            steps = STEPS.get(way, 32)
+            steps = max(1, most_steps // SLOW.get(way, 1))
             blocks = [block(exchange, steps, lambda: None)]
             with WAYS[way](
                 folder / f"{way}-{number}-{rank}"
@@ -200,7 +208,7 @@ def measure(
 
 
 def gloo_rank(
-    rank: int, world: int, folder: str, ways: Sequence[str], rounds: int
+    rank: int, world: int, folder: str, ways: Sequence[str], rounds: int, steps: int
 ) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -210,7 +218,7 @@ def gloo_rank(
         world_size=world,
         timeout=timedelta(seconds=120),
     )
-    found = measure(rank, world, Path(folder), ways, rounds)
+    found = measure(rank, world, Path(folder), ways, rounds, steps)
     dist.barrier()
     dist.destroy_process_group()
     Path(folder, f"times-{rank}.json").write_text(json.dumps(found))
@@ -239,6 +247,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=32)
     given = parser.parse_args()
     if "compiled" in given.ways:
         native.build()
@@ -251,7 +260,9 @@ def main() -> int:
     for world in given.ranks:
         with tempfile.TemporaryDirectory() as folder:
             processes.spawn(
-                gloo_rank, (world, folder, given.ways, given.rounds), nprocs=world
+                gloo_rank,
+                (world, folder, given.ways, given.rounds, given.steps),
+                nprocs=world,
             )
             told = [
                 json.loads(Path(folder, f"times-{rank}.json").read_text())

@@ -222,6 +222,22 @@ def test_nothing_is_printed_into_a_file_in_the_place_of_a_stream(
 
 
 @pytest.mark.slow
+def test_a_full_standard_output_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "moetraffic", "models"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("moetraffic: the output cannot be written (No space")
+    assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("setpriv") is None,
     reason="only root can take another user ID",

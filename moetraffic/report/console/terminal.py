@@ -172,8 +172,8 @@ def _environment_error(error: OSError) -> str:
             "temporary files need a folder, but none can be written, not even the "
             "working folder: set TMPDIR to a folder that you may write to, with space"
         )
-    place = f"{error.filename} cannot be used" if error.filename else "a file failed"
-    return f"{place} ({reason}): {remedy(error)}"
+    place = f"{error.filename} cannot be used" if error.filename else ""
+    return f"{place or 'the output cannot be written'} ({reason}): {remedy(error)}"
 
 
 def _discard(number: int) -> None:
