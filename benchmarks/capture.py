@@ -202,6 +202,7 @@ def measure(
                 exchange.steps(2, end)
                 until_quiet(START_S)  # the committer process imports its modules
                 blocks.append(block(exchange, steps, end))
+            until_quiet(START_S)
             blocks.append(block(exchange, steps, lambda: None))
             found[way].append(blocks)
     return found
