@@ -59,3 +59,11 @@ def test_attributes_of_later_releases_are_ignored(
         with Trace.open(tmp_path / "later.h5") as later:
             assert later.meta == trace.meta
             assert later.sites == trace.sites
+
+
+def test_the_sampled_golden_file_says_so() -> None:
+    with Trace.open(path("golden-v1.1-sampled.h5")) as trace:
+        assert trace.meta.every == 3
+        assert trace.iterations.tolist() == [0, 3, 9]
+    with Trace.open(path("golden-v1.h5")) as trace:
+        assert trace.meta.every == 1
