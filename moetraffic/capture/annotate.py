@@ -27,6 +27,7 @@ class CallContext:
     phase: str = ""
     label: str = ""
     linked: bool = False  # set by a hook on a module, not by the program
+    block: int = 0  # number of the calling block, see hook.calling_block; 0: unknown
 
 
 NO_CONTEXT = CallContext()

@@ -31,6 +31,7 @@ from . import clock_offset
 from .annotate import here, is_layer, subscribe
 from .group_kinds import kind_of
 from .hook import python as hook
+from .hook.calling_block import BlockSearch
 from .input_validation import (
     OmittedRecords,
     cause,
@@ -186,6 +187,7 @@ class Recorder(Recording):
                 launched=completion.launched,
                 waiting=completion.waiting,
                 failed=self._failed,
+                blocks=BlockSearch(),
             )
             self._undo.callback(hook.install(sink, native))
             self._undo.callback(completion.install())

@@ -16,7 +16,6 @@ from .shapes.verdict import judge
 
 FEW = [name for name, shape in SHAPES.items() if shape.few]
 WRONG_TODAY = {
-    "two-chunks": "alternating chunks: layers 0 to 5 in place of 0 to 2; the call "
     "index of a backward call is not that of its chunk's forward call",
 }
 """By shape, or shape and mode: what is wrong."""

@@ -85,14 +85,15 @@ std::atomic<int64_t> generations{0};
 std::unique_ptr<torch::Library> library;
 thread_local Thread here;
 
-void arrive(Installed& now) {
+void arrive(Installed& now, int64_t operation) {
   py::gil_scoped_acquire python;
-  py::tuple told = now.sink.arrive();
+  py::tuple told = now.sink.arrive(operation);
   here.number = told[0].cast<int64_t>();
   here.place = told[1].cast<int64_t>();
   here.waiting = -1;
   here.members = -1;
-  here.generation = now.generation;
+  // while the calling blocks are searched, every call arrives anew
+  here.generation = told[2].cast<bool>() ? -1 : now.generation;
 }
 
 template <typename Boxed>
@@ -220,7 +221,7 @@ class Following {
 
   // Names this thread, if it is new.
   void enter() {
-    if (here.generation != now_.generation) arrive(now_);
+    if (here.generation != now_.generation) arrive(now_, what_.code);
   }
 
   void begin(const Call& call, bool waits) {

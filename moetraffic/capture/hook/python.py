@@ -30,10 +30,13 @@ from moetraffic.capture.annotate import here
 from moetraffic.capture.pipe_format import CALL, OPERATIONS
 from moetraffic.errors import CaptureError
 
+from .calling_block import BlockSearch
+
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 KEY = "BackendSelect"
+EXCHANGE = OPERATIONS.index("all_to_all")
 now_ns = time.perf_counter_ns
 
 _task = torch._C._current_graph_task_id
@@ -68,6 +71,7 @@ class CallSink:
     """Tracks a call until it completes, see :mod:`.completion`."""
     waiting: SynchronousCall
     failed: Callable[[str, Exception], None]  # reports a call that is not recorded
+    blocks: BlockSearch  # finds the module that makes the first all-to-alls
 
 
 # operator: (name in the trace, argument index of process group, of this rank's input)
@@ -180,9 +184,16 @@ def _install_native(sink: CallSink, native: ModuleType) -> None:
     def stand(place: annotate.CallContext) -> None:
         native.stand(sink.number("place", place))
 
-    def arrive() -> tuple[int, int]:
-        thread, place = sink.number("thread", _thread()), here.place
-        return thread, sink.number("place", place)
+    def arrive(operation: int) -> tuple[int, int, bool]:
+        thread, place, blocks = (
+            sink.number("thread", _thread()),
+            here.place,
+            sink.blocks,
+        )
+        searches = blocks.searches
+        if searches:
+            place = blocks.context(place, exchange=operation == EXCHANGE)
+        return thread, sink.number("place", place), searches
 
     def meet(boxed: Any) -> int:
         group = unboxed(boxed)
@@ -222,7 +233,7 @@ def _kernel(
     python, meta = torch._C.DispatchKey.Python, torch._C.DispatchKey.Meta
     operation, position = OPERATIONS.index(COLLECTIVES[name][0]), COLLECTIVES[name][1]
     describe = _DESCRIBE.get(name) or _describer(name)
-    single = name == "alltoall_base_"
+    single, blocks = name == "alltoall_base_", sink.blocks
     put, before, waiting = sink.put, sink.before, sink.waiting
     names: dict[int, tuple[str, Any]] = {}  # of groups by the ID of a living object
     # methods of key sets take microseconds, and few sets occur
@@ -246,10 +257,12 @@ def _kernel(
                 link, ran = _sequence() - 1, None
                 if _task() != -1:
                     again, (link, ran) = 1, _running()
-                number = next(_numbers)
+                number, place = next(_numbers), here.place
+                if blocks.searches:
+                    place = blocks.context(place, exchange=operation == EXCHANGE)
                 # fmt: off
                 put((
-                    CALL, number, now_ns(), operation, named[0], here.place,
+                    CALL, number, now_ns(), operation, named[0], place,
                     dtype, _thread(), again, _grad(), link, ran, *described,
                 ))
                 # fmt: on

@@ -310,7 +310,7 @@ class Committer:
          link, node, sender, destination, size, row, rows_sent, rows_received,
          sends, receives) = plain[at : at + CALL_HEAD]
         # fmt: on
-        operation, here = OPERATIONS[code], self._names["place"][place]
+        operation, (*here, block) = OPERATIONS[code], self._names["place"][place]
         direction, link, source = self._directions.of(
             operation,
             in_backward=bool(in_backward),
@@ -351,7 +351,8 @@ class Committer:
         if operation == ALL_TO_ALL:
             payload, transposed = self._window.put_splits(sent * row, received * row)
         when = self._boundaries.iteration, sequence, issue
-        event = CallEvent(site, *when, payload, transposed, thread, grad, link)
+        facts = thread, grad, link, block
+        event = CallEvent(site, *when, payload, transposed, *facts)
         self._open[number] = self._window.add(event)
 
     def _trains(self, thread: int) -> bool:
@@ -367,7 +368,7 @@ class Committer:
         counts = words[at + ROUTED_HEAD : at + ROUTED_HEAD + experts]
         dropped = words[at + ROUTED_HEAD + experts :][:experts] if has_dropped else None
         direction = "recompute" if in_backward else "forward"
-        _, _, label, linked = self._names["place"][place]
+        _, _, label, linked, _ = self._names["place"][place]
         here = (layer, "", label, linked)
         owner = self._groups[self._names["group"][group]]
         site, sequence = self._sites.at(

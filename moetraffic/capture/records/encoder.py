@@ -117,7 +117,7 @@ class Encoder:
 def _json_value(name: Any) -> Any:
     """Convert a name (context, dtype or text) to a JSON value."""
     if isinstance(name, CallContext):
-        return [name.layer, name.phase, name.label, name.linked]
+        return [name.layer, name.phase, name.label, name.linked, name.block]
     if isinstance(name, torch.dtype):
         return str(name).removeprefix("torch.")
     return name

@@ -37,6 +37,7 @@ class CallEvent:
     thread: int = 0
     grad: int = -1
     link: int = -1
+    block: int = 0
     start: int = UNKNOWN_TIME
     end: int = UNKNOWN_TIME
 

@@ -40,7 +40,7 @@ class Reading:
             call.phase = GRADIENT.get(of.phase, "")
             call.label, call.unit = of.label, of.unit
         self.passes = [p for p in self.forward.passes if p.units]  # with MoE layers
-        self.units = {u for p in self.passes for u in p.units}
+        self.units = [u for p in self.passes for u in p.units]
 
     def _read(self) -> None:
         last = ""  # direction of the previous all-to-all of the pass

@@ -1,21 +1,25 @@
 """Number the MoE layers that the calls of a forward pass belong to.
 
-No call states its layer: it is the index of its dispatch in a forward pass, after the
-layers of earlier pipeline stages.  This has premises, which are checked: passes do not
-alternate, all passes of a rank's training steps have the same number of layers, and a
-rank is one stage of the pipeline.  Where one fails, layers are unknown.
+Where the block of the model that makes a call was recorded, layers are its blocks in
+the order of their first calls.  Otherwise a layer is the index of its dispatch in a
+forward pass, after the layers of earlier pipeline stages.  This has premises, which are
+checked: passes do not alternate, all passes of a rank's training steps have the same
+number of layers, and a rank is one stage of the pipeline.  Where one fails, layers are
+unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from .calls import Calls
 from .gradients import Reading
-from .phases import Unit
+from .phases import UNREACHED, Unit
 
+Key = tuple[int, int]  # block, and index within one call of it
 Depth = tuple[int, int]  # MoE layers of a forward pass, and of earlier stages
 ALTERNATE = (
     "layers are unknown where forward passes of several micro-batches or chunks "
@@ -27,8 +31,28 @@ STAGES = (
 REPORTED = "layers are unknown where no router reports them, as others do"
 
 
-def layer_of(unit: Unit, reading: Reading, depth: Depth) -> int:
-    """Return the layer of a unit of a reading, -1 if unknown."""
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Inferred layers of the forward passes of all ranks."""
+
+    depths: Mapping[int, Depth]  # by rank, where the order implies them
+    blocks: Mapping[int, Mapping[Key, int]]  # layer of each block, by rank
+    keys: Mapping[tuple[int, int], tuple[Key, ...]]  # by reading and rank
+    remarks: tuple[str, ...] = ()
+
+    def of_units(self, reading: Reading, row: int) -> tuple[int, ...]:
+        """Return the layers of a reading's units in a step, -1 for unknown ones."""
+        rank = int(reading.program.rank[row])
+        if keys := self.keys.get((id(reading), rank)):
+            return tuple(self.blocks[rank][key] for key in keys)
+        depth = self.depths.get(rank)
+        if depth is None:
+            return (-1,) * len(reading.units)
+        return tuple(_layer_of(unit, reading, depth) for unit in reading.units)
+
+
+def _layer_of(unit: Unit, reading: Reading, depth: Depth) -> int:
+    """Return the layer of a unit by its index in its pass, -1 if unknown."""
     count, offset = depth
     if reading.interleaved or any(len(p.units) % count for p in reading.passes):
         return -1
@@ -36,6 +60,87 @@ def layer_of(unit: Unit, reading: Reading, depth: Depth) -> int:
 
 
 def find_layers(
+    every: Sequence[Calls], readings: Sequence[Reading], *, steps_known: bool
+) -> Layers:
+    """Infer the layers of all ranks' forward passes.
+
+    The block that makes a call is a fact; where it is not recorded, or ranks are stages
+    of a pipeline, the order of the calls decides.
+    """
+    depths, remarks = _find_depths(every, readings, steps_known=steps_known)
+    if not steps_known or any(c.between_stages.any() for c in every):
+        return Layers(depths=depths, blocks={}, keys={}, remarks=tuple(remarks))
+    found = _keys(readings)
+    alternate = {
+        rank
+        for reading in readings
+        for rank in np.unique(reading.program.rank).tolist()
+        if (of := found.get((id(reading), rank))) and not _passes(reading, of[1])
+    }
+    blocks: dict[int, dict[Key, int]] = {}
+    keys: dict[tuple[int, int], tuple[Key, ...]] = {}
+    for (which, rank), (_, mine) in sorted(found.items(), key=lambda item: item[1][0]):
+        if rank not in alternate:
+            keys[which, rank] = mine
+            for key in mine:
+                blocks.setdefault(rank, {}).setdefault(key, len(blocks[rank]))
+    if alternate and ALTERNATE not in remarks:
+        remarks.append(ALTERNATE)
+    # where blocks are known, those that were not recorded do not follow from the order
+    left = {r: d for r, d in depths.items() if r not in blocks and r not in alternate}
+    if blocks and all(k in found for k in _steps_of(readings)):
+        remarks = [ALTERNATE] if alternate else []
+    return Layers(depths=left, blocks=blocks, keys=keys, remarks=tuple(remarks))
+
+
+def _steps_of(readings: Sequence[Reading]) -> Iterator[tuple[int, int]]:
+    for reading in readings:
+        if reading.units:
+            for rank in np.unique(reading.program.rank).tolist():
+                yield id(reading), rank
+
+
+def _passes(reading: Reading, keys: Sequence[Key]) -> bool:
+    """Return whether each pass calls each block once, or is several such passes."""
+    if reading.interleaved:
+        return False
+    at = 0
+    for one in reading.passes:
+        mine = list(keys[at : at + len(one.units)])
+        at += len(mine)
+        length = len(set(mine))
+        if length < len(mine) and one.reached != UNREACHED:
+            return False
+        if mine != mine[:length] * (len(mine) // length):
+            return False
+    return True
+
+
+def _keys(
+    readings: Sequence[Reading],
+) -> dict[tuple[int, int], tuple[int, tuple[Key, ...]]]:
+    """Return the blocks of each reading's units by rank, and the step they are from."""
+    found: dict[tuple[int, int], tuple[int, tuple[Key, ...]]] = {}
+    for reading in readings:
+        program = reading.program
+        at = [unit.dispatch for unit in reading.units]
+        for row in np.argsort(program.step, kind="stable").tolist():
+            which = id(reading), int(program.rank[row])
+            words = program.block[row, at].tolist() if at else []
+            if which in found or not words or min(words) <= 0:
+                continue
+            keys: list[Key] = []
+            before, within = -1, 0
+            for word in words:
+                # several layers of one call of a block
+                within = within + 1 if word == before else 0
+                keys.append((word >> 1, within))
+                before = word
+            found[which] = int(program.step[row]), tuple(keys)
+    return found
+
+
+def _find_depths(
     every: Sequence[Calls], readings: Sequence[Reading], *, steps_known: bool
 ) -> tuple[dict[int, Depth], list[str]]:
     """Infer the MoE layers per pass and layer offset of each rank, with remarks.
@@ -105,7 +210,7 @@ def _as_reported(readings: Sequence[Reading], found: dict[int, Depth]) -> bool:
     for reading in readings:
         for rank in np.unique(reading.program.rank).tolist():
             for unit in reading.units if rank in found else ():
-                if 0 <= unit.layer != layer_of(unit, reading, found[rank]):
+                if 0 <= unit.layer != _layer_of(unit, reading, found[rank]):
                     return False
     return True
 

@@ -11,10 +11,10 @@ from moetraffic.trace.model import Int64
 
 from .calls import Calls
 from .gradients import Reading
-from .layers import Depth, find_layers, layer_of
+from .layers import find_layers
 from .numbering import Shared
 from .period import NumberedSteps
-from .phases import experts_sorts
+from .phases import Unit, experts_sorts
 from .programs import EXCHANGE, gather_programs
 
 Name = tuple[str, int, str]  # phase, layer, label
@@ -51,20 +51,22 @@ def find_names(
             "phases are unknown where several threads, or one that is not the "
             "training's, make the all-to-alls of a step"
         )
-    layers, unknown = find_layers(every, readings, steps_known=steps_known)
-    remarks += unknown
+    layers = find_layers(every, readings, steps_known=steps_known)
+    remarks += layers.remarks
     names: dict[Name, int] = {UNNAMED: 0}
     of_call = {c.rank: np.full(len(c.table), -1, np.int64) for c in every}
     for reading in readings:
         program = reading.program
-        by_depth: dict[Depth | None, Int64] = {}
-        for rank, place in zip(program.rank.tolist(), program.place, strict=True):
-            depth = layers.get(rank)
-            if depth not in by_depth:
-                found = [_name(reading, at, depth) for at in range(len(program.word))]
+        by_layers: dict[tuple[int, ...], Int64] = {}
+        rows = zip(program.rank.tolist(), program.place, strict=True)
+        for row, (rank, place) in enumerate(rows):
+            mine = layers.of_units(reading, row)
+            if mine not in by_layers:
+                of_unit = dict(zip(reading.units, mine, strict=True))
+                found = [_name(reading, at, of_unit) for at in range(len(program.word))]
                 numbers = [names.setdefault(n, len(names)) if n else -1 for n in found]
-                by_depth[depth] = np.array(numbers, np.int64)
-            of_call[rank][place] = by_depth[depth]
+                by_layers[mine] = np.array(numbers, np.int64)
+            of_call[rank][place] = by_layers[mine]
     if unlike := _agree(every, of_call):
         remarks.append(
             f"{unlike} all-to-all calls have no phase: their members' calls imply "
@@ -73,10 +75,10 @@ def find_names(
     return Naming(names=tuple(names), of_call=of_call, remarks=tuple(remarks))
 
 
-def _name(reading: Reading, at: int, depth: Depth | None) -> Name | None:
+def _name(reading: Reading, at: int, of_unit: Mapping[Unit, int]) -> Name | None:
     """Return a call's inferred name, None where it keeps its annotation.
 
-    ``depth`` is None where hooks report all layer indices.
+    ``of_unit`` holds the inferred layers, -1 for unknown ones.
     """
     token, call = reading.program.word[at], reading.calls.get(at)
     if token.kind != EXCHANGE or token.phase or call is None or call.unit is None:
@@ -85,8 +87,8 @@ def _name(reading: Reading, at: int, depth: Depth | None) -> Name | None:
     if unit.layer < 0 and unit.again is not None:
         unit = unit.again
     layer = unit.layer
-    if layer < 0 and depth and unit in reading.units:
-        layer = layer_of(unit, reading, depth)
+    if layer < 0:
+        layer = of_unit.get(unit, -1)
     if layer < 0:
         return None
     if token.layer >= 0:

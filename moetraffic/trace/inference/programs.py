@@ -61,6 +61,7 @@ class CallSequence:
     size: Int64  # [N, n] bytes
     even: Bool  # [n] in all steps
     partner: Int64  # [n] forward call of a backward one, by link; -1: unknown
+    block: Int64  # [N, n] calling block, see EVENT; 0: unknown
     order: bool  # one thread made all forward all-to-alls of each step
 
     def turned(self, one: int, other: int) -> bool:
@@ -150,6 +151,7 @@ def _program(
         size=np.stack([c.size[p] for c, _, p in steps]),
         even=np.asarray(np.stack([c.even[p] for c, _, p in steps]).all(axis=0), bool),
         partner=_partners(word, steps),
+        block=np.stack([c.table["block"][p] for c, _, p in steps]).astype(np.int64),
         order=_ordered(word, steps),
     )
 

@@ -93,6 +93,7 @@ EVENT = np.dtype(
         ("thread", "<i4"),  # number of the thread, in the order of first calls
         ("grad", "<i4"),  # 1: autograd recorded the call; 0: it did not; -1: unknown
         ("link", "<i8"),  # equal for a forward call and its backward; -1: unknown
+        ("block", "<i4"),  # twice the calling block's number, +1 in every other call
     ]
 )
 
@@ -224,7 +225,7 @@ def _read(container: Container) -> Segment:
         meta=read_meta(container),
         groups=tuple(read_groups(container)),
         sites=tuple(read_sites(container)),
-        events=read_table(container, "event", EVENT),
+        events=read_table(container, "event", EVENT, optional=("block",)),
         steps=steps,
         kinds=tuple(read_strings(container, "step_kind", len(steps))),
         splits=panels["splits"],
