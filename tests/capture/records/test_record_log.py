@@ -51,7 +51,7 @@ from moetraffic.trace.segments.store import SegmentWriter
 NAMES: tuple[dict[str, Any], ...] = (
     {"group": {"name": "0", "kind": "world", "ranks": [0, 1]}},
     {"define": "group", "name": "0"},
-    {"define": "place", "name": [-1, "", "", False]},
+    {"define": "place", "name": [-1, "", "", False, 0]},
     {"define": "dtype", "name": "float32"},
 )
 
