@@ -350,9 +350,8 @@ class Committer:
             return
         if operation == ALL_TO_ALL:
             payload, transposed = self._window.put_splits(sent * row, received * row)
-        when = self._boundaries.iteration, sequence, issue
-        facts = thread, grad, link, block
-        event = CallEvent(site, *when, payload, transposed, *facts)
+        when = self._boundaries.iteration, sequence, issue, payload, transposed
+        event = CallEvent(site, *when, thread, grad, link, block)
         self._open[number] = self._window.add(event)
 
     def _trains(self, thread: int) -> bool:
