@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,17 +22,28 @@ from tests.capture.shapes.stage import MODES, SHAPES, start  # noqa: E402
 from tests.capture.shapes.verdict import ASPECTS, Verdict, judge  # noqa: E402
 
 BEGIN, END = "<!-- shapes: benchmarks/shapes.py -->", "<!-- end of shapes -->"
+TOGETHER = 4
 PLURALS = {"micro-batch": "micro-batches"}
 
 Verdicts = dict[str, Verdict]  # by mode
 
 
-def measure(name: str) -> Verdicts:
-    """Play a shape in all modes, and judge it."""
+def measure(names: Sequence[str]) -> dict[str, Verdicts]:
+    """Play shapes in all modes, and judge them."""
+    found: dict[str, Verdicts] = {}
     with tempfile.TemporaryDirectory() as folder:
-        start(Path(folder), [name], MODES)
-        at = {mode: Path(folder, f"{name}-{mode}") for mode in MODES}
-        return {mode: judge(at[mode], at["bare"]) for mode in MODES[1:]}
+        start(Path(folder), names, MODES)
+        for name in names:
+            at = {mode: Path(folder, f"{name}-{mode}") for mode in MODES}
+            found[name] = {m: judge(at[m], at["bare"]) for m in MODES[1:]}
+            faults = {mode: v.faults for mode, v in found[name].items() if v.faults}
+            print(name, faults or "", file=sys.stderr, flush=True)
+    return found
+
+
+def batched(names: Sequence[str]) -> list[Sequence[str]]:
+    """Shapes that share a process, which imports torch once."""
+    return [names[at : at + TOGETHER] for at in range(0, len(names), TOGETHER)]
 
 
 def shares(verdict: Verdict) -> str:
@@ -83,11 +95,9 @@ def main() -> None:
     told = asked.parse_args()
     if unknown := set(told.shapes) - SHAPES.keys():
         asked.error(f"unknown shapes: {', '.join(sorted(unknown))}")
-    found = {}
-    for name in told.shapes or SHAPES:
-        found[name] = measure(name)
-        faults = {mode: v.faults for mode, v in found[name].items() if v.faults}
-        print(name, faults or "", file=sys.stderr, flush=True)
+    found: dict[str, Verdicts] = {}
+    for names in batched(told.shapes or list(SHAPES)):
+        found |= measure(names)
     text = table(found)
     if told.json:
         plain = {n: {m: v.as_dict() for m, v in f.items()} for n, f in found.items()}
