@@ -53,7 +53,8 @@ class Shape:
 
     @property
     def title(self) -> str:
-        return (self.play.__doc__ or "").split("\n")[0].rstrip(".")
+        title = (self.play.__doc__ or "").split("\n")[0].rstrip(".")
+        return f"{title}, ranks started by mp.spawn" if self.spawned else title
 
 
 SHAPES = {
