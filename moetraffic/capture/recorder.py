@@ -433,7 +433,8 @@ class Recorder(Recording):
                 f"{report['error']}"
             )
         unclosed, omitted = report.get("unclosed", ""), self._left_out.summary
-        for message in (unclosed, report.get("left", ""), omitted, lost):
+        left = f"rank {self._rank}: {report['left']}" if report.get("left") else ""
+        for message in (unclosed, left, omitted, lost):
             if message:
                 self._warn(message)
 

@@ -204,10 +204,7 @@ class PatientWriter(SegmentWriter):
                     replace(segment, unrecorded=self.unrecorded), self._folder
                 )
             except OSError as error:
-                failure = (
-                    f"{self._own} cannot be written ({error.strerror}): "
-                    f"{remedy(error)}; the last records remain there"
-                )
+                failure = _unwritable(self._own, error)
                 self._report(failure)
                 attempts += self._training is None or self._training.over
                 if self._training is None or attempts >= LAST_ATTEMPTS:
@@ -221,6 +218,16 @@ class PatientWriter(SegmentWriter):
         if failure != self._failure and self._training is not None:
             self._failure = failure
             self._training.say(error=failure)
+
+
+def _unwritable(own: Path, error: OSError) -> str:
+    """Describe why a rank's folder cannot be used, and what becomes of its records."""
+    if not own.is_dir():
+        return f"{own} was removed: the records in it are lost"
+    return (
+        f"{own} cannot be written ({error.strerror}): {remedy(error)}; the last "
+        "records remain there"
+    )
 
 
 def main(folder: str, bell: int, ends: int, parent: int) -> None:
@@ -252,8 +259,10 @@ def main(folder: str, bell: int, ends: int, parent: int) -> None:
                 break
             training.wait(LOOK_S)
         delete_logs(own)
-    except (CaptureError, OSError) as failure:
+    except CaptureError as failure:
         error = str(failure)
-    unclosed = writer.close()
+    except OSError as failure:
+        error = _unwritable(own, failure)
+    unclosed = writer.close() if own.is_dir() else ""
     lost = {"error": writer.error, "lost_windows": writer.lost_windows}
     training.say(closed={"unclosed": unclosed, "left": error, **lost})

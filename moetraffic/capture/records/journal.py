@@ -223,7 +223,7 @@ class Journal:
         while self._committer.report is None and not self._given_up:
             if time.monotonic() > deadline:
                 what = f"its records are not written in {LEAVE_S:.0f} s"
-                self._report(f"{what}: {LEFT} {self._own}")
+                self._report(self._left(what))
                 break
             time.sleep(0.005)
             self._tend()
@@ -236,6 +236,10 @@ class Journal:
         self._records.clear()
         self._log.log.close()
         self._committer.release()
+
+    def _left(self, why: str) -> str:
+        """Add to a reason where the records remain, if their folder does."""
+        return f"{why}: {LEFT} {self._own}" if self._own.is_dir() else why
 
     def _report(self, failure: str) -> None:
         """Report a failure, without an error for the thread that met it."""
@@ -296,7 +300,7 @@ class Journal:
         self._restarts = 1 if committer.progressed else self._restarts + 1
         if self._restarts > MOST_RESTARTS or committer.report is not None:
             why = (committer.report or {}).get("left") or what
-            self._report(f"{why}; it is not started again: {LEFT} {self._own}")
+            self._report(self._left(f"{why}; it is not started again"))
             self._given_up = True
             return
         try:

@@ -79,18 +79,42 @@ def find_layers(
     }
     blocks: dict[int, dict[Key, int]] = {}
     keys: dict[tuple[int, int], tuple[Key, ...]] = {}
-    for (which, rank), (_, mine) in sorted(found.items(), key=lambda item: item[1][0]):
-        if rank not in alternate:
-            keys[which, rank] = mine
-            for key in mine:
-                blocks.setdefault(rank, {}).setdefault(key, len(blocks[rank]))
+    for rank in {rank for _, rank in found} - alternate:
+        mine = {which: of for (which, of_rank), of in found.items() if of_rank == rank}
+        in_order = [of for _, of in sorted(mine.values(), key=lambda of: of[0])]
+        blocks[rank] = _numbers(in_order)
+        keys |= {(which, rank): of for which, (_, of) in mine.items()}
     if alternate and ALTERNATE not in remarks:
         remarks.append(ALTERNATE)
-    # where blocks are known, those that were not recorded do not follow from the order
-    left = {r: d for r, d in depths.items() if r not in blocks and r not in alternate}
+    # calls whose block was not recorded follow from the order, if all others do
+    left = {
+        rank: depth
+        for rank, depth in depths.items()
+        if rank not in alternate
+        and all(
+            tuple(_layer_of(unit, reading, depth) for unit in reading.units)
+            == tuple(blocks[rank][key] for key in keys[id(reading), rank])
+            for reading in readings
+            if (id(reading), rank) in keys
+        )
+    }
     if blocks and all(k in found for k in _steps_of(readings)):
         remarks = [ALTERNATE] if alternate else []
     return Layers(depths=left, blocks=blocks, keys=keys, remarks=tuple(remarks))
+
+
+def _numbers(steps: Sequence[Sequence[Key]]) -> dict[Key, int]:
+    """Number the blocks of each model from 0 on, in the order of their first calls.
+
+    Blocks that no step calls together are those of different models.
+    """
+    models: list[dict[Key, None]] = []
+    for keys in steps:
+        joined = [one for one in models if not one.keys().isdisjoint(keys)]
+        apart = [one for one in models if one.keys().isdisjoint(keys)]
+        before = [key for one in joined for key in one]
+        models = [*apart, dict.fromkeys([*before, *keys])]
+    return {key: number for model in models for number, key in enumerate(model)}
 
 
 def _steps_of(readings: Sequence[Reading]) -> Iterator[tuple[int, int]]:
