@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import INSPECTED, OBSERVED, PROFILE, ROUTED, mutated
 
 from moetraffic.errors import MoetrafficError, TraceError
 from moetraffic.interop import import_files, json_reader
 from moetraffic.interop.json_reader import JsonStream, integers, json_lines
+from tests.interop.samples import INSPECTED, OBSERVED, PROFILE, ROUTED, mutated
 
 PLAIN = st.recursive(
     st.none()

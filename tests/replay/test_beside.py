@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 import moetraffic.replay.results.audit  # noqa: F401 - once, not in each forked rank
 from moetraffic.capture.hook import python as hook
+from moetraffic.capture.hook.calling_block import BlockSearch
 from moetraffic.capture.pipe_format import OPERATIONS
 from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import backend
@@ -25,6 +26,7 @@ class Notes:
     """What a hook is told of: operation, members, bytes of the input."""
 
     waiting = hook.SynchronousCall()
+    blocks = BlockSearch()
 
     def __init__(self):
         self.calls = []

@@ -231,7 +231,7 @@ def test_a_hook_links_and_a_program_annotates() -> None:
     for label in ("", "router"):
         encoder.encode((ROUTED, 0, "g", 1, label, 0, 0, True, [1, 2], None), words)
     places = [d["name"] for d in encoder.definitions() if d["define"] == "place"]
-    assert places == [[-1, "", "", False], [-1, "", "router", True]]
+    assert places == [[-1, "", "", False, 0], [-1, "", "router", True, 0]]
 
 
 def test_a_capture_states_its_sources(captured: Path) -> None:

@@ -8,16 +8,16 @@ import h5py
 import numpy as np
 import pytest
 
-from moetraffic.trace.hdf5.block import Malformed, Source
+from moetraffic.trace.hdf5.block import FileBytes, Malformed
 from moetraffic.trace.hdf5.chunk_index import read_index
 from moetraffic.trace.hdf5.structure import Structure
 
 LIBVER = ("v110", "v110")
 
 
-def source_of(path: Path) -> Source:
+def source_of(path: Path) -> FileBytes:
     data = path.read_bytes()
-    return Source(lambda offset, size: data[offset : offset + size], len(data))
+    return FileBytes(lambda offset, size: data[offset : offset + size], len(data))
 
 
 @pytest.mark.parametrize(
