@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from moetraffic.generate.dynamics import Dynamics, Steps, bounded
 from moetraffic.generate.latent import seen
@@ -53,6 +54,7 @@ def skewness(load: np.ndarray) -> np.ndarray:
     return np.asarray((x**3).mean(axis=0) / (x**2).mean(axis=0) ** 1.5)
 
 
+@pytest.mark.slow
 def test_experts_that_dip_do_so_in_samples_and_others_do_not() -> None:
     rng = np.random.default_rng(4)
     true = loads(states(BEND), 1)

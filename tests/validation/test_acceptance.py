@@ -44,6 +44,7 @@ def names(found: Acceptance) -> set[str]:
     return {t.name.split(",")[0] for t in found.failures}
 
 
+@pytest.mark.slow
 def test_further_seeds_pass(simulated: Make, real: list[Features]) -> None:
     # one in twenty is refused by chance, so two of seven in one of twenty-two cases
     runs = [count_features(simulated(0), name="seed 0"), *real]
