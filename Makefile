@@ -16,9 +16,8 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(VENV)/.ready
 	$(BIN)/moetraffic demo -o demo --force
 
-# four at once on two cores, because ranks that wait for each other leave them idle
 test: lint
-	$(BIN)/python -m pytest -q -n 4 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
 test-all: lint $(VENV)/.ready-frameworks
 	MOETRAFFIC_EXAMPLES=200 $(BIN)/python -m pytest -q -n 2
