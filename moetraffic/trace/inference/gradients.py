@@ -34,6 +34,7 @@ class Reading:
         self._gradients: list[tuple[ForwardCall, ForwardCall]] = []
         if program.order:
             self._read()
+        self.interleaved |= self.forward.overlaps
         if self.interleaved or self._lacks_gradients():
             self._discard_guesses()
         for call, of in self._gradients:

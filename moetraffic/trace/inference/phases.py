@@ -122,6 +122,7 @@ class Forward:
         self.passes: list[Pass] = []
         self.calls: dict[int, ForwardCall] = {}
         self.open: list[tuple[ForwardCall, list[ForwardCall]]] = []
+        self.overlaps = False  # two layers may be open at once
         self.waiting: list[ForwardCall] = []  # count exchanges before their dispatch
         self._closed: ForwardCall | None = None  # the last combine
         self._unit: Unit | None = None
@@ -260,6 +261,9 @@ class Forward:
         self.open.append((call, []))
 
     def _combine(self, call: ForwardCall, number: int) -> None:
+        # a call after a count exchange is the dispatch of another chunk: its bytes do
+        # not show that where parts are equal
+        self.overlaps |= bool(self.waiting) and bool(self.program.even[call.at])
         main, _ = self.open.pop(number)
         call.phase, call.unit = "combine", main.unit
         layer = self.program.word[call.at].layer
