@@ -113,9 +113,7 @@ def byte_count(text: str) -> int:
     >>> byte_count("500MB"), byte_count("4KiB"), byte_count("1000B")
     (500000000, 4096, 1000)
     """
-    found = re.fullmatch(
-        r"(\d{1,15}(?:\.\d{1,9})?)([kmgt]?)(i?)b", text.strip().lower()
-    )
+    found = _SIZE.fullmatch(text.strip().lower())
     if found is not None and bool(found[2]) >= bool(found[3]):
         base = 1024 if found[3] else 1000
         count = int(float(found[1]) * base ** _PREFIXES.get(found[2], 0))

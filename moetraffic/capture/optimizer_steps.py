@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from moetraffic.capture.hook.python import now_ns
 
-from .pipe_format import OPTIMIZER
+from .record_format import OPTIMIZER
 
 _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node

@@ -44,8 +44,8 @@ from .input_validation import (
     tokens_of,
 )
 from .optimizer_steps import OptimizerSteps
-from .pipe_format import PAUSE, ROUTED, STEP
 from .process_exit import before_exit
+from .record_format import PAUSE, ROUTED, STEP
 from .recording import WINDOW_STEPS, Recording, check_output, describe
 from .running import running
 
@@ -91,8 +91,9 @@ class Recorder(Recording):
     placement
         By layer, the group rank that holds each expert ``[E]``; contiguous if absent.
     window
-        Steps in memory that are lost if the rank is killed, twice at most; a step
-        waits before more than half a window of steps is not written.
+        Number of steps; half of it, and the step under way, are lost at most if the
+        rank and the process that writes its records are killed.  A step waits before
+        more are in memory alone.
     every
         Record one iteration of this many: 0, N, 2 N ...; the others are observed, but
         not stored.  It needs steps that the program or its optimizer ends.

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from moetraffic.errors import install_command
 from moetraffic.report.console.options import AsJson, option
-from moetraffic.report.console.terminal import say
+from moetraffic.report.console.terminal import announce
 from moetraffic.user_cache import user_cache
 
 from .output import console, present
@@ -65,7 +65,7 @@ def offer() -> None:
     except OSError:
         return  # offered before, or it cannot be noted that it was
     ninja = "" if shutil.which(tools[1]) else f"{install_command('hook')}, then "
-    say(
-        "moetraffic: this capture used the hook in Python; the compiled hook has a "
+    announce(
+        "this capture used the hook in Python; the compiled hook has a "
         f"lower overhead per collective: {ninja}moetraffic build"
     )

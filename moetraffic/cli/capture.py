@@ -18,9 +18,15 @@ from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.root_cause import AFTERMATH
 from moetraffic.launch.training import RankEnded, capture_run
 from moetraffic.patterns import Workload, preset
-from moetraffic.report.console.options import AsJson, Force, option, takes
-from moetraffic.report.console.terminal import say
-from moetraffic.units import byte_count
+from moetraffic.report.console.options import (
+    AsJson,
+    Every,
+    Force,
+    MaxSize,
+    option,
+    takes,
+)
+from moetraffic.report.console.terminal import announce
 
 from .build import offer
 from .output import present_trace, progress
@@ -58,18 +64,8 @@ def capture(
             "--until-steady",
         ),
     ] = False,
-    every: Annotated[
-        int, option("Record one iteration of this many, for long runs.", min=1)
-    ] = 1,
-    most_bytes: Annotated[
-        int | None,
-        option(
-            "Maximum size of what all ranks record, such as 20GB.",
-            "--max-size",
-            read=byte_count,
-            shown="unlimited",
-        ),
-    ] = None,
+    every: Every = 1,
+    most_bytes: MaxSize = None,
     force: Force = False,
     as_json: AsJson = False,
     *,
@@ -110,7 +106,7 @@ def capture(
     quiet = as_json or not (rank_env is None or rank_env.rank == 0)
     with (
         progress("training", steps, quiet=quiet, plain=elsewhere) as tick,
-        nullcontext() if quiet else forecasting(output, tell, iterations=steps),
+        nullcontext() if quiet else forecasting(output, announce, iterations=steps),
     ):
         try:
             trace = capture_run(
@@ -130,11 +126,6 @@ def capture(
         present_trace(output, as_json=as_json)
         if not (as_json or virtual):
             offer()
-
-
-def tell(sentence: str) -> None:
-    """Print a message about the capture to standard error."""
-    say(f"moetraffic: {sentence}")
 
 
 def refuse_empty_corpus(corpus: str | None) -> None:
@@ -175,5 +166,5 @@ def _leave(outcome: Outcome) -> NoReturn:
     if outcome.interrupted:
         raise typer.Exit(128 + outcome.interrupted)
     if not AFTERMATH.search(outcome.sentence):
-        say(f"moetraffic: {outcome.sentence}")
+        announce(outcome.sentence)
     raise typer.Exit(2)

@@ -9,12 +9,12 @@ import typer
 
 from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.trace.hdf5.durable import validate_outputs
+from moetraffic.trace.model import MOST_ROW_BYTES
 
 from .output import present_trace
 
 MOST = 1 << 16
 MOST_TOKENS = 1 << 31
-MOST_ROW_BYTES = 1 << 31
 
 
 def import_(

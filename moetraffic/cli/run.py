@@ -13,12 +13,11 @@ from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.launch import foreground_process, hook_environment
 from moetraffic.launch.disk_watch import forecasting
 from moetraffic.launch.segment_merging import SegmentMerger
-from moetraffic.report.console.options import Force, option
-from moetraffic.report.console.terminal import Paper, say
+from moetraffic.report.console.options import Every, Force, MaxSize, option
+from moetraffic.report.console.terminal import Paper, announce
 from moetraffic.report.results.overview import tables
 from moetraffic.trace import Trace
 from moetraffic.trace.segments.series import clear, make_room
-from moetraffic.units import byte_count
 
 from .build import offer
 from .output import WIDTH
@@ -40,18 +39,8 @@ def run(
     k: Annotated[
         int, option("Experts per token (top-k), for noise floors.", min=0)
     ] = 0,
-    every: Annotated[
-        int, option("Record one iteration of this many, for long runs.", min=1)
-    ] = 1,
-    most_bytes: Annotated[
-        int | None,
-        option(
-            "Maximum size of what all ranks record, such as 20GB.",
-            "--max-size",
-            read=byte_count,
-            shown="unlimited",
-        ),
-    ] = None,
+    every: Every = 1,
+    most_bytes: MaxSize = None,
     environment: Annotated[
         bool,
         option(
@@ -87,13 +76,13 @@ def run(
         began = time.time()
         hook[hook_environment.NOTES] = notes
         try:
-            with forecasting(output, tell):
+            with forecasting(output, announce):
                 code = foreground_process.run(
                     command, hook_environment.environment(hook)
                 )
         except OSError as error:
             clear(output)
-            say(f"moetraffic: {command[0]} cannot be run: {error.strerror}")
+            announce(f"{command[0]} cannot be run: {error.strerror}")
             raise typer.Exit(
                 foreground_process.NOT_FOUND
                 if isinstance(error, FileNotFoundError)
@@ -103,19 +92,14 @@ def run(
             harvest(output, began, Path(notes), force=force)
         except (MoetrafficError, OSError) as error:
             # the command has its exit code, whatever became of the trace
-            say(f"moetraffic: {' '.join(str(error).split())}")
+            announce(" ".join(str(error).split()))
     raise typer.Exit(code)
-
-
-def tell(sentence: str) -> None:
-    """Print a message about the capture to standard error."""
-    say(f"moetraffic: {sentence}")
 
 
 def harvest(output: Path, began: float, notes: Path, *, force: bool) -> None:
     """Write the command's traces, and show them on standard error."""
     paper = Paper(stderr=True, highlight=False, width=WIDTH)
-    made = SegmentMerger(output, began, force=force, say=tell).gather(notes)
+    made = SegmentMerger(output, began, force=force, say=announce).gather(notes)
     for name in made:
         with Trace.open(name) as trace:
             paper.print(*tables(trace, name))

@@ -14,7 +14,7 @@ from rich.live import Live
 
 from moetraffic.errors import MoetrafficError
 from moetraffic.report.console.options import AsJson, option
-from moetraffic.report.console.terminal import Paper, say
+from moetraffic.report.console.terminal import Paper, announce
 from moetraffic.tables import plain
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.iterations import number_list
@@ -131,7 +131,7 @@ def _files(
             if not written:
                 raise
             # a full disk does not end the view
-            say(f"moetraffic: {error}; files are no longer written")
+            announce(f"{error}; files are no longer written")
             metrics = events = None
         written += 1
         return snapshot

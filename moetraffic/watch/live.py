@@ -11,6 +11,7 @@ import numpy as np
 from moetraffic.errors import AnalysisError, CaptureError, TraceError
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import SEGMENTS
+from moetraffic.trace.inference.inference import TRAINED
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import Source
 from moetraffic.trace.segments.series import members
@@ -26,9 +27,6 @@ LAST = 32
 
 INTERVAL_S = 2.0
 """Default time between two snapshots, in s."""
-
-TRAINED = 0.5
-"""Share of steps with a backward from which on a step without one is an evaluation."""
 
 
 def watch_run(
@@ -244,7 +242,9 @@ class _Watched:
         of it may contain nothing else.
         """
         train = trace.iterations
-        backward = np.array([s.direction != "forward" for s in trace.sites], bool)
+        backward = np.array(
+            [s.direction not in ("forward", "") for s in trace.sites], bool
+        )
         with_backward = np.unique(
             trace.occurrences.iteration[backward[trace.occurrences.site]]
         )

@@ -11,7 +11,7 @@ import pytest
 
 from moetraffic.capture import Recorder
 from moetraffic.capture.hook import python as hook
-from moetraffic.capture.pipe_format import STEP, loss_word
+from moetraffic.capture.record_format import STEP, loss_word
 from moetraffic.capture.records import committer
 from moetraffic.capture.records.committer import Committer
 from moetraffic.errors import CaptureError

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import moetraffic.replay.results.audit  # noqa: F401 - once, not in each forked rank
 from moetraffic.capture.hook import python as hook
 from moetraffic.capture.hook.calling_block import BlockSearch
-from moetraffic.capture.pipe_format import OPERATIONS
+from moetraffic.capture.record_format import OPERATIONS
 from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import backend
 from moetraffic.replay.execution.control import gather_times

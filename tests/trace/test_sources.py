@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moetraffic.capture.annotate import CallContext
-from moetraffic.capture.pipe_format import ROUTED
+from moetraffic.capture.record_format import ROUTED
 from moetraffic.capture.records.encoder import Encoder
 from moetraffic.capture.records.record_tables import SiteTable
 from moetraffic.data import path

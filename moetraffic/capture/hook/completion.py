@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
-from moetraffic.capture.pipe_format import END
+from moetraffic.capture.record_format import END
 from moetraffic.trace.model import UNKNOWN_TIME
 
 from .python import KEY, SynchronousCall, now_ns

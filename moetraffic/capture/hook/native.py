@@ -12,9 +12,9 @@ Its functions:
 
 ``install(operators, arrive, meet, number, before, launched, failed)``, ``uninstall()``
     Install or remove a kernel on each operator, given by name, index into
-    :data:`.pipe_format.OPERATIONS`, and positions of the process group and of the input
-    (-1 for none).  ``arrive(operation)`` returns the numbers of a new thread and of its
-    context, and whether to call it again in the next call,
+    :data:`.record_format.OPERATIONS`, and positions of the process group and of the
+    input (-1 for none).  ``arrive(operation)`` returns the numbers of a new thread and
+    of its context, and whether to call it again in the next call,
     ``meet(group)`` and ``number(kind, name)`` return those of a group, a dtype (given
     by a tensor) or an autograd node; the others are as in :class:`.python.CallSink`,
     called only for calls that are asynchronous or on a device.

@@ -27,7 +27,7 @@ import torch
 
 from moetraffic.capture import annotate
 from moetraffic.capture.annotate import here
-from moetraffic.capture.pipe_format import CALL, OPERATIONS
+from moetraffic.capture.record_format import CALL, OPERATIONS
 from moetraffic.errors import CaptureError
 
 from .calling_block import BlockSearch

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from moetraffic.capture.iteration_boundaries import IterationBoundaries
-from moetraffic.capture.pipe_format import (
+from moetraffic.capture.record_format import (
     CALL,
     CALL_HEAD,
     END,

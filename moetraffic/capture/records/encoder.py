@@ -12,7 +12,7 @@ import torch
 
 from moetraffic.capture.annotate import CallContext
 from moetraffic.capture.input_validation import demand_of, loss_value
-from moetraffic.capture.pipe_format import (
+from moetraffic.capture.record_format import (
     CALL,
     CALL_HEAD,
     END,

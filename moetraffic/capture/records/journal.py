@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from moetraffic.capture.pipe_format import (
+from moetraffic.capture.record_format import (
     CALL,
     GAP,
     ROUTED,

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from moetraffic.capture.pipe_format import WORDS, words_of
+from moetraffic.capture.record_format import WORDS, words_of
 from moetraffic.errors import CaptureError
 from moetraffic.trace.segments.segment import PATTERN
 from moetraffic.trace.segments.store import COMMITS, SegmentWriter

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moetraffic.capture.pipe_format import HEADER, MESSAGE, VERSION, WORDS, message
+from moetraffic.capture.record_format import HEADER, MESSAGE, VERSION, WORDS, message
 from moetraffic.errors import CaptureError
 from moetraffic.trace.segments.store import RECORDS
 

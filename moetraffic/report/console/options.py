@@ -16,6 +16,7 @@ from moetraffic.errors import AnalysisError, LayoutError, MoetrafficError
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, number_list
+from moetraffic.units import byte_count
 
 T = TypeVar("T")
 PLAIN = (int, float, str, bool, Path)
@@ -103,6 +104,18 @@ def picture(path: Path | None) -> Path | None:
 TraceFile = Annotated[Path, typer.Argument(help="Trace file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, option("Overwrite existing outputs.")]
+Every = Annotated[
+    int, option("Record one iteration of this many, for long runs.", min=1)
+]
+MaxSize = Annotated[
+    int | None,
+    option(
+        "Maximum size of what all ranks record, such as 20GB.",
+        "--max-size",
+        read=byte_count,
+        shown="unlimited",
+    ),
+]
 Plot = Annotated[Path | None, option("PNG picture to write.", callback=picture)]
 Iterations = Annotated[
     range | None,

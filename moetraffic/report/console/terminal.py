@@ -62,6 +62,11 @@ def say(text: str) -> None:
         _discard(2)
 
 
+def announce(sentence: str) -> None:
+    """Print a sentence about the command's work on standard error."""
+    say(f"moetraffic: {sentence}")
+
+
 def run(
     app: typer.Typer,
     arguments: Sequence[str] | None,

@@ -30,7 +30,9 @@ BARS = "▁▂▃▄▅▆▇█"
 BAR_CELLS = 32
 """Largest number of bars of a load; more experts are grouped."""
 
-NAMES = {"expert": "expert", "rank": "rank"}
+CELLS = ("expert", "rank")
+"""What a load is of."""
+
 UNAVAILABLE = "unavailable"
 
 
@@ -392,7 +394,7 @@ def load_chart(snapshot: Snapshot) -> Chart | None:
     None if no layer has a known load.
     """
     panels = []
-    for what in NAMES:
+    for what in CELLS:
         mine = [each for each in snapshot.layers if each.of == what and len(each.total)]
         if not mine:
             continue

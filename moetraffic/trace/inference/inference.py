@@ -46,7 +46,7 @@ from .step_markers import (
 ROUTER = "router"
 """Label of a routing reported by a hook on the router, not by an annotation."""
 
-MOST = 0.5  # minimum share of steps with a backward for classifying the others
+TRAINED = 0.5  # minimum share of steps with a backward for classifying the others
 LONGEST = 2000  # longest text of the remarks, in characters
 
 
@@ -261,7 +261,7 @@ def _infer_kinds(record: Record) -> Record:
     again = [s.direction in ("backward", "recompute") for s in record.sites]
     backward = with_calls(record.site_mask(again))
     trained = len(np.unique(when[backward]))
-    if not trained or trained < MOST * len(np.unique(when)):
+    if not trained or trained < TRAINED * len(np.unique(when)):
         return record
     lacking = (steps["kind"] == "train") & ~backward
     shown = with_calls(record.site_mask(exchanged))

@@ -9,7 +9,7 @@ import torch
 
 from moetraffic.capture.hook import completion
 from moetraffic.capture.hook.completion import DeviceClock
-from moetraffic.capture.pipe_format import END
+from moetraffic.capture.record_format import END
 
 
 class Event:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.capture.pipe_format import (
+from moetraffic.capture.record_format import (
     CALL,
     CALL_HEAD,
     END,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetraffic.capture.annotate import CallContext
-from moetraffic.capture.pipe_format import CALL, OPERATIONS, OPTIMIZER, PAUSE, STEP
+from moetraffic.capture.record_format import CALL, OPERATIONS, OPTIMIZER, PAUSE, STEP
 from moetraffic.capture.records.committer import Committer
 from moetraffic.capture.records.encoder import Encoder
 from moetraffic.trace.merge.merging import merge_segments
