@@ -1,0 +1,92 @@
+"""Claims: conclusions about a run, each with its figure, interval and null test.
+
+A figure by itself is not a conclusion.  A claim states one only if a test rejects the
+hypothesis that the run shows it without having it; what is tested, and on which data,
+is part of the claim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+LEVEL = 0.01
+"""Significance level of the tests: a claim is stated from this p-value on."""
+
+NAN = float("nan")
+
+
+class Outcome(Enum):
+    """What a test decided."""
+
+    STATED = "stated"  # the null hypothesis is rejected
+    NO_EVIDENCE = "no evidence"  # it is not
+    NOT_ENOUGH_DATA = "not enough data"  # the test would not find what there may be
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Conclusion about a run, and the test that it rests on."""
+
+    name: str  # what is claimed, a word of the glossary: "converged", "periodic"
+    about: str  # of what: "expert load of layer 0"
+    outcome: Outcome
+    statement: str  # the claim as a clause: "it is stable from iteration 120 on"
+    null: str  # hypothesis that the claim must reject: "a random walk of the shares"
+    p: float = NAN  # of the null hypothesis; NaN where not tested
+    figure: float = NAN  # size of what is claimed
+    unit: str = ""  # of the figure: "iterations", "" for a ratio
+    low: float = NAN  # 95% interval of the figure
+    high: float = NAN
+    used: int = 0  # observations: iterations, cycles or bursts
+    left_out: int = 0  # observations that were not used
+    needs: int = 0  # observations that are needed, where there are too few
+    flags: tuple[str, ...] = ()  # limits: "at the bound of the search"
+
+    @property
+    def stated(self) -> bool:
+        """Whether the claim is made."""
+        return self.outcome is Outcome.STATED
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in one sentence.
+
+        Examples
+        --------
+        >>> claim = Claim(
+        ...     name="periodic",
+        ...     about="expert load",
+        ...     outcome=Outcome.NO_EVIDENCE,
+        ...     statement="it repeats",
+        ...     null="shuffled blocks",
+        ...     p=0.4,
+        ... )
+        >>> claim.sentence
+        'Expert load: no evidence of "periodic" (null: shuffled blocks, p = 0.4).'
+        """
+        subject = self.about[:1].upper() + self.about[1:]
+        if self.outcome is Outcome.NOT_ENOUGH_DATA:
+            return (
+                f'{subject}: not enough data for "{self.name}" '
+                f"(needs {self.needs:,}, has {self.used:,})."
+            )
+        if self.p != self.p:
+            test = f"(null: {self.null})"
+        else:
+            bound = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.2g}"
+            test = f"(null: {self.null}, {bound})"
+        limits = f"; {', '.join(self.flags)}" if self.flags else ""
+        if self.stated:
+            return f"{subject}: {self.statement} {test}{limits}."
+        return f'{subject}: no evidence of "{self.name}" {test}{limits}.'
+
+
+def claim_of(
+    claims: tuple[Claim, ...] | list[Claim], name: str, about: str | None = None
+) -> Claim | None:
+    """Return the first claim of a name (and a subject); None if there is none."""
+    for claim in claims:
+        if claim.name == name and about in (None, claim.about):
+            return claim
+    return None

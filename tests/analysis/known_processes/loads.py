@@ -1,0 +1,171 @@
+"""Processes of expert load whose properties are known: truth.csv lists them.
+
+Each takes a generator of random numbers and the number of iterations, draws its
+setting, and returns token copies ``[T, E]``, int64, of top-1 routing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loads:
+    """A run of a known process."""
+
+    counts: Int64  # [T, E] token copies, top-1
+    tokens: int  # of an iteration
+    truth: dict[str, float] = field(default_factory=dict)  # figures that are known
+
+
+def _counts(logits: Float64, rng: np.random.Generator, **truth: float) -> Loads:
+    """Draw the tokens of each iteration from its shares."""
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    tokens = int(rng.integers(1024, 8193))
+    return Loads(counts=rng.multinomial(tokens, shares), tokens=tokens, truth=truth)
+
+
+def _experts(rng: np.random.Generator) -> int:
+    return int(rng.choice([8, 16, 32]))
+
+
+def _level(rng: np.random.Generator, experts: int) -> Float64:
+    """Draw logits that are constant over time, as of a trained router."""
+    return rng.normal(0, 0.5, experts)
+
+
+def balanced(rng: np.random.Generator, steps: int) -> Loads:
+    """All experts have the same probability, at all times."""
+    return _counts(np.zeros((steps, _experts(rng))), rng)
+
+
+def skewed(rng: np.random.Generator, steps: int) -> Loads:
+    """Experts have different probabilities, which do not change."""
+    level = _level(rng, _experts(rng))
+    return _counts(np.tile(level, (steps, 1)), rng)
+
+
+def _walk(rng: np.random.Generator, steps: int, change: float) -> Loads:
+    experts = _experts(rng)
+    return _counts(rng.normal(0, change, (steps, experts)).cumsum(axis=0), rng)
+
+
+def slow_walk(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits are a random walk of .01 an iteration."""
+    return _walk(rng, steps, 0.01)
+
+
+def walk(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits are a random walk of .03 an iteration."""
+    return _walk(rng, steps, 0.03)
+
+
+def fast_walk(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits are a random walk of .1 an iteration."""
+    return _walk(rng, steps, 0.1)
+
+
+def autoregression(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits are an AR(1) around a level, with a coefficient of .8 to .92."""
+    experts, phi = _experts(rng), rng.uniform(0.8, 0.92)
+    state = rng.normal(0, 1, experts)
+    states = np.empty((steps, experts))
+    for now in states:
+        now[:] = state
+        state = phi * state + rng.normal(0, np.sqrt(1 - phi**2), experts)
+    half_life = float(np.log(0.5) / np.log(phi))
+    level = _level(rng, experts)
+    return _counts(level + 0.25 * states, rng, half_life=half_life)
+
+
+def step(rng: np.random.Generator, steps: int) -> Loads:
+    """Probabilities change once, at 25% to 60% of the run."""
+    experts, at = _experts(rng), int(rng.uniform(0.25, 0.6) * steps)
+    logits = np.tile(_level(rng, experts), (steps, 1))
+    logits[at:] += rng.normal(0, 0.3, experts)
+    return _counts(logits, rng, change=at)
+
+
+def trend(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits change along a line through the whole run."""
+    experts = _experts(rng)
+    slope = rng.normal(0, 0.8, experts)
+    return _counts(
+        _level(rng, experts) + np.linspace(0, 1, steps)[:, None] * slope, rng
+    )
+
+
+def settling(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits approach a level exponentially, within the first third of the run."""
+    experts, tau = _experts(rng), rng.uniform(0.02, 0.05) * steps
+    fading = np.exp(-np.arange(steps) / tau)[:, None]
+    return _counts(
+        _level(rng, experts) + fading * rng.normal(0, 0.8, experts), rng, tau=tau
+    )
+
+
+def _periodic(rng: np.random.Generator, steps: int, jitter: float) -> Loads:
+    experts, length = _experts(rng), rng.uniform(5, 20)
+    # a cycle's length varies by the jitter, the next one begins where it ends
+    speed = np.empty(0)
+    while len(speed) < steps:
+        own = max(2, round(length * (1 + jitter * rng.normal())))
+        speed = np.append(speed, np.full(own, 1 / own))
+    if not jitter:
+        speed = np.full(steps, 1 / length)
+    phase = 2 * np.pi * speed[:steps].cumsum()[:, None]
+    wave = np.sin(phase + rng.uniform(0, 2 * np.pi, experts))
+    return _counts(_level(rng, experts) + 0.25 * wave, rng, period=length)
+
+
+def period(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits oscillate with a period of 5 to 20 iterations."""
+    return _periodic(rng, steps, 0.0)
+
+
+def jittered_period(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits oscillate, and the cycles' lengths vary by 5%."""
+    return _periodic(rng, steps, 0.05)
+
+
+def collapse(rng: np.random.Generator, steps: int) -> Loads:
+    """One expert takes nearly all tokens in the course of the run."""
+    experts, at = _experts(rng), rng.uniform(0.2, 0.6) * steps
+    logits = np.tile(_level(rng, experts), (steps, 1))
+    rise = 1 / (1 + np.exp(-(np.arange(steps) - at) / (0.02 * steps)))
+    logits[:, 0] += (np.log(experts) + 4) * rise
+    return _counts(logits, rng)
+
+
+def drifting_hot_set(rng: np.random.Generator, steps: int) -> Loads:
+    """The experts that are hot move on, once around in 1.2 to 2.5 runs."""
+    experts, turns = _experts(rng), rng.uniform(0.4, 0.8)
+    angle = 2 * np.pi * (np.arange(experts) / experts + rng.uniform())
+    turned = 2 * np.pi * turns * np.linspace(0, 1, steps)[:, None]
+    return _counts(0.8 * np.cos(angle - turned), rng)
+
+
+def regime_switch(rng: np.random.Generator, steps: int) -> Loads:
+    """Two levels alternate; each holds for 30 iterations in the mean."""
+    experts = _experts(rng)
+    state = np.cumsum(rng.uniform(size=steps) < 1 / 30) % 2
+    levels = np.stack([_level(rng, experts), _level(rng, experts)])
+    return _counts(levels[state], rng)
+
+
+PROCESSES: dict[str, Callable[[np.random.Generator, int], Loads]] = {
+    function.__name__.replace("_", " "): function
+    for function in (
+        *(balanced, skewed, slow_walk, walk, fast_walk, autoregression, step, trend),
+        *(settling, period, jittered_period, collapse, drifting_hot_set),
+        regime_switch,
+    )
+}
