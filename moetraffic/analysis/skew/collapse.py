@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom
+from scipy.special import bdtr
 
 STARVED = 0.1
 """Share of the mean load below which an expert is starved."""
@@ -67,7 +67,7 @@ def collapse(load: npt.ArrayLike, *, k: int = 1) -> Collapse:
         )
     least = STARVED * copies.mean()
     starved = int((copies < least).sum())
-    below = float(binom.cdf(np.ceil(least) - 1, tokens, k / experts))
+    below = float(bdtr(np.ceil(least) - 1, tokens, k / experts))
     bound = min(1.0, below / COLLAPSED)
     return Collapse(
         collapsed=starved >= COLLAPSED * experts if bound <= MOST_FALSE else None,
