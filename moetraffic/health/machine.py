@@ -19,6 +19,7 @@ from moetraffic.launch import current_rank
 from moetraffic.launch.machine_resources import available_bytes, own_gpu
 from moetraffic.trace.hdf5.durable import remedy
 from moetraffic.trace.segments.store import SMALLEST_LIMIT, file_size_limit
+from moetraffic.units import byte_size
 from moetraffic.user_cache import user_cache
 
 from .exchange_check import try_ranks
@@ -210,6 +211,7 @@ def _files(folder: Path) -> Iterator[Finding]:
             "reinstall h5py",
         )
         yield disk_space(folder, LITTLE_BYTES, "files", "disk")
+        yield _capture_size(folder)
     yield _file_size()
     yield _temporary_folder()
     yield _cache()
@@ -224,6 +226,23 @@ def _file_size() -> Finding:
         State.NOTE if limit >= SMALLEST_LIMIT else State.STOP,
         f"at most {limit / 1e6:.3g} MB per file: larger traces are not written",
         "ulimit -f unlimited",
+    )
+
+
+def _capture_size(folder: Path) -> Finding:
+    """State how much a capture can record in a folder, and the option that bounds it.
+
+    The rate of a run is unknown before it: ``run`` and ``capture`` measure it, and
+    forecast the disk space that they need.
+    """
+    most, limit = shutil.disk_usage(folder).free // 2, file_size_limit()
+    why = "half of the free space, which a merge needs twice"
+    if limit is not None and limit < most:
+        most, why = limit, "the limit on file sizes, as a trace is one file"
+    return finding(
+        *("files", "capture size", State.OK),
+        f"at most {byte_size(most)}: {why}; --max-size "
+        f"{byte_size(most).replace(' ', '')} bounds a run",
     )
 
 

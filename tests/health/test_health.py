@@ -17,6 +17,7 @@ from moetraffic.health import Finding, State, before_replay, examine, machine, s
 from moetraffic.health.replay_requirements import largest_bytes
 from moetraffic.health.software import PACKAGES, newer
 from moetraffic.trace import Trace
+from moetraffic.units import byte_count, byte_size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -95,6 +96,22 @@ def test_what_is_wrong_is_found(
     assert named(found, "GLOO_SOCKET_IFNAME").remedy
     assert named(found, "folder").remedy
     assert all(not f.remedy for f in found if f.state is State.OK)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [(None, 20_000_000_000), (3_000_000_000, 3_000_000_000)]
+)
+def test_a_capture_can_record_half_of_what_is_free_in_files_of_the_limit(
+    limit: int | None, most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "file_size_limit", lambda: limit)
+    monkeypatch.setattr(
+        machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=40_000_000_000)
+    )
+    said = named(examine(tmp_path, exchange=False), "capture size").said
+    option = said.split("--max-size ")[1].split()[0]
+    assert byte_count(option) == most
+    assert said.startswith(f"at most {byte_size(most)}: ")
 
 
 def test_ranks_that_cannot_work_together_stop(
