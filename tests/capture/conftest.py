@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,16 +16,20 @@ import pytest
 from moetraffic.capture.hook import native
 
 HERE = Path(__file__).parent
-Seen = Callable[[str], list[dict[str, Any]]]
+Told = dict[str, Any]
+Seen = Callable[[str], list[Told]]
+Once = Callable[[str, Callable[[Path], None]], Path]
 
 
-def run(script: str, folder: Path, hook: str, *arguments: int) -> None:
+def run(
+    script: str, folder: Path, hook: str, *arguments: int, timeout_s: float = 230
+) -> None:
     ran = subprocess.run(
         [sys.executable, HERE / script, folder, *map(str, arguments)],
         env={**os.environ, "MOETRAFFIC_HOOK": hook},
         capture_output=True,
         text=True,
-        timeout=230,
+        timeout=timeout_s,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
@@ -35,7 +40,7 @@ HOOKS = ["python", pytest.param("native", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="session")
-def compiled(once: Callable[[str, Callable[[Path], None]], Path]) -> None:
+def compiled(once: Once) -> None:
     """The compiled hook is there."""
     once("compiled", lambda _: print(native.build()))
 
@@ -48,9 +53,7 @@ def prepared(hook: str, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session", params=HOOKS)
-def stage(
-    once: Callable[[str, Callable[[Path], None]], Path], request: pytest.FixtureRequest
-) -> Path:
+def stage(once: Once, request: pytest.FixtureRequest) -> Path:
     """The folder in which the scenes were played, with either hook."""
     hook = prepared(request.param, request)
     return once(f"scenes-{hook}", lambda folder: run("scenes.py", folder, hook))
@@ -67,29 +70,29 @@ def seen(stage: Path) -> Seen:
     return read
 
 
-def kills(
-    hook: str, once: Callable[[str, Callable[[Path], None]], Path], runs: int, seed: int
-) -> list[dict[str, Any]]:
-    """Judged captures whose processes were killed at random times."""
+def kills(script: str, hook: str, once: Once, part: str, runs: int) -> list[Told]:
+    """Judged captures whose processes were killed at random times, of a fresh seed."""
+    seed = random.SystemRandom().randrange(1 << 31)
     folder = once(
-        f"killed-{hook}-{seed}",
-        lambda folder: run("kills.py", folder, hook, runs, seed),
+        f"{script}-{hook}-{part}",
+        lambda folder: run(f"{script}.py", folder, hook, runs, seed, timeout_s=1500),
     )
-    return [json.loads(line) for line in (folder / "kills.jsonl").open()]
+    return [json.loads(line) for line in (folder / f"{script}.jsonl").open()]
 
 
 @pytest.fixture(scope="session", params=HOOKS)
-def killed(
-    once: Callable[[str, Callable[[Path], None]], Path], request: pytest.FixtureRequest
-) -> list[dict[str, Any]]:
+def killed(once: Once, request: pytest.FixtureRequest) -> list[Told]:
     """Ten captures with either hook."""
-    return kills(prepared(request.param, request), once, 10, 7)
+    return kills("kills", prepared(request.param, request), once, "sample", 10)
 
 
 @pytest.fixture(scope="session", params=HOOKS)
-def campaign(
-    once: Callable[[str, Callable[[Path], None]], Path], request: pytest.FixtureRequest
-) -> list[dict[str, Any]]:
-    """150 captures with either hook; 50 at a time, within the limit of a process."""
-    hook = prepared(request.param, request)
-    return [one for seed in (1, 2, 3) for one in kills(hook, once, 50, seed)]
+def campaign(once: Once, request: pytest.FixtureRequest) -> list[Told]:
+    """150 captures with either hook."""
+    return kills("kills", prepared(request.param, request), once, "campaign", 150)
+
+
+@pytest.fixture(scope="session")
+def launchers(once: Once) -> list[Told]:
+    """28 captures by the real commands, 4 of each kind."""
+    return kills("launcher_kills", "python", once, "campaign", 28)

@@ -18,6 +18,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import torch.distributed as dist
 from moetraffic.capture import Recorder
 from moetraffic.capture.records.recovery import recover
 from moetraffic.trace import ALL_TO_ALL, Trace
-from moetraffic.trace.merge.merging import Merged, merge
+from moetraffic.trace.merge.merging import merge
 
 RANKS, WINDOW = 2, 16
 VICTIMS = ("committer", "rank", "rank and committer", "all ranks", "all processes")
@@ -145,7 +146,7 @@ def one_run(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
         os.waitpid(child, 0)
     steps = progress(folder)
     told = {"run": folder.name, "kind": kind, "pace_s": pace_s, "marked": marked}
-    told |= {"victim": victim, "steps": steps}
+    told |= {"victim": victim, "steps": steps, "load": os.getloadavg()[0]}
     stderr = "".join((folder / f"stderr-{r}").read_text() for r in range(RANKS))
     wrong: list[str] = []
     if kind == "committer":
@@ -156,19 +157,19 @@ def one_run(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
         with Trace.open(folder / "run.h5") as trace:
             if not trace.meta.complete:
                 wrong.append(trace.meta.missing)
-            wrong += judged(trace, steps, {})
+            wrong += judged(trace, steps, {}) + contents(trace)
         return told | {"wrong": wrong, "lost": [0, 0], "stated": [0, 0]}
     failures = recover(folder / "run.h5.segments", patience_s=100)
     merged = merge(folder / "run.h5.segments")
     wrong += [*failures, *merged.contradictions]
     if not before <= segments(folder):
         wrong.append(f"committed segments are gone: {before - segments(folder)}")
-    stated = bounds(merged)
+    stated = bounds(merged.missing)
     dead = range(RANKS) if kind.startswith("all") else [victim]
     for rank in range(RANKS):
         if (rank in stated) != (rank in dead):
             wrong.append(f"rank {rank}: {merged.missing} {merged.remarks}")
-    wrong += judged(merged.trace, steps, stated)
+    wrong += judged(merged.trace, steps, stated) + contents(merged.trace)
     lost = [max(0, n - k) for n, k in zip(steps, kept(merged.trace), strict=True)]
     return told | {
         "wrong": wrong,
@@ -177,10 +178,10 @@ def one_run(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
     }
 
 
-def bounds(merged: Merged) -> dict[int, int]:
-    """Steps that the trace says are lost at most, by rank."""
+def bounds(missing: Iterable[str]) -> dict[int, int]:
+    """Steps that the sentences of a trace say are lost at most, by rank."""
     found = {}
-    for sentence in merged.missing:
+    for sentence in missing:
         match = STATED.fullmatch(sentence)
         if match:
             found[int(match[1])] = int(match[3] or 1)
@@ -195,7 +196,7 @@ def kept(trace: Any) -> list[int]:
 
 
 def judged(trace: Any, steps: list[int], stated: dict[int, int]) -> list[str]:
-    """What a trace says that is not true."""
+    """What a trace says of its steps that is not true."""
     wrong = []
     iterations = trace.steps.iteration
     if iterations.tolist() != list(range(len(iterations))):
@@ -209,6 +210,13 @@ def judged(trace: Any, steps: list[int], stated: dict[int, int]) -> list[str]:
                 f"rank {rank} ended {steps[rank]} steps, of which {there} are kept, "
                 f"and up to {stated.get(rank, 0)} should be lost"
             )
+    return wrong
+
+
+def contents(trace: Any) -> list[str]:
+    """What of the tokens and bytes in a trace is not true."""
+    wrong = []
+    for rank, there in enumerate(kept(trace)):
         tokens = trace.steps.tokens[:there, rank]
         if (tokens >= 0).any() and (tokens != 1000 + np.arange(there)).any():
             wrong.append(f"rank {rank} has the tokens of other steps")
@@ -229,7 +237,7 @@ def main(folder: Path, runs: int, seed: int) -> None:
         for number in range(runs):
             kind = VICTIMS[number % len(VICTIMS)]
             told = one_run(folder / f"run{number}", kind, chance)
-            notes.write(json.dumps(told) + "\n")
+            notes.write(json.dumps(told | {"seed": seed}) + "\n")
             notes.flush()
 
 

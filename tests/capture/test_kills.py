@@ -20,6 +20,7 @@ from moetraffic.trace.merge.merging import merge
 
 VICTIMS = ("committer", "rank", "rank and committer", "all ranks", "all processes")
 WINDOW = 16
+LAUNCHED_WINDOW = 32
 
 
 def judge(runs: list[dict[str, Any]]) -> None:
@@ -47,6 +48,18 @@ def test_300_killed_captures_lose_no_more_than_stated(
 ) -> None:
     assert len(campaign) == 150  # with either hook
     judge(campaign)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_killed_launchers_lose_no_more_than_stated(
+    launchers: list[dict[str, Any]],
+) -> None:
+    assert len({run["kind"] for run in launchers}) == 7
+    for run in launchers:
+        assert run["wrong"] == [], run
+        for lost, stated in zip(run["lost"], run["stated"], strict=True):
+            assert lost <= stated <= LAUNCHED_WINDOW // 2 + 1, run
 
 
 HASTY = """\
