@@ -1,0 +1,270 @@
+r"""Claims about bursts in time: periodic, long memory.
+
+*Periodic* means coherent: four cycles later the phase is still known.  With x the time
+from a cycle's start to that of the fourth next one, in periods, the coherence is the
+mean resultant length :math:`|\overline{e^{2 \pi i x}}|`.  It is judged by Rayleigh's
+test (K. V. Mardia, P. E. Jupp, "Directional Statistics", 2000, section 6.3), and must
+be at least 1/e besides.  A cycle is one burst with its gap, or the number of bursts
+that :func:`.burst_order.burst_order` finds.
+
+With step marks a cycle is a step.  Bursts are periodic if they come at the same places
+of successive steps; with every four steps turned by a random phase they do not.
+
+*Long memory* is judged by the Hurst exponent of the share of time that is on
+(:mod:`.long_memory`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import scipy
+
+from moetraffic.analysis.claim import LEVEL, NAN, Claim, Outcome
+from moetraffic.analysis.times.intervals import merge_intervals
+
+from .bins import on_off_series, time_on_until
+from .burst_order import FEWEST, burst_order
+from .long_memory import FEWEST as FEWEST_FREQUENCIES
+from .long_memory import SLOWER, long_memory
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+AFTER = 4
+"""Cycles, or steps, after which the phase must still be known."""
+
+COHERENT = float(np.exp(-1))
+"""Minimum coherence after these: a jitter of about 11% of the period."""
+
+TEMPO = 65
+"""Cycles whose median is the period at a time: slow changes of tempo are no jitter."""
+
+FEWEST_STEPS = 16
+"""Fewest marked steps for a test."""
+
+PARTS = 64
+"""Equal parts of a step in which its bursts are located."""
+
+DRAWS = 9999
+"""Mean steps that are drawn with random phases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition:
+    """Cycles of bursts without marks, and how coherent they are."""
+
+    bursts: int  # of a cycle
+    length_ns: Float64  # [n] of the cycles, in time order
+    coherence: float  # 0 to 1, after AFTER cycles
+    p: float  # of cycles without coherence
+
+
+def burst_claims(
+    start: npt.ArrayLike,
+    end: npt.ArrayLike,
+    *,
+    marks: npt.ArrayLike | None = None,
+    about: str,
+    seed: int = 0,
+) -> tuple[Claim, ...]:
+    """Judge whether bursts are periodic and have long memory.
+
+    Parameters
+    ----------
+    start, end
+        ``[n]`` int64 ns, of events.
+    marks
+        ``[m]`` int64 ns, where steps begin; None: unknown.
+    about
+        Source of the bursts.
+    seed
+        Of the random phases of steps.
+
+    Returns
+    -------
+    tuple of Claim
+        "periodic", its figure the period in s; "long memory", its figure the Hurst
+        exponent.
+
+    Examples
+    --------
+    >>> start = np.arange(400) * 1000
+    >>> periodic, memory = burst_claims(start, start + 250, about="rank 0")
+    >>> periodic.stated, periodic.figure, memory.stated
+    (True, 1e-06, False)
+    """
+    first, last = merge_intervals(start, end)
+    if marks is None:
+        found = repetition(first, last)
+        periodic = _of_bursts(found, len(first), about)
+        step = float(np.median(found.length_ns)) if len(found.length_ns) else NAN
+    else:
+        borders = np.unique(np.asarray(marks, np.int64))
+        periodic = _of_steps(first, last, borders, about, seed)
+        step = float(np.median(np.diff(borders))) if len(borders) > 1 else NAN
+    return periodic, _memory(first, last, step, about)
+
+
+def repetition(first: Int64, last: Int64) -> Repetition:
+    """Split bursts into cycles by their order, and compute the cycles' coherence.
+
+    Parameters
+    ----------
+    first, last
+        ``[n]`` int64 ns: disjoint bursts in order.
+
+    Returns
+    -------
+    Repetition
+        A cycle begins after its longest gap, in the median of all cycles.
+
+    Examples
+    --------
+    >>> first = np.cumsum(np.tile([10, 30, 20], 50))
+    >>> found = repetition(first, first + np.tile([4, 6, 2], 50))
+    >>> found.bursts, found.length_ns[:2].tolist(), round(found.coherence, 6)
+    (3, [60.0, 60.0], 1.0)
+    """
+    order = burst_order(first, last)
+    size = order.bursts if order.p < LEVEL else 1
+    gaps = first[1:] - last[:-1]
+    longest = 0
+    if size > 1:
+        longest = int(np.argmax([np.median(gaps[at::size]) for at in range(size)])) + 1
+    begin = (first - first[:1])[longest % size :: size].astype(np.float64)
+    lengths = np.diff(begin)
+    if len(lengths) < AFTER:
+        return Repetition(bursts=size, length_ns=lengths, coherence=NAN, p=1.0)
+    tempo = scipy.ndimage.median_filter(lengths, min(TEMPO, len(lengths)))
+    number = len(lengths) // AFTER
+    turns = (lengths / np.maximum(tempo, 1.0))[: number * AFTER]
+    turns = turns.reshape(number, AFTER).sum(axis=1)
+    coherence = float(np.abs(np.exp(2j * np.pi * turns).mean()))
+    return Repetition(
+        bursts=size,
+        length_ns=lengths,
+        coherence=coherence,
+        p=max(float(np.exp(-number * coherence**2)), order.p if size > 1 else 0.0),
+    )
+
+
+def _of_bursts(found: Repetition, bursts: int, about: str) -> Claim:
+    """Judge from the bursts alone whether they are periodic."""
+    lengths = found.length_ns
+    null = f"phase unknown {AFTER} cycles later, bursts in random order"
+    if bursts < FEWEST:
+        return _too_few("periodic", about, null, bursts, FEWEST)
+    period, low, high = _median(lengths)
+    flags = []
+    if found.bursts > 1:
+        flags.append(f"{found.bursts} bursts a cycle")
+    coherent = found.p < LEVEL and found.coherence >= COHERENT
+    if not coherent:
+        flags.append(
+            f"coherence {found.coherence:.2f} after {AFTER} cycles (needs "
+            f"{COHERENT:.2f}), cycles vary by {lengths.std() / lengths.mean():.0%}"
+        )
+    return Claim(
+        name="periodic",
+        about=about,
+        outcome=Outcome.STATED if coherent else Outcome.NO_EVIDENCE,
+        statement=f"the bursts repeat every {period:.4g} s",
+        null=null,
+        p=found.p,
+        figure=period,
+        unit="s",
+        low=low,
+        high=high,
+        used=len(lengths),
+        flags=tuple(flags),
+    )
+
+
+def _of_steps(
+    first: Int64, last: Int64, borders: Int64, about: str, seed: int
+) -> Claim:
+    """Judge whether bursts come at the same places of successive marked steps."""
+    null = f"bursts at random places of each {AFTER} steps"
+    if len(borders) <= FEWEST_STEPS or not len(first):
+        return _too_few("periodic", about, null, max(0, len(borders) - 1), FEWEST_STEPS)
+    lengths = np.diff(borders).astype(np.float64)
+    period, low, high = _median(lengths)
+    origin = int(borders[0])
+    parts = (borders[:-1, None] - origin) + lengths[:, None] * (
+        np.arange(PARTS + 1) / PARTS
+    )
+    on = np.diff(time_on_until(parts, first, last, origin=origin), axis=1)
+    waves = np.fft.rfft(on / lengths[:, None], axis=1)[:, 1 : PARTS // 2]
+    # The power of the mean step.  With blocks of steps turned at random its Fourier
+    # coefficients are sums of independent terms: normal, and uncorrelated.
+    blocks = waves[: len(waves) // AFTER * AFTER]
+    blocks = blocks.reshape(-1, AFTER, waves.shape[1]).sum(axis=1)
+    power = float((np.abs(blocks.sum(axis=0)) ** 2).sum())
+    variance = (np.abs(blocks) ** 2).sum(axis=0)
+    drawn = np.random.default_rng(seed).exponential(size=(DRAWS, len(variance)))
+    reached = int((drawn @ variance >= power * (1 - 1e-9)).sum())
+    p = (1 + reached) / (1 + DRAWS)
+    return Claim(
+        name="periodic",
+        about=about,
+        outcome=Outcome.STATED if p < LEVEL else Outcome.NO_EVIDENCE,
+        statement=f"the bursts repeat every step, of {period:.4g} s in the median",
+        null=null,
+        p=p,
+        figure=period,
+        unit="s",
+        low=low,
+        high=high,
+        used=len(lengths),
+        flags=("step marks",),
+    )
+
+
+def _memory(first: Int64, last: Int64, step_ns: float, about: str) -> Claim:
+    """Judge whether the share of time that is on has long memory."""
+    null = "first-order autoregression"
+    series = np.zeros(0)
+    if step_ns > 0:
+        series = on_off_series(first, last, bin_ns=step_ns)
+    found = long_memory(series)
+    if found.frequencies < FEWEST_FREQUENCIES:
+        return _too_few(
+            "long memory", about, null, len(series), FEWEST_FREQUENCIES * SLOWER
+        )
+    return Claim(
+        name="long memory",
+        about=about,
+        outcome=Outcome.STATED if found.p < LEVEL else Outcome.NO_EVIDENCE,
+        statement=f"the bursts have long memory, Hurst exponent {found.hurst:.2f}",
+        null=null,
+        p=found.p,
+        figure=found.hurst,
+        low=found.low,
+        high=found.high,
+        used=len(series),
+    )
+
+
+def _too_few(name: str, about: str, null: str, used: int, needs: int) -> Claim:
+    return Claim(
+        name=name,
+        about=about,
+        outcome=Outcome.NOT_ENOUGH_DATA,
+        statement="",
+        null=null,
+        used=used,
+        needs=needs,
+    )
+
+
+def _median(lengths_ns: Float64) -> tuple[float, float, float]:
+    """Compute the median in s with its 95% interval from order statistics."""
+    ordered = np.sort(lengths_ns) / 1e9
+    number = len(ordered)
+    aside = 0.98 * number**0.5
+    low = max(0, int(number / 2 - aside))
+    high = min(number - 1, int(np.ceil(number / 2 + aside)))
+    return float(np.median(ordered)), float(ordered[low]), float(ordered[high])
