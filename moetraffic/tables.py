@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from functools import singledispatch
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -208,7 +209,7 @@ def plain(value: Any) -> Any:
     """Convert a result to mappings, lists, numbers and text, as in JSON.
 
     Dataclasses become mappings with their fields' names, which carry the units; arrays
-    become lists; infinite and undefined numbers become None.
+    become lists, enumerations their values; infinite and undefined numbers None.
 
     Examples
     --------
@@ -222,6 +223,8 @@ def plain(value: Any) -> Any:
             " ".join(map(str, key)) if isinstance(key, tuple) else str(key): plain(each)
             for key, each in value.items()
         }
+    if isinstance(value, Enum):
+        return value.value
     if hasattr(value, "tolist"):  # arrays, and numpy's scalars
         value = value.tolist()
     if isinstance(value, list | tuple):

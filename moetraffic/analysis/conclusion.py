@@ -33,6 +33,7 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 PARTS = (
+    "claims",
     "skew",
     "forecasts",
     "limits",
@@ -289,7 +290,8 @@ class _Run:
                 )
                 for measure, values in skew.items()
             }
-        if "forecasts" in self.parts:
+        claimed = "expert_load" if "demand.load" in self.rows else "received"
+        if "forecasts" in self.parts or ("claims" in self.parts and name == claimed):
             own = (self.source.layer, self.source.phase)
             at = self.leads.offset_s.get(own, 0.0) if self.leads else 0.0
             forecasts = forecast(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.convergence.convergence import Convergence
 from moetraffic.analysis.forecast.forecasting import HORIZONS
 from moetraffic.analysis.forecast.lead_time import LeadTimes, lead_times
@@ -33,6 +34,7 @@ from moetraffic.trace import Trace
 
 from .conclusion import PARTS, Subject, conclude, converged, sent_tokens
 from .exchange import OF, Rows, Source, Window, read, sources, stated_tokens, windows
+from .exchange_claims import exchange_claims, load_peaks
 from .network_statistics import NetworkStatistics, network, packet_complexity
 from .observation import joined, observe
 
@@ -40,12 +42,16 @@ if TYPE_CHECKING:
     import pandas
 
 Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
 
 Mapper = Callable[[Source, Sequence[range]], Iterator[Rows]]
 """Function that yields the rows of windows of an exchange, in order."""
 
 Watch = Callable[[Source, Window, Rows], None]
 """Callback that receives each window read and its rows."""
+
+SUMMARY_PARTS = ("claims", "occupation")
+"""Parts that the summary of an analysis consists of."""
 
 CONSECUTIVE = ("forecasts", "limits", "rhythm")
 """Parts that need consecutive iterations."""
@@ -71,6 +77,8 @@ class ExchangeAnalysis:
     convergence: Convergence | None  # of loads and matrix
     complexity: Complexity | None  # of the packets between ranks
     network: NetworkStatistics | None  # tiers and flows
+    claims: tuple[Claim, ...] = ()  # about the load; of the part "claims"
+    peaks: Float64 | None = None  # [T] largest load over the mean; likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +93,11 @@ class Analysis(ShownAsTables):
     ]  # forecasts of later traffic from an iteration's first dispatch
     occupation: TimeBreakdown | None = None  # time breakdown of ranks
     notes: tuple[str, ...] = ()  # reasons for missing statistics
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """All conclusions about the run: of each exchange, then of the bursts."""
+        return (*(c for e in self.exchanges for c in e.claims), *self.beats.claims)
 
     def to_frame(self, *, file: str = "") -> pandas.DataFrame:
         """Convert to a tidy data frame with one row per value (and iteration).
@@ -197,6 +210,9 @@ def analyze(
             convergence = converged(source, rows, trace.meta)
         if "complexity" in parts:
             packets = packet_complexity(trace, source, notes)
+        claims: tuple[Claim, ...] = ()
+        if "claims" in parts:
+            claims = exchange_claims(source, rows, trace.meta)
         if "skew" in parts:
             tokens = sent_tokens(source, rows, trace.meta)
             statistics = network(source, rows, tokens=tokens, k=trace.meta.k)
@@ -212,6 +228,8 @@ def analyze(
                 convergence=convergence,
                 complexity=packets,
                 network=statistics,
+                claims=claims,
+                peaks=load_peaks(rows) if "claims" in parts else None,
             )
         )
         loads.append((source, rows.get("demand.load", rows.get("wire.received"))))

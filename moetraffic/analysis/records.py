@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .claim import Claim, Outcome
 from .conclusion import Subject
 from .forecast.accuracy import mean_of_known
 from .noise.null_model import NoiseFloor
@@ -67,6 +68,7 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
             "group": exchange.group,
             "phase": exchange.phase,
         }
+        found += _of_claims(exchange.claims, here)
         for subject in exchange.subjects:
             found += _of_subject(exchange, subject, here)
         if exchange.network is not None:
@@ -79,6 +81,7 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
             found += _flat(converged.hot_experts, "hot_experts", here)
             found += _flat(converged.hot_cells, "hot_pairs", here)
     run = {"file": file}
+    found += _of_claims(analysis.beats.claims, run)
     for source in analysis.beats.found:
         kind, name = source.by, source.name
         found += _flat(source.rhythm, name if kind in name else f"{kind} {name}", run)
@@ -97,6 +100,26 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
     for later in analysis.sights:
         found += _flat(later, f"{later.target} from the first dispatch", run)
     return found
+
+
+def _of_claims(claims: tuple[Claim, ...], here: Mapping[str, Any]) -> Iterator[Record]:
+    """Yield three records per claim: figure, p-value and whether it is stated."""
+    stated = {Outcome.STATED: 1.0, Outcome.NO_EVIDENCE: 0.0}
+    for claim in claims:
+        row = partial(Record, **here, subject=claim.about)
+        name = f"claim.{claim.name}"
+        yield row(
+            statistic=name,
+            unit=claim.unit,
+            value=claim.figure,
+            low=claim.low,
+            high=claim.high,
+        )
+        yield row(statistic=f"{name}.p", value=claim.p)
+        # undefined where there are not enough data
+        yield row(
+            statistic=f"{name}.stated", value=stated.get(claim.outcome, float("nan"))
+        )
 
 
 def _of_subject(

@@ -11,6 +11,7 @@ import typer
 
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
+    AllTables,
     AsJson,
     Force,
     Iterations,
@@ -18,19 +19,26 @@ from moetraffic.report.console.options import (
     Of,
     Phase,
     Threads,
+    only_option,
     option,
+    parts_of,
     positive_numbers,
     selection,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_output
 
-from .output import json_text, present, progress, write_output
+from .output import json_text, present, progress, selected, write_output
 
 if TYPE_CHECKING:
     from moetraffic.analysis import Analysis
 
 METHOD = "Method"
+PARTS = (
+    *("claims", "skew", "forecasts", "limits", "convergence", "complexity", "rhythm"),
+    *("within", "occupation"),
+)
+"""Those of :data:`moetraffic.analysis.PARTS`, which takes a second to import."""
 WRITTEN = (".json", ".csv", ".parquet")
 
 
@@ -40,14 +48,8 @@ def analyze(
     phase: Phase = "dispatch",
     iterations: Iterations = None,
     of: Of = None,
-    only: Annotated[
-        str | None,
-        option(
-            "Parts of the analysis, separated by commas: skew, forecasts, limits, "
-            "convergence, complexity, rhythm, within, occupation.",
-            shown="all",
-        ),
-    ] = None,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     horizons: Annotated[
         str,
         option("Forecast horizons in iterations, separated by commas.", panel=METHOD),
@@ -74,14 +76,19 @@ def analyze(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compute skew, rhythm, predictability, complexity and convergence of traces.
+    """Summarize traces in a few lines; with --tables, --json or -o, all statistics.
+
+    Skew, rhythm, predictability, complexity and convergence, each with its noise floor.
 
     Example: moetraffic analyze run.h5 --layers 1 --iterations 100:200 -o figures.csv
     """
-    from moetraffic.analysis import PARTS, effort
+    names = parts_of(only, PARTS, tables=tables)
+    tables = not names  # until claims are computed, tables are all there is
     from moetraffic.analysis import analyze as analyzed
-    from moetraffic.analysis.cluster import connected, on_cluster
+    from moetraffic.analysis import effort
+    from moetraffic.analysis.engine import SUMMARY_PARTS
     from moetraffic.report import plain_data
+    from moetraffic.report.answer import sentences
     from moetraffic.report.results import summary
 
     asked: dict[str, Any] = selection(layers, iterations, phase, of=of)
@@ -92,15 +99,18 @@ def analyze(
                 "none of these: choose one of these file extensions"
             )
         validate_output(output, force=force, error=AnalysisError)
+    programs = as_json or output is not None  # which find all statistics in them
     what = "horizons are iterations ahead, 1 or more,"
     ahead = positive_numbers(horizons, what, "--horizons 1,10,100")
     how: dict[str, Any] = {
-        "parts": PARTS if only is None else tuple(only.split(",")),
+        "parts": names or (PARTS if tables or programs else SUMMARY_PARTS),
         "horizons": tuple(dict.fromkeys(ahead)),
         "rhythm_by": tuple(rhythm_by.split(",")),
         "threads": threads or os.cpu_count() or 1,
     }
     found: list[tuple[Path, Analysis]] = []
+    if dask is not None:
+        from moetraffic.analysis.cluster import connected, on_cluster
     for path in traces:
         client = nullcontext() if dask is None else connected(dask)
         with Trace.open(path) as trace, client as cluster:
@@ -111,8 +121,8 @@ def analyze(
             with progress(f"reading {path.name}", total, quiet=quiet) as tick:
                 one = analyzed(trace, **asked, **how, mapper=mapper, tick=tick)
         found.append((path, one))
-    each = [{"file": str(p), **plain_data.as_dict(a)} for p, a in found]
-    data = each if len(each) > 1 else each[0]
+    each = [plain_data.as_dict(a, file=str(p)) for p, a in found] if programs else []
+    data = each[0] if len(each) == 1 else each
     if output is not None and output.suffix == ".json":
         write_output(output, json_text(data) + "\n")
     elif output is not None:
@@ -122,5 +132,9 @@ def analyze(
         plain_data.write_records(frame, output, force=force)
     shown: list[Any] = []
     for path, analysis in found:
-        shown += [f"\n{path}"] * (len(found) > 1) + [*summary.tables(analysis)]
+        lines = sentences(analysis, file=str(path)) or list(analysis.notes)
+        by_part = summary.by_part(analysis) if tables or names else {}
+        shown += [f"\n{path}"] * (len(found) > 1)
+        asked_parts = (*names, "notes") if names else ()
+        shown += selected(lines, by_part, only=asked_parts, tables=tables)
     present(data, *shown, as_json=as_json, written=(output,))

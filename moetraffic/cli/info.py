@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from moetraffic.report.console.options import AsJson, TraceFile
+from typing import Annotated
+
+from moetraffic.report.console.options import (
+    AllTables,
+    AsJson,
+    TraceFile,
+    only_option,
+    parts_of,
+)
 
 from .output import present_trace
 
+PARTS = ("sources", "calls")
 
-def info(trace: TraceFile, as_json: AsJson = False) -> None:
+
+def info(
+    trace: TraceFile,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show the contents of a trace: run, layout, layers and collectives.
 
     Example: moetraffic info run.h5
     """
-    present_trace(trace, as_json=as_json)
+    names = parts_of(only, PARTS, tables=tables)
+    present_trace(trace, as_json=as_json, only=names, tables=tables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +19,8 @@ from rich.progress import (
 
 from moetraffic.errors import MoetrafficError
 from moetraffic.report.console.terminal import Paper, say
-from moetraffic.report.results.overview import overview, tables
+from moetraffic.report.results.overview import overview
+from moetraffic.report.results.overview import tables as overview_tables
 from moetraffic.tables import plain
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_whole
@@ -44,6 +45,9 @@ def present(
     data: Any,
     *shown: Any,
     as_json: bool,
+    parts: Mapping[str, Sequence[Any]] | None = None,
+    only: Sequence[str] = (),
+    tables: bool = False,
     written: Sequence[Path | None] = (),
     output: Path | None = None,
     chart: Chart | None = None,
@@ -51,7 +55,9 @@ def present(
 ) -> None:
     """Write the files of a result, and print it as JSON, or as tables and sentences.
 
-    ``shown`` are tables and sentences, which are printed without ``--json``;
+    ``shown`` are tables and sentences, the summary, which are printed without
+    ``--json``; the tables of ``parts`` follow with ``tables``, those of the parts
+    ``only`` replace the summary.
     ``written`` are files that exist already (None where one was not asked for).
     ``output`` is a JSON file to write, ``plot`` a PNG picture of ``chart``.
     """
@@ -64,29 +70,62 @@ def present(
     if as_json:
         print(json_text(data))
         return
-    for one in shown:
+    for one in selected(shown, parts or {}, only=only, tables=tables):
         console.print(one, soft_wrap=isinstance(one, str))
     files = ", ".join(str(path) for path in (*written, plot, output) if path)
     if files:
         console.print(f"written: {files}", soft_wrap=True)
 
 
+def selected(
+    summary: Sequence[Any],
+    parts: Mapping[str, Sequence[Any]],
+    *,
+    only: Sequence[str] = (),
+    tables: bool = False,
+) -> list[Any]:
+    """Select what is printed: the summary, all, or some parts.
+
+    A summary ends with the names of the parts that it leaves out.
+    """
+    if only:
+        return [one for name in only for one in parts.get(name, ())]
+    if tables:
+        return [*summary, *(one for part in parts.values() for one in part)]
+    more = [name for name, part in parts.items() if part]
+    hint = f"Tables: --tables, or --only {','.join(more)}"
+    return [*summary, *([hint] if more else [])]
+
+
 def present_trace(
-    path: Path, *, as_json: bool, merged: Any = None, **more: Any
+    path: Path,
+    *,
+    as_json: bool,
+    only: Sequence[str] = (),
+    tables: bool = True,
+    merged: Any = None,
+    **more: Any,
 ) -> None:
     """Print what a trace file contains, and what a merge had to leave out.
 
+    ``only`` and ``tables`` are as in :func:`present`, the parts ``sources`` and
+    ``calls``.
     ``merged`` is the merge that made it, with the sentences ``missing``, ``remarks``
     and ``contradictions``; ``more`` are further entries of the JSON object, which stand
     first.
     """
     with Trace.open(path) as trace:
-        if not as_json:
-            console.print(*tables(trace, path))
-        else:
-            notes = ("missing", "remarks", "contradictions") if merged else ()
-            found = {name: list(getattr(merged, name)) for name in notes}
-            print(json_text({**more, **overview(trace, path), **found}))
+        notes = ("missing", "remarks", "contradictions") if merged else ()
+        found = {name: list(getattr(merged, name)) for name in notes}
+        run, *sources, calls = overview_tables(trace, path)
+        present(
+            {**more, **overview(trace, path), **found} if as_json else None,
+            run,
+            as_json=as_json,
+            parts={"sources": sources, "calls": [calls]},
+            only=only,
+            tables=tables,
+        )
     for sentence in merged.contradictions if merged and not as_json else ():
         console.print(f"contradiction: {sentence}", style="red", soft_wrap=True)
 

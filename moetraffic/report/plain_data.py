@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.analysis import Analysis, Curve, ExchangeAnalysis, Subject, stage_means
+from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.forecast.accuracy import mean_of_known
 from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.analysis.times.time_breakdown import PARTS as TIME_PARTS
@@ -14,12 +15,28 @@ from moetraffic.errors import AnalysisError
 from moetraffic.tables import plain
 from moetraffic.trace.hdf5.durable import remedy, replacing, validate_output
 
+from .answer import answer
+
 STAGES = ("early", "middle", "late")
 
 
-def as_dict(analysis: Analysis) -> dict[str, Any]:
-    """Convert all statistics of an analysis to plain data with units."""
+SCHEMA_VERSION = 1
+"""Version of the JSON of an analysis (``docs/json.md``).
+
+It grows when a field is renamed, removed or changes its meaning, not when one is added.
+"""
+
+
+def as_dict(analysis: Analysis, *, file: str = "") -> dict[str, Any]:
+    """Convert all statistics of an analysis to plain data with units.
+
+    ``file`` is the path of the trace; without, it is left out.
+    """
     return {
+        "schema_version": SCHEMA_VERSION,
+        **({"file": file} if file else {}),
+        "summary": plain(answer(analysis, file=file or "run.h5")),
+        "claims": [claim_dict(claim) for claim in analysis.claims],
         "exchanges": [_exchange(e) for e in analysis.exchanges],
         "rhythm": plain(analysis.beats),
         "leads": plain(analysis.leads),
@@ -30,6 +47,12 @@ def as_dict(analysis: Analysis) -> dict[str, Any]:
         "occupation": _occupation(analysis.occupation),
         "notes": list(analysis.notes),
     }
+
+
+def claim_dict(claim: Claim) -> dict[str, Any]:
+    """Convert a claim to plain data, with its sentence."""
+    found: dict[str, Any] = plain(claim)
+    return found | {"outcome": claim.outcome.value, "sentence": claim.sentence}
 
 
 def _occupation(spent: TimeBreakdown | None) -> dict[str, Any] | None:

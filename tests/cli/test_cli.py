@@ -206,6 +206,23 @@ def test_info_tells_what_was_captured(
 ) -> None:
     assert main(["info", str(captured)]) == 0
     shown = capsys.readouterr().out
+    assert "24, of which training: 24" in shown
+    assert "dispatch (all_to_all)" not in shown
+    assert "--only sources,calls" in shown
+    assert main(["info", str(captured), "--only", "calls"]) == 0
+    calls = capsys.readouterr().out
+    assert "24, of which training: 24" not in calls
+    assert main(["info", str(captured), "--tables"]) == 0
+    everything = capsys.readouterr().out
+    assert calls.strip() in everything
+    assert "Sources of layers" in everything
+    assert "leave one out" in refused(
+        capsys, "info", captured, "--tables", "--only", "calls"
+    )
+    assert "takes sources, calls, but 'links'" in refused(
+        capsys, "info", captured, "--only", "links"
+    )
+    shown = everything
     assert "dispatch (all_to_all)" in shown
     assert "= (demand - dropped) x row bytes" in shown
     assert main(["info", str(captured), "--json"]) == 0

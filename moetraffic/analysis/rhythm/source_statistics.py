@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.times.call_times import (
     observed_steps,
     on_the_wire,
@@ -83,6 +84,7 @@ class OnOffStatistics:
         SourceStatistics, ...
     ]  # in the order of SOURCES, then by name or bytes
     notes: tuple[str, ...]  # reasons for missing statistics
+    claims: tuple[Claim, ...] = ()  # about the bursts of one rank
 
 
 def beats(

@@ -102,6 +102,42 @@ def picture(path: Path | None) -> Path | None:
 
 
 TraceFile = Annotated[Path, typer.Argument(help="Trace file.")]
+
+
+def only_option(parts: Sequence[str], **more: Any) -> Any:
+    """Describe the option that selects parts of a result: see :func:`parts_of`."""
+    help = f"Print the tables of these parts alone, with commas: {', '.join(parts)}."
+    return option(help, "--only", shown="summary", metavar="TEXT", **more)
+
+
+def parts_of(
+    only: str | None, parts: Sequence[str], *, tables: bool = False
+) -> tuple[str, ...]:
+    """Read the names of parts of a result; empty if none are given.
+
+    Raises
+    ------
+    MoetrafficError
+        If a name is none of ``parts``, or all tables are asked for, too.
+    """
+    if only is None:
+        return ()
+    if tables:
+        raise MoetrafficError(
+            f"--tables prints all parts, but --only {only} is given: leave one out"
+        )
+    names = tuple(dict.fromkeys(only.split(",")))
+    if unknown := [name for name in names if name not in parts]:
+        raise MoetrafficError(
+            f"--only takes {', '.join(parts)}, but {', '.join(map(repr, unknown))} is "
+            "none of these: choose among them"
+        )
+    return names
+
+
+AllTables = Annotated[
+    bool, typer.Option("--tables", help="Print all tables, not the summary alone.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, option("Overwrite existing outputs.")]
 Every = Annotated[

@@ -10,10 +10,10 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
+from moetraffic.report.answer import sentences
 from moetraffic.report.results.overview import about as about_run
 from moetraffic.report.results.overview import layout, layout_known
 from moetraffic.report.results.skew import named, subject_of
-from moetraffic.report.results.summary import sentences
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.provenance import source_clause
@@ -95,15 +95,16 @@ def tiles(trace: Trace, analysis: Analysis) -> Iterator[Tile]:
 
 
 def run_in_words(trace: Trace, analysis: Analysis) -> list[str]:
-    """Describe the run and its predictability in a few sentences."""
+    """Describe the run in a few sentences, after the summary of its analysis."""
     meta = trace.meta
     complete = "complete" if meta.complete else f"not complete: {meta.missing}"
-    lines = [f"{about_run(trace)}; the trace is {complete}."]
+    lines = sentences(analysis, file=Path(trace.name).name)
+    lines.append(f"{about_run(trace)}; the trace is {complete}.")
     if meta.schedule:
         lines.append(f"Steps, layers and phases: {meta.schedule}.")
     if clause := source_clause(trace):
         lines.append(f"How they were determined: {clause}.")
-    return lines + sentences(analysis)
+    return lines
 
 
 def by_layer(analysis: Analysis) -> Table:

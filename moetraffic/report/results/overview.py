@@ -128,12 +128,12 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         Table(
             title=trace.name if path is None else str(path),
             rows=[pair for pair in facts.items() if pair[1]],
+            notes=notes,
         ),
         *([by_source] if stated else []),
         Table(
             columns=dict.fromkeys(names, "") | {"layer": "<"},
             rows=_site_rows(trace),
-            notes=notes,
         ),
     ]
 

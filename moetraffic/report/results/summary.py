@@ -37,29 +37,86 @@ def tables(analysis: Analysis) -> list[Table]:
 
     Of many layers a sample is shown; plain data and records contain all.
     """
+    return [table for part in by_part(analysis).values() for table in part]
+
+
+def by_part(analysis: Analysis) -> dict[str, list[Table]]:
+    """Tabulate an analysis by part (:data:`moetraffic.analysis.PARTS`), then notes."""
     every = analysis.exchanges
     shown = list(every)
     if len(every) > SHOWN_LAYERS:
         at = np.linspace(0, len(every) - 1, SHOWN_LAYERS).round().astype(int)
         shown = [every[i] for i in at]
-    made = [
-        table
-        for tabulate in (_skew, _forecasts, _convergence, _network)
-        if (table := tabulate(shown)).rows
-    ]
-    if analysis.beats.found:
-        rhythm = statistics_tables(analysis, most=len(analysis.beats.found))
-        made += [table for table in rhythm if isinstance(table, Table)]
-    if analysis.occupation is not None:
-        made.append(time_table(analysis.occupation))
-    notes = sentences(analysis)
+    spent = analysis.occupation
+    found = {
+        "claims": [_claims(analysis)],
+        "skew": [_skew(shown), _network(shown)],
+        "forecasts": [_forecasts(shown)],
+        "limits": [_limits(shown)],
+        "convergence": [_convergence(shown)],
+        "complexity": [_complexity(shown)],
+        "rhythm": _rhythm(analysis),
+        "within": [_within(analysis)],
+        "occupation": [] if spent is None else [time_table(spent)],
+    }
+    notes = [f"note: {note}" for note in analysis.notes]
     if len(shown) < len(every):
         notes.append(
             f"{len(shown)} of {len(every)} layers and groups are shown: --json and -o "
             "have them all"
         )
-    notes += [f"note: {note}" for note in analysis.notes]
-    return [*made, *([Table(rows=[], notes=notes)] if notes else [])]
+    found["notes"] = [Table(rows=[], notes=notes)]
+    return {
+        part: [table for table in tables if table.rows or table.notes]
+        for part, tables in found.items()
+    }
+
+
+def _claims(analysis: Analysis) -> Table:
+    return Table(
+        title="Claims: what a test shows, and what it does not",
+        columns={
+            **dict.fromkeys(("about", "claim", "outcome", "figure"), "<"),
+            **{"95% interval": ".4g", "p-value": ".2g", "null hypothesis": "<"},
+            **{"used": "", "left out": "", "needs": ""},
+        },
+        rows=[
+            (
+                *(claim.about, claim.name, claim.outcome.value),
+                f"{claim.figure:.4g} {claim.unit}".rstrip()
+                if np.isfinite(claim.figure)
+                else None,
+                *((claim.low, claim.high), claim.p, claim.null),
+                *(claim.used, claim.left_out, claim.needs or None),
+            )
+            for claim in analysis.claims
+        ],
+        notes=list(
+            dict.fromkeys(
+                f"{claim.name} of {claim.about}: {flag}"
+                for claim in analysis.claims
+                for flag in claim.flags
+            )
+        ),
+    )
+
+
+def _rhythm(analysis: Analysis) -> list[Table]:
+    every = analysis.beats.found
+    if not every:
+        return []
+    made = statistics_tables(analysis, most=len(every))
+    return [table for table in made if isinstance(table, Table)]
+
+
+def _within(analysis: Analysis) -> Table:
+    return Table(
+        rows=[],
+        notes=[
+            f"From the first dispatch: {sentence(sight.verdict, tolerance=TOLERANCE)}"
+            for sight in analysis.sights[:SHOWN_LAYERS]
+        ],
+    )
 
 
 def _subjects(
@@ -134,7 +191,23 @@ def _forecasts(exchanges: list[ExchangeAnalysis]) -> Table:
             **{"MAPE": ".1%", "oracle MAPE": ".1%"},
         },
         rows=rows,
-        notes=["oracle: true gate probabilities, sampling noise only"],
+        notes=["oracle: true gate probabilities, sampling noise only"] if rows else [],
+    )
+
+
+def _limits(exchanges: list[ExchangeAnalysis]) -> Table:
+    rows = [
+        (*where, bound.pooled_nmse, memory.phi, (memory.phi_low, memory.phi_high))
+        for where, subject in _subjects(exchanges)
+        if (bound := subject.limits) and (memory := subject.memory)
+    ]
+    return Table(
+        title="Bounds of linear one-step forecasts, and persistence of the shares",
+        columns={
+            **{"layer": "<", "ranks": "", "quantity": "", "NMSE lower bound": ".3f"},
+            **{"lag-1 autocorrelation": ".3f", "95% interval": ".3f"},
+        },
+        rows=rows,
     )
 
 
@@ -173,26 +246,17 @@ def _convergence(exchanges: list[ExchangeAnalysis]) -> Table:
 
 
 def _network(exchanges: list[ExchangeAnalysis]) -> Table:
-    rows = []
-    for exchange in exchanges:
-        net, packets = exchange.network, exchange.complexity
-        if net is None and packets is None:
-            continue
-        of_net = (
-            [None] * 7
-            if net is None
-            else [
-                *(mean(net.line_efficiency), mean(net.bottleneck_bytes)),
-                _with(mean(net.inter_host), net.inter_host_uniform),
-                net.nic_flows,
-                *(net.nic_flow_entropy_bits, net.nic_byte_entropy_bits),
-                net.elephant_share,
-            ]
+    rows = [
+        (
+            *(exchange.layer, rank_span(exchange.ranks)),
+            *(mean(net.line_efficiency), mean(net.bottleneck_bytes)),
+            *(_with(mean(net.inter_host), net.inter_host_uniform), net.nic_flows),
+            *(net.nic_flow_entropy_bits, net.nic_byte_entropy_bits),
+            net.elephant_share,
         )
-        names = ("temporal", "non_temporal", "product")
-        of_packets = [getattr(packets, name, None) for name in names]
-        where = (exchange.layer, rank_span(exchange.ranks))
-        rows.append((*where, *of_net, *of_packets))
+        for exchange in exchanges
+        if (net := exchange.network) is not None
+    ]
     return Table(
         title="Network statistics: means over the iterations",
         columns={
@@ -201,10 +265,22 @@ def _network(exchanges: list[ExchangeAnalysis]) -> Table:
             **{"inter-host share (if uniform)": ">", "flows per NIC": ".1f"},
             **{"flow-count entropy, bits": ".2f", "byte entropy, bits": ".2f"},
             "byte share of the top 10% of flows": ".1%",
-            **dict.fromkeys(("T", "NT", "T x NT"), ".3f"),
         },
         rows=rows,
-        notes=["T, NT: temporal and non-temporal trace complexity, 1 = no structure"],
+    )
+
+
+def _complexity(exchanges: list[ExchangeAnalysis]) -> Table:
+    rows = [
+        (e.layer, rank_span(e.ranks), of.temporal, of.non_temporal, of.product)
+        for e in exchanges
+        if (of := e.complexity) is not None
+    ]
+    return Table(
+        title="Trace complexity of the packets between ranks, 1 = no structure",
+        columns={"layer": "<", "ranks": ""}
+        | dict.fromkeys(("temporal T", "non-temporal NT", "T x NT"), ".3f"),
+        rows=rows,
     )
 
 
@@ -212,28 +288,6 @@ def _with(share: float, uniform: float) -> str:
     """Format a share and, in brackets, a second one; blank where unknown."""
     beside = f" ({uniform:.1%})" if np.isfinite(uniform) else ""
     return f"{share:.1%}{beside}" if np.isfinite(share) else ""
-
-
-def sentences(analysis: Analysis) -> list[str]:
-    """Describe predictability and convergence of the first exchange in sentences."""
-    lines: list[str] = []
-    for exchange in analysis.exchanges[:1]:
-        lines += [
-            f"Layer {exchange.layer}: {sentence(v, tolerance=TOLERANCE)}"
-            for subject in exchange.subjects
-            if subject.name in ("demand", "wire")
-            for v in (subject.forecasts.verdicts if subject.forecasts else ())
-        ]
-        if exchange.convergence is not None:
-            both = exchange.convergence
-            lines.append(
-                f"Layer {exchange.layer}, loads: {both.load.why}; matrix: "
-                f"{both.cells.why}."
-            )
-    return lines + [
-        f"From the first dispatch: {sentence(sight.verdict, tolerance=TOLERANCE)}"
-        for sight in analysis.sights[:SHOWN_LAYERS]
-    ]
 
 
 def replay_table(found: Mapping[str, Any]) -> Table:

@@ -1,0 +1,72 @@
+"""Claims about the load of an exchange: skew, movement over time, predictability."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.trace import Meta
+
+from .claim import Claim
+from .conclusion import sent_tokens, tokens_of
+from .exchange import Rows, Source
+from .noise.claims import skew_claims
+from .skew.measures import max_over_mean
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+
+def exchange_claims(source: Source, rows: Rows, meta: Meta) -> tuple[Claim, ...]:
+    """Test what the load of an exchange shows beyond sampling noise.
+
+    Computed from the demand of the experts if known, else from the bytes that the
+    ranks received, in units of rows.
+
+    Parameters
+    ----------
+    source
+        The exchange.
+    rows
+        Rows of all iterations, as from :func:`.observation.observe`.
+    meta
+        Metadata of the trace.
+
+    Returns
+    -------
+    tuple of Claim
+        Empty where neither demand nor bytes are known.
+    """
+    ranks = f"ranks {source.ranks[0]} to {source.ranks[-1]}"
+    where = f"layer {source.layer}, {ranks}"
+    if "demand.load" in rows:
+        counts = np.asarray(rows["demand.load"], np.int64)
+        of_rank = tokens_of(source, rows, meta, [])
+        tokens = None if of_rank is None else of_rank * len(source.ranks)
+        k, about = max(1, meta.k), f"expert load of {where}"
+    elif "wire.received" in rows:
+        unit = int(np.gcd.reduce(np.asarray(rows["wire.unit"], np.int64)))
+        counts = np.asarray(rows["wire.received"], np.int64) // max(1, unit)
+        # rows that go to another rank: of a token's k copies no two go to one expert,
+        # which makes their counts vary less than those of independent copies
+        known = unit > 1 and sent_tokens(source, rows, meta) is not None
+        tokens = counts.sum(axis=1) if known else None
+        k, about = 1, f"bytes received, {source.phase} of {where}"
+    else:
+        return ()
+    return skew_claims(counts, tokens=tokens, k=k, about=about)
+
+
+def load_peaks(rows: Rows) -> Float64 | None:
+    """Compute the largest load over the mean load of each iteration.
+
+    Returns
+    -------
+    ndarray or None
+        ``[T]`` of the experts if the demand is known, else of the bytes received by
+        ranks; None where neither is known.
+    """
+    for name in ("demand.load", "wire.received"):
+        if name in rows:
+            return max_over_mean(np.asarray(rows[name], np.int64))
+    return None

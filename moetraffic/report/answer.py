@@ -1,0 +1,271 @@
+"""Summarize an analysis in at most eight lines, of claims and of marked figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moetraffic.analysis import Analysis, ExchangeAnalysis
+from moetraffic.analysis.claim import Claim, Outcome
+from moetraffic.units import rank_span
+
+TOPICS = {
+    "Skew": {"skewed": ("CV", ".2f"), "hot set retained": ("share", ".0%")}
+    | {"collapsed": ("share", ".0%")},
+    "Movement": {"moves": ("", ".2g"), "converged": ("from", ",.0f")}
+    | {"level change": ("at", ",.0f"), "trend": ("slope", ".2g")}
+    | {"mean-reverting": ("half-life", ".3g")},
+    "Predictability": {"predictable": ("MSE reduced by", ".0%")}
+    | {"better than persistence": ("MSE reduced by", ".0%")},
+    "Regularity": {"periodic": ("period", ".4g")},
+}
+"""Claims about the load by line, with name and format of the figure of each."""
+
+QUANTILE = 0.99
+"""Share of the iterations in which a capacity factor leaves no token out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Line of a summary."""
+
+    topic: str
+    text: str
+    basis: str  # "claims", "figure", "data" or "recommendation"
+
+    def __str__(self) -> str:
+        mark = " (figure, not a claim)" if self.basis == "figure" else ""
+        return f"{self.topic}{mark}: {self.text}."
+
+
+def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
+    """Summarize what an analysis found, and what to do next.
+
+    Every layer is covered: layers with the same outcome stand together.  A line whose
+    data the analysis lacks is left out, but for the share of communication, whose
+    absence has a reason.
+
+    Parameters
+    ----------
+    analysis
+        With the parts :data:`moetraffic.analysis.engine.SUMMARY_PARTS` or more.
+    file
+        Name of the trace in the commands that are recommended.
+
+    Returns
+    -------
+    tuple of Line
+        At most eight.
+    """
+    lines = [_data(analysis)]
+    for topic, names in TOPICS.items():
+        clauses = [
+            clause
+            for name, (figure, form) in names.items()
+            if (clause := _clause(analysis.exchanges, name, figure, form))
+        ]
+        if topic == "Regularity":
+            clauses = [f"over iterations, {clause}" for clause in clauses]
+            clauses += [_alone(claim) for claim in analysis.beats.claims]
+        if clauses:
+            lines.append(Line(topic=topic, text="; ".join(clauses), basis="claims"))
+    if not analysis.claims:
+        return ()
+    return (
+        *lines,
+        *_communication(analysis),
+        _meaning(analysis),
+        _next(analysis, file),
+    )
+
+
+def sentences(analysis: Analysis, *, file: str = "run.h5") -> list[str]:
+    """Format the lines of :func:`answer`."""
+    return [str(line) for line in answer(analysis, file=file)]
+
+
+def _data(analysis: Analysis) -> Line:
+    every = analysis.exchanges
+    if not every:
+        return Line(topic="Data", text="no expert exchange", basis="data")
+    number = sorted({len(e.iterations) for e in every})
+    left = max(e.left_out for e in every)
+    groups = len({e.group for e in every})
+    text = (
+        f"{_layers([e.layer for e in every])}"
+        + (f" on {groups} groups" if groups > 1 else "")
+        + f", {_range(number, ',.0f')} iterations"
+        + (f", {left:,} left out as incomplete" if left else "")
+    )
+    return Line(topic="Data", text=text, basis="data")
+
+
+def _clause(
+    exchanges: Sequence[ExchangeAnalysis], name: str, figure: str, form: str
+) -> str:
+    """State the outcomes of a claim about all exchanges; "" if it was not tested.
+
+    Exchanges with the same outcomes stand together.  A claim about forecasts is tested
+    once for each horizon.
+    """
+    alike: dict[tuple[Outcome, ...], list[tuple[ExchangeAnalysis, list[Claim]]]] = {}
+    for exchange in exchanges:
+        claims = [claim for claim in exchange.claims if claim.name == name]
+        if claims:
+            key = tuple(claim.outcome for claim in claims)
+            alike.setdefault(key, []).append((exchange, claims))
+    parts = []
+    for outcomes, found in alike.items():
+        where = ""
+        if len(found) < len(exchanges):
+            where = _where([e for e, _ in found], exchanges)
+        for outcome in dict.fromkeys(outcomes):
+            at = [i for i, each in enumerate(outcomes) if each is outcome]
+            chosen = [[claims[i] for i in at] for _, claims in found]
+            text = _outcome([c for claims in chosen for c in claims], figure, form)
+            ahead = _ahead(chosen[0]) if len(outcomes) > 1 else ""
+            parts.append(f"{where}{text}{ahead}")
+    return "; ".join(parts)
+
+
+def _ahead(claims: Sequence[Claim]) -> str:
+    """Name the horizons of claims, which end their subjects."""
+    ends = [claim.about.rpartition(", ")[2] for claim in claims]
+    numbers = ", ".join(end.partition(" ")[0] for end in ends)
+    return f" {numbers} {ends[-1].partition(' ')[2]}"
+
+
+def _outcome(claims: list[Claim], figure: str, form: str) -> str:
+    """State the common outcome of claims of one name."""
+    first = claims[0]
+    if len(claims) == 1:
+        return _alone(first, subject=False)
+    if first.outcome is Outcome.NOT_ENOUGH_DATA:
+        needs = max(claim.needs for claim in claims)
+        return f'not enough data for "{first.name}" (needs {needs:,})'
+    bound = _p_value([claim.p for claim in claims])
+    if not first.stated:
+        return f'no evidence of "{first.name}"{f" ({bound})" if bound else ""}'
+    known = [claim.figure for claim in claims if np.isfinite(claim.figure)]
+    size = ""
+    if known:
+        size = " ".join(filter(None, (figure, _range(known, form), first.unit)))
+    flags = list(dict.fromkeys(flag for claim in claims for flag in claim.flags))
+    inside = ", ".join(filter(None, [size, bound, *flags]))
+    return f"{first.name}{f' ({inside})' if inside else ''}"
+
+
+def _alone(claim: Claim, *, subject: bool = True) -> str:
+    """State one claim, without its null hypothesis."""
+    of = f"{claim.about}: " if subject else ""
+    if claim.outcome is Outcome.NOT_ENOUGH_DATA:
+        has = f"needs {claim.needs:,}, has {claim.used:,}"
+        return f'{of}not enough data for "{claim.name}" ({has})'
+    inside = ", ".join(filter(None, [_p_value([claim.p]), *claim.flags]))
+    what = claim.statement if claim.stated else f'no evidence of "{claim.name}"'
+    return f"{of}{what}{f' ({inside})' if inside else ''}"
+
+
+def _p_value(values: Sequence[float]) -> str:
+    """Format the range of p-values; "" if none is known."""
+    known = [p for p in values if np.isfinite(p)]
+    if not known:
+        return ""
+    if max(known) < 0.001:
+        return "p < 0.001"
+    return f"p = {_range(known, '.2g')}"
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    """Format the smallest and the largest of some values."""
+    ends = dict.fromkeys(format(v, form) for v in (min(values), max(values)))
+    return " to ".join(ends)
+
+
+def _where(
+    some: Sequence[ExchangeAnalysis], exchanges: Sequence[ExchangeAnalysis]
+) -> str:
+    """Name the layers of some exchanges, with ranks where groups of a layer differ."""
+    chosen = {(e.layer, e.group) for e in some}
+    whole, parts = [], []
+    for layer in dict.fromkeys(e.layer for e in some):
+        of_layer = [e for e in exchanges if e.layer == layer]
+        if all((layer, e.group) in chosen for e in of_layer):
+            whole.append(layer)
+        else:
+            ranks = (rank_span(e.ranks) for e in some if e.layer == layer)
+            parts.append(f"layer {layer} on ranks {', '.join(ranks)}")
+    return ", ".join([*([_layers(whole)] if whole else []), *parts]) + ": "
+
+
+def _layers(layers: Sequence[int]) -> str:
+    numbers = sorted(set(layers))
+    return f"layer{'s' * (len(numbers) > 1)} {rank_span(numbers)}"
+
+
+def _communication(analysis: Analysis) -> list[Line]:
+    topic = "Communication"
+    spent = analysis.occupation
+    if spent is None or not spent.known.any():
+        why = [n for n in analysis.notes if "occupation" in n]
+        if not why:
+            return []
+        reason = why[0].partition(": ")[2]
+        return [Line(topic=topic, text=f"unavailable: {reason}", basis="figure")]
+    shares = spent.communication_fraction
+    alone = spent.shares[:, 1]
+    known = np.isfinite(shares)
+    text = (
+        f"{_range(shares[known].tolist(), '.1%')} of a rank's step, "
+        f"{_range(alone[known].tolist(), '.1%')} not overlapped with compute"
+        + (", compute inferred from gaps between collectives" if spent.inferred else "")
+    )
+    return [Line(topic=topic, text=text, basis="figure")]
+
+
+def _meaning(analysis: Analysis) -> Line:
+    """Derive what the claims mean for circuits, placement and capacity factor."""
+    every = analysis.exchanges
+
+    def stated(name: str) -> list[ExchangeAnalysis]:
+        return [e for e in every if any(c.name == name and c.stated for c in e.claims)]
+
+    def of(some: list[ExchangeAnalysis]) -> str:
+        return "" if len(some) == len(every) else f" ({_where(some, every)[:-2]})"
+
+    tested = {claim.name for exchange in every for claim in exchange.claims}
+    parts = []
+    if fixed := [e for e in stated("skewed") if e in stated("converged")]:
+        parts.append(f"one circuit schedule may serve the rest of the run{of(fixed)}")
+    elif ahead := stated("predictable"):
+        parts.append(f"circuits may be planned from past iterations{of(ahead)}")
+    elif "predictable" in tested:
+        parts.append("no evidence that circuits can be planned from past iterations")
+    if kept := stated("hot set retained"):
+        parts.append(f"a placement by past load stays useful{of(kept)}")
+    elif "hot set retained" in tested:
+        parts.append("no evidence that a placement by past load stays useful")
+    peaks = [
+        e.peaks for e in every if e.peaks is not None and np.isfinite(e.peaks).any()
+    ]
+    if peaks and any(s.name == "expert_load" for e in every for s in e.subjects):
+        most = [float(np.nanquantile(each, QUANTILE)) for each in peaks]
+        parts.append(
+            f"a capacity factor of {_range(most, '.2f')} covers every expert's load in "
+            f"{QUANTILE:.0%} of the iterations (figure)"
+        )
+    return Line(topic="Consequences", text="; ".join(parts), basis="claims")
+
+
+def _next(analysis: Analysis, file: str) -> Line:
+    """Recommend the next commands."""
+    lacking = [c for c in analysis.claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
+    steps = []
+    if lacking:
+        names = ", ".join(dict.fromkeys(f'"{c.name}"' for c in lacking))
+        steps.append(f"capture a longer run for {names}")
+    steps.append(f"moetraffic analyze {file} --tables for all figures")
+    steps.append(f"moetraffic report {file} for charts")
+    return Line(topic="Next", text="; ".join(steps), basis="recommendation")
