@@ -1,0 +1,283 @@
+"""Claims about how expert loads, or the cells of a matrix, move over a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.claim import LEVEL, NAN, Claim, Outcome
+from moetraffic.analysis.distances import total_variation
+from moetraffic.errors import AnalysisError
+
+from .log_shares import log_shares
+from .movement import HALF_LIVES, SHORTEST, Movement, movement
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+Part = dict[str, Any]
+
+NULLS = {
+    "moves": "a constant router with white sampling noise",
+    "converged": "a random walk of the shares under sampling noise",
+    "level change": "stationary increments, as of a random walk or autoregression",
+    "trend": "a random walk of the shares under sampling noise, or no slope",
+    "periodic": "a smooth spectrum, as of a random walk or autoregression",
+    "mean-reverting": "a random walk of the shares, or sampling noise alone",
+}
+"""Names of the claims, with the hypothesis that each must reject."""
+
+
+def level_claims(
+    counts: npt.ArrayLike,
+    *,
+    tokens: npt.ArrayLike | None,
+    k: int = 1,
+    at: npt.ArrayLike | None = None,
+    about: str,
+    seed: int = 0,
+) -> tuple[Claim, ...]:
+    """Decide how the shares of expert loads, or of a matrix' cells, move over a run.
+
+    All claims of a run are decided together (:func:`.movement.movement`).
+
+    Parameters
+    ----------
+    counts
+        ``[T, C]`` token copies, or bytes in units of a row; step first.
+    tokens
+        Tokens of a step, one number or ``[T]``; None: unknown.  Only the figure of
+        "moves" needs them: to the tests, noise is what does not last from one step to
+        the next.
+    k
+        Distinct experts of a token.
+    at
+        ``[T]`` strictly increasing iteration numbers; None: 0, 1, 2 ...
+    about
+        Subject of the claims: "expert load of layer 0".
+    seed
+        Of the simulated null hypotheses.
+
+    Returns
+    -------
+    tuple of Claim
+        One of each name of :data:`NULLS`, in this order; times in iterations.
+
+    Raises
+    ------
+    AnalysisError
+        If the counts are not ``[T, C]``, or the iteration numbers do not increase.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> p = np.where(np.arange(200)[:, None] < 90, [0.4, 0.3, 0.3], [0.2, 0.3, 0.5])
+    >>> counts = np.array([rng.multinomial(2000, row) for row in p])
+    >>> found = level_claims(counts, tokens=2000, about="expert load")
+    >>> [claim.name for claim in found if claim.stated]
+    ['moves', 'converged', 'level change']
+    >>> found[1].statement
+    'it is stable from iteration 90 on'
+    """
+    x = np.asarray(counts, np.float64)
+    if x.ndim != 2:
+        raise AnalysisError(
+            f"claims are of counts [T, C], but their shape is {x.shape}: give one row "
+            "an iteration"
+        )
+    steps = np.arange(len(x)) if at is None else np.asarray(at)
+    if steps.shape != (len(x),) or (np.diff(steps) <= 0).any():
+        raise AnalysisError(
+            f"each row has an iteration number, and they increase, but {len(x)} rows "
+            f"came with numbers of shape {steps.shape}: sort the rows and give one "
+            "number each"
+        )
+    levels, rows = log_shares(x)
+    found = None
+    if len(levels) >= SHORTEST and levels.shape[1] >= 2:
+        found = movement(levels, seed=seed)
+    return claims_of(found, x, rows, steps, tokens=tokens, k=k, about=about)
+
+
+def claims_of(
+    found: Movement | None,
+    x: Float64,
+    rows: Int64,
+    steps: npt.NDArray[np.generic],
+    *,
+    tokens: npt.ArrayLike | None,
+    k: int,
+    about: str,
+) -> tuple[Claim, ...]:
+    """State what was found in counts ``[T, C]``, whose steps ``rows`` were used.
+
+    Parameters as of :func:`level_claims`; ``found`` is None where there are too few.
+    """
+    common: Part = {"about": about, "used": len(rows), "left_out": len(x) - len(rows)}
+    if found is None:
+        return tuple(
+            Claim(
+                name=name,
+                outcome=Outcome.NOT_ENOUGH_DATA,
+                statement="",
+                null=null,
+                needs=SHORTEST,
+                **common,
+            )
+            for name, null in NULLS.items()
+        )
+    # iterations a row: of a trace that records every tenth, times are ten times these
+    when = np.asarray(steps)[rows].astype(np.int64)
+    every = float(np.median(np.diff(when)))
+    parts = {
+        "moves": _moves(found, x[rows], tokens, rows, k),
+        "converged": _converged(found, when),
+        "level change": _level_change(found, when),
+        "trend": _trend(found, x[rows]),
+        "periodic": _periodic(found, every),
+        "mean-reverting": _mean_reverting(found, every),
+    }
+    return tuple(
+        Claim(name=name, null=NULLS[name], **common, **part)
+        for name, part in parts.items()
+    )
+
+
+def _decided(stated: bool) -> Outcome:
+    return Outcome.STATED if stated else Outcome.NO_EVIDENCE
+
+
+def _moves(
+    found: Movement, x: Float64, tokens: npt.ArrayLike | None, rows: Int64, k: int
+) -> Part:
+    p = [found.whole.p_still, found.p_change, found.period.p if found.period else 1.0]
+    figure, over = NAN, ""
+    if tokens is not None:
+        sent = np.broadcast_to(np.asarray(tokens, np.float64), (rows.max() + 1,))[rows]
+        figure = _over_noise(x, sent, k)
+        over = f": their variance is {figure:.3g} times that of sampling noise"
+    return {
+        "outcome": _decided(found.moves),
+        "statement": f"its shares move over the run{over}",
+        "p": min(p),
+        "figure": figure,
+        "unit": "of the variance of sampling noise",
+    }
+
+
+def _over_noise(x: Float64, tokens: Float64, k: int) -> float:
+    """Compute the variance of shares over that of Binomial(N, kp) copies."""
+    probability = np.minimum(x.mean(axis=0) / tokens.mean(), 1.0)
+    noise = (probability * (1 - probability)).sum() * (1 / tokens).mean()
+    variance = (x / tokens[:, None]).var(axis=0, ddof=1).sum()
+    return float(variance / noise) if noise > 0 else NAN
+
+
+def _converged(found: Movement, when: Int64) -> Part:
+    fit, statement, flags = found.stable, "", list[str]()
+    begin = int(when[found.begin])
+    if found.converged:
+        statement = f"it is stable from iteration {begin} on"
+        if found.still and fit is not None:
+            flags.append(
+                f"a random walk may have moved it by up to {fit.walk:.2g} times the "
+                "sampling noise of an iteration"
+            )
+    elif fit is None:
+        flags.append(f"it changes its level at iteration {begin}")
+    elif found.trend or fit.p_drift < LEVEL:
+        flags.append("it drifts in one direction")
+    elif found.returns or fit.half_life * HALF_LIVES > fit.steps:
+        flags.append(f"less than {HALF_LIVES} half-lives of its motion")
+    else:
+        flags.append("it moves like a random walk")
+    return {
+        "outcome": _decided(found.converged),
+        "statement": statement,
+        # of a walk, where the shares are seen to move and return; else not tested
+        "p": fit.p_walk if fit is not None and not found.still else NAN,
+        "figure": float(begin) if found.converged else NAN,
+        "unit": "iteration",
+        "flags": tuple(flags),
+    }
+
+
+def _level_change(found: Movement, when: Int64) -> Part:
+    part: Part = {
+        "outcome": _decided(bool(found.changes)),
+        "statement": "",
+        "p": found.p_change,
+        "unit": "iteration",
+    }
+    if found.changes:
+        largest = min(found.changes, key=lambda change: change.p)
+        listed = ", ".join(str(when[change.index]) for change in found.changes)
+        part |= {
+            "statement": f"its level changes at iteration {listed}",
+            "figure": float(when[largest.index]),
+            "low": float(when[largest.low]),
+            "high": float(when[largest.high]),
+        }
+        if len(found.changes) > 1:
+            part["flags"] = (
+                f"{len(found.changes)} changes, the figure is the largest",
+            )
+    return part
+
+
+def _trend(found: Movement, x: Float64) -> Part:
+    figure, fit = NAN, found.slope
+    if found.trend:
+        # shares at the ends of the straight lines of the logs
+        logs = np.log(x / x.sum(axis=1, keepdims=True) + 0.5 / x.sum(axis=1).mean())
+        time = np.linspace(-1, 1, len(x))
+        ends = np.outer([-1, 1], time @ logs / (time @ time)) + logs.mean(axis=0)
+        shares = np.exp(ends)
+        shares /= shares.sum(axis=1, keepdims=True)
+        figure = float(total_variation(shares[0], shares[1]))
+    return {
+        "outcome": _decided(found.trend),
+        "statement": f"it drifts in one direction, by {figure:.1%} over the run",
+        "p": NAN if fit is None else fit.p_trend,
+        "figure": figure,
+        "unit": "total variation distance of the ends",
+    }
+
+
+def _periodic(found: Movement, every: float) -> Part:
+    period = found.period
+    if period is None:
+        return {"outcome": Outcome.NOT_ENOUGH_DATA, "statement": "", "needs": SHORTEST}
+    part: Part = {
+        "outcome": _decided(found.periodic),
+        "statement": f"it repeats every {period.period * every:.3g} iterations",
+        "p": period.p,
+        "unit": "iterations",
+    }
+    if found.periodic:
+        part |= {
+            "figure": period.period * every,
+            "low": period.low * every,
+            "high": period.high * every,
+        }
+    return part
+
+
+def _mean_reverting(found: Movement, every: float) -> Part:
+    fit = found.stable
+    part: Part = {
+        "outcome": _decided(found.returns),
+        "statement": "",
+        "p": NAN if fit is None else max(fit.p_walk, fit.p_still),
+        "unit": "iterations",
+    }
+    if found.returns and fit is not None:
+        part |= {
+            "statement": "it returns to its level with a half-life of "
+            f"{fit.half_life * every:.3g} iterations",
+            "figure": fit.half_life * every,
+            "low": fit.low * every,
+            "high": fit.high * every,
+        }
+    return part

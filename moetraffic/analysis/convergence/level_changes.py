@@ -1,0 +1,117 @@
+"""Changes of level: jumps of many series at one step.
+
+A jump must stand out of all other steps: where levels move as a random walk, an
+autoregression or any other process of stationary Gaussian increments, the change from
+a few steps before to a few steps after has the same gamma distribution everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import gammaincc, gammaincinv
+
+Float64 = npt.NDArray[np.float64]
+
+MOST = 8
+"""Jumps that are looked for."""
+
+_SHAPES = np.geomspace(0.25, 64, 200)
+_QUANTILES = gammaincinv(_SHAPES[:, None], np.array([0.25, 0.5, 0.75, 0.9]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelChange:
+    """A jump of the level."""
+
+    index: int  # first step of the new level
+    low: int  # 95% interval of the index
+    high: int
+    p: float  # of increments that are stationary
+    jump: Float64  # [D], new level less old
+
+
+def level_changes(
+    levels: Float64, *, significance: float = 0.01
+) -> tuple[tuple[LevelChange, ...], float]:
+    """Find the jumps of levels, the largest first and the others in what is left.
+
+    Parameters
+    ----------
+    levels
+        ``[T, D]``, step first, columns of similar noise.
+    significance
+        Of each jump.
+
+    Returns
+    -------
+    changes
+        In the order of their steps.
+    p
+        Of the largest jump, or of the largest change where none is a jump.
+    """
+    rest, found = levels, list[LevelChange]()
+    first = 1.0
+    while len(found) < MOST:
+        change = _largest(rest)
+        if not found:
+            first = 1.0 if change is None else change.p
+        near = max(4, len(levels) // 50)
+        if (
+            change is None
+            or change.p >= significance
+            or any(abs(change.index - other.index) < near for other in found)
+        ):
+            break
+        found.append(change)
+        rest = rest - np.outer(np.arange(len(rest)) >= change.index, change.jump)
+    return tuple(sorted(found, key=lambda change: change.index)), first
+
+
+def _largest(levels: Float64) -> LevelChange | None:
+    """Find the step with the largest change, and test whether it stands out."""
+    steps = len(levels)
+    width = min(max(5, steps // 40), steps // 4)
+    if width < 4:
+        return None
+    sums = np.zeros((steps + 1, levels.shape[1]))
+    np.cumsum(levels, axis=0, out=sums[1:])
+    mean = (sums[width:] - sums[:-width]) / width  # [steps - width + 1]
+    change = ((mean[width:] - mean[:-width]) ** 2).sum(axis=1)  # at width + index
+    if not change.max() > 0:
+        return None
+    # Step 1: the gamma distribution of the changes, by their quartiles.
+    change = np.maximum(change, 1e-12 * change.max())
+    logs = np.log(np.quantile(change, [0.25, 0.5, 0.75, 0.9]))
+    fits = np.log(_QUANTILES)
+    quartiles = np.abs(fits[:, 2] - fits[:, 0] - (logs[2] - logs[0])).argmin()
+    upper = np.abs(fits[:, 3] - fits[:, 1] - (logs[3] - logs[1])).argmin()
+    shape = int(min(quartiles, upper))
+    unit = np.exp(logs[1]) / _QUANTILES[shape, 1]
+    top = int(change.argmax())
+    p = min(1.0, len(change) * float(gammaincc(_SHAPES[shape], change[top] / unit)))
+    # Step 2: its place: two levels about it, with the least squares.
+    begin, end = max(0, top - width), min(steps, top + 3 * width)
+    part = levels[begin:end]
+    split = np.arange(2, len(part) - 1)
+    left = np.cumsum(part, axis=0)[split - 1] / split[:, None]
+    right = (part.sum(axis=0) - left * split[:, None]) / (len(part) - split)[:, None]
+    gain = split * (len(part) - split) / len(part) * ((right - left) ** 2).sum(axis=1)
+    best = int(gain.argmax())
+    # Step 3: whether two levels describe it better than a line does.
+    centered = part - part.mean(axis=0)
+    time = np.arange(len(part)) - (len(part) - 1) / 2
+    sloped = ((time @ centered) ** 2).sum() / (time @ time)
+    if sloped >= gain[best]:
+        p = 1.0
+    noise = ((centered**2).sum() - gain[best]) / max(centered.size - 2, 1)
+    near = np.flatnonzero(gain >= gain[best] - 3.841 * noise)
+    return LevelChange(
+        index=begin + int(split[best]),
+        low=begin + int(split[near[0]]),
+        high=begin + int(split[near[-1]]),
+        p=p,
+        jump=right[best] - left[best],
+    )

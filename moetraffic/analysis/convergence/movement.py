@@ -1,0 +1,147 @@
+"""Movement of levels over a run: jumps, period, stable part and trend, in one order.
+
+Jumps come first, and are taken off; then the period, whose frequencies are left out of
+what follows; then the part after the last jump and the transient, which is stable if it
+does not move or returns to a level; then a trend, if no part is stable.  So no two
+findings contradict each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.claim import LEVEL
+
+from .level_changes import LevelChange, level_changes
+from .motion import Motion, motion
+from .periods import Period, strongest_period
+from .trends import settling
+
+Float64 = npt.NDArray[np.float64]
+
+SHORTEST = 32
+"""Steps that the tests need."""
+
+STABLE = 1 / 3
+"""Least part of the run that is stable, of a run that has converged."""
+
+HALF_LIVES = 20
+"""Least number of half-lives of a return to a level in the stable part."""
+
+LONGER = (1.0, 1.5, 2.0, 3.0)
+"""Lengths of the transient that are tried, of the one by distance."""
+
+VISIBLE = 0.05
+"""Significance from which a motion counts as seen, where none is to be concluded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Movement:
+    """How levels move over a run; indices of steps."""
+
+    changes: tuple[LevelChange, ...]  # jumps, in their order
+    p_change: float  # of the largest jump, or change
+    period: Period | None  # the strongest line; None: run too short
+    periodic: bool  # whether it is a line
+    whole: Motion  # of all steps, jumps taken off
+    moves: bool  # whether there is any motion beyond white noise
+    begin: int  # first step of the stable part, or of what was tested as such
+    stable: Motion | None  # of this part; None: the part is too short
+    returns: bool  # it moves, and returns to a level
+    still: bool  # it is not seen to move, and could have moved little
+    slope: Motion | None  # about lines through the run; None: not tested
+    trend: bool  # the run follows these lines
+
+    @property
+    def converged(self) -> bool:
+        """Whether there is a stable part, to the end of the run."""
+        return self.returns or self.still
+
+
+def movement(levels: Float64, *, seed: int = 0) -> Movement:
+    """Decide how levels move.
+
+    Parameters
+    ----------
+    levels
+        ``[T, D]`` from :func:`.log_shares.log_shares`; T at least :data:`SHORTEST`.
+    seed
+        Of the simulated null hypotheses.
+    """
+    steps = len(levels)
+    # Step 1: jumps.
+    changes, p_change = level_changes(levels)
+    rest = levels.copy()
+    for change in changes:
+        rest[change.index :] -= change.jump
+    # Step 2: the period.
+    period = strongest_period(rest)
+    periodic = period is not None and period.p < LEVEL
+    bands = period.bands if period is not None and periodic else None
+    whole = motion(rest, without=bands, seed=seed)
+    # Step 3: the part after the last jump and the transient.
+    moves = bool(changes) or periodic or whole.p_still < LEVEL
+    begin = changes[-1].index if changes else 0
+    stable, returns, still = None, False, False
+    enough = max(SHORTEST, STABLE * steps)
+    if steps - begin >= enough:
+        after = rest[begin:]
+        stable = motion(after, without=bands, seed=seed) if begin else whole
+        returns, still = _outcome(stable, visible=VISIBLE if moves else LEVEL)
+        # a transient fades: what is left of it may still be seen after its end
+        transient = 0 if still else _transient(after)
+        for longer in LONGER if transient else ():
+            first = int(transient * longer)
+            if len(after) - first < enough:
+                break
+            late = motion(after[first:], without=bands, seed=seed)
+            outcome = _outcome(late)
+            if outcome[1] or (outcome[0] and not returns):
+                begin += first
+                stable, (returns, still) = late, outcome
+                break
+    # Step 4: a trend of the whole run.
+    slope, trend = None, False
+    if moves and not changes and not (returns or still):
+        slope = motion(rest, without=bands, line=True, seed=seed)
+        trend = slope.p_trend < LEVEL and any(_outcome(slope, drift=False))
+    return Movement(
+        changes=changes,
+        p_change=p_change,
+        period=period,
+        periodic=periodic,
+        whole=whole,
+        moves=moves,
+        begin=begin,
+        stable=stable,
+        returns=returns,
+        still=still,
+        slope=slope,
+        trend=trend,
+    )
+
+
+def _outcome(
+    fit: Motion, *, drift: bool = True, visible: float = VISIBLE
+) -> tuple[bool, bool]:
+    """Decide whether a part returns to a level, and whether it is still."""
+    if drift and fit.p_drift < LEVEL:
+        return False, False
+    returns = (
+        fit.p_still < LEVEL
+        and fit.p_walk < LEVEL
+        and fit.half_life * HALF_LIVES <= fit.steps
+    )
+    return returns, not returns and fit.p_still >= visible and fit.walk <= 1
+
+
+def _transient(levels: Float64) -> int:
+    """Find the end of the transient, by distance from the mean of the last third."""
+    distance = np.sqrt(
+        ((levels - levels[2 * len(levels) // 3 :].mean(axis=0)) ** 2).mean(axis=1)
+    )
+    found = settling(distance)
+    return found.step if found.settled else 0

@@ -1,0 +1,109 @@
+"""Period of many series: a line that stands out of the spectrum's continuum.
+
+Series that follow an autoregression or a random walk have a spectrum that is smooth,
+and ordinates that scatter about it by a gamma distribution.  A period is a line above.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.fft import rfft
+from scipy.signal.windows import hann
+from scipy.special import fdtrc, gammaincinv
+
+Float64 = npt.NDArray[np.float64]
+Complex128 = npt.NDArray[np.complex128]
+Int64 = npt.NDArray[np.int64]
+
+CYCLES = 6
+"""Minimum number of cycles in the run."""
+
+LINE = 0.01
+"""Significance of a line among all frequencies."""
+
+HARMONICS = 3
+"""Harmonics, the first included, that belong to a line."""
+
+_NEAR = 0.06  # frequencies that belong to a line, of its frequency
+
+
+@dataclass(frozen=True, kw_only=True)
+class Period:
+    """The strongest line of a spectrum, which may be chance."""
+
+    period: float  # steps
+    low: float  # 95% interval, from the line's width
+    high: float
+    p: float  # of a smooth spectrum
+    bands: Float64  # [m, 2] cycles a step, from and to: the line and its harmonics
+
+
+def strongest_period(levels: Float64) -> Period | None:
+    """Find the strongest line of levels ``[T, D]`` and test it; None: run too short.
+
+    The differences are transformed, tapered (Hann): a walk's or a jump's power then
+    leaks nowhere.  The continuum is the running median of the power, which is the power
+    itself where that rises or falls.  A line's power over it has an F distribution,
+    whose degrees of freedom are those of the columns that are independent of each other
+    at these frequencies.
+    """
+    change = np.diff(levels, axis=0)
+    n = len(change)
+    if n < 4 * CYCLES:
+        return None
+    taper = hann(n, sym=False)[:, None]
+    spectrum = rfft((change - change.mean(axis=0)) * taper, axis=0)
+    power = (np.abs(spectrum) ** 2).sum(axis=1)
+    power = np.maximum(power, 1e-12 * power.max())
+    index = np.arange(CYCLES, len(power))
+    if not power.max() > 0 or not len(index):
+        return None
+    # Step 1: every ordinate over the median of its neighbors.
+    p = np.ones(len(index))
+    for place, i in enumerate(index.tolist()):
+        near = _neighbors(len(power), i)
+        over = power[i] / np.median(power[near])
+        if over > 2:  # no line is fainter
+            p[place] = min(1.0, len(index) * _tail(over, spectrum[near], power[near]))
+    # Step 2: of the lines, the one with the most power in the levels themselves.
+    height = power[index] / np.sin(np.pi * index / n) ** 2
+    lines = p < LINE
+    top = int(np.where(lines, height, 0).argmax() if lines.any() else p.argmin())
+    # Step 3: its center, and the frequencies that belong to it.
+    own = np.abs(index - index[top]) <= max(1.5, _NEAR * index[top])
+    part = height * own / height[own].sum()
+    center = float(part @ index) / n
+    spread = float(np.sqrt(part @ (index / n - center) ** 2))
+    reach = max(3 / n, _NEAR * center)
+    bands = np.outer(np.arange(1, HARMONICS + 1), [center - reach, center + reach])
+    return Period(
+        period=1 / center,
+        low=1 / (center + max(spread, 0.5 / n)),
+        high=1 / (center - max(spread, 0.5 / n)),
+        p=float(p[top]),
+        bands=bands[bands[:, 0] < 0.5],
+    )
+
+
+def _neighbors(number: int, index: int) -> Int64:
+    """Return the frequencies about one, without those that a line there would take."""
+    reach = min(max(12, index // 3), 60)
+    near = np.arange(max(1, index - reach), min(number, index + reach + 1))
+    return near[np.abs(near - index) > max(2, _NEAR * index)]
+
+
+def _tail(over: float, spectrum: Complex128, power: Float64) -> float:
+    """Compute the chance of an ordinate that far over the median of its neighbors."""
+    # squared cosines of independent complex vectors in D dimensions are 1/D in the mean
+    unit = spectrum / np.sqrt(power)[:, None]
+    # a taper ties neighbors: every other one
+    cosine = np.abs(unit[::2] @ unit[::2].conj().T)
+    pairs = cosine[np.triu_indices(len(cosine), 1)] ** 2
+    upper = float(pairs.mean() + pairs.std() / np.sqrt(len(pairs)))
+    shape = max(1 / upper, 1.0)
+    # the median of m ordinates scatters like the mean of half as many
+    middle = gammaincinv(shape, 0.5) / shape
+    return float(fdtrc(2 * shape, shape * len(power) / 2, over * middle))
