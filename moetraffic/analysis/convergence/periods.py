@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.fft import rfft
 from scipy.signal.windows import hann
-from scipy.special import fdtrc, gammaincinv
+from scipy.special import gammaincinv
 
 Float64 = npt.NDArray[np.float64]
 Complex128 = npt.NDArray[np.complex128]
 Int64 = npt.NDArray[np.int64]
 
-CYCLES = 6
+CYCLES = 8
 """Minimum number of cycles in the run."""
 
 LINE = 0.01
@@ -45,10 +45,8 @@ def strongest_period(levels: Float64) -> Period | None:
     """Find the strongest line of levels ``[T, D]`` and test it; None: run too short.
 
     The differences are transformed, tapered (Hann): a walk's or a jump's power then
-    leaks nowhere.  The continuum is the running median of the power, which is the power
-    itself where that rises or falls.  A line's power over it has an F distribution,
-    whose degrees of freedom are those of the columns that are independent of each other
-    at these frequencies.
+    leaks nowhere.  The continuum is the larger one of the medians of the power at lower
+    and at higher frequencies near a line, so that a steep spectrum has no lines.
     """
     change = np.diff(levels, axis=0)
     n = len(change)
@@ -64,9 +62,12 @@ def strongest_period(levels: Float64) -> Period | None:
     # Step 1: every ordinate over the median of its neighbors.
     p = np.ones(len(index))
     for place, i in enumerate(index.tolist()):
-        near = _neighbors(len(power), i)
-        over = power[i] / np.median(power[near])
+        below, above = _neighbors(len(power), i)
+        over = power[i] / max(
+            np.median(power[side]) for side in (below, above) if len(side)
+        )
         if over > 2:  # no line is fainter
+            near = np.append(below, above)
             p[place] = min(1.0, len(index) * _tail(over, spectrum[near], power[near]))
     # Step 2: of the lines, the one with the most power in the levels themselves.
     height = power[index] / np.sin(np.pi * index / n) ** 2
@@ -88,22 +89,30 @@ def strongest_period(levels: Float64) -> Period | None:
     )
 
 
-def _neighbors(number: int, index: int) -> Int64:
-    """Return the frequencies about one, without those that a line there would take."""
-    reach = min(max(12, index // 3), 60)
-    near = np.arange(max(1, index - reach), min(number, index + reach + 1))
-    return near[np.abs(near - index) > max(2, _NEAR * index)]
+def _neighbors(number: int, index: int) -> tuple[Int64, Int64]:
+    """Return the frequencies below and above one that a line there leaves alone."""
+    reach = min(max(12, index // 3), 60, index - 1)
+    own = max(2, int(_NEAR * index))
+    return (
+        np.arange(index - reach, index - own),
+        np.arange(index + own + 1, min(number, index + reach + 1)),
+    )
 
 
 def _tail(over: float, spectrum: Complex128, power: Float64) -> float:
-    """Compute the chance of an ordinate that far over the median of its neighbors."""
-    # squared cosines of independent complex vectors in D dimensions are 1/D in the mean
+    """Compute the chance of an ordinate that far over the median of its neighbors.
+
+    An ordinate is a sum of exponential variables, one for each independent direction of
+    the columns; the largest one makes the tail.  The uncertainty of the median makes it
+    a Pareto tail.
+    """
     unit = spectrum / np.sqrt(power)[:, None]
-    # a taper ties neighbors: every other one
-    cosine = np.abs(unit[::2] @ unit[::2].conj().T)
-    pairs = cosine[np.triu_indices(len(cosine), 1)] ** 2
-    upper = float(pairs.mean() + pairs.std() / np.sqrt(len(pairs)))
-    shape = max(1 / upper, 1.0)
-    # the median of m ordinates scatters like the mean of half as many
-    middle = gammaincinv(shape, 0.5) / shape
-    return float(fdtrc(2 * shape, shape * len(power) / 2, over * middle))
+    gram = np.abs(unit @ unit.conj().T) ** 2
+    direction = np.linalg.svd(unit, compute_uv=False)
+    largest = float(direction[0] ** 2) / len(unit)
+    # squared cosines of independent complex vectors in D dimensions are 1/D in the mean;
+    # the taper ties neighbors
+    shape = 1 / max(float(gram[np.triu_indices(len(gram), 2)].mean()), 1e-3)
+    middle = float(gammaincinv(shape, 0.5)) / shape
+    beyond = max(over * middle - (1 - largest), 0.0) / largest
+    return float((1 + 2 * beyond / len(unit)) ** (-len(unit) / 2))
