@@ -110,7 +110,7 @@ def _tail(over: float, spectrum: Complex128, power: Float64) -> float:
     gram = np.abs(unit @ unit.conj().T) ** 2
     direction = np.linalg.svd(unit, compute_uv=False)
     largest = float(direction[0] ** 2) / len(unit)
-    # squared cosines of independent complex vectors in D dimensions are 1/D in the mean;
+    # squared cosines of independent complex vectors are 1/D in D dimensions;
     # the taper ties neighbors
     shape = 1 / max(float(gram[np.triu_indices(len(gram), 2)].mean()), 1e-3)
     middle = float(gammaincinv(shape, 0.5)) / shape
