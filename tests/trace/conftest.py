@@ -182,6 +182,7 @@ def ragged() -> Trace:
 
 Label = tuple[int, str, int, str]  # iteration, phase, layer, label
 HIDDEN = 64
+FACTS = ("link", "grad", "thread", "block")
 
 
 @dataclass(kw_only=True)
@@ -241,6 +242,7 @@ class Rank:
         link: int = -1,
         grad: int = 0,
         thread: int = 0,
+        block: int = 0,
     ) -> None:
         number = self.sites.setdefault(site, len(self.sites))
         count = -1
@@ -249,14 +251,14 @@ class Rank:
             self.sequence[site.group] = count + 1
         now = 1000 * len(self.rows)
         times = now, UNKNOWN_TIME, now + 500
-        row = (label[0], number, count, *times, payload, link, grad, thread)
+        row = (label[0], number, count, *times, payload, link, grad, thread, block)
         self.rows.append(row)
         self.truth.append(label)
 
     def exchange(
         self, ranks: tuple[int, ...], sent: Any, received: Any, **told: Any
     ) -> None:
-        facts = {k: told.pop(k) for k in ("link", "grad", "thread") if k in told}
+        facts = {k: told.pop(k) for k in FACTS if k in told}
         label = told.pop("label")
         rows = self.splits.setdefault(len(ranks), [])
         row = told["row_bytes"]
@@ -278,7 +280,7 @@ class Rank:
         for index, part in enumerate(parts):
             events = np.zeros(len(part), EVENT)
             times = ("issue", "start", "end")
-            names = ("site", "sequence", *times, "payload", "link", "grad", "thread")
+            names = ("site", "sequence", *times, "payload", *FACTS)
             for at, name in enumerate(names):
                 events[name] = [row[at + 1] for row in part]
             events["iteration"] = -1
@@ -315,7 +317,7 @@ class Theatre:
         self.ranks = [Rank(number=n, world=self.world) for n in range(self.world)]
         self.kinds: list[str] = []
         self.iteration = -1
-        self.links = 0
+        self.links = self.passes = 0
 
     def run(self) -> tuple[list[Segment], dict[int, list[Label]]]:
         play = self.play
@@ -412,6 +414,7 @@ class Theatre:
         """One all-to-all on all members of a stage."""
         ranks = self.members(stage)
         phase, layer, label = name
+        called = direction == "forward" and layer >= 0  # by a block of the model
         for member, number in enumerate(ranks):
             self.ranks[number].exchange(
                 ranks,
@@ -423,6 +426,7 @@ class Theatre:
                 layer=layer if self.play.told_layers and direction == "forward" else -1,
                 label=(self.iteration, phase, layer, label),
                 link=link if self.play.links else -1,
+                block=2 * layer + 2 + self.passes % 2 if called else 0,
             )
 
     def next_link(self) -> int:
@@ -442,6 +446,7 @@ class Theatre:
             self.send(stage, even, ("", -1, ""), "bfloat16", 4096, direction)
 
     def forward(self, stage: int, memory: dict[int, Any]) -> None:
+        self.passes += 1
         for at in range(self.play.layers):
             if self.play.attention:
                 self.attend(stage, "forward")

@@ -45,6 +45,8 @@ class Schedule:
     marks: str = "optimizer"  # "step", "optimizer" or "" for none
     reduces: bool = True  # gradients are reduced at a step's end
     thread: bool = False  # a thread of its own communicates
+    block: str = ""  # recorded as calling: each "layer", the whole "model", or nothing
+    searched: int = 1 << 30  # all-to-alls whose block is recorded
 
 
 ORDERS = ("whole", "forwards", "1f1b", "dualpipe", "fine", "local", "any")
@@ -76,6 +78,8 @@ def draw(seed: int) -> Schedule:
         marks=dice.choice(("step", "optimizer", "optimizer", "")),
         reduces=maybe(0.7),
         thread=maybe(0.1),
+        block=dice.choice(("layer", "layer", "model", "")),
+        searched=dice.choice((1 << 30, 1 << 30, 20, 60)),
     )
 
 
@@ -154,6 +158,8 @@ class Play:
         self.sequence = 10  # autograd's next number
         self.iteration = 0
         self.memory: dict[tuple[int, int], Any] = {}
+        self.blocks: dict[int, tuple[int, int]] = {}  # micro-batch and number
+        self.searched = 0
         # nodes that autograd makes in each stretch of a layer, the same in every layer
         self.nodes = self.dice.choice((2, 7))
 
@@ -174,6 +180,7 @@ class Play:
 
     def evaluate(self) -> None:
         self.begin("evaluation")
+        self.forget()
         for batch in range(self.of.evaluate):
             for layer in range(self.of.layers):
                 self.run_forward(-1 - batch, layer, training=False)
@@ -182,6 +189,7 @@ class Play:
     def train(self) -> None:
         self.begin("train")
         self.memory.clear()
+        self.forget()
         for group in self.chunked(passes(self.of, self.dice)):
             if len(group) == 1:
                 self.part(group[0])
@@ -260,24 +268,29 @@ class Play:
         again = direction == "recompute"
         matrix = self.memory[m, layer][0] if again else self.matrix()
         links = {}
+        given: tuple[int, int] | None = None if again else (m, layer)
         if self.of.counts:
             self.node(training=training)
             part = np.full((WIDTH, WIDTH), 2)
             self.send(
                 part, direction, "", layer, "count_exchange", dtype="int64", row=8,
-                link=self.sequence - 1, grad=int(training),
+                link=self.sequence - 1, grad=int(training), given=given,
             )  # fmt: skip
         links["dispatch"] = self.node(training=training)
-        self.send(matrix, direction, "dispatch", layer, link=links["dispatch"])
+        self.send(
+            matrix, direction, "dispatch", layer, link=links["dispatch"], given=given
+        )
         if self.of.probabilities:
             links["probabilities"] = self.node(training=training)
             self.send(
                 matrix, direction, "", layer, "probabilities", dtype="float32", row=4,
-                link=links["probabilities"],
+                link=links["probabilities"], given=given,
             )  # fmt: skip
         yield
         links["combine"] = self.node(training=training)
-        self.send(matrix.T, direction, "combine", layer, link=links["combine"])
+        self.send(
+            matrix.T, direction, "combine", layer, link=links["combine"], given=given
+        )
         self.node(training=training)
         if not again:
             self.memory[m, layer] = matrix, links
@@ -320,19 +333,42 @@ class Play:
         row: int = 128,
         link: int = -1,
         grad: int = 0,
+        given: tuple[int, int] | None = None,
     ) -> None:
         if direction == "recompute" or not self.of.links:
             link = -1
         seen = direction
         if self.of.thread:
             seen, link, grad = "", -1, 1
+        block = self.calling_block(given)
         for rank in self.ranks:
             rank.exchange(
                 tuple(range(WIDTH)), matrix[rank.number], matrix[:, rank.number],
                 dtype=dtype, row_bytes=row, direction=seen, label=(0, "", -1, ""),
                 link=link, grad=grad, thread=int(self.of.thread),
+                block=block,
             )  # fmt: skip
         self.called(direction, phase, layer, label)
+
+    def forget(self) -> None:
+        """Inputs of another step are other tensors."""
+        self.blocks = {n: (-100, number) for n, (_, number) in self.blocks.items()}
+
+    def calling_block(self, given: tuple[int, int] | None) -> int:
+        """The block that the hook would find, and the parity of its inputs."""
+        self.searched += 1
+        seen = self.of.block and self.searched <= self.of.searched
+        if given is None or self.of.thread or not seen:
+            return 0
+        m, layer = given
+        if self.of.block == "model":
+            # chunks are made within the model's call
+            m, layer = (m // 2 if self.of.chunks and m >= 0 else m), 0
+        last, number = self.blocks.get(layer, (None, 2 * layer + 2))
+        if last != m:
+            number ^= 1
+        self.blocks[layer] = m, number
+        return number
 
     def other(self, operation: str) -> None:
         for rank in self.ranks:
@@ -422,19 +458,3 @@ def true_steps(play: Play, segment: Segment) -> list[int] | None:
     if play.of.marks and found == play.marked:
         return None
     return [call.step for call in play.calls]
-
-
-def undecidable(of: Schedule) -> set[str]:
-    """What no recorded fact distinguishes in a program, and is therefore not judged.
-
-    Two chunks that alternate, or two passes before their common backward, look like one
-    pass of twice as many layers, and layers that learn by themselves like micro-batches
-    of one layer.  Where all parts are equal, the second dispatch of two looks like a
-    combine.
-    """
-    found = set()
-    if of.chunks or of.order in ("forwards", "local", "any"):
-        found.add("layer")
-    if of.chunks == "overlap" and of.even and not of.counts:
-        found.add("phase")
-    return found

@@ -15,7 +15,7 @@ import pytest
 from moetraffic.trace.inference.step_markers import number_early_calls
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import ALL_TO_ALL, PHASES, ROUTING
-from moetraffic.trace.segments.record import gather_record
+from moetraffic.trace.segments.record import Record, gather_record
 from moetraffic.trace.segments.segment import Segment, read_segment
 
 from .conftest import as_segments, inferred
@@ -50,9 +50,22 @@ def rehearsed(
         found = sorted(folder.glob(f"{name}.h5.segments/rank-*/segment-*.h5"))
         # a window may be written before the first step has ended
         segments = [read_segment(path) for path in found]
-        return as_segments(number_early_calls(gather_record(segments)))
+        return as_segments(_with_blocks(number_early_calls(gather_record(segments))))
 
     return play
+
+
+def _with_blocks(record: Record) -> Record:
+    """The calling blocks that the hook finds where nothing is annotated."""
+    events = record.events.copy()
+    forward = [(s.phase, s.direction) == ("dispatch", "forward") for s in record.sites]
+    sent = record.site_mask(forward)
+    layer = np.array([s.layer for s in record.sites])[events["site"]]
+    of_ranks = np.unique(np.stack([events["rank"], layer])[:, sent], axis=1)
+    for rank, n in of_ranks.T.tolist():
+        mine = np.flatnonzero(sent & (events["rank"] == rank) & (layer == n))
+        events["block"][mine] = 2 * n + 2 + np.arange(len(mine)) % 2
+    return replace(record, events=events)
 
 
 def stripped(segment: Segment, *, links: bool, routing: bool, marks: bool) -> Segment:

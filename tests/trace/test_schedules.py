@@ -8,20 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from .schedules import Schedule, draw, judge, undecidable
+from .schedules import Schedule, draw, judge
 
-PLAIN = Schedule(steps=4, layers=3, micro_batches=4, seed=1)
+PLAIN = Schedule(steps=4, layers=3, micro_batches=4, seed=1, block="layer")
 
 
 def wrong(programs: Iterable[Schedule]) -> tuple[Counter[str], list[str]]:
-    """What is named wrongly in programs, where facts can tell."""
+    """What is named wrongly in programs, with three examples."""
     found: Counter[str] = Counter()
     examples = []
     for of in programs:
         judgment = judge(of)
-        mine = {w: n for w, n in judgment.wrong.items() if w not in undecidable(of)}
-        found.update(mine)
-        if mine:
+        found.update(judgment.wrong)
+        if judgment.wrong:
             examples.append(f"{of} {judgment.first[:2]}")
     return found, examples[:3]
 
@@ -57,6 +56,42 @@ def test_interleaved_micro_batches_have_no_layers_and_no_evaluation(marks: str) 
     assert judgment.wrong == {}
     assert judgment.unnamed["layer"] == judgment.every["layer"]
     assert judgment.unnamed["direction"] == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"block": ""},
+        {"block": "model"},  # several layers or chunks in one call
+        {"chunks": "alternate"},
+        {"chunks": "overlap"},
+    ],
+)
+def test_layers_are_unknown_without_the_blocks_of_one_pass(
+    changed: dict[str, str],
+) -> None:
+    judgment = judge(replace(PLAIN, reduces=False, **changed))
+    assert judgment.wrong == {}
+    assert judgment.unnamed["layer"] == judgment.every["layer"]
+
+
+def test_order_continues_the_blocks_of_the_first_pass() -> None:
+    cut = {"searched": 7, "evaluate": 2, "marks": "step"}  # of 6 a pass
+    judgment = judge(replace(PLAIN, **cut))
+    assert (judgment.wrong, judgment.unnamed) == ({}, {})
+
+
+def test_two_passes_of_equal_parts_are_not_one_of_twice_the_layers() -> None:
+    equal = {"order": "1f1b", "even": True, "counts": True, "recompute": True}
+    for block in ("layer", ""):
+        judgment = judge(replace(PLAIN, micro_batches=2, block=block, **equal))
+        assert judgment.wrong == {}
+
+
+def test_a_recomputed_call_belongs_to_the_step_of_its_forward_call() -> None:
+    equal = {"order": "1f1b", "even": True, "recompute": True, "evaluate": 2}
+    judgment = judge(replace(PLAIN, layers=1, first_gradient=False, **equal))
+    assert judgment.wrong == {}
 
 
 def test_a_thread_that_communicates_leaves_phases_unknown() -> None:

@@ -79,19 +79,25 @@ def contradicted(calls: Calls, steps: NumberedSteps) -> bool:
     linked = of_backward >= 0
     if (steps.step[of_backward[linked]] != steps.step[linked]).any():
         return True
-    # a gradient reverses the splits of a forward call of its own step, if of any
+    # a gradient reverses the splits of a forward call of its own step, if of any, and a
+    # recomputed call repeats them
+    again = calls.where([s.direction == "recompute" for s in calls.sites])
     own: Counter[tuple[int, ...]] = Counter()
     every: Counter[tuple[int, ...]] = Counter()
     group = np.array([s.group for s in calls.sites], np.int64)[table["site"]]
-    for at in np.flatnonzero(calls.exchange & (forward | backward)).tolist():
+    for at in np.flatnonzero(calls.exchange & (forward | backward | again)).tolist():
         there, back = calls.share[at].tolist()
         step, of = int(steps.step[at]), int(group[at])
-        if not backward[at]:
-            own[step, of, there, back] += 1
-            every[of, there, back] += 1
-        elif own[step, of, back, there]:
-            own[step, of, back, there] -= 1
-            every[of, back, there] -= 1
-        elif every[of, back, there]:
+        if forward[at]:
+            for kind in (False, True):
+                own[kind, step, of, there, back] += 1
+                every[kind, of, there, back] += 1
+            continue
+        splits = (there, back) if again[at] else (back, there)
+        mine, any_step = (again[at], step, of, *splits), (again[at], of, *splits)
+        if own[mine]:
+            own[mine] -= 1
+            every[any_step] -= 1
+        elif every[any_step]:
             return True
     return False

@@ -195,7 +195,8 @@ class Reading:
             due = {c.unit for c in of_pass.stack if c.phase == "combine"}
             left = [u for u in of_pass.units if u in due]
             for unit, first in zip(reversed(units), reversed(left), strict=False):
-                unit.again = first
+                if self.program.equal(first.dispatch, unit.dispatch):
+                    unit.again = first
         # a combine whose result is not needed is not recomputed
         self._again.open = []
         self._again.finish()

@@ -1,33 +1,35 @@
 """Number the MoE layers that the calls of a forward pass belong to.
 
-Where the block of the model that makes a call was recorded, layers are its blocks in
-the order of their first calls.  Otherwise a layer is the index of its dispatch in a
-forward pass, after the layers of earlier pipeline stages.  This has premises, which are
-checked: passes do not alternate, all passes of a rank's training steps have the same
-number of layers, and a rank is one stage of the pipeline.  Where one fails, layers are
-unknown.
+Layers are the blocks of the model that make the calls, in the order of their first
+calls, after the layers of earlier pipeline stages.  The order of the calls alone does
+not determine layers: two micro-batches before their common backward pass, or two chunks
+that alternate, look like one pass of twice as many layers.  Where blocks were not
+recorded, or one call of a block makes several dispatches, layers are unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from .calls import Calls
 from .gradients import Reading
-from .phases import UNREACHED, Unit
+from .phases import UNREACHED
 
-Key = tuple[int, int]  # block, and index within one call of it
-Depth = tuple[int, int]  # MoE layers of a forward pass, and of earlier stages
 ALTERNATE = (
     "layers are unknown where forward passes of several micro-batches or chunks "
     "alternate, unless a router reports its layer"
 )
+BLOCKS = (
+    "layers are unknown where the block of the model that calls was not recorded, or "
+    "makes several dispatches, unless a router reports its layer"
+)
 STAGES = (
     "layers are unknown: it is unclear which stages of the pipeline each rank computes"
 )
+STEPS = "layers are unknown where neither steps nor backward passes were recorded"
 REPORTED = "layers are unknown where no router reports them, as others do"
 
 
@@ -35,104 +37,130 @@ REPORTED = "layers are unknown where no router reports them, as others do"
 class Layers:
     """Inferred layers of the forward passes of all ranks."""
 
-    depths: Mapping[int, Depth]  # by rank, where the order implies them
-    blocks: Mapping[int, Mapping[Key, int]]  # layer of each block, by rank
-    keys: Mapping[tuple[int, int], tuple[Key, ...]]  # by reading and rank
+    found: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """Layer of each unit by reading and rank, -1: unknown."""
     remarks: tuple[str, ...] = ()
 
-    def of_units(self, reading: Reading, row: int) -> tuple[int, ...]:
-        """Return the layers of a reading's units in a step, -1 for unknown ones."""
-        rank = int(reading.program.rank[row])
-        if keys := self.keys.get((id(reading), rank)):
-            return tuple(self.blocks[rank][key] for key in keys)
-        depth = self.depths.get(rank)
-        if depth is None:
-            return (-1,) * len(reading.units)
-        return tuple(_layer_of(unit, reading, depth) for unit in reading.units)
-
-
-def _layer_of(unit: Unit, reading: Reading, depth: Depth) -> int:
-    """Return the layer of a unit by its index in its pass, -1 if unknown."""
-    count, offset = depth
-    if reading.interleaved or any(len(p.units) % count for p in reading.passes):
-        return -1
-    return offset + unit.place % count
+    def of_units(self, reading: Reading, rank: int) -> tuple[int, ...]:
+        """Return the layers of a reading's units on a rank, -1 for unknown ones."""
+        unknown = (-1,) * len(reading.units)
+        return self.found.get((id(reading), rank), unknown)
 
 
 def find_layers(
     every: Sequence[Calls], readings: Sequence[Reading], *, steps_known: bool
 ) -> Layers:
-    """Infer the layers of all ranks' forward passes.
-
-    The block that makes a call is a fact; where it is not recorded, or ranks are stages
-    of a pipeline, the order of the calls decides.
-    """
-    depths, remarks = _find_depths(every, readings, steps_known=steps_known)
-    if not steps_known or any(c.between_stages.any() for c in every):
-        return Layers(depths=depths, blocks={}, keys={}, remarks=tuple(remarks))
-    found = _keys(readings)
-    alternate = {
-        rank
-        for reading in readings
-        for rank in np.unique(reading.program.rank).tolist()
-        if (of := found.get((id(reading), rank))) and not _passes(reading, of[1])
-    }
-    blocks: dict[int, dict[Key, int]] = {}
-    keys: dict[tuple[int, int], tuple[Key, ...]] = {}
-    for rank in {rank for _, rank in found} - alternate:
-        mine = {which: of for (which, of_rank), of in found.items() if of_rank == rank}
-        in_order = [of for _, of in sorted(mine.values(), key=lambda of: of[0])]
-        blocks[rank] = _numbers(in_order)
-        keys |= {(which, rank): of for which, (_, of) in mine.items()}
-    if alternate and ALTERNATE not in remarks:
-        remarks.append(ALTERNATE)
-    # calls whose block was not recorded follow from the order, if all others do
-    left = {
-        rank: depth
-        for rank, depth in depths.items()
-        if rank not in alternate
-        and all(
-            tuple(_layer_of(unit, reading, depth) for unit in reading.units)
-            == tuple(blocks[rank][key] for key in keys[id(reading), rank])
-            for reading in readings
-            if (id(reading), rank) in keys
-        )
-    }
-    if blocks and all(k in found for k in _steps_of(readings)):
-        remarks = [ALTERNATE] if alternate else []
-    return Layers(depths=left, blocks=blocks, keys=keys, remarks=tuple(remarks))
-
-
-def _numbers(steps: Sequence[Sequence[Key]]) -> dict[Key, int]:
-    """Number the blocks of each model from 0 on, in the order of their first calls.
-
-    Blocks that no step calls together are those of different models.
-    """
-    models: list[dict[Key, None]] = []
-    for keys in steps:
-        joined = [one for one in models if not one.keys().isdisjoint(keys)]
-        apart = [one for one in models if one.keys().isdisjoint(keys)]
-        before = [key for one in joined for key in one]
-        models = [*apart, dict.fromkeys([*before, *keys])]
-    return {key: number for model in models for number, key in enumerate(model)}
-
-
-def _steps_of(readings: Sequence[Reading]) -> Iterator[tuple[int, int]]:
+    """Infer the layers of all ranks' forward passes."""
+    if all(unit.layer >= 0 for reading in readings for unit in reading.units):
+        return Layers()
+    before = _stage_before(every)
+    if before is None:
+        return Layers(remarks=(STAGES,))
+    own: dict[int, list[Reading]] = {c.rank: [] for c in every}
     for reading in readings:
-        if reading.units:
-            for rank in np.unique(reading.program.rank).tolist():
-                yield id(reading), rank
+        for rank in np.unique(reading.program.rank).tolist():
+            if reading.units:
+                own[rank].append(reading)
+    of_rank = {rank: _of_rank(mine, rank) for rank, mine in own.items()}
+    if not steps_known:
+        of_rank |= {r: (None, STEPS) for r, mine in own.items() if not _trained(mine)}
+    remarks = tuple(dict.fromkeys(why for _, why in of_rank.values() if why))
+    layers = {rank: of for rank, (of, _) in of_rank.items() if of is not None}
+    depth = {
+        rank: 1 + max((n for one in of for n in one), default=-1)
+        for rank, of in layers.items()
+    }
+    found = {}
+    for rank, of in layers.items():
+        stages = list(_earlier(rank, before))
+        if not all(stage in depth for stage in stages):
+            continue
+        offset = sum(depth[stage] for stage in stages)
+        for reading, numbers in zip(own[rank], of, strict=True):
+            moved = tuple(n + offset if n >= 0 else -1 for n in numbers)
+            found[id(reading), rank] = moved
+            for unit, number in zip(reading.units, moved, strict=True):
+                if unit.layer >= 0 and 0 <= number != unit.layer:
+                    return Layers(remarks=(*remarks, REPORTED))
+    return Layers(found=found, remarks=remarks)
 
 
-def _passes(reading: Reading, keys: Sequence[Key]) -> bool:
+def _of_rank(
+    readings: Sequence[Reading], rank: int
+) -> tuple[list[list[int]] | None, str]:
+    """Number the layers of a rank's readings by the blocks that call.
+
+    Blocks are recorded of a program's first calls.  A sequence of calls that occurs
+    later only has the layers that its order implies, if this holds for all others.
+
+    Returns
+    -------
+    layers, remark
+        Layers of the units of each reading, -1 for unknown; None if all are.
+    """
+    called = [_words(reading, rank) for reading in readings]
+    known = [(reading, *c) for reading, c in zip(readings, called, strict=True) if c]
+    if any(r.interleaved for r in readings):
+        return None, ALTERNATE
+    if not all(_once_a_pass(r, [w >> 1 for w in words]) for r, _, words in known):
+        return None, ALTERNATE
+    if (readings and not known) or not all(_one_layer(words) for *_, words in known):
+        return None, BLOCKS
+    in_order = [words for *_, words in sorted(known, key=lambda k: k[1])]
+    layer = _numbers([[w >> 1 for w in words] for words in in_order])
+    depth = 1 + max(layer.values(), default=-1)
+    facts = [[layer[w >> 1] for w in c[1]] if c else [] for c in called]
+    found = [_in_order(reading, depth) for reading in readings]
+    if any(order[: len(f)] != f for f, order in zip(facts, found, strict=True)):
+        found = [
+            f if len(f) == len(r.units) else [-1] * len(r.units)
+            for f, r in zip(facts, readings, strict=True)
+        ]
+    return found, BLOCKS if any(-1 in one for one in found) else ""
+
+
+def _trained(readings: Sequence[Reading]) -> bool:
+    """Return whether a backward pass shows where a forward pass ends."""
+    return any(p.reached != UNREACHED for r in readings for p in r.passes)
+
+
+def _words(reading: Reading, rank: int) -> tuple[int, list[int]] | None:
+    """Return the blocks that make a rank's first dispatches, see EVENT, and the step.
+
+    Of whole passes: of all, or of those before the search for blocks ended.
+    """
+    program = reading.program
+    at = [unit.dispatch for unit in reading.units]
+    mine = np.flatnonzero(program.rank == rank)
+    blocks = program.block[mine][:, at]
+    lengths = np.logical_and.accumulate(blocks > 0, axis=1).sum(axis=1)
+    # the first of the steps of which most is recorded
+    best = max(range(len(mine)), key=lambda n: (lengths[n], -program.step[mine[n]]))
+    ends = np.cumsum([len(one.units) for one in reading.passes])
+    whole = int(max(ends[ends <= lengths[best]], default=0))
+    if not whole:
+        return None
+    return int(program.step[mine[best]]), blocks[best, :whole].tolist()
+
+
+def _one_layer(words: Sequence[int]) -> bool:
+    """Return whether each dispatch of a block has another input than its last one.
+
+    Several dispatches of one call of a block are of several layers, or of chunks.
+    """
+    last: dict[int, int] = {}
+    return not any(last.get(w >> 1) == w or last.update({w >> 1: w}) for w in words)
+
+
+def _once_a_pass(reading: Reading, blocks: Sequence[int]) -> bool:
     """Return whether each pass calls each block once, or is several such passes."""
-    if reading.interleaved:
-        return False
     at = 0
     for one in reading.passes:
-        mine = list(keys[at : at + len(one.units)])
-        at += len(mine)
+        mine = list(blocks[at : at + len(one.units)])
+        at += len(one.units)
         length = len(set(mine))
+        if not mine:
+            continue  # of a pass whose blocks were not recorded
         if length < len(mine) and one.reached != UNREACHED:
             return False
         if mine != mine[:length] * (len(mine) // length):
@@ -140,103 +168,27 @@ def _passes(reading: Reading, keys: Sequence[Key]) -> bool:
     return True
 
 
-def _keys(
-    readings: Sequence[Reading],
-) -> dict[tuple[int, int], tuple[int, tuple[Key, ...]]]:
-    """Return the blocks of each reading's units by rank, and the step they are from."""
-    found: dict[tuple[int, int], tuple[int, tuple[Key, ...]]] = {}
-    for reading in readings:
-        program = reading.program
-        at = [unit.dispatch for unit in reading.units]
-        for row in np.argsort(program.step, kind="stable").tolist():
-            which = id(reading), int(program.rank[row])
-            words = program.block[row, at].tolist() if at else []
-            if which in found or not words or min(words) <= 0:
-                continue
-            keys: list[Key] = []
-            before, within = -1, 0
-            for word in words:
-                # several layers of one call of a block
-                within = within + 1 if word == before else 0
-                keys.append((word >> 1, within))
-                before = word
-            found[which] = int(program.step[row]), tuple(keys)
-    return found
+def _in_order(reading: Reading, depth: int) -> list[int]:
+    """Return the layers of units by their index in their passes, -1 for unknown."""
+    lengths = [len(p.units) for p in reading.passes]
+    trained = [len(p.units) for p in reading.passes if p.reached != UNREACHED]
+    if any(n % depth for n in lengths) or any(n != depth for n in trained):
+        return [-1] * len(reading.units)
+    return [unit.place % depth for unit in reading.units]
 
 
-def _find_depths(
-    every: Sequence[Calls], readings: Sequence[Reading], *, steps_known: bool
-) -> tuple[dict[int, Depth], list[str]]:
-    """Infer the MoE layers per pass and layer offset of each rank, with remarks.
+def _numbers(steps: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Number the blocks of each model from 0 on, in the order of their first calls.
 
-    Ranks whose layers are unknown, or are all reported by hooks, are left out.
+    Blocks that no step calls together are those of different models.
     """
-    units = [u for r in readings for u in r.units]
-    if all(u.layer >= 0 for u in units):
-        return {}, []
-    lengths, unequal = _lengths(every, readings, steps_known=steps_known)
-    mixed = {
-        rank for r in readings if r.interleaved for rank in r.program.rank.tolist()
-    }
-    before = _stage_before(every)
-    if before is None:
-        return {}, [STAGES]
-    remarks = [ALTERNATE] if mixed else []
-    # an evaluation of several batches is one long pass
-    counts = {rank: min(mine, default=0) for rank, mine in lengths.items()}
-    for rank, mine in lengths.items():
-        if rank in mixed | unequal or any(n % counts[rank] for n in mine):
-            counts[rank] = 0
-    found = {}
-    for rank in counts:
-        stages = [rank, *_earlier(rank, before)]
-        if all(counts[stage] or not lengths[stage] for stage in stages):
-            if counts[rank]:
-                found[rank] = (counts[rank], sum(counts[s] for s in stages[1:]))
-        elif rank not in mixed:
-            remarks.append(
-                f"layers of rank {rank} are unknown: its passes differ in length"
-            )
-    if not _as_reported(readings, found):
-        return {}, [*remarks, REPORTED]
-    return found, remarks
-
-
-def _lengths(
-    every: Sequence[Calls], readings: Sequence[Reading], *, steps_known: bool
-) -> tuple[dict[int, set[int]], set[int]]:
-    """Return the MoE layers of each rank's passes: of training steps, if it has any.
-
-    And the ranks whose training passes differ.  The last step may be incomplete; where
-    steps are unknown, so are passes that no backward pass ends.
-    """
-    last = {c.rank: -1 for c in every}
-    for reading in readings:
-        steps = zip(reading.program.rank, reading.program.step, strict=True)
-        for rank, step in steps:
-            last[rank] = max(last[rank], step)
-    trained, other, cut = ({c.rank: set[int]() for c in every} for _ in range(3))
-    for reading in readings:
-        program = reading.program
-        backward = any(t.direction == "backward" for t in program.word)
-        early = program.step < [last[r] for r in program.rank]
-        for kind, mask in ((trained if backward else other, early), (cut, ~early)):
-            for rank in np.unique(program.rank[mask]).tolist():
-                if backward or steps_known:
-                    kind[rank].update(len(one.units) for one in reading.passes)
-    unequal = {rank for rank, mine in trained.items() if len(mine) > 1}
-    lengths = {rank: trained[rank] or other[rank] or cut[rank] for rank in trained}
-    return lengths, unequal
-
-
-def _as_reported(readings: Sequence[Reading], found: dict[int, Depth]) -> bool:
-    """Return whether inferred layers agree with those that hooks report of others."""
-    for reading in readings:
-        for rank in np.unique(reading.program.rank).tolist():
-            for unit in reading.units if rank in found else ():
-                if 0 <= unit.layer != _layer_of(unit, reading, found[rank]):
-                    return False
-    return True
+    models: list[dict[int, None]] = []
+    for blocks in steps:
+        joined = [one for one in models if not one.keys().isdisjoint(blocks)]
+        apart = [one for one in models if one.keys().isdisjoint(blocks)]
+        before = [block for one in joined for block in one]
+        models = [*apart, dict.fromkeys([*before, *blocks])]
+    return {block: number for model in models for number, block in enumerate(model)}
 
 
 def _earlier(rank: int, before: dict[int, int]) -> Iterator[int]:

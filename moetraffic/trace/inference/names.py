@@ -58,9 +58,8 @@ def find_names(
     for reading in readings:
         program = reading.program
         by_layers: dict[tuple[int, ...], Int64] = {}
-        rows = zip(program.rank.tolist(), program.place, strict=True)
-        for row, (rank, place) in enumerate(rows):
-            mine = layers.of_units(reading, row)
+        for rank, place in zip(program.rank.tolist(), program.place, strict=True):
+            mine = layers.of_units(reading, rank)
             if mine not in by_layers:
                 of_unit = dict(zip(reading.units, mine, strict=True))
                 found = [_name(reading, at, of_unit) for at in range(len(program.word))]
