@@ -17,7 +17,7 @@ from .forecast.within_iteration import WithinIteration, within_iteration
 from .network.complexity import Complexity, complexity
 from .network.packets import Packets, packets
 from .network_statistics import NetworkStatistics
-from .noise.null_model import NoiseFloor, noise_floor
+from .noise.floors import NoiseFloor, noise_floor
 from .rhythm.on_off import Rhythm, rhythm
 from .rhythm.source_statistics import OnOffStatistics, SourceStatistics, beats
 from .skew.hot_experts import HotSet, hot_set

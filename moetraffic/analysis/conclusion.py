@@ -15,14 +15,14 @@ from moetraffic.analysis.forecast.attenuation import Persistence, fit_memory
 from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
 from moetraffic.analysis.forecast.forecasting import HORIZONS, Forecasts, forecast
 from moetraffic.analysis.forecast.lead_time import LeadTimes
-from moetraffic.analysis.noise.null_model import (
+from moetraffic.analysis.noise.floors import (
     GRID,
     Floors,
     NoiseFloor,
-    NullModel,
     matrix_floors,
     skew_floors,
 )
+from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew.measures import MEASURES, shares
 from moetraffic.trace import Meta
 

@@ -16,7 +16,7 @@ from moetraffic.analysis.network.flows import (
 )
 from moetraffic.analysis.network.packets import packets
 from moetraffic.analysis.noise.closed_forms import inter_host_moments
-from moetraffic.analysis.noise.null_model import NoiseFloor
+from moetraffic.analysis.noise.floors import NoiseFloor
 from moetraffic.analysis.skew.measures import means_of_known
 from moetraffic.trace import Trace
 

@@ -12,7 +12,7 @@ import numpy as np
 from .claim import Claim, Outcome
 from .conclusion import Subject
 from .forecast.accuracy import mean_of_known
-from .noise.null_model import NoiseFloor
+from .noise.floors import NoiseFloor
 from .times.time_breakdown import PARTS as TIME_PARTS
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from moetraffic.analysis.noise.null_model import GRID, NullModel, skew_floors
+from moetraffic.analysis.noise.floors import GRID, skew_floors
+from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew.collapse import Collapse, collapse
 from moetraffic.analysis.skew.measures import max_over_mean, means_of_known
 from moetraffic.tables import ShownAsTables

@@ -149,11 +149,21 @@ def _mean_distance(steps: int, moving: float) -> float:
 
 
 def _binomial(outcomes: Int64, trials: int, probability: float) -> Float64:
-    """Return the probability of each binomial outcome."""
-    # imported where it is needed: it takes as long as the rest of a command's start
-    from scipy.stats import binom
+    """Return the probability of each binomial outcome.
 
-    return np.asarray(binom.pmf(outcomes, trials, probability), np.float64)
+    From logarithms of ratios of neighbors, whose rounding errors do not grow with the
+    number of trials as those of log-gamma functions do.
+    """
+    if not 0 < probability < 1:
+        return np.asarray(outcomes == trials * probability, np.float64)
+    # the outcome 0 has no part in the sums, but in the total
+    least = int(outcomes[0]) if outcomes[0] > 1 else 0
+    n = np.arange(least, int(outcomes[-1]), dtype=np.float64)
+    step = np.log((trials - n) / (n + 1)) + np.log(probability / (1 - probability))
+    log_ratio = np.concatenate(([0.0], np.cumsum(step)))
+    weight = np.exp(log_ratio - log_ratio.max())
+    weight /= weight.sum()
+    return np.asarray(weight[outcomes - least], np.float64)
 
 
 def _likely(trials: int, probability: float) -> Int64:

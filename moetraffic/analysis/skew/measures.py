@@ -16,7 +16,7 @@ A distribution without cells, whose cells are all zero or hold a NaN, has no sha
 measures are NaN, without a warning; only :func:`sparsity` is defined for zeros.  Values
 may be counts, bytes or shares, integer or float; their unit does not matter.  The
 significance of a value is assessed against the noise floor of a balanced router, in
-:mod:`moetraffic.analysis.noise.null_model`.  For many matrices of counts at once
+:mod:`moetraffic.analysis.noise.floors`.  For many matrices of counts at once
 there is :mod:`moetraffic.analysis.skew.kernels`.
 """
 

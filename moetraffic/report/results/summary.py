@@ -10,6 +10,7 @@ import numpy as np
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject, stage_means
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.analysis.forecast.usefulness import sentence
+from moetraffic.analysis.noise.floors import LARGEST_Z
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import rank_span
 
@@ -138,14 +139,13 @@ def _skew(exchanges: list[ExchangeAnalysis]) -> Table:
                 continue
             floor = curve.floor
             z = np.nan if floor is None else mean(floor.z_score(curve.values))
-            # z-scores above 1000 carry no information
-            far = ">1000" if z > 0 else "<-1000"
+            far = f">{LARGEST_Z:.0f}" if z > 0 else f"<-{LARGEST_Z:.0f}"
             rows.append(
                 (
                     *(*where, f"{metric.replace('_', ' ')} ({balanced})"),
                     *stage_means(curve.values).tolist(),
                     None if floor is None else mean(floor.mean),
-                    far if abs(z) >= 1000 else z,
+                    far if abs(z) >= LARGEST_Z else z,
                     *(100 * float(curve.trend.slope), float(curve.trend.p)),
                 )
             )

@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom, skew
 
 from moetraffic.analysis.noise import null_model
-from moetraffic.analysis.noise.null_model import (
+from moetraffic.analysis.noise.floors import (
+    LARGEST_Z,
     NoiseFloor,
-    NullModel,
     matrix_floors,
     noise_floor,
     skew_floors,
 )
+from moetraffic.analysis.noise.normal_counts import is_near_normal, normal_counts
+from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew import measures
 from moetraffic.analysis.skew.kernels import matrix_statistics
 from moetraffic.errors import AnalysisError
@@ -197,6 +200,45 @@ def test_floors_of_matrices_and_of_their_column_sums(monkeypatch):
     monkeypatch.setattr(null_model, "MOST", 399)
     parts = matrix_floors(("gini",), np.array([65]), NullModel(**of))["gini"]
     assert parts.std[0] > 0
+
+
+@pytest.mark.parametrize(("experts", "k", "tokens"), [(8, 2, 60), (32, 1, 400)])
+def test_normal_counts_have_the_law_of_binomial_ones(experts, k, tokens):
+    """At the smallest variance at which they are used, and the sum of a source."""
+    assert is_near_normal(tokens, experts, k)
+    near = normal_counts((8000, 1, experts), tokens=tokens, k=k, seed=3)[:, 0]
+    exact = binom(tokens, k / experts)
+    for cell in (0, experts - 1):
+        value = np.arange(tokens + 1)
+        below = (near[:, cell, None] <= value).mean(axis=0)
+        assert np.abs(below - exact.cdf(value)).max() < 1.63 / np.sqrt(8000)
+    assert skew(near.ravel()) == pytest.approx(float(exact.stats("s")), abs=0.03)
+    assert np.cov(near[:, 0], near[:, 1])[0, 1] == pytest.approx(
+        -exact.var() / (experts - 1), abs=0.05 * exact.var()
+    )
+    sums = near.sum(axis=1) - k * tokens
+    assert abs(sums.mean()) < 0.1
+    assert sums.std() < 2 + experts**0.5 / 2
+
+
+@pytest.mark.parametrize("tokens", [20, 2000])
+def test_floors_between_simulated_numbers_of_tokens(tokens):
+    """Interpolation adds no error that matters, whatever the measure."""
+    numbers = np.arange(tokens, tokens + tokens // 2, max(tokens // 40, 1))
+    model = NullModel(experts=8, k=2, sources=4)
+    names = ("cv", "entropy", "max_over_mean", "gini")
+    names += ("sparsity",) if tokens == 20 else ()  # of many tokens no cell is empty
+    coarse = skew_floors(names, numbers, model, most=8, draws=4000)
+    fine = skew_floors(names, numbers[::5], model, draws=4000)
+    for name in names:
+        error = (coarse[name].mean[::5] - fine[name].mean) / fine[name].std
+        assert np.abs(error).max() < 0.05, name
+        assert coarse[name].std[::5] == pytest.approx(fine[name].std, rel=0.05), name
+
+
+def test_what_cannot_happen_by_chance_has_the_largest_z():
+    floor = noise_floor("sparsity", [5000], experts=8, k=1)
+    assert floor.z_score([0.125]).tolist() == [LARGEST_Z]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,326 @@
+r"""Noise floors: mean and standard deviation of statistics under a balanced router.
+
+Noise floors depend on the number of *tokens* N (with ``k N`` token copies), never on
+bytes.  They are simulated with :class:`moetraffic.analysis.noise.null_model.NullModel`.
+For loads and matrices of experts the mean of CV^2, entropy and Gini, and both moments
+of sparsity, are exact (:mod:`moetraffic.analysis.noise.closed_forms`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from scipy.interpolate import make_interp_spline
+
+from moetraffic.analysis.skew.kernels import matrix_statistics
+from moetraffic.analysis.skew.measures import MEASURES, ratio
+from moetraffic.errors import AnalysisError
+
+from .closed_forms import mean_entropy, mean_gini, sparsity_moments
+from .null_model import Moments, NullModel, token_counts
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+GRID = 8
+"""Maximum numbers of tokens at which floors are simulated; others are interpolated."""
+
+SPACING = 1.25
+"""Largest ratio of neighboring numbers of tokens, unless there are too many."""
+
+LARGEST_Z = 38.0
+"""Largest z-score: the normal probability of a larger one is zero in double
+precision, so that it cannot happen by chance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """Mean and standard deviation of a statistic under a balanced router.
+
+    Both arrays have the shape of the token counts; NaN where there are no tokens.
+    """
+
+    mean: Float64  # expectation, in the statistic's unit
+    std: Float64  # standard deviation from one draw to the next
+
+    def z_score(self, measured: npt.ArrayLike) -> Float64:
+        """Compute the standard deviations by which a measured value exceeds the floor.
+
+        A skewed router has z > 0 in CV, Gini and max/mean, z < 0 in entropy and Jain.
+        Beyond :data:`LARGEST_Z` a value cannot happen by chance, and larger scores
+        carry no information: they are clipped.
+
+        Parameters
+        ----------
+        measured
+            Values that broadcast against ``mean``.
+
+        Returns
+        -------
+        float64 array
+            NaN where the floor has zero variance, as with k = E.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> floor = NoiseFloor(mean=np.array(0.2), std=np.array(0.05))
+        >>> round(float(floor.z_score(0.3)), 6)
+        2.0
+        """
+        z = ratio(np.asarray(measured, np.float64) - self.mean, self.std)
+        return np.asarray(np.clip(z, -LARGEST_Z, LARGEST_Z)[()], np.float64)
+
+
+Floors = dict[str, NoiseFloor]
+
+
+def noise_floor(
+    measure: str,
+    tokens: npt.ArrayLike,
+    *,
+    experts: int,
+    k: int,
+    ranks: int | None = None,
+    sources: int = 1,
+    diagonal: bool = True,
+    draws: int | None = None,
+    seed: int = 0,
+) -> NoiseFloor:
+    """Compute the noise floor of a skew measure under a balanced router.
+
+    Expert loads are one distribution over E cells (``sources=1``); a demand matrix
+    is one over W x E cells, whose W rows have N tokens each.
+
+    Parameters
+    ----------
+    measure
+        A name of :data:`moetraffic.analysis.skew.measures.MEASURES`.
+    tokens
+        Tokens N per source, any shape, one floor each.  Each distinct number costs one
+        simulation, cached per process.
+    experts, k, ranks, sources
+        E, distinct experts per token, R ranks to merge experts into, and W.
+    diagonal
+        False excludes rank-local traffic; R and W are then equal.
+    draws, seed
+        As in :meth:`NullModel.moments`.
+
+    Returns
+    -------
+    NoiseFloor
+        Arrays of the shape of ``tokens``.
+
+    Raises
+    ------
+    AnalysisError
+        If the measure is unknown, or no balanced router has these numbers.
+
+    Examples
+    --------
+    >>> floor = noise_floor("normalized_entropy", [100, 10000], experts=8, k=2)
+    >>> floor.mean.round(4).tolist()
+    [0.9927, 0.9999]
+    """
+    if measure not in MEASURES:
+        raise AnalysisError(
+            f"the measure is one of {', '.join(MEASURES)}, not {measure!r}: use "
+            f"NullModel.moments for other statistics"
+        )
+    if not diagonal and ranks != sources:
+        raise AnalysisError(
+            f"only a square matrix has a diagonal to leave out, but ranks is {ranks} "
+            f"and sources {sources}: make them equal"
+        )
+    model = NullModel(experts=experts, k=k, sources=sources, ranks=ranks)
+    return skew_floors(
+        (measure,),
+        token_counts(tokens),
+        model,
+        diagonal=diagonal,
+        draws=draws,
+        seed=seed,
+    )[measure]
+
+
+def skew_floors(
+    measures: tuple[str, ...],
+    tokens: Int64,
+    model: NullModel,
+    *,
+    diagonal: bool = True,
+    draws: int | None = None,
+    seed: int = 0,
+    most: int | None = None,
+) -> Floors:
+    """Compute the noise floors of skew measures over all cells of a matrix.
+
+    Parameters
+    ----------
+    measures
+        Names of :data:`moetraffic.analysis.skew.measures.MEASURES`.
+    tokens
+        Tokens per source, any shape.
+    model
+        The balanced router.
+    diagonal, draws, seed
+        As in :func:`noise_floor`.
+    most
+        Maximum numbers of tokens to simulate; others are interpolated.  None: all.
+
+    Returns
+    -------
+    dict of str to NoiseFloor
+        Arrays of the shape of ``tokens``.
+    """
+    return _at_tokens(
+        lambda number: _matrix_moments(
+            model, measures, (), diagonal, number, draws, seed
+        ),
+        tokens,
+        model,
+        diagonal=diagonal,
+        most=most,
+    )
+
+
+def matrix_floors(
+    measures: tuple[str, ...],
+    tokens: Int64,
+    model: NullModel,
+    *,
+    received: tuple[str, ...] = (),
+) -> Floors:
+    """Compute the noise floors of statistics of a matrix and of its column sums.
+
+    The matrix between ranks, of a model with ranks, has no diagonal.
+
+    Parameters
+    ----------
+    measures
+        Properties of :class:`moetraffic.analysis.skew.kernels.MatrixStatistics`.
+    tokens
+        ``[T]`` tokens per source.
+    model
+        The balanced router.
+    received
+        Names of :data:`moetraffic.analysis.skew.measures.MEASURES` for the column sums,
+        returned as ``received.<measure>``.
+
+    Returns
+    -------
+    dict of str to NoiseFloor
+        Arrays ``[T]``, interpolated between at most :data:`GRID` numbers of tokens.
+    """
+    diagonal = model.ranks is None
+    return _at_tokens(
+        lambda number: _matrix_moments(model, measures, received, diagonal, number),
+        tokens,
+        model,
+        diagonal=diagonal,
+        most=GRID,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _matrix_moments(
+    model: NullModel,
+    measures: tuple[str, ...],
+    received: tuple[str, ...],
+    diagonal: bool,
+    tokens: int,
+    draws: int | None = None,
+    seed: int = 0,
+) -> Moments:
+    """Compute moments of matrix statistics and of measures of column sums.
+
+    They are simulated, or exact where that is known.
+    """
+
+    def statistics(counts: Int64) -> dict[str, npt.ArrayLike]:
+        of = matrix_statistics(counts, diagonal=diagonal)
+        found = {name: getattr(of, name) for name in measures}
+        if received:
+            sums = matrix_statistics(of.received[:, None, :])
+            found |= {f"received.{name}": getattr(sums, name) for name in received}
+        return found
+
+    found = model.moments(statistics, tokens, draws=draws, seed=seed)
+    if not tokens:
+        return found
+    experts, k, sources = model.experts, model.k, model.sources
+    law = (tokens, experts, k, sources)
+    exact: dict[str, float] = {}
+    if diagonal and experts > 1:
+        # of one row, and so of several with equal totals
+        row = (model.cells - 1) * (experts - k) / ((experts - 1) * k * tokens)
+        exact["cv_squared"] = row
+    if diagonal and model.held == 1:
+        bits = mean_entropy(*law)
+        most = float(np.log2(sources * experts))
+        exact |= {"entropy": bits, "gini": mean_gini(*law)}
+        if most > 0:
+            exact["normalized_entropy"] = bits / most
+    for name in exact.keys() & found.keys():
+        found[name] = exact[name], found[name][1]
+    if "sparsity" in found:
+        found["sparsity"] = sparsity_moments(*law, held=model.held, diagonal=diagonal)
+    return found
+
+
+def _at_tokens(
+    moments: Callable[[int], Moments],
+    tokens: Int64,
+    model: NullModel,
+    *,
+    diagonal: bool,
+    most: int | None,
+) -> Floors:
+    """Evaluate floors at each number of tokens, interpolated if there are too many.
+
+    Moments are smooth functions of :math:`N^{-1/2}`, nearly linear or quadratic.
+    Sparsity, which falls exponentially with N, is exact at every number of tokens.
+    """
+    distinct, inverse = np.unique(tokens, return_inverse=True)
+    at = distinct
+    if coarse := most is not None and len(distinct) > 3:
+        # 0 tokens have no floor
+        some = distinct[distinct > 0].astype(np.float64)
+        number = 1 + int(np.ceil(np.log(some[-1] / some[0]) / np.log(SPACING)))
+        number = int(np.clip(number, 3, most))
+        at = np.unique(np.geomspace(some[0], some[-1], number).round().astype(np.int64))
+        # numbers that are close to each other need no interpolation
+        coarse = 3 <= len(at) < len(distinct)
+        at = at if coarse else distinct
+    found = [moments(number) for number in at.tolist()]
+
+    def expand(values: list[float]) -> Float64:
+        if coarse:
+            known = distinct > 0
+            x, by = at.astype(np.float64) ** -0.5, np.full(len(distinct), np.nan)
+            curve = make_interp_spline(x[::-1], values[::-1], k=2)
+            by[known] = curve(distinct[known].astype(np.float64) ** -0.5)
+            values = by.tolist()
+        return np.asarray(np.array(values)[inverse.reshape(tokens.shape)][()])
+
+    floors = {
+        name: NoiseFloor(
+            mean=expand([f[name][0] for f in found]),
+            std=np.maximum(expand([f[name][1] for f in found]), 0.0),
+        )
+        for name in found[0]
+    }
+    if coarse and "sparsity" in floors:
+        law = (model.experts, model.k, model.sources)
+        exact = [
+            sparsity_moments(number, *law, held=model.held, diagonal=diagonal)
+            if number
+            else (float("nan"), float("nan"))
+            for number in distinct.tolist()
+        ]
+        mean, std = np.array(exact)[inverse.reshape(tokens.shape)].T
+        floors["sparsity"] = NoiseFloor(mean=mean.T, std=std.T)
+    return floors
