@@ -32,9 +32,10 @@ from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
 
-from .conclusion import PARTS, Subject, conclude, converged, sent_tokens
+from .conclusion import PARTS, Subject, conclude, converged, sent_tokens, tokens_of
 from .exchange import OF, Rows, Source, Window, read, sources, stated_tokens, windows
 from .exchange_claims import exchange_claims, load_peaks
+from .expert_statistics import ExpertStatistics, expert_statistics
 from .network_statistics import NetworkStatistics, network, packet_complexity
 from .observation import joined, observe
 
@@ -79,6 +80,7 @@ class ExchangeAnalysis:
     network: NetworkStatistics | None  # tiers and flows
     claims: tuple[Claim, ...] = ()  # about the load; of the part "claims"
     peaks: Float64 | None = None  # [T] largest load over the mean; likewise
+    experts: ExpertStatistics | None = None  # load tails, EP degrees, correlations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +207,7 @@ def analyze(
         subjects = conclude(
             source, rows, trace.meta, notes, parts=parts, horizons=horizons, leads=when
         )
-        convergence = packets = statistics = None
+        convergence = packets = statistics = experts = None
         if "convergence" in parts:
             convergence = converged(source, rows, trace.meta)
         if "complexity" in parts:
@@ -216,6 +218,8 @@ def analyze(
         if "skew" in parts:
             tokens = sent_tokens(source, rows, trace.meta)
             statistics = network(source, rows, tokens=tokens, k=trace.meta.k)
+            tokens = tokens_of(source, rows, trace.meta, [])
+            experts = expert_statistics(source, rows, trace.meta, tokens=tokens)
         exchanges.append(
             ExchangeAnalysis(
                 layer=source.layer,
@@ -228,6 +232,7 @@ def analyze(
                 convergence=convergence,
                 complexity=packets,
                 network=statistics,
+                experts=experts,
                 claims=claims,
                 peaks=load_peaks(rows) if "claims" in parts else None,
             )

@@ -17,6 +17,7 @@ from .times.time_breakdown import PARTS as TIME_PARTS
 
 if TYPE_CHECKING:
     from .engine import Analysis, ExchangeAnalysis
+    from .expert_statistics import ExpertStatistics
     from .forecast.judging import HorizonScores
 
 
@@ -73,6 +74,8 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
             found += _of_subject(exchange, subject, here)
         if exchange.network is not None:
             found += _flat(exchange.network, "network", here)
+        if exchange.experts is not None:
+            found += _of_experts(exchange.experts, here)
         if exchange.complexity is not None:
             found += _flat(exchange.complexity, "packets", here)
         if (converged := exchange.convergence) is not None:
@@ -162,6 +165,21 @@ def _of_subject(
         )
     if subject.limits is not None:
         yield row(statistic="limit.nmse", horizon=1, value=subject.limits.pooled_nmse)
+
+
+def _of_experts(experts: ExpertStatistics, here: Mapping[str, Any]) -> Iterator[Record]:
+    yield from _flat(experts, "experts", here)
+    for name in ("load", "bottleneck_bytes"):
+        if (found := getattr(experts, name)) is not None:
+            yield from _flat(found, f"experts.{name}", here)
+    for degree in experts.ep_degrees:
+        yield Record(
+            **here,
+            subject=f"experts at EP {degree.ep}",
+            statistic="max_over_mean",
+            value=degree.max_over_mean,
+            floor=degree.noise_floor,
+        )
 
 
 def _of_horizon(horizon: HorizonScores, row: Callable[..., Record]) -> Iterator[Record]:

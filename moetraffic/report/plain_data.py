@@ -81,6 +81,7 @@ def _exchange(exchange: ExchangeAnalysis) -> dict[str, Any]:
         "convergence": plain(exchange.convergence),
         "complexity": plain(exchange.complexity),
         "network": plain(exchange.network),
+        "experts": plain(exchange.experts),
     }
 
 

@@ -14,6 +14,7 @@ from moetraffic.analysis.noise.floors import LARGEST_Z
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import rank_span
 
+from .experts import expert_tables
 from .rhythm import statistics_tables, time_table
 
 METRICS = {
@@ -51,7 +52,7 @@ def by_part(analysis: Analysis) -> dict[str, list[Table]]:
     spent = analysis.occupation
     found = {
         "claims": [_claims(analysis)],
-        "skew": [_skew(shown), _network(shown)],
+        "skew": [_skew(shown), *expert_tables(shown), _network(shown)],
         "forecasts": [_forecasts(shown)],
         "limits": [_limits(shown)],
         "convergence": [_convergence(shown)],
