@@ -13,7 +13,7 @@ from moetraffic.analysis.convergence.convergence import Convergence, convergence
 from moetraffic.analysis.convergence.trends import Transient, Trend, settling, trend
 from moetraffic.analysis.forecast.attenuation import Persistence, fit_memory
 from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
-from moetraffic.analysis.forecast.forecasting import HORIZONS, Forecasts, forecast
+from moetraffic.analysis.forecast.forecasting import Forecasts, forecast
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.analysis.noise.floors import (
     GRID,
@@ -81,7 +81,7 @@ def conclude(
     notes: list[str],
     *,
     parts: Sequence[str] = PARTS,
-    horizons: Sequence[int] = HORIZONS,
+    horizons: Sequence[int] | None = None,
     leads: LeadTimes | None = None,
 ) -> tuple[Subject, ...]:
     """Compute the statistics of a whole run from the rows of an exchange.
@@ -99,7 +99,7 @@ def conclude(
     parts
         Some of :data:`PARTS`.
     horizons
-        Forecast horizons, iterations.
+        Forecast horizons, iterations; None: those that the run is long enough for.
     leads
         Lead times of the trace, for the time at which forecasts are available.
 
@@ -110,7 +110,7 @@ def conclude(
         rank, if bytes were.
     """
     tokens = tokens_of(source, rows, meta, notes)
-    run = _Run(source, rows, meta, tokens, tuple(parts), tuple(horizons), leads)
+    run = _Run(source, rows, meta, tokens, tuple(parts), horizons, leads)
     subjects: list[Subject] = []
     if "demand.load" in rows:
         subjects += run.of_demand()
@@ -180,7 +180,7 @@ class _Run:
     meta: Meta
     tokens: Int64 | None
     parts: tuple[str, ...]
-    horizons: tuple[int, ...]
+    horizons: Sequence[int] | None
     leads: LeadTimes | None
 
     def of_demand(self) -> list[Subject]:
@@ -304,7 +304,7 @@ class _Run:
                 **counted,
             )
         if "limits" in self.parts:
-            bounds = limits(np.asarray(cells, np.float64))
+            bounds = limits(cells, weights=counted.get("weights", 1.0))
             memory = fit_memory(shares(cells))
         sample = samples(self.source).get(name)
         return Subject(

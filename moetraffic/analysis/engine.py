@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.convergence.convergence import Convergence
-from moetraffic.analysis.forecast.forecasting import HORIZONS
 from moetraffic.analysis.forecast.lead_time import LeadTimes, lead_times
 from moetraffic.analysis.forecast.within_iteration import (
     WithinIteration,
@@ -138,7 +137,7 @@ def analyze(
     iterations: range | None = None,
     of: Sequence[str] = OF,
     parts: Sequence[str] = PARTS,
-    horizons: Sequence[int] = HORIZONS,
+    horizons: Sequence[int] | None = None,
     rhythm_by: Sequence[str] = ("phase", "layer", "rank"),
     threads: int = 2,
     mapper: Mapper | None = None,
@@ -164,7 +163,8 @@ def analyze(
     parts
         Some of :data:`PARTS`.
     horizons
-        Forecast horizons, iterations.
+        Forecast horizons, iterations; None: those of :data:`~.HORIZONS` that the run is
+        long enough for.
     rhythm_by
         Some of :data:`moetraffic.analysis.rhythm.source_statistics.SOURCES`.
     threads

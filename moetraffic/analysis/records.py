@@ -18,7 +18,9 @@ from .times.time_breakdown import PARTS as TIME_PARTS
 if TYPE_CHECKING:
     from .engine import Analysis, ExchangeAnalysis
     from .expert_statistics import ExpertStatistics
+    from .forecast.bounds import PredictabilityBounds
     from .forecast.judging import HorizonScores
+    from .forecast.origins import Ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +166,11 @@ def _of_subject(
             high=memory.phi_high,
         )
     if subject.limits is not None:
-        yield row(statistic="limit.nmse", horizon=1, value=subject.limits.pooled_nmse)
+        yield row(
+            statistic="limit.nmse",
+            horizon=1,
+            **_interval(subject.limits, subject.limits.nmse),
+        )
 
 
 def _of_experts(experts: ExpertStatistics, here: Mapping[str, Any]) -> Iterator[Record]:
@@ -185,13 +191,26 @@ def _of_experts(experts: ExpertStatistics, here: Mapping[str, Any]) -> Iterator[
 def _of_horizon(horizon: HorizonScores, row: Callable[..., Record]) -> Iterator[Record]:
     for score in horizon.scores:
         of = partial(row, forecaster=score.forecaster)
-        yield of(statistic="nmse", value=score.nmse, floor=horizon.nmse_floor)
-        yield of(statistic="mape", value=score.mape, floor=horizon.mape_floor)
+        yield of(statistic="mse", value=score.mse)
+        nmse = 1 - score.skill.high, 1 - score.skill.low
         yield of(
-            statistic="skill",
-            value=score.skill,
-            low=score.skill_low,
-            high=score.skill_high,
+            statistic="nmse",
+            value=score.nmse,
+            low=nmse[0],
+            high=nmse[1],
+            floor=horizon.nmse_floor,
+            floor_std=horizon.nmse_floor_error,
+        )
+        yield of(
+            statistic="mape",
+            value=score.mape,
+            floor=horizon.mape_floor,
+            floor_std=horizon.mape_floor_error,
+        )
+        yield of(statistic="skill", **_interval(score.skill, score.skill.value))
+        yield of(
+            statistic="mse_below_persistence",
+            **_interval(score.reduction, score.reduction.value),
         )
         yield of(statistic="hot_recall", value=score.hot_recall)
     verdict = horizon.verdict
@@ -200,6 +219,10 @@ def _of_horizon(horizon: HorizonScores, row: Callable[..., Record]) -> Iterator[
         name = f"bytes_within_{100 * tolerance:g}_percent"
         yield best(statistic=name, unit="share", value=share)
     yield best(statistic="lead", unit="s", value=verdict.lead_s)
+
+
+def _interval(found: Ratio | PredictabilityBounds, value: float) -> dict[str, Any]:
+    return {"value": value, "low": found.low, "high": found.high}
 
 
 def _flat(value: Any, subject: str, here: Mapping[str, Any]) -> Iterator[Record]:

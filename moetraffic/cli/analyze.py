@@ -51,9 +51,13 @@ def analyze(
     tables: AllTables = False,
     only: Annotated[str | None, only_option(PARTS)] = None,
     horizons: Annotated[
-        str,
-        option("Forecast horizons in iterations, separated by commas.", panel=METHOD),
-    ] = "1,10,100,1000",
+        str | None,
+        option(
+            "Forecast horizons in iterations, separated by commas.",
+            shown="1, 2, 5, 10, 20, 50 and 100, as far as the run is long enough",
+            panel=METHOD,
+        ),
+    ] = None,
     rhythm_by: Annotated[
         str,
         option(
@@ -101,10 +105,12 @@ def analyze(
         validate_output(output, force=force, error=AnalysisError)
     programs = as_json or output is not None  # which find all statistics in them
     what = "horizons are iterations ahead, 1 or more,"
-    ahead = positive_numbers(horizons, what, "--horizons 1,10,100")
+    ahead = None
+    if horizons is not None:
+        ahead = positive_numbers(horizons, what, "--horizons 1,10,100")
     how: dict[str, Any] = {
         "parts": names or (PARTS if tables or programs else SUMMARY_PARTS),
-        "horizons": tuple(dict.fromkeys(ahead)),
+        "horizons": None if ahead is None else tuple(dict.fromkeys(ahead)),
         "rhythm_by": tuple(rhythm_by.split(",")),
         "threads": threads or os.cpu_count() or 1,
     }

@@ -1,111 +1,112 @@
-r"""Predictability bounds: lower bounds on the error of any forecaster.
+r"""Lower bound on the error of linear one-step forecasts, from the spectrum.
 
-:func:`spectral_flatness` is the least error of a linear forecast one step ahead;
-:mod:`moetraffic.analysis.forecast.entropy_rate` bounds the predictability of symbols,
-which :func:`hot_symbols` and :func:`level_symbols` derive from traffic.
-
-Series are ``[T, C]``, time first.  Bounds are estimated from one run, with
-standard error ``error``; a transient in the run affects them.
+No linear forecast from the whole past of a stationary series has a smaller mean squared
+error than its innovation variance (Kolmogorov).  :func:`limits` divides it by the error
+of the mean of the past on the test part, as the NMSE of a forecaster is: both are of
+the same iterations, in the same unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import digamma, polygamma
+from scipy.ndimage import maximum_filter1d, median_filter
+from scipy.special import spence
 
 from moetraffic.errors import AnalysisError
 
-from .accuracy import mean_of_known
-from .entropy_rate import EntropyRate, entropy_rate
+from .candidates import MEAN_OF_PAST, SeriesBlock
+from .origins import gain, split
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-SHORTEST = 16
-"""Minimum number of steps for a spectrum."""
+NAN = float("nan")
 
-HALF_WIDTH = 2
-"""Half width, in frequencies, of the periodogram's moving average."""
+SHORTEST = 32
+"""Minimum number of steps of a spectrum."""
+
+AROUND = 12
+"""Frequencies on either side whose median is the level that a line must exceed."""
+
+LINE = 1e-3
+"""Probability that any ordinate of a smooth spectrum is taken for a line."""
+
+STATIONARY = 0.463
+"""KPSS statistic of a stationary series that is exceeded with a probability of 5%."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flatness:
-    """Lower bound on the NMSE of linear one-step forecasts, arrays ``[...]``.
+class Innovations:
+    """Innovation variance of each series; arrays ``[C]``, NaN where too short."""
 
-    NaN where a series does not vary or has fewer than 16 steps without a gap.
-    """
-
-    nmse: Float64  # innovation variance over variance: 0 told exactly, 1 white noise
-    error: Float64  # standard error of ln nmse
-    low: Float64  # 95% interval of nmse, at most 1
-    high: Float64
-    variance: Float64  # of the series, its unit squared
+    variance: Float64  # of the errors of the best linear one-step forecast, unit^2
+    error: Float64  # standard error of its logarithm
     steps: Int64  # that were used: the longest stretch without a gap
 
 
-def spectral_flatness(series: npt.ArrayLike) -> Flatness:
-    r"""Geometric over arithmetic mean of the spectrum: Kolmogorov's one-step limit.
+@dataclass(frozen=True, kw_only=True)
+class PredictabilityBounds:
+    """Lower bound on the NMSE of linear forecasts one step ahead, on the test part.
 
-    :math:`\sigma^2 = \exp \frac{1}{2\pi} \int \ln f`, so that no linear forecast from
-    the whole past has a smaller mean squared error over the variance than
-    :math:`\exp(\overline{\ln f}) / \bar f`.
+    The interval covers the error of the spectrum and the sampling error of an NMSE on a
+    test part of this length: it is for comparison with the NMSE of forecasters.
+    """
 
-    f is the periodogram, averaged over K = 5 neighboring frequencies.  Three biases
-    are taken off.  The logarithm of such a mean is too small by
-    :math:`\ln K - \psi(K)` (a raw periodogram, K = 1, is off by :math:`e^{-\gamma}`, to
-    .5615 on white noise).  Frequency 0 went with the mean and is put back at the level
-    of its neighbors.  And the quotient of two uncertain means is too large by its
-    variance.
+    nmse: float = NAN  # innovation variance / MSE of the mean of the past
+    low: float = NAN  # 95% interval
+    high: float = NAN
+    mse: float = NAN  # the bound in the unit of the series (times weights) squared
+    kpss: float = NAN  # mean of the series, weighted with their variance
+    steps: int = 0  # iterations of the spectrum
+    reason: str = ""  # why it is unavailable
 
-    The mean over simulations, over the true value, for T = 30, 60, 100, 300, 1,000:
-    white noise .98, .99, .99, 1.00, 1.00; AR(1) with .5: 1.05, 1.02, 1.01, 1.00, 1.00;
-    with .9: 2.3, 1.5, 1.3, 1.06, 1.00: a short stretch of a slow series does not show
-    most of its variance.
+
+def innovation_variance(series: npt.ArrayLike) -> Innovations:
+    r"""Estimate the variance of the errors of the best linear one-step forecast.
+
+    :math:`\ln \sigma^2 = \frac{1}{2\pi} \int \ln f`, with f a periodogram with a Hann
+    taper, which keeps periodic parts and slow changes at their frequencies.  Its
+    logarithm is too small by Euler's constant, which is added.  Ordinates are not
+    averaged over frequencies first: a line would raise its neighbors.  Lines (periodic
+    parts) are known exactly and are no innovation: where an ordinate exceeds the median
+    of its neighborhood by more than a smooth spectrum's would, it and two on either
+    side are replaced by that level.  Frequencies 0 and 1, which went with the mean, are
+    put back at the level of the next.
 
     Parameters
     ----------
     series
-        ``[T, ...]``, time first, evenly spaced; of a series with NaN the longest
-        stretch without one is used.
+        ``[T, C]``, time first, evenly spaced; of a series with NaN the longest stretch
+        without one is used.
 
     Returns
     -------
-    Flatness
+    Innovations
+        NaN below :data:`SHORTEST` steps; 0 where a series does not vary.
 
     References
     ----------
     A. N. Kolmogorov, Bull. Acad. Sci. URSS Math. 5 (1941) 3; H. T. Davis and R. H.
-    Jones, J. Am. Stat. Assoc. 63 (1968) 141; M. Taniguchi, J. Appl. Prob. 17 (1980) 73.
+    Jones, J. Am. Stat. Assoc. 63 (1968) 141.
 
     Examples
     --------
-    >>> noise = np.random.default_rng(0).normal(size=4000)
-    >>> round(float(spectral_flatness(noise).nmse), 1)
-    1.0
+    >>> noise = np.random.default_rng(0).normal(size=(4000, 1))
+    >>> innovation_variance(3 * noise).variance.round().tolist()
+    [9.0]
     """
-    x = np.asarray(series, dtype=np.float64)
-    outer = x.shape[1:]
-    flat = x.reshape(len(x), int(np.prod(outer)))
-    found: Float64 = np.full((3, flat.shape[1]), np.nan)
-    runs = np.array([longest_run(column) for column in np.isfinite(flat).T], np.int64)
+    x = np.asarray(series, np.float64)
+    found: Float64 = np.full((2, x.shape[1]), np.nan)
+    runs = np.array([longest_run(column) for column in np.isfinite(x).T], np.int64)
     runs = runs.reshape(-1, 2)
     for first, last in np.unique(runs, axis=0).tolist():
         if last - first >= SHORTEST:
             same = (runs == (first, last)).all(axis=1)
-            found[:, same] = _flatness(flat[first:last, same])
-    nmse, error, variance = (row.reshape(outer)[()] for row in found)
-    return Flatness(
-        nmse=nmse,
-        error=error,
-        low=nmse * np.exp(-1.96 * error),
-        high=np.minimum(nmse * np.exp(1.96 * error), np.maximum(nmse, 1.0)),
-        variance=variance,
-        steps=(runs[:, 1] - runs[:, 0]).reshape(outer)[()],
-    )
+            found[:, same] = _innovations(x[first:last, same])
+    return Innovations(variance=found[0], error=found[1], steps=runs[:, 1] - runs[:, 0])
 
 
 def longest_run(known: npt.NDArray[np.bool_]) -> tuple[int, int]:
@@ -118,123 +119,98 @@ def longest_run(known: npt.NDArray[np.bool_]) -> tuple[int, int]:
     return int(begin[longest]), int(end[longest])
 
 
-def _flatness(x: Float64) -> Float64:
-    """Compute flatness, standard error of its logarithm, and variance of ``[T, M]``."""
+def _innovations(x: Float64) -> Float64:
+    """Compute the innovation variance and the error of its logarithm, ``[2, M]``."""
     n = len(x)
-    centered = x - x.mean(axis=0)
+    # Step 1: the periodogram with a Hann taper, without frequencies 0, 1 and n/2.
+    taper = np.sin(np.pi * (np.arange(n) + 0.5) / n) ** 2
+    centered = x - taper @ x / taper.sum()
     variance = (centered**2).mean(axis=0)
     varies = variance > 1e-24 * (x**2).mean(axis=0)  # less is rounding
     scaled = centered / np.sqrt(np.where(varies, variance, 1.0))
-    # Step 1: the periodogram without frequency 0 and, if n is even, n/2.
-    power = np.abs(np.fft.rfft(scaled, axis=0)[1 : (n - 1) // 2 + 1]) ** 2 / n
-    m, taps = len(power), 2 * HALF_WIDTH + 1
-    # Step 2: averaged over neighbors, the ends reflected.
-    padded = np.concatenate(
-        (power[HALF_WIDTH - 1 :: -1], power, power[: -HALF_WIDTH - 1 : -1])
-    )
-    level = sum(padded[place : place + m] for place in range(taps)) / taps
-    mean = power.mean(axis=0)
-    mean = np.where(mean > 0, mean, 1.0)
-    level = np.maximum(level, 1e-30 * mean)  # what is told exactly
-    # Step 3: both means, with frequency 0 put back.
-    logs = np.log(level)
-    middle = logs.mean(axis=0) + np.log(taps) - digamma(taps)
-    geometric = middle + (logs[0] - logs.mean(axis=0)) / n
-    arithmetic = np.log(mean * (1 + (level[0] / mean - 1) / n))
-    # Step 4: the variance of their difference, from ordinates that are exponential.
-    spread = (power**2).mean(axis=0) / (2 * m * mean**2)
-    own = float(taps * polygamma(1, taps)) / m
-    doubt = np.maximum(spread + own - 2 / m, own - 1 / m)
-    nmse = np.exp(geometric - arithmetic - (spread + doubt) / 2)
-    found = np.stack((nmse, np.sqrt(doubt), variance))
-    result: Float64 = np.where(varies, found, np.array([[np.nan], [np.nan], [0.0]]))
-    return result
+    tapered = scaled * (taper / np.sqrt((taper**2).sum()))[:, None]
+    power = np.abs(np.fft.rfft(tapered, axis=0)[2 : (n - 1) // 2 + 1]) ** 2
+    m = len(power)
+    # rounding is the least that a periodic series leaves
+    logs = np.log(np.maximum(power, 1e-30))
+    # Step 2: lines, which are replaced by the level around them; the mean of the
+    # logarithm of an ordinate is below its level by Euler's constant, and its median
+    # by -ln ln 2.
+    level = median_filter(logs, size=(2 * AROUND + 1, 1), mode="nearest")
+    highest = np.log(-np.log(LINE / m)) - np.log(np.log(2)) + 0.5
+    line = logs > level + highest
+    # a unit root or a trend rises towards frequency 0, and is no line
+    line[: AROUND // 2] = False
+    line = maximum_filter1d(line.view(np.uint8), 5, axis=0, mode="constant") > 0
+    logs = np.where(line, level - np.log(np.log(2)) - np.euler_gamma, logs)
+    # Step 3: the mean over all frequencies, 0 and 1 at the level of the next three.
+    mean = (logs.sum(axis=0) + 1.5 * logs[:3].mean(axis=0)) / (m + 1.5)
+    # neighbors are correlated by the taper with 2/3 and 1/6 (spence(1 - z) is Li2(z))
+    apart = np.pi**2 / 6 + 2 * (spence(1 - 4 / 9) + spence(1 - 1 / 36))
+    doubt = apart / m
+    found = np.exp(mean + np.euler_gamma - doubt / 2) * variance
+    found = np.where(varies, found, 0.0)
+    return np.stack((found, np.full(len(found), np.sqrt(doubt))))
 
 
-def hot_symbols(loads: npt.ArrayLike, *, top: int = 1) -> Int64:
-    """Encode the indices of the largest loads of each step, the first in ties.
+def kpss(series: Float64) -> Float64:
+    r"""Compute the KPSS statistic of each series around its mean.
 
-    Parameters
-    ----------
-    loads
-        ``[T, E]``.  Steps with a NaN or without any load are left out.
-    top
-        Number of loads, in order: two are ``first * E + second``.
-
-    Returns
-    -------
-    int64 array ``[at most T]``
-        Empty for fewer than ``top`` experts.
-
-    Examples
-    --------
-    >>> hot_symbols([[1, 2, 0], [0, 0, 0], [5, 5, 1]]).tolist()
-    [1, 0]
-    >>> hot_symbols([[1, 2, 0], [5, 5, 1]], top=2).tolist()
-    [3, 1]
-    """
-    values = np.asarray(loads, np.float64)
-    experts = values.shape[1]
-    if experts < top:
-        return np.zeros(0, np.int64)
-    whole = np.isfinite(values).all(axis=1)
-    used = values[whole & (np.where(np.isfinite(values), values, 0) > 0).any(axis=1)]
-    order = np.argsort(-used, axis=1, kind="stable")[:, :top]
-    return np.asarray(order @ experts ** np.arange(top)[::-1], np.int64)
-
-
-def level_symbols(series: npt.ArrayLike, *, levels: int = 4) -> Int64:
-    """Quantize a series by its own quantiles.
+    :math:`\eta = T^{-2} \sum_t S_t^2 / s^2(l)` with partial sums S of the deviations
+    from the mean and the long-run variance with Bartlett weights up to
+    :math:`l = 12 (T/100)^{1/4}`.  Its mean is 1/6 for white noise.
 
     Parameters
     ----------
     series
-        ``[T]``; NaN are left out.
-    levels
-        At least 2.  A value that makes up more than a level's share stays in one level,
-        so that fewer may occur.
+        ``[T, C]`` without NaN.
 
     Returns
     -------
-    int64 array ``[at most T]``
-        0 the lowest.
+    float64 array ``[C]``
+        0 where a series does not vary.
+
+    References
+    ----------
+    D. Kwiatkowski, P. C. B. Phillips, P. Schmidt, Y. Shin, J. Econometrics 54 (1992)
+    159.
 
     Examples
     --------
-    >>> level_symbols([1, 9, 2, 8, 3, 7, 4, 6], levels=2).tolist()
-    [0, 1, 0, 1, 0, 1, 0, 1]
+    >>> kpss(np.repeat([[0.0], [1.0]], 50, axis=0)).round(1).tolist()
+    [1.0]
     """
-    x = np.asarray(series, np.float64)
-    x = x[np.isfinite(x)]
-    if not x.size:
-        return np.zeros(0, np.int64)
-    edges = np.quantile(x, np.arange(1, levels) / levels)
-    found: Int64 = np.searchsorted(edges, x, side="left").astype(np.int64)
-    return found
+    n = len(series)
+    apart = series - series.mean(axis=0)
+    variance = (apart**2).mean(axis=0)
+    varies = variance > 1e-24 * (series**2).mean(axis=0)
+    long_run = variance.copy()
+    lags = min(int(12 * (n / 100) ** 0.25), n - 1)
+    for lag in range(1, lags + 1):
+        weight = 2 * (1 - lag / (lags + 1)) / n
+        long_run += weight * np.einsum("tc,tc->c", apart[lag:], apart[:-lag])
+    found = (apart.cumsum(axis=0) ** 2).sum(axis=0) / n**2
+    return np.asarray(
+        np.where(varies, found / np.where(varies, long_run, 1.0), 0.0), np.float64
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictabilityBounds:
-    """Predictability bounds of series ``[T, C]``, one step ahead.
+def limits(
+    series: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0
+) -> PredictabilityBounds:
+    """Compute the lower bound on the NMSE of linear forecasts one step ahead.
 
-    ``pooled_nmse`` weighs each series with its variance: it compares with the NMSE that
-    forecasters reach on all of them together.
-    """
-
-    flatness: Flatness  # arrays [C]
-    pooled_nmse: float
-    pooled_error: float  # of its logarithm, as if series were independent
-    rates: Mapping[str, EntropyRate]  # by "hottest", "hottest_two", "levels"
-    about: Mapping[str, str]  # how the symbols were made, in words
-
-
-def limits(series: npt.ArrayLike) -> PredictabilityBounds:
-    """Bounds on the error of forecasts of loads or cells one step ahead.
+    The spectrum is that of the second half of the run (validation and test part), in
+    which forecasts are tuned and evaluated.  The bound is unavailable where this half
+    is not stationary: the mean KPSS statistic of the series, weighted with their
+    variance, is above :data:`STATIONARY`, as of a level change or a unit root.
 
     Parameters
     ----------
     series
         ``[T, C]``: loads of experts, cells of a matrix, or shares of these.
+    weights
+        Bytes that one unit of the series stands for, one number or ``[C]``.
 
     Returns
     -------
@@ -247,10 +223,10 @@ def limits(series: npt.ArrayLike) -> PredictabilityBounds:
 
     Examples
     --------
-    >>> turns = np.eye(4)[np.arange(200) % 4] + 1
-    >>> found = limits(turns)
-    >>> found.pooled_nmse < 0.01, found.rates["hottest"].markov
-    (True, 0.0)
+    >>> noise = np.random.default_rng(0).normal(size=(2000, 4))
+    >>> found = limits(noise)
+    >>> found.low < 1 < found.high
+    True
     """
     x = np.asarray(series, np.float64)
     if x.ndim != 2:
@@ -258,33 +234,71 @@ def limits(series: npt.ArrayLike) -> PredictabilityBounds:
             f"limits are of series [T, C], but the array has shape {x.shape}: give a "
             f"row a step and a column a series"
         )
-    flatness = spectral_flatness(x)
-    usable = np.isfinite(flatness.nmse) & (flatness.variance > 0)
-    pooled = error = float("nan")
-    if usable.any():
-        part = (flatness.variance * flatness.nmse)[usable]
-        pooled = float(part.sum() / flatness.variance[usable].sum())
-        if part.sum() > 0:
-            doubt = part * flatness.error[usable]
-            error = float(np.sqrt((doubt**2).sum()) / part.sum())
-    rates: dict[str, EntropyRate] = {}
-    about: dict[str, str] = {}
-    if x.shape[1] > 1:
-        rates["hottest"] = entropy_rate(hot_symbols(x))
-        about["hottest"] = f"which of {x.shape[1]} is largest in each step"
-        rates["hottest_two"] = entropy_rate(hot_symbols(x, top=2))
-        about["hottest_two"] = "which is largest and which second, in this order"
-    if x.size and np.isfinite(x).any():
-        largest = int(np.argmax(np.nan_to_num([mean_of_known(one) for one in x.T])))
-        rates["levels"] = entropy_rate(level_symbols(x[:, largest]))
-        about["levels"] = (
-            f"level of series {largest}, the one with the largest mean, among "
-            "4 quantiles of its own"
+    cut = split(len(x))
+    late = x[cut.train_end :]
+    if not x.shape[1]:
+        return PredictabilityBounds(reason="there are no cells")
+    if len(late) < SHORTEST:
+        return PredictabilityBounds(
+            steps=len(late),
+            reason=f"run too short (needs {2 * SHORTEST} iterations, has {len(x)})",
         )
+    found = innovation_variance(late)
+    usable = np.isfinite(found.variance)
+    if not usable.any():
+        return PredictabilityBounds(
+            reason=f"no {SHORTEST} iterations of the second half are without a gap"
+        )
+    steps = int(found.steps[usable].min())
+    # Step 1: the error of the mean of the past on the test part, as of a forecaster.
+    origins = cut.test(1)
+    block = SeriesBlock(x[:, usable], cut)
+    missed = block.forecast(MEAN_OF_PAST, origins, 1) - block.series[:, origins + 1]
+    square = np.square(np.broadcast_to(np.asarray(weights, np.float64), len(usable)))
+    scale = square[usable]
+    # a gap has no error, as in the scores of forecasters
+    known = np.isfinite(missed)
+    each = np.maximum(known.sum(axis=1), 1)
+    reference = float((np.where(known, missed, 0.0) ** 2).sum(axis=1) / each @ scale)
+    if not reference > 0:
+        return PredictabilityBounds(
+            steps=steps, reason="the test part equals the mean of the past"
+        )
+    # Step 2: premises.
+    filled = block.held[:, cut.train_end :].T
+    filled = np.where(np.isfinite(filled), filled, 0.0)
+    amount = filled.var(axis=0) * scale
+    unsteady = float(kpss(filled) @ amount / amount.sum()) if amount.any() else 0.0
+    if unsteady > STATIONARY:
+        return PredictabilityBounds(
+            kpss=unsteady,
+            steps=steps,
+            reason=f"the second half of the run is not stationary (KPSS "
+            f"{unsteady:.2g}, limit {STATIONARY})",
+        )
+    # Step 3: the bound, and the error of its logarithm.  Spectra and squared errors of
+    # two series are correlated by the square of the series' correlation.
+    part = found.variance[usable] * scale
+    bound = float(part.sum())
+    spread = filled.std(axis=0)
+    alike = (filled - filled.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    alike = alike * np.sqrt(part / max(bound, 1e-300) / len(alike))
+    gram = alike.T @ alike if alike.shape[1] <= len(alike) else alike @ alike.T
+    shared = float((gram**2).sum())
+    # Of a test part this long, a sum of squares varies as of a normal distribution, or
+    # as changes from step to step do where these are rare and large.
+    moved = (np.diff(filled, axis=0) ** 2) @ scale
+    varied = gain(moved, np.full(len(moved), moved.mean()))
+    jumps = varied.error**2 * len(moved) / len(origins)
+    sampled = float(np.nanmax([2 * shared / len(origins), jumps]))
+    doubt = shared * float(found.error[usable].max()) ** 2 + sampled
+    reach = float(np.exp(1.96 * np.sqrt(doubt)))
+    nmse = bound / reference
     return PredictabilityBounds(
-        flatness=flatness,
-        pooled_nmse=pooled,
-        pooled_error=error,
-        rates=rates,
-        about=about,
+        nmse=nmse,
+        low=nmse / reach,
+        high=nmse * reach,
+        mse=bound / int(usable.sum()),
+        kpss=unsteady,
+        steps=steps,
     )

@@ -66,6 +66,10 @@ class Candidate:
     direct: bool = False  # fitted at the horizon itself, not one step ahead
 
 
+MEAN_OF_PAST = Candidate(family="window_mean", setting="all before")
+"""Mean of all values up to the origin: the error that an NMSE is relative to."""
+
+
 def candidates(
     split: Split, *, period: int | None = None, max_order: int = 8
 ) -> tuple[Candidate, ...]:
@@ -94,7 +98,7 @@ def candidates(
             Candidate(family="window_mean", setting=f"last {window}", size=window)
         )
         window *= 2
-    found.append(Candidate(family="window_mean", setting="all before", size=0))
+    found.append(MEAN_OF_PAST)
     found += [
         Candidate(family="ema", setting=f"alpha {alpha:g}", alpha=alpha)
         for alpha in ALPHAS

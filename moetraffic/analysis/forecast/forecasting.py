@@ -19,14 +19,27 @@ from moetraffic.errors import AnalysisError
 from .accuracy import TOLERANCES
 from .candidates import SeriesBlock, candidates, find_period, tune
 from .judging import HorizonScores, judge, nothing_known
-from .origins import Split, split
+from .origins import Split, split, steps_needed
 from .usefulness import Verdict
 
-HORIZONS = (1, 10, 100, 1000)
-"""Default forecast horizons, iterations."""
+HORIZONS = (1, 2, 5, 10, 20, 50, 100)
+"""Default forecast horizons (ages of a plan), iterations, where a run can test them."""
 
 JUDGED = 1 << 21
 """Maximum forecasts evaluated per forecaster and horizon."""
+
+
+def default_horizons(steps: int) -> tuple[int, ...]:
+    """Return the default horizons that a run of T steps is long enough for.
+
+    Examples
+    --------
+    >>> default_horizons(60)
+    (1, 2)
+    >>> default_horizons(300)
+    (1, 2, 5, 10)
+    """
+    return tuple(h for h in HORIZONS if h == 1 or steps_needed(h) <= steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +64,7 @@ class Forecasts:
 def forecast(
     series: npt.ArrayLike,
     *,
-    horizons: Sequence[int] = HORIZONS,
+    horizons: Sequence[int] | None = None,
     tokens: npt.ArrayLike | None = None,
     k: int = 1,
     experts: int | None = None,
@@ -78,7 +91,7 @@ def forecast(
         of matrices, 0 and above.  A value that is not finite is not known; until the
         next one the last before it is taken to hold.
     horizons
-        Iterations ahead, each >= 1.
+        Iterations ahead, each >= 1; None: :func:`default_horizons`.
     tokens
         Tokens that can choose a cell, one number, ``[T]`` or ``[T, C]``, if the series
         counts token copies: gives the floors.  See :func:`count_variance`.
@@ -119,6 +132,7 @@ def forecast(
             f"a series has time for its first axis, but its shape is {x.shape}: give "
             f"[T, C]"
         )
+    horizons = default_horizons(len(x)) if horizons is None else horizons
     if any(h < 1 for h in horizons):
         raise AnalysisError(
             f"horizons are 1 or more iterations, but they are {list(horizons)}: "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,35 +13,34 @@ from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.noise.oracle import OracleBounds
 
 from .accuracy import TOLERANCES, cosine, hot_recall, mean_of_known, share_within
-from .candidates import FAMILIES, Candidate, SeriesBlock
-from .origins import gain
+from .candidates import FAMILIES, MEAN_OF_PAST, Candidate, SeriesBlock
+from .origins import Ratio, gain
 from .usefulness import NAN, Verdict, unknown_verdict
 
 Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastScore:
     """Errors of one forecaster at one horizon over the test part; NaN if unknown.
 
-    Errors are of bytes (the series times its weights).  ``nmse`` is relative to each
-    cell's variance about its own mean in the test part: 0 is exact, 1 the error of
-    forecasting that mean.
+    Errors are of bytes (the series times its weights).  ``nmse`` is the MSE over that
+    of the mean of the past (:data:`~.candidates.MEAN_OF_PAST`) at the same origins: 0
+    is exact, below 1 recent history helps.  Bounds are over the same MSE.
     """
 
     forecaster: str
     setting: str  # as tuned on the validation part
     validation_mse: float  # by which it was chosen
     mse: float  # mean squared error, unit squared
-    nmse: float
+    nmse: float  # MSE / MSE of the mean of the past
     mape: float  # a fraction, over the cells above zero
     cosine: float  # mean of the origins
     total_variation: float  # mean share that lies in another cell than forecast
     hot_recall: float  # of the K cells with most, the share found
-    skill: float  # 1 - MSE / MSE of persistence
-    skill_error: float  # standard error, by a block jackknife over origins
-    skill_low: float  # 95 % interval
-    skill_high: float
+    skill: Ratio  # 1 - NMSE
+    reduction: Ratio  # 1 - MSE / MSE of persistence
     within: tuple[float, ...]  # share of bytes in cells forecast within each tolerance
 
 
@@ -53,8 +53,13 @@ class HorizonScores:
     values: int = 0  # cells times origins that were known
     scores: tuple[ForecastScore, ...] = ()  # persistence first; empty if too short
     best: str = ""  # chosen on the validation part
-    nmse_floor: float = NAN  # lower bound on the error: sampling noise of the tokens
+    mean_mse: float = NAN  # MSE of the mean of the past: what an NMSE is relative to
+    # oracle bounds (true gate probabilities; sampling noise only): expected values, and
+    # their standard errors over the test part
+    nmse_floor: float = NAN
+    nmse_floor_error: float = NAN
     mape_floor: float = NAN
+    mape_floor_error: float = NAN
     verdict: Verdict
     reason: str = ""  # why there are no scores
 
@@ -119,19 +124,25 @@ def judge(
     x = np.where(known, x, 0.0)
     above = x > 0
     mean = _quotient(x.sum(axis=1), each)
-    apart = np.where(known, x - np.nan_to_num(mean)[:, None], 0.0)
-    spread = (apart**2).sum(axis=1)
-    spread = np.where(spread > 1e-24 * (x**2).sum(axis=1), spread, 0.0)
-    variation = float((spread * scale**2).sum())
+
+    def errors(candidate: Candidate) -> tuple[Float64, Float64]:
+        """Forecast, and sum the squared errors of each origin."""
+        f = np.where(known, block.forecast(candidate, origins, horizon), 0.0)
+        miss = f - x
+        # what is smaller is rounding
+        miss[np.abs(miss) <= 1e-12 * np.abs(x)] = 0.0
+        return f, ((miss * size) ** 2).sum(axis=0)
+
+    _, reference = errors(MEAN_OF_PAST)
+    variation = float(reference.sum())
+    compare = partial(gain, horizon=horizon, stride=block.split.stride)
     target = _single(x * size)
     order = sorted(chosen, key=lambda candidate: FAMILIES.index(candidate.family))
     scores: list[ForecastScore] = []
-    baseline = np.zeros(0)
+    unchanged = np.zeros(0)
     for candidate in order:
-        f = np.where(known, block.forecast(candidate, origins, horizon), 0.0)
-        square = ((np.abs(f - x) * size) ** 2).sum(axis=0)
-        baseline = square if not scores else baseline
-        skill = gain(square, baseline, horizon=horizon, stride=block.split.stride)
+        f, square = errors(candidate)
+        unchanged = square if not scores else unchanged
         made = _single(f * size)
         whole = float(square.sum())
         scores.append(
@@ -147,26 +158,16 @@ def judge(
                     total_variation(np.maximum(made, 0), np.maximum(target, 0))
                 ),
                 hot_recall=mean_of_known(hot_recall(made, target, hot)),
-                skill=skill.value,
-                skill_error=skill.error,
-                skill_low=skill.low,
-                skill_high=skill.high,
+                skill=compare(square, reference),
+                reduction=compare(square, unchanged),
                 within=share_within(f, x, size),
             )
         )
-    noise = mape_floor = NAN
-    ceiling = np.full(len(TOLERANCES), np.nan)
+    oracle = _Oracle()
     if tokens is not None:
         counted = np.where(known, tokens[origins + horizon].T, 0).sum(axis=1)
         floors = bounds(mean, _quotient(counted, each))
-        noise = float((floors.variance * each * scale**2)[each > 0].sum())
-        positive = above.sum(axis=1)
-        hit = positive > 0
-        if hit.any():
-            mape_floor = float((floors.mape * positive)[hit].sum()) / int(above.sum())
-            amount = (x * size).sum(axis=1)
-            total = float((x * size)[above].sum())
-            ceiling = (floors.within * amount)[:, hit].sum(axis=1) / total
+        oracle = _oracle(floors, x * size, each, scale)
     best = scores[order.index(next(iter(chosen)))]
     return HorizonScores(
         horizon=horizon,
@@ -174,8 +175,11 @@ def judge(
         values=values,
         scores=tuple(scores),
         best=best.forecaster,
-        nmse_floor=noise / variation if variation > 0 else NAN,
-        mape_floor=mape_floor,
+        mean_mse=variation / values,
+        nmse_floor=oracle.square / variation if variation > 0 else NAN,
+        nmse_floor_error=oracle.square_error / variation if variation > 0 else NAN,
+        mape_floor=oracle.mape,
+        mape_floor_error=oracle.mape_error,
         verdict=Verdict(
             of=of,
             horizon=horizon,
@@ -183,15 +187,70 @@ def judge(
             setting=best.setting,
             within=best.within,
             unchanged=scores[0].within,
-            ceiling=tuple(ceiling.tolist()),
+            ceiling=oracle.within,
+            ceiling_error=oracle.within_error,
             misplaced=best.total_variation,
-            skill=best.skill,
-            skill_low=best.skill_low,
-            skill_high=best.skill_high,
+            reduction=best.reduction,
             lead_iterations=float(horizon),
             lead_s=lead_s,
             origins=len(origins),
         ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Oracle:
+    """Oracle bounds over a test part, and their standard errors."""
+
+    square: float = NAN  # sum of squared errors
+    square_error: float = NAN
+    mape: float = NAN
+    mape_error: float = NAN
+    within: tuple[float, ...] = (NAN,) * len(TOLERANCES)
+    within_error: tuple[float, ...] = (NAN,) * len(TOLERANCES)
+
+
+def _oracle(
+    floors: OracleBounds, amounts: Float64, each: Int64, scale: Float64
+) -> _Oracle:
+    """Sum the oracle bounds of cells over a test part.
+
+    Counts of one iteration share its tokens: of C even cells each pair is correlated
+    by ``-1/(C - 1)``, which adds a part of ``1/(C - 1)`` to the variance of a sum of
+    squares.  Iterations are independent.
+
+    Parameters
+    ----------
+    floors
+        Of C cells.
+    amounts
+        ``[C, n]`` bytes; 0 where unknown.
+    each
+        ``[C]`` known values.
+    scale
+        ``[C]`` bytes of one unit.
+    """
+    cells = len(each)
+    shared = cells / max(cells - 1, 1)
+    seen = each > 0
+    square = float((floors.variance * each * scale**2)[seen].sum())
+    doubt = (floors.square_std**2 * each * scale**4)[seen].sum()
+    found = _Oracle(square=square, square_error=float(np.sqrt(doubt * shared)))
+    positive = (amounts > 0).sum(axis=1)
+    hit = positive > 0
+    if not hit.any():
+        return found
+    number = int(positive.sum())
+    doubt = ((floors.mape_std**2 * positive)[hit]).sum() * shared
+    total = float(amounts.sum())
+    whole = amounts.sum(axis=1)
+    doubts = (floors.within_std**2 * (amounts**2).sum(axis=1))[:, hit].sum(axis=1)
+    return replace(
+        found,
+        mape=float((floors.mape * positive)[hit].sum()) / number,
+        mape_error=float(np.sqrt(doubt)) / number,
+        within=tuple(((floors.within * whole)[:, hit].sum(axis=1) / total).tolist()),
+        within_error=tuple((np.sqrt(doubts * shared) / total).tolist()),
     )
 
 

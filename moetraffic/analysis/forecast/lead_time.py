@@ -17,6 +17,13 @@ from moetraffic.trace import ALL_TO_ALL, Trace
 
 Key = tuple[int, str]
 
+RECONFIGURATION_S = (1e-6, 1e-5, 1e-3, 0.025)
+"""Delays of a fabric's reconfiguration that lead times are compared with, seconds.
+
+Fast optical switching by wavelength (1 us, 10 us), fast mechanical or silicon-photonic
+switches (1 ms), and commercial MEMS circuit switches (25 ms).
+"""
+
 LOOKED_AT = 512
 """Maximum evenly spaced occurrences per layer and phase whose times are read."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import scipy
+from scipy.special import stdtr, stdtrit
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -62,6 +62,15 @@ class Split:
         return np.arange(max(begin - 1, 0), end - horizon, self.stride, dtype=np.int64)
 
 
+def steps_needed(horizon: int) -> int:
+    """Return the iterations of a run for which a horizon can be tested.
+
+    The last quarter then has :data:`FEWEST` blocks of forecasts, each as long as the
+    horizon and as the third root of their number (see :func:`gain`).
+    """
+    return 4 * (max(FEWEST * horizon, 2 * FEWEST) + horizon - 1)
+
+
 def split(steps: int, *, max_origins: int = 2048) -> Split:
     """Split a series into 50% training, 25% validation and 25% test.
 
@@ -103,6 +112,7 @@ class Ratio:
     error: float = float("nan")  # standard error; NaN with too few blocks
     low: float = float("nan")  # 95 % interval
     high: float = float("nan")
+    p: float = float("nan")  # one-sided, of the hypothesis that it is 0 or below
     blocks: int = 0  # stretches of origins that were left out one after the other
 
 
@@ -114,7 +124,9 @@ def gain(
     Origins close to each other err alike, at a horizon h for at least h steps.  They
     are cut into g stretches: at most 20, each of h steps or more, and of no fewer than
     the third root of the number of origins.  Leaving one out at a time gives the
-    variance of the estimate, and a Student interval of g - 1 degrees of freedom.
+    variance of the estimate, and a Student interval of g - 1 degrees of freedom.  The
+    p-value is that of a one-sided t-test: of equal accuracy against a smaller error (a
+    paired test, as the blocks of both errors are the same).
 
     Parameters
     ----------
@@ -132,7 +144,8 @@ def gain(
 
     References
     ----------
-    H. R. Künsch, Ann. Stat. 17 (1989) 1217: the jackknife for blocks.
+    H. R. Künsch, Ann. Stat. 17 (1989) 1217: the jackknife for blocks.  F. X. Diebold
+    and R. S. Mariano, J. Bus. Econ. Stat. 13 (1995) 253: equal predictive accuracy.
 
     Examples
     --------
@@ -156,7 +169,13 @@ def gain(
         return Ratio(value=value, blocks=blocks)
     left = 1 - above / below
     spread = float(np.sqrt((blocks - 1) / blocks * ((left - left.mean()) ** 2).sum()))
-    reach = float(scipy.stats.t.ppf(0.975, blocks - 1)) * spread
+    reach = float(stdtrit(blocks - 1, 0.975)) * spread
+    p = float(stdtr(blocks - 1, -value / spread)) if spread > 0 else float(value <= 0)
     return Ratio(
-        value=value, error=spread, low=value - reach, high=value + reach, blocks=blocks
+        value=value,
+        error=spread,
+        low=value - reach,
+        high=value + reach,
+        p=p,
+        blocks=blocks,
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from moetraffic.analysis.claim import LEVEL, Claim, Outcome
+
 from .accuracy import TOLERANCES
+from .origins import FEWEST, Ratio, steps_needed
 
 NAN = float("nan")
 
@@ -27,10 +30,10 @@ class Verdict:
     within: tuple[float, ...]  # share of bytes in cells forecast to within each
     unchanged: tuple[float, ...]  # the same of the persistence baseline
     ceiling: tuple[float, ...]  # the same of the oracle (true gate probabilities)
+    ceiling_error: tuple[float, ...]  # its standard error over the test part
     misplaced: float = NAN  # mean total variation distance of forecast and truth
-    skill: float = NAN  # 1 - MSE / MSE of persistence (horizon 0: best from history)
-    skill_low: float = NAN  # 95% confidence interval
-    skill_high: float = NAN
+    # 1 - MSE / MSE of persistence (horizon 0: of the best history-based forecaster)
+    reduction: Ratio = field(default_factory=Ratio)
     lead_iterations: float = NAN  # from when the forecast can be made to the transfer
     lead_s: float = NAN  # the same in seconds; NaN without times
     origins: int = 0  # number of forecasts
@@ -41,8 +44,60 @@ def unknown_verdict(*, of: str, horizon: int, reason: str) -> Verdict:
     """Build a verdict that is unavailable, with the reason without a full stop."""
     none = (NAN,) * len(TOLERANCES)
     return Verdict(
-        of=of, horizon=horizon, within=none, unchanged=none, ceiling=none, reason=reason
+        of=of,
+        horizon=horizon,
+        within=none,
+        unchanged=none,
+        ceiling=none,
+        ceiling_error=none,
+        reason=reason,
     )
+
+
+def baseline(verdict: Verdict) -> str:
+    """Name the forecaster that a verdict compares with."""
+    return "persistence" if verdict.horizon else "the best history-based forecaster"
+
+
+def improvement(verdict: Verdict, *, about: str, steps: int) -> Claim:
+    """Claim that the best forecaster has a lower MSE than the baseline.
+
+    Parameters
+    ----------
+    verdict
+        Verdict at one horizon: the forecaster was chosen on the validation part.
+    about
+        What was forecast.
+    steps
+        Iterations of the run.
+
+    Returns
+    -------
+    Claim
+        "better than persistence"; at horizon 0 "better than history".
+    """
+    found, other = verdict.reduction, baseline(verdict)
+    return Claim(
+        name="better than persistence" if verdict.horizon else "better than history",
+        about=about,
+        outcome=decided(found, verdict),
+        statement=f"MSE {100 * found.value:.3g}% below {other} "
+        f"(95% CI {100 * found.low:.2g} to {100 * found.high:.2g}%)",
+        null=f"an MSE of the test part no lower than that of {other}",
+        p=found.p,
+        figure=found.value,
+        low=found.low,
+        high=found.high,
+        used=steps,
+        needs=steps_needed(verdict.horizon),
+    )
+
+
+def decided(found: Ratio, verdict: Verdict) -> Outcome:
+    """Decide a one-sided test of equal accuracy; where there is no error, none is."""
+    if verdict.reason or (found.blocks < FEWEST and not np.isnan(found.value)):
+        return Outcome.NOT_ENOUGH_DATA
+    return Outcome.STATED if found.p <= LEVEL else Outcome.NO_EVIDENCE
 
 
 def sentence(verdict: Verdict, *, tolerance: float = 0.2) -> str:
@@ -74,20 +129,20 @@ def sentence(verdict: Verdict, *, tolerance: float = 0.2) -> str:
         return f"{subject} {when}: unavailable: {verdict.reason}."
     at = int(np.argmin([abs(t - tolerance) for t in verdict.tolerances]))
     how = f" ({verdict.setting})" if verdict.setting else ""
-    baseline = "persistence" if verdict.horizon else "best history-based forecaster"
     share = verdict.within[at]
     forecast = "no bytes to forecast"
     if not np.isnan(share):
         forecast = (
             f"{_percent(share)} of the bytes forecast to within "
             f"±{_percent(verdict.tolerances[at])} by {verdict.forecaster}{how}, "
-            f"{baseline} {_percent(verdict.unchanged[at])}"
+            f"{baseline(verdict)} {_percent(verdict.unchanged[at])}"
         )
     if np.isfinite(verdict.ceiling[at]):
         forecast += f", oracle bound {_percent(verdict.ceiling[at])}"
+        if verdict.ceiling_error[at] >= 5e-4:
+            forecast += f" ± {100 * verdict.ceiling_error[at]:.1f}%"
     return (
-        f"{subject} {when}{_lead(verdict.lead_s)}: {forecast}; "
-        f"{_improvement(verdict, baseline)}."
+        f"{subject} {when}{_lead(verdict.lead_s)}: {forecast}; {_improvement(verdict)}."
     )
 
 
@@ -113,17 +168,18 @@ def _lead(seconds: float) -> str:
     return ""
 
 
-def _improvement(verdict: Verdict, baseline: str) -> str:
-    """Format the error relative to the baseline's, with its confidence interval."""
-    if np.isnan(verdict.skill):
-        return f"{baseline} has no error to improve on"
+def _improvement(verdict: Verdict) -> str:
+    """Format the error relative to the baseline's, if the claim is stated."""
+    other, found = baseline(verdict), verdict.reduction
+    if np.isnan(found.value):
+        return f"{other} has no error to improve on"
     if verdict.forecaster in ("persistence", "history"):
-        return f"no forecaster was better than {baseline}"
-    way = "below" if verdict.skill >= 0 else "above"
-    error = f"MSE {_percent(abs(verdict.skill))} {way} {baseline}"
-    if np.isnan(verdict.skill_low):
-        return f"{error} (too few forecasts for a confidence interval)"
-    low, high = verdict.skill_low, verdict.skill_high
-    unsure = ", not significant" if low <= 0 <= high else ""
-    interval = f"95% CI of the reduction {100 * low:.2g} to {100 * high:.2g}%"
-    return f"{error} ({interval}{unsure})"
+        return f"{other} was the best on the validation part"
+    claim = improvement(verdict, about=verdict.of, steps=verdict.origins)
+    if claim.stated:
+        return claim.statement
+    way = "below" if found.value >= 0 else "above"
+    error = f"MSE {_percent(abs(found.value))} {way}"
+    if claim.outcome is Outcome.NOT_ENOUGH_DATA:
+        return f"too few forecasts to compare with {other} ({error})"
+    return f"no evidence of a lower error than {other} ({error}, p = {found.p:.2g})"

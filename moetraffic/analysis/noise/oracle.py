@@ -25,11 +25,18 @@ NORMAL_FROM = 200.0
 
 @dataclass(frozen=True, kw_only=True)
 class OracleBounds:
-    """Errors of the oracle forecast, one value per cell, ``[C]``."""
+    """Errors of the oracle forecast, one value per cell, ``[C]``.
+
+    They are expected values: over a test part the oracle is above or below by chance.
+    Beside each stands the standard deviation of one forecast of the cell.
+    """
 
     variance: Float64  # of the sampling noise, token copies squared
+    square_std: Float64  # of the squared error, token copies squared
     mape: Float64  # least mean of |x - f|/x over the counts above zero
+    mape_std: Float64  # of |x - f|/x
     within: Float64  # [len(tolerances), C] largest share of copies forecast within each
+    within_std: Float64  # [len(tolerances), C]
 
 
 def count_variance(
@@ -144,7 +151,16 @@ def oracle_bounds(
     for first in range(0, len(small), 512):
         part = small[first : first + 512]
         _small(part, m, variance, tolerances, mape, within)
-    return OracleBounds(variance=variance, mape=mape, within=within)
+    # the fourth central moment of a binomial is 3 v^2 + v (1 - 6 q (1 - q)), of which
+    # the last factor is at most 1; |x - f|/x is nearly half-normal
+    return OracleBounds(
+        variance=variance,
+        square_std=np.sqrt(2 * variance**2 + variance),
+        mape=mape,
+        mape_std=mape * np.sqrt(np.pi / 2 - 1),
+        within=within,
+        within_std=np.sqrt(within * (1 - within)),
+    )
 
 
 def _small(

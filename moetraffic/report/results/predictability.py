@@ -26,8 +26,8 @@ TOLERANCE = 0.2
 
 MEASURES = {
     "bytes within 20%": "share of bytes in cells forecast to within ±20% [%]",
-    "skill": "skill: 1 − MSE / MSE of the persistence baseline",
-    "NMSE": "NMSE: MSE / variance (1 = forecasting the mean)",
+    "skill": "skill: 1 − NMSE (0 = mean of the past)",
+    "NMSE": "NMSE: MSE / MSE of the mean of the past",
 }
 
 CONVERGENCE = {
@@ -63,9 +63,11 @@ def horizons(analysis: Analysis) -> Chart | Missing:
         key="forecasts",
         title=title,
         source="Forecasters are tuned on the middle of the run and tested on its last "
-        "quarter. Baseline: persistence. Oracle: true gate "
-        "probabilities, sampling noise only. Lower bound: of any linear forecast one "
-        "iteration ahead, from the spectrum (Kolmogorov). Bars: 95% intervals.",
+        "quarter. The distance is the age of a plan that the forecast is used for. "
+        "Errors and bounds are relative to the MSE of the mean of the past on the test "
+        "part. Oracle: true gate probabilities, sampling noise only. Lower bound: of "
+        "any linear forecast one iteration ahead, from the spectrum (Kolmogorov). "
+        "Bars: 95% intervals.",
         columns=("iterations ahead", "value (unit as on the axis)"),
         choices=("layer", "quantity", "metric"),
         panels=tuple(panels),
@@ -88,7 +90,11 @@ def _panel(subject: Subject, name: tuple[str, ...], notes: list[str]) -> Panel:
     ):
         rows = [(h, s) for h in found if (s := h.score(forecaster)) is not None]
         baseline = forecaster == "persistence"
-        ends = [s.skill_low for _, s in rows], [s.skill_high for _, s in rows]
+        low, high = ([getattr(s.skill, k) for _, s in rows] for k in ("low", "high"))
+        ends = {
+            "skill": (low, high),
+            "NMSE": ([1 - v for v in high], [1 - v for v in low]),
+        }
         series.append(
             Series(
                 x=[str(h.horizon) for h, _ in rows],
@@ -98,20 +104,25 @@ def _panel(subject: Subject, name: tuple[str, ...], notes: list[str]) -> Panel:
                 dash="dash" if baseline else "solid",
                 marked=True,
                 size=[11 if h.best == forecaster else 6 for h, _ in rows],
-                y_interval=ends if measure == "skill" else None,
+                y_interval=ends.get(measure),
             )
         )
-    oracle: list[float] = []
     if measure == "NMSE":
-        oracle = [h.nmse_floor for h in found]
-    elif measure != "skill":
-        oracle = [100 * h.verdict.ceiling[at] for h in found]
+        oracle = np.array([h.nmse_floor for h in found])
+        reach = np.array([h.nmse_floor_error for h in found])
+    elif measure == "skill":
+        oracle = np.array([1 - h.nmse_floor for h in found])
+        reach = np.array([h.nmse_floor_error for h in found])
+    else:
+        oracle = 100 * np.array([h.verdict.ceiling[at] for h in found])
+        reach = 100 * np.array([h.verdict.ceiling_error[at] for h in found])
     if np.isfinite(oracle).any():
         series.append(
             Series(
                 x=[str(h.horizon) for h in found],
-                y=np.array(oracle),
+                y=oracle,
                 name="oracle (true gate probabilities)",
+                y_interval=(oracle - 1.96 * reach, oracle + 1.96 * reach),
                 color=OTHER_COLOR,
                 dash="dot",
                 marked=True,
@@ -120,23 +131,22 @@ def _panel(subject: Subject, name: tuple[str, ...], notes: list[str]) -> Panel:
         )
     limits = subject.limits
     one_ahead = any(h.horizon == 1 for h in found)
-    if measure == "NMSE" and limits is not None and one_ahead:
-        pooled, reach = limits.pooled_nmse, np.exp(1.96 * limits.pooled_error)
-        if np.isfinite(pooled):
-            series.append(
-                Series(
-                    kind="points",
-                    x=["1"],
-                    y=[pooled],
-                    name="lower bound of linear forecasts",
-                    color="#000000",
-                    symbol="diamond",
-                    size=12,
-                    y_interval=([pooled / reach], [pooled * reach]),
-                )
+    bounded = limits is not None and np.isfinite(limits.nmse)
+    if measure == "NMSE" and limits is not None and bounded and one_ahead:
+        series.append(
+            Series(
+                kind="points",
+                x=["1"],
+                y=[limits.nmse],
+                name="lower bound of linear forecasts",
+                color="#000000",
+                symbol="diamond",
+                size=12,
+                y_interval=([limits.low], [limits.high]),
             )
+        )
     span: tuple[float, float] | None = None
-    lowest = min((s.skill for h in found for s in h.scores), default=0.0)
+    lowest = min((s.skill.value for h in found for s in h.scores), default=0.0)
     notes = ["Large markers: selected without the last quarter.", *notes]
     if measure == "skill" and lowest < -1:
         span = (-1.05, 1.05)
@@ -154,7 +164,7 @@ def _panel(subject: Subject, name: tuple[str, ...], notes: list[str]) -> Panel:
 
 def _value(score: ForecastScore, measure: str, at: int) -> float:
     if measure == "skill":
-        return score.skill
+        return score.skill.value
     return score.nmse if measure == "NMSE" else 100 * score.within[at]
 
 

@@ -15,6 +15,7 @@ from moetraffic.tables import Table, tables_of
 from moetraffic.units import rank_span
 
 from .experts import expert_tables
+from .forecasts import bound_table, forecast_tables, lead_time_table
 from .rhythm import statistics_tables, time_table
 
 METRICS = {
@@ -53,12 +54,12 @@ def by_part(analysis: Analysis) -> dict[str, list[Table]]:
     found = {
         "claims": [_claims(analysis)],
         "skew": [_skew(shown), *expert_tables(shown), _network(shown)],
-        "forecasts": [_forecasts(shown)],
-        "limits": [_limits(shown)],
+        "forecasts": forecast_tables(_subjects(shown)),
+        "limits": [bound_table(_subjects(shown))],
         "convergence": [_convergence(shown)],
         "complexity": [_complexity(shown)],
         "rhythm": _rhythm(analysis),
-        "within": [_within(analysis)],
+        "within": [_within(analysis), lead_time_table(analysis)],
         "occupation": [] if spent is None else [time_table(spent)],
     }
     notes = [f"note: {note}" for note in analysis.notes]
@@ -157,56 +158,6 @@ def _skew(exchanges: list[ExchangeAnalysis]) -> Table:
             "metric (value when perfectly balanced)": "",
             **dict.fromkeys(("early", "middle", "late", "noise floor"), ".4f"),
             **{"z": ".1f", "slope/100 it.": "+.4f", "trend p-value": ".2g"},
-        },
-        rows=rows,
-    )
-
-
-def _forecasts(exchanges: list[ExchangeAnalysis]) -> Table:
-    rows = []
-    for where, subject in _subjects(exchanges):
-        for horizon in subject.forecasts.horizons if subject.forecasts else ():
-            verdict = horizon.verdict
-            if verdict.reason:
-                continue
-            at = int(np.argmin([abs(t - TOLERANCE) for t in verdict.tolerances]))
-            best = next(s for s in horizon.scores if s.forecaster == horizon.best)
-            bound = subject.limits if horizon.horizon == 1 else None
-            rows.append(
-                (
-                    *(*where, horizon.horizon, verdict.forecaster, verdict.within[at]),
-                    *(verdict.unchanged[at], verdict.ceiling[at], verdict.skill),
-                    (verdict.skill_low, verdict.skill_high),
-                    *(best.nmse, bound.pooled_nmse if bound else None),
-                    *(best.mape, horizon.mape_floor),
-                )
-            )
-    return Table(
-        title="Forecasts: share of bytes in cells forecast to within ±20%, and skill "
-        "over the persistence baseline",
-        columns={
-            **{"layer": "<", "ranks": "", "quantity": "", "it. ahead": "", "best": ""},
-            **dict.fromkeys(("within 20%", "persistence", "oracle"), ".1%"),
-            **{"skill": "+.2f", "95% interval": "+.2f"},
-            **{"NMSE": ".3f", "NMSE lower bound": ".3f"},
-            **{"MAPE": ".1%", "oracle MAPE": ".1%"},
-        },
-        rows=rows,
-        notes=["oracle: true gate probabilities, sampling noise only"] if rows else [],
-    )
-
-
-def _limits(exchanges: list[ExchangeAnalysis]) -> Table:
-    rows = [
-        (*where, bound.pooled_nmse, memory.phi, (memory.phi_low, memory.phi_high))
-        for where, subject in _subjects(exchanges)
-        if (bound := subject.limits) and (memory := subject.memory)
-    ]
-    return Table(
-        title="Bounds of linear one-step forecasts, and persistence of the shares",
-        columns={
-            **{"layer": "<", "ranks": "", "quantity": "", "NMSE lower bound": ".3f"},
-            **{"lag-1 autocorrelation": ".3f", "95% interval": ".3f"},
         },
         rows=rows,
     )

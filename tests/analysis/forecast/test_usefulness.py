@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from moetraffic.analysis.forecast.origins import Ratio
 from moetraffic.analysis.forecast.usefulness import (
     Verdict,
     sentence,
@@ -22,10 +23,9 @@ VERDICT = Verdict(
     within=(0.2, 0.4, 0.75, 0.9996),
     unchanged=(0.1, 0.3, 0.5, 0.9),
     ceiling=(float("nan"),) * 4,
+    ceiling_error=(0.0,) * 4,
     misplaced=0.1,
-    skill=0.25,
-    skill_low=0.1,
-    skill_high=0.4,
+    reduction=Ratio(value=0.25, error=0.07, low=0.1, high=0.4, p=0.001, blocks=20),
     lead_iterations=10.0,
     lead_s=2.5,
     origins=200,
@@ -36,7 +36,7 @@ def test_a_sentence():
     assert sentence(VERDICT) == (
         "Expert load 10 iterations ahead, 2.5 s before the transfer: 75% of the bytes "
         "forecast to within ±20% by ema (alpha 0.1), persistence 50%; MSE 25% below "
-        "persistence (95% CI of the reduction 10 to 40%)."
+        "persistence (95% CI 10 to 40%)."
     )
     assert "40% of the bytes forecast to within ±10%" in sentence(
         VERDICT, tolerance=0.1
@@ -47,21 +47,34 @@ def test_a_sentence():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"skill_low": -0.1}, "reduction -10 to 40%, not significant)"),
-        ({"skill_low": np.nan}, "too few forecasts for a confidence interval"),
-        ({"skill": -0.5, "skill_low": -0.6, "skill_high": -0.4}, "50% above"),
-        ({"skill": np.nan}, "has no error"),
-        ({"forecaster": "persistence"}, "no forecaster was better than persistence"),
+        (
+            {"reduction": Ratio(value=0.1, low=-0.1, high=0.3, p=0.2, blocks=20)},
+            "no evidence of a lower error than persistence (MSE 10% below, p = 0.2)",
+        ),
+        (
+            {"reduction": Ratio(value=0.1, blocks=2)},
+            "too few forecasts to compare with persistence (MSE 10% below)",
+        ),
+        (
+            {"reduction": Ratio(value=-0.5, low=-0.6, high=-0.4, p=1.0, blocks=20)},
+            "no evidence of a lower error than persistence (MSE 50% above, p = 1)",
+        ),
+        ({"reduction": Ratio()}, "has no error"),
+        ({"forecaster": "persistence"}, "persistence was the best on the validation"),
         ({"lead_s": np.nan}, "Expert load 10 iterations ahead: "),
         ({"lead_s": 2e-5}, "20 us before"),
         ({"lead_s": 0.0}, "0 us before"),
-        ({"ceiling": (0.3, 0.5, 0.8, 1.0)}, "oracle bound 80%"),
+        ({"ceiling": (0.3, 0.5, 0.8, 1.0)}, "oracle bound 80%;"),
+        (
+            {"ceiling": (0.3, 0.5, 0.8, 1.0), "ceiling_error": (0.01,) * 4},
+            "oracle bound 80% ± 1.0%;",
+        ),
         ({"within": (np.nan,) * 4}, "no bytes to forecast"),
         ({"horizon": 1}, "1 iteration ahead"),
         ({"horizon": 0}, "later in the same iteration"),
         (
             {"horizon": 0, "forecaster": "history"},
-            "better than best history-based forecaster",
+            "the best history-based forecaster was the best on the validation part",
         ),
         ({"within": (0.0, 0.0001, 0.0, 0.0)}, "0% of the bytes"),
     ],
@@ -85,4 +98,4 @@ def test_what_is_not_known_is_said():
 
 def test_a_verdict_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        VERDICT.skill = 1.0
+        VERDICT.horizon = 1

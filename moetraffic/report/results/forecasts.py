@@ -1,0 +1,193 @@
+"""Tabulate forecast errors, their bounds, skill by age of a plan, and lead times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from moetraffic.analysis import Analysis, Subject
+from moetraffic.analysis.forecast.judging import ForecastScore, HorizonScores
+from moetraffic.analysis.forecast.lead_time import RECONFIGURATION_S
+from moetraffic.tables import Table
+from moetraffic.units import duration
+
+TOLERANCE = 0.2
+"""Relative error for which the share of bytes is shown."""
+
+WHERE = {"layer": "<", "ranks": "", "quantity": ""}
+"""First columns of a row: layer, ranks and quantity."""
+
+Row = tuple[object, ...]
+Scored = tuple[Row, int, Subject, HorizonScores, ForecastScore]
+
+
+def forecast_tables(subjects: Iterable[tuple[Row, Subject]]) -> list[Table]:
+    """Tabulate the errors of the best forecasts, their bounds, and skill by age.
+
+    Parameters
+    ----------
+    subjects
+        Each with the layer, ranks and quantity of its rows.
+
+    Returns
+    -------
+    list of Table
+    """
+    scored = list(_scored(subjects))
+    return [_errors(scored), _bounds(scored), _by_age(scored)] if scored else []
+
+
+def bound_table(subjects: Iterable[tuple[Row, Subject]]) -> Table:
+    """Tabulate the lower bound of each subject, and the persistence of its shares."""
+    rows, reasons = [], []
+    for where, subject in subjects:
+        if (bound := subject.limits) and (memory := subject.memory):
+            reach = (memory.phi_low, memory.phi_high)
+            rows.append(
+                (*where, bound.nmse, (bound.low, bound.high), memory.phi, reach)
+            )
+            if bound.reason:
+                reasons.append(f"lower bound unavailable: {bound.reason}")
+    return Table(
+        title="Bounds of linear one-step forecasts, and persistence of the shares",
+        columns={
+            **{**WHERE, "NMSE lower bound": ".3f", "95% interval": ".3f"},
+            **{"lag-1 autocorrelation": ".3f", "95% interval of it": ".3f"},
+        },
+        rows=rows,
+        notes=list(dict.fromkeys(reasons)),
+    )
+
+
+def _scored(
+    subjects: Iterable[tuple[Row, Subject]],
+) -> Iterator[Scored]:
+    """Yield each horizon with the first cells of its row and the best score."""
+    for where, subject in subjects:
+        for horizon in subject.forecasts.horizons if subject.forecasts else ():
+            if (best := horizon.score()) is not None:
+                yield where, horizon.horizon, subject, horizon, best
+
+
+def _errors(scored: Sequence[Scored]) -> Table:
+    rows = []
+    for where, ahead, _, horizon, best in scored:
+        at = _tolerance(horizon)
+        rows.append(
+            (
+                *(*where, ahead, best.forecaster, best.mse, best.mape, best.within[at]),
+                *(horizon.verdict.unchanged[at], best.nmse),
+                (1 - best.skill.high, 1 - best.skill.low),
+                best.reduction.value,
+                (best.reduction.low, best.reduction.high),
+            )
+        )
+    return Table(
+        title="Forecast errors on the last quarter of the run",
+        columns={
+            **{**WHERE, "it. ahead": "", "best": ""},
+            **{"MSE": ".4g", "MAPE": ".1%", "bytes within 20%": ".1%"},
+            **{"persistence within 20%": ".1%", "NMSE": ".3f", "95% interval": ".3f"},
+            **{"MSE below persistence": "+.2f", "95% interval of it": "+.2f"},
+        },
+        rows=rows,
+        notes=[
+            "NMSE: MSE / MSE of the mean of the past, at the same origins",
+            "bytes within 20%: share of bytes in cells forecast to within ±20%",
+        ],
+    )
+
+
+def _tolerance(horizon: HorizonScores) -> int:
+    return int(np.argmin([abs(t - TOLERANCE) for t in horizon.verdict.tolerances]))
+
+
+def _bounds(scored: Sequence[Scored]) -> Table:
+    rows = []
+    notes: list[str] = []
+    for where, ahead, subject, horizon, best in scored:
+        at, verdict = _tolerance(horizon), horizon.verdict
+        bound = subject.limits if horizon.horizon == 1 else None
+        if np.isnan(horizon.nmse_floor) and (bound is None or np.isnan(bound.nmse)):
+            if bound is not None:
+                notes.append(f"lower bound unavailable: {bound.reason}")
+            continue
+        rows.append(
+            (
+                *(*where, ahead, best.nmse, bound.nmse if bound else None),
+                (bound.low, bound.high) if bound else None,
+                *(horizon.nmse_floor, horizon.nmse_floor_error),
+                *(best.mape, horizon.mape_floor, horizon.mape_floor_error),
+                *(best.within[at], verdict.ceiling[at], verdict.ceiling_error[at]),
+            )
+        )
+        if bound is not None and bound.reason:
+            notes.append(f"lower bound unavailable: {bound.reason}")
+    return Table(
+        title="Bounds on the forecast errors, on the last quarter of the run",
+        columns={
+            **{**WHERE, "it. ahead": ""},
+            **{"NMSE": ".3f", "lower bound": ".3f", "95% interval": ".3f"},
+            **{"oracle NMSE": ".3f", "± (NMSE)": ".3f"},
+            **{"MAPE": ".1%", "oracle MAPE": ".1%", "± (MAPE)": ".1%"},
+            **{"bytes within 20%": ".1%", "oracle": ".1%", "± (oracle)": ".1%"},
+        },
+        rows=rows,
+        notes=[
+            "lower bound: of linear forecasts one iteration ahead, from the spectrum",
+            "oracle: true gate probabilities, sampling noise only; expected value ± "
+            "standard error over the test part",
+            *dict.fromkeys(notes),
+        ],
+    )
+
+
+def _by_age(scored: Sequence[Scored]) -> Table:
+    """Tabulate how much of its value a plan keeps as it ages."""
+    ages: list[int] = []
+    skills: dict[Row, dict[int, str]] = {}
+    for where, age, _, horizon, best in scored:
+        ages.append(age)
+        unchanged = horizon.score("persistence")
+        for name, score in (("best forecast", best), ("last values", unchanged)):
+            if score is not None and np.isfinite(score.skill.value):
+                found = score.skill
+                reach = f" ({found.low:+.2f} to {found.high:+.2f})"
+                skills.setdefault((*where, name), {})[age] = (
+                    f"{found.value:+.2f}{reach if np.isfinite(found.low) else ''}"
+                )
+    columns = sorted(dict.fromkeys(ages))
+    return Table(
+        title="Forecast skill by age of the plan, iterations (95% interval)",
+        columns={
+            **{**WHERE, "plan from": "<"},
+            **dict.fromkeys(map(str, columns), ">"),
+        },
+        rows=[(*where, *map(by.get, columns)) for where, by in skills.items()],
+        notes=["skill: 1 - NMSE; 0: no better than the mean of the past"],
+    )
+
+
+def lead_time_table(analysis: Analysis) -> Table:
+    """Tabulate which reconfiguration delays the lead times are long enough for."""
+    return Table(
+        title="Lead time of the first dispatch over later transfers, and the "
+        "reconfiguration delays that fit before them",
+        columns={
+            **{"transfer": "<", "lead time, ms": ".3f"},
+            **dict.fromkeys(map(duration, RECONFIGURATION_S), "<"),
+        },
+        rows=[
+            (
+                sight.target,
+                1e3 * sight.verdict.lead_s,
+                *(
+                    "yes" if sight.verdict.lead_s >= d else "no"
+                    for d in RECONFIGURATION_S
+                ),
+            )
+            for sight in analysis.sights
+            if np.isfinite(sight.verdict.lead_s)
+        ],
+    )

@@ -1,0 +1,72 @@
+"""Claims of forecasts: known processes, and what is not tested."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moetraffic.analysis.claim import Outcome, claim_of
+from moetraffic.analysis.forecast.claims import forecast_claims
+from moetraffic.analysis.forecast.forecasting import forecast
+from tests.analysis.known_processes.loads import PROCESSES
+
+PREDICTABLE = {
+    "balanced": False,
+    "skewed": False,
+    "walk": True,
+    "autoregression": True,
+    "period": True,
+    "drifting hot set": True,
+}
+
+
+def claims(series, horizons=(1,)):
+    return forecast_claims(forecast(series, horizons=horizons), about="load")
+
+
+@pytest.mark.parametrize("name", PREDICTABLE)
+@pytest.mark.parametrize("seed", range(3))
+def test_known_processes(name, seed):
+    run = PROCESSES[name](np.random.default_rng([seed, 77]), 600)
+    found = claim_of(claims(run.counts), "predictable")
+    assert found.stated == PREDICTABLE[name]
+    assert found.outcome is not Outcome.NOT_ENOUGH_DATA
+    if found.stated:
+        assert found.low < found.figure < found.high
+        assert "below the mean of the past" in found.sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["balanced", "skewed"])
+def test_noise_is_not_predictable(name):
+    stated = [
+        claim_of(claims(run.counts), "predictable").stated
+        for seed in range(150)
+        for run in [PROCESSES[name](np.random.default_rng([seed, 78]), 400)]
+    ]
+    assert sum(stated) <= 6  # 1.5 expected; more with a probability below .1%
+
+
+def test_each_horizon_has_its_claims_and_a_short_run_its_needs():
+    rng = np.random.default_rng(0)
+    found = claims(rng.poisson(50, size=(60, 4)), horizons=[1, 10])
+    assert [(c.name, c.about) for c in found[::2]] == [
+        ("predictable", "load, 1 iteration ahead"),
+        ("predictable", "load, 10 iterations ahead"),
+    ]
+    assert found[0].outcome is Outcome.NO_EVIDENCE
+    assert found[1].name == "better than persistence"
+    for late in found[2:]:
+        assert late.outcome is Outcome.NOT_ENOUGH_DATA
+        assert (late.needs, late.used) == (196, 60)
+    longer = claims(rng.poisson(50, size=(196, 4)), horizons=[10])
+    assert longer[0].outcome is Outcome.NO_EVIDENCE
+    # of white noise the mean has half of the error of persistence
+    better = claims(rng.poisson(50, size=(1000, 4)))[1]
+    assert better.stated
+    assert better.low < 0.5 < better.high
+
+
+def test_what_has_no_error_is_not_claimed():
+    found = claims(np.full((100, 3), 8.0))
+    assert [claim.outcome for claim in found] == [Outcome.NO_EVIDENCE] * 2
