@@ -23,6 +23,9 @@ FEWEST = 32
 MOST = 1024
 """Most bursts of a repeated order."""
 
+USED = 1 << 17
+"""Most bursts that are compared, those in the middle: this bounds the time."""
+
 WORSE = 4.0
 """Standard errors by which an order must repeat worse than a longer one."""
 
@@ -61,6 +64,8 @@ def burst_order(first: Int64, last: Int64) -> BurstOrder:
     >>> burst_order(first, first + np.tile([4, 6, 2], 50)).bursts
     3
     """
+    low = max(0, len(first) - USED) // 2
+    first, last = first[low : low + USED], last[low : low + USED]
     nothing = BurstOrder(bursts=1, p=1.0, correlation=float("nan"))
     number = len(first) - 1
     most = min(number // FEWEST, MOST)
@@ -84,7 +89,9 @@ def burst_order(first: Int64, last: Int64) -> BurstOrder:
         return np.asarray((each**2).mean(axis=0)[: number - best], np.float64)
 
     rule = change(best)
-    for lag in np.flatnonzero(acf[1:best] > acf[best] / 2) + 1:
+    lags = np.arange(1, best)
+    peaks = (acf[lags] >= acf[lags + 1]) & ((lags == 1) | (acf[lags] >= acf[lags - 1]))
+    for lag in lags[peaks & (acf[lags] > acf[best] / 2)]:
         excess = change(int(lag)) - rule
         # neighbors are dependent: sums over orders are less so
         sums = excess[: len(excess) // best * best].reshape(-1, best).sum(axis=1)

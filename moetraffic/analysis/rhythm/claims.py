@@ -10,7 +10,7 @@ that :func:`.burst_order.burst_order` finds.
 With step marks a cycle is a step.  Bursts are periodic if they come at the same places
 of successive steps; with every four steps turned by a random phase they do not.
 
-*Long memory* is judged by the Hurst exponent of the share of time that is on
+*Long memory* is judged by the share of each step, or cycle, that is on
 (:mod:`.long_memory`).
 """
 
@@ -27,8 +27,8 @@ from moetraffic.analysis.times.intervals import merge_intervals
 
 from .bins import on_off_series, time_on_until
 from .burst_order import FEWEST, burst_order
-from .long_memory import FEWEST as FEWEST_FREQUENCIES
-from .long_memory import SLOWER, long_memory
+from .long_memory import FEWEST_SLOWEST, SLOWEST, long_memory
+from .step_time import extent, step_spans
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -98,14 +98,58 @@ def burst_claims(
     """
     first, last = merge_intervals(start, end)
     if marks is None:
-        found = repetition(first, last)
-        periodic = _of_bursts(found, len(first), about)
-        step = float(np.median(found.length_ns)) if len(found.length_ns) else NAN
-    else:
-        borders = np.unique(np.asarray(marks, np.int64))
-        periodic = _of_steps(first, last, borders, about, seed)
-        step = float(np.median(np.diff(borders))) if len(borders) > 1 else NAN
-    return periodic, _memory(first, last, step, about)
+        return claims_of_bursts(first, last, repetition(first, last), about=about)
+    steps = step_spans(marks, within=extent(first, last))
+    return claims_of_steps(first, last, *steps, about=about, seed=seed)
+
+
+def claims_of_bursts(
+    first: Int64, last: Int64, found: Repetition, *, about: str
+) -> tuple[Claim, ...]:
+    """Judge bursts from their repetition; see :func:`burst_claims`.
+
+    Parameters
+    ----------
+    first, last
+        ``[n]`` int64 ns: disjoint bursts in order.
+    found
+        From :func:`repetition`.
+    about
+        Source of the bursts.
+    """
+    series = np.zeros(0)
+    if len(found.length_ns):
+        cycle = float(np.median(found.length_ns))
+        series = on_off_series(first, last, bin_ns=cycle)
+    return _of_bursts(found, len(first), about), _memory(series, about)
+
+
+def claims_of_steps(
+    first: Int64, last: Int64, begin: Int64, end: Int64, *, about: str, seed: int = 0
+) -> tuple[Claim, ...]:
+    """Judge bursts from their places in steps; see :func:`burst_claims`.
+
+    Parameters
+    ----------
+    first, last
+        ``[n]`` int64 ns: disjoint bursts in order.
+    begin, end
+        ``[m]`` int64 ns: steps, from :func:`.step_time.step_spans`.
+    about
+        Source of the bursts.
+    seed
+        Of the random phases of steps.
+    """
+    lengths = (end - begin).astype(np.float64)
+    on = np.zeros((0, PARTS))
+    if len(lengths):
+        origin = int(begin[0])
+        parts = (begin[:, None] - origin) + lengths[:, None] * (
+            np.arange(PARTS + 1) / PARTS
+        )
+        on = np.diff(time_on_until(parts, first, last, origin=origin), axis=1)
+        on /= lengths[:, None]
+    return _of_steps(on, lengths, about, seed), _memory(on.sum(axis=1), about)
 
 
 def repetition(first: Int64, last: Int64) -> Repetition:
@@ -159,8 +203,7 @@ def _of_bursts(found: Repetition, bursts: int, about: str) -> Claim:
         return _too_few("periodic", about, null, bursts, FEWEST)
     period, low, high = _median(lengths)
     flags = []
-    if found.bursts > 1:
-        flags.append(f"{found.bursts} bursts a cycle")
+    size = f", {found.bursts} bursts a cycle" if found.bursts > 1 else ""
     coherent = found.p < LEVEL and found.coherence >= COHERENT
     if not coherent:
         flags.append(
@@ -171,7 +214,7 @@ def _of_bursts(found: Repetition, bursts: int, about: str) -> Claim:
         name="periodic",
         about=about,
         outcome=Outcome.STATED if coherent else Outcome.NO_EVIDENCE,
-        statement=f"the bursts repeat every {period:.4g} s",
+        statement=f"they repeat every {period:.4g} s{size}",
         null=null,
         p=found.p,
         figure=period,
@@ -183,21 +226,13 @@ def _of_bursts(found: Repetition, bursts: int, about: str) -> Claim:
     )
 
 
-def _of_steps(
-    first: Int64, last: Int64, borders: Int64, about: str, seed: int
-) -> Claim:
+def _of_steps(on: Float64, lengths: Float64, about: str, seed: int) -> Claim:
     """Judge whether bursts come at the same places of successive marked steps."""
     null = f"bursts at random places of each {AFTER} steps"
-    if len(borders) <= FEWEST_STEPS or not len(first):
-        return _too_few("periodic", about, null, max(0, len(borders) - 1), FEWEST_STEPS)
-    lengths = np.diff(borders).astype(np.float64)
+    if len(lengths) < FEWEST_STEPS:
+        return _too_few("periodic", about, null, len(lengths), FEWEST_STEPS)
     period, low, high = _median(lengths)
-    origin = int(borders[0])
-    parts = (borders[:-1, None] - origin) + lengths[:, None] * (
-        np.arange(PARTS + 1) / PARTS
-    )
-    on = np.diff(time_on_until(parts, first, last, origin=origin), axis=1)
-    waves = np.fft.rfft(on / lengths[:, None], axis=1)[:, 1 : PARTS // 2]
+    waves = np.fft.rfft(on, axis=1)[:, 1 : PARTS // 2]
     # The power of the mean step.  With blocks of steps turned at random its Fourier
     # coefficients are sums of independent terms: normal, and uncorrelated.
     blocks = waves[: len(waves) // AFTER * AFTER]
@@ -211,7 +246,7 @@ def _of_steps(
         name="periodic",
         about=about,
         outcome=Outcome.STATED if p < LEVEL else Outcome.NO_EVIDENCE,
-        statement=f"the bursts repeat every step, of {period:.4g} s in the median",
+        statement=f"they repeat every step, of {period:.4g} s in the median",
         null=null,
         p=p,
         figure=period,
@@ -219,32 +254,31 @@ def _of_steps(
         low=low,
         high=high,
         used=len(lengths),
-        flags=("step marks",),
     )
 
 
-def _memory(first: Int64, last: Int64, step_ns: float, about: str) -> Claim:
-    """Judge whether the share of time that is on has long memory."""
-    null = "first-order autoregression"
-    series = np.zeros(0)
-    if step_ns > 0:
-        series = on_off_series(first, last, bin_ns=step_ns)
+def _memory(series: Float64, about: str) -> Claim:
+    """Judge whether the share of each step that is on has long memory."""
+    null = "first-order autoregression and white noise"
     found = long_memory(series)
-    if found.frequencies < FEWEST_FREQUENCIES:
-        return _too_few(
-            "long memory", about, null, len(series), FEWEST_FREQUENCIES * SLOWER
-        )
+    stated = found.p < LEVEL
+    outcome = Outcome.STATED if stated else Outcome.NO_EVIDENCE
+    enough = SLOWEST * FEWEST_SLOWEST
     return Claim(
         name="long memory",
         about=about,
-        outcome=Outcome.STATED if found.p < LEVEL else Outcome.NO_EVIDENCE,
-        statement=f"the bursts have long memory, Hurst exponent {found.hurst:.2f}",
+        outcome=Outcome.NOT_ENOUGH_DATA if len(series) < enough else outcome,
+        statement=f"they have long memory, Hurst exponent {found.hurst:.2f}",
         null=null,
         p=found.p,
         figure=found.hurst,
         low=found.low,
         high=found.high,
         used=len(series),
+        needs=enough if len(series) < enough else 0,
+        flags=("or a change of level, or a correlation over tens of steps",)
+        if stated
+        else (),
     )
 
 

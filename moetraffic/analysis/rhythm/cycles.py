@@ -39,7 +39,6 @@ class Cycles:
         default_factory=_none
     )  # [n] of each cycle of usual length, in time order
     on: Float64 = field(default_factory=_none)  # [n] duty cycle
-    jitter: float = _NAN  # standard deviation of the length over its mean
     likeness: float = _NAN  # correlation of a cycle's shape with the next one's
     bursts: int = 0  # the most common number of bursts
     regular: float = _NAN  # share of the cycles with that number
@@ -120,7 +119,6 @@ def cycles(
     return Cycles(
         length_ns=lengths[usual],
         on=on[usual] / lengths[usual],
-        jitter=float(lengths[usual].std()) / mean,
         likeness=_correlation(shape[:-1][follows], shape[1:][follows]),
         bursts=rule,
         regular=len(alike) / int(usual.sum()),

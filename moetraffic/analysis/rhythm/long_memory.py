@@ -11,6 +11,11 @@ semiparametric estimation of long range dependence", Annals of Statistics 23 (19
 1630.  On-off traffic whose bursts or gaps have tails of index a between 1 and 2 has
 H = (3 - a) / 2: W. Willinger, M. S. Taqqu, R. Sherman, D. V. Wilson, "Self-similarity
 through high-variability", IEEE/ACM Trans. Networking 5 (1997) 71.
+
+A correlation over some steps raises the lowest frequencies too.  The null hypothesis is
+therefore a first-order autoregression with white noise, fitted by Whittle's likelihood
+to the faster frequencies: with long memory the slower ones have more power than it has
+there.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr
+from scipy.special import gammaincc
 
 Float64 = npt.NDArray[np.float64]
 
@@ -27,7 +32,21 @@ FEWEST = 16
 """Fewest Fourier frequencies of an estimate."""
 
 SLOWER = 16
-"""Steps of the shortest period used: what happens within steps is no memory."""
+"""Steps of the shortest period of the estimate: what happens in steps is no memory."""
+
+SLOWEST = 64
+"""Steps of the shortest period at which more power is long memory."""
+
+FEWEST_SLOWEST = 8
+"""Fewest Fourier frequencies at such periods for a test."""
+
+FASTEST = 4  # steps of the shortest period that the null hypothesis is fitted to
+
+COEFFICIENTS = 1 - np.geomspace(1 / SLOWER, 1, 8)
+"""Autoregressive coefficients: correlations over up to 16 steps are short-range."""
+
+MIXTURES = np.linspace(0, 1, 11)
+"""Shares of the autoregression in the variance; the rest is white noise."""
 
 _BOUNDS = (0.0, 1.5)  # of H
 _NAN = float("nan")
@@ -40,22 +59,18 @@ class LongMemory:
     hurst: float = _NAN  # 0.5 without long memory
     low: float = _NAN  # 95% interval
     high: float = _NAN
-    short_range: float = _NAN  # what a first-order autoregression would have shown
-    p: float = _NAN  # of that autoregression, one-sided
+    p: float = _NAN  # of short-range dependence
     frequencies: int = 0  # m
 
 
 def long_memory(series: npt.ArrayLike) -> LongMemory:
     """Estimate the Hurst exponent of a series with one value a step.
 
-    The null hypothesis is a first-order autoregression with the correlation of
-    successive values: its spectrum at the same frequencies gives the exponent that it
-    would show.
-
     Parameters
     ----------
     series
-        ``[T]``, one value a step, for example the share of the step that is on.
+        ``[T]``, one value a step, for example the share of the step that is on.  The
+        exponent needs 256, the test 512.
 
     Returns
     -------
@@ -73,19 +88,34 @@ def long_memory(series: npt.ArrayLike) -> LongMemory:
     if m < FEWEST or not np.abs(x).max() > 1e-12:
         return LongMemory(frequencies=m)
     f = np.arange(1, m + 1) / len(x)
-    power = np.abs(np.fft.rfft(x)[1 : m + 1]) ** 2
-    phi = float(np.clip((x[1:] * x[:-1]).sum() / (x**2).sum(), -0.99, 0.99))
-    shown = 1 / np.abs(1 - phi * np.exp(-2j * np.pi * f)) ** 2
-    hurst, short = _local_whittle(f, power), _local_whittle(f, shown)
-    error = 0.5 / m**0.5
+    power = np.abs(np.fft.rfft(x)[1 : len(x) // FASTEST + 1]) ** 2
+    hurst, error = _local_whittle(f, power[:m]), 0.5 / m**0.5
     return LongMemory(
         hurst=hurst,
         low=hurst - 1.96 * error,
         high=hurst + 1.96 * error,
-        short_range=short,
-        p=float(ndtr((max(short, 0.5) - hurst) / error)),
+        p=_p_short_range(power, len(x)) if hurst > 0.5 else 1.0,
         frequencies=m,
     )
+
+
+def _p_short_range(power: Float64, steps: int) -> float:
+    """Test the power at the slowest frequencies against that fitted to the others."""
+    slow = steps // SLOWEST
+    if slow < FEWEST_SLOWEST:
+        return _NAN
+    turn = np.exp(-2j * np.pi * np.arange(1, len(power) + 1) / steps)
+    best, ratio = float("inf"), power
+    for phi in COEFFICIENTS.tolist():
+        own = (1 - phi) ** 2 / np.abs(1 - phi * turn) ** 2
+        for share in MIXTURES.tolist():
+            shape = 1 - share + share * own
+            scale = float((power[slow:] / shape[slow:]).mean())
+            misfit = np.log(scale) + float(np.log(shape[slow:]).mean())
+            if misfit < best:
+                best, ratio = misfit, power / (scale * shape)
+    # each periodogram value over its spectrum is exponential
+    return float(gammaincc(slow, ratio[:slow].sum()))
 
 
 def _local_whittle(f: Float64, power: Float64) -> float:

@@ -2,11 +2,9 @@
 
 Training alternates between computation and communication, so its traffic is a sequence
 of bursts that recurs in each iteration.  Duty cycle, bursts and gaps are computed from
-the intervals (:mod:`moetraffic.analysis.times.intervals`), the period from
-the autocorrelation of a series in time bins
-(:mod:`moetraffic.analysis.rhythm.periodicity`) and, independently of it, by the
-strongest sine (:mod:`moetraffic.analysis.rhythm.lomb_scargle`); the similarity of
-cycles by splitting the bursts at cycle starts
+the intervals (:mod:`moetraffic.analysis.times.intervals`).  The period is that of the
+claim "periodic" (:mod:`moetraffic.analysis.rhythm.claims`), unavailable where it is not
+stated; the similarity of cycles is computed by splitting the bursts at cycle starts
 (:mod:`moetraffic.analysis.rhythm.cycles`).
 """
 
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.claim import Claim, claim_of
 from moetraffic.analysis.times.intervals import (
     Span,
     mean_and_cv,
@@ -26,16 +25,12 @@ from moetraffic.analysis.times.intervals import (
 )
 
 from .bins import amount_until, on_off_series, rate_series, time_on_until
+from .claims import claims_of_bursts, claims_of_steps, repetition
 from .cycles import cycles as cut_to_cycles
-from .lomb_scargle import strongest_of_series
-from .periodicity import (
-    autocorrelation,
-    harmonic_shares,
-    period,
-    period_jitter,
-    spectral_share,
-)
+from .dispersion import WINDOWS, dispersion
+from .periodicity import autocorrelation, harmonic_shares, spectral_share
 from .stationarity import Stationarity, stationarity
+from .step_time import StepTime, extent, step_spans, step_time
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -44,9 +39,6 @@ MOST_BINS = 1 << 20
 
 CYCLES = 8
 """Number of cycles in a window of the power spectra."""
-
-MOST_PARTS = 16
-"""Maximum ratio of two periods to be recognized as harmonics."""
 
 _NAN = float("nan")
 
@@ -114,9 +106,8 @@ def durations(lengths: npt.ArrayLike) -> Durations:
 class Rhythm:
     """On-off statistics of one traffic source; NaN where unavailable.
 
-    The pace is the period; where none is found, as in a run whose iterations are
-    stalled again and again, the mean length of the cycles that marks tell: how little
-    recurs at it is then told too.
+    The pace is the period; where the claim "periodic" is not stated, the mean length of
+    the steps between marks, so that the autocorrelation at it is known then too.
     """
 
     duty: float  # share of the time that is on
@@ -125,22 +116,17 @@ class Rhythm:
     burst_cv: float  # standard deviation over mean
     gap_ns: float  # mean length of a gap
     gap_cv: float
-    period_ns: float  # of the autocorrelation
-    strength: float  # autocorrelation at the period, bursts four bins wide or more
+    period_ns: float  # of the claim "periodic"; NaN where it is not stated
     fundamental_share: float  # of AC power, at 1/pace, in windows of some cycles
     peak_to_mean: float  # of the on-off series in bins
-    jitter: float  # standard deviation of the cycle time over the period
-    bin_ns: float  # width of the bins that period and peak were taken from
+    jitter: float  # standard deviation over mean of all step or cycle times
+    bin_ns: float  # width of the bins that the peak was taken from
     burst_lengths: Durations | None = None  # quantiles and histogram
     gap_lengths: Durations | None = None
     harmonics: tuple[float, ...] = ()  # shares of AC power at n / pace, n = 1, 2 ...
     acf: float = _NAN  # autocorrelation of the on-off series as it is, at the pace
-    sine_period_ns: float = _NAN  # strongest sine (Lomb-Scargle)
-    sine_power: float = _NAN  # share of the variance that it explains
-    sine_false_alarm: float = _NAN  # probability of such a peak in noise
-    agreement: str = ""  # of the two periods, one of AGREEMENT; "" if one is not known
     cycle_ns: float = _NAN  # mean length of a cycle, by marks or by bursts
-    cycles: int = 0  # of usual length
+    cycles: int = 0  # of usual length; others are left out of all but the jitter
     likeness: float = _NAN  # correlation of a cycle's shape with the next, stretched
     cycle_bursts: int = 0  # bursts that most cycles have
     regular: float = _NAN  # share of the cycles that have so many
@@ -150,6 +136,14 @@ class Rhythm:
     on_steady: Stationarity | None = None  # of the share of each cycle that is on
     observed_ns: float = _NAN  # time that all of this was seen in
     weighted: Weighted | None = None  # the same by bytes, where sizes are known
+    step_time: StepTime | None = None  # of all steps, or of the cycles of a period
+    dispersion: tuple[float, ...] = (_NAN,) * len(
+        WINDOWS
+    )  # of counts of bursts, in dispersion.WINDOWS
+    hurst: float = _NAN  # Hurst exponent of the share of time that is on
+    hurst_low: float = _NAN  # 95% interval
+    hurst_high: float = _NAN
+    claims: tuple[Claim, ...] = ()  # "periodic" and "long memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,15 +157,10 @@ class Weighted:
     acf: float  # autocorrelation of the rate at the pace
     fundamental_share: float  # of the rate's AC power, in windows of some cycles
     burst_cv: float  # of the bytes of a burst: standard deviation over mean
+    dispersion: tuple[float, ...] = (_NAN,) * len(
+        WINDOWS
+    )  # of bytes, over the mean bytes of a burst
 
-
-AGREEMENT = {
-    "agree": "both find the same period",
-    "harmonic": "the sine's is a whole part of the other: several bursts a period",
-    "multiple": "the sine's is a multiple of the other: something slower is stronger",
-    "differ": "they have nothing to do with each other: trust neither",
-}
-"""Agreement of the periods by autocorrelation and by Lomb-Scargle."""
 
 HARMONICS = 5
 
@@ -185,7 +174,7 @@ def rhythm(
     observed: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     marks: npt.ArrayLike | None = None,
     bin_ns: float | None = None,
-    period_range_ns: tuple[float, float] = (0.0, float("inf")),
+    about: str = "the bursts",
 ) -> Rhythm:
     """Compute on-off statistics of events.
 
@@ -202,13 +191,12 @@ def rhythm(
         lies between is neither on nor off: it counts in no duty and no gap.  None: all
         of the span.
     marks
-        ``[m]`` ns, where cycles begin; None: found among the bursts.
+        ``[m]`` ns, where steps begin; None: cycles are found among the bursts.
     bin_ns
         Width of the bins of the on-off series.  None: a quarter of the median burst or
         gap, whichever is shorter, but at most 2**20 bins.
-    period_range_ns
-        Shortest and longest period looked for; whatever it is, a period must be seen
-        twice.
+    about
+        Source of the bursts, for the claims.
 
     Returns
     -------
@@ -222,12 +210,12 @@ def rhythm(
     Examples
     --------
     >>> import numpy as np
-    >>> start = np.arange(20) * 1000
+    >>> start = np.arange(40) * 1000
     >>> found = rhythm(start, start + 250)
     >>> found.duty, found.period_ns, round(found.fundamental_share, 6), found.jitter
     (0.25, 1000.0, 0.54038, 0.0)
-    >>> found.agreement, found.cycles, found.burst_lengths.number
-    ('agree', 19, 20)
+    >>> found.cycles, found.burst_lengths.number
+    (39, 40)
     """
     first, last = merge_intervals(start, end)
     reach = span or observed_span(first, last)
@@ -237,28 +225,29 @@ def rhythm(
         within = time_on_until(first[1:] - reach[0], *parts, origin=reach[0])
         within -= time_on_until(last[:-1] - reach[0], *parts, origin=reach[0])
         gaps = gaps[within >= gaps - 0.5]
-    extent = reach[1] - reach[0] if reach else 0
+    duration = reach[1] - reach[0] if reach else 0
     width = bin_ns
     if width is None:
         medians = [float(np.median(runs)) for runs in (bursts, gaps) if runs.size]
-        width = max(min(medians, default=4.0) / 4, extent / MOST_BINS, 1.0)
+        width = max(min(medians, default=4.0) / 4, duration / MOST_BINS, 1.0)
     series = on_off_series(first, last, bin_ns=width, span=reach)
     # Bins of which a part was not seen are not known.
     hidden = on_off_series(*parts, bin_ns=width, span=reach) < 1 - 1e-9
     series[hidden] = np.nan
-    # For the period alone, bursts narrower than four bins are widened, though not by
-    # more than half a gap: else where they fall in a bin would hide what recurs.
-    lacking = 4 * width - float(np.median(bursts)) if bursts.size else 0.0
-    room = float(np.median(gaps)) / 2 if gaps.size else 0.0
-    pad = int(max(0.0, min(lacking, room)) / 2)
-    widened = on_off_series(first - pad, last + pad, bin_ns=width, span=reach)
-    widened[hidden] = np.nan
-    shortest, longest = (limit / width for limit in period_range_ns)
-    least = max(2, math.ceil(min(shortest, len(series))))
-    most = int(min(longest, len(series) // 2))
-    found = period(widened, min_lag=least, max_lag=most)
-    sine = strongest_of_series(widened, shortest=least, longest=most)
-    period_ns = found.length * width
+    if marks is None:
+        found = repetition(first, last)
+        lengths = found.length_ns
+        claims = claims_of_bursts(first, last, found, about=about)
+    else:
+        steps = step_spans(marks, within=extent(first, last), observed=observed)
+        lengths = (steps[1] - steps[0]).astype(np.float64)
+        claims = claims_of_steps(first, last, *steps, about=about)
+    step_ns = float(np.median(lengths)) if len(lengths) else _NAN
+    periodic, memory = (claim_of(claims, name) for name in ("periodic", "long memory"))
+    period_ns = step_ns if periodic and periodic.stated else _NAN
+    # lengths of cycles that do not repeat are those of arbitrary bursts
+    known = marks is not None or period_ns > 0
+    cycle_times = step_time(lengths if known else ())
     cut = cut_to_cycles(first, last, period_ns=period_ns, marks=marks)
     cycle_ns = float(cut.length_ns.mean()) if cut.length_ns.size else _NAN
     pace_ns = cycle_ns if math.isnan(period_ns) else period_ns
@@ -275,6 +264,8 @@ def rhythm(
             hidden,
             width,
             pace_ns / width,
+            step_ns,
+            parts,
         )
     return Rhythm(
         duty=_on_within(first, last, parts) / seen_ns if seen_ns > 0 else _NAN,
@@ -284,21 +275,14 @@ def rhythm(
         gap_ns=gap_ns,
         gap_cv=gap_cv,
         period_ns=period_ns,
-        strength=found.strength,
         fundamental_share=shares[0],
         peak_to_mean=_peak_to_mean(series[~hidden]),
-        jitter=cut.jitter
-        if marks is not None
-        else period_jitter(first, last, period_ns=period_ns) / period_ns,
+        jitter=cycle_times.cv,
         bin_ns=width,
         burst_lengths=durations(bursts),
         gap_lengths=durations(gaps),
         harmonics=shares,
         acf=_acf_at(series, pace_ns / width),
-        sine_period_ns=sine.period * width,
-        sine_power=sine.power,
-        sine_false_alarm=sine.false_alarm,
-        agreement=agreement(period_ns, sine.period * width, extent_ns=extent),
         cycle_ns=cycle_ns,
         cycles=len(cut.length_ns),
         likeness=cut.likeness,
@@ -310,38 +294,13 @@ def rhythm(
         on_steady=stationarity(cut.on),
         observed_ns=seen_ns,
         weighted=weighted,
+        step_time=cycle_times if cycle_times.steps else None,
+        dispersion=dispersion(first, step_ns=step_ns, parts=parts),
+        hurst=memory.figure if memory else _NAN,
+        hurst_low=memory.low if memory else _NAN,
+        hurst_high=memory.high if memory else _NAN,
+        claims=claims,
     )
-
-
-def agreement(period_ns: float, sine_ns: float, *, extent_ns: float) -> str:
-    """Classify the agreement of two periods as one of :data:`AGREEMENT`; "" if NaN.
-
-    Parameters
-    ----------
-    period_ns
-        By autocorrelation.
-    sine_ns
-        By Lomb-Scargle.
-    extent_ns
-        Length of what was observed: a sine is told from another only where they fall
-        out of step by half a turn in it; 2 % apart they always count as the same.
-
-    Examples
-    --------
-    >>> agreement(100, 100.4, extent_ns=1e4), agreement(100, 33.4, extent_ns=1e4)
-    ('agree', 'harmonic')
-    """
-    if not (period_ns > 0 and sine_ns > 0 and extent_ns > 0):
-        return ""
-    for over, under, word in (
-        (period_ns, sine_ns, "harmonic"),
-        (sine_ns, period_ns, "multiple"),
-    ):
-        whole = round(over / under)
-        close = max(0.02, over / (2 * extent_ns))
-        if 1 <= whole <= MOST_PARTS and abs(over / under / whole - 1) <= close / whole:
-            return "agree" if whole == 1 else word
-    return "differ"
 
 
 def _seen(
@@ -413,6 +372,8 @@ def _weighted(
     hidden: npt.NDArray[np.bool_],
     width: float,
     length: float,
+    step_ns: float,
+    parts: tuple[Int64, Int64],
 ) -> Weighted:
     """Compute byte-weighted on-off statistics; ``length`` is the period in bins."""
     rate = rate_series(*events, bin_ns=width, span=reach)
@@ -421,6 +382,7 @@ def _weighted(
     known = rate[~hidden]
     origin = int(bursts[0][0]) if len(bursts[0]) else 0
     until = [amount_until(b - origin, *events, origin=origin) for b in bursts]
+    carried = until[1] - until[0]
     amount = float(np.asarray(events[2], np.float64).sum())
     # over windows of some cycles, as the intervals' share
     share = _NAN
@@ -440,5 +402,6 @@ def _weighted(
         peak_to_mean=_peak_to_mean(known),
         acf=_acf_at(rate, length),
         fundamental_share=share,
-        burst_cv=mean_and_cv(until[1] - until[0])[1],
+        burst_cv=mean_and_cv(carried)[1],
+        dispersion=dispersion(bursts[0], carried, step_ns=step_ns, parts=parts),
     )

@@ -1,12 +1,10 @@
-"""Periodicity: period of a series or of bursts, its strength and its jitter.
+"""Periodicity: autocorrelation of series, and power at the harmonics of a period.
 
 Series have the time as their first axis, ``[T, ...]``; bursts are given by their events
 as in :mod:`moetraffic.analysis.times.intervals`.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -83,91 +81,6 @@ def autocorrelation(series: npt.ArrayLike, max_lag: int) -> Float64:
     correlation: Float64 = np.full_like(covariance, np.nan)
     np.divide(covariance, np.sqrt(variance), out=correlation, where=varies)
     return np.clip(correlation, -1.0, 1.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Period:
-    """Period of a series and autocorrelation at it; NaN if none was found."""
-
-    length: float  # in steps of the series
-    strength: float  # autocorrelation at the period, by a parabola between the steps
-
-
-def period(
-    series: npt.ArrayLike, *, min_lag: int = 2, max_lag: int | None = None
-) -> Period:
-    """Find the period of a series from its autocorrelation.
-
-    The autocorrelation of anything periodic falls below zero before its first period is
-    over.  From there on, the period is the first local maximum that reaches 90 % of the
-    highest one (:data:`FIRST_PEAK`), since each multiple of a period is a maximum too.
-    It is refined by the parabola through its neighbors, and then at 2, 4, 8 ... times
-    the lag, where an error shows as many times larger, as long as half of the strength
-    is left there.
-
-    Where a period holds several bursts and wanders by more than their length, the bins
-    must be wider than it wanders, and a smallest lag keeps the distance of two bursts
-    from being taken for the period.
-
-    Parameters
-    ----------
-    series
-        ``[T]``.
-    min_lag
-        Shortest period looked for, in steps.
-    max_lag
-        Longest; None: half of T, so that it is seen twice.
-
-    Returns
-    -------
-    Period
-        In steps of the series.
-
-    Examples
-    --------
-    >>> found = period([1, 1, 0, 0, 0] * 8)
-    >>> found.length, round(found.strength, 6)
-    (5.0, 1.0)
-    """
-    x = np.asarray(series, dtype=np.float64)
-    nothing = Period(length=float("nan"), strength=float("nan"))
-    furthest = min(len(x) // 2 if max_lag is None else max_lag, len(x) - 3)
-    if x.ndim != 1 or furthest < max(min_lag, 2):
-        return nothing
-    acf = autocorrelation(x, furthest + 1)
-    fallen = np.flatnonzero(acf < 0)
-    if not fallen.size:  # no variation, or nothing but a trend
-        return nothing
-    lags = np.arange(max(min_lag, int(fallen[0]), 1), furthest + 1)
-    rising = (
-        (acf[lags - 1] < acf[lags]) & (acf[lags] >= acf[lags + 1]) & (acf[lags] > 0)
-    )
-    peaks = lags[rising]
-    if not peaks.size:
-        return nothing
-    # A period between two steps has its peak cut off.  Bursts of even length have peaks
-    # with straight sides: continued to the tip, they are compared by their true height.
-    tips = acf[peaks] + np.abs(acf[peaks + 1] - acf[peaks - 1]) / 2
-    first = int(peaks[tips >= FIRST_PEAK * acf[peaks].max()][0])
-    length, strength = _peak(acf, first)
-    multiple = 2
-    while (around := length * multiple) + length / 8 + 2 < furthest:
-        reach = max(1, int(length / 8))
-        low = round(around) - reach
-        at = low + int(np.argmax(acf[low : low + 2 * reach + 1]))
-        if not acf[at] >= strength / 2:
-            break
-        length = _peak(acf, at)[0] / multiple
-        multiple *= 2
-    return Period(length=length, strength=strength)
-
-
-def _peak(acf: Float64, at: int) -> tuple[float, float]:
-    """Find position and height of a maximum; an exact repetition has its own."""
-    if acf[at] > 1 - 1e-9:
-        return float(at), float(acf[at])
-    place, height = vertex(acf, at)
-    return place, min(1.0, height)
 
 
 def vertex(values: Float64, at: int) -> tuple[float, float]:
@@ -296,43 +209,3 @@ def harmonic_shares(
         power = 2 * float((np.abs(np.diff(upto) / (window * period_ns)) ** 2).mean())
         shares.append(min(1.0, power / (duty * (1 - duty))))
     return np.array(shares)
-
-
-def period_jitter(
-    start: npt.ArrayLike, end: npt.ArrayLike, *, period_ns: float
-) -> float:
-    """Compute the standard deviation of the cycle time, ns.
-
-    A cycle reaches from a burst's start to the start of the burst that lies nearest to
-    one period later, so that a period may hold several bursts.  Where bursts follow
-    each other more closely than the jitter, the nearest may be the wrong one, and the
-    value is too small.
-
-    Parameters
-    ----------
-    start, end
-        ``[n]`` integers, ns.
-    period_ns
-        Period, ns.
-
-    Returns
-    -------
-    float
-        ns; NaN with fewer than two cycles.
-
-    Examples
-    --------
-    >>> period_jitter([0, 10, 20, 30], [5, 15, 25, 35], period_ns=10)
-    0.0
-    """
-    first, _ = merge_intervals(start, end)
-    due = (first - first[:1]).astype(np.float64)
-    expected = due + period_ns
-    expected = expected[expected <= due[-1:].sum()]
-    if expected.size < 2 or not period_ns > 0:
-        return float("nan")
-    after = np.clip(np.searchsorted(due, expected), 1, len(due) - 1)
-    nearer = np.where(
-        expected - due[after - 1] < due[after] - expected, due[after - 1], due[after]
-    )
-    return float((nearer - due[: expected.size]).std())

@@ -59,7 +59,7 @@ MOST = 64
 """Default maximum number of ranks and NICs to analyze (about 0.1 s each)."""
 
 BINS_A_STEP = 32
-"""Bins per iteration of the on-off series for the period search."""
+"""Bins per iteration of the on-off series."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +164,7 @@ def beats(
             last,
             size=size if weighs else None,
             iterations=iterations,
+            about=f"bursts of {name if kind in name else f'{kind} {name}'}",
         )
         across = error if len(ranks) > 1 or not own_clocks(trace, found) else 0
         if pace.burst_lengths and 2 * across > pace.burst_lengths.quantiles_ns[2]:
@@ -188,8 +189,13 @@ def beats(
                 notes.append(f"no rhythm by {kind}: {NAMELESS.get(kind, NOT_SENT)}")
     else:
         notes.append("no rhythm: the trace has no all-to-all whose times are known")
+    alone = [one for one in told if one.by == "rank"] or told[:1]
+    busiest = max(alone, key=lambda one: one.amount, default=None)
     return OnOffStatistics(
-        about=about, found=tuple(told), notes=tuple(dict.fromkeys(notes))
+        about=about,
+        found=tuple(told),
+        notes=tuple(dict.fromkeys(notes)),
+        claims=busiest.rhythm.claims if busiest else (),
     )
 
 
@@ -201,11 +207,10 @@ def rank_rhythm(
     *,
     size: Int64 | None = None,
     iterations: range | None = None,
-    step: float | None = None,
+    marks: Int64 | None = None,
+    about: str = "the bursts",
 ) -> Rhythm:
-    """Compute on-off statistics of a rank, with the period bounded by its step time.
-
-    Over a whole run, iteration times wander so far that any lag may win by chance.
+    """Compute on-off statistics of events, with the steps of a rank.
 
     Parameters
     ----------
@@ -217,22 +222,26 @@ def rank_rhythm(
         ``[n]`` int64: ns of rank 0's clock, and bytes.
     iterations
         As in :func:`beats`.
-    step
-        Length of a step, ns, where the events' times are no longer the trace's: the
-        marks are not used then.  None: the trace's.
+    marks
+        ``[m]`` int64 ns, where steps begin, if the events' times are no longer the
+        trace's; None: the trace's.
+    about
+        Source of the events, for the claims.
     """
-    length = step_ns(trace, rank) if step is None else step
-    if not np.isfinite(length):
-        return rhythm(first, last, size=size)
-    marks = step_starts(trace, rank, iterations) if step is None else None
+    observed, length = None, float("nan")
+    if marks is None:
+        observed = observed_steps(trace, rank, iterations)
+        marks, length = step_starts(trace, rank, iterations), step_ns(trace, rank)
+    elif len(marks) > 2:
+        length = float(np.median(np.diff(marks)))
     return rhythm(
         first,
         last,
         size=size,
-        observed=observed_steps(trace, rank, iterations) if step is None else None,
-        marks=marks if marks is not None and len(marks) > 2 else None,
-        bin_ns=length / BINS_A_STEP,
-        period_range_ns=(0.5 * length, 1.5 * length),
+        observed=observed,
+        marks=marks if len(marks) > 2 else None,
+        bin_ns=length / BINS_A_STEP if length > 0 else None,
+        about=about,
     )
 
 

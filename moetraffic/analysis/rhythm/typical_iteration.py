@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.times.call_times import on_the_wire, step_ns, step_starts
+from moetraffic.analysis.times.call_times import on_the_wire, step_starts
 from moetraffic.analysis.times.intervals import merge_intervals
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
@@ -27,9 +27,6 @@ Int64 = npt.NDArray[np.int64]
 
 BINS = 360
 """Number of time bins per iteration."""
-
-TRUSTED = 0.25
-"""Minimum autocorrelation to use its lag as the period if step times are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +82,18 @@ def find_typical_iteration(
         amount = _of_bursts(merge_intervals(first, last)[0], first, size)
         first, last, marks = rescaled(first, last, size, marks, bytes_s=link_bytes_s)
         size = amount
-    lengths = np.diff(marks)
-    lengths = lengths[lengths > 0]
-    step = float(np.median(lengths)) if len(lengths) >= 4 else step_ns(trace, rank)
-    told = rank_rhythm(trace, rank, first, last, size=size, step=step)
-    # where iterations wander, any lag may win: the steps themselves know better
-    sure = told.strength >= TRUSTED or not np.isfinite(step)
-    period = told.period_ns if sure and np.isfinite(told.period_ns) else step
+        told = rank_rhythm(trace, rank, first, last, size=size, marks=marks)
+    else:
+        told = rank_rhythm(trace, rank, first, last, size=size, iterations=iterations)
+    # steps have a length even where their bursts come at other places each time
+    steps = told.step_time
+    period = told.period_ns if steps is None else steps.p50_ns
     if not np.isfinite(period):
+        why = " ".join(c.sentence for c in told.claims if c.name == "periodic")
         raise AnalysisError(
-            "a typical iteration needs a period, but the all-to-alls of rank "
-            f"{rank} in {trace.name} have none: give a longer run"
+            "a typical iteration needs steps or a period, but the all-to-alls of rank "
+            f"{rank} in {trace.name} have none: give a trace that records where steps "
+            f"begin. {why}"
         )
     if len(marks) < 3:  # steps are not known: cut at whole periods
         number = int((last.max() - first.min()) / period)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis import Analysis
+from moetraffic.analysis.rhythm.dispersion import WINDOWS
 from moetraffic.analysis.rhythm.spectrum import Spectrum, spectra
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.report.chart import (
@@ -168,27 +169,34 @@ def _spectrum(found: list[Spectrum], kind: str, periods: dict[str, float]) -> Pa
             for s, c in zip(found, line_colors(len(found)), strict=True)
         ),
         rules=(Rule(x=found[0].step_hz, text="once per iteration"),),
-        note=f"Periods by autocorrelation: {', '.join(own)}." if own else "",
+        note=f"Periods: {', '.join(own)}." if own else "",
     )
 
 
 def statistics_tables(
     analysis: Analysis, *, most: int = MOST_SOURCES
 ) -> list[Table | Missing]:
-    """Tabulate duty cycle, bursts, gaps and periodicity of each source."""
+    """Tabulate duty cycle, bursts, periodicity, step time and burstiness by source."""
     title = "On-off statistics"
     every = analysis.beats.found
     if not every:
         return [Missing(title=title, reason=why_no_times(analysis))]
-    on_off, periods = [], []
+    on_off, periods, steps, bursty = [], [], [], []
     for one in every[:most]:
         r = one.rhythm
         name = one.name if one.by in one.name else f"{one.by} {one.name}"
         bursts = (r.duty, r.bursts, r.burst_ns / 1e9, r.burst_cv)
         on_off.append((name, *bursts, r.gap_ns / 1e9, r.gap_cv, r.peak_to_mean))
         stationary = r.length_steady.p if r.length_steady else None
-        period = (r.period_ns / 1e9, r.strength, r.cycle_ns / 1e9)
+        period = (r.period_ns / 1e9, r.acf, r.cycle_ns / 1e9)
         periods.append((name, *period, r.likeness, r.jitter, stationary))
+        if (t := r.step_time) is not None:
+            lengths = (t.p50_ns, t.p90_ns, t.p99_ns, t.max_ns)
+            tail = (t.tail_index, t.tail_index_low, t.tail_index_high)
+            steps.append((name, t.steps, *(x / 1e9 for x in lengths), t.cv, *tail))
+        of_bytes = r.weighted.dispersion if r.weighted else (None,) * len(WINDOWS)
+        hurst = (r.hurst, r.hurst_low, r.hurst_high)
+        bursty.append((name, *r.dispersion, *of_bytes, *hurst))
     more = len(every) - len(on_off)
     about = analysis.beats.about
     return [
@@ -213,8 +221,33 @@ def statistics_tables(
                 **{"jitter": ".1%", "stationarity p-value": ".2g"},
             },
             rows=periods,
+            notes=[
+                "Period: only where bursts in random order or at random places of the "
+                "steps would not show it. Jitter: CV of all steps."
+            ],
+        ),
+        *([Table(title="Step time", columns=_STEP_TIME, rows=steps)] if steps else []),
+        Table(
+            title="Burstiness",
+            columns={
+                "source": "",
+                **{f"dispersion of bursts, {n} steps": ".2f" for n in WINDOWS},
+                **{f"dispersion of bytes, {n} steps": ".2f" for n in WINDOWS},
+                **{"Hurst exponent": ".2f", "95% low": ".2f", "95% high": ".2f"},
+            },
+            rows=bursty,
+            notes=[
+                "Index of dispersion: variance over mean of counts in windows, 1 for a "
+                "Poisson process; of bytes in units of a burst's mean bytes."
+            ],
         ),
     ]
+
+
+_STEP_TIME = {
+    **{"source": "", "steps": "", "p50": "s", "p90": "s", "p99": "s", "max": "s"},
+    **{"CV": ".1%", "tail index": ".2f", "95% low": ".2f", "95% high": ".2f"},
+}
 
 
 def why_no_times(analysis: Analysis) -> str:

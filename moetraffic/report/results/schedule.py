@@ -168,7 +168,7 @@ def jobs_as_dict(
                 "duty": float((job.rate_bytes_s > 0).mean()),
                 "mean_rate_bytes_s": float(job.rate_bytes_s.mean()),
                 "captured_rate_bytes_s": float(seen.bytes_s.mean()),
-                "period_strength": seen.rhythm.strength,
+                "autocorrelation": seen.rhythm.acf,
                 "period_jitter": seen.rhythm.jitter,
                 "iterations": seen.iterations,
                 "of": seen.about,
@@ -203,7 +203,7 @@ def jobs_tables(
                 *(job.name, seen.rank, job.period_s, repeats),
                 job.rate_bytes_s.mean() / capacity_bytes_s,
                 job.rate_bytes_s.max() / capacity_bytes_s,
-                *(seen.rhythm.strength, seen.rhythm.jitter, shift),
+                *(seen.rhythm.acf, seen.rhythm.jitter, shift),
             )
             for job, seen, shift, repeats in zip(
                 jobs, cadences, found.shifts_s, found.circle.repeats, strict=True

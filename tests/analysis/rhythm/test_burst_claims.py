@@ -89,7 +89,7 @@ def test_the_whole_pattern_is_the_period_and_its_parts_are_not() -> None:
     periodic, _ = burst_claims(first, last, about="a rank")
     assert periodic.stated
     assert (periodic.low, periodic.figure, periodic.high) == (77e-9,) * 3
-    assert periodic.flags == ("4 bursts a cycle",)
+    assert periodic.statement == "they repeat every 7.7e-08 s, 4 bursts a cycle"
 
 
 def test_a_square_wave_has_an_order_of_one_burst() -> None:

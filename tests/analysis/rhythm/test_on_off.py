@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.analysis.rhythm.on_off import (
-    AGREEMENT,
     MOST_BINS,
-    agreement,
     rhythm,
 )
 
@@ -27,7 +25,7 @@ def test_a_square_wave(duty, share):
     found = rhythm(start, start + int(duty * 8 * MS))
     assert found.duty == pytest.approx(duty, abs=1e-9)
     assert found.period_ns == pytest.approx(8 * MS, rel=1e-9)
-    assert found.strength == pytest.approx(1, abs=1e-9)
+    assert found.acf == pytest.approx(1, abs=1e-9)
     assert found.fundamental_share == pytest.approx(share, abs=1e-6)
     assert found.peak_to_mean == pytest.approx(1 / duty)
     assert found.burst_ns == pytest.approx(duty * 8 * MS)
@@ -55,10 +53,9 @@ def test_the_iteration_is_found_among_its_bursts():
     assert found.bursts == 1600
 
 
-def test_wide_bins_and_a_range_find_it_though_it_wanders():
+def test_the_iteration_is_found_though_it_varies_by_the_length_of_a_burst():
     start, end = training(1, 0.03)
-    around = (125.0 * MS, 500.0 * MS)
-    found = rhythm(start, end, bin_ns=8 * MS, period_range_ns=around)
+    found = rhythm(start, end)
     assert found.period_ns == pytest.approx(250 * MS, rel=0.02)
     assert found.jitter == pytest.approx(0.03, rel=0.2)
 
@@ -81,17 +78,18 @@ def test_bins_stay_few_for_short_bursts_in_a_long_run():
 @pytest.mark.parametrize("events", [([], []), ([1], [4]), ([1, 8], [4, 9])])
 def test_what_cannot_be_told_is_nan(events):
     found = rhythm(*events)
-    assert np.isnan([found.period_ns, found.strength, found.jitter]).all()
+    assert np.isnan([found.period_ns, found.acf, found.jitter]).all()
     assert found.bursts == len(events[0])
 
 
 def test_a_square_wave_in_full():
     start = np.arange(60) * 8 * MS
     found = rhythm(start, start + 2 * MS, size=np.full(60, 1000))
-    assert found.agreement == "agree"
-    assert found.sine_period_ns == pytest.approx(8 * MS, rel=2e-3)
-    assert found.sine_power == pytest.approx(0.54038, rel=0.05)
-    assert found.sine_false_alarm < 1e-6
+    assert found.step_time is not None
+    assert found.step_time.steps == 59
+    assert found.step_time.max_ns == 8 * MS
+    assert found.dispersion[0] == 0
+    assert np.isnan(found.dispersion[1:]).all()  # there are fewer than 10 windows
     assert found.acf == pytest.approx(1)
     n = np.arange(1, 6)
     exact = 2 * np.sin(np.pi * n / 4) ** 2 / (np.pi**2 * n**2 * 3 / 16)
@@ -114,6 +112,7 @@ def test_a_square_wave_in_full():
     assert told.peak_to_mean == pytest.approx(4)
     assert told.fundamental_share == pytest.approx(0.54038, rel=0.05)
     assert told.burst_cv == pytest.approx(0, abs=1e-9)
+    assert told.dispersion[0] == pytest.approx(0, abs=1e-12)
 
 
 def test_bursts_that_carry_more_show_in_the_rate():
@@ -148,8 +147,7 @@ def test_what_was_not_observed_is_neither_on_nor_off():
     assert seen.gap_cv == 0
     assert seen.observed_ns == 1000 * MS
     assert seen.period_ns == pytest.approx(10 * MS, rel=1e-3)
-    assert seen.strength == pytest.approx(1, abs=0.05)  # bins fall unevenly after it
-    assert seen.agreement == "agree"
+    assert seen.acf == pytest.approx(1, abs=0.1)  # bins fall unevenly after it
     assert seen.fundamental_share == pytest.approx(
         2 * np.sin(0.3 * np.pi) ** 2 / (np.pi**2 * 0.21), rel=1e-3
     )
@@ -171,39 +169,41 @@ def test_marks_tell_the_cycles_where_no_lag_does():
     assert found.cycle_ns == pytest.approx(100 * MS, rel=0.1)
     assert found.position == pytest.approx(offsets, rel=0.05)
     assert found.jitter == pytest.approx(0.8 / 12**0.5, rel=0.15)
-    assert found.strength < 0.5 or np.isnan(found.strength)
+    assert found.acf < 0.5
+    assert found.step_time is not None
+    assert found.step_time.cv == found.jitter
 
 
-def test_what_recurs_is_told_by_marks_where_no_period_is_found():
-    start = np.arange(40) * 8 * MS
-    ends, sizes = start + 4 * MS, np.full(40, 100)
-    nowhere = (1.0 * MS, 3.0 * MS)  # among shorter ones there is none
-    found = rhythm(start, ends, size=sizes, marks=start, period_range_ns=nowhere)
-    assert np.isnan([found.period_ns, found.strength]).all()
-    assert found.acf == pytest.approx(1)
-    assert found.fundamental_share == pytest.approx(0.810569, abs=1e-6)
-    assert found.weighted is not None
-    assert found.weighted.acf == pytest.approx(1)
-    assert found.weighted.fundamental_share == pytest.approx(0.81, abs=0.05)
-    unmarked = rhythm(start, ends, size=sizes, period_range_ns=nowhere)
-    assert np.isnan([unmarked.acf, unmarked.fundamental_share]).all()
+def test_bursts_at_random_places_of_steps_have_no_period_but_steps_do():
+    rng = np.random.default_rng(7)
+    marks = np.arange(101) * 8 * MS
+    start = marks[:-1] + rng.integers(0, 8 * MS, 100)
+    found = rhythm(start, start + MS, marks=marks)
+    assert np.isnan(found.period_ns)
+    assert abs(found.acf) < 0.3
+    assert (found.cycle_ns, found.jitter) == (8 * MS, 0)
+    unmarked = rhythm(start[:20], start[:20] + MS)
+    assert np.isnan([unmarked.acf, unmarked.jitter]).all()
+    assert unmarked.step_time is None
 
 
-@pytest.mark.parametrize(
-    ("period", "sine", "word"),
-    [
-        (100, 101, "agree"),
-        (100, 50.2, "harmonic"),
-        (100, 25, "harmonic"),
-        (50, 100, "multiple"),
-        (100, 71, "differ"),
-        (np.nan, 71, ""),
-        (100, np.nan, ""),
-    ],
-)
-def test_two_periods_agree_or_do_not(period, sine, word):
-    assert agreement(period, sine, extent_ns=10_000) == word
-    assert word in (*AGREEMENT, "")
+def test_slow_steps_are_part_of_the_jitter():
+    length = np.full(400, 10 * MS)
+    length[10::20] = 40 * MS
+    marks = np.concatenate(([0], np.cumsum(length)))
+    found = rhythm(marks[:-1], marks[:-1] + 2 * MS, marks=marks)
+    assert found.period_ns == 10 * MS
+    assert found.jitter == pytest.approx(length.std() / length.mean())
+    times = found.step_time
+    assert times is not None
+    quantiles = (times.p50_ns, times.p90_ns, times.p99_ns, times.max_ns)
+    assert quantiles == (10 * MS, 10 * MS, 40 * MS, 40 * MS)
+    # an evaluation between two steps is none of them
+    marks[200:] += 500 * MS
+    pause = ([0, int(marks[200])], [int(marks[200]) - 500 * MS, int(marks[-1])])
+    paused = rhythm(marks[:-1], marks[:-1] + 2 * MS, marks=marks, observed=pause)
+    assert paused.step_time is not None
+    assert paused.step_time.max_ns == 40 * MS
 
 
 events = st.lists(
@@ -225,9 +225,7 @@ def test_whatever_happened_is_told_or_not_known(rows, marks, seen, by_marks):
     )
     for value, low, high in (
         (found.duty, 0, 1),
-        (found.strength, 0, 1),
         (found.acf, -1, 1),
-        (found.sine_power, 0, 1),
         (found.regular, 0, 1),
         (found.likeness, -1, 1),
         *((share, 0, 1) for share in found.harmonics),
@@ -236,4 +234,4 @@ def test_whatever_happened_is_told_or_not_known(rows, marks, seen, by_marks):
     assert found.weighted is not None
     assert found.weighted.amount == sum(r[2] for r in rows)
     assert len(found.position) == found.cycle_bursts
-    assert found.agreement in (*AGREEMENT, "")
+    assert found.jitter != found.jitter or found.jitter >= 0

@@ -1,18 +1,16 @@
-"""Periodicity: exact waves, known jitter, noise that has no period."""
+"""Periodicity: autocorrelation and harmonics of exact waves and of noise."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from moetraffic.analysis.rhythm.periodicity import (
     autocorrelation,
     harmonic_shares,
-    period,
-    period_jitter,
     spectral_share,
 )
 from moetraffic.errors import AnalysisError
@@ -96,91 +94,8 @@ def test_the_autocorrelation_of_an_ar1_decays_by_phi():
     assert autocorrelation(x, 3) == pytest.approx(0.8 ** np.arange(4), rel=0.05)
 
 
-@given(st.integers(3, 40), st.data())
-def test_what_repeats_exactly_has_its_period_and_strength_one(length, data):
-    on = data.draw(st.integers(1, length - 1))
-    found = period(np.tile(np.arange(length) < on, 6))
-    assert found.length == length
-    assert found.strength == pytest.approx(1, abs=1e-9)
-
-
-@pytest.mark.parametrize("true", [17.37, 50.5, 123.9])
-def test_a_period_between_two_steps_is_found(true):
-    t = np.arange(6000)
-    wave = np.clip(np.sin(2 * np.pi * t / true) * 4, -1, 1)
-    found = period(wave + np.random.default_rng(3).normal(0, 0.5, t.size))
-    assert found.length == pytest.approx(true, rel=1e-3)
-    # what noise of this power leaves: signal / (signal + noise)
-    assert found.strength == pytest.approx(wave.var() / (wave.var() + 0.25), rel=0.05)
-
-
-@given(st.integers(250, 400), st.floats(1, 15))
-@example(255, 1.0)
-def test_the_period_of_a_wave_between_steps_is_not_its_double(tenths, on):
-    length = tenths / 10
-    edges = np.arange(0, 30) * length
-    grid = np.arange(int(29 * length) + 1)
-    knots = np.stack((edges, edges + on), axis=1).ravel()
-    passed = np.repeat(np.arange(31), 2)[1:-1] * on
-    found = period(np.diff(np.interp(grid, knots, passed)))
-    assert found.length == pytest.approx(length, rel=2e-3)
-    assert found.strength > 0.5
-
-
-def test_ripples_before_the_first_fall_are_no_period():
-    t = np.arange(2000)
-    for seed in range(20):
-        noise = np.random.default_rng(seed).normal(0, 0.3, t.size)
-        found = period(np.sin(2 * np.pi * t / 200) + noise)
-        assert found.length == pytest.approx(200, rel=0.01)
-
-
-def test_two_bursts_a_period_are_one_period():
-    one = np.zeros(40)
-    one[2:6], one[15:27] = 1, 1
-    assert period(np.tile(one, 12)).length == 40
-
-
-def test_a_search_between_limits_stays_there():
-    wave = np.tile([1, 0, 0, 0, 0, 0, 0, 0], 30)
-    assert period(wave, min_lag=10).length == 16
-    assert np.isnan(period(wave, max_lag=6).length)
-
-
-@pytest.mark.parametrize(
-    "series", [[], [1], [1, 0, 1], np.ones(50), np.arange(50), np.full(50, np.nan)]
-)
-def test_what_has_no_period_has_none(series):
-    found = period(series)
-    assert np.isnan(found.length)
-    assert np.isnan(found.strength)
-
-
-def test_the_period_of_noise_is_weak():
-    assert not period(np.random.default_rng(4).normal(size=4000)).strength > 0.1
-
-
-def test_jitter_is_the_deviation_of_the_cycle_time():
-    rng = np.random.default_rng(5)
-    start = np.cumsum(rng.normal(100_000, 3000, 5000)).astype(np.int64)
-    two = np.concatenate((start, start + 40_000))
-    for begin in (start, two):
-        jitter = period_jitter(begin, begin + 1000, period_ns=100_000)
-        assert jitter == pytest.approx(3000, rel=0.05)
-
-
-def test_a_clocked_source_jitters_by_root_two_of_its_phase():
-    rng = np.random.default_rng(6)
-    start = np.arange(5000) * 100_000 + rng.normal(0, 2000, 5000).astype(np.int64)
-    jitter = period_jitter(start, start + 1000, period_ns=100_000)
-    assert jitter == pytest.approx(2000 * np.sqrt(2), rel=0.05)
-
-
 def test_too_few_cycles_tell_nothing():
     nan = float("nan")
-    assert np.isnan(period_jitter([], [], period_ns=10))
-    assert np.isnan(period_jitter([0, 10], [5, 15], period_ns=10))
-    assert np.isnan(period_jitter([0, 10, 20], [5, 15, 25], period_ns=nan))
     assert np.isnan(harmonic_shares([], [], period_ns=10)[0])
     assert np.isnan(harmonic_shares([0, 10], [5, 15], period_ns=nan)[0])
     assert np.isnan(harmonic_shares([0, 10], [5, 15], period_ns=10, cycles=2)[0])
@@ -213,6 +128,5 @@ def test_unknown_steps_are_left_out_of_the_autocorrelation():
         both = np.isfinite(early) & np.isfinite(late)
         expected = np.corrcoef(early[both], late[both])[0, 1]
         assert acf[lag] == pytest.approx(expected, abs=1e-9)
-    assert period(series).length == pytest.approx(20, rel=0.01)
     # what is known of nothing says nothing
     assert np.isnan(autocorrelation([1, np.nan, np.nan, np.nan, 2], 2)[1:]).all()

@@ -131,52 +131,6 @@ def test_real_runs_are_told_whole(captured: Path) -> None:
         assert told["dispatch"].amount == told["combine_grad"].amount
 
 
-def stalled(trace: Trace, seed: int) -> Trace:
-    """As on a busy machine: once a step or so, all ranks stall for half a step."""
-    chance = np.random.default_rng(seed)
-    steps = trace.steps
-    begin, end = int(steps.start.min()), int(steps.end.max())
-    number = len(steps.iteration)
-    at = np.sort(chance.integers(begin, end, number))
-    stalls = chance.exponential((end - begin) / number / 2, number).astype(np.int64)
-    lost = np.concatenate(([0], np.cumsum(stalls)))
-
-    def later(times: np.ndarray) -> np.ndarray:
-        return np.where(
-            times == UNKNOWN_TIME, times, times + lost[np.searchsorted(at, times)]
-        )
-
-    panels = {
-        name: {4: later(panel.read(0, panel.shape[0]))}
-        for name in ("issue", "start", "end")
-        for panel in (trace.panels[f"{name}_4"],)
-    }
-    marks = {"start": later(steps.start), "end": later(steps.end)}
-    return trace.replace(**panels, steps=replace(steps, **marks))
-
-
-def test_where_no_period_is_found_it_is_told_how_little_recurs(
-    captured: Path,
-) -> None:
-    lacking, seed = 0, 0
-    with Trace.open(captured) as trace:
-        while lacking < 6:
-            assert seed < 12, "a run that stalls so often has no period"
-            found = beats(stalled(trace, seed), by=SOURCES)
-            seed += 1
-            for beat in found.found:
-                rhythm = beat.rhythm
-                told = (rhythm.jitter, rhythm.likeness, rhythm.acf)
-                assert np.isfinite(told).all(), beat.name
-                if not np.isnan(rhythm.period_ns):
-                    continue
-                lacking += 1
-                assert rhythm.agreement == ""
-                assert 0 <= rhythm.fundamental_share < 0.5
-                assert rhythm.weighted is not None
-                assert np.isfinite(rhythm.weighted.acf)
-
-
 def test_blocks_do_not_matter(captured: Path, monkeypatch) -> None:
     with Trace.open(captured) as trace:
         whole = beats(trace, by=SOURCES)

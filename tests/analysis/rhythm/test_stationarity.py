@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -108,3 +110,19 @@ def test_other_questions_are_refused():
         stationarity(np.zeros((20, 2)))
     with pytest.raises(AnalysisError, match="level, trend"):
         stationarity(np.zeros(20), around="zero")
+
+
+@pytest.mark.parametrize(("around", "regression"), [("level", "c"), ("trend", "ct")])
+@pytest.mark.slow  # importing statsmodels takes seconds
+def test_statsmodels_has_the_same_statistic_and_p_value(around, regression):
+    from statsmodels.tsa.stattools import kpss
+
+    for seed, phi in enumerate((0.0, 0.5, 0.95)):
+        for steps in (16, 40, 500):
+            x = autoregressive(seed, phi, steps, 1)[0]
+            found = stationarity(x, around=around)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                statistic, p, lags, _ = kpss(x, regression=regression, nlags="auto")
+            assert found.kpss == pytest.approx(statistic, rel=1e-9)
+            assert (found.p, found.lags) == (pytest.approx(p, rel=1e-9), lags)
