@@ -14,7 +14,6 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.interpolate import make_interp_spline
 
 from moetraffic.analysis.skew.kernels import matrix_statistics
 from moetraffic.analysis.skew.measures import MEASURES, ratio
@@ -300,9 +299,9 @@ def _at_tokens(
     def expand(values: list[float]) -> Float64:
         if coarse:
             known = distinct > 0
-            x, by = at.astype(np.float64) ** -0.5, np.full(len(distinct), np.nan)
-            curve = make_interp_spline(x[::-1], values[::-1], k=2)
-            by[known] = curve(distinct[known].astype(np.float64) ** -0.5)
+            by = np.full(len(distinct), np.nan)
+            x, nodes = (n.astype(np.float64) ** -0.5 for n in (distinct[known], at))
+            by[known] = _quadratic(x[::-1], nodes[::-1], np.array(values[::-1]))[::-1]
             values = by.tolist()
         return np.asarray(np.array(values)[inverse.reshape(tokens.shape)][()])
 
@@ -324,3 +323,18 @@ def _at_tokens(
         mean, std = np.array(exact)[inverse.reshape(tokens.shape)].T
         floors["sparsity"] = NoiseFloor(mean=mean.T, std=std.T)
     return floors
+
+
+def _quadratic(x: Float64, nodes: Float64, values: Float64) -> Float64:
+    """Interpolate by the parabola through three neighboring of at least three nodes.
+
+    Written out, because the import of scipy.interpolate takes longer than all floors.
+    """
+    at = np.clip(np.searchsorted(nodes, x) - 1, 0, len(nodes) - 3)
+    a, b, c = (nodes[at + i] for i in range(3))
+    first, second, third = (values[at + i] for i in range(3))
+    return np.asarray(
+        first * (x - b) * (x - c) / ((a - b) * (a - c))
+        + second * (x - a) * (x - c) / ((b - a) * (b - c))
+        + third * (x - a) * (x - b) / ((c - a) * (c - b))
+    )
