@@ -7,6 +7,7 @@ after lost windows, since a long run has thousands of segments.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -270,7 +271,17 @@ class SegmentReader:
 
 def _indices(folder: Path) -> list[int]:
     """List the indices of the segments in a rank's folder, in ascending order."""
-    ends = [path.stem.rpartition("-")[2] for path in folder.glob(PATTERN)]
+    before, after = PATTERN.split("*")
+    try:
+        # without objects for paths: a folder may hold tens of thousands of segments
+        names = os.listdir(folder)
+    except OSError:
+        return []  # the merge has removed it
+    ends = [
+        name.removeprefix(before).removesuffix(after)
+        for name in names
+        if name.startswith(before) and name.endswith(after)
+    ]
     return sorted(int(end) for end in ends if end.isdigit())
 
 

@@ -75,7 +75,7 @@ def kills(script: str, hook: str, once: Once, part: str, runs: int) -> list[Told
     seed = random.SystemRandom().randrange(1 << 31)
     folder = once(
         f"{script}-{hook}-{part}",
-        lambda folder: run(f"{script}.py", folder, hook, runs, seed, timeout_s=1500),
+        lambda folder: run(f"{script}.py", folder, hook, runs, seed, timeout_s=3000),
     )
     return [json.loads(line) for line in (folder / f"{script}.jsonl").open()]
 

@@ -42,7 +42,7 @@ def test_killed_processes_lose_no_more_than_stated(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_300_killed_captures_lose_no_more_than_stated(
     campaign: list[dict[str, Any]],
 ) -> None:
@@ -51,7 +51,7 @@ def test_300_killed_captures_lose_no_more_than_stated(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_killed_launchers_lose_no_more_than_stated(
     launchers: list[dict[str, Any]],
 ) -> None:
