@@ -21,6 +21,12 @@ from .units import bit_rate, byte_size, duration
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+SCHEMA_VERSION = 1
+"""Version of all JSON that the command line prints (``docs/json.md``).
+
+It grows when a field is renamed, removed or changes its meaning, not when one is added.
+"""
+
 QUANTITIES: dict[str, Callable[[float], str]] = {
     "bytes": byte_size,
     "bytes/s": lambda value: f"{byte_size(value)}/s",

@@ -73,6 +73,7 @@ TRAINING = {
     "generate.md",
     "import.md",
     "index.md",
+    "json.md",
     "patterns.md",
     "replay-scale.md",
     "replay.md",

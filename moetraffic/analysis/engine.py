@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from moetraffic.analysis.forecast.within_iteration import (
     within_iteration,
 )
 from moetraffic.analysis.network.complexity import Complexity
+from moetraffic.analysis.rhythm.source_claims import rank_claims
 from moetraffic.analysis.rhythm.source_statistics import OnOffStatistics, beats
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
 from moetraffic.errors import AnalysisError
@@ -242,6 +243,9 @@ def analyze(
     if "rhythm" in parts:
         found = beats(trace, by=rhythm_by, layers=layers, iterations=iterations)
         notes += found.notes
+    if "claims" in parts:
+        bursts = rank_claims(trace, layers=layers, iterations=iterations)
+        found = replace(found, claims=bursts)
     spent = _occupation(trace, iterations, notes) if "occupation" in parts else None
     return Analysis(
         exchanges=tuple(exchanges),

@@ -87,7 +87,6 @@ def analyze(
     Example: moetraffic analyze run.h5 --layers 1 --iterations 100:200 -o figures.csv
     """
     names = parts_of(only, PARTS, tables=tables)
-    tables = not names  # until claims are computed, tables are all there is
     from moetraffic.analysis import analyze as analyzed
     from moetraffic.analysis import effort
     from moetraffic.analysis.engine import SUMMARY_PARTS

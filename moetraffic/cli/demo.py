@@ -70,6 +70,7 @@ def demo(
     _stage("3/4 analyze the trace", as_json)
     with Trace.open(run) as trace:
         from moetraffic.analysis import analyze
+        from moetraffic.report.answer import sentences
         from moetraffic.report.plain_data import as_dict
         from moetraffic.report.results import pictures, summary
 
@@ -78,7 +79,7 @@ def demo(
         drawn = pictures.draw(trace, found, output)
         told = {
             "capture": held,
-            "analysis": as_dict(found),
+            "analysis": as_dict(found, file=str(run)),
             "replay": replay,
             "pictures": [path.name for path in drawn],
         }
@@ -86,10 +87,13 @@ def demo(
         with (output / "summary.txt").open("w") as file:
             paper = Paper(file=file, width=120, highlight=False)
             paper.print(*tables(trace, run))
-            shown = (*summary.tables(found), summary.replay_table(replay))
-            paper.print(*shown)
+            lines = sentences(found, file=str(run))
+            replayed_table = summary.replay_table(replay)
+            for line in lines:
+                paper.print(line, soft_wrap=True)
+            paper.print("", *summary.tables(found), replayed_table)
     written = [*(output / name for name in WRITES), *drawn]
-    present(told, *shown, as_json=as_json, written=written)
+    present(told, *lines, replayed_table, as_json=as_json, written=written)
 
 
 def _stage(text: str, quiet: bool) -> None:

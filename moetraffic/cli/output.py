@@ -21,7 +21,7 @@ from moetraffic.errors import MoetrafficError
 from moetraffic.report.console.terminal import Paper, say
 from moetraffic.report.results.overview import overview
 from moetraffic.report.results.overview import tables as overview_tables
-from moetraffic.tables import plain
+from moetraffic.tables import SCHEMA_VERSION, plain
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_whole
 
@@ -169,7 +169,12 @@ def write_output(path: Path, text: str) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Format one JSON document; infinite and undefined numbers become null."""
+    """Format one JSON document; infinite and undefined numbers become null.
+
+    An object begins with the version of its schema.
+    """
+    if isinstance(value, Mapping):
+        value = {"schema_version": SCHEMA_VERSION, **value}
     return json.dumps(plain(value), indent=2)
 
 

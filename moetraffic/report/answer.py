@@ -23,6 +23,13 @@ TOPICS = {
 }
 """Claims about the load by line, with name and format of the figure of each."""
 
+CONSEQUENCES = {
+    "converged": "one circuit schedule fits the rest of the run",
+    "predictable": "circuits can be planned from past iterations",
+    "hot set retained": "a placement by past load stays useful",
+}
+"""What follows from claims about the load."""
+
 QUANTILE = 0.99
 """Share of the iterations in which a capacity factor leaves no token out."""
 
@@ -67,8 +74,10 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
             if (clause := _clause(analysis.exchanges, name, figure, form))
         ]
         if topic == "Regularity":
-            clauses = [f"over iterations, {clause}" for clause in clauses]
-            clauses += [_alone(claim) for claim in analysis.beats.claims]
+            clauses = [f"load over the iterations: {clause}" for clause in clauses]
+            bursts = analysis.beats.claims
+            each = [_alone(claim, subject=claim is bursts[0]) for claim in bursts]
+            clauses += ["; ".join(each)] if each else []
         if clauses:
             lines.append(Line(topic=topic, text="; ".join(clauses), basis="claims"))
     if not analysis.claims:
@@ -76,7 +85,7 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
     return (
         *lines,
         *_communication(analysis),
-        _meaning(analysis),
+        *_meaning(analysis),
         _next(analysis, file),
     )
 
@@ -225,28 +234,14 @@ def _communication(analysis: Analysis) -> list[Line]:
     return [Line(topic=topic, text=text, basis="figure")]
 
 
-def _meaning(analysis: Analysis) -> Line:
+def _meaning(analysis: Analysis) -> list[Line]:
     """Derive what the claims mean for circuits, placement and capacity factor."""
     every = analysis.exchanges
-
-    def stated(name: str) -> list[ExchangeAnalysis]:
-        return [e for e in every if any(c.name == name and c.stated for c in e.claims)]
-
-    def of(some: list[ExchangeAnalysis]) -> str:
-        return "" if len(some) == len(every) else f" ({_where(some, every)[:-2]})"
-
-    tested = {claim.name for exchange in every for claim in exchange.claims}
-    parts = []
-    if fixed := [e for e in stated("skewed") if e in stated("converged")]:
-        parts.append(f"one circuit schedule may serve the rest of the run{of(fixed)}")
-    elif ahead := stated("predictable"):
-        parts.append(f"circuits may be planned from past iterations{of(ahead)}")
-    elif "predictable" in tested:
-        parts.append("no evidence that circuits can be planned from past iterations")
-    if kept := stated("hot set retained"):
-        parts.append(f"a placement by past load stays useful{of(kept)}")
-    elif "hot set retained" in tested:
-        parts.append("no evidence that a placement by past load stays useful")
+    parts = [
+        text
+        for name, clause in CONSEQUENCES.items()
+        if (text := _consequence(every, name, clause))
+    ]
     peaks = [
         e.peaks for e in every if e.peaks is not None and np.isfinite(e.peaks).any()
     ]
@@ -256,7 +251,24 @@ def _meaning(analysis: Analysis) -> Line:
             f"a capacity factor of {_range(most, '.2f')} covers every expert's load in "
             f"{QUANTILE:.0%} of the iterations (figure)"
         )
-    return Line(topic="Consequences", text="; ".join(parts), basis="claims")
+    if not parts:
+        return []
+    return [Line(topic="Consequences", text="; ".join(parts), basis="claims")]
+
+
+def _consequence(exchanges: Sequence[ExchangeAnalysis], name: str, clause: str) -> str:
+    """State what follows from a claim where it is stated; "" if it was not tested."""
+    claims = [(e, c) for e in exchanges for c in e.claims if c.name == name]
+    outcomes = {claim.outcome for _, claim in claims}
+    if not outcomes:
+        return ""
+    if Outcome.STATED in outcomes:
+        some = [e for e in exchanges if any(e is o and c.stated for o, c in claims)]
+        every = len(some) == len(exchanges)
+        return clause if every else f"{clause} ({_where(some, exchanges)[:-2]})"
+    if outcomes == {Outcome.NOT_ENOUGH_DATA}:
+        return f"not enough data on whether {clause}"
+    return f"no evidence that {clause}"
 
 
 def _next(analysis: Analysis, file: str) -> Line:

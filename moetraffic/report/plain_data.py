@@ -12,19 +12,12 @@ from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.analysis.times.time_breakdown import PARTS as TIME_PARTS
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.errors import AnalysisError
-from moetraffic.tables import plain
+from moetraffic.tables import SCHEMA_VERSION, plain
 from moetraffic.trace.hdf5.durable import remedy, replacing, validate_output
 
 from .answer import answer
 
 STAGES = ("early", "middle", "late")
-
-
-SCHEMA_VERSION = 1
-"""Version of the JSON of an analysis (``docs/json.md``).
-
-It grows when a field is renamed, removed or changes its meaning, not when one is added.
-"""
 
 
 def as_dict(analysis: Analysis, *, file: str = "") -> dict[str, Any]:
@@ -38,7 +31,10 @@ def as_dict(analysis: Analysis, *, file: str = "") -> dict[str, Any]:
         "summary": plain(answer(analysis, file=file or "run.h5")),
         "claims": [claim_dict(claim) for claim in analysis.claims],
         "exchanges": [_exchange(e) for e in analysis.exchanges],
-        "rhythm": plain(analysis.beats),
+        # its claims are among those above
+        "rhythm": plain(
+            {n: v for n, v in vars(analysis.beats).items() if n != "claims"}
+        ),
         "leads": plain(analysis.leads),
         "within_iteration": [
             plain(sight) | {"in_words": sentence(sight.verdict)}

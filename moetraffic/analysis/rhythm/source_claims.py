@@ -1,0 +1,66 @@
+"""Claims about the bursts of a rank: whether they repeat, and how they vary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from moetraffic.analysis.claim import Claim
+from moetraffic.analysis.times.call_times import on_the_wire, step_starts
+from moetraffic.trace import Trace
+
+from .claims import burst_claims
+from .sources import bounded, collected
+
+MARKS = 3
+"""Least number of step starts that are used as marks."""
+
+
+def rank_claims(
+    trace: Trace,
+    *,
+    layers: Sequence[int] | None = None,
+    iterations: range | None = None,
+) -> tuple[Claim, ...]:
+    """Test the all-to-alls of the first rank for a period and for long memory.
+
+    All ranks of an all-to-all communicate at the same times but for waiting, so that
+    one rank is tested and not the same bursts as often as there are ranks.
+
+    Parameters
+    ----------
+    trace
+        With times; without, there is no claim.
+    layers
+        MoE layers; None: all.
+    iterations
+        Training iterations; None: all.
+
+    Returns
+    -------
+    tuple of Claim
+    """
+    if trace.meta.virtual or trace.meta.every > 1:
+        return ()
+    chosen = trace.layers if layers is None else tuple(layers)
+    found, _ = on_the_wire(trace, chosen, iterations)
+    if not len(found):
+        return ()
+    found = bounded(trace, found, [])
+    rank = min(
+        trace.groups[trace.sites[s].group].ranks[0]
+        for s in np.unique(trace.occurrences.site[found]).tolist()
+    )
+    key = ("rank", (rank,), f"rank {rank}")
+    parts = collected(trace, found, [key], np.arange(trace.meta.world), False)[key]
+    if not parts:
+        return ()
+    first, last, _ = (np.concatenate([p[at] for p in parts]) for at in range(3))
+    marks = step_starts(trace, rank, iterations)
+    return burst_claims(
+        first,
+        last,
+        marks=marks if marks is not None and len(marks) >= MARKS else None,
+        about=f"all-to-alls of rank {rank}",
+    )

@@ -1,0 +1,72 @@
+"""``moetraffic analyze``: the answer first, and without what it does not need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moetraffic.analysis import PARTS
+from moetraffic.cli import analyze as verb
+from moetraffic.cli import main
+from moetraffic.data import path
+
+GOLDEN = str(path("golden-v1.h5"))
+
+HEAVY = ("statsmodels", "sklearn", "scipy.stats", "pandas", "matplotlib", "numba")
+
+
+def test_the_summary_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", GOLDEN]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert 3 <= len(lines) <= 8
+    assert lines[0].startswith("Data: ")
+    assert lines[1].startswith("Skew: ")
+    assert f"moetraffic analyze {GOLDEN} --tables" in lines[-1]
+    assert main(["analyze", GOLDEN, "--tables"]) == 0
+    everything = capsys.readouterr().out
+    assert everything.splitlines()[: len(lines)] == lines
+    assert main(["analyze", GOLDEN, "--only", "skew"]) == 0
+    skew = capsys.readouterr().out
+    assert "Load skew" in skew
+    assert "Data: " not in skew
+    assert "Convergence and hot" not in skew
+    assert "Convergence and hot" in everything
+
+
+def test_the_summary_imports_no_heavy_package() -> None:
+    program = (
+        "import sys; from moetraffic.cli import main; "
+        f"assert main(['analyze', {GOLDEN!r}]) == 0; "
+        f"print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stderr.strip() == "[]"
+
+
+def test_json_and_files_have_all_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "all.json"
+    assert main(["analyze", GOLDEN, "-o", str(out)]) == 0
+    capsys.readouterr()
+    found = json.loads(out.read_text())
+    for exchange in found["exchanges"]:
+        assert exchange["statistics"]["expert_load"]["skew"]
+        assert exchange["convergence"]
+    assert found["summary"]
+
+
+def test_only_takes_the_parts_of_an_analysis(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert verb.PARTS == PARTS
+    assert main(["analyze", GOLDEN, "--only", "skew,entropy"]) == 2
+    assert "'entropy' is none of these" in capsys.readouterr().err
+    assert main(["analyze", GOLDEN, "--only", "skew", "--tables"]) == 2
+    assert "leave one out" in capsys.readouterr().err

@@ -1,0 +1,154 @@
+"""The summary of an analysis: of claims, every layer, and no more than eight lines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics
+from moetraffic.analysis.claim import Claim, Outcome
+from moetraffic.analysis.forecast.lead_time import LeadTimes
+from moetraffic.report.answer import Line, answer
+from moetraffic.report.plain_data import as_dict
+from moetraffic.report.results.summary import by_part
+
+STATED, NOT, FEW = Outcome.STATED, Outcome.NO_EVIDENCE, Outcome.NOT_ENOUGH_DATA
+LOAD = ("skewed", "hot set retained", "collapsed", "moves", "converged")
+LOAD += ("level change", "trend", "mean-reverting", "periodic", "predictable")
+LOAD += ("better than persistence",)
+
+
+def claim(name: str, outcome: Outcome = NOT, figure: float = 0.25) -> Claim:
+    return Claim(
+        name=name,
+        about="load",
+        outcome=outcome,
+        statement=f"it is {name} by {figure:g}",
+        null="chance",
+        p=0.0004 if outcome is STATED else 0.5,
+        figure=figure,
+        used=30,
+        needs=200,
+    )
+
+
+def exchange(layer: int, *claims: Claim, group: int = 0) -> ExchangeAnalysis:
+    return ExchangeAnalysis(
+        layer=layer,
+        group=group,
+        phase="dispatch",
+        ranks=(4 * group, 4 * group + 1, 4 * group + 2, 4 * group + 3),
+        iterations=np.arange(30),
+        left_out=0,
+        subjects=(),
+        convergence=None,
+        complexity=None,
+        network=None,
+        claims=claims,
+        peaks=None,
+    )
+
+
+def analysis(*exchanges: ExchangeAnalysis, bursts: tuple[Claim, ...] = ()) -> Analysis:
+    return Analysis(
+        exchanges=exchanges,
+        beats=OnOffStatistics(about="", found=(), notes=(), claims=bursts),
+        leads=LeadTimes(iteration_s=float("nan"), offset_s={}),
+        sights=(),
+    )
+
+
+def line(found: Analysis, topic: str) -> str:
+    (text,) = (str(one) for one in answer(found) if one.topic == topic)
+    return text
+
+
+def test_layers_with_the_same_outcome_stand_together() -> None:
+    found = analysis(
+        *(exchange(n, claim("skewed", STATED, 0.1 * (n + 1))) for n in range(4)),
+        exchange(4, claim("skewed")),
+        exchange(6, claim("skewed", FEW)),
+    )
+    assert line(found, "Skew") == (
+        "Skew: layers 0 to 3: skewed (CV 0.10 to 0.40, p < 0.001); "
+        'layer 4: no evidence of "skewed" (p = 0.5); '
+        'layer 6: not enough data for "skewed" (needs 200, has 30).'
+    )
+
+
+def test_a_layer_whose_groups_differ_is_named_by_its_ranks() -> None:
+    found = analysis(
+        *(exchange(0, claim("skewed", STATED), group=g) for g in range(2)),
+        exchange(1, claim("skewed", STATED), group=0),
+        exchange(1, claim("skewed"), group=1),
+    )
+    text = line(found, "Skew")
+    assert "layer 0, layer 1 on ranks 0 to 3: skewed" in text
+    assert 'layer 1 on ranks 4 to 7: no evidence of "skewed"' in text
+
+
+def test_horizons_with_the_same_outcome_stand_together() -> None:
+    outcomes = {1: STATED, 10: STATED, 100: NOT, 1000: FEW}
+    claims = [
+        Claim(
+            **(
+                vars(claim("predictable", outcome))
+                | {"about": f"load, {ahead} iterations ahead"}
+            )
+        )
+        for ahead, outcome in outcomes.items()
+    ]
+    text = line(analysis(*(exchange(n, *claims) for n in range(2))), "Predictability")
+    assert "predictable" in text
+    assert "p < 0.001) 1, 10 iterations ahead" in text
+    assert '"predictable" (p = 0.5) 100 iterations ahead' in text
+    assert "(needs 200) 1000 iterations ahead" in text
+
+
+def test_at_most_eight_lines_cover_every_claim() -> None:
+    names = dict.fromkeys(LOAD, STATED)
+    found = analysis(
+        *(exchange(n, *(claim(m, o) for m, o in names.items())) for n in range(3)),
+        bursts=(claim("periodic", STATED), claim("long memory")),
+    )
+    lines = answer(found)
+    assert len(lines) <= 8
+    text = "\n".join(map(str, lines))
+    assert all(name in text for name in (*LOAD, "long memory"))
+
+
+@pytest.mark.parametrize("name", LOAD)
+def test_nothing_is_concluded_of_what_is_not_stated(name: str) -> None:
+    """A layer without evidence, and one with too few data, have no consequence."""
+    for outcome, begin in ((NOT, "no evidence that"), (FEW, "not enough data on")):
+        found = answer(analysis(exchange(0, claim(name, outcome))))
+        lines = {one.topic: one.text for one in found}
+        assert lines.get("Consequences", begin).startswith(begin)
+        assert (f'longer run for "{name}"' in lines["Next"]) == (outcome is FEW)
+
+
+def test_consequences_are_of_the_layers_of_which_they_are_known() -> None:
+    kept = claim("hot set retained", STATED)
+    found = analysis(exchange(0, kept), exchange(1, claim("hot set retained")))
+    assert "stays useful (layer 0)" in line(found, "Consequences")
+
+
+def test_an_analysis_without_claims_has_no_summary() -> None:
+    assert answer(analysis(exchange(0))) == ()
+
+
+def test_claims_and_summary_stand_in_json_tables_and_frame() -> None:
+    found = analysis(
+        exchange(0, claim("skewed", STATED)), bursts=(claim("periodic", FEW),)
+    )
+    told = as_dict(found)
+    assert [c["outcome"] for c in told["claims"]] == ["stated", "not enough data"]
+    assert told["claims"][0]["sentence"] == found.claims[0].sentence
+    assert told["summary"] == [vars(one) for one in answer(found)]
+    assert isinstance(answer(found)[0], Line)
+    (table,) = by_part(found)["claims"]
+    assert [row[1] for row in table.rows] == ["skewed", "periodic"]
+    frame = found.to_frame().set_index("statistic")
+    assert frame.value["claim.skewed"] == 0.25
+    assert frame.value["claim.skewed.stated"] == 1
+    assert np.isnan(frame.value["claim.periodic.stated"])
