@@ -9,6 +9,7 @@ from moetraffic.trace import Meta
 
 from .claim import Claim
 from .conclusion import sent_tokens, tokens_of
+from .convergence.claims import level_claims
 from .exchange import Rows, Source
 from .noise.claims import skew_claims
 from .skew.measures import max_over_mean
@@ -54,7 +55,10 @@ def exchange_claims(source: Source, rows: Rows, meta: Meta) -> tuple[Claim, ...]
         k, about = 1, f"bytes received, {source.phase} of {where}"
     else:
         return ()
-    return skew_claims(counts, tokens=tokens, k=k, about=about)
+    return (
+        *skew_claims(counts, tokens=tokens, k=k, about=about),
+        *level_claims(counts, tokens=tokens, k=k, at=source.iterations, about=about),
+    )
 
 
 def load_peaks(rows: Rows) -> Float64 | None:

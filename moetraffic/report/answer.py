@@ -14,8 +14,8 @@ from moetraffic.units import rank_span
 TOPICS = {
     "Skew": {"skewed": ("CV", ".2f"), "hot set retained": ("share", ".0%")}
     | {"collapsed": ("share", ".0%")},
-    "Movement": {"moves": ("", ".2g"), "converged": ("from", ",.0f")}
-    | {"level change": ("at", ",.0f"), "trend": ("slope", ".2g")}
+    "Movement": {"moves": ("", ".3g"), "converged": ("from iteration", ",.0f")}
+    | {"level change": ("at iteration", ",.0f"), "trend": ("by", ".1%")}
     | {"mean-reverting": ("half-life", ".3g")},
     "Predictability": {"predictable": ("MSE reduced by", ".0%")}
     | {"better than persistence": ("MSE reduced by", ".0%")},
@@ -160,7 +160,8 @@ def _outcome(claims: list[Claim], figure: str, form: str) -> str:
     known = [claim.figure for claim in claims if np.isfinite(claim.figure)]
     size = ""
     if known:
-        size = " ".join(filter(None, (figure, _range(known, form), first.unit)))
+        unit = "" if "iteration" in figure else first.unit
+        size = " ".join(filter(None, (figure, _range(known, form), unit)))
     flags = list(dict.fromkeys(flag for claim in claims for flag in claim.flags))
     inside = ", ".join(filter(None, [size, bound, *flags]))
     return f"{first.name}{f' ({inside})' if inside else ''}"
