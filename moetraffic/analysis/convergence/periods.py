@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.fft import rfft
-from scipy.signal.windows import hann
 from scipy.special import gammaincinv
 
 Float64 = npt.NDArray[np.float64]
@@ -52,7 +51,8 @@ def strongest_period(levels: Float64) -> Period | None:
     n = len(change)
     if n < 4 * CYCLES:
         return None
-    taper = hann(n, sym=False)[:, None]
+    # a periodic Hann window (scipy.signal takes a second to import)
+    taper = np.hanning(n + 1)[:-1, None]
     spectrum = rfft((change - change.mean(axis=0)) * taper, axis=0)
     power = (np.abs(spectrum) ** 2).sum(axis=1)
     power = np.maximum(power, 1e-12 * power.max())
