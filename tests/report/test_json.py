@@ -67,6 +67,7 @@ class Exchange(Strict):
     convergence: dict[str, Any] | None
     complexity: dict[str, Any] | None
     network: dict[str, Any] | None
+    experts: dict[str, Any] | None
 
 
 class Rhythm(Strict):
