@@ -215,7 +215,7 @@ def analyze(
             packets = packet_complexity(trace, source, notes)
         claims: tuple[Claim, ...] = ()
         if "claims" in parts:
-            claims = exchange_claims(source, rows, trace.meta)
+            claims = exchange_claims(source, rows, trace.meta, subjects)
         if "skew" in parts:
             tokens = sent_tokens(source, rows, trace.meta)
             statistics = network(source, rows, tokens=tokens, k=trace.meta.k)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.trace import Meta
 
 from .claim import Claim
-from .conclusion import sent_tokens, tokens_of
+from .conclusion import Subject, sent_tokens, tokens_of
 from .convergence.claims import level_claims
 from .exchange import Rows, Source
+from .forecast.claims import forecast_claims
 from .noise.claims import skew_claims
 from .skew.measures import max_over_mean
 
@@ -18,7 +21,9 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 
-def exchange_claims(source: Source, rows: Rows, meta: Meta) -> tuple[Claim, ...]:
+def exchange_claims(
+    source: Source, rows: Rows, meta: Meta, subjects: Sequence[Subject]
+) -> tuple[Claim, ...]:
     """Test what the load of an exchange shows beyond sampling noise.
 
     Computed from the demand of the experts if known, else from the bytes that the
@@ -32,6 +37,8 @@ def exchange_claims(source: Source, rows: Rows, meta: Meta) -> tuple[Claim, ...]
         Rows of all iterations, as from :func:`.observation.observe`.
     meta
         Metadata of the trace.
+    subjects
+        Statistics of the exchange, with the forecasts of the load.
 
     Returns
     -------
@@ -44,7 +51,7 @@ def exchange_claims(source: Source, rows: Rows, meta: Meta) -> tuple[Claim, ...]
         counts = np.asarray(rows["demand.load"], np.int64)
         of_rank = tokens_of(source, rows, meta, [])
         tokens = None if of_rank is None else of_rank * len(source.ranks)
-        k, about = max(1, meta.k), f"expert load of {where}"
+        name, k, about = "expert_load", max(1, meta.k), f"expert load of {where}"
     elif "wire.received" in rows:
         unit = int(np.gcd.reduce(np.asarray(rows["wire.unit"], np.int64)))
         counts = np.asarray(rows["wire.received"], np.int64) // max(1, unit)
@@ -58,6 +65,12 @@ def exchange_claims(source: Source, rows: Rows, meta: Meta) -> tuple[Claim, ...]
     return (
         *skew_claims(counts, tokens=tokens, k=k, about=about),
         *level_claims(counts, tokens=tokens, k=k, at=source.iterations, about=about),
+        *(
+            claim
+            for subject in subjects
+            if subject.name == name and subject.forecasts is not None
+            for claim in forecast_claims(subject.forecasts, about=about)
+        ),
     )
 
 

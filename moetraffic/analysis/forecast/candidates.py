@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from moetraffic.analysis.rhythm.periodicity import FIRST_PEAK, autocorrelation
 
@@ -282,12 +281,11 @@ class SeriesBlock:
 
     def _level(self, alpha: float) -> Float64:
         if alpha not in self._levels:
-            x = self._filled
-            start = (1 - alpha) * x[:, :1]
-            level, _ = scipy.signal.lfilter(
-                [alpha], [1, alpha - 1], x, axis=1, zi=start
-            )
-            self._levels = {alpha: np.asarray(level, np.float64)}  # one at a time
+            # not scipy.signal.lfilter, which takes a second to import
+            level = self._filled.T.copy()
+            for t in range(1, len(level)):
+                level[t] = alpha * level[t] + (1 - alpha) * level[t - 1]
+            self._levels = {alpha: level.T}  # one at a time
         return self._levels[alpha]
 
     def _phase(self, candidate: Candidate, origins: Int64, horizon: int) -> Float64:
