@@ -15,13 +15,6 @@ from .shapes.stage import MODES, SHAPES, start
 from .shapes.verdict import judge
 
 FEW = [name for name, shape in SHAPES.items() if shape.few]
-WRONG_TODAY = {
-    "two-chunks:annotated": "the call index of a backward call is not that of its "
-    "chunk's forward call",
-}
-"""By shape, or shape and mode: what is wrong."""
-
-
 Once = Callable[[str, Callable[[Path], None]], Path]
 
 
@@ -42,9 +35,6 @@ def rest(once: Once, request: pytest.FixtureRequest) -> Callable[[str], Path]:
 
 def check(folder: Path, name: str, mode: str) -> None:
     verdict = judge(folder / f"{name}-{mode}", folder / f"{name}-bare")
-    for wrong in (f"{name}:{mode}", name):
-        if wrong in WRONG_TODAY and verdict.faults:
-            pytest.xfail(WRONG_TODAY[wrong])
     assert not verdict.faults, (verdict.examples, verdict.schedule, verdict.missing)
 
 

@@ -85,7 +85,7 @@ def assemble_events(record: Record) -> Events:
     """
     _validate_one_capture(record)
     table = record.events[_whole_iterations(record)]
-    slots = _call_index(table, record.sites)
+    slots = _linked_index(table, record.sites, _call_index(table, record.sites))
     pairs, first, site = np.unique(
         table["site"].astype(np.int64) * (int(slots.max(initial=0)) + 1) + slots,
         return_index=True,
@@ -168,6 +168,51 @@ def _call_index(table: Table, sites: Sequence[Site]) -> Int64:
     slots = np.empty(len(table), np.int64)
     slots[order] = np.arange(len(table)) - starts[np.cumsum(begins) - 1]
     return slots
+
+
+def _linked_index(table: Table, sites: Sequence[Site], index: Int64) -> Int64:
+    """Number gradients as the forward calls that they are linked with, ``[n]``.
+
+    Gradients of several micro-batches may come in another order than their forward
+    calls.  Where a link is missing, or ranks disagree, the order of the calls is kept.
+    """
+    forward = {"dispatch": 0, "combine": 1}
+    backward = {"dispatch_grad": 0, "combine_grad": 1}
+    kind = np.array([forward.get(s.phase, -1) for s in sites], int)[table["site"]]
+    grad = np.array([backward.get(s.phase, -1) for s in sites], int)[table["site"]]
+    plain = np.array([s.direction == "forward" for s in sites], bool)[table["site"]]
+    mine = np.flatnonzero((grad >= 0) | ((kind >= 0) & plain & (table["link"] >= 0)))
+    of, event = np.maximum(kind, grad)[mine], table[mine]
+    layer = np.array([s.layer for s in sites], int)[event["site"]]
+    keys = (event["link"], layer, of, event["iteration"], event["rank"])
+    order = np.lexsort((grad[mine] >= 0, *keys))
+    # a forward call and its gradient follow each other; calls of one autograd function
+    # share a link, and are ambiguous
+    same = np.all([k[order][1:] == k[order][:-1] for k in keys], axis=0)
+    alone = same & ~np.append(False, same[:-1]) & ~np.append(same[1:], False)
+    first, second = mine[order[:-1][alone]], mine[order[1:][alone]]
+    pair = (grad[first] < 0) & (grad[second] >= 0)
+    linked = np.full(len(table), -1, np.int64)
+    linked[second[pair]] = index[first[pair]]
+    gradients = mine[grad[mine] >= 0]
+    if (linked[gradients] == index[gradients])[linked[gradients] >= 0].all():
+        return index
+    # of one phase, layer and iteration, all gradients of all ranks or none are numbered
+    found = index.copy()
+    event = table[gradients]
+    layer = np.array([s.layer for s in sites])[event["site"]]
+    group = np.array([s.group for s in sites])[event["site"]]
+    columns = [grad[gradients], layer, group, event["iteration"]]
+    _, unit = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    unit = unit.reshape(-1)
+    old, new = index[gradients], linked[gradients]
+    both = np.unique(np.stack([unit, old, new]), axis=1)
+    moves = [np.unique(both[[0, at]], axis=1)[0] for at in (1, 2)]
+    count = [np.bincount(of, minlength=unit.max() + 1) for of in (both[0], *moves)]
+    kept = (count[0] == count[1]) & (count[0] == count[2])
+    kept[unit[new < 0]] = False
+    found[gradients] = np.where(kept[unit], new, old)
+    return found
 
 
 def out_of_step(events: Events) -> list[str]:
