@@ -33,7 +33,8 @@ class Notes:
         self.groups = {}
 
     def put(self, record):
-        _, _, _, operation, name, *_, source, destination, size, _, _, sent, _ = record
+        _, _, _, operation, name, *_, described = record
+        source, destination, size, _, _, sent, _ = described
         self.calls.append(
             (OPERATIONS[operation], self.groups[name], source, destination, size, sent)
         )

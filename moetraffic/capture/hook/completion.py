@@ -178,8 +178,13 @@ class CompletionTracker:
             compiled: Callable[..., Any] = self._native.wait(original, awaited)
             return compiled
 
+        # most waits have no argument; they need neither empty arguments nor the method
+        # object that pybind11 puts around the function
+        bare = getattr(original, "__func__", original)
+
         def wait(work: Any, *args: Any, **named: Any) -> Any:
-            result = original(work, *args, **named)
+            given = args or named
+            result = original(work, *args, **named) if given else bare(work)
             number = waiting.number
             if number is not None:
                 waiting.number = None

@@ -48,7 +48,7 @@ _thread = threading.get_ident
 
 Record = tuple[Any, ...]
 """``(CALL, number, issue, operation, group, place, dtype, thread, in_backward, grad,
-link, node, source, destination, bytes, shape, shape_received, sent, received)``: the
+link, node, (source, destination, bytes, shape, shape_received, sent, received))``: the
 name of the group, the shapes of input and output, and the split sizes passed to the
 call."""
 
@@ -251,7 +251,7 @@ def _kernel(
         further, sends = known
         if sends:
             try:
-                group = unboxed(args[position])
+                group = _unbox(args[position])
                 named = names.get(id(group)) or _named(group, names, sink.meet)
                 output, dtype, described = describe(args, group)
                 link, ran = _sequence() - 1, None
@@ -263,7 +263,7 @@ def _kernel(
                 # fmt: off
                 put((
                     CALL, number, now_ns(), operation, named[0], place,
-                    dtype, _thread(), again, _grad(), link, ran, *described,
+                    dtype, _thread(), again, _grad(), link, ran, described,
                 ))
                 # fmt: on
                 if output is not None and output.is_cuda:
@@ -311,7 +311,7 @@ def _running() -> tuple[int, str | None]:
 
 
 Described = tuple["torch.Tensor | None", "torch.dtype | None", tuple[Any, ...]]
-"""An output, the dtype, and the fields of a record from ``source`` on."""
+"""An output, the dtype, and the last item of a record."""
 Describe = Callable[[Sequence[Any], "dist.ProcessGroup"], Described]
 
 

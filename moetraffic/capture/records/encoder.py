@@ -85,7 +85,8 @@ class Encoder:
     def _call(self, record: Sequence[Any], words: list[int]) -> None:
         # fmt: off
         (_, number, issue, operation, group, place, dtype, thread, again, grad, link,
-         node, source, destination, size, shape, filled, sent, received) = record
+         node, described) = record
+        source, destination, size, shape, filled, sent, received = described
         # fmt: on
         ran = -1 if node is None else self.number("node", node)
         row = dtype.itemsize * math.prod(shape[1:]) if shape else 0

@@ -67,9 +67,9 @@ def recorded(
             # fmt: off
             record = (
                 CALL, number, number, OPERATIONS.index(name), "g", CallContext(),
-                torch.float32, 1, int(letter == "b"), 0, -1, None, -1, -1,
-                number if letter == "c" else 0, (number + 1,), (number + 1,), splits,
-                splits,
+                torch.float32, 1, int(letter == "b"), 0, -1, None,
+                (-1, -1, number if letter == "c" else 0, (number + 1,), (number + 1,),
+                 splits, splits),
             )
             # fmt: on
         elif letter == "o":
