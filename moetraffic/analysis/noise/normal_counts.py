@@ -22,8 +22,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-LEAST_VARIANCE = 10.0
-"""Variance of a count from which on normal variates are used."""
+LEAST_VARIANCE = 16.0
+"""Variance of a count from which on normal variates are used: at 10 the mean of the
+largest of 512 cells was 3% of a standard deviation off."""
 
 
 def is_near_normal(tokens: int, experts: int, k: int) -> bool:

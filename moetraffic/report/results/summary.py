@@ -160,6 +160,7 @@ def _skew(exchanges: list[ExchangeAnalysis]) -> Table:
             **{"z": ".1f", "slope/100 it.": "+.4f", "trend p-value": ".2g"},
         },
         rows=rows,
+        notes=[f"z beyond {LARGEST_Z:.0f}: cannot happen by chance"] if rows else [],
     )
 
 

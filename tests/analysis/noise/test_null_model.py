@@ -202,7 +202,7 @@ def test_floors_of_matrices_and_of_their_column_sums(monkeypatch):
     assert parts.std[0] > 0
 
 
-@pytest.mark.parametrize(("experts", "k", "tokens"), [(8, 2, 60), (32, 1, 400)])
+@pytest.mark.parametrize(("experts", "k", "tokens"), [(8, 2, 86), (32, 1, 530)])
 def test_normal_counts_have_the_law_of_binomial_ones(experts, k, tokens):
     """At the smallest variance at which they are used, and the sum of a source."""
     assert is_near_normal(tokens, experts, k)
