@@ -265,6 +265,12 @@ class _Run:
             ),
         ]
 
+    def _claims_of(self, name: str) -> bool:
+        """Return whether the claims are about this load, for which it is forecast."""
+        load = "expert_load" if "demand.load" in self.rows else "received"
+        # forecasts need consecutive iterations
+        return "claims" in self.parts and self.meta.every == 1 and name == load
+
     def measured(self, name: str) -> dict[str, Float64]:
         """Return the observed measures of each matrix by name, ``[T]`` each."""
         return {m: np.asarray(self.rows[f"{name}.{m}"], np.float64) for m in MEASURED}
@@ -290,8 +296,7 @@ class _Run:
                 )
                 for measure, values in skew.items()
             }
-        claimed = "expert_load" if "demand.load" in self.rows else "received"
-        if "forecasts" in self.parts or ("claims" in self.parts and name == claimed):
+        if "forecasts" in self.parts or self._claims_of(name):
             own = (self.source.layer, self.source.phase)
             at = self.leads.offset_s.get(own, 0.0) if self.leads else 0.0
             forecasts = forecast(

@@ -59,7 +59,7 @@ def exchange_claims(
         # which makes their counts vary less than those of independent copies
         known = unit > 1 and sent_tokens(source, rows, meta) is not None
         tokens = counts.sum(axis=1) if known else None
-        k, about = 1, f"bytes received, {source.phase} of {where}"
+        name, k, about = "received", 1, f"bytes received, {source.phase} of {where}"
     else:
         return ()
     return (

@@ -70,3 +70,15 @@ def test_only_takes_the_parts_of_an_analysis(
     assert "'entropy' is none of these" in capsys.readouterr().err
     assert main(["analyze", GOLDEN, "--only", "skew", "--tables"]) == 2
     assert "leave one out" in capsys.readouterr().err
+
+
+def test_a_trace_without_demand_is_judged_by_its_bytes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for options in ((), ("--tables",)):
+        assert main(["analyze", GOLDEN, "--of", "wire", *options]) == 0
+        shown = capsys.readouterr().out
+        assert "Skew: " in shown
+        assert "Predictability: " in shown
+    assert "bytes received, dispatch of layer 1" in shown
+    assert "expert load of" not in shown
