@@ -204,8 +204,8 @@ def _of_bursts(found: Repetition, bursts: int, about: str) -> Claim:
     period, low, high = _median(lengths)
     flags = []
     size = f", {found.bursts} bursts a cycle" if found.bursts > 1 else ""
-    coherent = found.p < LEVEL and found.coherence >= COHERENT
-    if not coherent:
+    stated = found.p < LEVEL and found.coherence >= COHERENT
+    if not stated:
         flags.append(
             f"coherence {found.coherence:.2f} after {AFTER} cycles (needs "
             f"{COHERENT:.2f}), cycles vary by {lengths.std() / lengths.mean():.0%}"
@@ -213,14 +213,14 @@ def _of_bursts(found: Repetition, bursts: int, about: str) -> Claim:
     return Claim(
         name="periodic",
         about=about,
-        outcome=Outcome.STATED if coherent else Outcome.NO_EVIDENCE,
+        outcome=Outcome.STATED if stated else Outcome.NO_EVIDENCE,
         statement=f"they repeat every {period:.4g} s{size}",
         null=null,
         p=found.p,
-        figure=period,
+        figure=period if stated else NAN,
         unit="s",
-        low=low,
-        high=high,
+        low=low if stated else NAN,
+        high=high if stated else NAN,
         used=len(lengths),
         flags=tuple(flags),
     )
@@ -242,17 +242,18 @@ def _of_steps(on: Float64, lengths: Float64, about: str, seed: int) -> Claim:
     drawn = np.random.default_rng(seed).exponential(size=(DRAWS, len(variance)))
     reached = int((drawn @ variance >= power * (1 - 1e-9)).sum())
     p = (1 + reached) / (1 + DRAWS)
+    stated = p < LEVEL
     return Claim(
         name="periodic",
         about=about,
-        outcome=Outcome.STATED if p < LEVEL else Outcome.NO_EVIDENCE,
+        outcome=Outcome.STATED if stated else Outcome.NO_EVIDENCE,
         statement=f"they repeat every step, of {period:.4g} s in the median",
         null=null,
         p=p,
-        figure=period,
+        figure=period if stated else NAN,
         unit="s",
-        low=low,
-        high=high,
+        low=low if stated else NAN,
+        high=high if stated else NAN,
         used=len(lengths),
     )
 

@@ -38,6 +38,8 @@ def judged(process: str, seeds: range, steps: int) -> dict[str, tuple[int, int]]
             claim = claim_of(claims, name)
             assert claim is not None
             stated[name] += claim.stated
+            if name == "periodic":
+                assert claim.stated == np.isfinite(claim.figure)
             if claim.stated and name == "periodic":
                 true = run.truth.get("period_s", np.nan)
                 wrong[name] += not abs(claim.figure / true - 1) < 0.05
