@@ -38,7 +38,6 @@ PACKAGES = (
     Package("matplotlib", "3.8", "figures"),
     Package("pandas", "2", "data frames"),
     Package("plotly", "6", "the HTML report"),
-    Package("ruptures", "1.1.9", "change points"),
     Package("scikit-learn", "1.4", "classifier tests of synthetic traffic"),
     Package("statsmodels", "0.14.2", "stationarity tests, multiple testing"),
     Package("prometheus-client", "0.20", "metrics files of replay and watch"),

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.claim import LEVEL, NAN, Claim, Outcome
+from moetraffic.analysis.claim import NAN, Claim, Outcome
 from moetraffic.analysis.distances import total_variation
 from moetraffic.errors import AnalysisError
 
 from .log_shares import log_shares
-from .movement import HALF_LIVES, SHORTEST, Movement, movement
+from .movement import DRIFT, HALF_LIVES, SHORTEST, Movement, movement
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -80,6 +80,23 @@ def level_claims(
     >>> found[1].statement
     'it is stable from iteration 90 on'
     """
+    return decided(counts, tokens=tokens, k=k, at=at, about=about, seed=seed)[1]
+
+
+def decided(
+    counts: npt.ArrayLike,
+    *,
+    tokens: npt.ArrayLike | None,
+    k: int,
+    at: npt.ArrayLike | None,
+    about: str,
+    seed: int,
+) -> tuple[Movement | None, tuple[Claim, ...]]:
+    """Return the movement behind the claims, too; None where there are too few steps.
+
+    Parameters as of :func:`level_claims`; indices of the movement are of the steps with
+    traffic.
+    """
     x = np.asarray(counts, np.float64)
     if x.ndim != 2:
         raise AnalysisError(
@@ -97,10 +114,11 @@ def level_claims(
     found = None
     if len(levels) >= SHORTEST and levels.shape[1] >= 2:
         found = movement(levels, seed=seed)
-    return claims_of(found, x, rows, steps, tokens=tokens, k=k, about=about)
+    claims = _claims(found, x, rows, steps, tokens=tokens, k=k, about=about)
+    return found, claims
 
 
-def claims_of(
+def _claims(
     found: Movement | None,
     x: Float64,
     rows: Int64,
@@ -110,10 +128,7 @@ def claims_of(
     k: int,
     about: str,
 ) -> tuple[Claim, ...]:
-    """State what was found in counts ``[T, C]``, whose steps ``rows`` were used.
-
-    Parameters as of :func:`level_claims`; ``found`` is None where there are too few.
-    """
+    """State what was found in counts ``[T, C]``, whose steps ``rows`` were used."""
     common: Part = {"about": about, "used": len(rows), "left_out": len(x) - len(rows)}
     if found is None:
         return tuple(
@@ -159,7 +174,7 @@ def _moves(
         over = f": their variance is {figure:.3g} times that of sampling noise"
     return {
         "outcome": _decided(found.moves),
-        "statement": f"its shares move over the run{over}",
+        "statement": f"its shares move over the run{over}" if found.moves else "",
         "p": min(p),
         "figure": figure,
         "unit": "of the variance of sampling noise",
@@ -186,7 +201,7 @@ def _converged(found: Movement, when: Int64) -> Part:
             )
     elif fit is None:
         flags.append(f"it changes its level at iteration {begin}")
-    elif found.trend or fit.p_drift < LEVEL:
+    elif found.trend or fit.p_drift < DRIFT:
         flags.append("it drifts in one direction")
     elif found.returns or fit.half_life * HALF_LIVES > fit.steps:
         flags.append(f"less than {HALF_LIVES} half-lives of its motion")
@@ -238,7 +253,10 @@ def _trend(found: Movement, x: Float64) -> Part:
         figure = float(total_variation(shares[0], shares[1]))
     return {
         "outcome": _decided(found.trend),
-        "statement": f"it drifts in one direction, by {figure:.1%} over the run",
+        "statement": f"it drifts in one direction, by {figure:.1%} of its traffic over "
+        "the run"
+        if found.trend
+        else "",
         "p": NAN if fit is None else fit.p_trend,
         "figure": figure,
         "unit": "total variation distance of the ends",
@@ -251,12 +269,13 @@ def _periodic(found: Movement, every: float) -> Part:
         return {"outcome": Outcome.NOT_ENOUGH_DATA, "statement": "", "needs": SHORTEST}
     part: Part = {
         "outcome": _decided(found.periodic),
-        "statement": f"it repeats every {period.period * every:.3g} iterations",
+        "statement": "",
         "p": period.p,
         "unit": "iterations",
     }
     if found.periodic:
         part |= {
+            "statement": f"it repeats every {period.period * every:.3g} iterations",
             "figure": period.period * every,
             "low": period.low * every,
             "high": period.high * every,

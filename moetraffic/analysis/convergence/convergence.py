@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.claim import Claim, Outcome, claim_of
 from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.skew.hot_experts import HotSet, hot_set
 from moetraffic.analysis.skew.measures import shares as shares_of
 from moetraffic.errors import AnalysisError
 
-from .change_points import ChangePoints, change_points
+from .claims import decided
 from .decay import Decay, decay
 from .drift import distance_floor, step_change_floor
 from .trends import Transient, Trend, settling, stage_means, trend
@@ -47,18 +48,18 @@ class Trajectory:
     beyond_counting: float  # mean change over mean floor, stable part; 1: noise alone
     wander: float  # mean distance over mean floor, stable part; 1: no drift
     settling: Transient  # of the distance
-    settled_at: int  # first step of the stable part; -1: never
+    settled_at: int  # first step of the stable part, of the claims; -1: none
     stable_trend: Trend  # of the distance in the stable part, a step number
     decay: Decay  # of the shares, times in step numbers
-    changes: ChangePoints | None  # of the shares; None: not sought
-    changed_at: Int64  # [K], numbers of the steps at the changes
+    changed_at: Int64  # [K], numbers of the steps at the level changes
     evenness: (
         Float64  # [T], Jain's index without counting noise: 1 even, 1/C one has all
     )
     evenness_trend: Trend
     evenness_decay: Decay  # of the evenness, times in step numbers
     evenness_stages: Float64  # [3], mean of the early, middle and late third
-    converged: bool | None  # settled, without later trend or change; None: unknown
+    claims: tuple[Claim, ...]  # about the shares, from claims.level_claims
+    converged: bool | None  # of the claims; None: not enough data
     why: str  # reason in words
 
 
@@ -71,8 +72,8 @@ class Convergence:
     cells: Trajectory
     hot_experts: HotSet
     hot_cells: HotSet
-    load_alone: bool  # whether loads have converged but the matrix has not
-    loads_even_out: bool  # whether the evenness of the loads rises
+    load_alone: bool  # whether loads have converged, while the matrix moves
+    loads_even_out: bool  # whether the evenness rises in a change that is claimed
     matrix_stays_sparse: bool  # evenness of the matrix below half that of the loads
 
 
@@ -84,7 +85,7 @@ def convergence_of(
     tokens: npt.ArrayLike | None = None,
     k: int = 1,
     copy_size: float = 1.0,
-    find_changes: bool = True,
+    about: str = "",
     seed: int = 0,
 ) -> Convergence:
     """Test whether and when the loads and the matrices of a run converge.
@@ -104,10 +105,10 @@ def convergence_of(
         Distinct experts of a token.
     copy_size
         What one token copy counts in ``loads`` and ``cells``: bytes of a row for bytes.
-    find_changes
-        False leaves out the change points, which take the longest.
+    about
+        Where, for the claims: "layer 0".
     seed
-        Of what is drawn: floors of the hot sets, series without a change.
+        Of what is drawn: floors of the hot sets, simulated null hypotheses.
 
     Returns
     -------
@@ -123,7 +124,7 @@ def convergence_of(
     >>> rng = np.random.default_rng(0)
     >>> fading = np.exp(-np.arange(120) / 15)[:, None] * [0.4, 0, 0, -0.2] + 0.5
     >>> loads = rng.poisson(1000 * fading)
-    >>> found = convergence_of(loads, loads, find_changes=False)
+    >>> found = convergence_of(loads, loads)
     >>> found.load.converged, found.load_alone, found.loads_even_out
     (True, False, True)
     """
@@ -140,24 +141,30 @@ def convergence_of(
     copies = x.sum(axis=1)
     if tokens is not None:
         copies = np.broadcast_to(np.asarray(tokens, np.float64) * k, (len(x),))
-    load = _trajectory(x, copies, when, k, find_changes=find_changes, seed=seed)
-    cell = _trajectory(y, y.sum(axis=1), when, k, find_changes=find_changes, seed=seed)
+    here = f" of {about}" if about else ""
+    load = _trajectory(x, copies, when, k, f"load{here}", seed)
+    cell = _trajectory(y, y.sum(axis=1), when, k, f"matrix{here}", seed)
     hot_loads, hot_cells = (
         hot_set(v, k=max(1, v.shape[1] // 8), experts_per_token=k, seed=seed)
         for v in (x, y)
     )
-    # evenness rises by its trend, or by its exponential approach to a limit
+    # evenness rises by its trend, or by its exponential approach to a limit, where the
+    # shares have changed in one direction
     steady, approach = load.evenness_trend, load.evenness_decay
     rises = steady.p < SIGNIFICANT and steady.tau > 0
     approaches = approach.p < SIGNIFICANT and bool(approach.end > approach.start)
+    moved = _stated(load, "trend") or _stated(load, "level change")
+    moved = moved or (load.converged is True and load.settled_at > int(when[0]))
     return Convergence(
         at=when.astype(np.int64),
         load=load,
         cells=cell,
         hot_experts=hot_loads,
         hot_cells=hot_cells,
-        load_alone=load.converged is True and cell.converged is False,
-        loads_even_out=rises or approaches,
+        load_alone=load.converged is True
+        and cell.converged is False
+        and _stated(cell, "moves"),
+        loads_even_out=bool(rises or approaches) and moved,
         matrix_stays_sparse=bool(
             cell.evenness_stages[2] < SPARSE * load.evenness_stages[2]
         ),
@@ -169,8 +176,7 @@ def _trajectory(
     copies: Float64,
     when: npt.NDArray[np.generic],
     k: int,
-    *,
-    find_changes: bool,
+    about: str,
     seed: int,
 ) -> Trajectory:
     """Compute the trajectory of the shares of values ``[T, C]``.
@@ -197,15 +203,15 @@ def _trajectory(
     change = np.full(len(x), np.nan)
     change[1:] = total_variation(shares[1:], shares[:-1])
     change_floor = step_change_floor(shares * copies[:, None], experts_per_token=k)
-    # Step 2: change, trend and change points in the stable part.
+    # Step 2: claims about the shares, and the trend of the distance.
     late = trend(distance[begin:], at=when[begin:])
-    found = (
-        change_points(shares, max_series=32, resamples=99, seed=seed)
-        if find_changes
-        else None
-    )
-    index = np.zeros(0, np.int64) if found is None else found.index
-    converged, why = _verdict(transient, late, index, begin, when, distance)
+    found, claims = decided(x, tokens=copies / k, k=k, at=when, about=about, seed=seed)
+    claim = claim_of(claims, "converged")
+    assert claim is not None
+    enough = claim.outcome is not Outcome.NOT_ENOUGH_DATA
+    rows = np.flatnonzero(np.isfinite(distance))
+    changes = () if found is None else found.changes
+    changed = np.array([when[rows[change.index]] for change in changes], np.int64)
     # Step 3: evenness, corrected for sampling noise.
     evenness = _evenness(shares, copies, k)
     floor = distance_floor(copies, end, experts_per_token=k)
@@ -220,41 +226,24 @@ def _trajectory(
         beyond_counting=_over(change[both].sum(), change_floor[both].sum()),
         wander=_over(np.nansum(distance[begin:]), np.nansum(floor[begin:])),
         settling=transient,
-        settled_at=int(when[begin]) if still and len(x) else -1,
+        settled_at=int(claim.figure) if claim.stated else -1,
         stable_trend=late,
         decay=decay(shares, at=when),
-        changes=found,
-        changed_at=when[index].astype(np.int64),
+        changed_at=changed,
         evenness=evenness,
         evenness_trend=trend(evenness, at=when),
         evenness_decay=decay(evenness, at=when),
         evenness_stages=stage_means(evenness),
-        converged=converged,
-        why=why,
+        claims=claims,
+        converged=claim.stated if enough else None,
+        why=claim.statement or claim.sentence,
     )
 
 
-def _verdict(
-    transient: Transient,
-    late: Trend,
-    changes: Int64,
-    begin: int,
-    when: npt.NDArray[np.generic],
-    distance: Float64,
-) -> tuple[bool | None, str]:
-    """Decide whether a trajectory has converged, with the reason in words."""
-    known = int(np.isfinite(distance).sum())
-    if known < 4:
-        return None, f"{known} steps with traffic are too few to tell"
-    if not transient.settled:
-        return False, "it still moves in the second half of the run"
-    after = changes[changes > begin]
-    if len(after):
-        return False, f"it changes its level at step {when[after[-1]]}"
-    if late.p < SIGNIFICANT:
-        way = "away from" if late.tau > 0 else "towards"
-        return False, f"it drifts {way} its mean after step {when[begin]}"
-    return True, f"it is stable from step {when[begin]} on"
+def _stated(of: Trajectory, name: str) -> bool:
+    """Return whether a claim about a trajectory is stated."""
+    claim = claim_of(of.claims, name)
+    return claim is not None and claim.stated
 
 
 def _over(part: float, whole: float) -> float:

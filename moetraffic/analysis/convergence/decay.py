@@ -33,7 +33,7 @@ class Decay:
     to bound it, and ``low`` 0 where the approach is over within a step.
     """
 
-    half_life: float = NAN  # tau ln 2
+    half_life: float = NAN  # tau ln 2; NaN, too, where tau is at the search bound
     low: float = NAN  # confidence interval of the half-life
     high: float = NAN
     start: Float64  # [...], mu at the first step, the series' unit
@@ -152,7 +152,7 @@ def decay(series: npt.ArrayLike, *, at: npt.ArrayLike | None = None) -> Decay:
     end = y.mean(axis=0) - height * wave.mean()
     half = float(np.log(2))
     return Decay(
-        half_life=tau * half,
+        half_life=tau * half if tau < 0.99 * taus[-1] else NAN,
         low=0.0 if low <= taus[0] else low * half,
         high=float("inf") if high >= taus[-1] else high * half,
         start=(end + height).reshape(outer)[()],

@@ -22,6 +22,8 @@ import numpy.typing as npt
 from scipy.fft import dct
 from scipy.special import gammaincc
 
+from moetraffic.analysis.rhythm.periodicity import vertex
+
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
@@ -109,7 +111,8 @@ def motion(
     # Step 3: half-life and its interval; upper limit of a random walk.
     profile = found.max(axis=1)
     inside = np.flatnonzero(profile >= best - _HALF_DROP)
-    rate = int(profile.argmax())
+    place, _ = vertex(profile, int(profile.argmax()))
+    phi = float(np.interp(place, np.arange(len(fit.phi)), fit.phi))
     allowed = np.flatnonzero(found[-1] >= found[-1, walk] - _ONE_SIDED)
     # Step 4: a line's power, which is in the lowest frequency, under what was fitted.
     row, column = np.unravel_index(int(found[:-1].argmax()), found[:-1].shape)
@@ -123,7 +126,7 @@ def motion(
         p_walk=p_walk,
         p_drift=returning,
         p_trend=max(returning, min(walking, p_walk)),
-        half_life=_half_life(fit.phi[rate]),
+        half_life=_half_life(phi),
         low=_half_life(fit.phi[max(inside[0] - 1, 0)]),
         high=_half_life(fit.phi[min(inside[-1] + 1, len(fit.phi) - 1)]),
         walk=float(np.sqrt(_KAPPA[allowed[-1]] * n)),

@@ -31,11 +31,11 @@ STABLE = 1 / 3
 HALF_LIVES = 20
 """Least number of half-lives of a return to a level in the stable part."""
 
-LONGER = (1.0, 1.5, 2.0, 3.0)
+LONGER = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
 """Lengths of the transient that are tried, of the one by distance."""
 
-VISIBLE = 0.05
-"""Significance from which a motion counts as seen, where none is to be concluded."""
+DRIFT = LEVEL / 5
+"""Significance of a slope, which is tested in several parts of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,24 +90,23 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
     if steps - begin >= enough:
         after = rest[begin:]
         stable = motion(after, without=bands, seed=seed) if begin else whole
-        returns, still = _outcome(stable, visible=VISIBLE if moves else LEVEL)
+        returns, still = _outcome(stable)
         # a transient fades: what is left of it may still be seen after its end
+        tried = list[tuple[int, Motion, tuple[bool, bool]]]()
         transient = 0 if still else _transient(after)
-        for longer in LONGER if transient else ():
-            first = int(transient * longer)
-            if len(after) - first < enough:
-                break
-            late = motion(after[first:], without=bands, seed=seed)
-            outcome = _outcome(late)
-            if outcome[1] or (outcome[0] and not returns):
-                begin += first
-                stable, (returns, still) = late, outcome
-                break
+        for first in (int(transient * longer) for longer in LONGER if transient):
+            if len(after) - first >= enough and not (tried and tried[-1][2][1]):
+                late = motion(after[first:], without=bands, seed=seed)
+                tried.append((first, late, _outcome(late)))
+        # it returns to a level if it does so to the end, not from the transient alone
+        if tried and (tried[-1][2][1] or (tried[-1][2][0] and not returns)):
+            first, stable, (returns, still) = tried[-1]
+            begin += first
     # Step 4: a trend of the whole run.
     slope, trend = None, False
     if moves and not changes and not (returns or still):
         slope = motion(rest, without=bands, line=True, seed=seed)
-        trend = slope.p_trend < LEVEL and any(_outcome(slope, drift=False))
+        trend = slope.p_trend < DRIFT and any(_outcome(slope, drift=False))
     return Movement(
         changes=changes,
         p_change=p_change,
@@ -124,18 +123,16 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
     )
 
 
-def _outcome(
-    fit: Motion, *, drift: bool = True, visible: float = VISIBLE
-) -> tuple[bool, bool]:
+def _outcome(fit: Motion, *, drift: bool = True) -> tuple[bool, bool]:
     """Decide whether a part returns to a level, and whether it is still."""
-    if drift and fit.p_drift < LEVEL:
+    if drift and fit.p_drift < DRIFT:
         return False, False
     returns = (
         fit.p_still < LEVEL
         and fit.p_walk < LEVEL
         and fit.half_life * HALF_LIVES <= fit.steps
     )
-    return returns, not returns and fit.p_still >= visible and fit.walk <= 1
+    return returns, not returns and fit.p_still >= LEVEL and fit.walk <= 1
 
 
 def _transient(levels: Float64) -> int:

@@ -91,8 +91,8 @@ def strongest_period(levels: Float64) -> Period | None:
 
 def _neighbors(number: int, index: int) -> tuple[Int64, Int64]:
     """Return the frequencies below and above one that a line there leaves alone."""
-    reach = min(max(12, index // 3), 60, index - 1)
     own = max(2, int(_NEAR * index))
+    reach = min(max(12, index // 3), own + 60, index - 1)
     return (
         np.arange(index - reach, index - own),
         np.arange(index + own + 1, min(number, index + reach + 1)),

@@ -15,6 +15,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.claim import LEVEL
+from moetraffic.analysis.convergence.periods import strongest_period
 from moetraffic.analysis.rhythm.periodicity import FIRST_PEAK, autocorrelation
 
 from .autoregression import (
@@ -140,7 +142,8 @@ def best_of(errors: Mapping[Named, float]) -> Named:
 def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
     """Find the common period of the cells in the training part, if any.
 
-    It is the lag at which the mean autocorrelation of the cells rises most above its
+    There is one where the spectrum has a line (:func:`.periods.strongest_period`).  It
+    is the lag at which the mean autocorrelation of the cells rises most above its
     lowest value before; the first such lag that rises nearly as much as the best.
 
     Parameters
@@ -153,8 +156,8 @@ def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
     Returns
     -------
     int or None
-        Steps, 2 ... half of the training part; None where nothing rises by
-        :data:`PROMINENCE`.
+        Steps, 2 ... half of the training part; None where the spectrum has no line, or
+        nothing rises by :data:`PROMINENCE`.
     """
     cells = series.shape[1]
     some = np.unique(np.linspace(0, max(cells - 1, 0), min(cells, 256)).astype(int))
@@ -164,6 +167,10 @@ def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
     x = x[:, whole]
     furthest = len(x) // 2
     if furthest < 3 or not x.shape[1]:
+        return None
+    scale = np.sqrt((np.diff(x, axis=0) ** 2).mean(axis=0))
+    line = strongest_period(x[:, scale > 0] / scale[scale > 0])
+    if line is None or line.p >= LEVEL:
         return None
     acf = autocorrelation(x, furthest + 1)
     varies = np.isfinite(acf).all(axis=0)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from moetraffic.analysis.claim import LEVEL
 from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
@@ -43,7 +44,8 @@ class HotSet:
     counting_overlap: float  # expected from sampling noise for a constant router
     counting_jaccard: float
     churn: float  # share of the set that is new a step later
-    half_life: float  # lag of half the lag-1 excess over random; inf: not reached
+    half_life: float  # lag of half the lag-1 excess over random; NaN: not reached, or
+    # the overlap at lag 1 is no larger than of shuffled steps
     occupancy: Float64  # [C], share of the steps in which each is hot
     stays: Int64  # lengths in steps of all stays that begin and end within the run
     mean_stay: float  # steps; of whole stays, too short where many are cut off
@@ -128,7 +130,9 @@ def hot_set(
         counting_overlap=counted[0],
         counting_jaccard=counted[1],
         churn=1 - float(overlap[0]) if len(overlap) else float("nan"),
-        half_life=_half_life(lags, overlap, random),
+        half_life=_half_life(lags, overlap, random)
+        if _lasting(members[known], seed)
+        else float("nan"),
         occupancy=members[known].mean(axis=0) if number else np.full(cells, np.nan),
         stays=stays,
         mean_stay=float(stays.mean()) if stays.size else float("nan"),
@@ -204,6 +208,19 @@ def _stays(members: Bool, known: Bool) -> tuple[Int64, int]:
     return (end - begin)[complete].astype(np.int64), int((~complete).sum())
 
 
+def _lasting(members: Bool, seed: int) -> bool:
+    """Test whether sets of neighbors share more than those of shuffled steps."""
+    if len(members) < 3:
+        return False
+    rng = np.random.default_rng(seed)
+    shared = (members[1:] & members[:-1]).sum()
+    for _ in range(round(1 / LEVEL) - 1):
+        shuffled = members[rng.permutation(len(members))]
+        if (shuffled[1:] & shuffled[:-1]).sum() >= shared:
+            return False
+    return True
+
+
 def _half_life(lags: Int64, overlap: Float64, random: float) -> float:
     """Compute the lag at which the overlap above random is half of that at lag 1."""
     if not len(lags) or not overlap[0] > random:
@@ -211,7 +228,7 @@ def _half_life(lags: Int64, overlap: Float64, random: float) -> float:
     excess = (overlap - random) / (overlap[0] - random)
     below = np.flatnonzero(excess <= 0.5)
     if not below.size:
-        return float("inf")
+        return float("nan")
     at = int(below[0])
     above, under = excess[at - 1], excess[at]
     part = (above - 0.5) / (above - under) if np.isfinite(above) else 1.0

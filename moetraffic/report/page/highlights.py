@@ -133,10 +133,7 @@ def _row(exchange: ExchangeAnalysis, analysis: Analysis) -> tuple[object, ...]:
     packets, both = exchange.complexity, exchange.convergence
     courses = (both.load, both.cells) if both else ()
     settled = [
-        "no"
-        if course.settled_at < 0
-        else f"step {course.settled_at}"
-        + ("" if course.converged else ", changed afterwards")
+        f"step {course.settled_at}" if course.converged else "no evidence"
         for course in courses
     ]
     return (

@@ -178,9 +178,13 @@ def _convergence(exchanges: list[ExchangeAnalysis]) -> Table:
             rows.append(
                 (
                     *(exchange.layer, name),
-                    str(course.settled_at) if course.settled_at >= 0 else "no",
+                    str(course.settled_at) if course.converged else "no evidence",
                     ", ".join(map(str, changed[:4])) + ("..." if changed[4:] else ""),
-                    *(float(course.decay.half_life), course.beyond_counting),
+                    # an approach to a level, if there is one that is reached
+                    float(course.decay.half_life)
+                    if course.settled_at > int(both.at[0])
+                    else None,
+                    course.beyond_counting,
                     float(hot.overlap[0]) if len(hot.overlap) else None,
                     *(hot.random_overlap, hot.counting_overlap),
                 )

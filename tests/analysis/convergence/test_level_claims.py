@@ -1,0 +1,135 @@
+"""Claims about movement: known processes, agreement with each other, invariants."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moetraffic.analysis.claim import Outcome, claim_of
+from moetraffic.analysis.convergence.claims import NULLS, level_claims
+from moetraffic.errors import AnalysisError
+from tests.analysis.known_processes.loads import PROCESSES
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def claims(process, seed, steps=1000, **options):
+    run = PROCESSES[process](np.random.default_rng(seed), steps)
+    found = level_claims(run.counts, tokens=run.tokens, about="expert load", **options)
+    return {claim.name: claim for claim in found}, run
+
+
+def contradictions(found):
+    """Name pairs of claims of one run that cannot both hold."""
+    stated = {name: claim for name, claim in found.items() if claim.stated}
+    change = stated["level change"].figure if "level change" in stated else -1
+    begin = stated["converged"].figure if "converged" in stated else np.inf
+    wrong = []
+    if "converged" in stated and "trend" in stated:
+        wrong.append("converged, with a trend")
+    if change > begin:
+        wrong.append("converged before a level change")
+    if "mean-reverting" in stated and "converged" not in stated:
+        wrong.append("returns to a level, but has not converged")
+    if "trend" in stated and "level change" in stated:
+        wrong.append("a line with a jump")
+    if stated.keys() - {"moves", "converged"} and "moves" not in stated:
+        wrong.append("does not move, but changes")
+    if "moves" not in stated and 0 < begin < np.inf:
+        wrong.append("does not move, but has a transient")
+    return wrong
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_claims_of_a_run_agree(process):
+    for seed in range(2):
+        found, _ = claims(process, [11, seed], steps=300)
+        assert tuple(found) == tuple(NULLS)
+        assert contradictions(found) == []
+        for claim in found.values():
+            assert bool(claim.statement) == claim.stated
+            assert claim.used == 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [120, 300, 1000])
+@pytest.mark.parametrize("process", PROCESSES)
+def test_claims_of_many_runs_agree(process, steps):
+    for seed in range(20):
+        assert contradictions(claims(process, [12, seed], steps=steps)[0]) == []
+
+
+def test_a_step_ends_in_convergence_at_its_place():
+    found, run = claims("step", 3)
+    assert found["level change"].figure == run.truth["change"]
+    assert found["converged"].figure == run.truth["change"]
+    assert (
+        found["level change"].low <= run.truth["change"] <= found["level change"].high
+    )
+
+
+@pytest.mark.parametrize("process", ["period", "jittered period"])
+def test_the_period_in_iterations(process):
+    found, run = claims(process, 4)
+    assert found["periodic"].figure == pytest.approx(run.truth["period"], rel=0.05)
+    tenth, run = claims(process, 4, at=10 * np.arange(1000))
+    assert tenth["periodic"].figure == pytest.approx(10 * found["periodic"].figure)
+
+
+def test_the_half_life_of_an_autoregression():
+    found, run = claims("autoregression", 5)
+    half_life = found["mean-reverting"]
+    assert half_life.figure == pytest.approx(run.truth["half_life"], rel=0.5)
+    assert half_life.low < half_life.figure < half_life.high
+    assert found["converged"].figure == 0
+
+
+def test_a_random_walk_has_no_stable_part():
+    for process in ("slow walk", "walk", "fast walk"):
+        found, _ = claims(process, 6)
+        assert [name for name, claim in found.items() if claim.stated] == ["moves"]
+
+
+def test_units_and_the_order_of_experts_do_not_matter():
+    run = PROCESSES["step"](np.random.default_rng(7), 300)
+    one = level_claims(run.counts, tokens=None, about="load")
+    two = level_claims(run.counts[:, ::-1], tokens=None, about="load")
+    assert [claim.outcome for claim in one] == [claim.outcome for claim in two]
+    assert [claim.p for claim in one] == pytest.approx(
+        [claim.p for claim in two], nan_ok=True
+    )
+
+
+def test_steps_without_traffic_are_left_out():
+    run = PROCESSES["skewed"](np.random.default_rng(8), 200)
+    counts = run.counts.astype(np.float64)
+    counts[[3, 70]], counts[100] = np.nan, 0
+    found = level_claims(counts, tokens=run.tokens, about="load")
+    assert {(claim.used, claim.left_out) for claim in found} == {(197, 3)}
+    converged = claim_of(found, "converged")
+    assert converged is not None
+    assert converged.stated
+
+
+def test_variance_over_that_of_sampling_noise():
+    found, _ = claims("skewed", 9)
+    assert found["moves"].figure == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (20, 4), (100, 1)])
+def test_too_little_to_decide(shape):
+    for claim in level_claims(np.ones(shape), tokens=None, about="load"):
+        assert claim.outcome is Outcome.NOT_ENOUGH_DATA
+        assert np.isnan(claim.figure)
+
+
+def test_counts_that_never_vary():
+    for claim in level_claims(np.ones((100, 4)), tokens=4, about="load"):
+        assert not claim.stated
+
+
+def test_what_does_not_fit():
+    with pytest.raises(AnalysisError, match=r"counts \[T, C\]"):
+        level_claims(np.ones(40), tokens=1, about="load")
+    with pytest.raises(AnalysisError, match="increase"):
+        level_claims(np.ones((3, 2)), tokens=1, at=[0, 2, 1], about="load")
