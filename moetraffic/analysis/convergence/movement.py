@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.claim import LEVEL
+from moetraffic.analysis.rhythm.spectral_lines import Period, strongest_period
 
 from .level_changes import LevelChange, level_changes
 from .motion import Motion, motion
-from .periods import Period, strongest_period
 from .trends import settling
 
 Float64 = npt.NDArray[np.float64]

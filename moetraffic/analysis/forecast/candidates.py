@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.claim import LEVEL
-from moetraffic.analysis.convergence.periods import strongest_period
 from moetraffic.analysis.rhythm.periodicity import FIRST_PEAK, autocorrelation
+from moetraffic.analysis.rhythm.spectral_lines import strongest_period
 
 from .autoregression import (
     Autoregression,
@@ -142,7 +142,7 @@ def best_of(errors: Mapping[Named, float]) -> Named:
 def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
     """Find the common period of the cells in the training part, if any.
 
-    There is one where the spectrum has a line (:func:`.periods.strongest_period`).  It
+    There is one where the spectrum has a line (:func:`.spectral_lines.strongest_period`).  It
     is the lag at which the mean autocorrelation of the cells rises most above its
     lowest value before; the first such lag that rises nearly as much as the best.
 

@@ -104,7 +104,7 @@ def _tail(over: float, spectrum: Complex128, power: Float64) -> float:
 
     An ordinate is a sum of exponential variables, one for each independent direction of
     the columns; the largest one makes the tail.  The uncertainty of the median makes it
-    a Pareto tail.
+    a Pareto tail, of two thirds of the neighbors, as the taper ties them to each other.
     """
     unit = spectrum / np.sqrt(power)[:, None]
     gram = np.abs(unit @ unit.conj().T) ** 2
@@ -115,4 +115,4 @@ def _tail(over: float, spectrum: Complex128, power: Float64) -> float:
     shape = 1 / max(float(gram[np.triu_indices(len(gram), 2)].mean()), 1e-3)
     middle = float(gammaincinv(shape, 0.5)) / shape
     beyond = max(over * middle - (1 - largest), 0.0) / largest
-    return float((1 + 2 * beyond / len(unit)) ** (-len(unit) / 2))
+    return float((1 + 3 * beyond / len(unit)) ** (-len(unit) / 3))
