@@ -142,9 +142,9 @@ def best_of(errors: Mapping[Named, float]) -> Named:
 def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
     """Find the common period of the cells in the training part, if any.
 
-    There is one where the spectrum has a line (:func:`.spectral_lines.strongest_period`).  It
-    is the lag at which the mean autocorrelation of the cells rises most above its
-    lowest value before; the first such lag that rises nearly as much as the best.
+    It exists where the spectrum has a line (:func:`.strongest_period`).  It is the lag
+    at which the mean autocorrelation of the cells rises most above its lowest value
+    before; the first such lag that rises nearly as much as the best.
 
     Parameters
     ----------
