@@ -1,0 +1,75 @@
+"""Tables of forecasts: errors and bounds of one scale, age of a plan, lead times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moetraffic.analysis import Analysis, OnOffStatistics, Subject
+from moetraffic.analysis.forecast.bounds import limits
+from moetraffic.analysis.forecast.forecasting import forecast
+from moetraffic.analysis.forecast.lead_time import LeadTimes
+from moetraffic.analysis.forecast.within_iteration import within_iteration
+from moetraffic.report.results.forecasts import forecast_tables, lead_time_table
+
+
+@pytest.fixture(scope="module")
+def scored() -> Subject:
+    counts = np.random.default_rng(0).multinomial(2000, np.full(8, 1 / 8), size=400)
+    return Subject(
+        name="expert_load",
+        about="",
+        unit="token copies",
+        cells=8,
+        followed=8,
+        curves={},
+        forecasts=forecast(counts, tokens=2000),
+        limits=limits(counts),
+        memory=None,
+    )
+
+
+def test_noise_is_as_good_as_its_mean_its_oracle_and_its_bound(scored: Subject) -> None:
+    errors, bounds, by_age = forecast_tables([((0, "0 to 1", "load"), scored)])
+    names = list(errors.columns)
+    rows = [dict(zip(names, row, strict=True)) for row in errors.rows]
+    assert [row["it. ahead"] for row in rows] == [1, 2, 5, 10, 20]
+    for row in rows:
+        assert row["NMSE"] == pytest.approx(1, abs=0.02)
+        assert row["MSE below persistence"] == pytest.approx(0.5, abs=0.1)
+    first = dict(zip(bounds.columns, bounds.rows[0], strict=True))
+    low, high = first["95% interval"]
+    assert low < first["NMSE"] < high
+    assert abs(first["oracle NMSE"] - first["NMSE"]) < 3 * first["± (NMSE)"]
+    later = dict(zip(bounds.columns, bounds.rows[1], strict=True))
+    assert later["lower bound"] is None  # it is for one iteration ahead
+    assert list(by_age.columns)[-5:] == ["1", "2", "5", "10", "20"]
+    best, last = by_age.rows
+    assert (best[3], last[3]) == ("best forecast", "last values")
+    assert best[4].startswith(("+0.0", "-0.0"))
+    assert last[4].startswith(("-0.9", "-1.0", "-1.1"))
+
+
+def test_an_unavailable_bound_has_its_reason(scored: Subject) -> None:
+    walk = np.random.default_rng(1).normal(size=(400, 3)).cumsum(axis=0)
+    short = replace(scored, forecasts=forecast(walk), limits=limits(walk))
+    _, bounds, _ = forecast_tables([((0, "0", "load"), short)])
+    assert not bounds.rows
+    assert "not stationary" in bounds.notes[-1]
+    assert forecast_tables([((0, "0", "load"), replace(scored, forecasts=None))]) == []
+
+
+def test_lead_times_are_compared_with_delays() -> None:
+    sent = np.random.default_rng(2).integers(0, 99, size=(40, 4, 4))
+    later = {"combine": sent.transpose(0, 2, 1), "unknown": sent}
+    analysis = Analysis(
+        exchanges=(),
+        beats=OnOffStatistics(about="", found=(), notes=()),
+        leads=LeadTimes(iteration_s=1.0, offset_s={}),
+        sights=within_iteration(sent, later, lead_s={"combine": 0.002}),
+    )
+    table = lead_time_table(analysis)
+    assert list(table.columns)[2:] == ["1 us", "10 us", "1 ms", "25 ms"]
+    assert table.texts() == [["combine", "2.000", "yes", "yes", "yes", "no"]]
