@@ -273,6 +273,8 @@ class _Run:
 
     def measured(self, name: str) -> dict[str, Float64]:
         """Return the observed measures of each matrix by name, ``[T]`` each."""
+        if "skew" not in self.parts:
+            return {}
         return {m: np.asarray(self.rows[f"{name}.{m}"], np.float64) for m in MEASURED}
 
     def subject(

@@ -37,7 +37,7 @@ from .exchange import OF, Rows, Source, Window, read, sources, stated_tokens, wi
 from .exchange_claims import exchange_claims, load_peaks
 from .expert_statistics import ExpertStatistics, expert_statistics
 from .network_statistics import NetworkStatistics, network, packet_complexity
-from .observation import joined, observe
+from .observation import joined, observe, observe_loads
 
 if TYPE_CHECKING:
     import pandas
@@ -198,7 +198,11 @@ def analyze(
     )
     when = lead_times(trace, iterations=iterations)
     followed = bool({"forecasts", "limits", "convergence"} & set(parts))
-    mapper = mapper or in_threads(trace, threads, cells=followed)
+    # the summary needs loads alone: of the demand if known, else of the wire
+    light = mapper is None and set(parts) <= set(SUMMARY_PARTS)
+    if light:
+        every = [replace(s, sent=s.sent[:0]) if len(s.routed) else s for s in every]
+    mapper = mapper or in_threads(trace, threads, cells=followed, loads_only=light)
     exchanges: list[ExchangeAnalysis] = []
     loads: list[Loads] = []
     done = count(1)
@@ -360,7 +364,12 @@ def observed(
 
 
 def in_threads(
-    trace: Trace, threads: int, *, watch: Watch | None = None, cells: bool = True
+    trace: Trace,
+    threads: int,
+    *,
+    watch: Watch | None = None,
+    cells: bool = True,
+    loads_only: bool = False,
 ) -> Mapper:
     """Create a mapper that computes rows in threads, with few windows in memory.
 
@@ -375,12 +384,18 @@ def in_threads(
         and in any order.
     cells
         Whether cells are tracked over time.
+    loads_only
+        Whether only loads are computed, as by :func:`.observation.observe_loads`.
     """
 
     def rows(source: Source, parts: Sequence[range]) -> Iterator[Rows]:
         def work(window: range) -> Rows:
             seen = read(trace, source, window)
-            found = observe(source, seen, cells=cells)
+            found = (
+                observe_loads(seen)
+                if loads_only
+                else observe(source, seen, cells=cells)
+            )
             if watch is not None:
                 watch(source, seen, found)
             return found

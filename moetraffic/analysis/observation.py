@@ -129,6 +129,33 @@ def observe(source: Source, window: Window, *, cells: bool = True) -> Rows:
     return rows
 
 
+def observe_loads(window: Window) -> Rows:
+    """Compute the rows of a window that claims need: loads, without matrix statistics.
+
+    Returns
+    -------
+    Rows
+        ``demand.load`` and ``demand.sent`` or, without demand, ``wire.sent``,
+        ``wire.received`` and ``wire.unit``, as of :func:`observe`; no cells.
+    """
+    if window.demand is not None:
+        return {
+            "demand.load": window.demand.sum(axis=1, dtype=np.int64),
+            "demand.sent": window.demand.sum(axis=2, dtype=np.int64),
+            "demand.cells": np.zeros((len(window.demand), 0), np.int64),
+        }
+    if window.wire is None or window.wire.shape[1] < 2:
+        return {}
+    wire, unit = window.wire, window.wire_unit
+    own = np.diagonal(wire, axis1=1, axis2=2)
+    return {
+        "wire.sent": (wire.sum(axis=2, dtype=np.int64) - own) * unit,
+        "wire.received": (wire.sum(axis=1, dtype=np.int64) - own) * unit,
+        "wire.unit": np.full(len(wire), unit, np.int64),
+        "wire.cells": np.zeros((len(wire), 0), np.int64),
+    }
+
+
 def joined(parts: Sequence[Rows]) -> Rows:
     """Concatenate the rows of consecutive windows."""
     return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}

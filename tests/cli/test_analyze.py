@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from moetraffic.analysis import PARTS
+from moetraffic.analysis import analyze as analysis_of
+from moetraffic.analysis.engine import SUMMARY_PARTS
 from moetraffic.cli import analyze as verb
 from moetraffic.cli import main
 from moetraffic.data import path
+from moetraffic.trace import Trace
 
 GOLDEN = str(path("golden-v1.h5"))
 
@@ -82,3 +85,16 @@ def test_a_trace_without_demand_is_judged_by_its_bytes(
         assert "Predictability: " in shown
     assert "bytes received, dispatch of layer 1" in shown
     assert "expert load of" not in shown
+
+
+@pytest.mark.parametrize("of", [("demand", "wire"), ("wire",)])
+def test_the_claims_of_the_summary_are_those_of_all_parts(of: tuple[str, ...]) -> None:
+    """The summary reads less, and states the same."""
+    with Trace.open(GOLDEN) as trace:
+        short = analysis_of(trace, of=of, parts=SUMMARY_PARTS)
+        whole = analysis_of(trace, of=of)
+    assert [str(c) for c in short.claims] == [str(c) for c in whole.claims]
+    for one, other in zip(short.exchanges, whole.exchanges, strict=True):
+        assert one.peaks is not None
+        assert other.peaks is not None
+        assert one.peaks.tolist() == other.peaks.tolist()
