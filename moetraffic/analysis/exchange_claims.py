@@ -51,7 +51,9 @@ def exchange_claims(
         counts = np.asarray(rows["demand.load"], np.int64)
         of_rank = tokens_of(source, rows, meta, [])
         tokens = None if of_rank is None else of_rank * len(source.ranks)
-        name, k, about = "expert_load", max(1, meta.k), f"expert load of {where}"
+        # where the trace has no usable k, tokens are unknown, too
+        k = min(max(1, meta.k), counts.shape[1])
+        name, about = "expert_load", f"expert load of {where}"
     elif "wire.received" in rows:
         unit = int(np.gcd.reduce(np.asarray(rows["wire.unit"], np.int64)))
         counts = np.asarray(rows["wire.received"], np.int64) // max(1, unit)
