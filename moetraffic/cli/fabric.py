@@ -8,14 +8,17 @@ from typing import Annotated
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
     Algorithm,
+    AllTables,
     AsJson,
     Force,
     Iterations,
     Operations,
     Plot,
     TraceFile,
+    only_option,
     operation_names,
     option,
+    parts_of,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -27,6 +30,8 @@ TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
 """For the help; fabric.named, which also has them, takes long to import."""
 
 NETWORK, TRAFFIC = "Network", "Traffic"
+
+PARTS = ("links", "collisions")
 
 
 def fabric(
@@ -118,12 +123,15 @@ def fabric(
     hot: Annotated[int, option("Number of hottest links to show.", min=1)] = 8,
     plot: Plot = None,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a run's traffic on a network: link loads, bounds and ECMP collisions.
 
     Example: moetraffic fabric run.h5 --topology leaf-spine --oversubscription 4
     """
+    names = parts_of(only, PARTS, tables=tables)
     given = {
         "leaves": leaves,
         "spines": spines,
@@ -169,11 +177,15 @@ def fabric(
         found = assess(
             made, at, matrices, routing=routing, seed=seed, flows=flows, hot=hot
         )
+    shown = report.tables(found)
     source = f"{trace.name}: {world} ranks, {slots}, on a {made.name}, {routing}"
     present(
         {"file": str(trace), **report.as_dict(found, chosen)},
-        *report.tables(found),
+        *shown[:2],
         as_json=as_json,
+        parts={"links": shown[2:3], "collisions": shown[3:]},
+        only=names,
+        tables=tables,
         chart=report.figure(found, chosen, source),
         plot=plot,
     )

@@ -60,7 +60,10 @@ def test_oversubscription_makes_the_same_bytes_slower(
 def test_every_topology_says_what_it_does(
     capsys: pytest.CaptureFixture[str], captured: Path, options: list[str]
 ) -> None:
-    assert main(["fabric", str(captured), "--iterations", "0:4", *options]) == 0
+    assert (
+        main(["fabric", str(captured), "--iterations", "0:4", "--tables", *options])
+        == 0
+    )
     said = capsys.readouterr().out
     for words in ("network", "Bottleneck links", "lower bound: bottleneck port"):
         assert words in said
