@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.page import replace  # noqa: E402
 from tests.capture.shapes.stage import MODES, SHAPES, start  # noqa: E402
 from tests.capture.shapes.verdict import ASPECTS, Verdict, judge  # noqa: E402
 
@@ -78,15 +79,6 @@ def table(found: dict[str, Verdicts]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def write(page: Path, text: str) -> None:
-    """Replace what stands between the markers of a page."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise SystemExit(f"{page} has no lines {BEGIN} and {END}: add them")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
-
-
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("shapes", nargs="*", help=f"of {', '.join(SHAPES)}; default all")
@@ -105,7 +97,7 @@ def main() -> None:
     else:
         print(text)
     if told.write:
-        write(told.write, text)
+        replace(told.write, BEGIN, END, text)
 
 
 if __name__ == "__main__":
