@@ -18,7 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.page import replace  # noqa: E402
+from page import replace  # noqa: E402
+
 from tests.capture.shapes.stage import MODES, SHAPES, start  # noqa: E402
 from tests.capture.shapes.verdict import ASPECTS, Verdict, judge  # noqa: E402
 

@@ -14,6 +14,7 @@ from scipy.special import betaincinv
 from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.convergence.claims import level_claims
 from moetraffic.analysis.forecast.claims import forecast_claims
+from moetraffic.analysis.forecast.forecasting import forecast
 from moetraffic.analysis.noise.claims import skew_claims
 from moetraffic.analysis.rhythm.claims import burst_claims
 
@@ -93,7 +94,7 @@ def claims(process: str, seed: Sequence[int], steps: int) -> tuple[list[Claim], 
         made = [
             *level_claims(counts, tokens=tokens, k=1, about=about),
             *skew_claims(counts, tokens=tokens, k=1, about=about),
-            *forecast_claims(counts, about=about),
+            *forecast_claims(forecast(counts, horizons=[1]), about=about),
         ]
         return made, run.truth
     drawn = bursts.PROCESSES[process](rng, steps)
