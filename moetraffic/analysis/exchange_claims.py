@@ -11,10 +11,10 @@ from moetraffic.trace import Meta
 
 from .claim import Claim
 from .conclusion import Subject, sent_tokens, tokens_of
-from .convergence.claims import level_claims
+from .convergence.level_claims import level_claims
 from .exchange import Rows, Source
-from .forecast.claims import forecast_claims
-from .noise.claims import skew_claims
+from .forecast.forecast_claims import forecast_claims
+from .noise.skew_claims import skew_claims
 from .skew.measures import max_over_mean
 
 Float64 = npt.NDArray[np.float64]

@@ -19,9 +19,9 @@ from moetraffic.analysis.skew.hot_experts import HotSet, hot_set
 from moetraffic.analysis.skew.measures import shares as shares_of
 from moetraffic.errors import AnalysisError
 
-from .claims import decided
 from .decay import Decay, decay
 from .drift import distance_floor, step_change_floor
+from .level_claims import decided
 from .trends import Transient, Trend, settling, stage_means, trend
 
 Float64 = npt.NDArray[np.float64]

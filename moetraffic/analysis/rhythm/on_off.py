@@ -3,8 +3,9 @@
 Training alternates between computation and communication, so its traffic is a sequence
 of bursts that recurs in each iteration.  Duty cycle, bursts and gaps are computed from
 the intervals (:mod:`moetraffic.analysis.times.intervals`).  The period is that of the
-claim "periodic" (:mod:`moetraffic.analysis.rhythm.claims`), unavailable where it is not
-stated; the similarity of cycles is computed by splitting the bursts at cycle starts
+claim "periodic" (:mod:`moetraffic.analysis.rhythm.burst_claims`), unavailable where it
+is not stated; the similarity of cycles is computed by splitting the bursts at cycle
+starts
 (:mod:`moetraffic.analysis.rhythm.cycles`).
 """
 
@@ -25,7 +26,7 @@ from moetraffic.analysis.times.intervals import (
 )
 
 from .bins import amount_until, on_off_series, rate_series, time_on_until
-from .claims import claims_of_bursts, claims_of_steps, repetition
+from .burst_claims import claims_of_bursts, claims_of_steps, repetition
 from .cycles import cycles as cut_to_cycles
 from .dispersion import WINDOWS, dispersion
 from .periodicity import autocorrelation, harmonic_shares, spectral_share

@@ -10,7 +10,7 @@ from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.times.call_times import on_the_wire, step_starts
 from moetraffic.trace import Trace
 
-from .claims import burst_claims
+from .burst_claims import burst_claims
 from .sources import bounded, collected
 
 MARKS = 3

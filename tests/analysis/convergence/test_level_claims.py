@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis.claim import Outcome, claim_of
-from moetraffic.analysis.convergence.claims import NULLS, level_claims
+from moetraffic.analysis.convergence.level_claims import NULLS, level_claims
 from moetraffic.errors import AnalysisError
 from tests.analysis.known_processes.loads import PROCESSES
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis.claim import Outcome, claim_of
-from moetraffic.analysis.forecast.claims import forecast_claims
+from moetraffic.analysis.forecast.forecast_claims import forecast_claims
 from moetraffic.analysis.forecast.forecasting import forecast
 from tests.analysis.known_processes.loads import PROCESSES
 

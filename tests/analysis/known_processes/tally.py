@@ -12,11 +12,11 @@ import numpy as np
 from scipy.special import betaincinv
 
 from moetraffic.analysis.claim import Claim
-from moetraffic.analysis.convergence.claims import level_claims
-from moetraffic.analysis.forecast.claims import forecast_claims
+from moetraffic.analysis.convergence.level_claims import level_claims
+from moetraffic.analysis.forecast.forecast_claims import forecast_claims
 from moetraffic.analysis.forecast.forecasting import forecast
-from moetraffic.analysis.noise.claims import skew_claims
-from moetraffic.analysis.rhythm.claims import burst_claims
+from moetraffic.analysis.noise.skew_claims import skew_claims
+from moetraffic.analysis.rhythm.burst_claims import burst_claims
 
 from . import bursts, loads
 

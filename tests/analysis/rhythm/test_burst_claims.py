@@ -11,8 +11,8 @@ import pytest
 from scipy.special import betaincinv
 
 from moetraffic.analysis.claim import Outcome, claim_of
+from moetraffic.analysis.rhythm.burst_claims import burst_claims, repetition
 from moetraffic.analysis.rhythm.burst_order import burst_order, normal_scores
-from moetraffic.analysis.rhythm.claims import burst_claims, repetition
 from moetraffic.analysis.rhythm.long_memory import long_memory
 from tests.analysis.known_processes.bursts import PROCESSES
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from moetraffic.analysis.claim import Claim, Outcome, claim_of
-from moetraffic.analysis.noise.claims import skew_claims
 from moetraffic.analysis.noise.null_model import NullModel
+from moetraffic.analysis.noise.skew_claims import skew_claims
 from moetraffic.errors import AnalysisError
 from tests.analysis.known_processes.loads import PROCESSES
 
