@@ -206,6 +206,7 @@ class Play:
     evaluated_loss: bool = False
     skipped: tuple[int, ...] = ()
     warm_up: bool = False
+    setup: bool = False  # neighboring stages connect in both directions first
     trailing: bool = False  # parameters are gathered at a step's end
     links: bool = True
     told_layers: bool = False
@@ -325,6 +326,14 @@ class Theatre:
             if play.warm_up:
                 rank.other("broadcast", self.everyone, 0)
                 rank.other("barrier", self.everyone, 0)
+        self.iteration = 0
+        for stage in range(play.stages if play.setup else 0):
+            near = [(stage - 1, stage), (stage, stage + 1)]
+            ahead = [(a, b) for a, b in near if a >= 0 and b < play.stages]
+            both = [*ahead, *((b, a) for a, b in ahead)]
+            for source, destination in self.rng.permutation(both).tolist():
+                self.between(source, destination, stage, dtype="int32")
+        self.iteration = -1
         for step in range(play.steps):
             if play.evaluate_every and step % play.evaluate_every == 1:
                 self.evaluate()
@@ -388,7 +397,9 @@ class Theatre:
         if stage:
             self.between(stage, stage - 1, stage)
 
-    def between(self, source: int, destination: int, mine: int) -> None:
+    def between(
+        self, source: int, destination: int, mine: int, dtype: str = "float32"
+    ) -> None:
         for rank in self.ranks[mine * self.width : (mine + 1) * self.width]:
             column = rank.number % self.width
             ranks = tuple(s * self.width + column for s in range(self.play.stages))
@@ -396,7 +407,7 @@ class Theatre:
                 group=rank.group(ranks, "pp"),
                 operation="send_recv",
                 peers=(source, destination),
-                dtype="float32",
+                dtype=dtype,
                 row_bytes=4,
             )
             rank.call(site, 4096, (self.iteration, "", -1, ""))

@@ -91,12 +91,13 @@ def test_made_up_runs_are_found_again(theatre: Made, play: dict[str, Any]) -> No
 
 
 @settings(max_examples=10)
-@given(play=PLAYS, stages=st.integers(2, 3), routers=st.booleans())
+@given(play=PLAYS, stages=st.integers(2, 4), routers=st.booleans(), setup=st.booleans())
 def test_made_up_pipelines_are_found_again(
-    theatre: Made, play: dict[str, Any], stages: int, routers: bool
+    theatre: Made, play: dict[str, Any], stages: int, routers: bool, setup: bool
 ) -> None:
     play |= {
         "stages": stages,
+        "setup": setup,
         "routers": routers,
         "probabilities": False,
         "evaluate_every": 0,

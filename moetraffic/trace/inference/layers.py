@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from moetraffic.trace.model import Bool
+
 from .calls import Calls
 from .gradients import Reading
 from .phases import UNREACHED
@@ -206,9 +208,9 @@ def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
     stages: it then receives activations from where gradients come from.
     """
     before: dict[int, int] = {}
+    transfers = {c.rank: _transfers(c) for c in every}
     for calls in every:
-        between = np.flatnonzero(calls.between_stages)
-        for at in between[:1].tolist():
+        for at in np.flatnonzero(transfers[calls.rank])[:1].tolist():
             # the first transfer of a rank sends activations on, or receives them
             source, destination = _ends(calls, at)
             if source < 0:
@@ -223,9 +225,28 @@ def _stage_before(every: Sequence[Calls]) -> dict[int, int] | None:
                 return None
             seen.add(at)
             at = before.get(at)
-    if not all(_computes_one_stage(c, before.get(c.rank, -1)) for c in every):
-        return None
+    for calls in every:
+        mine = transfers[calls.rank]
+        if not _computes_one_stage(calls, mine, before.get(calls.rank, -1)):
+            return None
     return before
+
+
+def _transfers(calls: Calls) -> Bool:
+    """Return a mask of the transfers of activations and gradients, ``[n]``.
+
+    Those that set up the communicators go in both directions before the first forward
+    pass.  They are of another type than what the same ranks transfer later.
+    """
+    site, between = calls.table["site"], calls.between_stages
+    started = np.logical_or.accumulate(calls.exchange)
+    later = set(site[between & started].tolist())
+    peers = {(calls.sites[n].group, calls.sites[n].peers) for n in later}
+    setup = [
+        n not in later and (s.group, s.peers) in peers
+        for n, s in enumerate(calls.sites)
+    ]
+    return between & ~calls.where(setup)
 
 
 def _ends(calls: Calls, at: int) -> tuple[int, int]:
@@ -236,15 +257,15 @@ def _ends(calls: Calls, at: int) -> tuple[int, int]:
     return source, destination
 
 
-def _computes_one_stage(calls: Calls, before: int) -> bool:
+def _computes_one_stage(calls: Calls, transfers: Bool, before: int) -> bool:
     """Return whether forward passes follow what the preceding stage sends, alone.
 
-    ``before`` is the rank of that stage, -1 for the first stage.
+    ``transfers`` is the result of :func:`_transfers`; ``before`` is the rank of that
+    stage, -1 for the first stage.
     """
     sources: set[int] = set()
-    relevant = calls.between_stages | calls.exchange
-    for at in np.flatnonzero(relevant).tolist():
-        if calls.between_stages[at]:
+    for at in np.flatnonzero(transfers | calls.exchange).tolist():
+        if transfers[at]:
             source, destination = _ends(calls, at)
             if destination == calls.rank:
                 sources.add(source)
