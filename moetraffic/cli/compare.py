@@ -47,14 +47,16 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the distance between two runs, with intervals and within-run noise.
+    """Compare two runs: claims, and distances with intervals and within-run noise.
 
     Example: moetraffic compare run.h5 other.h5 --at-most shares=0.05
     """
+    from moetraffic.analysis import analyze
     from moetraffic.analysis.comparison import compare as compared
     from moetraffic.analysis.comparison import worst
     from moetraffic.analysis.engine import effort
-    from moetraffic.report.results.comparison import tables
+    from moetraffic.report.plain_data import claim_dict
+    from moetraffic.report.results.comparison import claims, tables
 
     chosen = selection(layers, iterations, phase, of=of)
     thresholds = _thresholds(at_most or [])
@@ -62,6 +64,7 @@ def compare(
         total = effort(a, **chosen) + effort(b, **chosen)
         with progress("reading both", total, quiet=as_json or total < 8) as tick:
             found = compared(a, b, **chosen, tick=tick)
+        claimed = [analyze(t, parts=("claims",), **chosen).claims for t in (a, b)]
     beyond = worst(found, thresholds)
     data = {
         "first": str(first),
@@ -69,12 +72,16 @@ def compare(
         "distances": [
             asdict(d) | {"beyond_chance": d.beyond_chance} for d in found.distances
         ],
+        "claims": {
+            name: [claim_dict(c) for c in run]
+            for name, run in zip(("first", "second"), claimed, strict=True)
+        },
         "times_s": [asdict(t) for t in found.times],
         "thresholds": thresholds,
         "beyond_threshold": [[d.layer, d.of] for d in beyond],
         "notes": list(found.notes),
     }
-    present(data, *tables(found, beyond), as_json=as_json)
+    present(data, claims(*claimed), *tables(found, beyond), as_json=as_json)
     if beyond:
         raise typer.Exit(BEYOND)
 

@@ -33,7 +33,7 @@ def demo(
     corpus: Annotated[
         str | None,
         option(
-            "Text to train on: a file, folder or glob.",
+            "Text to train on: a file, folder or glob; random: random tokens.",
             shown="Python's standard library",
         ),
     ] = None,

@@ -142,7 +142,7 @@ PARTS: Mapping[str, Mapping[str, Parameter]] = {
                 rule={"choices": ("none", "full")},
             ),
             "corpus": Setting(
-                "Text to train on: a file, folder or glob.",
+                "Text to train on: a file, folder or glob; random: random tokens.",
                 shown="Python's standard library",
             ),
         },

@@ -1,4 +1,4 @@
-"""The text of a corpus: a file, a folder, a glob, or Python's own source.
+"""The text of a corpus: a file, a folder, a glob, Python's own source, or random bytes.
 
 It is read without torch, so that a corpus that cannot be used is refused before any
 rank starts.
@@ -12,10 +12,15 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from moetraffic.errors import LayoutError
 
 STANDARD_LIBRARY_BYTES = 4_000_000
 """Of the standard library's source, this much is read."""
+
+RANDOM = "random"
+"""Name of the corpus of random tokens; ``./random`` is a file of this name."""
 
 LARGEST_BYTES = 2_000_000_000
 """A larger corpus is refused: every rank holds it in memory."""
@@ -43,7 +48,8 @@ def read(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> Text:
         A file; a folder, of which every file below it is read but hidden ones; or a
         glob (``**`` goes down folders).  Files are joined in the order of their paths.
         Empty: the ``*.py`` files of the running Python's standard library without its
-        tests, the first 4 MB of them.
+        tests, the first 4 MB of them.  :data:`RANDOM`: as many independent random
+        bytes below the vocabulary, all equally probable, the same in every run.
     sequence
         Tokens of a training sequence; the text must be longer.
     vocabulary
@@ -55,6 +61,8 @@ def read(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> Text:
         If nothing is there, it cannot be read, or it is too short, too large, or
         holds bytes outside the vocabulary.
     """
+    if where == RANDOM:
+        return Text(data=_random(vocabulary), source="random tokens")
     source, files = _found(where)
     enough = LARGEST_BYTES + 1 if where else STANDARD_LIBRARY_BYTES
     data = _join(files, enough)
@@ -76,6 +84,8 @@ def check(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> None:
     LayoutError
         As :func:`read` does.
     """
+    if where == RANDOM:
+        return
     source, files = _found(where)
     size, largest = 0, 0
     for file in files:
@@ -92,6 +102,15 @@ def check(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> None:
     _refuse_size(source, size, sequence)
     if vocabulary < 256:
         _refuse_byte(source, largest, vocabulary)
+
+
+def _random(vocabulary: int) -> bytearray:
+    """Draw bytes of which none depends on those before, so that there is no context."""
+    draws = np.random.default_rng(0)
+    below = min(vocabulary, 256)
+    return bytearray(
+        draws.integers(below, size=STANDARD_LIBRARY_BYTES, dtype=np.uint8).tobytes()
+    )
 
 
 def _found(where: str) -> tuple[str, list[Path]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
-from moetraffic.analysis.claim import Claim, Outcome
+from moetraffic.analysis.claim import LEVEL, Claim, Outcome
 from moetraffic.units import rank_span
 
 TOPICS = {
@@ -24,9 +24,9 @@ TOPICS = {
 """Claims about the load by line, with name and format of the figure of each."""
 
 CONSEQUENCES = {
-    "converged": "one circuit schedule fits the rest of the run",
+    "converged": "a circuit schedule for the mean load remains valid",
     "predictable": "circuits can be planned from past iterations",
-    "hot set retained": "a placement by past load stays useful",
+    "hot set retained": "a placement by past load fits part of the hot experts later",
 }
 """What follows from claims about the load."""
 
@@ -69,9 +69,7 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
     lines = [_data(analysis)]
     for topic, names in TOPICS.items():
         clauses = [
-            clause
-            for name, (figure, form) in names.items()
-            if (clause := _clause(analysis.exchanges, name, figure, form))
+            clause for name in names if (clause := _clause(analysis.exchanges, name))
         ]
         if topic == "Regularity":
             clauses = [f"load over the iterations: {clause}" for clause in clauses]
@@ -107,13 +105,12 @@ def _data(analysis: Analysis) -> Line:
         + (f" on {groups} groups" if groups > 1 else "")
         + f", {_range(number, ',.0f')} iterations"
         + (f", {left:,} left out as incomplete" if left else "")
+        + f"; a claim is stated if p < {LEVEL:g}"
     )
     return Line(topic="Data", text=text, basis="data")
 
 
-def _clause(
-    exchanges: Sequence[ExchangeAnalysis], name: str, figure: str, form: str
-) -> str:
+def _clause(exchanges: Sequence[ExchangeAnalysis], name: str) -> str:
     """State the outcomes of a claim about all exchanges; "" if it was not tested.
 
     Exchanges with the same outcomes stand together.  A claim about forecasts is tested
@@ -133,7 +130,7 @@ def _clause(
         for outcome in dict.fromkeys(outcomes):
             at = [i for i, each in enumerate(outcomes) if each is outcome]
             chosen = [[claims[i] for i in at] for _, claims in found]
-            text = _outcome([c for claims in chosen for c in claims], figure, form)
+            text = _outcome([c for claims in chosen for c in claims])
             ahead = _ahead(chosen[0]) if len(outcomes) > 1 else ""
             parts.append(f"{where}{text}{ahead}")
     return "; ".join(parts)
@@ -146,7 +143,7 @@ def _ahead(claims: Sequence[Claim]) -> str:
     return f" {numbers} {ends[-1].partition(' ')[2]}"
 
 
-def _outcome(claims: list[Claim], figure: str, form: str) -> str:
+def _outcome(claims: list[Claim]) -> str:
     """State the common outcome of claims of one name."""
     first = claims[0]
     if len(claims) == 1:
@@ -154,17 +151,25 @@ def _outcome(claims: list[Claim], figure: str, form: str) -> str:
     if first.outcome is Outcome.NOT_ENOUGH_DATA:
         needs = max(claim.needs for claim in claims)
         return f'not enough data for "{first.name}" (needs {needs:,})'
-    bound = _p_value([claim.p for claim in claims])
-    if not first.stated:
-        return f'no evidence of "{first.name}"{f" ({bound})" if bound else ""}'
-    known = [claim.figure for claim in claims if np.isfinite(claim.figure)]
-    size = ""
-    if known:
-        unit = "" if "iteration" in figure else first.unit
-        size = " ".join(filter(None, (figure, _range(known, form), unit)))
+    bound = _p_value(claims)
     flags = list(dict.fromkeys(flag for claim in claims for flag in claim.flags))
+    if not first.stated:
+        inside = ", ".join(filter(None, [bound, *flags]))
+        return f'no evidence of "{first.name}"{f" ({inside})" if inside else ""}'
+    size = figure_of(claims)
     inside = ", ".join(filter(None, [size, bound, *flags]))
     return f"{first.name}{f' ({inside})' if inside else ''}"
+
+
+def figure_of(claims: Sequence[Claim]) -> str:
+    """Format the range of the figures of claims of one name; "" if none is known."""
+    known = [claim.figure for claim in claims if np.isfinite(claim.figure)]
+    if not known:
+        return ""
+    named = {name: of for topic in TOPICS.values() for name, of in topic.items()}
+    figure, form = named.get(claims[0].name, ("", ".3g"))
+    unit = "" if "iteration" in figure else claims[0].unit
+    return " ".join(filter(None, (figure, _range(known, form), unit)))
 
 
 def _alone(claim: Claim, *, subject: bool = True) -> str:
@@ -173,14 +178,18 @@ def _alone(claim: Claim, *, subject: bool = True) -> str:
     if claim.outcome is Outcome.NOT_ENOUGH_DATA:
         has = f"needs {claim.needs:,}, has {claim.used:,}"
         return f'{of}not enough data for "{claim.name}" ({has})'
-    inside = ", ".join(filter(None, [_p_value([claim.p]), *claim.flags]))
+    inside = ", ".join(filter(None, [_p_value([claim]), *claim.flags]))
     what = claim.statement if claim.stated else f'no evidence of "{claim.name}"'
     return f"{of}{what}{f' ({inside})' if inside else ''}"
 
 
-def _p_value(values: Sequence[float]) -> str:
-    """Format the range of p-values; "" if none is known."""
-    known = [p for p in values if np.isfinite(p)]
+def _p_value(claims: Sequence[Claim]) -> str:
+    """Format the range of p-values; "" if none is known.
+
+    A claim that is not stated although its null hypothesis is rejected fails another
+    condition, which its flags name: its p-value would read as evidence.
+    """
+    known = [c.p for c in claims if np.isfinite(c.p) and (c.stated or c.p >= LEVEL)]
     if not known:
         return ""
     if max(known) < 0.001:

@@ -44,6 +44,17 @@ def test_the_default_is_the_standard_library() -> None:
     check(sequence=1000)
 
 
+def test_random_tokens_have_no_context_and_stay_below_the_vocabulary() -> None:
+    drawn = load("random", vocabulary=50).text
+    assert torch.equal(load("random", vocabulary=50).text, drawn)
+    check("random", vocabulary=50)
+    pairs = torch.bincount(drawn[:-1].long() * 50 + drawn[1:], minlength=2500).double()
+    expected = pairs.mean()  # of each pair of neighbors
+    chi2 = float(((pairs - expected) ** 2 / expected).sum())
+    assert abs(chi2 - 2499) < 5 * (2 * 2499) ** 0.5
+    assert len(load("random").text.unique()) == 256
+
+
 @pytest.mark.parametrize(
     ("name", "sequence", "said"),
     [

@@ -130,7 +130,7 @@ def test_nothing_is_concluded_of_what_is_not_stated(name: str) -> None:
 def test_consequences_are_of_the_layers_of_which_they_are_known() -> None:
     kept = claim("hot set retained", STATED)
     found = analysis(exchange(0, kept), exchange(1, claim("hot set retained")))
-    assert "stays useful (layer 0)" in line(found, "Consequences")
+    assert "part of the hot experts later (layer 0)" in line(found, "Consequences")
 
 
 def test_an_analysis_without_claims_has_no_summary() -> None:

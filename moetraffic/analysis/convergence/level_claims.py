@@ -159,6 +159,10 @@ def _claims(
     )
 
 
+_SHORT = f"fewer than {HALF_LIVES} half-lives of its motion"
+"""Why a return to a level is not stated although a random walk is rejected."""
+
+
 def _decided(stated: bool) -> Outcome:
     return Outcome.STATED if stated else Outcome.NO_EVIDENCE
 
@@ -177,7 +181,7 @@ def _moves(
         "statement": f"its shares move over the run{over}" if found.moves else "",
         "p": min(p),
         "figure": figure,
-        "unit": "of the variance of sampling noise",
+        "unit": "times the variance of sampling noise",
     }
 
 
@@ -204,7 +208,7 @@ def _converged(found: Movement, when: Int64) -> Part:
     elif found.trend or fit.p_drift < DRIFT:
         flags.append("it drifts in one direction")
     elif found.returns or fit.half_life * HALF_LIVES > fit.steps:
-        flags.append(f"less than {HALF_LIVES} half-lives of its motion")
+        flags.append(_SHORT)
     else:
         flags.append("it moves like a random walk")
     return {
@@ -299,4 +303,6 @@ def _mean_reverting(found: Movement, every: float) -> Part:
             "low": fit.low * every,
             "high": fit.high * every,
         }
+    elif fit is not None and fit.half_life * HALF_LIVES > fit.steps:
+        part["flags"] = (_SHORT,)
     return part

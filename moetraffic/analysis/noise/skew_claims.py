@@ -209,8 +209,8 @@ def _hot_set_retained(load: Int64, seed: int) -> Claim:
         claim,
         outcome=_outcome(p),
         statement=(
-            f"of its {hot} hot expert{'s' * (hot > 1)}, {retained:.0%} are hot in "
-            f"another part of the run ({hot / experts:.0%} by chance)"
+            f"{retained:.0%} of the hot experts of one part of the run are hot in "
+            f"another ({hot / experts:.0%} by chance)"
         ),
         p=p,
         figure=float(retained),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moetraffic.analysis.claim import LEVEL as CLAIMED
+from moetraffic.analysis.claim import Claim, Outcome
 from moetraffic.analysis.comparison import SCALES, Comparison, Distance
 from moetraffic.analysis.resampling import LEVEL
 from moetraffic.analysis.times.completion import TimeRatio
+from moetraffic.report.answer import figure_of
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import amount
 
@@ -56,6 +59,28 @@ def tables(comparison: Comparison, above: Sequence[Distance] = ()) -> list[Table
         styles={"above threshold": "bold red", "exceeds noise": "yellow"},
     )
     return [distances, *([times(comparison.times)] if comparison.times else [])]
+
+
+def claims(first: Sequence[Claim], second: Sequence[Claim]) -> Table:
+    """Tabulate the outcomes of the same claims about two traces, side by side."""
+    runs = [{(c.about, c.name): c for c in found} for found in (first, second)]
+    return Table(
+        title="Claims of the two runs",
+        columns=dict.fromkeys(("about", "claim", "first", "second"), "<"),
+        rows=[
+            (*key, *(_outcome(run[key]) if key in run else None for run in runs))
+            for key in dict.fromkeys([*runs[0], *runs[1]])
+        ],
+        notes=[f"a claim is stated if p < {CLAIMED:g}"],
+    )
+
+
+def _outcome(claim: Claim) -> str:
+    """Format the outcome of a claim, with its figure or what it needs."""
+    detail = figure_of([claim]) if claim.stated else ""
+    if claim.outcome is Outcome.NOT_ENOUGH_DATA:
+        detail = f"needs {claim.needs:,}, has {claim.used:,}"
+    return f"{claim.outcome.value}{f': {detail}' if detail else ''}"
 
 
 def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> Table:

@@ -89,7 +89,9 @@ def _claims(analysis: Analysis) -> Table:
                 f"{claim.figure:.4g} {claim.unit}".rstrip()
                 if np.isfinite(claim.figure)
                 else None,
-                *((claim.low, claim.high), claim.p, claim.null),
+                (claim.low, claim.high),
+                "<0.001" if claim.p < 0.001 else claim.p,
+                claim.null,
                 *(claim.used, claim.left_out, claim.needs or None),
             )
             for claim in analysis.claims
