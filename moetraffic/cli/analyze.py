@@ -140,6 +140,6 @@ def analyze(
         lines = sentences(analysis, file=str(path)) or list(analysis.notes)
         by_part = summary.by_part(analysis) if tables or names else {}
         shown += [f"\n{path}"] * (len(found) > 1)
-        asked_parts = (*names, "notes") if names else ()
+        asked_parts = (*names, *["notes"] * bool(by_part.get("notes"))) if names else ()
         shown += selected(lines, by_part, only=asked_parts, tables=tables)
     present(data, *shown, as_json=as_json, written=(output,))

@@ -10,12 +10,15 @@ import typer
 
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
+    AllTables,
     AsJson,
     Iterations,
     Layers,
     Of,
     Phase,
+    only_option,
     option,
+    parts_of,
     selection,
 )
 from moetraffic.trace import Trace
@@ -27,6 +30,7 @@ MEASURES = {
     "amounts": "relative difference",
     "skew": "Wasserstein-1",
 }
+PARTS = ("claims", "distances", "times")
 BEYOND = 1
 """Exit code where the interval of a distance lies above its threshold."""
 
@@ -45,18 +49,21 @@ def compare(
             "again. Exit code 1 if the interval of a distance lies above it."
         ),
     ] = None,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs: claims, and distances with intervals and within-run noise.
 
     Example: moetraffic compare run.h5 other.h5 --at-most shares=0.05
     """
+    names = parts_of(only, PARTS, tables=tables)
     from moetraffic.analysis import analyze
     from moetraffic.analysis.comparison import compare as compared
     from moetraffic.analysis.comparison import worst
     from moetraffic.analysis.engine import effort
     from moetraffic.report.plain_data import claim_dict
-    from moetraffic.report.results.comparison import claims, tables
+    from moetraffic.report.results import comparison as report
 
     chosen = selection(layers, iterations, phase, of=of)
     thresholds = _thresholds(at_most or [])
@@ -81,7 +88,20 @@ def compare(
         "beyond_threshold": [[d.layer, d.of] for d in beyond],
         "notes": list(found.notes),
     }
-    present(data, claims(*claimed), *tables(found, beyond), as_json=as_json)
+    distances, *times = report.tables(found, beyond)
+    present(
+        data,
+        report.claim_sentence(*claimed),
+        *report.sentences(found, beyond),
+        as_json=as_json,
+        parts={
+            "claims": [report.claims(*claimed)],
+            "distances": [distances],
+            "times": times,
+        },
+        only=names,
+        tables=tables,
+    )
     if beyond:
         raise typer.Exit(BEYOND)
 

@@ -12,12 +12,15 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset, time_model
 from moetraffic.patterns.time_model import Architecture, Configuration, System
 from moetraffic.report.console.options import (
+    AllTables,
     AsJson,
     Force,
     Plot,
     Setting,
     field_options,
+    only_option,
     option,
+    parts_of,
     positive_numbers,
     refuse_idle,
     takes,
@@ -33,12 +36,14 @@ from .assumptions import (
     read_conventions,
     read_shares,
 )
-from .output import present
+from .output import Shown, present
 
 if TYPE_CHECKING:
+    from moetraffic.analysis.times.run_calibration import FromTrace
     from moetraffic.patterns.time_model import Conventions
     from moetraffic.report.chart import Chart
 
+PARTS = ("terms", "calibration", "study")
 SHOWN = 12
 """Number of best configurations that are shown."""
 
@@ -227,6 +232,8 @@ def estimate(
         Path | None, option("JSON file to write.", "-o", "--output")
     ] = None,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
     *,
     parallelism: dict[str, Any],
@@ -236,6 +243,7 @@ def estimate(
 
     Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
     """
+    asked = parts_of(only, PARTS, tables=tables)
     validate_outputs((plot, output), (calibrate,), force=force)
     if sum(map(bool, (sweep, zero_stages, sensitivity, best))) > 1:
         raise LayoutError(
@@ -260,7 +268,7 @@ def estimate(
         if holds:
             refuse_idle(context, names, why, error=LayoutError)
     chosen = dict(parallelism)
-    tables: list[Any] = []
+    fit: FromTrace | None = None
     if calibrate is None:
         found = preset(model)
         k = found.gating.k if found.model.experts else 0
@@ -274,7 +282,7 @@ def estimate(
         where = platform or "the given system"
         source = f"{model} on {where}, u = {assumed['utilization']:g}"
     else:
-        config, known, tables = _measured(calibrate)
+        config, known, fit = _measured(calibrate)
         model = str(calibrate)
         source = f"{model} on its own ranks"
         chosen["micro_batch"] = int(config.micro_batch)
@@ -309,31 +317,33 @@ def estimate(
     else:
         what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
         shown = _one(config, system, conventions, what, source)
-    more, figure, data = shown
-    data = {"model": model, "conventions": vars(conventions), **data}
+    data = {"model": model, "conventions": vars(conventions), **shown.data}
+    summary, parts = shown.summary, dict(shown.parts)
+    if fit is not None:
+        summary = [report.calibration_sentence(fit, model), *summary]
+        parts["calibration"] = [report.calibration_table(fit, model)]
     present(
         data,
-        *(*tables, *more),
+        *summary,
         as_json=as_json,
+        parts=parts,
+        only=asked,
+        tables=tables,
         output=output,
-        chart=figure,
+        chart=shown.chart,
         plot=plot,
     )
 
 
-def _measured(path: Path) -> tuple[Configuration, dict[str, Any], list[Any]]:
-    """Configuration and system of a captured run, and a table of the fit."""
+def _measured(path: Path) -> tuple[Configuration, dict[str, Any], FromTrace]:
+    """Configuration and system of a captured run, and the fit."""
     from moetraffic.analysis.times.run_calibration import calibrated
 
     with Trace.open(path) as trace:
         found = calibrated(trace)
     fields = ("peak_flops", "utilization", "bandwidth")
     known = {name: getattr(found.system, name) for name in fields}
-    return found.config, known, [report.calibration_table(found, str(path))]
-
-
-Shown = tuple[list[Any], "Chart", dict[str, Any]]
-"""Tables, the figure, and plain data."""
+    return found.config, known, found
 
 
 def _one(
@@ -347,23 +357,37 @@ def _one(
     if what == "zero":
         stages = time_model.zero_stages(config, system, conventions=conventions)
         names = [f"ZeRO {stage}" for stage in range(4)]
-        return (
-            [report.several(stages, names, "stage", f"{layout}, {source}")],
+        return _study(
+            report.several(stages, names, "stage", f"{layout}, {source}"),
             report.figure(stages, names, title=f"ZeRO, {layout}", source=source),
             {"zero_stages": report.as_dict(stages)},
         )
     found = time_model.estimate(config, system, conventions=conventions)
-    tables = [report.table(found, f"{layout}, {source}")]
-    data = {"estimate": report.as_dict(found)}
+    title = f"{layout}, {source}"
+    shown = Shown(
+        summary=[report.sentence(found, title)],
+        parts={"terms": [report.table(found, title)]},
+        chart=report.figure(found, [layout], source=source),
+        data={"estimate": report.as_dict(found)},
+    )
     if what == "sensitivity":
         moved = time_model.sensitivity(config, system, conventions=conventions)
         title = "Sensitivity of the iteration time"
-        tables.append(report.sensitivity_table(moved, title))
-        data["elasticities"] = {n: v.tolist() for n, v in moved.elasticities.items()}
-        data["other_conventions"] = {
+        table = report.sensitivity_table(moved, title)
+        shown.summary.append(table)
+        shown.parts["study"] = [table]
+        shown.data["elasticities"] = {
+            name: value.tolist() for name, value in moved.elasticities.items()
+        }
+        shown.data["other_conventions"] = {
             name: value.tolist() for name, value in moved.conventions.items()
         }
-    return tables, report.figure(found, [layout], source=source), data
+    return shown
+
+
+def _study(table: Any, chart: Chart, data: dict[str, Any]) -> Shown:
+    """Show a study whose summary is its table."""
+    return Shown(summary=[table], parts={"study": [table]}, chart=chart, data=data)
 
 
 def _sweep(
@@ -379,8 +403,8 @@ def _sweep(
     counts = sizes if scaling == "large-batch" else found.gpus.astype(int).tolist()
     names = [f"{count} {unit}{'' if count == 1 else 's'}" for count in counts]
     title = f"{scaling} scaling"
-    return (
-        [report.sweep_table(found, names, f"{title}: {source}")],
+    return _study(
+        report.sweep_table(found, names, f"{title}: {source}"),
         report.figure(
             found.estimate,
             names,
@@ -428,8 +452,8 @@ def _best(
     rows = found.rows(SHOWN)
     times = found.estimate.iteration[found.order[: len(rows)]].tolist()
     data = [{**row, "iteration_s": t} for row, t in zip(rows, times, strict=True)]
-    return (
-        [report.search_table(found, SHOWN, f"{title}: {source}")],
+    return _study(
+        report.search_table(found, SHOWN, f"{title}: {source}"),
         report.figure(
             found.estimate,
             names,

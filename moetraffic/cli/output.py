@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +32,16 @@ if TYPE_CHECKING:
 # a log or a pipe has no width of its own: rows stay whole, for grep
 WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 200
 console = Paper(width=WIDTH)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """Result as it is shown."""
+
+    summary: list[Any]  # tables and sentences
+    parts: dict[str, list[Any]]  # tables by part; they may be in the summary, too
+    chart: Chart
+    data: dict[str, Any]
 
 
 class Tick(Protocol):
@@ -86,13 +97,17 @@ def selected(
 ) -> list[Any]:
     """Select what is printed: the summary, all, or some parts.
 
-    A summary ends with the names of the parts that it leaves out.
+    A summary ends with the names of the parts that it leaves out.  Tables of the
+    summary are not printed twice; a part without a table is named.
     """
     if only:
-        return [one for name in only for one in parts.get(name, ())]
+        each = (parts.get(name) or [f"{name}: no table"] for name in only)
+        return [one for part in each for one in part]
+    shown = {id(one) for one in summary}
+    left = {n: [one for one in p if id(one) not in shown] for n, p in parts.items()}
     if tables:
-        return [*summary, *(one for part in parts.values() for one in part)]
-    more = [name for name, part in parts.items() if part]
+        return [*summary, *(one for part in left.values() for one in part)]
+    more = [name for name, part in left.items() if part]
     hint = f"Tables: --tables, or --only {','.join(more)}"
     return [*summary, *([hint] if more else [])]
 

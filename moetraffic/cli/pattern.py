@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,18 +30,23 @@ from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
 from moetraffic.report.console.options import (
+    AllTables,
     AsJson,
     Force,
     Plot,
     Setting,
     field_options,
+    only_option,
     option,
+    parts_of,
     refuse_idle,
     takes,
 )
 from moetraffic.trace.hdf5.durable import validate_outputs
 
-from .output import present
+from .output import Shown, present
+
+PARTS = ("traffic", "groups", "calls")
 
 LIBRARIES = ("megatron", "moetraffic")
 
@@ -142,6 +147,8 @@ def pattern(
     output: Annotated[Path | None, option("Trace to write.", "-o", "--output")] = None,
     iterations: Annotated[int, option("Number of iterations in the trace.")] = 1,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
     *,
     grid: dict[str, Any],
@@ -152,6 +159,7 @@ def pattern(
 
     Example: moetraffic pattern --model gpt2-large --pp 4 --tp 2 --dp 4 --plot m.png
     """
+    names = parts_of(only, PARTS, tables=tables)
     validate_outputs((plot, output), force=force)
     if output is None:
         why = "iterations are those of a trace (-o)"
@@ -191,7 +199,18 @@ def pattern(
         tokens = strategy.micro_batch * strategy.accumulation * found.model.window
         made_trace = pattern_trace(made, iterations=iterations, tokens=tokens)
         made_trace.save(output, force=force)
-    _show(made, matrices, strategy, algorithm, plot, output, as_json)
+    shown = _shown(made, matrices, strategy, algorithm, [plot, output])
+    present(
+        shown.data,
+        *shown.summary,
+        as_json=as_json,
+        parts=shown.parts,
+        only=names,
+        tables=tables,
+        written=(output,),
+        chart=shown.chart,
+        plot=plot,
+    )
 
 
 def _made(
@@ -240,15 +259,13 @@ def _made(
     return workload_pattern(work, s.synchronization, bucket_mib=s.bucket_mib)
 
 
-def _show(
+def _shown(
     made: Pattern,
     matrices: Mapping[str, npt.NDArray[np.int64]],
     strategy: Strategy,
     algorithm: str,
-    plot: Path | None,
-    output: Path | None,
-    as_json: bool,
-) -> None:
+    written: Sequence[Path | None],
+) -> Shown:
     from moetraffic.report.results import pattern as report
 
     g = strategy.grid
@@ -269,19 +286,18 @@ def _show(
         f"{algorithm}",
         stage=g.world // g.pp if g.pp > 1 and g.order.endswith("pp") else 0,
     )
-    files = [path for path in (plot, output) if path is not None]
     told = report.as_dict(made, matrices)
-    told |= {"algorithm": algorithm, "files": [str(path) for path in files]}
-    present(
-        told,
-        f"{made.name} on {g.world} ranks: {layout}\n",
-        report.groups_table(made),
-        report.calls_table(made),
-        report.traffic_table(matrices),
-        f"payload: input bytes of a group member; between ranks: bytes of an iteration "
-        f"with {algorithm} collectives",
-        as_json=as_json,
-        written=(output,),
+    told |= {"algorithm": algorithm, "files": [str(path) for path in written if path]}
+    traffic = report.traffic_table(matrices)
+    note = f"between ranks: bytes of an iteration with {algorithm} collectives"
+    payload = "payload: input bytes of a group member"
+    return Shown(
+        summary=[f"{made.name} on {g.world} ranks: {layout}\n", traffic, note],
+        parts={
+            "traffic": [traffic, note],
+            "groups": [report.groups_table(made)],
+            "calls": [report.calls_table(made), payload],
+        },
         chart=chart,
-        plot=plot,
+        data=told,
     )

@@ -8,19 +8,23 @@ from typing import Annotated
 import typer
 
 from moetraffic.report.console.options import (
+    AllTables,
     AsJson,
     Force,
     Iterations,
     Layers,
     Plot,
     layer_numbers,
+    only_option,
     option,
+    parts_of,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .output import present, progress
 
+PARTS = ("tests",)
 DIFFERS = 1
 """Exit code where the synthetic trace differs from real ones."""
 
@@ -46,6 +50,8 @@ def validate(
     ] = None,
     plot: Plot = None,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Test whether a synthetic trace differs from real ones; exit code 1 if it does.
@@ -56,6 +62,7 @@ def validate(
 
     Example: moetraffic validate synthetic.h5 --against seed1.h5 seed2.h5 seed3.h5
     """
+    names = parts_of(only, PARTS, tables=tables)
     from moetraffic.errors import AnalysisError
     from moetraffic.report.results import acceptance as report
     from moetraffic.validation.acceptance import accept
@@ -91,8 +98,11 @@ def validate(
     found = accept(runs[0], runs[1:])
     present(
         report.as_dict(found),
-        report.table(found),
+        *report.sentences(found),
         as_json=as_json,
+        parts={"tests": [report.table(found)]},
+        only=names,
+        tables=tables,
         chart=report.figure(found),
         plot=plot,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetraffic.analysis.comparison import compare, distance, worst
+from moetraffic.analysis.comparison import SCALES, compare, distance, worst
 from moetraffic.analysis.distances import (
     relative_difference,
     relative_median,
@@ -93,6 +93,16 @@ def test_the_command_says_by_its_exit_code(
 
     golden = str(path("golden-v1.h5"))
     assert main(["compare", golden, golden, "--at-most", "shares=0"]) == 0
+    summary = capsys.readouterr().out
+    same = re.match(r"Claims: (\d+) of (\d+) have the same outcome\.\n", summary)
+    assert same is not None
+    assert same[1] == same[2]
+    assert "Distances: 0 of " in summary
+    assert all(measure in summary for measure in SCALES)
+    assert summary.endswith("--only claims,distances,times\n")
+    assert main(["compare", golden, golden, "--only", "times"]) == 0
+    assert "within-run noise" not in capsys.readouterr().out
+    assert main(["compare", golden, golden, "--tables"]) == 0
     said = capsys.readouterr().out
     assert "expert load" in said
     # amounts with their units; shares and measures of skew have none
@@ -101,6 +111,6 @@ def test_the_command_says_by_its_exit_code(
     assert re.search(r"duration of dispatch +relative difference +[\d.]+ [mu]s", said)
     assert main(["compare", str(captured), golden, "--at-most", "skew=0.001"]) == 1
     out = capsys.readouterr().out
-    assert "above threshold" in out
+    assert "above threshold: Wasserstein-1: " in out
     assert main(["compare", golden, golden, "--at-most", "color=1"]) == 2
     assert "--at-most shares=0.05" in capsys.readouterr().err

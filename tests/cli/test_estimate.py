@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,28 @@ def test_every_question_has_a_table_and_a_picture(
         # nothing is overwritten unasked
         assert main(given) == 2
         assert "give --force" in capsys.readouterr().err
+
+
+def test_the_summary_has_the_figures_of_the_tables(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["estimate", *GRID, "--platform", "polaris", "--sensitivity"]
+    assert main(asked) == 0
+    summary = capsys.readouterr().out
+    assert "change of T_iter" in summary
+    assert "pipeline stages" not in summary
+    assert main([*asked, "--tables"]) == 0
+    everything = capsys.readouterr().out
+    assert everything.count("change of T_iter") == 1  # no table twice
+    rate = re.search(r"([\d,]+ tokens/s)", summary)
+    assert rate is not None
+    assert everything.count(rate[1]) == 2
+    assert main([*asked, "--only", "terms"]) == 0
+    assert "change of T_iter" not in capsys.readouterr().out
+    assert main([*asked[:-1], "--only", "study"]) == 0
+    assert capsys.readouterr().out == "study: no table\n"
+    assert main([*asked, "--only", "links"]) == 2
+    assert "--only takes terms, calibration, study" in capsys.readouterr().err
 
 
 def test_bandwidth_comes_as_a_rate_by_kind_or_measured(

@@ -82,6 +82,25 @@ def test_a_further_seed_passes_and_is_drawn(moetraffic: Run, folder: Path) -> No
     assert (folder / "verdict.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_summary_names_the_failed_tests(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    asked = ["validate", "even.h5", "--against", "seed1.h5", "--layer", "3"]
+    assert main(asked) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "failed: " in lines[0]
+    assert lines[1].startswith("failed test: ")
+    assert "Holm-adjusted p = " in lines[1]
+    assert len(lines) <= 8
+    assert main([*asked, "--only", "tests"]) == 1
+    table = capsys.readouterr().out
+    assert "between real runs" in table
+    assert "failed test: " not in table
+
+
 def test_an_even_run_is_told_apart_with_exit_code_1(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,

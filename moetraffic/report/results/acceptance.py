@@ -17,10 +17,13 @@ from moetraffic.report.chart import (
     Series,
 )
 from moetraffic.tables import Table
-from moetraffic.validation.acceptance import LEVEL, Acceptance
+from moetraffic.validation.acceptance import LEVEL, Acceptance, Trial
 from moetraffic.validation.classifier import NAME
 
 GOOD, BAD = LINE_COLORS[0], LINE_COLORS[1]
+
+SHOWN_FAILURES = 4
+"""Number of failed tests that the summary names."""
 
 FURTHEST = 30.0
 """Upper limit of drawn distances, in units of the distance between real runs."""
@@ -51,6 +54,40 @@ def verdict(found: Acceptance) -> str:
     return f"failed: {'; '.join(parts)}"
 
 
+def sentences(found: Acceptance) -> list[str]:
+    """Summarize the two-sample tests: the verdict, the most significant tests, notes.
+
+    A test fails if its Holm-adjusted p-value is below the level.
+    """
+    lines = [f"{_title(found)}: {verdict(found)}."]
+    first = sorted(found.tests, key=lambda t: t.adjusted)
+    if found.failures:
+        some = [t for t in first if not t.passed][:SHOWN_FAILURES]
+        more = len(found.failures) - len(some)
+        lines += [f"failed test: {_described(t)}" for t in some]
+        lines += [f"and {more} more failed tests"] * bool(more)
+    elif first:
+        lines.append(f"closest to rejection: {_described(first[0])}")
+    return [*lines, *(f"note: {note}" for note in found.notes)]
+
+
+def _title(found: Acceptance) -> str:
+    several = "s" * (len(found.real) != 1)
+    return (
+        f"{found.synthetic} and {len(found.real)} real run{several}, tested by "
+        f"{found.way}"
+    )
+
+
+def _described(test: Trial) -> str:
+    where = "all layers" if test.layer < 0 else f"layer {test.layer}"
+    usual = f" ({test.usual:.3g} between real runs)" if np.isfinite(test.usual) else ""
+    return (
+        f"{test.name} of {where}, {test.measure} {test.distance:.3g}{usual}, "
+        f"Holm-adjusted p = {test.adjusted:.2g}"
+    )
+
+
 def table(found: Acceptance) -> Table:
     """Tabulate the two-sample tests, with the classifier in the last row."""
     against = "each other" if found.way == "seeds" else "the synthetic trace"
@@ -70,10 +107,8 @@ def table(found: Acceptance) -> Table:
     failed = "FAILED" if found.recognized else ""
     auc = (found.auc, found.auc_usual)
     rows.append(("all", "classifier", "AUC", *auc, None, None, None, failed))
-    several = "s" * (len(found.real) != 1)
     return Table(
-        title=f"{found.synthetic} and {len(found.real)} real run{several}, tested by "
-        f"{found.way}",
+        title=_title(found),
         columns={
             **{"layer": "<", "test": "", "metric": ""},
             **dict.fromkeys(("distance", "between real runs", "limit"), ".4g"),

@@ -1,8 +1,11 @@
-"""Tabulate the comparison of two traces."""
+"""Summarize and tabulate the comparison of two traces."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+
+import numpy as np
 
 from moetraffic.analysis.claim import LEVEL as CLAIMED
 from moetraffic.analysis.claim import Claim, Outcome
@@ -12,6 +15,59 @@ from moetraffic.analysis.times.completion import TimeRatio
 from moetraffic.report.answer import figure_of
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import amount
+
+STATED = Outcome.STATED
+
+
+def sentences(comparison: Comparison, above: Sequence[Distance] = ()) -> list[str]:
+    """Summarize a comparison: how many distances exceed noise, and the largest.
+
+    Parameters
+    ----------
+    comparison
+        Comparison of two traces.
+    above
+        Distances above a threshold.
+
+    Returns
+    -------
+    list of str
+        A line for all distances, one for each metric, one for the times of common calls
+        and one for each threshold exceeded or note.
+    """
+    every = comparison.distances
+    number = sum(d.beyond_chance for d in every)
+    lines = [
+        f"Distances: {number} of {len(every)} exceed within-run noise (95th percentile;"
+        f" {(1 - LEVEL) * len(every):.2g} expected by chance)."
+    ]
+    for measure, scale in SCALES.items():
+        of = [d for d in every if d.measure == measure and np.isfinite(d.value)]
+        if of:
+            # the farthest from its noise, which differs by statistic
+            d = max(of, key=lambda d: (d.beyond_chance, d.value - d.floor))
+            lines.append(
+                f"{measure} ({scale}), largest relative to noise: {_described(d)}; "
+                f"within-run noise {d.floor:.3g}."
+            )
+    for ratio in comparison.times:
+        if ratio.by == "all":
+            within = f"{ratio.ratio.low:.4g} to {ratio.ratio.high:.4g}"
+            lines.append(
+                f"Time of {ratio.number:,} common calls ({ratio.measure}): "
+                f"{ratio.ratio.value:.4g} times the first's "
+                f"({LEVEL:.0%} interval {within})."
+            )
+    lines += [f"above threshold: {d.measure}: {_described(d)}." for d in above]
+    return [*lines, *(f"note: {note}" for note in comparison.notes)]
+
+
+def _described(distance: Distance) -> str:
+    where = "" if distance.layer < 0 else f", layer {distance.layer}"
+    return (
+        f"{distance.value:.3g} ({LEVEL:.0%} interval {distance.low:.3g} to "
+        f"{distance.high:.3g}) of {distance.of}{where}"
+    )
 
 
 @tables_of.register
@@ -73,6 +129,21 @@ def claims(first: Sequence[Claim], second: Sequence[Claim]) -> Table:
         ],
         notes=[f"a claim is stated if p < {CLAIMED:g}"],
     )
+
+
+def claim_sentence(first: Sequence[Claim], second: Sequence[Claim]) -> str:
+    """Summarize how many claims have the same outcome, and which are of one run."""
+    runs = [{(c.about, c.name): c.outcome for c in found} for found in (first, second)]
+    keys = list(dict.fromkeys([*runs[0], *runs[1]]))
+    differing = [key for key in keys if runs[0].get(key) is not runs[1].get(key)]
+    text = f"Claims: {len(keys) - len(differing)} of {len(keys)} have the same outcome"
+    for run, where in zip(runs, ("first", "second"), strict=True):
+        stated = [name for about, name in differing if run.get((about, name)) is STATED]
+        if stated:
+            counts = Counter(stated).items()
+            each = ", ".join(f'"{n}" ({number})' for n, number in counts)
+            text += f"; stated of the {where} run alone: {each}"
+    return f"{text}."
 
 
 def _outcome(claim: Claim) -> str:

@@ -12,6 +12,7 @@ from moetraffic.patterns.time_model import Estimate, Search, Sensitivity, Sweep
 from moetraffic.patterns.time_model.configuration import RECOMPUTE
 from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
 from moetraffic.tables import Table, plain
+from moetraffic.units import byte_size, duration
 
 if TYPE_CHECKING:
     from moetraffic.analysis.times.run_calibration import FromTrace
@@ -82,6 +83,27 @@ def as_dict(found: Estimate) -> dict[str, Any]:
     return dict(plain(told))
 
 
+def sentence(found: Estimate, title: str) -> str:
+    """Summarize one configuration's iteration time and memory."""
+    if not found.sound:
+        return f"{title}: impossible."
+    parts = {
+        words: value
+        for name, words in TERMS.items()
+        if (value := float(getattr(found, name)))
+    }
+    largest = max(parts, key=lambda words: parts[words])
+    whole = float(found.iteration)
+    return (
+        f"{title}: T_iter {duration(whole)}, {float(found.tokens_s):,.0f} tokens/s, "
+        f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU; largest term: "
+        f"{largest}, {parts[largest] / whole:.1%} of T_iter; communication "
+        f"{float(found.comm_share):.1%}, bubble {float(found.bubble_share):.1%}; "
+        f"memory per GPU {byte_size(float(found.memory.total))}, which "
+        f"{'fits' if found.fits else 'does not fit'}."
+    )
+
+
 def table(found: Estimate, title: str) -> Table:
     """Tabulate the terms of one configuration's iteration time."""
     whole, wire = float(found.iteration), found.wire
@@ -121,6 +143,15 @@ def table(found: Estimate, title: str) -> Table:
             f"memory {fits}; {float(found.tokens_s):,.0f} tokens/s; "
             f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU"
         ],
+    )
+
+
+def calibration_sentence(found: FromTrace, title: str) -> str:
+    """Summarize how well the time model fits a captured run."""
+    measured, model = found.measured.iteration_s, float(found.predicted.iteration)
+    return (
+        f"Calibrated on {title}: iteration {duration(measured)} measured, "
+        f"{duration(model)} by the model, residual {found.residual:+.1%}."
     )
 
 

@@ -87,8 +87,11 @@ def test_estimate_goes_on_from_a_capture(
     asked = ["estimate", "--calibrate", str(captured), "--dp", "8", "--ep", "8"]
     assert main(asked) == 0
     said = capsys.readouterr().out
-    assert "Calibrated on" in said
+    assert said.startswith("Calibrated on")
     assert "measured" in said
+    assert "--only terms,calibration" in said
+    assert main([*asked, "--only", "calibration"]) == 0
+    assert "effective bandwidth" in capsys.readouterr().out
     assert main([*asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["estimate"]
     with Trace.open(captured) as trace:
