@@ -3,7 +3,8 @@
     python examples/convergence.py --output convergence
 
 trains a small top-2 MoE GPT twice on the source text of Python's standard library, on
-eight virtual expert-parallel ranks, until the load has settled, and draws both.
+eight virtual expert-parallel ranks, until the transient of the load has ended, and
+draws both.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def table(runs: Mapping[str, Curves]) -> Table:
                     *(name, layer, *map(mean, parts)),
                     None if one.floor is None else mean(one.floor.mean),
                     *changes,
-                    int(one.settling.step) if bool(one.settling.settled) else "no",
+                    int(one.transient.step) if bool(one.transient.ended) else "no",
                 )
             )
     means = ("first 20", "middle 20", "last 20", "noise floor")
@@ -63,7 +64,7 @@ def table(runs: Mapping[str, Curves]) -> Table:
         columns={
             **{"run": "", "layer": ""},
             **dict.fromkeys((*means, *spreads), ".4f"),
-            "converged at iteration": ">",
+            "transient ends at iteration (MSER)": ">",
         },
         rows=rows,
     )
@@ -80,9 +81,9 @@ def figure(runs: Mapping[str, Curves], source: str, *, window: int = 10) -> Char
         floors = [mean(c.floor.mean) for c in layers.values() if c.floor is not None]
         drawn = list(zip(layers.items(), colors, strict=True))
         rules = [
-            Rule(x=float(one.settling.step), color=color)
+            Rule(x=float(one.transient.step), color=color)
             for (_, one), color in drawn
-            if bool(one.settling.settled)
+            if bool(one.transient.ended)
         ]
         panels.append(
             Panel(

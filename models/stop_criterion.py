@@ -55,4 +55,4 @@ def _steady(curve: np.ndarray) -> bool:
     quarter = len(curve) // 4
     before, last = curve[-2 * quarter : -quarter], curve[-quarter:]
     level = abs(last.mean() - before.mean()) < before.std()
-    return bool(settling(curve).settled) and bool(level)
+    return bool(settling(curve).ended) and bool(level)

@@ -56,7 +56,7 @@ class Curve:
     values: Float64  # [T]
     floor: NoiseFloor | None  # arrays [T]; None if unknown
     trend: Trend  # slope per iteration
-    settling: Transient  # end of the initial transient
+    transient: Transient  # end of the initial transient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +294,7 @@ class _Run:
                     values=values,
                     floor=floors.get(measure),
                     trend=trend(values, at=self.source.iterations),
-                    settling=settling(values),
+                    transient=settling(values),
                 )
                 for measure, values in skew.items()
             }

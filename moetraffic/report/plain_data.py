@@ -111,8 +111,8 @@ def _curve(curve: Curve) -> dict[str, Any]:
         "kendall_tau": float(curve.trend.tau),
         "mann_kendall_p": float(curve.trend.p),
     }
-    found["settled"] = bool(curve.settling.settled)
-    found["settled_at_index"] = int(curve.settling.step)
+    found["transient_ended"] = bool(curve.transient.ended)  # by the MSER rule
+    found["transient_end_index"] = int(curve.transient.step)
     found["values"] = curve.values.tolist()
     return found
 

@@ -47,7 +47,7 @@ class Trajectory:
     change_floor: Float64  # [T], expected from sampling noise
     beyond_counting: float  # mean change over mean floor, stable part; 1: noise alone
     wander: float  # mean distance over mean floor, stable part; 1: no drift
-    settling: Transient  # of the distance
+    transient: Transient  # of the distance
     settled_at: int  # first step of the stable part, of the claims; -1: none
     stable_trend: Trend  # of the distance in the stable part, a step number
     decay: Decay  # of the shares, times in step numbers
@@ -198,7 +198,7 @@ def _trajectory(
         distance[begin:] *= held / (held - 1) if held > 1 else 1.0
         transient = settling(distance)
         begin = transient.step
-    still = transient.settled
+    still = transient.ended
     begin = begin if still else 2 * len(x) // 3
     change = np.full(len(x), np.nan)
     change[1:] = total_variation(shares[1:], shares[:-1])
@@ -225,7 +225,7 @@ def _trajectory(
         change_floor=change_floor,
         beyond_counting=_over(change[both].sum(), change_floor[both].sum()),
         wander=_over(np.nansum(distance[begin:]), np.nansum(floor[begin:])),
-        settling=transient,
+        transient=transient,
         settled_at=int(claim.figure) if claim.stated else -1,
         stable_trend=late,
         decay=decay(shares, at=when),

@@ -28,6 +28,8 @@ NULLS = {
 }
 """Names of the claims, with the hypothesis that each must reject."""
 
+_NOTHING: Part = {"outcome": Outcome.NO_EVIDENCE, "statement": ""}
+
 
 def level_claims(
     counts: npt.ArrayLike,
@@ -130,6 +132,12 @@ def _claims(
 ) -> tuple[Claim, ...]:
     """State what was found in counts ``[T, C]``, whose steps ``rows`` were used."""
     common: Part = {"about": about, "used": len(rows), "left_out": len(x) - len(rows)}
+    if found is None and len(rows) >= SHORTEST and _constant(x[rows]):
+        held = {"converged": _held(int(steps[rows[0]]))}
+        return tuple(
+            Claim(name=name, null=null, **common, **held.get(name, _NOTHING))
+            for name, null in NULLS.items()
+        )
     if found is None:
         return tuple(
             Claim(
@@ -161,6 +169,23 @@ def _claims(
 
 _SHORT = f"fewer than {HALF_LIVES} half-lives of its motion"
 """Why a return to a level is not stated although a random walk is rejected."""
+
+
+def _constant(x: Float64) -> bool:
+    """Return whether shares never vary, which leaves no motion to be tested."""
+    shares = x / x.sum(axis=1, keepdims=True)
+    return bool(np.allclose(shares, shares[0], rtol=1e-9, atol=0))
+
+
+def _held(begin: int) -> Part:
+    """State the convergence of shares that never vary."""
+    return {
+        "outcome": Outcome.STATED,
+        "statement": f"it is stable from iteration {begin} on",
+        "figure": float(begin),
+        "unit": "iteration",
+        "flags": ("its shares never vary",),
+    }
 
 
 def _decided(stated: bool) -> Outcome:

@@ -141,4 +141,4 @@ def _transient(levels: Float64) -> int:
         ((levels - levels[2 * len(levels) // 3 :].mean(axis=0)) ** 2).mean(axis=1)
     )
     found = settling(distance)
-    return found.step if found.settled else 0
+    return found.step if found.ended else 0

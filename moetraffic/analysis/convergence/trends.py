@@ -48,7 +48,7 @@ class Transient:
     """End of a curve's transient, and mean and deviation of its stable part."""
 
     step: int  # first step of the stable part, an index into the curve
-    settled: bool  # False: not stable by the middle of the run
+    ended: bool  # False: not by the middle of the run
     mean: float  # of the stable part
     std: float  # population standard deviation in it
 
@@ -70,7 +70,7 @@ def settling(curve: npt.ArrayLike) -> Transient:
     Returns
     -------
     Transient
-        ``settled`` is False, too, where fewer than four steps were measured.
+        ``ended`` is False, too, where fewer than four steps were measured.
 
     References
     ----------
@@ -80,13 +80,13 @@ def settling(curve: npt.ArrayLike) -> Transient:
     Examples
     --------
     >>> found = settling([9, 5, 1, 2, 1, 2, 1, 2, 1, 2])
-    >>> found.step, found.settled, round(found.mean, 6)
+    >>> found.step, found.ended, round(found.mean, 6)
     (2, True, 1.5)
     """
     x = np.asarray(curve, dtype=np.float64)
     known = np.isfinite(x)
     if not known.any():
-        return Transient(step=0, settled=False, mean=NAN, std=NAN)
+        return Transient(step=0, ended=False, mean=NAN, std=NAN)
     # Step 1: for each d, count, mean and squares of what follows, about the total mean.
     center = float(x[known].mean())
     rest = np.where(known, x - center, 0.0)
@@ -99,7 +99,7 @@ def settling(curve: npt.ArrayLike) -> Transient:
     step = int(np.argmin(error))
     return Transient(
         step=step,
-        settled=bool(known.sum() >= 4 and step < limit),
+        ended=bool(known.sum() >= 4 and step < limit),
         mean=float(center + total[step] / held[step]),
         std=float(np.sqrt(deviation[step] / held[step])),
     )

@@ -116,16 +116,31 @@ def test_variance_over_that_of_sampling_noise():
     assert found["moves"].figure == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.parametrize("shape", [(0, 4), (20, 4), (100, 1)])
+@pytest.mark.parametrize("shape", [(0, 4), (20, 4), (20, 1)])
 def test_too_little_to_decide(shape):
     for claim in level_claims(np.ones(shape), tokens=None, about="load"):
         assert claim.outcome is Outcome.NOT_ENOUGH_DATA
         assert np.isnan(claim.figure)
 
 
-def test_counts_that_never_vary():
-    for claim in level_claims(np.ones((100, 4)), tokens=4, about="load"):
-        assert not claim.stated
+@pytest.mark.parametrize(
+    "counts",
+    [
+        np.ones((100, 4)),
+        np.outer(np.arange(1, 101), [3, 0, 1]),  # shares are what moves, or does not
+        np.ones((100, 1)),
+    ],
+)
+def test_shares_that_never_vary_have_converged(counts):
+    at = np.arange(20, 120)
+    found = level_claims(counts, tokens=None, at=at, about="load")
+    assert [claim.name for claim in found if claim.stated] == ["converged"]
+    converged = claim_of(found, "converged")
+    assert converged is not None
+    assert converged.figure == 20
+    for claim in found:
+        assert claim.outcome is not Outcome.NOT_ENOUGH_DATA
+        assert "needs" not in claim.sentence
 
 
 def test_what_does_not_fit():

@@ -11,11 +11,11 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 
 def each(curves):
-    """Step, settled, mean and std of each curve ``[T, n]``."""
+    """Step, ended, mean and std of each curve ``[T, n]``."""
     found = [settling(curve) for curve in np.transpose(curves)]
     return (
         np.array([getattr(f, n) for f in found])
-        for n in ("step", "settled", "mean", "std")
+        for n in ("step", "ended", "mean", "std")
     )
 
 
@@ -30,8 +30,8 @@ def test_thirds():
 def test_a_decay_settles_where_it_has_died_away():
     t = np.arange(400)[:, None]
     noise = 0.02 * np.random.default_rng(5).normal(size=(400, 100))
-    step, settled, mean, std = each(0.5 + np.exp(-t / 30) + noise)
-    assert settled.all()
+    step, ended, mean, std = each(0.5 + np.exp(-t / 30) + noise)
+    assert ended.all()
     # by then the transient is below the noise
     assert (np.exp(-step / 30) < 0.1).all()
     assert (step < 200).all()
@@ -39,16 +39,16 @@ def test_a_decay_settles_where_it_has_died_away():
     assert std.mean() == pytest.approx(0.02, rel=0.05)
 
 
-def test_what_still_moves_has_not_settled():
+def test_a_transient_through_the_run_does_not_end():
     t = np.arange(400)[:, None]
     noise = 0.02 * np.random.default_rng(6).normal(size=(400, 100))
-    _, settled, _, _ = each(t / 400 + noise)
-    assert settled.mean() < 0.1
+    _, ended, _, _ = each(t / 400 + noise)
+    assert ended.mean() < 0.1
 
 
-def test_noise_is_settled_from_the_start():
-    step, settled, _, _ = each(np.random.default_rng(7).normal(size=(400, 100)))
-    assert settled.all()
+def test_noise_has_no_transient():
+    step, ended, _, _ = each(np.random.default_rng(7).normal(size=(400, 100)))
+    assert ended.all()
     assert np.median(step) == 0
 
 
@@ -56,7 +56,7 @@ def test_convergence_skips_what_is_missing_and_needs_four_steps():
     x = np.array([9, 5, np.nan, 1, 2, 1, np.nan, 2, 1, 2, 1, 2])
     found = settling(x)
     assert found.mean == pytest.approx(1.5)
-    assert found.settled
-    assert not settling([1, 1, 1]).settled
+    assert found.ended
+    assert not settling([1, 1, 1]).ended
     assert np.isnan(settling(np.full(6, np.nan)).mean)
-    assert not settling([]).settled
+    assert not settling([]).ended
