@@ -59,8 +59,8 @@ def capture(
     until_steady: Annotated[
         bool,
         option(
-            "With --virtual: end when the expert load has converged, at most after "
-            "--iterations.",
+            "With --virtual: end when the transient of the expert load has ended "
+            "(MSER rule), at most after --iterations.",
             "--until-steady",
         ),
     ] = False,

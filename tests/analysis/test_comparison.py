@@ -105,6 +105,11 @@ def test_the_command_says_by_its_exit_code(
     assert main(["compare", golden, golden, "--tables"]) == 0
     said = capsys.readouterr().out
     assert "expert load" in said
+    # 12 iterations: of each run the same, with what the test needs
+    needs = (
+        r"expert load of layer 1, .*converged +(not enough data: needs 32, has 12) +"
+    )
+    assert re.search(needs + r"\1", said)
     # amounts with their units; shares and measures of skew have none
     assert re.search(r"wire an iteration +relative difference +[\d.]+ kB", said)
     assert re.search(r"demand an iteration +relative difference +\d+ copies", said)

@@ -14,6 +14,7 @@ from moetraffic.report.answer import sentences
 from moetraffic.report.results.overview import about as about_run
 from moetraffic.report.results.overview import layout, layout_known
 from moetraffic.report.results.skew import named, subject_of
+from moetraffic.report.results.summary import unconverged
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.provenance import source_clause
@@ -133,7 +134,7 @@ def _row(exchange: ExchangeAnalysis, analysis: Analysis) -> tuple[object, ...]:
     packets, both = exchange.complexity, exchange.convergence
     courses = (both.load, both.cells) if both else ()
     settled = [
-        f"step {course.settled_at}" if course.converged else "no evidence"
+        f"step {course.settled_at}" if course.converged else unconverged(course)
         for course in courses
     ]
     return (

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis import Analysis, Subject, Trajectory
+from moetraffic.analysis.claim import LEVEL
 from moetraffic.analysis.forecast.judging import ForecastScore
 from moetraffic.report.chart import (
     LINE_COLORS,
@@ -216,7 +217,7 @@ def convergence(analysis: Analysis) -> Chart | Missing:
         source="Total variation of the shares of experts (loads) or of cells (matrix), "
         "of demand where it was observed, else of wire bytes. Gray: expected from "
         "sampling noise. Dotted lines: change points, at which the level of the shares "
-        "changed (5% false alarms); orange: converged from here on." + thinned(step),
+        f"changed (p < {LEVEL:g}); orange: converged from here on." + thinned(step),
         columns=("iteration", "value (dimensionless)"),
         choices=("layer", "quantity", "metric"),
         panels=tuple(

@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject, stage_means
+from moetraffic.analysis import (
+    Analysis,
+    ExchangeAnalysis,
+    Subject,
+    Trajectory,
+    stage_means,
+)
+from moetraffic.analysis.claim import Outcome
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.analysis.noise.floors import LARGEST_Z
@@ -73,6 +80,12 @@ def by_part(analysis: Analysis) -> dict[str, list[Table]]:
         part: [table for table in tables if table.rows or table.notes]
         for part, tables in found.items()
     }
+
+
+def unconverged(course: Trajectory) -> str:
+    """Name the outcome of a trajectory that is not stated to have converged."""
+    few = course.converged is None
+    return (Outcome.NOT_ENOUGH_DATA if few else Outcome.NO_EVIDENCE).value
 
 
 def _claims(analysis: Analysis) -> Table:
@@ -180,7 +193,7 @@ def _convergence(exchanges: list[ExchangeAnalysis]) -> Table:
             rows.append(
                 (
                     *(exchange.layer, name),
-                    str(course.settled_at) if course.converged else "no evidence",
+                    str(course.settled_at) if course.converged else unconverged(course),
                     ", ".join(map(str, changed[:4])) + ("..." if changed[4:] else ""),
                     # an approach to a level, if there is one that is reached
                     float(course.decay.half_life)
