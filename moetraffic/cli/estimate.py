@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from moetraffic.report.chart import Chart
 
 PARTS = ("terms", "calibration", "study")
+PEAK_FLOPS = 312e12
+"""Of a GPU where no platform is given, FLOP/s: an A100 in bfloat16."""
+
 SHOWN = 12
 """Number of best configurations that are shown."""
 
@@ -279,8 +282,9 @@ def estimate(
         known = nominal(platform)
         if peak_tflops is not None:
             known["peak_flops"] = peak_tflops * 1e12
-        where = platform or "the given system"
-        source = f"{model} on {where}, u = {assumed['utilization']:g}"
+        peak = known.get("peak_flops", PEAK_FLOPS) / 1e12
+        where = platform or f"GPUs of {peak:g} TFLOP/s"
+        source = f"{model} on {where}, utilization {assumed['utilization']:g}"
     else:
         config, known, fit = _measured(calibrate)
         model = str(calibrate)
@@ -306,7 +310,7 @@ def estimate(
         )
     if memory_gb is not None:
         known["memory_bytes"] = memory_gb * 1e9
-    system = System(**{"peak_flops": 312e12, **assumed, **known})
+    system = System(**{"peak_flops": PEAK_FLOPS, **assumed, **known})
     conventions = read_conventions(convention or [])
     if best:
         shown = _best(config, system, conventions, gpus, global_batch, source)
