@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from moetraffic.report.chart import Chart
 
 PARTS = ("terms", "calibration", "study")
+
 PEAK_FLOPS = 312e12
 """Of a GPU where no platform is given, FLOP/s: an A100 in bfloat16."""
 

@@ -85,7 +85,7 @@ def by_part(analysis: Analysis) -> dict[str, list[Table]]:
 def unconverged(course: Trajectory) -> str:
     """Name the outcome of a trajectory that is not stated to have converged."""
     few = course.converged is None
-    return (Outcome.NOT_ENOUGH_DATA if few else Outcome.NO_EVIDENCE).value
+    return str((Outcome.NOT_ENOUGH_DATA if few else Outcome.NO_EVIDENCE).value)
 
 
 def _claims(analysis: Analysis) -> Table:
