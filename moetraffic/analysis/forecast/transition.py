@@ -121,18 +121,58 @@ def _projected(
     step = float(np.sqrt(largest * max(float(values.min()), 1e-8 * largest)))
     feasible = simplex(fitted)
     dual = np.zeros_like(fitted)
+    shift = np.zeros(fitted.shape[1])
+    # arrays that every step uses again: allocating them takes longer than computing
+    free, mixed, moved, scratch = (np.empty_like(fitted) for _ in range(4))
+    constant, map_ = _step_of(ignoring, turned, values, vectors, step)
     for turn in range(ROUNDS):
-        aim = (feasible - dual - ignoring) @ vectors * step
-        free = ignoring + ((turned + aim) / (values + step)) @ vectors.T
-        mixed = 1.7 * free - 0.7 * feasible
-        moved = simplex(mixed + dual)
-        dual += mixed - moved
-        apart = float(np.abs(free - moved).max())
-        change = float(np.abs(moved - feasible).max())
-        feasible = moved
+        np.subtract(feasible, dual, out=scratch)
+        np.matmul(scratch, map_, out=free)
+        free += constant
+        np.multiply(free, 1.7, out=mixed)
+        mixed -= np.multiply(feasible, 0.7, out=scratch)
+        np.add(mixed, dual, out=scratch)
+        shift = _onto_simplex(scratch, shift, out=moved)
+        dual += mixed
+        dual -= moved
+        apart = _largest(np.subtract(free, moved, out=scratch))
+        change = _largest(np.subtract(moved, feasible, out=scratch))
+        feasible, moved = moved, feasible
         if max(apart, change) < tolerance:
             break
         if turn % 25 == 24 and (apart > 10 * change or change > 10 * apart):
             factor = 2.0 if apart > change else 0.5
             step, dual = step * factor, dual / factor
+            constant, map_ = _step_of(ignoring, turned, values, vectors, step)
     return feasible
+
+
+def _step_of(
+    ignoring: Float64, turned: Float64, values: Float64, vectors: Float64, step: float
+) -> tuple[Float64, Float64]:
+    """Compute the least-squares step of ADMM: C and K of ``C + aim @ K``."""
+    map_ = (vectors * (step / (values + step))) @ vectors.T
+    constant = ignoring + (turned / (values + step)) @ vectors.T - ignoring @ map_
+    return constant, map_
+
+
+def _onto_simplex(v: Float64, shift: Float64, *, out: Float64) -> Float64:
+    """Project columns as :func:`simplex`, into ``out``; return the shifts ``[n]``.
+
+    By Newton's method from the shifts of the step before, which are close: the sum of a
+    shifted column is convex and piecewise linear, so that it ends after a few steps.
+    """
+    top = v.max(axis=0)
+    shift = np.clip(shift, top - 1, top - 1 / len(v))
+    for _ in range(len(v) + 2):
+        np.subtract(v, shift, out=out)
+        np.maximum(out, 0.0, out=out)
+        over = out.sum(axis=0) - 1
+        if np.abs(over).max() < 1e-14 * len(v):
+            break
+        shift = shift + over / np.maximum(np.count_nonzero(out, axis=0), 1)
+    return shift
+
+
+def _largest(values: Float64) -> float:
+    return max(float(values.max()), -float(values.min()))
