@@ -57,7 +57,7 @@ def whole_segments(folder: Path) -> int:
 def test_two_captures_into_one_folder(tmp_path: Path) -> None:
     said = play(tmp_path, "again")
     assert "steps: 40" in said
-    assert "second: refused: one capture writes to a folder at a time" in said
+    assert "second: refused: only one capture can write to a folder at a time" in said
     with Trace.open(tmp_path / "run.h5") as trace:
         assert len(trace.iterations) == 40
         assert trace.meta.complete
