@@ -30,6 +30,12 @@ CONSEQUENCES = {
 }
 """What follows from claims about the load."""
 
+LONGEST = 200
+"""Characters of a line of claims, above which it is shortened."""
+
+SHORT = 24
+"""Characters of a list of layers, above which they are counted."""
+
 QUANTILE = 0.99
 """Share of the iterations in which a capacity factor leaves no token out."""
 
@@ -77,7 +83,10 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
             each = [_alone(claim, subject=claim is bursts[0]) for claim in bursts]
             clauses += ["; ".join(each)] if each else []
         if clauses:
-            lines.append(Line(topic=topic, text="; ".join(clauses), basis="claims"))
+            text = "; ".join(clauses)
+            if len(text) > LONGEST and topic != "Regularity":
+                text = _shortened(analysis.exchanges, list(names))
+            lines.append(Line(topic=topic, text=text, basis="claims"))
     if not analysis.claims:
         return ()
     return (
@@ -89,7 +98,16 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
 
 
 def sentences(analysis: Analysis, *, file: str = "run.h5") -> list[str]:
-    """Format the lines of :func:`answer`."""
+    """Format the lines of :func:`answer`, or why there are none.
+
+    The reasons are the notes of the analysis.
+    """
+    if not analysis.claims:
+        why = "; ".join(analysis.notes) or (
+            "claims need iterations with complete records of an expert exchange, or "
+            "bursts of a rank with known times"
+        )
+        return [str(_data(analysis)), f"Claims: none. {why[:1].upper()}{why[1:]}."]
     return [str(line) for line in answer(analysis, file=file)]
 
 
@@ -134,6 +152,61 @@ def _clause(exchanges: Sequence[ExchangeAnalysis], name: str) -> str:
             ahead = _ahead(chosen[0]) if len(outcomes) > 1 else ""
             parts.append(f"{where}{text}{ahead}")
     return "; ".join(parts)
+
+
+def _shortened(exchanges: Sequence[ExchangeAnalysis], names: Sequence[str]) -> str:
+    """State which of some claims are stated, of which layers, and which are not.
+
+    p-values and the figures of each layer are in the table of the claims.
+    """
+    stated, not_shown, lacking = [], [], []
+    for name in names:
+        claims = [(e, c) for e in exchanges for c in e.claims if c.name == name]
+        outcomes = {claim.outcome for _, claim in claims}
+        if Outcome.STATED in outcomes:
+            made = [(e, c) for e, c in claims if c.stated]
+            where = _some_layers([exchange for exchange, _ in made], exchanges)
+            ahead = _horizons([claim for _, claim in made])
+            horizons = {claim.about.rpartition(", ")[2] for _, claim in made}
+            if ahead and len(made) < len({id(e) for e, _ in made}) * len(horizons):
+                where = "not each in every layer"
+            inside = [figure_of([claim for _, claim in made]), ahead, where]
+            stated.append(f"{name} ({', '.join(filter(None, inside))})")
+            continue
+        if Outcome.NO_EVIDENCE in outcomes:
+            not_shown.append(f'"{name}"')
+        if Outcome.NOT_ENOUGH_DATA in outcomes:
+            lacking.append(f'"{name}"')
+    parts = (
+        ", ".join(stated),
+        f"no evidence of {', '.join(not_shown)}" if not_shown else "",
+        f"not enough data for {', '.join(lacking)}" if lacking else "",
+    )
+    return "; ".join(filter(None, parts))
+
+
+def _horizons(claims: Sequence[Claim]) -> str:
+    """Name the horizons of claims about forecasts; "" of other claims."""
+    ends = [claim.about.rpartition(", ")[2] for claim in claims]
+    ahead = sorted({int(e.split()[0]) for e in ends if e.endswith(" ahead")})
+    if not ahead:
+        return ""
+    return f"{', '.join(map(str, ahead))} iteration{'s' * (ahead != [1])} ahead"
+
+
+def _some_layers(
+    some: Sequence[ExchangeAnalysis], exchanges: Sequence[ExchangeAnalysis]
+) -> str:
+    """Name some layers, or count them where there are many; "" for all."""
+    chosen = {(e.layer, e.group) for e in some}
+    if len(chosen) == len(exchanges):
+        return ""
+    where = _where([e for e in exchanges if (e.layer, e.group) in chosen], exchanges)
+    if len(where) <= SHORT:
+        return where[:-2]
+    every = {e.layer for e in exchanges}
+    what = "layers" if len(every) == len(exchanges) else "layers and groups"
+    return f"{len(chosen)} of {len(exchanges)} {what}"
 
 
 def _ahead(claims: Sequence[Claim]) -> str:

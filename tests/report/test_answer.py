@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics
 from moetraffic.analysis.claim import Claim, Outcome
 from moetraffic.analysis.forecast.lead_time import LeadTimes
-from moetraffic.report.answer import Line, answer
+from moetraffic.report.answer import Line, answer, sentences
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.summary import by_part
 
@@ -135,6 +137,49 @@ def test_consequences_are_of_the_layers_of_which_they_are_known() -> None:
 
 def test_an_analysis_without_claims_has_no_summary() -> None:
     assert answer(analysis(exchange(0))) == ()
+    data, why = sentences(analysis(exchange(0)))
+    assert data.startswith("Data: layer 0, 30 iterations")
+    assert why.startswith("Claims: none. ")
+    noted = replace(analysis(exchange(0)), notes=("the run is empty",))
+    assert sentences(noted)[1] == "Claims: none. The run is empty."
+
+
+def test_a_long_line_is_shortened_and_names_every_claim() -> None:
+    names = ("moves", "converged", "level change", "trend", "mean-reverting")
+    rng = np.random.default_rng()
+    drawn = rng.choice(np.array([STATED, NOT, FEW], object), (12, len(names)))
+    found = analysis(
+        *(
+            exchange(n, *(claim(m, o) for m, o in zip(names, row, strict=True)))
+            for n, row in enumerate(drawn)
+        )
+    )
+    text = line(found, "Movement")
+    assert len(text) <= 320  # all five claims stated, each of some layers
+    for at, name in enumerate(names):
+        assert name in text
+        number = sum(outcome is STATED for outcome in drawn[:, at])
+        if 0 < number < 12:
+            counted = f"{number} of 12 layers" in text
+            assert counted or "layer" in text.partition(name)[2]
+
+
+def test_a_shortened_line_names_horizons_and_layers() -> None:
+    def about(ahead: int, outcome: Outcome) -> Claim:
+        return replace(
+            claim("predictable", outcome), about=f"load, {ahead} iterations ahead"
+        )
+
+    found = analysis(
+        *(
+            exchange(n, *(about(h, STATED if h <= n else NOT) for h in (1, 2, 5, 10)))
+            for n in range(8)
+        )
+    )
+    assert line(found, "Predictability") == (
+        "Predictability: predictable (MSE reduced by 25%, 1, 2, 5 iterations ahead, "
+        "not each in every layer)."
+    )
 
 
 def test_claims_and_summary_stand_in_json_tables_and_frame() -> None:
