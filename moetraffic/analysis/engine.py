@@ -54,6 +54,12 @@ Watch = Callable[[Source, Window, Rows], None]
 SUMMARY_PARTS = ("claims", "occupation")
 """Parts that the summary of an analysis consists of."""
 
+STAGES = ("forecasts", "convergence", "complexity", "claims")
+"""Parts of an exchange that progress is reported of; others are quick or with these."""
+
+RUN_STAGES = ("rhythm", "within", "occupation")
+"""Parts of the whole run that progress is reported of."""
+
 CONSECUTIVE = ("forecasts", "limits", "rhythm")
 """Parts that need consecutive iterations."""
 
@@ -173,7 +179,8 @@ def analyze(
     mapper
         Function that computes the rows of windows; None: threads of this process.
     tick
-        Progress callback: number of windows read so far, and the exchange.
+        Progress callback: number of windows read and stages begun so far
+        (:func:`effort` in all), and the exchange and part.
 
     Returns
     -------
@@ -206,18 +213,28 @@ def analyze(
     exchanges: list[ExchangeAnalysis] = []
     loads: list[Loads] = []
     done = count(1)
+
+    def begin(part: str, where: str = "") -> None:
+        named = [where] * bool(where) + [part] * (part in parts)
+        if tick is not None:
+            tick(next(done), ", ".join(named))
+
     for source in every:
         rows = observed(source, mapper, done=done, tick=tick)
         rows |= stated_tokens(trace, source)
+        begin("forecasts", source.where)
         subjects = conclude(
             source, rows, trace.meta, notes, parts=parts, horizons=horizons, leads=when
         )
         convergence = packets = statistics = experts = None
+        begin("convergence", source.where)
         if "convergence" in parts:
             convergence = converged(source, rows, trace.meta)
+        begin("complexity", source.where)
         if "complexity" in parts:
             packets = packet_complexity(trace, source, notes)
         claims: tuple[Claim, ...] = ()
+        begin("claims", source.where)
         if "claims" in parts:
             claims = exchange_claims(source, rows, trace.meta, subjects)
         if "skew" in parts:
@@ -244,18 +261,22 @@ def analyze(
         )
         loads.append((source, rows.get("demand.load", rows.get("wire.received"))))
     found = OnOffStatistics(about="", found=(), notes=())
+    begin("rhythm")
     if "rhythm" in parts:
         found = beats(trace, by=rhythm_by, layers=layers, iterations=iterations)
         notes += found.notes
     if "claims" in parts:
         bursts = rank_claims(trace, layers=layers, iterations=iterations)
         found = replace(found, claims=bursts)
+    begin("within")
+    sights = _within(loads, when) if "within" in parts else ()
+    begin("occupation")
     spent = _occupation(trace, iterations, notes) if "occupation" in parts else None
     return Analysis(
         exchanges=tuple(exchanges),
         beats=found,
         leads=when,
-        sights=_within(loads, when) if "within" in parts else (),
+        sights=sights,
         occupation=spent,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -323,10 +344,15 @@ def effort(
     phase: str = "dispatch",
     iterations: range | None = None,
     of: Sequence[str] = OF,
+    stages: bool = True,
 ) -> int:
-    """Count the windows that :func:`analyze` will read, for a progress bar."""
+    """Count the windows that :func:`analyze` will read, for a progress bar.
+
+    With ``stages``, those of the computation count, too.
+    """
     every = sources(trace, [], layers=layers, phase=phase, iterations=iterations, of=of)
-    return sum(len(windows(source)) for source in every)
+    number = sum(len(windows(source)) for source in every)
+    return number + stages * (len(STAGES) * len(every) + len(RUN_STAGES))
 
 
 def observed(

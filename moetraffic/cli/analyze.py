@@ -122,8 +122,8 @@ def analyze(
             total = effort(trace, **asked)
             mapper = None if dask is None else on_cluster(cluster, path, **asked)
             # what is over at once needs no bar
-            quiet = as_json or total < 8
-            with progress(f"reading {path.name}", total, quiet=quiet) as tick:
+            quiet = as_json or effort(trace, **asked, stages=False) < 8
+            with progress(f"analyzing {path.name}", total, quiet=quiet) as tick:
                 one = analyzed(trace, **asked, **how, mapper=mapper, tick=tick)
         found.append((path, one))
     each = [plain_data.as_dict(a, file=str(p)) for p, a in found] if programs else []
@@ -137,7 +137,7 @@ def analyze(
         plain_data.write_records(frame, output, force=force)
     shown: list[Any] = []
     for path, analysis in found:
-        lines = sentences(analysis, file=str(path)) or list(analysis.notes)
+        lines = sentences(analysis, file=str(path))
         by_part = summary.by_part(analysis) if tables or names else {}
         shown += [f"\n{path}"] * (len(found) > 1)
         asked_parts = (*names, *["notes"] * bool(by_part.get("notes"))) if names else ()

@@ -68,7 +68,7 @@ def compare(
     chosen = selection(layers, iterations, phase, of=of)
     thresholds = _thresholds(at_most or [])
     with Trace.open(first) as a, Trace.open(second) as b:
-        total = effort(a, **chosen) + effort(b, **chosen)
+        total = sum(effort(trace, **chosen, stages=False) for trace in (a, b))
         with progress("reading both", total, quiet=as_json or total < 8) as tick:
             found = compared(a, b, **chosen, tick=tick)
         claimed = [analyze(t, parts=("claims",), **chosen).claims for t in (a, b)]

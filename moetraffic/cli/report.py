@@ -99,7 +99,7 @@ def report(
             for path in (replay, second)
         ]
         total = effort(first, **asked)
-        quiet = as_json or total < 8
+        quiet = as_json or effort(first, **asked, stages=False) < 8
         with progress(f"reading {trace.name}", total, quiet=quiet) as tick:
             found = write_report(
                 first,

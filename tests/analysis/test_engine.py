@@ -11,6 +11,7 @@ import pandas
 import pytest
 
 from moetraffic.analysis import analyze, cv, normalized_entropy
+from moetraffic.analysis.engine import effort
 from moetraffic.analysis.observation import SKEW
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
@@ -297,3 +298,19 @@ def test_a_trace_without_any_moe_layer_says_so() -> None:
     assert found.exchanges == ()
     assert any("no labeled" in note for note in found.notes)
     assert any("no rhythm" in note for note in found.notes)
+
+
+def test_progress_names_each_part_and_ends_at_the_effort(captured: Path) -> None:
+    seen: list[tuple[int, str]] = []
+    with Trace.open(captured) as trace:
+        analyze(
+            trace,
+            parts=("claims", "convergence", "within"),
+            tick=lambda done, note: seen.append((done, note)),
+        )
+        total = effort(trace)
+    assert [done for done, _ in seen] == list(range(1, total + 1))
+    notes = [note for _, note in seen]
+    assert "within" in notes
+    assert any(note.endswith(", convergence") for note in notes)
+    assert not any("complexity" in note or "rhythm" in note for note in notes)
