@@ -23,7 +23,7 @@ def models(
     Example: moetraffic models mixtral-8x7b
     """
     found = [preset(name)] if name else list(PRESETS.values())
-    data = {one.name: as_dict(one) for one in found}
+    data = {"models": {one.name: as_dict(one) for one in found}}
     hint = "capture --model NAME trains one; --layers, --hidden ... resize it"
     shown = [details(found[0])] if name else [listing(found), hint]
     present(data, *shown, as_json=as_json)

@@ -23,7 +23,7 @@ def test_the_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         assert str(found.model.hidden) in row
     assert "46.7B" in shown
     assert main(["models", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(capsys.readouterr().out)["models"]
     assert list(told) == list(PRESETS)
     assert told["deepseek-v3"]["parameters"]["total"] == 671_026_404_352
     assert told["deepseek-v3"]["left_out"] == {"multi-token prediction": 14_000_000_000}

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from scipy.ndimage import maximum_filter1d, median_filter
 from scipy.special import spence
 
+from moetraffic.analysis.rhythm.stationarity import kpss_statistic
 from moetraffic.errors import AnalysisError
 
 from .candidates import MEAN_OF_PAST, SeriesBlock
@@ -156,9 +157,7 @@ def _innovations(x: Float64) -> Float64:
 def kpss(series: Float64) -> Float64:
     r"""Compute the KPSS statistic of each series around its mean.
 
-    :math:`\eta = T^{-2} \sum_t S_t^2 / s^2(l)` with partial sums S of the deviations
-    from the mean and the long-run variance with Bartlett weights up to
-    :math:`l = 12 (T/100)^{1/4}`.  Its mean is 1/6 for white noise.
+    As :func:`.kpss_statistic`, with :math:`l = 12 (T/100)^{1/4}` lags.
 
     Parameters
     ----------
@@ -178,21 +177,13 @@ def kpss(series: Float64) -> Float64:
     Examples
     --------
     >>> kpss(np.repeat([[0.0], [1.0]], 50, axis=0)).round(1).tolist()
-    [1.0]
+    [0.7]
     """
     n = len(series)
     apart = series - series.mean(axis=0)
-    variance = (apart**2).mean(axis=0)
-    varies = variance > 1e-24 * (series**2).mean(axis=0)
-    long_run = variance.copy()
+    varies = (apart**2).mean(axis=0) > 1e-24 * (series**2).mean(axis=0)
     lags = min(int(12 * (n / 100) ** 0.25), n - 1)
-    for lag in range(1, lags + 1):
-        weight = 2 * (1 - lag / (lags + 1)) / n
-        long_run += weight * np.einsum("tc,tc->c", apart[lag:], apart[:-lag])
-    found = (apart.cumsum(axis=0) ** 2).sum(axis=0) / n**2
-    return np.asarray(
-        np.where(varies, found / np.where(varies, long_run, 1.0), 0.0), np.float64
-    )
+    return kpss_statistic(np.where(varies, apart, 0.0), lags)
 
 
 def limits(

@@ -111,6 +111,37 @@ def stationarity(series: npt.ArrayLike, *, around: str = "level") -> Stationarit
     )
 
 
+def kpss_statistic(deviations: Float64, lags: int) -> Float64:
+    r"""Compute :math:`T^{-2} \sum_t S_t^2 / s^2(l)` of deviations from a level or line.
+
+    Parameters
+    ----------
+    deviations
+        ``[T, ...]``, time first; S are their partial sums.
+    lags
+        l, of the long-run variance :math:`s^2` with Bartlett weights.
+
+    Returns
+    -------
+    float64 array ``[...]``
+        Its mean is 1/6 for white noise around a level; 0 where nothing varies.
+
+    Examples
+    --------
+    >>> float(kpss_statistic(np.repeat([-0.5, 0.5], 50), lags=0))
+    8.335
+    """
+    n = len(deviations)
+    long_run = (deviations**2).mean(axis=0)
+    for lag in range(1, lags + 1):
+        weight = 2 * (1 - lag / (lags + 1)) / n
+        long_run = long_run + weight * (deviations[lag:] * deviations[:-lag]).sum(0)
+    sums = (deviations.cumsum(axis=0) ** 2).sum(axis=0) / n**2
+    found: Float64 = np.zeros_like(long_run)
+    np.divide(sums, long_run, out=found, where=long_run > 0)
+    return found
+
+
 def _kpss(series: Float64, around: str) -> tuple[float, float, int]:
     """Compute the KPSS statistic, p-value, and lags chosen after Hobijn et al.
 
@@ -132,9 +163,6 @@ def _kpss(series: Float64, around: str) -> tuple[float, float, int]:
     lags = int(1.1447 * (ratio**2) ** (1 / 3) * steps ** (1 / 3))
     lags = min(lags, steps - 1)
     # Step 2: the partial sums over the long-run variance.
-    spread = covariance(0) + 2 * sum(
-        (1 - lag / (lags + 1)) * covariance(lag) for lag in range(1, lags + 1)
-    )
-    statistic = float((np.cumsum(e) ** 2).sum()) / steps**2 / spread
+    statistic = float(kpss_statistic(e, lags))
     p = np.interp(statistic, REGRESSIONS[around], (0.1, 0.05, 0.025, 0.01))
     return statistic, float(p), lags
