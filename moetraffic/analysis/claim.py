@@ -31,7 +31,7 @@ class Claim:
     name: str  # what is claimed, a word of the glossary: "converged", "periodic"
     about: str  # of what: "expert load of layer 0"
     outcome: Outcome
-    statement: str  # the claim as a clause: "it is stable from iteration 120 on"
+    statement: str  # the claim as a clause: "its level is stable from iteration 120 on"
     null: str  # hypothesis that the claim must reject: "a random walk of the shares"
     p: float = NAN  # of the null hypothesis; NaN where not tested
     figure: float = NAN  # size of what is claimed

@@ -80,7 +80,7 @@ def level_claims(
     >>> [claim.name for claim in found if claim.stated]
     ['moves', 'converged', 'level change']
     >>> found[1].statement
-    'it is stable from iteration 90 on'
+    'its level is stable from iteration 90 on'
     """
     return decided(counts, tokens=tokens, k=k, at=at, about=about, seed=seed)[1]
 
@@ -181,7 +181,7 @@ def _held(begin: int) -> Part:
     """State the convergence of shares that never vary."""
     return {
         "outcome": Outcome.STATED,
-        "statement": f"it is stable from iteration {begin} on",
+        "statement": f"its level is stable from iteration {begin} on",
         "figure": float(begin),
         "unit": "iteration",
         "flags": ("its shares never vary",),
@@ -222,7 +222,7 @@ def _converged(found: Movement, when: Int64) -> Part:
     fit, statement, flags = found.stable, "", list[str]()
     begin = int(when[found.begin])
     if found.converged:
-        statement = f"it is stable from iteration {begin} on"
+        statement = f"its level is stable from iteration {begin} on"
         if found.still and fit is not None:
             flags.append(
                 f"a random walk may have moved it by up to {fit.walk:.2g} times the "
