@@ -161,11 +161,22 @@ def regime_switch(rng: np.random.Generator, steps: int) -> Loads:
     return _counts(levels[state], rng)
 
 
+def fading_swings(rng: np.random.Generator, steps: int) -> Loads:
+    """Swings around a level become smaller, from 1.0 to .1, as early in a training."""
+    experts, tau = _experts(rng), rng.uniform(0.1, 0.15) * steps
+    swings = rng.normal(0, 1, (steps, experts))
+    for now, before in zip(swings[1:], swings, strict=False):
+        now *= 0.6
+        now += 0.8 * before
+    size = 0.1 + 0.9 * np.exp(-np.arange(steps) / tau)[:, None]
+    return _counts(_level(rng, experts) + size * swings, rng, faded=tau)
+
+
 PROCESSES: dict[str, Callable[[np.random.Generator, int], Loads]] = {
     function.__name__.replace("_", " "): function
     for function in (
         *(balanced, skewed, slow_walk, walk, fast_walk, autoregression, step, trend),
         *(settling, period, jittered_period, collapse, drifting_hot_set),
-        regime_switch,
+        *(regime_switch, fading_swings),
     )
 }

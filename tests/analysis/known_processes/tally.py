@@ -32,6 +32,7 @@ FIGURES: Mapping[tuple[str, str], Callable[[float, float, int], bool]] = {
     ("periodic", "period"): lambda found, true, _: abs(found / true - 1) <= 0.05,
     ("periodic", "period_s"): lambda found, true, _: abs(found / true - 1) <= 0.05,
     ("level change", "change"): lambda found, true, n: abs(found - true) <= 0.02 * n,
+    ("converged", "faded"): lambda found, true, _: found >= true,
     ("mean-reverting", "half_life"): lambda found, true, _: (
         2 / 3 <= found / true <= 1.5
     ),
