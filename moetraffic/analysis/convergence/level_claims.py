@@ -230,6 +230,8 @@ def _converged(found: Movement, when: Int64) -> Part:
             )
     elif fit is None:
         flags.append(f"it changes its level at iteration {begin}")
+    elif found.uneven:
+        flags.append("its swings become larger or smaller to the end")
     elif found.trend or fit.p_drift < DRIFT:
         flags.append("it drifts in one direction")
     elif found.returns or fit.half_life * HALF_LIVES > fit.steps:

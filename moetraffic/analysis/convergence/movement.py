@@ -2,7 +2,8 @@
 
 Jumps come first, and are taken off; then the period, whose frequencies are left out of
 what follows; then the part after the last jump and the transient, which is stable if it
-does not move or returns to a level; then a trend, if no part is stable.  So no two
+does not move or returns to a level, with swings of one size; then a trend, if no part
+is stable.  So no two
 findings contradict each other.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtr
 
 from moetraffic.analysis.claim import LEVEL
 from moetraffic.analysis.rhythm.spectral_lines import Period, strongest_period
@@ -37,6 +39,9 @@ LONGER = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
 DRIFT = LEVEL / 5
 """Significance of a slope, which is tested in several parts of a run."""
 
+BLOCKS = 16
+"""Blocks of a part whose swings are compared; each is longer than a half-life."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Movement:
@@ -52,6 +57,7 @@ class Movement:
     stable: Motion | None  # of this part; None: the part is too short
     returns: bool  # it moves, and returns to a level
     still: bool  # it is not seen to move, and could have moved little
+    uneven: bool  # to the end, its swings become larger or smaller
     slope: Motion | None  # about lines through the run; None: not tested
     trend: bool  # the run follows these lines
 
@@ -102,9 +108,21 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
         if tried and (tried[-1][2][1] or (tried[-1][2][0] and not returns)):
             first, stable, (returns, still) = tried[-1]
             begin += first
-    # Step 4: a trend of the whole run.
+    # Step 4: of this part, the one from which its swings are of one size.
+    uneven = False
+    if returns:
+        later = begin
+        while steps - later >= enough and _swings(rest[later:]) < LEVEL:
+            later += (steps - later) // (BLOCKS // 2)
+        uneven = steps - later < enough
+        if uneven:
+            returns = False
+        elif later > begin:
+            begin, stable = later, motion(rest[later:], without=bands, seed=seed)
+            returns, still = _outcome(stable)
+    # Step 5: a trend of the whole run.
     slope, trend = None, False
-    if moves and not changes and not (returns or still):
+    if moves and not changes and not (returns or still or uneven):
         slope = motion(rest, without=bands, line=True, seed=seed)
         trend = slope.p_trend < DRIFT and any(_outcome(slope, drift=False))
     return Movement(
@@ -118,6 +136,7 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
         stable=stable,
         returns=returns,
         still=still,
+        uneven=uneven,
         slope=slope,
         trend=trend,
     )
@@ -133,6 +152,23 @@ def _outcome(fit: Motion, *, drift: bool = True) -> tuple[bool, bool]:
         and fit.half_life * HALF_LIVES <= fit.steps
     )
     return returns, not returns and fit.p_still >= LEVEL and fit.walk <= 1
+
+
+def _swings(levels: Float64) -> float:
+    """Compute the p-value of swings of one size, by a line through those of blocks.
+
+    The logarithms of their mean squares are nearly normal and independent, as a block
+    is longer than a half-life.
+    """
+    square = ((levels - levels.mean(axis=0)) ** 2).mean(axis=1)
+    blocks = np.array([part.mean() for part in np.array_split(square, BLOCKS)])
+    size = np.log(np.maximum(blocks, 1e-300))
+    size -= size.mean()
+    time = np.arange(BLOCKS) - (BLOCKS - 1) / 2
+    slope = float(time @ size) / float(time @ time)
+    rest = float(((size - slope * time) ** 2).sum()) / (BLOCKS - 2)
+    ratio = abs(slope) * np.sqrt(float(time @ time) / max(rest, 1e-24))
+    return 2 * float(stdtr(BLOCKS - 2, -ratio))
 
 
 def _transient(levels: Float64) -> int:

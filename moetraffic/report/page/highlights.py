@@ -123,8 +123,8 @@ def by_layer(analysis: Analysis) -> Table:
             "wire bytes, where no router was observed) in cells forecast to within "
             "±20% one iteration ahead by the best forecaster (by the persistence "
             "baseline). T, NT: temporal and non-temporal complexity. Converged: "
-            "training step from which the level of loads or matrix is stable; the "
-            "size of the swings around it is not tested."
+            "training step from which loads or matrix stay at one level, with swings "
+            "of one size."
         ],
     )
 

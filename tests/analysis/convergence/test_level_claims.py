@@ -148,3 +148,24 @@ def test_what_does_not_fit():
         level_claims(np.ones(40), tokens=1, about="load")
     with pytest.raises(AnalysisError, match="increase"):
         level_claims(np.ones((3, 2)), tokens=1, at=[0, 2, 1], about="load")
+
+
+def test_swings_that_fade_have_converged_once_they_have_one_size():
+    for seed in range(4):
+        found, run = claims("fading swings", [13, seed])
+        converged = found["converged"]
+        assert not converged.stated or converged.figure >= run.truth["faded"]
+
+
+def test_swings_that_grow_to_the_end_have_not_converged():
+    rng = np.random.default_rng(5)
+    states = rng.normal(size=(600, 16))
+    for t in range(1, 600):
+        states[t] = 0.6 * states[t - 1] + 0.8 * states[t]
+    shares = np.exp(np.linspace(0.1, 1.0, 600)[:, None] * states)
+    shares /= shares.sum(axis=1, keepdims=True)
+    counts = np.array([rng.multinomial(4096, row) for row in shares])
+    of = {c.name: c for c in level_claims(counts, tokens=4096, about="expert load")}
+    assert of["moves"].stated
+    assert of["converged"].outcome is Outcome.NO_EVIDENCE
+    assert "its swings become larger or smaller to the end" in of["converged"].flags
