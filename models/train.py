@@ -164,7 +164,7 @@ class TrainingLoop(ABC, Generic[Loss]):
         plan = self.workload.training
         # Step 1: gradients of all micro-batches; tensor-parallel ranks draw alike.
         torch.manual_seed(
-            seed_of(Stream.NOISE, plan.seed, iteration, self.groups.dp_rank)
+            seed_of(Stream.NOISE, plan.order_seed, iteration, self.groups.dp_rank)
         )
         self.updates.begin()
         loss = self.passes(iteration)
@@ -191,7 +191,7 @@ class TrainingLoop(ABC, Generic[Loss]):
                 self.corpus,
                 self.workload.model,
                 sequences=plan.micro_batch,
-                seed=plan.seed,
+                seed=plan.order_seed,
                 iteration=iteration,
                 micro_batch=micro_batch,
                 rank=rank,

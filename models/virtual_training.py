@@ -73,7 +73,7 @@ class VirtualTraining(TrainingLoop[list[float]]):
         groups = workload.layout.groups("ep")
         member = {r: at for group in groups for at, r in enumerate(group)}
         self.members = tuple(member[rank] for rank in range(self.ranks))
-        lossy, seed = workload.dropping.share > 0, workload.training.seed
+        lossy, seed = workload.dropping.share > 0, workload.training.order_seed
         self.network = LossyNetwork(workload.dropping, seed) if lossy else None
 
     def passes(self, iteration: int) -> list[float]:

@@ -180,5 +180,6 @@ def describe(
         ),
         dtype=training.dtype,
         seed=training.seed,
+        data_seed=-1 if training.data_seed is None else training.data_seed,
         workload=workload.to_json(),
     )

@@ -130,6 +130,12 @@ PARTS: Mapping[str, Mapping[str, Parameter]] = {
                 "--learning-rate-warmup",
             ),
             "seed": "Random seed of initialization, data and routing.",
+            "data_seed": Setting(
+                "Random seed of data order and routing noise: a rerun with the same "
+                "initialization.",
+                shown="as --seed",
+                kind=int,
+            ),
             "device": "Device: cpu or cuda.",
             "dtype": "Data type of parameters: float32, float64 or bfloat16.",
             "precision": Setting(

@@ -44,6 +44,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "weight_decay": (0, 1_000),
     "clip": (0, LARGEST_NUMBER),
     "seed": (0, LARGEST_INTEGER),
+    "data_seed": (0, LARGEST_INTEGER),
 }
 """Least and greatest value of a field of a workload's parts, both allowed."""
 
@@ -65,6 +66,10 @@ def outside(part: Any) -> Iterator[tuple[str, str]]:
     for field in fields(part):
         value: Any = getattr(part, field.name)
         kind = str(field.type)
+        if kind.endswith(" | None"):
+            if value is None:
+                continue
+            kind = kind.removesuffix(" | None")
         option = field.name.replace("_", "-")
         if kind not in _TYPES:
             continue

@@ -23,7 +23,8 @@ class Training:
     warmup: int = 20  # iterations of linear warm-up
     weight_decay: float = 0.1
     clip: float = 1.0  # gradient norm; 0 switches clipping off
-    seed: int = 0
+    seed: int = 0  # of the initialization, and of the rest where there is no data_seed
+    data_seed: int | None = None  # of data order and routing noise; None: seed
     dtype: str = "float32"  # of parameters, their gradients and the optimizer
     precision: str = ""  # of products and of what experts are sent; empty: as dtype
     recompute: bool = False  # keep a block's input alone, compute the rest twice
@@ -31,6 +32,14 @@ class Training:
     corpus: str = ""  # file, folder or glob; empty: Python's standard library
     virtual: bool = False  # all ranks' shards in one process, nothing sent
     until_steady: bool = False  # end before, when the load over experts has settled
+
+    @property
+    def order_seed(self) -> int:
+        """Seed of everything random but the initialization: data, noise, packet loss.
+
+        Runs that differ in this alone are reruns of one another.
+        """
+        return self.seed if self.data_seed is None else self.data_seed
 
 
 def unmet(training: Training) -> list[tuple[str, str]]:

@@ -43,8 +43,14 @@ class Workload:
             raise LayoutError(f"{rule}: {remedy}")
 
     def to_json(self) -> str:
-        """The workload as one JSON object, field names as here."""
-        return json.dumps(asdict(self), sort_keys=True)
+        """The workload as one JSON object, field names as here.
+
+        A data seed is a field only where it is set: releases without it read the rest.
+        """
+        parts = asdict(self)
+        if self.training.data_seed is None:
+            del parts["training"]["data_seed"]
+        return json.dumps(parts, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Workload:

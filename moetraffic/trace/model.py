@@ -257,6 +257,7 @@ class Meta:
     capacity_factor: float = float("nan")  # NaN: unknown, or no capacity
     dtype: str = ""
     seed: int = -1
+    data_seed: int = -1  # of data order and routing noise; -1: as seed, or unknown
     backend: str = ""
     schedule: str = ""  # which steps, layers, phases were inferred or are unknown
     virtual: bool = False  # one process for all ranks: wire follows from routing

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import h5py
 import pytest
 
 from moetraffic.cli import main
+from moetraffic.patterns import Workload
 from moetraffic.trace import Trace
 
 SMALL = [
@@ -48,6 +50,27 @@ def test_sixteen_ranks_in_one_process_and_then_four(
     assert main(["info", str(placed)]) == 0
     assert "virtual" in capfd.readouterr().out
     assert "not overwritten" in refused(capfd, *greedy)
+
+
+def test_a_rerun_states_both_seeds(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run, rerun = tmp_path / "run.h5", tmp_path / "rerun.h5"
+    asked = ["capture", "--virtual", "--ep", "4", "--iterations", "2", *SMALL]
+    assert main([*asked, "-o", str(run)]) == 0
+    assert main([*asked, "-o", str(rerun), "--seed", "3", "--data-seed", "5"]) == 0
+    capfd.readouterr()
+    assert main(["info", str(rerun)]) == 0
+    assert "initialization 3, data 5" in capfd.readouterr().out
+    with Trace.open(run) as first, Trace.open(rerun) as second:
+        assert (second.meta.seed, second.meta.data_seed) == (3, 5)
+        assert Workload.from_json(second.meta.workload).training.data_seed == 5
+        assert first.meta.data_seed == -1
+        assert "data_seed" not in first.meta.workload
+    with h5py.File(run) as first, h5py.File(rerun) as second:
+        assert "data_seed" not in first.attrs  # a file as before there were data seeds
+        assert second.attrs["data_seed"] == 5
+    assert "data-seed must be at least 0" in refused(capfd, *asked, "--data-seed", "-1")
 
 
 def test_virtual_ranks_are_data_parallel(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from moetraffic.capture import VirtualRecorder
 from moetraffic.models import train_virtually, virtual_training
+from moetraffic.models.corpus import Corpus
+from moetraffic.models.virtual_training import VirtualTraining
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.trace import PHASES, ROUTING, Trace
 
@@ -20,6 +23,9 @@ Run = Callable[..., list[Any]]
 SHAPE = ModelShape(layers=4, hidden=32, heads=2, sequence=32, experts=8)
 TRAINING = Training(iterations=8, micro_batch=2, learning_rate=3e-3, warmup=2, seed=5)
 
+CONSTANT = Corpus(text=torch.zeros(100, dtype=torch.uint8), source="zeros")
+"""Every batch is the same: what differs between runs is noise."""
+RERUN = "a rerun with other data, 4 ranks"
 CASES = {
     "switch, 4 ranks": (
         ParallelLayout(dp=4, ep=4),
@@ -51,6 +57,7 @@ CASES = {
         Gating(dispatch="dropped", capacity_factor=0.8),
         1,
     ),
+    RERUN: (ParallelLayout(dp=4, ep=4), Gating(), 1),
 }
 
 
@@ -60,7 +67,9 @@ def workload(case: str) -> Workload:
         model=SHAPE,
         gating=gating,
         layout=layout,
-        training=replace(TRAINING, accumulation=accumulation),
+        training=replace(
+            TRAINING, accumulation=accumulation, data_seed=7 if case == RERUN else None
+        ),
     )
 
 
@@ -114,6 +123,35 @@ def test_virtual_equals_real(case: str, run_ranks: Run, tmp_path: Path) -> None:
                 assert made.sites[number].wire == real.sites[called(real)[what]].wire
         np.testing.assert_allclose(made.steps.loss, real.steps.loss, rtol=1e-4)
         assert (made.steps.tokens == real.steps.tokens).all()
+
+
+def test_a_rerun_has_the_initialization_of_its_run_and_other_data() -> None:
+    run = workload("top-2, 4 ranks in 2 groups")
+    kept = replace(run, training=replace(run.training, data_seed=TRAINING.seed))
+    rerun = replace(run, training=replace(run.training, data_seed=9))
+    other = replace(run, training=replace(run.training, seed=9))
+    made = [VirtualTraining(work) for work in (run, kept, rerun, other)]
+    start = [torch.cat([p.flatten() for p in m.model.parameters()]) for m in made]
+    assert torch.equal(start[0], start[2])
+    assert not torch.equal(start[0], start[3])
+    tokens = [m.batch(0, 0, range(4))[0] for m in made]
+    assert torch.equal(tokens[2], tokens[3])  # the same data, another initialization
+    assert not torch.equal(tokens[0], tokens[2])
+    losses = [m.iterate(0) for m in made]
+    assert losses[0] == losses[1]  # the data seed that a run has by default
+    assert losses[0] != losses[2] != losses[3]
+
+
+def test_routing_noise_follows_the_data_seed() -> None:
+    gating = Gating(router="gshard")  # draws the second expert
+    run = replace(workload("top-2, 4 ranks in 2 groups"), gating=gating)
+    loads = []
+    for data_seed in (None, 9):
+        plan = replace(run.training, data_seed=data_seed)
+        made = VirtualTraining(replace(run, training=plan), CONSTANT)
+        made.iterate(0)
+        loads.append(torch.stack([m.load for m in made.model.mixtures]))
+    assert not torch.equal(*loads)
 
 
 def test_shards_in_several_passes_are_the_same_shards(

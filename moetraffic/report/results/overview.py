@@ -101,6 +101,9 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         "steps": f"{len(trace.steps.iteration)}, of which training: "
         f"{len(trace.iterations)}{_loss_words(_losses(trace))}"
         + (f"; one of {meta.every} iterations is recorded" if meta.every > 1 else ""),
+        "seeds": f"initialization {meta.seed}, data {meta.data_seed}"
+        if meta.data_seed >= 0
+        else "",
         "MoE layers": ", ".join(map(str, trace.layers)) or "unknown",
         "all-to-all": sent,
         "inference": meta.schedule,

@@ -39,13 +39,17 @@ SITE_COLUMNS = {  # column: (field of Site, type)
 SITE_SOURCES = ("layer_source", "phase_source", "direction_source")
 """Fields of Site that are columns from format 1.1 on."""
 
-ADDED = {"inferred", "every"}
+ADDED = {"inferred", "every", "data_seed"}
 """Root attributes that files of the first release lack."""
 
 
 def meta_attributes(meta: Meta) -> dict[str, Any]:
-    """Convert metadata to root attributes; node names are a separate column."""
-    return {name: v for name, v in meta.as_dict().items() if name != "nodes"}
+    """Convert metadata to root attributes; node names are a separate column.
+
+    A data seed is an attribute only where it is set.
+    """
+    left_out = {"nodes"} if meta.data_seed >= 0 else {"nodes", "data_seed"}
+    return {name: v for name, v in meta.as_dict().items() if name not in left_out}
 
 
 def write_groups(image: Image, groups: Sequence[Group]) -> None:
