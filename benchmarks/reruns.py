@@ -1,0 +1,299 @@
+"""Capture training runs, their reruns and runs of other seeds, at drawn settings.
+
+A rerun has the initialization of its run and other data (``capture --data-seed``).
+How far reruns are apart is what a synthetic trace is judged by
+(``benchmarks/synthetic.py``)::
+
+    python benchmarks/reruns.py capture --folder reruns
+    python benchmarks/reruns.py capture --folder reruns --share dev   # a part of them
+
+Settings are drawn when it runs, from ``os.urandom``, and written to ``settings.json``
+before the first capture.  Half of them are ``final``: nothing may be fitted to these or
+looked at before the form of a generator is fixed.  A capture is a process of its own;
+whole files are kept, so that an interrupted run goes on where it ended.
+
+Expert choice is left out: each expert takes as many tokens of every rank, so its token
+counts are constant and have no statistics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ITERATIONS = 300
+"""Recorded iterations of a capture."""
+TOKENS = 2_048
+"""Most tokens of all ranks in an iteration."""
+RERUNS = OTHER_SEEDS = 3
+
+ROUTERS = ("switch", "topk", "loss-free", "groups")
+PERIODS = ("early", "late", "whole")
+"""``early``: the first half of a training of 600 iterations; ``late``: its second half;
+``whole``: a training of 300."""
+CORPORA = ("python", "headers")
+"""Text to train on: Python's standard library, or the C++ headers of torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is trained; a seed and a data seed make a capture of it."""
+
+    name: str  # dev00, final00 ...
+    router: str  # one of ROUTERS
+    options: dict[str, Any]  # of the router
+    k: int
+    balance: float  # weight of the load-balancing loss
+    experts: int
+    layers: int
+    hidden: int
+    ranks: int
+    ep: int
+    sequence: int
+    micro_batch: int
+    learning_rate: float
+    corpus: str  # one of CORPORA
+    period: str  # one of PERIODS
+    seeds: tuple[int, ...]  # of the run and of the other seeds
+    data_seeds: tuple[int, ...]  # of the reruns
+
+    def captures(self) -> dict[str, tuple[int, int | None]]:
+        """Seed and data seed of each capture, by the end of its name."""
+        run, *others = self.seeds
+        return {
+            "run": (run, None),
+            **{f"rerun{n}": (run, data) for n, data in enumerate(self.data_seeds, 1)},
+            **{f"seed{n}": (seed, None) for n, seed in enumerate(others, 1)},
+        }
+
+
+def drawn(base: int, settings: int) -> list[Setting]:
+    """Draw settings; each half has every router, period and corpus equally often."""
+    draws = np.random.default_rng(base)
+    halves = []
+    for share in ("dev", "final"):
+        count = (settings + (share == "dev")) // 2
+        routers, periods, corpora = (
+            [*draws.permutation(np.resize(values, count)).tolist()]
+            for values in (
+                draws.permutation(ROUTERS),
+                draws.permutation(PERIODS),
+                CORPORA,
+            )
+        )
+        halves.append(
+            [
+                _setting(draws, f"{share}{n:02d}", *parts)
+                for n, parts in enumerate(zip(routers, periods, corpora, strict=True))
+            ]
+        )
+    return [*halves[0], *halves[1]]
+
+
+def _setting(
+    draws: np.random.Generator, name: str, router: str, period: str, corpus: str
+) -> Setting:
+    experts = int(draws.choice([8, 12, 16, 24, 32, 48, 64]))
+    k = (
+        1
+        if router == "switch"
+        else int(draws.integers(1, min(8, experts // 2 - 1) + 1))
+    )
+    # ranks that allow at least 32 tokens each, and a group of at least 4 of them
+    ranks = int(draws.choice([4, 8, 16, 32, 64]))
+    ep = int(
+        draws.choice([n for n in (4, 8, 16, 32, 64) if ranks % n == experts % n == 0])
+    )
+    tokens = int(
+        draws.choice([t for t in (32, 64, 128, 256, 512) if t * ranks <= TOKENS])
+    )
+    sequence = min(64, tokens)
+    options: dict[str, Any] = {}
+    if router in ("loss-free", "groups"):
+        options["bias_rate"] = float(draws.choice([0.001, 0.003, 0.01]))
+    if router == "groups":
+        choices = [
+            (groups, top)
+            for groups in (2, 4, 8)
+            for top in range(1, groups)
+            if experts % groups == 0
+            and top * experts // groups >= k
+            and experts // groups >= 2
+        ]
+        groups, top = choices[int(draws.integers(len(choices)))]
+        options |= {"groups": groups, "top_groups": top}
+    losses = {"switch": [0.01, 0.1], "topk": [0.0, 0.01]}.get(router, [0.0])
+    seeds = draws.choice(1 << 30, 1 + OTHER_SEEDS + RERUNS, replace=False).tolist()
+    return Setting(
+        name=name,
+        router=router,
+        options=options,
+        k=k,
+        balance=float(draws.choice(losses)),
+        experts=experts,
+        layers=int(draws.integers(2, 9)),
+        hidden=int(draws.choice([32, 48, 64])),
+        ranks=ranks,
+        ep=ep,
+        sequence=sequence,
+        micro_batch=tokens // sequence,
+        learning_rate=round(float(np.exp(draws.uniform(*np.log([5e-4, 5e-3])))), 5),
+        corpus=corpus,
+        period=period,
+        seeds=tuple(seeds[: 1 + OTHER_SEEDS]),
+        data_seeds=tuple(seeds[1 + OTHER_SEEDS :]),
+    )
+
+
+def settings_of(folder: Path, count: int | None = None) -> list[Setting]:
+    """Read the settings of a folder, or draw and write ``count`` of them."""
+    path = folder / "settings.json"
+    if not path.exists():
+        if count is None:
+            raise SystemExit(f"{path} does not exist: run benchmarks/reruns.py capture")
+        base = int.from_bytes(os.urandom(8), "big")
+        made = [asdict(s) for s in drawn(base, count)]
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"base": base, "settings": made}, indent=1) + "\n")
+        print(f"drew {count} settings from base {base}: {path}", flush=True)
+    told = json.loads(path.read_text())["settings"]
+    return [
+        Setting(
+            **{**s, "seeds": tuple(s["seeds"]), "data_seeds": tuple(s["data_seeds"])}
+        )
+        for s in told
+    ]
+
+
+def wanted(settings: list[Setting]) -> Iterator[tuple[Setting, str]]:
+    """Captures in order: first runs and reruns to develop with, last final settings."""
+    dev = [s for s in settings if s.name.startswith("dev")]
+    final = [s for s in settings if s.name.startswith("final")]
+    for part in (dev, final):
+        for seeds in (False, True):
+            for setting in part:
+                for name in setting.captures():
+                    if name.startswith("seed") == seeds:
+                        yield setting, name
+
+
+def capture_all(folder: Path, count: int, share: str) -> None:
+    """Capture what a folder lacks, a process each."""
+    todo = [
+        (s, name) for s, name in wanted(settings_of(folder, count)) if share in s.name
+    ]
+    for done, (setting, name) in enumerate(todo, 1):
+        path = folder / f"{setting.name}-{name}.h5"
+        if path.exists():
+            continue
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as partial:
+            part = Path(partial) / path.name
+            told = [sys.executable, __file__, "one", "--folder", str(folder)]
+            subprocess.run(
+                [*told, "--setting", setting.name, "--capture", name, "-o", str(part)],
+                check=True,
+            )
+            part.replace(path)
+        spent = time.perf_counter() - began
+        print(f"{done} of {len(todo)}: {path.name}, {spent:.0f} s", flush=True)
+
+
+def capture(setting: Setting, seed: int, data_seed: int | None, output: Path) -> None:
+    """Train one run and record the iterations of the setting's period."""
+    import torch
+
+    from moetraffic.capture import VirtualRecorder
+    from moetraffic.models.corpus import load
+    from moetraffic.models.virtual_training import VirtualTraining
+    from moetraffic.patterns import (
+        Gating,
+        ModelShape,
+        ParallelLayout,
+        Training,
+        Workload,
+    )
+
+    torch.set_num_threads(1)
+    where = str(Path(torch.__file__).parent / "include" / "torch" / "**" / "*.h")
+    corpus = load(
+        "" if setting.corpus == "python" else where, sequence=setting.sequence
+    )
+    whole = setting.period == "whole"
+    work = Workload(
+        model=ModelShape(
+            layers=setting.layers,
+            hidden=setting.hidden,
+            heads=2,
+            sequence=setting.sequence,
+            moe_every=1,
+            experts=setting.experts,
+        ),
+        gating=Gating(
+            router={"loss-free": "deepseek", "groups": "deepseek"}.get(
+                setting.router, setting.router
+            ),
+            k=setting.k,
+            balance=setting.balance,
+            options=setting.options,
+        ),
+        layout=ParallelLayout(dp=setting.ranks, ep=setting.ep),
+        training=Training(
+            iterations=ITERATIONS if whole else 2 * ITERATIONS,
+            micro_batch=setting.micro_batch,
+            learning_rate=setting.learning_rate,
+            seed=seed,
+            data_seed=data_seed,
+            virtual=True,
+        ),
+    )
+    training = VirtualTraining(work, corpus)
+    first = ITERATIONS if setting.period == "late" else 0
+    for iteration in range(first):
+        training.iterate(iteration)
+    # the trace is complete with the iterations that are recorded
+    recorded = replace(work, training=replace(work.training, iterations=ITERATIONS))
+    with VirtualRecorder(output, workload=recorded) as recorder:
+        for iteration in range(first, first + ITERATIONS):
+            loss = training.iterate(iteration)
+            recorder.step(loss=loss, tokens=training.tokens)
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parts = asked.add_subparsers(dest="part", required=True)
+    every = parts.add_parser("capture", help="Draw settings and capture them.")
+    one = parts.add_parser("one", help="Capture one run of a drawn setting.")
+    for part in (every, one):
+        part.add_argument("--folder", type=Path, default=Path("reruns"))
+    every.add_argument("--settings", type=int, default=12)
+    every.add_argument("--share", choices=("dev", "final", ""), default="")
+    one.add_argument("--setting", required=True)
+    one.add_argument("--capture", required=True)
+    one.add_argument("-o", "--output", type=Path, required=True)
+    told = asked.parse_args()
+    if told.part == "capture":
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            capture_all(told.folder, told.settings, told.share)
+        except KeyboardInterrupt:
+            raise SystemExit("interrupted: run it again to go on") from None
+        return
+    setting = next(s for s in settings_of(told.folder) if s.name == told.setting)
+    capture(setting, *setting.captures()[told.capture], told.output)
+
+
+if __name__ == "__main__":
+    main()
