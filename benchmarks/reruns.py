@@ -69,6 +69,12 @@ class Setting:
     seeds: tuple[int, ...]  # of the run and of the other seeds
     data_seeds: tuple[int, ...]  # of the reruns
 
+    @property
+    def cost(self) -> int:
+        """Small matrix products of a capture, which take most of its time."""
+        iterations = ITERATIONS if self.period != "late" else 2 * ITERATIONS
+        return iterations * self.layers * (self.experts + self.ranks)
+
     def captures(self) -> dict[str, tuple[int, int | None]]:
         """Seed and data seed of each capture, by the end of its name."""
         run, *others = self.seeds
@@ -178,7 +184,11 @@ def settings_of(folder: Path, count: int | None = None) -> list[Setting]:
 
 
 def wanted(settings: list[Setting]) -> Iterator[tuple[Setting, str]]:
-    """Captures in order: first runs and reruns to develop with, last final settings."""
+    """Captures in order: runs and reruns to develop with, other seeds, final settings.
+
+    Of each part the cheap ones come first, so that there are whole sets early.
+    """
+    settings = sorted(settings, key=lambda s: s.cost)
     dev = [s for s in settings if s.name.startswith("dev")]
     final = [s for s in settings if s.name.startswith("final")]
     for part in (dev, final):

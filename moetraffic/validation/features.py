@@ -21,8 +21,9 @@ from moetraffic.analysis.skew.hot_experts import hot_members, retention
 from moetraffic.analysis.skew.kernels import matrix_statistics
 from moetraffic.analysis.skew.measures import means_of_known, normalized_entropy
 from moetraffic.errors import AnalysisError
-from moetraffic.trace import ROUTING, Trace
-from moetraffic.trace.relocation import routed_layers
+from moetraffic.trace import Trace
+
+from .routing_counts import routing_counts
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -107,42 +108,13 @@ def trace_features(
     AnalysisError, TraceError
         If the trace does not hold the routing of all its ranks in common iterations.
     """
-    routed = routed_layers(trace)
-    chosen = sorted({r.layer for r in routed})
-    if layers is not None:
-        unknown = sorted(set(layers) - set(chosen))
-        if unknown:
-            raise AnalysisError(
-                f"layers are among those that route, but {unknown} are none of "
-                f"{chosen} in {trace.name}: choose others"
-            )
-        chosen = sorted(set(layers))
-    routed = [r for r in routed if r.layer in chosen]
-    when = routed[0].iteration
-    for each in routed[1:]:
-        when = np.intersect1d(when, each.iteration)
-    if iterations is not None:
-        when = when[(when >= iterations.start) & (when < iterations.stop)]
-    experts = {r.demand.shape[2] for r in routed}
-    if len(when) < 2 or len(experts) != 1:
-        raise AnalysisError(
-            "layers are compared over two or more common iterations and one number of "
-            f"experts, but {trace.name} has {len(when)} and {sorted(experts)} experts: "
-            "choose other layers or iterations"
-        )
-    world = trace.meta.world
-    counts = np.zeros((len(when), len(chosen), world, experts.pop()), np.int64)
-    for each in routed:
-        keep = np.isin(each.iteration, when)
-        counts[:, chosen.index(each.layer)] += each.demand[keep]
-    router = {s.layer: s.group for s in trace.sites if s.operation == ROUTING}
-    holder = [trace.holder(at, router[at], int(when[0])) for at in chosen]
+    run = routing_counts(trace, layers=layers, iterations=iterations)
     return count_features(
-        counts,
+        run.counts,
         name=trace.name,
-        layers=chosen,
-        holder=np.stack(holder),
-        width=max((len(g.ranks) for g in trace.groups if g.kind == "ep"), default=1),
+        layers=run.layers,
+        holder=run.holder,
+        width=run.width,
         ranks_a_host=ranks_a_host,
     )
 

@@ -1,0 +1,219 @@
+r"""Downstream figures: what users compute from a run, and how far two runs are apart.
+
+All are computed from token counts ``n[t, l, r, e]`` and the placement of experts (T
+iterations, L layers, R ranks, E experts), so that they are defined of captured and of
+synthetic routing alike.  Times are by the port model: ranks of a group exchange through
+a non-blocking switch with one port each of a stated rate, and an all-to-all ends when
+the bottleneck port has sent or received its bytes.
+
+Two runs differ in a figure by :math:`2(x - y)/(|x| + |y|)`; in a forecast skill, which
+may be zero or below, by :math:`x - y`.  A synthetic run is accepted in a figure if it
+differs from its run by at most :data:`SLACK` times the largest difference between two
+reruns, and always if by at most :data:`TOLERATED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.forecast.forecasting import forecast
+from moetraffic.analysis.skew.hot_experts import hot_members, retention
+from moetraffic.analysis.skew.measures import normalized_entropy
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import PHASES, Trace
+
+from .routing_counts import routing_counts
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+FIGURES = {
+    "entropy": "normalized entropy of the load over experts, mean",
+    "max over mean": "busiest expert's load over the mean, mean",
+    "change": "total variation of the load to the iteration before, mean",
+    "p99 link time": "time of the bottleneck port in a call, 99th percentile, s",
+    "p50 completion": "time of all all-to-alls of an iteration, median, s",
+    "p99 completion": "time of all all-to-alls of an iteration, 99th percentile, s",
+    "skill at 1": "skill of the best history-based forecaster 1 iteration ahead",
+    "skill at 10": "skill of the best history-based forecaster 10 iterations ahead",
+    "retention at 10": "share of the hottest quarter of experts hot 10 iterations on",
+}
+"""Downstream figures of a run, with descriptions."""
+
+PORT_BYTES_S = 25e9
+"""Rate of a port: 200 Gb/s.  Differences between runs do not depend on it."""
+
+SLACK = 1.25
+"""Accepted difference over the largest difference between two reruns."""
+TOLERATED = 0.02
+"""Difference that is accepted whatever reruns differ by."""
+
+LAG = 10
+"""Iterations after which hot experts and forecasts are looked at again."""
+
+
+def downstream(
+    run: Trace | npt.NDArray[np.integer],
+    *,
+    holder: Int64 | None = None,
+    width: int | None = None,
+    copy_bytes: int = 1,
+    port_bytes_s: float = PORT_BYTES_S,
+) -> dict[str, float]:
+    """Compute the downstream figures of a run.
+
+    Parameters
+    ----------
+    run
+        Trace with the routing of every rank, or ``[T, L, R, E]`` token copies that a
+        rank routes to an expert.
+    holder
+        ``[L, E]`` which rank of its group holds each expert; None: contiguous.  A trace
+        has its own, as it has ``width`` and ``copy_bytes``.
+    width
+        W, consecutive ranks of an expert-parallel group; None: all R.
+    copy_bytes
+        Bytes of a token copy in each of the four phases.
+    port_bytes_s
+        Bytes per second of a rank's port, in each direction.
+
+    Returns
+    -------
+    dict of str to float
+        By the names in :data:`FIGURES`; NaN where a run is too short.
+
+    Raises
+    ------
+    AnalysisError, TraceError
+        If the routing of all ranks is not known, or the shape is another.
+    """
+    if isinstance(run, Trace):
+        routing = routing_counts(run)
+        run, holder, width = routing.counts, routing.holder, routing.width
+        copy_bytes = routing.copy_bytes
+    n = np.asarray(run)
+    if n.ndim != 4 or len(n) < 2 or 0 in n.shape:
+        raise AnalysisError(
+            f"counts are [T, L, R, E] of two iterations or more, but the shape is "
+            f"{n.shape}: give those"
+        )
+    total = n.sum(axis=2, dtype=np.float64)
+    load = total / np.maximum(total.sum(axis=2, keepdims=True), 1)  # [T, L, E]
+    second = copy_bytes / port_bytes_s
+    calls = bottleneck_copies(n, holder=holder, width=width) * second  # [T, L]
+    iteration = len(PHASES) * calls.sum(axis=1)  # a transposed matrix has its bound
+    skills = _skills(load)
+    return {
+        "entropy": float(np.nanmean(normalized_entropy(load))),
+        "max over mean": float(load.max(axis=2).mean() * load.shape[2]),
+        "change": float(np.abs(np.diff(load, axis=0)).sum(axis=2).mean() / 2),
+        "p99 link time": float(np.percentile(calls, 99)),
+        "p50 completion": float(np.percentile(iteration, 50)),
+        "p99 completion": float(np.percentile(iteration, 99)),
+        "skill at 1": skills[0],
+        "skill at 10": skills[1],
+        "retention at 10": _retention(load),
+    }
+
+
+def bottleneck_copies(
+    counts: npt.NDArray[np.integer],
+    *,
+    holder: Int64 | None = None,
+    width: int | None = None,
+) -> Int64:
+    """Compute the token copies through the bottleneck port of each dispatch.
+
+    Parameters
+    ----------
+    counts, holder, width
+        As of :func:`downstream`.
+
+    Returns
+    -------
+    int64 array ``[T, L]``
+        Largest sum of a row or column, without rank-local copies, of all groups.
+    """
+    total, depth, ranks, experts = counts.shape
+    group = ranks if width is None else width
+    own = np.arange(experts) * group // experts
+    held = np.broadcast_to(own, (depth, experts)) if holder is None else holder
+    onto = (np.asarray(held)[..., None] == np.arange(group)).astype(np.float64)
+    most = np.zeros((total, depth), np.int64)
+    for t in range(total):  # an iteration at a time: matrices are large
+        sent = (counts[t] @ onto).reshape(depth, ranks // group, group, group)
+        sent[..., np.arange(group), np.arange(group)] = 0
+        ports = np.maximum(sent.sum(axis=2), sent.sum(axis=3))
+        most[t] = np.rint(ports.max(axis=(1, 2)))
+    return most
+
+
+def difference(
+    figures: Mapping[str, float], of: Mapping[str, float]
+) -> dict[str, float]:
+    """Compute the signed difference of each figure of a run to that of another.
+
+    Returns
+    -------
+    dict of str to float
+        Positive where ``figures`` has the larger value; NaN where one is unknown.
+    """
+    found = {}
+    for name in FIGURES:
+        apart = figures[name] - of[name]
+        scale = (abs(figures[name]) + abs(of[name])) / 2
+        if name.startswith("skill") or apart == 0:
+            found[name] = apart
+        else:
+            found[name] = apart / scale
+    return found
+
+
+def accepted_difference(reruns: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Compute the largest accepted difference of each figure from those of reruns.
+
+    Parameters
+    ----------
+    reruns
+        Figures of two or more runs of the same initialization, the fitted one too.
+
+    Raises
+    ------
+    AnalysisError
+        If there are fewer than two.
+    """
+    if len(reruns) < 2:
+        raise AnalysisError(
+            "the accepted difference is that of two or more runs of the same "
+            f"initialization, but there are {len(reruns)}: capture reruns with "
+            "--data-seed"
+        )
+    pairs = [difference(a, b) for a, b in combinations(reruns, 2)]
+    return {
+        name: max(TOLERATED, SLACK * float(np.max([abs(pair[name]) for pair in pairs])))
+        for name in FIGURES
+    }
+
+
+def _skills(load: Float64) -> tuple[float, float]:
+    """Compute the skill of one forecaster for all experts at horizons 1 and LAG."""
+    found = forecast(load.reshape(len(load), -1), horizons=(1, LAG), period=0)
+    scores = [horizon.score() for horizon in found.horizons]
+    one, later = (np.nan if s is None else s.skill.value for s in scores)
+    return float(one), float(later)
+
+
+def _retention(load: Float64) -> float:
+    """Compute the mean share of the hottest quarter that is so after LAG iterations."""
+    if len(load) <= LAG:
+        return float("nan")
+    hot, known = max(1, load.shape[2] // 4), np.ones(len(load), bool)
+    kept = [
+        retention(hot_members(load[:, layer], hot), known, np.array([LAG]))[0][0]
+        for layer in range(load.shape[1])
+    ]
+    return float(np.mean(kept))

@@ -1,0 +1,127 @@
+"""Downstream figures: exact cases, invariants, and what two runs may differ by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetraffic.cli import main
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import Trace
+from moetraffic.validation.downstream import (
+    FIGURES,
+    accepted_difference,
+    bottleneck_copies,
+    difference,
+    downstream,
+)
+from moetraffic.validation.routing_counts import routing_counts
+
+RANKS, EXPERTS = 4, 8
+
+
+def drifting(iterations: int, seed: int, *, layers: int = 2) -> np.ndarray:
+    """Counts whose log loads are random walks, 64 tokens of a rank."""
+    rng = np.random.default_rng(seed)
+    steps = rng.normal(0, 0.1, (iterations, layers, 1, EXPERTS))
+    p = np.exp(np.cumsum(steps, axis=0))
+    p = np.repeat(p / p.sum(axis=3, keepdims=True), RANKS, axis=2)
+    return rng.multinomial(64, p)
+
+
+def test_even_counts_have_the_values_of_balance() -> None:
+    counts = np.full((60, 3, RANKS, EXPERTS), 5)
+    found = downstream(counts, copy_bytes=10, port_bytes_s=100.0)
+    assert found.keys() == FIGURES.keys()
+    assert found["entropy"] == pytest.approx(1)
+    assert found["max over mean"] == 1
+    assert found["change"] == 0
+    assert found["retention at 10"] == 1
+    # a rank sends 2 experts' 5 copies to each of 3 others: 30 copies, 3 s
+    assert found["p99 link time"] == pytest.approx(3)
+    assert found["p50 completion"] == pytest.approx(3 * 4 * 3)  # 3 layers, 4 phases
+    assert found["p99 completion"] == pytest.approx(3 * 4 * 3)
+    assert np.isnan(found["skill at 1"])  # there is nothing to forecast
+
+
+def test_the_bottleneck_is_the_fullest_port_of_any_group() -> None:
+    counts = np.zeros((2, 1, 4, 4), np.int64)
+    counts[0, 0, 0] = [100, 100, 7, 0]  # ranks 0 and 1: rank 1 holds experts 2 and 3
+    counts[0, 0, 2] = counts[0, 0, 3] = [4, 0, 0, 0]  # ranks 2, 3: rank-local, and 4
+    assert bottleneck_copies(counts, width=2)[:, 0].tolist() == [7, 0]
+    # all four in one group, an expert each: 100 arrive at rank 1, 107 leave rank 0
+    assert bottleneck_copies(counts)[:, 0].tolist() == [107, 0]
+    held = np.array([[1, 1, 0, 0]])
+    assert bottleneck_copies(counts, width=2, holder=held)[:, 0].tolist() == [200, 0]
+
+
+def test_the_numbers_of_experts_do_not_matter() -> None:
+    counts = drifting(80, 0)
+    order = np.random.default_rng(1).permutation(EXPERTS)
+    holder = np.broadcast_to(np.arange(EXPERTS) * RANKS // EXPERTS, (2, EXPERTS))
+    first = downstream(counts)
+    renamed = downstream(counts[..., order], holder=holder[:, order])
+    # of experts with equal counts the first are the hot ones
+    kept = [found.pop("retention at 10") for found in (first, renamed)]
+    assert kept[0] == pytest.approx(kept[1], abs=0.02)
+    assert renamed == pytest.approx(first)
+
+
+def test_a_random_walk_is_forecast_and_independent_iterations_are_not() -> None:
+    walk = downstream(drifting(400, 3))
+    assert walk["skill at 1"] > walk["skill at 10"] > 0.3
+    shuffled = downstream(np.random.default_rng(4).permutation(drifting(400, 3)))
+    assert abs(shuffled["skill at 1"]) < 0.05
+    assert shuffled["change"] > 2 * walk["change"]
+    for name in ("entropy", "max over mean", "p99 link time", "p99 completion"):
+        assert shuffled[name] == pytest.approx(walk[name])  # of single iterations
+
+
+def test_a_trace_has_the_figures_of_its_counts(tmp_path: Path) -> None:
+    path = tmp_path / "run.h5"
+    asked = ["--virtual", "--ep", "2", "--dp", "4", "--nproc", "4", "--experts", "8"]
+    small = ["--layers", "2", "--hidden", "16", "--heads", "1", "--sequence", "16"]
+    assert main(["capture", *asked, *small, "--iterations", "4", "-o", str(path)]) == 0
+    with Trace.open(path) as trace:
+        run = routing_counts(trace)
+        assert (run.width, run.copy_bytes) == (2, 16 * 4)
+        wire = trace.wire(trace.find(operation="all_to_all", phase="dispatch"))
+        found = downstream(trace)
+        assert found == pytest.approx(
+            downstream(run.counts, holder=run.holder, width=2, copy_bytes=64),
+            nan_ok=True,
+        )
+    # of each iteration the larger of two groups
+    wire[:, np.arange(2), np.arange(2)] = 0
+    ports = np.maximum(wire.sum(axis=1), wire.sum(axis=2)).max(axis=1)
+    slowest = ports.reshape(4, -1).max(axis=1) / 25e9
+    assert found["p99 link time"] == pytest.approx(np.percentile(slowest, 99))
+    assert np.isnan(found["skill at 10"])  # 4 iterations are too few
+
+
+def test_differences_are_signed_relative_and_of_skill_absolute() -> None:
+    of = dict.fromkeys(FIGURES, 1.0)
+    more = {**of, "change": 3.0, "skill at 1": 0.75}
+    apart = difference(more, of)
+    assert apart["change"] == 1.0  # 2 above, of a mean of 2
+    assert apart["skill at 1"] == -0.25
+    assert apart["entropy"] == 0
+    back = difference(of, more)
+    assert all(back[name] == -value for name, value in apart.items())
+
+
+def test_the_accepted_difference_is_that_of_reruns_with_slack() -> None:
+    runs = [dict.fromkeys(FIGURES, 1.0) | {"change": c} for c in (1.0, 1.1, 1.2)]
+    accepted = accepted_difference(runs)
+    assert accepted["change"] == pytest.approx(1.25 * 0.2 / 1.1)
+    assert accepted["entropy"] == 0.02
+    with pytest.raises(AnalysisError, match="two or more runs"):
+        accepted_difference(runs[:1])
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 3, 4), (5, 3, 4), (5, 0, 3, 4)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(AnalysisError, match="two iterations or more"):
+        downstream(np.ones(shape, np.int64))
