@@ -33,6 +33,8 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
+
 ITERATIONS = 300
 """Recorded iterations of a capture."""
 TOKENS = 2_048
@@ -221,28 +223,10 @@ def capture_all(folder: Path, count: int, share: str) -> None:
         print(f"{done} of {len(todo)}: {path.name}, {spent:.0f} s", flush=True)
 
 
-def capture(setting: Setting, seed: int, data_seed: int | None, output: Path) -> None:
-    """Train one run and record the iterations of the setting's period."""
-    import torch
-
-    from moetraffic.capture import VirtualRecorder
-    from moetraffic.models.corpus import load
-    from moetraffic.models.virtual_training import VirtualTraining
-    from moetraffic.patterns import (
-        Gating,
-        ModelShape,
-        ParallelLayout,
-        Training,
-        Workload,
-    )
-
-    torch.set_num_threads(1)
-    where = str(Path(torch.__file__).parent / "include" / "torch" / "**" / "*.h")
-    corpus = load(
-        "" if setting.corpus == "python" else where, sequence=setting.sequence
-    )
-    whole = setting.period == "whole"
-    work = Workload(
+def workload(setting: Setting, seed: int, data_seed: int | None) -> Workload:
+    """Describe a training of a setting."""
+    own = {"loss-free": "deepseek", "groups": "deepseek"}
+    return Workload(
         model=ModelShape(
             layers=setting.layers,
             hidden=setting.hidden,
@@ -252,16 +236,14 @@ def capture(setting: Setting, seed: int, data_seed: int | None, output: Path) ->
             experts=setting.experts,
         ),
         gating=Gating(
-            router={"loss-free": "deepseek", "groups": "deepseek"}.get(
-                setting.router, setting.router
-            ),
+            router=own.get(setting.router, setting.router),
             k=setting.k,
             balance=setting.balance,
             options=setting.options,
         ),
         layout=ParallelLayout(dp=setting.ranks, ep=setting.ep),
         training=Training(
-            iterations=ITERATIONS if whole else 2 * ITERATIONS,
+            iterations=ITERATIONS if setting.period == "whole" else 2 * ITERATIONS,
             micro_batch=setting.micro_batch,
             learning_rate=setting.learning_rate,
             seed=seed,
@@ -269,6 +251,22 @@ def capture(setting: Setting, seed: int, data_seed: int | None, output: Path) ->
             virtual=True,
         ),
     )
+
+
+def capture(setting: Setting, seed: int, data_seed: int | None, output: Path) -> None:
+    """Train one run and record the iterations of the setting's period."""
+    import torch
+
+    from moetraffic.capture import VirtualRecorder
+    from moetraffic.models.corpus import load
+    from moetraffic.models.virtual_training import VirtualTraining
+
+    torch.set_num_threads(1)
+    where = str(Path(torch.__file__).parent / "include" / "torch" / "**" / "*.h")
+    corpus = load(
+        "" if setting.corpus == "python" else where, sequence=setting.sequence
+    )
+    work = workload(setting, seed, data_seed)
     training = VirtualTraining(work, corpus)
     first = ITERATIONS if setting.period == "late" else 0
     for iteration in range(first):

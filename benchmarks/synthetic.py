@@ -1,0 +1,476 @@
+"""Judge traffic generators at settings that they were not made with, against reruns.
+
+The captures are those of ``benchmarks/reruns.py``::
+
+    python benchmarks/synthetic.py judge --folder reruns --share dev \
+        --generator parametric walk bootstrap iid --json dev.json
+
+A generator is fitted to each of several runs of one initialization, and sampled.
+Judged are
+
+- *downstream figures* (``moetraffic.validation.downstream``): the mean absolute
+  difference of a sample to its run, against the largest difference between two of the
+  runs, times 1.25, or 2%; ``rerun`` is a rerun in place of the sample, judged by the
+  other runs;
+- *AUC* of two classifiers on features of windows of 10 iterations, trained on the
+  samples and runs of all fits but one and tested on that one; of two runs against two
+  others it is .5 by symmetry, and its spread is given;
+- *course*: correlation of the smoothed load of two samples with other seeds, and of two
+  reruns;
+- *copies*: distance of a sample's windows to the nearest window of its run, over that
+  of the reruns' windows, and the share of its rows that equal a captured row.
+
+Final settings are for the last judgment alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import uniform_filter1d
+from scipy.spatial.distance import cdist
+from scipy.stats import t as student
+
+from moetraffic.generate import TrafficModel
+from moetraffic.generate.baselines import BASELINES, Baseline, Draw
+from moetraffic.generate.generator import Generator
+from moetraffic.generate.scenario import Scenario
+from moetraffic.trace import Trace
+from moetraffic.validation.classifier import windows
+from moetraffic.validation.downstream import (
+    FIGURES,
+    accepted_difference,
+    difference,
+    downstream,
+)
+from moetraffic.validation.features import count_features
+from moetraffic.validation.routing_counts import RoutingCounts, routing_counts
+
+Counts = npt.NDArray[np.integer]
+Float64 = npt.NDArray[np.float64]
+
+WINDOW = 10
+"""Iterations of a window that is looked for in a run."""
+SMOOTHED = 25
+"""Iterations of the moving average of the load."""
+
+
+class Walk(Baseline):
+    """Analog walk: blocks of the run that begin like the one before has ended.
+
+    The next block of 8 iterations follows one of the 5 iterations nearest to the last
+    one in the square roots of the shares of all layers, among those at most 30 away in
+    time; rows are those captured.
+    """
+
+    def _draw(
+        self, scenario: Scenario, iterations: int, rng: np.random.Generator
+    ) -> Draw:
+        roots = np.sqrt(self.load).reshape(len(self.load), -1)
+        total, at, order = len(roots), 0, [0]
+        while len(order) < iterations:
+            now = round(len(order) / iterations * total)  # nearby in time
+            near = np.arange(max(0, now - 30), min(total - 1, now + 30))
+            far = ((roots[near] - roots[at]) ** 2).sum(axis=1)
+            begin = int(rng.choice(near[np.argsort(far)[:5]]))
+            order += range(begin + 1, min(begin + 9, total))
+            at = order[-1]
+        return lambda step, _: self.counts[order[step]]
+
+
+def generators() -> dict[str, Callable[[Trace], Generator]]:
+    """Return what fits each generator to a trace."""
+    found: dict[str, Callable[[Trace], Generator]] = {
+        "parametric": TrafficModel.fit,
+        "walk": Walk.fit,
+        **{name: kind.fit for name, kind in BASELINES.items()},
+    }
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgment:
+    """What is found of a generator at a setting; ranges are over fits or pairs."""
+
+    setting: str
+    generator: str
+    differences: dict[str, float]  # mean absolute difference of samples to their runs
+    signed: dict[str, float]  # mean difference
+    accepted: dict[str, float]
+    auc: dict[str, list[float]]  # by classifier, of each held-out fit
+    course: float  # correlation of the smoothed load of two samples
+    nearest: float  # distance to the nearest window of the run, over that of reruns
+    equal_rows: float  # share of the rows that equal a row of the run at any time
+    fit_s: float  # of a fit and a sample
+
+    @property
+    def failed(self) -> list[str]:
+        """Figures whose difference is not accepted, the worst first."""
+        over = {n: self.differences[n] / self.accepted[n] for n in self.accepted}
+        bad = [n for n, x in over.items() if not x <= 1]
+        return sorted(bad, key=lambda n: -over[n])
+
+
+def judge_setting(
+    setting: str, paths: Sequence[Path], names: Sequence[str], fits: int
+) -> list[Judgment]:
+    """Judge generators at one setting; the first rows are the reruns themselves."""
+    real = []
+    for path in paths:
+        with Trace.open(path) as trace:
+            real.append(routing_counts(trace))
+    figures = [_figures(run, run.counts) for run in real]
+    features = [_windows(run, run.counts) for run in real]
+    accepted = accepted_difference(figures)
+    courses = [_course(run.counts) for run in real]
+    apart = [_nearest(a.counts, b.counts) for a, b in permutations(real, 2)]
+    judged = [_reruns(setting, figures, features, courses, real)]
+    _report(judged[-1])
+    for name in names:
+        began = time.process_time()
+        samples, others = [], []
+        for number, path in enumerate(paths[:fits]):
+            with Trace.open(path) as trace:
+                fitted = generators()[name](trace)
+            length = len(real[number].counts)
+            samples.append(_sampled(fitted, length, 2 * number))
+            if not number:
+                others.append(_sampled(fitted, length, 1))
+        spent = (time.process_time() - began) / len(samples)
+        runs = real[: len(samples)]
+        differences = [
+            difference(_figures(run, made), of)
+            for run, made, of in zip(runs, samples, figures, strict=False)
+        ]
+        made_features = [
+            _windows(run, made) for run, made in zip(runs, samples, strict=True)
+        ]
+        nearest = [
+            _nearest(made, run.counts) for run, made in zip(runs, samples, strict=True)
+        ]
+        judged.append(
+            Judgment(
+                setting=setting,
+                generator=name,
+                differences=_over(differences, lambda x: np.mean(np.abs(x))),
+                signed=_over(differences, np.mean),
+                accepted=accepted,
+                auc={
+                    kind: [
+                        _auc(kind, made_features, features[: len(samples)], held)
+                        for held in range(len(samples))
+                    ]
+                    for kind in CLASSIFIERS
+                },
+                course=_correlation(_course(samples[0]), _course(others[0])),
+                nearest=float(np.mean(nearest) / np.mean(apart)),
+                equal_rows=float(
+                    np.mean(
+                        [
+                            _equal_rows(made, run.counts)
+                            for run, made in zip(runs, samples, strict=True)
+                        ]
+                    )
+                ),
+                fit_s=spent,
+            )
+        )
+        _report(judged[-1])
+    return judged
+
+
+def _reruns(
+    setting: str,
+    figures: Sequence[Mapping[str, float]],
+    features: Sequence[Float64],
+    courses: Sequence[Float64],
+    real: Sequence[RoutingCounts],
+) -> Judgment:
+    """Judge reruns in place of samples: each by what the other runs accept."""
+    pairs = [difference(a, b) for a, b in permutations(figures, 2)]
+    limits = [
+        accepted_difference([f for f in figures if f is not one]) for one in figures
+    ]
+    auc: dict[str, list[float]] = {kind: [] for kind in CLASSIFIERS}
+    for kind in CLASSIFIERS:
+        # trained on two runs, tested on two others, which are labeled either way
+        for a, b, c, d in permutations(range(len(features)), 4):
+            if a < b and c < d:
+                made = [features[a], features[c]]
+                found = _auc(kind, made, [features[b], features[d]], 1)
+                auc[kind] += [found, 1 - found]
+    equal = [_equal_rows(a.counts, b.counts) for a, b in permutations(real, 2)]
+    return Judgment(
+        setting=setting,
+        generator="rerun",
+        differences=_over(pairs, lambda x: np.mean(np.abs(x))),
+        signed=_over(pairs, np.mean),
+        accepted=_over(limits, np.mean),
+        auc=auc,
+        course=float(
+            np.mean([_correlation(a, b) for a, b in combinations(courses, 2)])
+        ),
+        nearest=1.0,
+        equal_rows=float(np.mean(equal)),
+        fit_s=0.0,
+    )
+
+
+def _over(
+    each: Sequence[Mapping[str, float]], of: Callable[[list[float]], Any]
+) -> dict[str, float]:
+    return {name: float(of([one[name] for one in each])) for name in FIGURES}
+
+
+def _sampled(fitted: Generator, iterations: int, seed: int) -> Counts:
+    """Sample counts ``[T, L, R, E]`` of a fitted generator."""
+    demand = fitted.sample(iterations=iterations, seed=seed)
+    return np.concatenate([block for _, block in demand.blocks()])
+
+
+def _figures(run: RoutingCounts, counts: Counts) -> dict[str, float]:
+    return downstream(
+        counts, holder=run.holder, width=run.width, copy_bytes=run.copy_bytes
+    )
+
+
+def _windows(run: RoutingCounts, counts: Counts) -> Float64:
+    found = windows(count_features(counts, holder=run.holder, width=run.width))
+    return np.nan_to_num(found)
+
+
+# ---- classifiers -----------------------------------------------------------------
+
+
+def _boosting() -> Any:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    return HistGradientBoostingClassifier(random_state=0)
+
+
+def _logistic() -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+
+
+CLASSIFIERS: dict[str, Callable[[], Any]] = {
+    "boosting": _boosting,
+    "logistic": _logistic,
+}
+"""With the defaults of scikit-learn."""
+
+
+def _auc(
+    kind: str, made: Sequence[Float64], real: Sequence[Float64], held: int
+) -> float:
+    """Train on all pairs of runs but one, and compute the AUC on that one."""
+    from sklearn.metrics import roc_auc_score
+
+    train = [(x, y) for runs, y in ((made, 1), (real, 0)) for x in _but(runs, held)]
+    fitted = CLASSIFIERS[kind]().fit(
+        np.concatenate([x for x, _ in train]),
+        np.concatenate([np.full(len(x), y) for x, y in train]),
+    )
+    tested = np.concatenate([made[held], real[held]])
+    label = np.repeat([1, 0], [len(made[held]), len(real[held])])
+    return float(roc_auc_score(label, fitted.predict_proba(tested)[:, 1]))
+
+
+def _but(runs: Sequence[Float64], held: int) -> list[Float64]:
+    return [run for at, run in enumerate(runs) if at != held]
+
+
+# ---- course and copies -----------------------------------------------------------
+
+
+def _load(counts: Counts) -> Float64:
+    """Compute shares of experts ``[T, L, E]``."""
+    total = counts.sum(axis=2, dtype=np.float64)
+    return np.asarray(total / np.maximum(total.sum(axis=2, keepdims=True), 1))
+
+
+def _course(counts: Counts) -> Float64:
+    """Compute the smoothed load above that of a balanced router, ``[T, L, E]``."""
+    smooth = uniform_filter1d(_load(counts), SMOOTHED, axis=0, mode="nearest")
+    return np.asarray(smooth - 1 / counts.shape[3])
+
+
+def _correlation(a: Float64, b: Float64) -> float:
+    whole = np.sqrt((a**2).sum() * (b**2).sum())
+    return float((a * b).sum() / whole) if whole > 0 else float("nan")
+
+
+def _nearest(counts: Counts, of: Counts) -> float:
+    """Compute the mean distance of windows to the nearest window of another run."""
+    first, second = (
+        np.sqrt(_load(each)).reshape(len(each), -1) for each in (counts, of)
+    )
+    squared = cdist(first, second, "sqeuclidean")
+    length = min(len(squared) - WINDOW + 1, squared.shape[1] - WINDOW + 1)
+    summed = sum(squared[h : h + length, h : h + length] for h in range(WINDOW))
+    return float(np.sqrt(np.asarray(summed)).min(axis=1).mean())
+
+
+def _equal_rows(counts: Counts, of: Counts) -> float:
+    """Compute the share of ranks' rows, of all layers, that the other run has too."""
+    one, other = (
+        {row.tobytes() for row in each.swapaxes(1, 2).reshape(-1, *each.shape[1::2])}
+        for each in (counts.astype(np.int32), of.astype(np.int32))
+    )
+    return len(one & other) / len(one)
+
+
+# ---- results ---------------------------------------------------------------------
+
+
+def _report(found: Judgment) -> None:
+    """Print a judgment in two lines."""
+    auc = ", ".join(
+        f"{kind} {np.mean(x):.2f} ({min(x):.2f} to {max(x):.2f})"
+        for kind, x in found.auc.items()
+    )
+    failed = len(found.failed)
+    print(
+        f"{found.setting} {found.generator}: {len(FIGURES) - failed} of "
+        f"{len(FIGURES)} figures accepted; AUC {auc}; course {found.course:.2f}; "
+        f"nearest window {found.nearest:.2f}; equal rows {found.equal_rows:.1%}; "
+        f"{found.fit_s:.0f} s\n    "
+        + "; ".join(
+            f"{name} {found.signed[name]:+.1%} (|.| {found.differences[name]:.1%}, "
+            f"accepted {found.accepted[name]:.1%})"
+            + ("!" if name in found.failed else "")
+            for name in FIGURES
+        ),
+        flush=True,
+    )
+
+
+def tables(judged: Sequence[Judgment]) -> str:
+    """Write the tables in Markdown: downstream figures first, then the classifiers."""
+    names = list(dict.fromkeys(j.generator for j in judged))
+    of = {name: [j for j in judged if j.generator == name] for name in names}
+    lines = [
+        f"| difference to its run, median of {len(of[names[0]])} settings (worst) | "
+        + " | ".join([*names, "accepted, median"])
+        + " |",
+        "|---" * (len(names) + 2) + "|",
+    ]
+    for figure in FIGURES:
+        cells = []
+        for name in names:
+            each = {j.setting: j.differences[figure] for j in of[name]}
+            worst = max(each, key=lambda s: np.nan_to_num(each[s], nan=-1))
+            cells.append(
+                f"{np.nanmedian(list(each.values())):.1%} ({each[worst]:.1%} {worst})"
+            )
+        accepted = np.nanmedian([j.accepted[figure] for j in of[names[-1]]])
+        lines.append(f"| {figure} | " + " | ".join([*cells, f"{accepted:.1%}"]) + " |")
+    passed = [
+        f"{sum(len(FIGURES) - len(j.failed) for j in of[name])} of "
+        f"{len(FIGURES) * len(of[name])}"
+        for name in names
+    ]
+    lines.append("| figures accepted | " + " | ".join([*passed, ""]) + " |")
+    whole = [f"{sum(not j.failed for j in of[n])} of {len(of[n])}" for n in names]
+    lines.append("| settings with all accepted | " + " | ".join([*whole, ""]) + " |")
+    for kind in CLASSIFIERS:
+        cells = []
+        for name in names:
+            means = [float(np.mean(j.auc[kind])) for j in of[name]]
+            most = int(np.argmax(means))
+            cells.append(f"{_mean(means)} ({means[most]:.2f} {of[name][most].setting})")
+        lines.append(f"| AUC, {kind}: mean | " + " | ".join([*cells, ""]) + " |")
+    for label, value in (
+        ("correlation of two samples' smoothed load", "course"),
+        ("distance to the nearest window, over reruns'", "nearest"),
+        ("rows equal to a captured one", "equal_rows"),
+    ):
+        each_of = [[getattr(j, value) for j in of[name]] for name in names]
+        cells = [f"{np.median(x):.2f} ({min(x):.2f} to {max(x):.2f})" for x in each_of]
+        lines.append(f"| {label} | " + " | ".join([*cells, ""]) + " |")
+    return "\n".join(lines)
+
+
+def _mean(values: Sequence[float]) -> str:
+    """Format a mean with its 95% interval over settings."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return f"{mean:.2f}"
+    spread = float(np.std(values, ddof=1) / np.sqrt(len(values)))
+    reach = float(student.ppf(0.975, len(values) - 1)) * spread
+    return f"{mean:.2f} ± {reach:.2f}"
+
+
+BEGIN, END = "<!-- judged: begin -->", "<!-- judged: end -->"
+
+
+def write(page: Path, text: str) -> None:
+    """Replace what stands between two marks of a page."""
+    whole = page.read_text()
+    found = re.compile(f"{BEGIN}.*{END}", re.S)
+    if not found.search(whole):
+        raise SystemExit(f"{page} has no lines {BEGIN} and {END}: add them")
+    page.write_text(found.sub(lambda _: f"{BEGIN}\n{text}\n{END}", whole))
+
+
+def sets(folder: Path, share: str) -> dict[str, list[Path]]:
+    """Find the settings of which the run and three reruns are captured."""
+    found = {}
+    for run in sorted(folder.glob(f"{share}*-run.h5")):
+        setting = run.name.removesuffix("-run.h5")
+        reruns = sorted(folder.glob(f"{setting}-rerun*.h5"))
+        if len(reruns) >= 3:
+            found[setting] = [run, *reruns[:3]]
+    return found
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parts = asked.add_subparsers(dest="part", required=True)
+    one = parts.add_parser("judge", help="Fit, sample and compare with reruns.")
+    one.add_argument("--folder", type=Path, default=Path("reruns"))
+    one.add_argument("--share", choices=("dev", "final"), default="dev")
+    one.add_argument("--settings", nargs="+", help="Some settings, such as dev00.")
+    one.add_argument("--generator", nargs="+", default=["walk", "bootstrap", "iid"])
+    one.add_argument("--fits", type=int, default=3, help="Runs fitted a setting.")
+    one.add_argument("--json", type=Path)
+    one.add_argument("--write", type=Path, help="Page to write the tables into.")
+    told = asked.parse_args()
+    unknown = set(told.generator) - set(generators())
+    if unknown:
+        raise SystemExit(f"generators are {', '.join(generators())}, not {unknown}")
+    found = sets(told.folder, told.share)
+    chosen = told.settings or list(found)
+    judged: list[Judgment] = []
+    for setting in chosen:
+        if setting not in found:
+            raise SystemExit(f"{setting} has no run with three reruns in {told.folder}")
+        judged += judge_setting(setting, found[setting], told.generator, told.fits)
+        if told.json is not None:
+            told.json.write_text(
+                json.dumps([asdict(j) for j in judged], indent=1) + "\n"
+            )
+    if not judged:
+        sys.exit(f"no setting has a run and three reruns in {told.folder} yet")
+    text = tables(judged)
+    print(text)
+    if told.write is not None:
+        write(told.write, text)
+
+
+if __name__ == "__main__":
+    main()

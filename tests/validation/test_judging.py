@@ -1,0 +1,87 @@
+"""The programs that capture reruns and judge generators by them: what they compute."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import reruns
+import synthetic
+
+
+def test_drawn_settings_are_trainings_and_halves_are_balanced() -> None:
+    for base in range(40):
+        settings = reruns.drawn(base, 12)
+        assert len({s.name for s in settings}) == 12
+        for share in ("dev", "final"):
+            half = [s for s in settings if s.name.startswith(share)]
+            assert len(half) == 6
+            assert {s.router for s in half} == set(reruns.ROUTERS)
+            assert set(Counter(s.period for s in half).values()) == {2}
+            assert set(Counter(s.corpus for s in half).values()) == {3}
+        for s in settings:
+            work = reruns.workload(s, *s.captures()["run"])  # refuses what cannot be
+            assert s.ranks * s.sequence * s.micro_batch <= reruns.TOKENS
+            assert 2 * work.gating.k < s.experts
+            assert s.experts % s.ep == s.ranks % s.ep == 0
+
+
+def test_reruns_share_the_seed_and_others_do_not() -> None:
+    (setting,) = reruns.drawn(1, 1)
+    captures = setting.captures()
+    assert len(captures) == 7
+    seed, data = captures["run"]
+    assert data is None
+    assert {captures[f"rerun{n}"][0] for n in (1, 2, 3)} == {seed}
+    assert len({captures[f"rerun{n}"][1] for n in (1, 2, 3)}) == 3
+    assert len({captures[f"seed{n}"] for n in (1, 2, 3)} | {(seed, None)}) == 4
+
+
+def test_all_dev_reruns_come_before_other_seeds_and_final_settings() -> None:
+    order = [
+        (s.name[:3], name[:4] == "seed")
+        for s, name in reruns.wanted(reruns.drawn(2, 12))
+    ]
+    assert order == sorted(
+        order, key=[("dev", 0), ("dev", 1), ("fin", 0), ("fin", 1)].index
+    )
+    assert len(order) == 84
+
+
+def counts(seed: int, shape: tuple[int, ...] = (60, 2, 4, 6)) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet(np.ones(shape[3]), shape[:2])[:, :, None].repeat(shape[2], axis=2)
+    return rng.multinomial(64, p)
+
+
+def test_a_copy_has_no_distance_and_only_equal_rows() -> None:
+    run, other = counts(0), counts(1)
+    assert synthetic._nearest(run, run) == 0
+    assert synthetic._nearest(run, other) > 1
+    assert synthetic._equal_rows(run, run) == 1
+    assert synthetic._equal_rows(run, other) < 0.01
+    assert synthetic._equal_rows(run[:30], run) == 1  # at any time
+
+
+def test_the_course_of_a_run_correlates_with_itself_alone() -> None:
+    run, other = (synthetic._course(counts(seed)) for seed in (0, 1))
+    assert synthetic._correlation(run, run) == pytest.approx(1)
+    assert abs(synthetic._correlation(run, other)) < 0.5
+
+
+@pytest.mark.parametrize(
+    "kind", ["logistic", pytest.param("boosting", marks=pytest.mark.slow)]
+)
+def test_classifiers_find_a_shift_and_nothing_else(kind: str) -> None:
+    rng = np.random.default_rng(5)
+    same = [rng.normal(size=(120, 4)) for _ in range(6)]
+    moved = [x + 3 for x in same[:3]]
+    assert synthetic._auc(kind, moved, same[3:], 2) > 0.95
+    found = [synthetic._auc(kind, same[:3], same[3:], held) for held in range(3)]
+    assert abs(np.mean(found) - 0.5) < 0.1
