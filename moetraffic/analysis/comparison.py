@@ -164,9 +164,14 @@ def compare(
     )
     found: list[Distance] = []
     done = count(1)
+
+    def report(note: str) -> None:
+        if tick is not None:
+            tick(next(done), note)
+
     for one, other in pairs:
         of_a, of_b = (
-            observed(source, in_threads(trace, threads), done=done, tick=tick)
+            observed(source, in_threads(trace, threads), report=report)
             for trace, source in ((a, one), (b, other))
         )
         found += _of_exchange(one.layer, of_a, of_b, notes, seed)

@@ -3,19 +3,24 @@
 There are two stages.  *Observation* reads the file once, window by window, and keeps
 one row per iteration (:mod:`.observation`).  *Conclusion* computes statistics of the
 whole run from the rows (:mod:`.conclusion`).
+
+Exchanges are independent of each other, and so is the rhythm of the run: two of them
+are computed at a time, in threads.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.convergence.convergence import Convergence
@@ -62,6 +67,9 @@ RUN_STAGES = ("rhythm", "within", "occupation")
 
 CONSECUTIVE = ("forecasts", "limits", "rhythm")
 """Parts that need consecutive iterations."""
+
+AT_ONCE = 2
+"""Maximum number of exchanges computed at a time, to bound memory."""
 
 MOST_TIMES = 1 << 24
 """Maximum number of calls times ranks of a time breakdown, to bound memory."""
@@ -209,22 +217,29 @@ def analyze(
     light = mapper is None and set(parts) <= set(SUMMARY_PARTS)
     if light:
         every = [replace(s, sent=s.sent[:0]) if len(s.routed) else s for s in every]
-    mapper = mapper or in_threads(trace, threads, cells=followed, loads_only=light)
-    exchanges: list[ExchangeAnalysis] = []
-    loads: list[Loads] = []
-    done = count(1)
+    workers = 1 if mapper else max(1, min(threads, AT_ONCE, len(every)))
+    mapper = mapper or in_threads(
+        trace, threads // workers, cells=followed, loads_only=light
+    )
+    progress = _Progress(tick)
 
     def begin(part: str, where: str = "") -> None:
-        named = [where] * bool(where) + [part] * (part in parts)
-        if tick is not None:
-            tick(next(done), ", ".join(named))
+        progress.report(", ".join([where] * bool(where) + [part] * (part in parts)))
 
-    for source in every:
-        rows = observed(source, mapper, done=done, tick=tick)
+    def exchange(source: Source) -> tuple[ExchangeAnalysis, Loads, list[str]]:
+        """Compute all parts of an exchange, its loads and its notes."""
+        remarks: list[str] = []
+        rows = observed(source, mapper, report=progress.report)
         rows |= stated_tokens(trace, source)
         begin("forecasts", source.where)
         subjects = conclude(
-            source, rows, trace.meta, notes, parts=parts, horizons=horizons, leads=when
+            source,
+            rows,
+            trace.meta,
+            remarks,
+            parts=parts,
+            horizons=horizons,
+            leads=when,
         )
         convergence = packets = statistics = experts = None
         begin("convergence", source.where)
@@ -232,7 +247,7 @@ def analyze(
             convergence = converged(source, rows, trace.meta)
         begin("complexity", source.where)
         if "complexity" in parts:
-            packets = packet_complexity(trace, source, notes)
+            packets = packet_complexity(trace, source, remarks)
         claims: tuple[Claim, ...] = ()
         begin("claims", source.where)
         if "claims" in parts:
@@ -242,44 +257,75 @@ def analyze(
             statistics = network(source, rows, tokens=tokens, k=trace.meta.k)
             tokens = tokens_of(source, rows, trace.meta, [])
             experts = expert_statistics(source, rows, trace.meta, tokens=tokens)
-        exchanges.append(
-            ExchangeAnalysis(
-                layer=source.layer,
-                group=source.group,
-                phase=source.phase,
-                ranks=source.ranks,
-                iterations=source.iterations,
-                left_out=source.left_out,
-                subjects=subjects,
-                convergence=convergence,
-                complexity=packets,
-                network=statistics,
-                experts=experts,
-                claims=claims,
-                peaks=load_peaks(rows) if "claims" in parts else None,
-            )
+        found = ExchangeAnalysis(
+            layer=source.layer,
+            group=source.group,
+            phase=source.phase,
+            ranks=source.ranks,
+            iterations=source.iterations,
+            left_out=source.left_out,
+            subjects=subjects,
+            convergence=convergence,
+            complexity=packets,
+            network=statistics,
+            experts=experts,
+            claims=claims,
+            peaks=load_peaks(rows) if "claims" in parts else None,
         )
-        loads.append((source, rows.get("demand.load", rows.get("wire.received"))))
-    found = OnOffStatistics(about="", found=(), notes=())
-    begin("rhythm")
-    if "rhythm" in parts:
-        found = beats(trace, by=rhythm_by, layers=layers, iterations=iterations)
+        load = rows.get("demand.load", rows.get("wire.received"))
+        return found, (source, load), remarks
+
+    def bursts() -> OnOffStatistics:
+        begin("rhythm")
+        found = OnOffStatistics(about="", found=(), notes=())
+        if "rhythm" in parts:
+            found = beats(trace, by=rhythm_by, layers=layers, iterations=iterations)
+        if "claims" in parts:
+            claims = rank_claims(trace, layers=layers, iterations=iterations)
+            found = replace(found, claims=claims)
+        return found
+
+    # the threads of a linear algebra library would wait for each other's cores
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+        try:
+            each = [pool.submit(exchange, source) for source in every]
+            rhythm = pool.submit(bursts)
+            done = [future.result() for future in each]
+            found = rhythm.result()
+        except BaseException:
+            progress.stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        notes += [note for *_, remarks in done for note in remarks]
         notes += found.notes
-    if "claims" in parts:
-        bursts = rank_claims(trace, layers=layers, iterations=iterations)
-        found = replace(found, claims=bursts)
-    begin("within")
-    sights = _within(loads, when) if "within" in parts else ()
+        begin("within")
+        loads = [load for _, load, _ in done]
+        sights = _within(loads, when) if "within" in parts else ()
     begin("occupation")
     spent = _occupation(trace, iterations, notes) if "occupation" in parts else None
     return Analysis(
-        exchanges=tuple(exchanges),
+        exchanges=tuple(one for one, *_ in done),
         beats=found,
         leads=when,
         sights=sights,
         occupation=spent,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+class _Progress:
+    """Progress that several threads report."""
+
+    def __init__(self, tick: Tick | None) -> None:
+        self.stopped = False  # set to end the threads at their next report
+        self._tick, self._done, self._lock = tick, count(1), Lock()
+
+    def report(self, note: str) -> None:
+        with self._lock:
+            if self.stopped:
+                raise CancelledError
+            if self._tick is not None:
+                self._tick(next(self._done), note)
 
 
 def consecutive_parts(
@@ -356,11 +402,7 @@ def effort(
 
 
 def observed(
-    source: Source,
-    mapper: Mapper,
-    *,
-    done: Iterator[int] | None = None,
-    tick: Tick | None = None,
+    source: Source, mapper: Mapper, *, report: Callable[[str], None] | None = None
 ) -> Rows:
     """Compute the rows of all iterations of an exchange.
 
@@ -370,22 +412,19 @@ def observed(
         The exchange.
     mapper
         Function that computes the rows of windows, such as from :func:`in_threads`.
-    done
-        Numbers of windows read, for ``tick``; None: from 1 on.
-    tick
-        Progress callback: number of windows read so far, and the exchange.
+    report
+        Progress callback: the exchange, after each window.
 
     Returns
     -------
     Rows
         As from :func:`.observation.observe`.
     """
-    number = done or count(1)
     parts: list[Rows] = []
     for part in mapper(source, windows(source)):
         parts.append(part)
-        if tick is not None:
-            tick(next(number), source.where)
+        if report is not None:
+            report(source.where)
     return joined(parts)
 
 

@@ -3,10 +3,11 @@ r"""Autoregression: least-squares AR(p) fits of thousands of series at once.
 A fit needs only the products of a series with itself at p lags, so series and refits
 are solved together: one pass over the series gives the moments of each stretch of time,
 a window of stretches is the sum of their moments, and all windows of all series are one
-batched solve.  The residual sums of every order come from one Cholesky factor of the
-moments.
+batched solve.  One Cholesky factor of the moments gives the fits and the residual sums
+of every order.
 
-Internal arrays are ``[C, T]``, series first, so that each series is contiguous.
+Series are ``[C, T]``, series first, so that each is contiguous.  Moments and factors,
+small matrices of thousands of series, have the series last, contiguous as well.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Autoregression:
 class Moments:
     """Sums of products of a constant, P lags and the target, of standardized series."""
 
-    products: Float64  # [S, C, P + 2, P + 2]: of each stretch of time
+    products: Float64  # [S, P + 2, P + 2, C]: of each stretch of time
     mean: Float64  # [C] what was taken off
     scale: Float64  # [C] what was divided by
     horizon: int  # steps from the newest lag to the target
@@ -55,7 +56,17 @@ class Moments:
     @property
     def max_order(self) -> int:
         """P, the number of lags."""
-        return int(self.products.shape[-1]) - 2
+        return int(self.products.shape[1]) - 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factors:
+    """Cholesky factors of the moments of R windows, for fits of any order."""
+
+    lower: Float64  # [R, P + 2, P + 2, C] of a constant, P lags and the target
+    level: Float64  # [R, C] mean of the target, standardized
+    rows: Float64  # [R, C] equations
+    moments: Moments  # mean, scale and horizon
 
 
 def moments(
@@ -95,7 +106,7 @@ def moments(
     scale = np.where(spread > 1e-12 * np.abs(mean), spread, 1.0)
     wide = max_order + 2
     reach = max_order + horizon - 1  # from the oldest lag to the target
-    products = np.zeros((len(borders) - 1, len(series), wide, wide))
+    products = np.zeros((len(borders) - 1, wide, wide, len(series)))
     step = max(1, AT_ONCE // max(wide * len(series), 1))
     for stretch, (begin, end) in enumerate(pairwise(borders)):
         for first in range(max(begin, reach), end, step):
@@ -111,7 +122,8 @@ def moments(
             if not np.isfinite(part).all():
                 usable = np.isfinite(design).all(axis=1, keepdims=True)
                 design = np.where(usable, design, 0.0)
-            products[stretch] += design @ design.transpose(0, 2, 1)
+            found = design @ design.transpose(0, 2, 1)
+            products[stretch] += found.transpose(1, 2, 0)
     return Moments(products=products, mean=mean, scale=scale, horizon=horizon)
 
 
@@ -140,10 +152,10 @@ def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
     (1989) 297.
     """
     total = found.products.sum(axis=0)
-    count = total[:, 0, 0]
-    factor = np.linalg.cholesky(_jittered(total))
-    explained = np.cumsum(factor[:, -1, :-1] ** 2, axis=1)
-    residual = total[:, -1, -1, None] - explained
+    count = total[0, 0]
+    factor = _factor(total, out=np.empty_like(total))
+    explained = np.cumsum(factor[-1, :-1] ** 2, axis=0).T
+    residual = total[-1, -1, :, None] - explained
     # what rounding and the jitter leave of an exact fit is no better fit
     residual = np.maximum(residual, 1e-9 * count[:, None] + 1e-300)
     p = np.arange(found.max_order + 1)
@@ -157,19 +169,65 @@ def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
     return np.asarray(np.argmin(cost, axis=1), np.int64)
 
 
+def factored(found: Moments, window: npt.ArrayLike) -> Factors:
+    """Factor the moments of windows of stretches.
+
+    Parameters
+    ----------
+    found
+        Moments of S stretches.
+    window
+        ``[R, S]`` 0 or 1: the stretches that each of R fits is from.
+
+    Returns
+    -------
+    Factors
+    """
+    chosen = np.asarray(window, np.float64)
+    lower = np.empty((len(chosen), *found.products.shape[1:]))
+    level, rows = np.zeros((2, len(chosen), len(found.mean)))
+    total = np.zeros(found.products.shape[1:])
+    before = np.zeros(chosen.shape[1])
+    for fit, used in enumerate(chosen):
+        if (used < before).any():  # nothing is subtracted: what is left is exact
+            total[:], before = 0.0, np.zeros_like(used)
+        for stretch in np.flatnonzero(used > before).tolist():
+            total += found.products[stretch]
+        before = used
+        rows[fit] = total[0, 0]
+        level[fit] = total[0, -1] / np.maximum(rows[fit], 1)
+        _factor(total, out=lower[fit])
+    return Factors(lower=lower, level=level, rows=rows, moments=found)
+
+
+def _factor(total: Float64, *, out: Float64) -> Float64:
+    """Compute Cholesky factors ``[n, n, C]`` of moments with a ridge.
+
+    Written out over all series at once, which is faster than thousands of calls.  What
+    is above the diagonal of ``out`` is not set.
+    """
+    ridge = JITTER * np.maximum(total[0, 0], 1.0)
+    for column in range(len(total)):
+        below, left = out[column:, column], out[column:, :column]
+        np.einsum("ikc,kc->ic", left, left[0], out=below)
+        np.subtract(total[column:, column], below, out=below)
+        # no pivot is smaller than the ridge, except by rounding
+        below[0] = np.sqrt(np.maximum(below[0] + ridge, ridge))
+        below[1:] /= below[0]
+    return out
+
+
 def solve(
-    found: Moments, order: npt.ArrayLike, window: Float64, *, stable: bool = True
+    found: Factors, order: npt.ArrayLike, *, stable: bool = True
 ) -> Autoregression:
     """Solve AR fits over windows of stretches, all series and windows at once.
 
     Parameters
     ----------
     found
-        Moments ``[S, C, ...]``.
+        Factored moments of R windows.
     order
         ``[C]`` order of each series, or one for all.
-    window
-        ``[R, S]`` 0 or 1: the stretches that each of R fits is from.
     stable
         Whether to scale roots of one-step models that lie outside the unit circle.
 
@@ -180,39 +238,29 @@ def solve(
         equation.  Where a root of a stable fit would lie outside the unit circle, all
         are scaled until the largest lies on it, and the mean is kept.
     """
-    chosen = np.broadcast_to(np.asarray(order, np.int64), found.mean.shape)
-    used = np.arange(found.max_order + 1) <= chosen[:, None]  # constant and lags
-    fits = [_solved(found, part, used, stable) for part in np.asarray(window)]
-    constant, weights, count = (np.stack(each) for each in zip(*fits, strict=True))
-    constant = found.mean * (1 - weights.sum(axis=-1)) + found.scale * constant
-    return Autoregression(
-        constant=np.where(count > 0, constant, np.nan),
-        weights=weights,
-        order=np.broadcast_to(chosen, count.shape).copy(),
-        rows=np.rint(count).astype(np.int64),
-        horizon=found.horizon,
-    )
-
-
-def _solved(
-    found: Moments, window: Float64, used: npt.NDArray[np.bool_], stable: bool
-) -> tuple[Float64, Float64, Float64]:
-    """Solve one window: constants ``[C]``, weights ``[C, P]`` and equations ``[C]``."""
-    total = np.tensordot(window, found.products, axes=1)
-    count = total[:, 0, 0]
-    left = np.where(
-        used[:, :, None] & used[:, None, :], _jittered(total)[:, :-1, :-1], 0.0
-    )
-    corner = np.arange(used.shape[1])
-    left[:, corner, corner] += np.where(used, 0.0, 1.0)
-    right = np.where(used, total[:, :-1, -1], 0.0)
-    solved = np.linalg.solve(left, right[..., None])[..., 0]
-    constant, weights = solved[:, 0], solved[:, 1:]
-    if found.horizon == 1 and stable:
+    source = found.moments
+    chosen = np.broadcast_to(np.asarray(order, np.int64), source.mean.shape)
+    used = np.arange(source.max_order + 1)[:, None] <= chosen  # constant and lags
+    solved = np.zeros((len(found.lower), *used.shape))
+    for fit, lower in enumerate(found.lower):
+        # the leading part of a factor is the factor of the leading part
+        right = np.where(used, lower[-1, :-1], 0.0)
+        for row in reversed(range(len(used))):
+            known = np.einsum("kc,kc->c", lower[row + 1 : -1, row], right[row + 1 :])
+            right[row] = (right[row] - known) / lower[row, row]
+        solved[fit] = right
+    constant, weights = solved[:, 0], solved[:, 1:].transpose(0, 2, 1)
+    if source.horizon == 1 and stable:
         # the mean of the window: what a model that had to be scaled falls back to
-        level = total[:, 0, -1] / np.maximum(count, 1)
-        constant, weights = _stable(constant, weights, level)
-    return constant, weights, count
+        constant, weights = _stable(constant, weights, found.level)
+    constant = source.mean * (1 - weights.sum(axis=-1)) + source.scale * constant
+    return Autoregression(
+        constant=np.where(found.rows > 0, constant, np.nan),
+        weights=weights,
+        order=np.broadcast_to(chosen, found.rows.shape).copy(),
+        rows=np.rint(found.rows).astype(np.int64),
+        horizon=source.horizon,
+    )
 
 
 def ahead(model: Autoregression, horizon: int) -> Autoregression:
@@ -233,7 +281,8 @@ def ahead(model: Autoregression, horizon: int) -> Autoregression:
     Examples
     --------
     >>> halves = 8.0 / 2.0 ** np.arange(8)
-    >>> fit = solve(moments(halves[None], [0, 8], max_order=1), 1, np.ones((1, 1)))
+    >>> sums = moments(halves[None], [0, 8], max_order=1)
+    >>> fit = solve(factored(sums, np.ones((1, 1))), 1)
     >>> ahead(fit, 3).weights.round(6).tolist()
     [[[0.125]]]
     """
@@ -267,14 +316,6 @@ def _power(constant: Float64, weights: Float64, horizon: int) -> Float64:
 def fitting_order(steps: int, max_order: int) -> int:
     """Compute the largest order with at least five equations per coefficient."""
     return max(0, min(max_order, (steps - 5) // 6))
-
-
-def _jittered(total: Float64) -> Float64:
-    """Add a ridge to the moments so that their Cholesky factor exists."""
-    out = total.copy()
-    corner = np.arange(total.shape[-1])
-    out[..., corner, corner] += JITTER * np.maximum(total[..., :1, 0], 1.0)
-    return out
 
 
 def _stable(

@@ -21,8 +21,10 @@ from moetraffic.analysis.rhythm.spectral_lines import strongest_period
 
 from .autoregression import (
     Autoregression,
+    Factors,
     Moments,
     ahead,
+    factored,
     fitting_order,
     moments,
     order_of,
@@ -323,8 +325,12 @@ class SeriesBlock:
         key = (candidate.criterion, candidate.size, horizon, direct)
         if key not in self._models:
             if direct or horizon == 1:
-                fitted = self._moments(horizon) if direct else self._step_moments
-                model = solve(fitted, self._order(candidate), self._window)
+                fitted = (
+                    factored(self._moments(horizon), self._window)
+                    if direct
+                    else self._step_factors
+                )
+                model = solve(fitted, self._order(candidate))
             else:
                 model = ahead(self._model(replace(candidate, direct=False), 1), horizon)
             if direct:
@@ -366,6 +372,10 @@ class SeriesBlock:
     @cached_property
     def _step_moments(self) -> Moments:
         return self._moments(1)
+
+    @cached_property
+    def _step_factors(self) -> Factors:
+        return factored(self._step_moments, self._window)
 
     def _moments(self, horizon: int) -> Moments:
         return moments(

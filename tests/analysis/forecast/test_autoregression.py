@@ -9,6 +9,7 @@ from scipy.signal import lfilter
 from moetraffic.analysis.forecast.autoregression import (
     Autoregression,
     ahead,
+    factored,
     fitting_order,
     moments,
     order_of,
@@ -28,7 +29,7 @@ def fit(series, *, order=None, max_order=8, criterion="bic", horizon=1):
     ]
     if order is None:
         order = order_of(sums[0], criterion=criterion)
-    found = solve(sums[1], order, np.ones((1, 1)))
+    found = solve(factored(sums[1], np.ones((1, 1))), order)
     return Autoregression(
         constant=found.constant[0],
         weights=found.weights[0],
@@ -131,7 +132,7 @@ def test_stretches_add_up_to_the_whole():
     whole = moments(x, [0, 200], max_order=3, known_until=100)
     parts = moments(x, [0, 30, 31, 100, 200], max_order=3, known_until=100)
     assert parts.products.sum(axis=0) == pytest.approx(whole.products[0])
-    found = solve(parts, 3, np.array([[1.0, 1, 1, 0], [1, 1, 1, 1]]))
+    found = solve(factored(parts, [[1, 1, 1, 0], [1, 1, 1, 1]]), 3)
     early = fit(x[:, :100].T, order=3)
     late = fit(x.T, order=3)
     assert found.weights[0] == pytest.approx(early.weights, rel=1e-6)
