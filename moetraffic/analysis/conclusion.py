@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.convergence.convergence import Convergence, convergence_of
+from moetraffic.analysis.convergence.level_changes import level_changes
+from moetraffic.analysis.convergence.log_shares import log_shares
 from moetraffic.analysis.convergence.trends import Transient, Trend, settling, trend
 from moetraffic.analysis.forecast.attenuation import Persistence, fit_memory
 from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
@@ -271,6 +274,19 @@ class _Run:
         # forecasts need consecutive iterations
         return "claims" in self.parts and self.meta.every == 1 and name == load
 
+    @cached_property
+    def load_changes(self) -> str:
+        """As of :meth:`_changed`, of the load of the exchange."""
+        load = "demand.load" if "demand.load" in self.rows else "wire.received"
+        return self._changed(self.rows[load])
+
+    def _changed(self, counts: npt.NDArray[np.generic]) -> str:
+        """Say where the level of shares changes, as claims do; "" if nowhere."""
+        levels, rows = log_shares(counts)
+        found, _ = level_changes(levels)
+        when = [str(self.source.iterations[rows[each.index]]) for each in found]
+        return f"the level changes at iteration {', '.join(when)}" if when else ""
+
     def measured(self, name: str) -> dict[str, Float64]:
         """Return the observed measures of each matrix by name, ``[T]`` each."""
         if "skew" not in self.parts:
@@ -311,7 +327,11 @@ class _Run:
                 **counted,
             )
         if "limits" in self.parts:
-            bounds = limits(cells, weights=counted.get("weights", 1.0))
+            # before its own level does, a matrix shows that of the load in its sums
+            changed = self.load_changes or self._changed(cells)
+            bounds = PredictabilityBounds(reason=changed)
+            if not changed:
+                bounds = limits(cells, weights=counted.get("weights", 1.0))
             memory = fit_memory(shares(cells))
         sample = samples(self.source).get(name)
         return Subject(

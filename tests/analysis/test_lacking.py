@@ -229,3 +229,20 @@ def test_any_trace_is_analyzed(
     found = analyze(made(demand, k=k, layers=(0, 2)))
     told(found)
     assert len(found.exchanges) == 2
+
+
+@pytest.mark.parametrize("at", [40, 130])
+def test_a_load_that_changes_its_level_has_no_lower_bound(at: int) -> None:
+    rng = np.random.default_rng(at)
+    shares = rng.dirichlet(np.full(8, 20.0), size=2)[(np.arange(160) >= at) * 1]
+    demand = np.stack([rng.multinomial(500, shares) for _ in range(4)], axis=1)
+    steady = np.stack([rng.multinomial(500, shares[:1], 160) for _ in range(4)], axis=1)
+    (moved,) = analyze(made(demand), parts=["limits"]).exchanges
+    # the demand's 32 cells change, too, but with more sampling noise each
+    assert {s.name for s in moved.subjects} >= {"expert_load", "demand", "received"}
+    for subject in moved.subjects:
+        assert subject.limits is not None
+        assert subject.limits.reason == f"the level changes at iteration {at}"
+        assert np.isnan([subject.limits.nmse, subject.limits.mse]).all()
+    (held,) = analyze(made(steady), parts=["limits"]).exchanges
+    assert all(s.limits is not None and s.limits.nmse > 0 for s in held.subjects)
