@@ -15,10 +15,11 @@ Judged are
 - *AUC* of two classifiers on features of windows of 10 iterations, trained on the
   samples and runs of all fits but one and tested on that one; of two runs against two
   others it is .5 by symmetry, and its spread is given;
-- *course*: correlation of the smoothed load of two samples with other seeds, and of two
-  reruns;
-- *copies*: distance of a sample's windows to the nearest window of its run, over that
-  of the reruns' windows, and the share of its rows that equal a captured row.
+- *course*: correlation of the smoothed load of two samples with other seeds, which is
+  to be within .1 of that of two reruns;
+- *copies*: mean distance of a sample's windows to the nearest window of its run, over
+  the least of a rerun's, and the share of its rows that equal a captured row, which is
+  to be no more than of a rerun.
 
 Final settings are for the last judgment alone.
 """
@@ -64,6 +65,10 @@ WINDOW = 10
 """Iterations of a window that is looked for in a run."""
 SMOOTHED = 25
 """Iterations of the moving average of the load."""
+MOST_AUC = 0.55
+"""Accepted AUC: .05 above that of runs against reruns."""
+APART = 0.1
+"""Accepted difference of the correlation of two samples' loads to that of reruns."""
 
 
 class Walk(Baseline):
@@ -110,8 +115,8 @@ class Judgment:
     accepted: dict[str, float]
     auc: dict[str, list[float]]  # by classifier, of each held-out fit
     course: float  # correlation of the smoothed load of two samples
-    nearest: float  # distance to the nearest window of the run, over that of reruns
-    equal_rows: float  # share of the rows that equal a row of the run at any time
+    nearest: float  # distance to the nearest window, over the least of a rerun's
+    equal_rows: float  # share of rows that equal a captured one; of reruns the largest
     fit_s: float  # of a fit and a sample
 
     @property
@@ -133,9 +138,8 @@ def judge_setting(
     figures = [_figures(run, run.counts) for run in real]
     features = [_windows(run, run.counts) for run in real]
     accepted = accepted_difference(figures)
-    courses = [_course(run.counts) for run in real]
     apart = [_nearest(a.counts, b.counts) for a, b in permutations(real, 2)]
-    judged = [_reruns(setting, figures, features, courses, real)]
+    judged = [_reruns(setting, figures, features, real, apart)]
     _report(judged[-1])
     for name in names:
         began = time.process_time()
@@ -174,7 +178,7 @@ def judge_setting(
                     for kind in CLASSIFIERS
                 },
                 course=_correlation(_course(samples[0]), _course(others[0])),
-                nearest=float(np.mean(nearest) / np.mean(apart)),
+                nearest=float(np.mean(nearest) / np.min(apart)),
                 equal_rows=float(
                     np.mean(
                         [
@@ -194,8 +198,8 @@ def _reruns(
     setting: str,
     figures: Sequence[Mapping[str, float]],
     features: Sequence[Float64],
-    courses: Sequence[Float64],
     real: Sequence[RoutingCounts],
+    apart: Sequence[float],
 ) -> Judgment:
     """Judge reruns in place of samples: each by what the other runs accept."""
     pairs = [difference(a, b) for a, b in permutations(figures, 2)]
@@ -210,6 +214,7 @@ def _reruns(
                 made = [features[a], features[c]]
                 found = _auc(kind, made, [features[b], features[d]], 1)
                 auc[kind] += [found, 1 - found]
+    courses = [_course(run.counts) for run in real]
     equal = [_equal_rows(a.counts, b.counts) for a, b in permutations(real, 2)]
     return Judgment(
         setting=setting,
@@ -221,8 +226,8 @@ def _reruns(
         course=float(
             np.mean([_correlation(a, b) for a, b in combinations(courses, 2)])
         ),
-        nearest=1.0,
-        equal_rows=float(np.mean(equal)),
+        nearest=float(np.mean(apart) / np.min(apart)),
+        equal_rows=max(equal),
         fit_s=0.0,
     )
 
@@ -387,6 +392,7 @@ def tables(judged: Sequence[Judgment]) -> str:
     lines.append("| figures accepted | " + " | ".join([*passed, ""]) + " |")
     whole = [f"{sum(not j.failed for j in of[n])} of {len(of[n])}" for n in names]
     lines.append("| settings with all accepted | " + " | ".join([*whole, ""]) + " |")
+    lines += _kept(of)
     for kind in CLASSIFIERS:
         cells = []
         for name in names:
@@ -396,13 +402,37 @@ def tables(judged: Sequence[Judgment]) -> str:
         lines.append(f"| AUC, {kind}: mean | " + " | ".join([*cells, ""]) + " |")
     for label, value in (
         ("correlation of two samples' smoothed load", "course"),
-        ("distance to the nearest window, over reruns'", "nearest"),
+        ("distance to the nearest window, over the least of reruns", "nearest"),
         ("rows equal to a captured one", "equal_rows"),
     ):
         each_of = [[getattr(j, value) for j in of[name]] for name in names]
         cells = [f"{np.median(x):.2f} ({min(x):.2f} to {max(x):.2f})" for x in each_of]
         lines.append(f"| {label} | " + " | ".join([*cells, ""]) + " |")
     return "\n".join(lines)
+
+
+def _kept(of: Mapping[str, Sequence[Judgment]]) -> list[str]:
+    """Count the settings at which a sample is judged as a rerun is, by each rule."""
+    reruns = {j.setting: j for j in of["rerun"]}
+    rules: dict[str, Callable[[Judgment, Judgment], bool]] = {
+        f"settings with both AUC at most {MOST_AUC:.2f}": lambda j, _: all(
+            np.mean(x) <= MOST_AUC for x in j.auc.values()
+        ),
+        f"settings with the course of reruns to within {APART}": lambda j, r: (
+            abs(j.course - r.course) <= APART
+        ),
+        "settings that copy no more than reruns": lambda j, r: (
+            j.nearest >= 1 and j.equal_rows <= r.equal_rows
+        ),
+    }
+    lines = []
+    for label, rule in rules.items():
+        cells = [
+            f"{sum(rule(j, reruns[j.setting]) for j in each)} of {len(each)}"
+            for each in of.values()
+        ]
+        lines.append(f"| {label} | " + " | ".join([*cells, ""]) + " |")
+    return lines
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moetraffic.validation.downstream import FIGURES
+
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import reruns
@@ -73,6 +75,35 @@ def test_the_course_of_a_run_correlates_with_itself_alone() -> None:
     run, other = (synthetic._course(counts(seed)) for seed in (0, 1))
     assert synthetic._correlation(run, run) == pytest.approx(1)
     assert abs(synthetic._correlation(run, other)) < 0.5
+
+
+def judged(setting: str, generator: str, **values: object) -> synthetic.Judgment:
+    figures = dict.fromkeys(FIGURES, 0.01)
+    given = {
+        **{"differences": figures, "signed": figures, "course": 0.6, "nearest": 1.2},
+        **{"accepted": dict.fromkeys(FIGURES, 0.02), "equal_rows": 0.0, "fit_s": 0.0},
+        "auc": {kind: [0.5, 0.52] for kind in synthetic.CLASSIFIERS},
+        **values,
+    }
+    return synthetic.Judgment(setting=setting, generator=generator, **given)
+
+
+def test_tables_name_the_worst_setting_and_count_what_is_kept() -> None:
+    far = dict.fromkeys(FIGURES, 0.01) | {"change": 0.5}
+    copied = {"nearest": 0.1, "equal_rows": 1.0, "course": 0.75}
+    text = synthetic.tables(
+        [
+            *(judged("a", "rerun"), judged("a", "x", differences=far)),
+            *(judged("b", "rerun"), judged("b", "x", **copied)),
+        ]
+    )
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines()}
+    assert "25.5% (50.0% a)" in rows["change"]
+    assert "18 of 18 | 17 of 18" in rows["figures accepted"]
+    assert "2 of 2 | 1 of 2" in rows["settings with all accepted"]
+    assert "2 of 2 | 2 of 2" in rows["settings with both AUC at most 0.55"]
+    assert "2 of 2 | 1 of 2" in rows["settings with the course of reruns to within 0.1"]
+    assert "2 of 2 | 1 of 2" in rows["settings that copy no more than reruns"]
 
 
 @pytest.mark.parametrize(
