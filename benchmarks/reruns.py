@@ -6,11 +6,15 @@ How far reruns are apart is what a synthetic trace is judged by
 
     python benchmarks/reruns.py capture --folder reruns
     python benchmarks/reruns.py capture --folder reruns --share dev   # a part of them
+    python benchmarks/reruns.py capture --folder reruns --scale 4     # of 4 x the ranks
 
 Settings are drawn when it runs, from ``os.urandom``, and written to ``settings.json``
 before the first capture.  Half of them are ``final``: nothing may be fitted to these or
 looked at before the form of a generator is fixed.  A capture is a process of its own;
 whole files are kept, so that an interrupted run goes on where it ended.
+
+``--scale`` captures the runs and reruns of the settings with at most 8 ranks again,
+with more ranks of as many tokens each, into a folder of its own (``reruns/x4``).
 
 Expert choice is left out: each expert takes as many tokens of every rank, so its token
 counts are constant and have no statistics.
@@ -40,6 +44,8 @@ ITERATIONS = 300
 TOKENS = 2_048
 """Most tokens of all ranks in an iteration."""
 RERUNS = OTHER_SEEDS = 3
+SCALED_RANKS = 8
+"""Most ranks of a setting that is captured with more of them."""
 
 ROUTERS = ("switch", "topk", "loss-free", "groups")
 PERIODS = ("early", "late", "whole")
@@ -201,23 +207,31 @@ def wanted(settings: list[Setting]) -> Iterator[tuple[Setting, str]]:
                         yield setting, name
 
 
-def capture_all(folder: Path, count: int, share: str) -> None:
+def capture_all(folder: Path, count: int, share: str, scale: int) -> None:
     """Capture what a folder lacks, a process each."""
     todo = [
         (s, name) for s, name in wanted(settings_of(folder, count)) if share in s.name
     ]
+    into = folder
+    if scale > 1:
+        into = folder / f"x{scale}"
+        into.mkdir(exist_ok=True)
+        todo = [
+            (s, name)
+            for s, name in todo
+            if s.ranks <= SCALED_RANKS and not name.startswith("seed")
+        ]
     for done, (setting, name) in enumerate(todo, 1):
-        path = folder / f"{setting.name}-{name}.h5"
+        path = into / f"{setting.name}-{name}.h5"
         if path.exists():
             continue
         began = time.perf_counter()
-        with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as partial:
+        with tempfile.TemporaryDirectory(dir=into, prefix="partial-") as partial:
             part = Path(partial) / path.name
             told = [sys.executable, __file__, "one", "--folder", str(folder)]
-            subprocess.run(
-                [*told, "--setting", setting.name, "--capture", name, "-o", str(part)],
-                check=True,
-            )
+            told += ["--setting", setting.name, "--capture", name]
+            told += ["--scale", str(scale), "-o", str(part)]
+            subprocess.run(told, check=True)
             part.replace(path)
         spent = time.perf_counter() - began
         print(f"{done} of {len(todo)}: {path.name}, {spent:.0f} s", flush=True)
@@ -286,6 +300,7 @@ def main() -> None:
     one = parts.add_parser("one", help="Capture one run of a drawn setting.")
     for part in (every, one):
         part.add_argument("--folder", type=Path, default=Path("reruns"))
+        part.add_argument("--scale", type=int, default=1)
     every.add_argument("--settings", type=int, default=12)
     every.add_argument("--share", choices=("dev", "final", ""), default="")
     one.add_argument("--setting", required=True)
@@ -295,11 +310,12 @@ def main() -> None:
     if told.part == "capture":
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            capture_all(told.folder, told.settings, told.share)
+            capture_all(told.folder, told.settings, told.share, told.scale)
         except KeyboardInterrupt:
             raise SystemExit("interrupted: run it again to go on") from None
         return
     setting = next(s for s in settings_of(told.folder) if s.name == told.setting)
+    setting = replace(setting, ranks=setting.ranks * told.scale)
     capture(setting, *setting.captures()[told.capture], told.output)
 
 

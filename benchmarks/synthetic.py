@@ -21,6 +21,9 @@ Judged are
   the least of a rerun's, and the share of its rows that equal a captured row, which is
   to be no more than of a rerun.
 
+With ``--scale 4`` a generator is fitted as before, and samples of four times the ranks
+are compared with captures of as many (``reruns.py capture --scale 4``).
+
 Final settings are for the last judgment alone.
 """
 
@@ -128,9 +131,17 @@ class Judgment:
 
 
 def judge_setting(
-    setting: str, paths: Sequence[Path], names: Sequence[str], fits: int
+    setting: str,
+    sources: Sequence[Path],
+    paths: Sequence[Path],
+    names: Sequence[str],
+    fits: int,
 ) -> list[Judgment]:
-    """Judge generators at one setting; the first rows are the reruns themselves."""
+    """Judge generators at one setting; the first row is of the reruns themselves.
+
+    Generators are fitted to ``sources``, and their samples, of as many ranks as
+    ``paths`` have, are compared with these.
+    """
     real = []
     for path in paths:
         with Trace.open(path) as trace:
@@ -144,13 +155,12 @@ def judge_setting(
     for name in names:
         began = time.process_time()
         samples, others = [], []
-        for number, path in enumerate(paths[:fits]):
+        for number, path in enumerate(sources[:fits]):
             with Trace.open(path) as trace:
                 fitted = generators()[name](trace)
-            length = len(real[number].counts)
-            samples.append(_sampled(fitted, length, 2 * number))
+            samples.append(_sampled(fitted, real[number], 2 * number))
             if not number:
-                others.append(_sampled(fitted, length, 1))
+                others.append(_sampled(fitted, real[number], 1))
         spent = (time.process_time() - began) / len(samples)
         runs = real[: len(samples)]
         differences = [
@@ -238,9 +248,10 @@ def _over(
     return {name: float(of([one[name] for one in each])) for name in FIGURES}
 
 
-def _sampled(fitted: Generator, iterations: int, seed: int) -> Counts:
-    """Sample counts ``[T, L, R, E]`` of a fitted generator."""
-    demand = fitted.sample(iterations=iterations, seed=seed)
+def _sampled(fitted: Generator, like: RoutingCounts, seed: int) -> Counts:
+    """Sample counts ``[T, L, R, E]`` of the length and the ranks of a run."""
+    iterations, _, ranks, _ = like.counts.shape
+    demand = fitted.sample(iterations=iterations, seed=seed, ranks=ranks)
     return np.concatenate([block for _, block in demand.blocks()])
 
 
@@ -477,19 +488,27 @@ def main() -> None:
     one.add_argument("--settings", nargs="+", help="Some settings, such as dev00.")
     one.add_argument("--generator", nargs="+", default=["walk", "bootstrap", "iid"])
     one.add_argument("--fits", type=int, default=3, help="Runs fitted a setting.")
+    one.add_argument("--scale", type=int, default=1, help="Times the ranks fitted.")
     one.add_argument("--json", type=Path)
     one.add_argument("--write", type=Path, help="Page to write the tables into.")
     told = asked.parse_args()
     unknown = set(told.generator) - set(generators())
     if unknown:
         raise SystemExit(f"generators are {', '.join(generators())}, not {unknown}")
-    found = sets(told.folder, told.share)
+    found = sources = sets(told.folder, told.share)
+    if told.scale > 1:
+        found = sets(told.folder / f"x{told.scale}", told.share)
+        found = {
+            setting: paths for setting, paths in found.items() if setting in sources
+        }
     chosen = told.settings or list(found)
     judged: list[Judgment] = []
     for setting in chosen:
         if setting not in found:
             raise SystemExit(f"{setting} has no run with three reruns in {told.folder}")
-        judged += judge_setting(setting, found[setting], told.generator, told.fits)
+        judged += judge_setting(
+            setting, sources[setting], found[setting], told.generator, told.fits
+        )
         if told.json is not None:
             told.json.write_text(
                 json.dumps([asdict(j) for j in judged], indent=1) + "\n"
