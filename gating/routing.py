@@ -114,6 +114,20 @@ class Routing:
             )
         return self.expert.view(self.tokens, self.k)
 
+    def chosen(self) -> Tensor:
+        """Return the experts of each token, dropped copies included.
+
+        Returns
+        -------
+        Tensor
+            ``[T, k]`` int64 ids, or a mask ``[T, E]`` where k varies.
+        """
+        if self.k is not None:
+            return self.expert_tk
+        mask = self.expert.new_zeros(self.tokens, self.experts, dtype=torch.bool)
+        mask[self.token, self.expert] = True
+        return mask
+
     def demand(self) -> Tensor:
         """Count token copies per expert, kept and dropped, ``[E]`` int64."""
         return torch.bincount(self.expert, minlength=self.experts)

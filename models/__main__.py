@@ -8,6 +8,8 @@ Started by ``moetraffic capture``, torchrun or srun.  Environment variables:
 - ``MOETRAFFIC_FORCE``: ``1`` replaces a trace that is already there;
 - ``MOETRAFFIC_EVERY``, ``MOETRAFFIC_MAX_SIZE``: every N-th iteration is recorded, and
   the maximum size in bytes;
+- ``MOETRAFFIC_TOKEN_SAMPLE``: number of tokens of a micro-batch whose experts are
+  recorded;
 - RANK, WORLD_SIZE, LOCAL_RANK and where to meet: see :mod:`moetraffic.launch`.
 
 Exit codes: 0 when trained to the end, 2 with one sentence on standard error when the
@@ -46,6 +48,7 @@ CAPTURE = "MOETRAFFIC_CAPTURE"
 FORCE = "MOETRAFFIC_FORCE"
 EVERY = "MOETRAFFIC_EVERY"
 MOST_BYTES = "MOETRAFFIC_MAX_SIZE"
+TOKEN_SAMPLE = "MOETRAFFIC_TOKEN_SAMPLE"
 
 TIMEOUT = timedelta(minutes=5)
 """A rank that waits longer for its peers gives up."""
@@ -177,8 +180,11 @@ def _recorder(
     from moetraffic.capture import Recorder, VirtualRecorder
 
     force = os.environ.get(FORCE, "") == "1"
+    token_sample = int(os.environ.get(TOKEN_SAMPLE, "") or 0)
     if groups is None:
-        return VirtualRecorder(path, workload=workload, force=force)
+        return VirtualRecorder(
+            path, workload=workload, token_sample=token_sample, force=force
+        )
     placement = groups.placement(workload.model.experts)
     return Recorder(
         path,
@@ -187,6 +193,7 @@ def _recorder(
         placement=dict.fromkeys(workload.model.moe_layers, placement),
         every=int(os.environ.get(EVERY, "") or 1),
         most_bytes=int(os.environ.get(MOST_BYTES, "") or 0) or None,
+        token_sample=token_sample,
         force=force,
     )
 

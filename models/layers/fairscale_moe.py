@@ -102,7 +102,9 @@ class FairscaleMixture(MixtureOfExperts):
         auxiliary_loss, combine, dispatch = output = router.decide(x_th)
         routing = self.call.routing = router.routing(x_th, output)
         # what the gate dropped does not show: absent, not zero
-        report_routing(self.layer, routing.demand(), None, self.group)
+        report_routing(
+            self.layer, routing.demand(), None, self.group, chosen=routing.chosen()
+        )
         self.call.enter("dispatch")
         return auxiliary_loss, combine.float(), dispatch
 

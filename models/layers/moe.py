@@ -182,7 +182,8 @@ class MixtureOfExperts(nn.Module):
             drops = torch.stack([r.dropped() for r in routings])
         if shards is None:
             dropped = None if drops is None else drops[0]
-            report_routing(self.layer, demand[0], dropped, self.group)
+            chosen = routings[0].chosen()
+            report_routing(self.layer, demand[0], dropped, self.group, chosen=chosen)
             return routings[0]
         padded = routings[0].capacity if self.dispatch == "padded" else 0
         shard_routing(
@@ -195,6 +196,7 @@ class MixtureOfExperts(nn.Module):
                 row_bytes=x_th.shape[1] * x_th.element_size(),
                 dtype=str(x_th.dtype).removeprefix("torch."),
                 padded=padded or 0,
+                chosen=[r.chosen() for r in routings],
             )
         )
         return Routing.joined(routings)

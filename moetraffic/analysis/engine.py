@@ -43,6 +43,7 @@ from .exchange_claims import exchange_claims, load_peaks
 from .expert_statistics import ExpertStatistics, expert_statistics
 from .network_statistics import NetworkStatistics, network, packet_complexity
 from .observation import joined, observe, observe_loads
+from .token_choices import token_choices
 
 if TYPE_CHECKING:
     import pandas
@@ -250,13 +251,19 @@ def analyze(
             packets = packet_complexity(trace, source, remarks)
         claims: tuple[Claim, ...] = ()
         begin("claims", source.where)
+        choices = None
+        if {"claims", "skew"} & set(parts):
+            choices = token_choices(trace, source)
         if "claims" in parts:
             claims = exchange_claims(source, rows, trace.meta, subjects)
+            claims += () if choices is None else choices.claims
         if "skew" in parts:
             tokens = sent_tokens(source, rows, trace.meta)
             statistics = network(source, rows, tokens=tokens, k=trace.meta.k)
             tokens = tokens_of(source, rows, trace.meta, [])
-            experts = expert_statistics(source, rows, trace.meta, tokens=tokens)
+            experts = expert_statistics(
+                source, rows, trace.meta, tokens=tokens, choices=choices
+            )
         found = ExchangeAnalysis(
             layer=source.layer,
             group=source.group,

@@ -1,9 +1,10 @@
 r"""Statistics of experts for schedulers: load tails, EP degrees, correlated experts.
 
 Counts by rank and expert do not show which experts a token has together.  For k > 1 the
-co-activation of experts and the hosts that a token is sent to are therefore unknown;
-the correlation of expert loads over iterations, and the number of hosts of a balanced
-router, are different quantities and are named as such.
+co-activation of experts and the hosts that a token is sent to are therefore known only
+where experts of sampled tokens were recorded (:mod:`.token_choices`); the correlation
+of expert loads over iterations, and the number of hosts of a balanced router, are
+different quantities and are named as such.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import numpy.typing as npt
 
 from moetraffic.trace import Meta
 
+from .co_activation import CoActivation
 from .exchange import Rows, Source
 from .noise.floors import skew_floors
 from .noise.null_model import NullModel
 from .skew.measures import max_over_mean, means_of_known, shares
 from .skew.tails import Tail, tail
+from .token_choices import TokenChoices
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -40,6 +43,18 @@ class EpDegree:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContiguousHosts:
+    """Distinct hosts per token if experts are placed contiguously on H hosts."""
+
+    hosts: int  # H
+    mean: float  # of the sampled tokens
+    low: float  # 95% interval
+    high: float
+    balanced: float  # mean of a balanced router
+    shares: tuple[float, ...]  # share of the tokens on 1, 2 ... hosts
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpertStatistics:
     """Load tails, imbalance by EP degree, and correlated experts of one exchange."""
 
@@ -49,13 +64,23 @@ class ExpertStatistics:
     correlated: tuple[int, int] | None  # experts with the largest load correlation
     correlation: float  # of the load shares of these two over the iterations
     correlation_mean: float  # mean over all pairs; -1/(E - 1) of exchangeable experts
-    hosts_per_token: float  # distinct hosts a token is sent to; NaN: counts show none
+    hosts_per_token: float  # distinct hosts a token is sent to; NaN: unknown
+    hosts_per_token_low: float  # 95% interval of the mean, from sampled tokens
+    hosts_per_token_high: float
     hosts_per_token_balanced: float  # of a balanced router; NaN if unknown
+    sampled_tokens: int  # tokens whose experts were recorded; 0: counts alone
+    co_activation: CoActivation | None  # of the sampled tokens
+    contiguous: tuple[ContiguousHosts, ...]  # hosts per token by number of hosts
     unavailable: tuple[str, ...]  # what is not known, a sentence each
 
 
 def expert_statistics(
-    source: Source, rows: Rows, meta: Meta, *, tokens: Int64 | None
+    source: Source,
+    rows: Rows,
+    meta: Meta,
+    *,
+    tokens: Int64 | None,
+    choices: TokenChoices | None = None,
 ) -> ExpertStatistics | None:
     """Compute statistics of experts; None without demand and wire.
 
@@ -65,6 +90,8 @@ def expert_statistics(
         The exchange, its rows and the trace's metadata.
     tokens
         ``[T]`` tokens per rank, for noise floors; None: unknown.
+    choices
+        Statistics of the exchange's sampled tokens; None: none were sampled.
     """
     if "demand.load" not in rows and "wire.bottleneck" not in rows:
         return None
@@ -76,10 +103,12 @@ def expert_statistics(
     bytes_ = rows.get("wire.bottleneck")
     hosts = len(set(source.nodes)) if all(source.nodes) else 0
     unavailable = []
-    if known and meta.k > 1:
+    measured = None if choices is None else choices.hosts
+    if known and meta.k > 1 and choices is None:
         unavailable.append(
             f"co-activation of experts{', hosts per token' * (hosts > 1)}: unavailable,"
-            f" as counts do not show which {meta.k} experts a token has together"
+            f" as counts do not show which {meta.k} experts a token has together "
+            "(capture with --token-sample)"
         )
     # all hosts are one, or a token has one expert, which is on one host
     on_one_host = known and (hosts == 1 or (hosts > 0 and meta.k == 1))
@@ -92,8 +121,22 @@ def expert_statistics(
         correlated=pair,
         correlation=largest,
         correlation_mean=mean,
-        hosts_per_token=1.0 if on_one_host else float("nan"),
+        hosts_per_token=1.0
+        if on_one_host
+        else (float("nan") if measured is None else measured.mean),
+        hosts_per_token_low=float("nan") if measured is None else measured.low,
+        hosts_per_token_high=float("nan") if measured is None else measured.high,
         hosts_per_token_balanced=balanced_hosts(experts, hosts, meta.k),
+        sampled_tokens=0 if choices is None else choices.tokens,
+        co_activation=None if choices is None else choices.co_activation,
+        contiguous=()
+        if choices is None
+        else tuple(
+            ContiguousHosts(
+                **vars(each), balanced=balanced_hosts(experts, each.hosts, meta.k)
+            )
+            for each in choices.contiguous
+        ),
         unavailable=tuple(unavailable),
     )
 

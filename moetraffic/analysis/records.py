@@ -186,6 +186,25 @@ def _of_experts(experts: ExpertStatistics, here: Mapping[str, Any]) -> Iterator[
             value=degree.max_over_mean,
             floor=degree.noise_floor,
         )
+    for hosts in experts.contiguous:
+        yield Record(
+            **here,
+            subject=f"experts on {hosts.hosts} hosts",
+            statistic="hosts_per_token",
+            value=hosts.mean,
+            low=hosts.low,
+            high=hosts.high,
+            floor=hosts.balanced,
+        )
+    for pair in experts.co_activation.pairs if experts.co_activation else ():
+        yield Record(
+            **here,
+            subject="experts {} and {}".format(*pair.experts),
+            statistic="co_activation_lift",
+            value=pair.lift,
+            low=pair.low,
+            high=pair.high,
+        )
 
 
 def _of_horizon(horizon: HorizonScores, row: Callable[..., Record]) -> Iterator[Record]:

@@ -7,7 +7,7 @@ they cost a global look-up.  They have no effect on the training.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,10 +44,9 @@ here = _Here()
 """Thread-local context, which the hook reads in every call."""
 _mirror: Callable[[CallContext], None] | None = None
 
-RoutingSink = Callable[
-    [int, "torch.Tensor", "torch.Tensor | None", "dist.ProcessGroup | None"], None
-]
-_routing_sinks: list[RoutingSink] = []
+RoutingSink = Callable[..., None]
+"""``(layer, demand, dropped, group)``, and ``chosen=`` if it asks for it."""
+_routing_sinks: list[tuple[RoutingSink, bool]] = []
 
 
 def place() -> CallContext:
@@ -126,6 +125,8 @@ def routing(
     demand: torch.Tensor,
     dropped: torch.Tensor | None = None,
     group: dist.ProcessGroup | None = None,
+    *,
+    chosen: torch.Tensor | None = None,
 ) -> None:
     """Report the token copies per expert that this rank routed in one layer.
 
@@ -141,15 +142,26 @@ def routing(
         None where nothing can be dropped.
     group
         The expert-parallel process group; None: the default group.
+    chosen
+        Experts of each token, of which a recorder with ``token_sample`` records some:
+        ``[T, k]`` integer ids, -1 for none, or ``[T, E]`` bool.
     """
-    for sink in _routing_sinks:
-        sink(layer, demand, dropped, group)
+    for sink, choices in _routing_sinks:
+        if choices:
+            sink(layer, demand, dropped, group, chosen=chosen)
+        else:
+            sink(layer, demand, dropped, group)
 
 
-def subscribe(sink: RoutingSink) -> Callable[[], Any]:
-    """Register a receiver of routings; return the function that removes it."""
-    _routing_sinks.append(sink)
-    return lambda: _routing_sinks.remove(sink)
+def subscribe(sink: RoutingSink, *, choices: bool = False) -> Callable[[], Any]:
+    """Register a receiver of routings; return the function that removes it.
+
+    With ``choices``, it also receives the keyword argument ``chosen`` of
+    :func:`routing`.
+    """
+    entry = (sink, choices)
+    _routing_sinks.append(entry)
+    return lambda: _routing_sinks.remove(entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +176,7 @@ class ShardRouting:
     row_bytes: int  # bytes of a token copy if it were sent
     dtype: str  # its element type
     padded: int  # fixed number of rows sent to each expert; 0: the kept copies
+    chosen: Sequence[torch.Tensor] = ()  # of each rank, as in :func:`routing`
 
 
 ShardSink = Callable[[ShardRouting], None]

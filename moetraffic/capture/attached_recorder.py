@@ -108,14 +108,16 @@ def begin(
     k: str,
     every: str = "",
     most_bytes: str = "",
+    token_sample: str = "",
     say: Say,
     note: Note,
 ) -> None:
     """Start recording the new default process group, without raising exceptions.
 
     ``force`` allows replacing an existing trace.  Model, router, experts per token,
-    ``every`` and ``most_bytes`` are given as text, empty if unknown or unlimited.
-    ``say`` prints a message once per host, and ``note`` leaves a note for the launcher.
+    ``every``, ``most_bytes`` and ``token_sample`` are given as text, empty if unknown,
+    unlimited or none.  ``say`` prints a message once per host, and ``note`` leaves a
+    note for the launcher.
     """
     global _attached
     with _ending:
@@ -136,6 +138,7 @@ def begin(
                 k=int(k or 0),
                 every=int(every or 1),
                 most_bytes=int(most_bytes or 0) or None,
+                token_sample=int(token_sample or 0),
                 force=force and out == Path(path),
             )
             recorder.start()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from moetraffic.errors import CaptureError
+from moetraffic.trace.consistency import MOST_CHOICES
 from moetraffic.trace.model import Int32
 
 if TYPE_CHECKING:
@@ -70,6 +71,22 @@ def check_limits(*, window: int, every: int, most_bytes: int | None) -> None:
         raise CaptureError(
             f"the maximum size is a number of bytes above 0, not {most_bytes!r}: "
             "change most_bytes"
+        )
+
+
+def check_token_sample(tokens: int) -> None:
+    """Check a number of sampled tokens.
+
+    Raises
+    ------
+    CaptureError
+        If it is no number from 0 to the maximum.
+    """
+    check_names_and_counts(token_sample=tokens)
+    if tokens > MOST_CHOICES:
+        raise CaptureError(
+            f"the experts of at most {MOST_CHOICES} tokens of a micro-batch are "
+            f"recorded, but token_sample is {tokens}: lower it"
         )
 
 

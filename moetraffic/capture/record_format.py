@@ -22,7 +22,8 @@ Fields of the records, after kind and length:
 - ``OPTIMIZER``: end, in_backward (1 within a backward pass), skipped (1 if the
   parameters were not updated)
 - ``ROUTED``: issue, group, layer, label, thread, in_backward, grad, experts,
-  has_dropped; token copies by expert follow, and dropped copies
+  has_dropped, tokens of the sample (0: none); token copies by expert follow, dropped
+  copies, and the bytes of the tokens' bit sets, filled up to whole words
 - ``GAP``: number of lost calls
 - ``PAUSE``: 1 if iterations that begin later are not recorded, 0 if they are
 
@@ -41,12 +42,12 @@ import numpy as np
 
 from moetraffic.trace.model import Int64
 
-VERSION = 1
+VERSION = 2
 WORDS, MESSAGE = 1, 2
 HEADER = struct.Struct("<iIq")
 
 CALL, END, STEP, OPTIMIZER, ROUTED, GAP, PAUSE = 1, 2, 3, 4, 5, 6, 7
-CALL_HEAD, ROUTED_HEAD = 21, 11  # words before the splits, before the token copies
+CALL_HEAD, ROUTED_HEAD = 21, 12  # words before the splits, before the token copies
 
 OPERATIONS = (
     *("all_to_all", "all_reduce", "all_gather", "reduce_scatter", "reduce"),

@@ -7,7 +7,6 @@ import itertools
 import logging
 import socket
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -15,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from moetraffic.capture.hook.completion import CompletionTracker, DeviceClock
 from moetraffic.capture.hook.native import load
 from moetraffic.capture.records.journal import Journal
 from moetraffic.capture.routers.direct_exchanges import DirectExchangeHooks
 from moetraffic.capture.routers.router_hooks import watch_routers
-from moetraffic.errors import CaptureError, MoetrafficError
+from moetraffic.errors import CaptureError
 from moetraffic.patterns import Workload
 from moetraffic.trace.model import ROUTING, STEP_KINDS
 from moetraffic.trace.segments.segment import PATTERN, rank_folder
-from moetraffic.trace.segments.store import CLOSED, RankFolder, segments_folder
+from moetraffic.trace.segments.store import RankFolder, segments_folder
 
 from . import clock_offset
 from .annotate import here, is_layer, subscribe
@@ -37,6 +37,7 @@ from .input_validation import (
     cause,
     check_limits,
     check_names_and_counts,
+    check_token_sample,
     checked_groups,
     checked_placement,
     demand_of,
@@ -48,14 +49,13 @@ from .process_exit import before_exit
 from .record_format import PAUSE, ROUTED, STEP
 from .recording import WINDOW_STEPS, Recording, check_output, describe
 from .running import running
+from .token_sample import TokenSample
 
 if TYPE_CHECKING:
     from moetraffic.trace.merge.merging import Merged
 
 log = logging.getLogger("moetraffic")
 
-MERGE_WAIT_S = 30.0
-LEAVE_S = 1.0
 FOUND_BY = ("router", "bypass")  # labels of what hooks report
 _recorders = itertools.count()
 
@@ -100,6 +100,9 @@ class Recorder(Recording):
     most_bytes
         Maximum size of the segments of all ranks; each rank has an equal share, and
         records no iteration after the window that reaches it.  None: unlimited.
+    token_sample
+        Tokens of each layer and micro-batch, drawn at random, whose experts are
+        recorded: co-activation of experts and hosts per token follow from them.
     force
         Overwrite ``path`` and remaining files of an earlier capture.
 
@@ -123,10 +126,13 @@ class Recorder(Recording):
         window: int = WINDOW_STEPS,
         every: int = 1,
         most_bytes: int | None = None,
+        token_sample: int = 0,
         force: bool = False,
     ) -> None:
         check_names_and_counts(model=str(model), router=str(router), k=k, window=window)
         check_limits(window=window, every=every, most_bytes=most_bytes)
+        check_token_sample(token_sample)
+        self._token_sample = token_sample
         self._most_bytes = most_bytes
         super().__init__(path, force=force)
         self._workload = workload
@@ -192,8 +198,10 @@ class Recorder(Recording):
             )
             self._undo.callback(hook.install(sink, native))
             self._undo.callback(completion.install())
-            self._undo.callback(subscribe(self._routing))
-            self._undo.callback(watch_routers(on_failure=self._failed))
+            sampled = self._token_sample > 0
+            self._sample = TokenSample(self._token_sample, self._rank)
+            self._undo.callback(subscribe(self._routing, choices=sampled))
+            self._undo.callback(watch_routers(on_failure=self._failed, choices=sampled))
             self._undo.callback(DirectExchangeHooks(self._failed).undo)
             self._undo.callback(before_exit(self._exiting))
             on_failure.pop_all()
@@ -324,7 +332,7 @@ class Recorder(Recording):
         self._warn_of_losses(report)
         if not merged or self._rank != 0:
             return None
-        return self._merge_when_closed(folder.folder)
+        return self._merge_when_closed(folder.folder, self._world)
 
     def __enter__(self) -> Recorder:
         return self.start()
@@ -390,6 +398,7 @@ class Recorder(Recording):
         demand: torch.Tensor,
         dropped: torch.Tensor | None,
         group: dist.ProcessGroup | None,
+        chosen: torch.Tensor | None = None,
     ) -> None:
         try:
             owner = group if group is not None else dist.group.WORLD
@@ -410,14 +419,26 @@ class Recorder(Recording):
             again = int(torch._C._current_graph_task_id() != -1)
             thread, grad = threading.get_ident(), torch.is_grad_enabled()
             place = owner.group_name, layer, label
-            self.put(
-                (ROUTED, hook.now_ns(), *place, thread, again, grad, counts, missed)
-            )
+            # a recomputed forward pass reports the same tokens again
+            sample = None if again else self._sampled(chosen)
+            found = counts, missed, sample
+            self.put((ROUTED, hook.now_ns(), *place, thread, again, grad, *found))
         except (TypeError, ValueError) as error:
             self._left_out.add(ROUTING, str(error))
         except Exception as error:
             # no error of the recording may reach the training
             self._failed(ROUTING, error)
+
+    def _sampled(self, chosen: torch.Tensor | None) -> tuple[int, torch.Tensor] | None:
+        """Sample tokens of a routing; None where their experts are unknown."""
+        if chosen is None:
+            return None
+        try:
+            with torch.no_grad(), _disable_current_modes():
+                return self._token_sample, self._sample.take(chosen)
+        except ValueError as error:
+            self._left_out.add("sample of tokens", str(error))
+            return None
 
     def _leave_out(self, message: str) -> None:
         """Log the first omitted record of a kind, and store the counts in the trace."""
@@ -463,30 +484,3 @@ class Recorder(Recording):
         if folder is not None:
             folder.leave()  # otherwise a child that outlives its parent keeps the lock
         running.discard(self)
-
-    def _merge_when_closed(self, folder: Path) -> Merged | None:
-        """Merge the segments when all ranks have closed; warn if they do not."""
-        # ranks that are a step ahead may wait for an interrupted rank: they end only
-        # after this process has exited
-        patience_s = LEAVE_S if self._ended else MERGE_WAIT_S
-        deadline = time.monotonic() + patience_s
-        waiting = set(range(self._world))
-        while waiting and time.monotonic() < deadline:
-            waiting = {
-                r for r in waiting if not (rank_folder(folder, r) / CLOSED).exists()
-            }
-            if waiting:
-                time.sleep(0.02)
-        if waiting:
-            self._warn(
-                f"ranks {sorted(waiting)} have not ended their capture: when they "
-                f"have, run moetraffic merge {folder} -o {self.path}"
-            )
-            return None
-        try:
-            return self._merge(folder)
-        except Exception as error:
-            # the training is complete: keep the segments and report the error
-            reason = str(error) if isinstance(error, MoetrafficError) else repr(error)
-            self._warn(f"no trace is written: {reason}")
-            return None

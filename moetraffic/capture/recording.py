@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -14,11 +15,12 @@ import torch
 import torch.distributed as dist
 
 from moetraffic import __version__
-from moetraffic.errors import CaptureError
+from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.patterns import Workload
 from moetraffic.trace.merge.merging import Merged, merge_into
 from moetraffic.trace.model import Meta
-from moetraffic.trace.segments.store import prepare
+from moetraffic.trace.segments.segment import rank_folder
+from moetraffic.trace.segments.store import CLOSED, prepare
 
 from .records.recovery import recover
 
@@ -31,6 +33,9 @@ WINDOW_STEPS = 32
 """Default number of steps that a killed rank may lose."""
 PATIENCE = timedelta(seconds=30)
 """Maximum time a rank waits for a decision of rank 0."""
+MERGE_WAIT_S = 30.0
+LEAVE_S = 1.0
+"""Maximum time rank 0 waits for the others, and where something ended the capture."""
 
 
 class Recording:
@@ -61,6 +66,33 @@ class Recording:
         for remark in (*merged.missing, *merged.remarks, *merged.contradictions):
             self._warn(remark)
         return merged
+
+    def _merge_when_closed(self, folder: Path, world: int) -> Merged | None:
+        """Merge the segments when all ranks have closed; warn if they do not."""
+        # ranks that are a step ahead may wait for an interrupted rank: they end only
+        # after this process has exited
+        patience_s = LEAVE_S if self._ended else MERGE_WAIT_S
+        deadline = time.monotonic() + patience_s
+        waiting = set(range(world))
+        while waiting and time.monotonic() < deadline:
+            waiting = {
+                r for r in waiting if not (rank_folder(folder, r) / CLOSED).exists()
+            }
+            if waiting:
+                time.sleep(0.02)
+        if waiting:
+            self._warn(
+                f"ranks {sorted(waiting)} have not ended their capture: when they "
+                f"have, run moetraffic merge {folder} -o {self.path}"
+            )
+            return None
+        try:
+            return self._merge(folder)
+        except Exception as error:
+            # the training is complete: keep the segments and report the error
+            reason = str(error) if isinstance(error, MoetrafficError) else repr(error)
+            self._warn(f"no trace is written: {reason}")
+            return None
 
     def _warn(self, message: str) -> None:
         """Log a warning unless the same message was logged before."""

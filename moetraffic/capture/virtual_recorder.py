@@ -18,19 +18,22 @@ from typing import Any
 import numpy as np
 
 from moetraffic.patterns import Workload
+from moetraffic.trace.choices import packed_bytes
 from moetraffic.trace.merge.merging import Merged
 from moetraffic.trace.merge.virtual_ranks import segment_of_shards
-from moetraffic.trace.model import Group, Int32, Source
+from moetraffic.trace.model import Group, Int32, Source, UInt8
 from moetraffic.trace.placement import contiguous_placement
 from moetraffic.trace.segments.segment import STEP, Segment
 from moetraffic.trace.segments.store import SegmentStore, segments_folder
 
 from .annotate import ShardRouting, subscribe_shards
-from .input_validation import cause
+from .input_validation import cause, check_token_sample
 from .recording import WINDOW_STEPS, Recording, check_output, describe
+from .token_sample import TokenSample, choice_bits
 
 WINDOW_BYTES = 32 << 20
 SITE = tuple[int, int, int, str, int]  # layer, slot, row bytes, dtype, padded rows
+Routed = tuple[int, int, Int32, UInt8]  # site, iteration, copies, bit sets of tokens
 
 
 class VirtualRecorder(Recording):
@@ -47,6 +50,8 @@ class VirtualRecorder(Recording):
     window
         Maximum number of steps that a killed process loses; records are written twice
         per window.
+    token_sample
+        Tokens of each rank, layer and micro-batch whose experts are recorded.
     force
         Overwrite ``path`` and remaining files of an earlier capture.
 
@@ -62,9 +67,12 @@ class VirtualRecorder(Recording):
         *,
         workload: Workload,
         window: int = WINDOW_STEPS,
+        token_sample: int = 0,
         force: bool = False,
     ) -> None:
+        check_token_sample(token_sample)
         super().__init__(path, force=force)
+        self._sample = TokenSample(token_sample, 0)
         self.spent_s = 0.0  # time that recording has taken in the training thread
         self._workload = workload
         self._window_steps = max(1, window // 2)
@@ -77,8 +85,9 @@ class VirtualRecorder(Recording):
             self._groups, model.moe_layers, model.experts
         )
         self._sites: dict[SITE, int] = {}
-        self._step: dict[int, Int32] = {}  # of this step: site -> [2, R, E]
-        self._routed: list[tuple[int, int, Int32]] = []  # site, iteration, rows
+        # of this step: site -> copies [2, R, E], and bit sets of tokens [R, S, B]
+        self._step: dict[int, tuple[Int32, UInt8]] = {}
+        self._routed: list[Routed] = []
         self._steps: list[Any] = []
         self._kinds: list[str] = []
         self._segments, self._bytes, self._step_start = 0, 0, 0
@@ -125,9 +134,9 @@ class VirtualRecorder(Recording):
         rows["source"] = rows["kind_source"] = Source.ANNOTATED
         self._steps.append(rows)
         self._kinds += [kind] * self._ranks
-        for site, routed in self._step.items():
-            self._routed.append((site, self.iteration, routed))
-            self._bytes += routed.nbytes
+        for site, (copies, bits) in self._step.items():
+            self._routed.append((site, self.iteration, copies, bits))
+            self._bytes += copies.nbytes + bits.nbytes
         self._step = {}
         self.iteration += 1
         if len(self._steps) >= self._window_steps or self._bytes >= WINDOW_BYTES:
@@ -157,14 +166,22 @@ class VirtualRecorder(Recording):
         key = (decided.layer, decided.slot, *row)
         site = self._sites.setdefault(key, len(self._sites))
         if site not in self._step:
-            shape = (2, self._ranks, counts.shape[1])
-            self._step[site] = np.zeros(shape, np.int32)
-        rows = self._step[site]
+            experts = counts.shape[1]
+            width = packed_bytes(experts)
+            self._step[site] = (
+                np.zeros((2, self._ranks, experts), np.int32),
+                np.zeros((self._ranks, self._sample.tokens, width), np.uint8),
+            )
+        rows, bits = self._step[site]
         # a recomputed forward pass reports the same routing again
         mine = slice(decided.first, decided.first + len(counts))
         rows[0, mine] = counts
         if decided.dropped is not None:
             rows[1, mine] = decided.dropped.detach().cpu().numpy()
+        if self._sample.tokens:
+            for rank, chosen in enumerate(decided.chosen, start=decided.first):
+                taken = self._sample.take(chosen)
+                bits[rank] = choice_bits(taken, rows.shape[2], self._sample.tokens)
         self.spent_s += (time.perf_counter_ns() - began) / 1e9
 
     def _commit(self, *, final: bool) -> None:
@@ -176,7 +193,7 @@ class VirtualRecorder(Recording):
 
     def _build(
         self,
-        routed: list[tuple[int, int, Int32]],
+        routed: list[Routed],
         sites: tuple[SITE, ...],
         steps: list[Any],
         kinds: list[str],
@@ -184,12 +201,15 @@ class VirtualRecorder(Recording):
         final: bool,
     ) -> Segment:
         experts = self._workload.model.experts
-        rows = np.array([r for _, _, r in routed], np.int32)
+        rows = np.array([r for _, _, r, _ in routed], np.int32)
+        bits = np.array([b for *_, b in routed], np.uint8)
+        sampled = bits if self._sample.tokens and len(bits) else None
         return segment_of_shards(
             sites,
-            np.array([s for s, _, _ in routed], np.int64),
-            np.array([i for _, i, _ in routed], np.int64),
+            np.array([s for s, *_ in routed], np.int64),
+            np.array([i for _, i, *_ in routed], np.int64),
             rows.reshape(-1, 2, self._ranks, experts),
+            sampled,
             index=index,
             final=final,
             node=socket.gethostname(),

@@ -23,6 +23,7 @@ from moetraffic.report.console.options import (
     Every,
     Force,
     MaxSize,
+    TokenSample,
     option,
     takes,
 )
@@ -66,6 +67,7 @@ def capture(
     ] = False,
     every: Every = 1,
     most_bytes: MaxSize = None,
+    token_sample: TokenSample = 0,
     force: Force = False,
     as_json: AsJson = False,
     *,
@@ -118,6 +120,7 @@ def capture(
                 overwrite=OVERWRITE,
                 every=every,
                 most_bytes=most_bytes,
+                token_sample=token_sample,
             )
         except RankEnded as error:
             _leave(error.outcome)

@@ -13,7 +13,13 @@ from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.launch import foreground_process, hook_environment
 from moetraffic.launch.disk_watch import forecasting
 from moetraffic.launch.segment_merging import SegmentMerger
-from moetraffic.report.console.options import Every, Force, MaxSize, option
+from moetraffic.report.console.options import (
+    Every,
+    Force,
+    MaxSize,
+    TokenSample,
+    option,
+)
 from moetraffic.report.console.terminal import Paper, announce
 from moetraffic.report.results.overview import tables
 from moetraffic.trace import Trace
@@ -41,6 +47,7 @@ def run(
     ] = 0,
     every: Every = 1,
     most_bytes: MaxSize = None,
+    token_sample: TokenSample = 0,
     environment: Annotated[
         bool,
         option(
@@ -65,6 +72,7 @@ def run(
         )
     make_room(output, force=force)
     names = {"model": model, "router": router, "k": k, "most_bytes": most_bytes}
+    names["token_sample"] = token_sample
     if every > 1:
         names["every"] = every
     hook = hook_environment.variables(output, force=force, names=names)

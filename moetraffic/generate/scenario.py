@@ -205,6 +205,7 @@ def _restricted(layer: RoutedLayer, iterations: Int64) -> RoutedLayer:
         iteration=layer.iteration[keep],
         demand=layer.demand[keep],
         dropped=None if layer.dropped is None else layer.dropped[keep],
+        choices=None,  # a traffic model has no tokens
     )
 
 

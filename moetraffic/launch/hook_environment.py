@@ -23,6 +23,7 @@ NAMES = {
     "k": "MOETRAFFIC_K",
     "every": "MOETRAFFIC_EVERY",
     "most_bytes": "MOETRAFFIC_MAX_SIZE",
+    "token_sample": "MOETRAFFIC_TOKEN_SAMPLE",
 }
 """Variables with the names of the model and its router, experts per token, and limits
 of what is recorded."""

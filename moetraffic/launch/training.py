@@ -40,6 +40,7 @@ def capture_run(
     overwrite: str = "pass force=True",
     every: int = 1,
     most_bytes: int | None = None,
+    token_sample: int = 0,
 ) -> Trace | None:
     """Train the built-in model on ranks of this host and capture the traffic.
 
@@ -59,9 +60,9 @@ def capture_run(
         mean loss.
     overwrite
         Remedy for an existing trace, for the error message.
-    every, most_bytes
-        Which iterations are recorded, and the maximum size, as in
-        :class:`~moetraffic.capture.Recorder`.
+    every, most_bytes, token_sample
+        Which iterations are recorded, the maximum size, and the number of tokens whose
+        experts are recorded, as in :class:`~moetraffic.capture.Recorder`.
 
     Returns
     -------
@@ -100,6 +101,7 @@ def capture_run(
             "MOETRAFFIC_FORCE": "1" if force else "",
             "MOETRAFFIC_EVERY": str(every),
             "MOETRAFFIC_MAX_SIZE": str(most_bytes or ""),
+            "MOETRAFFIC_TOKEN_SAMPLE": str(token_sample or ""),
         },
         # ranks on other hosts are not monitored: torch's timeouts end those
         start_deadline_s=math.inf if elsewhere else 120.0,

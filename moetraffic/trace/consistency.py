@@ -22,6 +22,7 @@ from .model import (
 
 MOST_RANKS = 1 << 24
 MOST_EXPERTS = 1 << 20
+MOST_CHOICES = 1 << 16
 LARGEST = (1 << 31) - 1
 MOST_NS = 1 << 62  # sums of two times stay within int64
 
@@ -69,6 +70,14 @@ def site_rules(
         all(s.experts >= 0 and 0 <= s.row_bytes <= MOST_ROW_BYTES for s in sites),
         "experts and row bytes are non-negative, and a row has at most "
         f"{MOST_ROW_BYTES} bytes",
+    )
+    yield (
+        all(
+            0 <= s.choices <= MOST_CHOICES and (not s.choices or s.operation == ROUTING)
+            for s in sites
+        ),
+        f"a routing has choices of at most {MOST_CHOICES} tokens of a rank, and other "
+        "calls have none",
     )
     yield (
         all(

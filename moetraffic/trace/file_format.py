@@ -37,6 +37,7 @@ from moetraffic.trace.hdf5.tables import (
     write_table,
 )
 
+from .choices import packed_bytes
 from .model import (
     CLOCK,
     PLACEMENT,
@@ -51,7 +52,7 @@ from .reading import T, TraceContents
 
 KIND = "moetraffic"
 VERSION = 1
-MINOR = 1  # additions to version 1, which readers of version 1.0 ignore
+MINOR = 2  # additions to version 1, which readers of version 1.0 ignore
 
 OWN = {
     "format": KIND,
@@ -73,6 +74,12 @@ PANELS = {  # name: (type, axes after the rows, unit, meaning)
         "token copies a rank routed to an expert",
     ),
     "dropped": ("<i4", ("src", "expert"), "1", "token copies dropped over capacity"),
+    "choices": (
+        "|u1",
+        ("src", "token", "expert_byte"),
+        "1",
+        "experts of sampled tokens: bit 7 - e % 8 of byte e // 8 for expert e",
+    ),
     "wire": ("<i8", ("src", "dst"), "bytes", "bytes sent from src to dst"),
     "volume": ("<i8", ("member",), "bytes", "bytes of the member's input buffer"),
 }
@@ -86,7 +93,11 @@ STEP_PANELS = {
     "step_start": ("<i8", "ns", "the rank's own clock"),
     "step_end": ("<i8", "ns", "the rank's own clock"),
 }
-PANEL_NAME = re.compile(rf"({'|'.join(PANELS)})_(\d{{1,7}})(?:x(\d{{1,7}}))?")
+LENGTHS = {"demand": 2, "dropped": 2, "choices": 3}
+"""Numbers in the names of panels that have more than W."""
+PANEL_NAME = re.compile(
+    rf"({'|'.join(PANELS)})_(\d{{1,7}})(?:x(\d{{1,7}}))?(?:x(\d{{1,7}}))?"
+)
 
 
 def save(trace: TraceContents, path: Path, *, force: bool) -> None:
@@ -207,10 +218,14 @@ def _panels(container: Container) -> dict[str, Panel]:
     found: dict[str, Panel] = {}
     for name in sorted(container.names):
         match = PANEL_NAME.fullmatch(name)
-        if not match or bool(match[3]) != ("expert" in PANELS[match[1]][1]):
+        # W, E and sampled tokens
+        lengths = [int(part) for part in match.groups()[1:] if part] if match else []
+        if not match or len(lengths) != LENGTHS.get(match[1], 1):
             continue
-        kind, width = match[1], int(match[2])
-        inner = [width, int(match[3] or width)][: len(PANELS[kind][1])]
+        kind, width = match[1], lengths[0]
+        inner = [width, *lengths[1:], width][: len(PANELS[kind][1])]
+        if kind == "choices":
+            inner = [width, lengths[2], packed_bytes(lengths[1])]
         found[name] = container.panel(
             name, PANELS[kind][0], (None, *inner), counts=kind in COUNTS
         )

@@ -123,6 +123,7 @@ class Site:
     routing: int = -1  # site whose demand determines the wire, for DEMAND
     constant: tuple[int, ...] = ()  # bytes, W x W row-major (all-to-all) or W values
     dropped: DroppedForm = DroppedForm.UNKNOWN
+    choices: int = 0  # sampled tokens per member whose experts are stored; 0: none
     layer_source: Source = field(default=Source.UNKNOWN, compare=False)
     phase_source: Source = field(default=Source.UNKNOWN, compare=False)  # and label
     direction_source: Source = field(default=Source.UNKNOWN, compare=False)

@@ -12,6 +12,7 @@ from moetraffic.errors import TraceError
 from moetraffic.trace.hdf5.container import Container
 
 from . import clock
+from .choices import unpack
 from .consistency import (
     clocks_valid,
     groups_valid,
@@ -39,6 +40,7 @@ from .model import (
     Site,
     Source,
     Steps,
+    UInt8,
     sized,
 )
 from .panel import Panel, take
@@ -64,6 +66,8 @@ class TraceContents:
         ``issue_W``, ``start_W``, ``end_W`` ``[O_W, W]`` int64 ns of each rank's clock;
         ``demand_WxE`` ``[D, W, E]`` int32 token copies, a row per routing occurrence;
         ``dropped_WxE`` likewise, of routing sites whose drops are STORED;
+        ``choices_WxExS`` ``[C, W, S, B]`` uint8 bit sets of the experts of S sampled
+        tokens, of routing sites that have them;
         ``wire_W`` ``[X, W, W]`` int64 bytes, all-to-all sites whose wire is STORED;
         ``volume_W`` ``[V, W]`` int64 bytes, other sites whose wire is STORED.
     placements, clocks
@@ -314,6 +318,41 @@ class TraceContents:
             panel = self._routing_panel("dropped", occurrences)
             out[stored] = take(panel, self.rows.numbers("dropped")[occurrences[stored]])
         return out
+
+    def choices(self, occurrences: Int64) -> Bool:
+        """Return the experts of sampled tokens of each member, ``[n, W, S, E]``.
+
+        Dropped copies are included where the router reports them.  A token without
+        experts is absent: a member routed fewer than S tokens, or has no record.
+
+        Raises
+        ------
+        TraceError
+            If the trace does not hold them, or S differs between the occurrences.
+        """
+        experts = self.rows.experts[self.occurrences.site[occurrences]]
+        return unpack(self.choice_bits(occurrences), int(experts[0]))
+
+    def choice_bits(self, occurrences: Int64) -> UInt8:
+        """Return :meth:`choices` as bit sets, ``[n, W, S, B]`` uint8.
+
+        Raises
+        ------
+        TraceError
+            As :meth:`choices` does.
+        """
+        shape = self._routing_panel("demand", occurrences).shape[1:]
+        sampled = np.unique(self.rows.choices[self.occurrences.site[occurrences]])
+        if len(sampled) != 1 or not sampled[0]:
+            raise TraceError(
+                "the experts of single tokens are unavailable: capture with "
+                "--token-sample"
+                if not sampled[0]
+                else f"routings have choices of {sampled.tolist()} tokens: read them "
+                "one layer at a time"
+            )
+        panel = self.panels[f"choices_{shape[0]}x{shape[1]}x{sampled[0]}"]
+        return take(panel, self.rows.numbers("choices")[occurrences])
 
     def any_dropped(self, occurrences: Int64) -> bool:
         """Return whether a routing site of the occurrences has or may have drops."""

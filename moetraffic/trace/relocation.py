@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import LayoutError, TraceError
 
+from .choices import packed_bytes, resized
 from .model import (
     ALL_TO_ALL,
     PHASES,
@@ -168,6 +169,17 @@ def _routed(trace: Trace, layer: int, slot: int, world: int) -> RoutedLayer:
         members = list(trace.groups[trace.sites[number].group].ranks)
         demand[:, members] = trace.demand(these)
         dropped[:, members] = trace.dropped(these)
+    choices = None
+    sampled = {trace.sites[n].choices for n in numbers}
+    if sampled != {0}:
+        most = max(sampled)
+        choices = np.zeros((len(when), world, most, packed_bytes(experts)), np.uint8)
+        for number, occurrences in zip(numbers, found, strict=True):
+            if not trace.sites[number].choices:
+                continue
+            these = occurrences[np.isin(every.iteration[occurrences], when)]
+            members = list(trace.groups[trace.sites[number].group].ranks)
+            choices[:, members] = resized(trace.choice_bits(these), most)
     exchanges = [
         s
         for s in trace.sites
@@ -191,6 +203,7 @@ def _routed(trace: Trace, layer: int, slot: int, world: int) -> RoutedLayer:
         row_bytes=first.row_bytes,
         dtype=first.dtype,
         padded=_padded_rows(trace, first, experts),
+        choices=choices,
         phases=tuple(p for p in PHASES if any(s.phase == p for s in exchanges)),
         source=min(
             source
@@ -235,6 +248,9 @@ def _joined(layer: RoutedLayer, ranks: int) -> RoutedLayer:
         demand=total(layer.demand),
         dropped=None if layer.dropped is None else total(layer.dropped),
         padded=layer.padded * a_rank,
+        choices=None
+        if layer.choices is None
+        else layer.choices.reshape(count, ranks, -1, layer.choices.shape[-1]),
     )
 
 

@@ -33,6 +33,7 @@ from .model import (
     Site,
     Source,
     Steps,
+    UInt8,
     WireForm,
 )
 from .panel import ArrayPanel
@@ -59,6 +60,7 @@ class RoutedLayer:
     row_bytes: int  # bytes of a token copy on the wire
     dtype: str  # element type on the wire
     padded: int = 0  # fixed rows from each rank to each expert; 0: not padded
+    choices: UInt8 | None = None  # [n, R, S, B] experts of sampled tokens, bit sets
     phases: tuple[str, ...] = PHASES  # the exchanges that the layer has
     source: Source = Source.ANNOTATED  # of its layer, phases and directions
 
@@ -220,12 +222,17 @@ def _sites_of(
         routing = replace(routing, dropped=DroppedForm.STORED)
         name = f"dropped_{width}x{experts}"
         parts.setdefault(name, []).append(layer.dropped[:, ranks])
+    if layer.choices is not None and layer.choices[:, ranks].any():
+        routing = replace(routing, choices=layer.choices.shape[2])
+        name = f"choices_{width}x{experts}x{routing.choices}"
+        parts.setdefault(name, []).append(layer.choices[:, ranks])
     of = (placements["group"] == number) & (placements["layer"] == layer.layer)
     rows = placements[of]
     exchange = replace(
         routing,
         operation=ALL_TO_ALL,
         experts=0,
+        choices=0,
         dtype=layer.dtype,
         row_bytes=layer.row_bytes,
         dropped=DroppedForm.UNKNOWN,

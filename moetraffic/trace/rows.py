@@ -43,6 +43,7 @@ class Rows:
         self.width = np.zeros(len(sites), np.int64)
         self.width[known] = sizes[group[known]]
         self.wire_form = np.array([s.wire for s in sites], np.int64)
+        self.choices = np.array([s.choices for s in sites], np.int64)
         self.dropped_form = np.array([s.dropped for s in sites], np.int64)
         self.experts = np.array([s.experts for s in sites], np.int64)
         self.routes = np.array([s.operation == ROUTING for s in sites], bool)
@@ -51,10 +52,13 @@ class Rows:
         self.family = np.where(self.routes, self.width * (1 << 32) + self.experts, -1)
         stored = np.where(self.wire_form == WireForm.STORED, self.width, -1)
         drops = self.dropped_form == DroppedForm.STORED
+        # (W, E, S) of routing sites with choices as one number: below 2^24, 2^20, 2^17
+        sampled = (self.width << 38) + (self.experts << 17) + self.choices
         self._keys = {  # of the sites whose occurrences share a panel
             "present": self.width,
             "demand": self.family,
             "dropped": np.where(drops, self.family, -1),
+            "choices": np.where(self.routes & (self.choices > 0), sampled, -1),
             "wire": np.where(self.square, stored, -1),
             "volume": np.where(self.square, -1, stored),
         }
@@ -70,10 +74,10 @@ class Rows:
     def of(self, panel: str) -> Int64:
         """Return the row of each occurrence in the named panel."""
         kind, _, shape = panel.partition("_")
-        width, _, experts = shape.partition("x")
-        belongs = self.width == int(width)
-        if experts:
-            belongs = belongs & (self.experts == int(experts))
+        belongs = np.ones(len(self.width), bool)
+        own = (self.width, self.experts, self.choices)
+        for attribute, length in zip(own, shape.split("x"), strict=False):
+            belongs &= attribute == int(length)
         return np.where(belongs[self._every.site], self.numbers(kind), -1)
 
     def at(self, sites: Int64, iterations: Int64) -> Int64:
@@ -111,6 +115,8 @@ class Rows:
                 names.append(f"demand_{width}x{site.experts}")
                 if site.dropped == DroppedForm.STORED:
                     names.append(f"dropped_{width}x{site.experts}")
+                if site.choices:
+                    names.append(f"choices_{width}x{site.experts}x{site.choices}")
             if site.wire == WireForm.STORED:
                 names.append(f"{'wire' if self.square[number] else 'volume'}_{width}")
             for name in names:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -22,8 +23,10 @@ from moetraffic import capture
 from moetraffic.capture import annotate
 from moetraffic.capture.routers import layer_index, router_readers
 from moetraffic.capture.routers.router_hooks import router, watch_routers
+from moetraffic.capture.token_sample import TokenSample, choice_bits
 from moetraffic.errors import CaptureError
 from moetraffic.gating import FairscaleTop2Router
+from moetraffic.trace.choices import unpack
 
 HIDDEN, EXPERTS, TOKENS = 8, 4, 12
 
@@ -394,6 +397,12 @@ def test_each_frameworks_output_is_read(case: str) -> None:
     assert told.demand.dtype == torch.int64
     assert told.demand.tolist() == demand
     assert (None if told.dropped is None else told.dropped.tolist()) == dropped
+    # the experts of each token, without copies that a framework dropped
+    assert (told.chosen is None) == (case in ("fastmoe", "jetmoe"))
+    if told.chosen is not None:
+        bits = choice_bits(TokenSample(9, 0).take(told.chosen()), 4, 9)
+        kept = np.array(demand) - np.array(dropped or [0, 0, 0, 0])
+        assert unpack(bits, 4).sum(axis=0).tolist() == kept.tolist()
 
 
 def test_tutel_with_noise_after_its_gate_is_not_told() -> None:

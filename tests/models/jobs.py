@@ -374,11 +374,13 @@ def program(
     folder: Path,
     workload: str,
     capture: str = "",
+    token_sample: str = "",
     signal_after: tuple[int, int] = (0, 0),
 ) -> dict[str, Any]:
     """The main program, sent a signal after so many steps, if any."""
     os.environ["MOETRAFFIC_WORKLOAD"] = workload
     os.environ["MOETRAFFIC_CAPTURE"] = capture
+    os.environ["MOETRAFFIC_TOKEN_SAMPLE"] = token_sample
     if world > 1:
         os.environ["MOETRAFFIC_FILESTORE"] = str(folder / "store")
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))

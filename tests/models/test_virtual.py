@@ -73,9 +73,10 @@ def workload(case: str) -> Workload:
     )
 
 
-def virtually(work: Workload, path: Path) -> Trace:
+def virtually(work: Workload, path: Path, token_sample: int = 0) -> Trace:
     work = replace(work, training=replace(work.training, virtual=True))
-    with VirtualRecorder(path, workload=work) as recorder:
+    recorder = VirtualRecorder(path, workload=work, token_sample=token_sample)
+    with recorder:
         train_virtually(work, recorder)
     return Trace.open(path)
 
@@ -100,10 +101,18 @@ SOME = {"switch, 4 ranks", "top-2, 4 ranks in 2 groups"}
 def test_virtual_equals_real(case: str, run_ranks: Run, tmp_path: Path) -> None:
     work = workload(case)
     real_path = tmp_path / "real.h5"
+    tokens = 64  # of a micro-batch: all are sampled
     run_ranks(
-        "program", work.layout.world, workload=work.to_json(), capture=str(real_path)
+        "program",
+        work.layout.world,
+        workload=work.to_json(),
+        capture=str(real_path),
+        token_sample=str(tokens),
     )
-    with Trace.open(real_path) as real, virtually(work, tmp_path / "v.h5") as made:
+    with (
+        Trace.open(real_path) as real,
+        virtually(work, tmp_path / "v.h5", tokens) as made,
+    ):
         assert not real.meta.virtual
         assert made.meta.virtual
         assert made.meta.nodes == ("",) * work.layout.world or made.meta.nodes[0]
@@ -118,6 +127,8 @@ def test_virtual_equals_real(case: str, run_ranks: Run, tmp_path: Path) -> None:
                 assert (made.demand(mine) == real.demand(its)).all()
                 assert (made.dropped(mine) == real.dropped(its)).all()
                 assert made.demand(mine).sum() > 0
+                assert (made.choices(mine) == real.choices(its)).all()
+                assert (made.choices(mine).sum(axis=2) == made.demand(mine)).all()
             else:
                 assert (made.wire(mine) == real.wire(its)).all()
                 assert made.sites[number].wire == real.sites[called(real)[what]].wire
@@ -152,6 +163,21 @@ def test_routing_noise_follows_the_data_seed() -> None:
         made.iterate(0)
         loads.append(torch.stack([m.load for m in made.model.mixtures]))
     assert not torch.equal(*loads)
+
+
+def test_a_sample_of_tokens_changes_no_loss(tmp_path: Path) -> None:
+    work = workload("top-2, 4 ranks in 2 groups")
+    with (
+        virtually(work, tmp_path / "plain.h5") as plain,
+        virtually(work, tmp_path / "sampled.h5", 5) as sampled,
+    ):
+        assert (plain.steps.loss == sampled.steps.loss).all()
+        routed = sampled.find(operation=ROUTING)
+        assert (plain.demand(routed) == sampled.demand(routed)).all()
+        chosen = sampled.choices(routed)
+        assert chosen.shape[1:] == (2, 5, 8)
+        assert (chosen.sum(axis=3) == 2).all()
+        assert (chosen.sum(axis=2) <= sampled.demand(routed)).all()
 
 
 def test_shards_in_several_passes_are_the_same_shards(

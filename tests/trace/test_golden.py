@@ -67,3 +67,18 @@ def test_the_sampled_golden_file_says_so() -> None:
         assert trace.iterations.tolist() == [0, 3, 9]
     with Trace.open(path("golden-v1.h5")) as trace:
         assert trace.meta.every == 1
+
+
+def test_the_golden_file_of_version_1_2_has_the_experts_of_sampled_tokens() -> None:
+    with Trace.open(path("golden-v1.2.h5")) as trace:
+        assert trace.meta.nodes == ("node-0", "node-1")
+        for layer in (1, 3):
+            routed = trace.find(operation=ROUTING, layer=layer)
+            chosen = trace.choices(routed)
+            assert chosen.shape == (24, 2, 24, 6)
+            assert (chosen.sum(axis=3) == 2).all()
+            assert int((chosen.sum(axis=2) > trace.demand(routed)).sum()) == 0
+        first = trace.choices(trace.find(operation=ROUTING, layer=1)[:1])[0, 0, :3]
+        assert [row.nonzero()[0].tolist() for row in first] == [[1, 3], [1, 3], [0, 4]]
+    with Trace.open(path("golden-v1.1.h5")) as trace:
+        assert not any(site.choices for site in trace.sites)

@@ -362,10 +362,8 @@ class Committer:
     def _routed(self, plain: list[int], words: Int64, at: int) -> None:
         # fmt: off
         (_, _, issue, group, layer, place, thread, in_backward, grad, experts,
-         has_dropped) = plain[at : at + ROUTED_HEAD]
+         has_dropped, tokens) = plain[at : at + ROUTED_HEAD]
         # fmt: on
-        counts = words[at + ROUTED_HEAD : at + ROUTED_HEAD + experts]
-        dropped = words[at + ROUTED_HEAD + experts :][:experts] if has_dropped else None
         direction = "recompute" if in_backward else "forward"
         _, _, label, linked, _ = self._names["place"][place]
         here = (layer, "", label, linked)
@@ -378,7 +376,8 @@ class Committer:
         self._settle(self._boundaries.call(settles=True, in_backward=bool(in_backward)))
         if not self._recorded.may_have(self._boundaries):
             return
-        row = self._window.put_demand(counts, dropped)
+        rest = words[at + ROUTED_HEAD : at + plain[at + 1]]
+        row = self._window.put_routing(rest, experts, has_dropped, tokens)
         when = self._boundaries.iteration, sequence, issue
         self._window.add(CallEvent(site, *when, row, 0, thread, grad))
 
@@ -474,7 +473,8 @@ class Committer:
             steps=records.step_table(),
             kinds=tuple(records.kinds),
             splits={w: rows.array(w) for w, rows in records.splits.items()},
-            demand={e: np.asarray(r, np.int32) for e, r in records.demand.items()},
+            demand=records.demand_panels(),
+            choices=records.choice_panels(),
             placements=placements(
                 self._sites.sites, self._sites.groups, self._placement
             ),

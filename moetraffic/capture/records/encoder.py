@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from moetraffic.capture.annotate import CallContext
@@ -23,6 +24,8 @@ from moetraffic.capture.record_format import (
     STEP,
     loss_word,
 )
+from moetraffic.capture.token_sample import choice_bits
+from moetraffic.trace.model import UInt8
 
 
 class Encoder:
@@ -45,7 +48,9 @@ class Encoder:
         A record is ``(CALL, ...)`` as in :data:`moetraffic.capture.hook.python.Record`,
         ``(END, number, start, end)``, ``(STEP, end, tokens, kind, loss)``,
         ``(OPTIMIZER, end, in_backward, skipped)``, ``(PAUSE, paused)`` or ``(ROUTED,
-        issue, group, layer, label, thread, in_backward, grad, demand, dropped)``.
+        issue, group, layer, label, thread, in_backward, grad, demand, dropped,
+        sample)``, where ``sample`` is None or the number of tokens, and the experts of
+        those that there are, as from :meth:`.TokenSample.take`.
 
         Raises
         ------
@@ -68,18 +73,25 @@ class Encoder:
         elif kind == PAUSE:
             words += (PAUSE, 3, int(record[1]))
         else:
-            _, issue, group, layer, label, thread, again, grad, demand, dropped = record
+            # fmt: off
+            (_, issue, group, layer, label, thread, again, grad, demand, dropped,
+             sample) = record
+            # fmt: on
             if not isinstance(demand, list):
                 demand, dropped = demand_of(demand, dropped)
             lists = [demand] if dropped is None else [demand, dropped]
+            tokens, bits = 0, []
+            if sample is not None:
+                tokens, taken = sample
+                bits = _as_words(choice_bits(taken, len(demand), tokens))
             words += (
-                *(ROUTED, ROUTED_HEAD + len(lists) * len(demand), issue),
+                *(ROUTED, ROUTED_HEAD + len(lists) * len(demand) + len(bits), issue),
                 *(self.number("group", group), layer),
                 self.number("place", CallContext(label=label, linked=bool(label))),
                 *(self.number("thread", thread), again, int(grad), len(demand)),
-                len(lists) - 1,
+                *(len(lists) - 1, tokens),
             )
-            for counts in lists:
+            for counts in (*lists, bits):
                 words += counts
 
     def _call(self, record: Sequence[Any], words: list[int]) -> None:
@@ -113,6 +125,14 @@ class Encoder:
                     self._defined.append({"define": kind, "name": _json_value(name)})
                     known[name] = number
         return number
+
+
+def _as_words(data: UInt8) -> list[int]:
+    """Convert bytes to int64 words, filled up with zeros."""
+    flat = np.zeros(-(-data.size // 8) * 8, np.uint8)
+    flat[: data.size] = data.reshape(-1)
+    words: list[int] = flat.view("<i8").tolist()
+    return words
 
 
 def _json_value(name: Any) -> Any:

@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.trace.choices import packed_bytes, resized
 from moetraffic.trace.model import (
     PLACEMENT,
     ROUTING,
     UNKNOWN_TIME,
     Group,
+    Int32,
     Int64,
     Site,
     SiteNumbers,
     Source,
+    UInt8,
 )
 from moetraffic.trace.segments.segment import EVENT, STEP
 
@@ -53,6 +56,7 @@ class RecordWindow:
     kinds: list[str] = field(default_factory=list)
     splits: dict[int, SplitRows] = field(default_factory=dict)
     demand: dict[int, list[Any]] = field(default_factory=dict)
+    choices: dict[int, list[UInt8]] = field(default_factory=dict)  # rows of demand
     bytes: int = 0
 
     def put_splits(self, sent: Int64, received: Int64) -> tuple[int, int]:
@@ -60,12 +64,44 @@ class RecordWindow:
         self.bytes += 16 * len(sent)
         return self.splits.setdefault(len(sent), SplitRows()).put(sent, received)
 
-    def put_demand(self, counts: Int64, dropped: Int64 | None) -> int:
-        """Store token copies per expert; return their row number."""
-        self.bytes += 8 * len(counts)
-        rows = self.demand.setdefault(len(counts), [])
-        rows.append((counts, np.zeros_like(counts) if dropped is None else dropped))
+    def put_routing(
+        self, words: Int64, experts: int, has_dropped: int, tokens: int
+    ) -> int:
+        """Store a routing; return its row number.
+
+        Parameters
+        ----------
+        words
+            Token copies per expert, dropped copies if ``has_dropped``, and the bit sets
+            of sampled tokens.
+        experts, has_dropped, tokens
+            Number of experts, whether there are dropped copies (1 or 0), and number of
+            sampled tokens.
+        """
+        self.bytes += 8 * len(words)
+        counts, behind = words[:experts], words[experts:]
+        dropped = behind[:experts] if has_dropped else np.zeros_like(counts)
+        rows = self.demand.setdefault(experts, [])
+        rows.append((counts, dropped))
+        size = tokens * packed_bytes(experts)
+        bits = behind[has_dropped * experts :].astype("<i8").view(np.uint8)[:size]
+        self.choices.setdefault(experts, []).append(
+            bits.reshape(tokens, packed_bytes(experts))
+        )
         return len(rows) - 1
+
+    def demand_panels(self) -> dict[int, Int32]:
+        """Convert the routings to arrays ``[m, 2, E]``, by experts E."""
+        return {e: np.asarray(rows, np.int32) for e, rows in self.demand.items()}
+
+    def choice_panels(self) -> dict[int, UInt8]:
+        """Convert the sampled tokens to arrays ``[m, S, B]``, by experts E."""
+        tokens = {e: max(map(len, rows)) for e, rows in self.choices.items()}
+        return {
+            e: np.stack([resized(row, tokens[e]) for row in rows])
+            for e, rows in self.choices.items()
+            if tokens[e]
+        }
 
     def add(self, event: CallEvent) -> CallEvent:
         """Add a call; return it."""

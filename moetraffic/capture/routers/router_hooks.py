@@ -105,6 +105,7 @@ def watch_routers(
     *,
     on_failure: Failure | None = None,
     model: nn.Module | None = None,
+    choices: bool = False,
 ) -> Callable[[], None]:
     """Install forward hooks that report the demand of all known routers.
 
@@ -120,6 +121,9 @@ def watch_routers(
         error does not reach the model.  If absent, each distinct error is logged once.
     model
         Search only this model for routers; by default all live modules.
+    choices
+        Whether ``on_routing`` also receives the keyword argument ``chosen``: the
+        experts of each token, or None.
 
     Returns
     -------
@@ -133,7 +137,7 @@ def watch_routers(
     :func:`moetraffic.capture.annotate.routing`.  In a compiled module, a graph operator
     reports (see :mod:`.observed_router`).
     """
-    hooks = RouterHooks(on_routing, on_failure, model)
+    hooks = RouterHooks(on_routing, on_failure, model, choices=choices)
     hooks.scan()
     return hooks.undo
 
@@ -142,9 +146,15 @@ class RouterHooks:
     """The hooks installed by one call of :func:`watch_routers`."""
 
     def __init__(
-        self, sink: RoutingSink, failure: Failure | None, model: nn.Module | None
+        self,
+        sink: RoutingSink,
+        failure: Failure | None,
+        model: nn.Module | None,
+        *,
+        choices: bool = False,
     ) -> None:
         self._sink, self._failure, self._model = sink, failure, model
+        self._choices = choices
         self._lock = threading.RLock()
         self._routers: WeakKeyDictionary[nn.Module, ObservedRouter] = (
             WeakKeyDictionary()
@@ -248,8 +258,11 @@ class RouterHooks:
         try:
             with torch.no_grad(), _disable_current_modes():
                 decision = entry.reader(module, inputs, local(output))
-            if decision is None:
-                return
+                if decision is None:
+                    return
+                told: dict[str, Any] = {}
+                if self._choices:
+                    told["chosen"] = decision.chosen and decision.chosen()
             layer = before.layer
             if before.linked or layer < 0:
                 layer = self.layer(self._first_of_layer(entry))
@@ -258,7 +271,7 @@ class RouterHooks:
             group = entry.group()
             self._reporting.on = True
             annotate.set_context(CallContext(layer, "", LABEL, linked=True))
-            self._sink(layer, decision.demand, decision.dropped, group)
+            self._sink(layer, decision.demand, decision.dropped, group, **told)
         except Exception as error:
             # no error of the recording may reach the training
             self.failed(error)

@@ -35,6 +35,8 @@ class Decision(NamedTuple):
 
     demand: Tensor  # [E] int64 token copies routed to each expert, dropped ones too
     dropped: Tensor | None = None  # [E] int64 of these over capacity; None: unknown
+    # the experts of each token, ids [..., k] or a mask [..., E]; None: unknown
+    chosen: Callable[[], Tensor] | None = None
 
 
 Reader = Callable[[nn.Module, Sequence[Any], Any], "Decision | None"]
@@ -50,6 +52,18 @@ def chosen(ids: Tensor, experts: int) -> Tensor:
     is_expert = (flat >= 0) & (flat < experts)
     counts = torch.zeros(experts, dtype=torch.int64, device=flat.device)
     return counts.scatter_add_(0, flat.clamp(0, experts - 1), is_expert.long())
+
+
+def _decision_of_ids(ids: Tensor, experts: int) -> Decision:
+    """Create the decision of expert ids ``[..., k]``; flat ids have unknown tokens."""
+    own = (lambda: ids.detach()) if ids.dim() > 1 else None
+    return Decision(chosen(ids, experts), chosen=own)
+
+
+def _decision_of_mask(mask: Tensor) -> Decision:
+    """Create the decision of a mask ``[..., E]`` of chosen experts, of any type."""
+    own = (lambda: mask.detach() != 0) if mask.dim() > 1 else None
+    return Decision(marked(mask), chosen=own)
 
 
 def marked(mask: Tensor) -> Tensor:
@@ -88,7 +102,7 @@ def _ids(position: int, logits: int | None = None) -> Reader:
 
     def read(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
         experts = experts_of(module) if logits is None else output[logits].shape[-1]
-        return Decision(chosen(output[position], experts))
+        return _decision_of_ids(output[position], experts)
 
     return read
 
@@ -102,11 +116,11 @@ def _megatron(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decisio
     """
     probs, chosen_ = output
     if chosen_.dtype != torch.bool:
-        return Decision(chosen(chosen_, experts_of(module)))
+        return _decision_of_ids(chosen_, experts_of(module))
     config = getattr(module, "config", None)
     if getattr(config, "moe_pad_expert_input_to_capacity", False):
         chosen_ = chosen_ & (probs.detach() != 0)
-    return Decision(marked(chosen_))
+    return _decision_of_mask(chosen_)
 
 
 def _deepspeed(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
@@ -115,20 +129,25 @@ def _deepspeed(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decisi
     ``(l_aux, C, E, indices [k, T], locations, gates, exp_counts [E])``, an index of -1
     being a dropped copy, or ``(l_aux, combine, dispatch_mask [T, E, C], exp_counts)``.
     The older ``top2gating`` counts only first choices, so the sent copies are reported.
+    The experts of a token are those of its sent copies.
     """
     counts = output[-1].detach().to(torch.int64)
     if len(output) == 7:
-        return Decision(counts, counts - chosen(output[3], counts.numel()))
-    kept = output[2].detach().to(torch.bool).sum((0, 2))
+        ids = output[3].detach()
+        dropped = counts - chosen(ids, counts.numel())
+        return Decision(counts, dropped, lambda: ids.reshape(-1, ids.shape[-1]).T)
+    sent = output[2].detach().to(torch.bool)
+    kept = sent.sum((0, 2))
     if getattr(module, "k", 1) == 2:
-        return Decision(kept)
+        return Decision(kept, None, lambda: sent.any(2))
     counts = counts.to(kept.device)
-    return Decision(counts, counts - kept)
+    return Decision(counts, counts - kept, lambda: sent.any(2))
 
 
 def _fairscale(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
     """Read sent copies of fairscale: ``(l_aux, combine, dispatch_mask [T, E, C])``."""
-    return Decision(output[2].detach().to(torch.bool).sum((0, 2)))
+    sent = output[2].detach().to(torch.bool)
+    return Decision(sent.sum((0, 2)), chosen=lambda: sent.any(2))
 
 
 def _switch(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
@@ -146,7 +165,7 @@ def _switch(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
 
 def _nllb(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
     """Read sent copies of NLLB: nonzero weights of ``(mask, weights [T, E], _)``."""
-    return Decision(marked(output[1]))
+    return _decision_of_mask(output[1])
 
 
 def _jetmoe(_module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
@@ -159,7 +178,7 @@ def _largest(module: nn.Module, scores: Tensor) -> Decision:
     k = getattr(module, "top_k", None)
     if not isinstance(k, int):
         raise ValueError(f"a {type(module).__name__} has no number top_k")
-    return Decision(chosen(scores.topk(k, dim=-1).indices, scores.shape[-1]))
+    return _decision_of_ids(scores.topk(k, dim=-1).indices, scores.shape[-1])
 
 
 def _llama(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
@@ -287,8 +306,8 @@ def reader_of_ids(
                 f"expert ids are integers or a mask, not {type(ids).__name__}"
             )
         if ids.dtype == torch.bool:
-            return Decision(marked(ids))
-        return Decision(chosen(ids, experts or experts_of(module)))
+            return _decision_of_mask(ids)
+        return _decision_of_ids(ids, experts or experts_of(module))
 
     return reader
 

@@ -146,6 +146,7 @@ def begin() -> None:
         k=os.environ.get("MOETRAFFIC_K", ""),
         every=os.environ.get("MOETRAFFIC_EVERY", ""),
         most_bytes=os.environ.get("MOETRAFFIC_MAX_SIZE", ""),
+        token_sample=os.environ.get("MOETRAFFIC_TOKEN_SAMPLE", ""),
         say=say,
         note=note,
     )

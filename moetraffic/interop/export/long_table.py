@@ -42,6 +42,8 @@ def _selected(trace: Trace, options: ExportOptions) -> tuple[Int64, list[str]]:
                 "a table of demand needs routing, but none that fits was seen: capture "
                 "the router, or export what was sent"
             )
+        if any(site.choices for site in trace.sites):
+            lost.append("experts of sampled tokens are left out")
         return found, lost
     chosen = select_calls(trace, replace(options, unnamed=True), only=ALL_TO_ALL)
     return chosen.occurrences, [*chosen.lost, *other_operations(trace), *lost]

@@ -66,6 +66,8 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
         _add(archive, "step_iteration", trace.steps.iteration)
         _add(archive, "step_loss", trace.steps.loss)
         _add(archive, "step_source", trace.steps.source)
+    if any(site.choices for site in trace.sites):
+        lost.append("experts of sampled tokens are left out")
     return [*lost, *other_operations(trace), "where experts lie is left out"]
 
 

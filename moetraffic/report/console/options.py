@@ -152,6 +152,15 @@ MaxSize = Annotated[
         shown="unlimited",
     ),
 ]
+TokenSample = Annotated[
+    int,
+    option(
+        "Record the experts of this many tokens of each layer and micro-batch of a "
+        "rank, for co-activation and hosts per token.",
+        "--token-sample",
+        min=0,
+    ),
+]
 Plot = Annotated[Path | None, option("PNG picture to write.", callback=picture)]
 Iterations = Annotated[
     range | None,

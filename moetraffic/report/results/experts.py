@@ -11,7 +11,12 @@ from moetraffic.units import byte_size, rank_span
 
 def expert_tables(exchanges: Sequence[ExchangeAnalysis]) -> list[Table]:
     """Tabulate the expert statistics of exchanges; tables without rows are possible."""
-    return [_tails(exchanges), _ep_degrees(exchanges), _tokens(exchanges)]
+    return [
+        _tails(exchanges),
+        _ep_degrees(exchanges),
+        _tokens(exchanges),
+        *(t for t in (_co_activation(exchanges), _hosts(exchanges)) if t.rows),
+    ]
 
 
 def _tails(exchanges: Sequence[ExchangeAnalysis]) -> Table:
@@ -83,7 +88,9 @@ def _tokens(exchanges: Sequence[ExchangeAnalysis]) -> Table:
             (
                 *(exchange.layer, rank_span(exchange.ranks), pair),
                 *(found.correlation, found.correlation_mean),
-                *(found.hosts_per_token, found.hosts_per_token_balanced),
+                found.hosts_per_token,
+                (found.hosts_per_token_low, found.hosts_per_token_high),
+                found.hosts_per_token_balanced,
             )
         )
         notes |= dict.fromkeys(found.unavailable)
@@ -92,7 +99,8 @@ def _tokens(exchanges: Sequence[ExchangeAnalysis]) -> Table:
         columns={
             **{"layer": "<", "ranks": "", "most correlated experts": ">"},
             **{"load correlation": "+.2f", "mean of all pairs": "+.3f"},
-            **{"hosts per token": ".3f", "of a balanced router": ".3f"},
+            **{"hosts per token": ".3f", "95% interval": ".3f"},
+            **{"of a balanced router": ".3f"},
         },
         rows=rows,
         notes=[
@@ -101,4 +109,66 @@ def _tokens(exchanges: Sequence[ExchangeAnalysis]) -> Table:
         ]
         if rows
         else [],
+    )
+
+
+def _co_activation(exchanges: Sequence[ExchangeAnalysis]) -> Table:
+    """One row per exchange: the pair with the most evidence."""
+    rows = []
+    for exchange in exchanges:
+        found = exchange.experts.co_activation if exchange.experts else None
+        if found is None or not found.pairs:
+            continue
+        first = found.pairs[0]
+        rows.append(
+            (
+                *(exchange.layer, rank_span(exchange.ranks), found.tokens),
+                "{}, {}".format(*first.experts),
+                *(first.lift, (first.low, first.high), first.p, found.coupled),
+                found.tested,
+            )
+        )
+    return Table(
+        title="Co-activation: experts that tokens choose together",
+        columns={
+            **{"layer": "<", "ranks": "", "sampled tokens": ",", "experts": ">"},
+            **{"lift": ".2f", "95% interval": ".2f", "p": ".2g"},
+            **{"pairs above 1.1": ",", "pairs tested": ","},
+        },
+        rows=rows,
+        notes=[
+            "lift: tokens that have both, over those expected of independent choices "
+            "with the same loads; p of a lift of at most 1.1, and the interval, for "
+            "all pairs at once"
+        ]
+        if rows
+        else [],
+    )
+
+
+def _hosts(exchanges: Sequence[ExchangeAnalysis]) -> Table:
+    """One row per exchange and figure, one column per number of hosts."""
+    known = [
+        (e, e.experts.contiguous)
+        for e in exchanges
+        if e.experts and e.experts.contiguous
+    ]
+    numbers = sorted({each.hosts for _, found in known for each in found})
+    rows: list[tuple[object, ...]] = []
+    for exchange, found in known:
+        where = (exchange.layer, rank_span(exchange.ranks))
+        values: dict[str, dict[int, object]] = {
+            "measured": {each.hosts: each.mean for each in found},
+            "95% interval": {each.hosts: (each.low, each.high) for each in found},
+            "balanced router": {each.hosts: each.balanced for each in found},
+        }
+        rows += [(*where, name, *map(of.get, numbers)) for name, of in values.items()]
+    return Table(
+        title="Distinct hosts per token by number of hosts",
+        columns={
+            **{"layer": "<", "ranks": "", "hosts per token": "<"},
+            **{f"{number} hosts": ".3f" for number in numbers},
+        },
+        rows=rows,
+        notes=["of the sampled tokens, experts placed contiguously"] if rows else [],
     )

@@ -54,6 +54,7 @@ def _sites(trace: Trace) -> list[dict[str, Any]]:
             "layer": site.layer if site.layer >= 0 else None,
             "group": f"{group.kind} {rank_span(group.ranks)}",
             "row_bytes": site.row_bytes,
+            "sampled_tokens": site.choices,
             "occurrences": count,
             "wire": FORMS[site.wire] if site.operation != ROUTING else "",
             "wire_checked": site.wire_checked,
@@ -105,6 +106,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         if meta.data_seed >= 0
         else "",
         "MoE layers": ", ".join(map(str, trace.layers)) or "unknown",
+        "token sample": _sample(trace),
         "all-to-all": sent,
         "inference": meta.schedule,
         "sources": "" if stated else "not recorded (trace format before 1.1)",
@@ -164,6 +166,15 @@ def _site_rows(trace: Trace) -> list[tuple[object, ...]]:
             )
         )
     return rows
+
+
+def _sample(trace: Trace) -> str:
+    """Describe the tokens whose experts are recorded; "" if there are none."""
+    numbers = {site.choices for site in trace.sites} - {0}
+    if not numbers:
+        return ""
+    most = max(numbers)
+    return f"experts of up to {most} tokens of each rank, layer and micro-batch"
 
 
 def _model(meta: Meta) -> str:

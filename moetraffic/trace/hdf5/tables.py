@@ -72,6 +72,7 @@ def write_sites(image: Image, sites: Sequence[Site]) -> None:
     for attribute in SITE_SOURCES:
         values = [getattr(s, attribute) for s in sites]
         image.column(f"site_{attribute}", values, "|u1", axis="site")
+    image.column("site_choices", [s.choices for s in sites], "<i4", axis="site")
     for at, name in enumerate(("site_source", "site_destination")):
         image.column(name, [s.peers[at] for s in sites], "<i4", axis="site")
     image.column("site_constants", [len(s.constant) for s in sites], "<i4", axis="site")
@@ -135,6 +136,9 @@ def read_sites(container: Container) -> list[Site]:
     columns["dropped"] = [DroppedForm(v) for v in columns["dropped"]]
     for attribute in SITE_SOURCES:
         columns[attribute] = read_sources(container, f"site_{attribute}", count)
+    columns["choices"] = [0] * count
+    if container.has("site_choices"):
+        columns["choices"] = container.column("site_choices", "<i4", count).tolist()
     columns["peers"] = list(
         zip(
             container.column("site_source", "<i4", count).tolist(),

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from moetraffic.errors import CaptureError
+from moetraffic.trace.choices import resized
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
@@ -22,6 +23,7 @@ from moetraffic.trace.model import (
     Int64,
     Occurrences,
     Site,
+    UInt8,
 )
 from moetraffic.trace.segments.record import Record, Table
 from moetraffic.trace.segments.segment import Segment
@@ -73,6 +75,36 @@ class Events:
         out = np.zeros((last - first, width, *values.shape[1:]), np.int64)
         out[mine["occurrence"] - first, mine["member"]] = values
         return out
+
+    def choices(self, number: int) -> UInt8 | None:
+        """Arrange the choices of a routing site's events by occurrence and member.
+
+        Returns
+        -------
+        ndarray or None
+            ``[n, W, S, B]`` bit sets of the experts of sampled tokens; None where no
+            rank recorded any.
+        """
+        experts = self.sites[number].experts
+        first, last = np.searchsorted(self.table["site"], [number, number + 1])
+        mine = self.table[first:last]
+        rows = {
+            int(segment): self.segments[segment].choices.get(experts)
+            for segment in np.unique(mine["segment"])
+        }
+        there = [bits for bits in rows.values() if bits is not None]
+        if not there:
+            return None
+        tokens = max(bits.shape[1] for bits in there)
+        first, last = np.searchsorted(self.occurrences.site, [number, number + 1])
+        shape = (last - first, int(self.width[number]), tokens, there[0].shape[2])
+        out = np.zeros(shape, np.uint8)
+        for segment, bits in rows.items():
+            if bits is not None:
+                here = mine[mine["segment"] == segment]
+                at = here["occurrence"] - first, here["member"]
+                out[at] = resized(bits[here["payload"]], tokens)
+        return out if out.any() else None
 
 
 def assemble_events(record: Record) -> Events:

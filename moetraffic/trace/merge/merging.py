@@ -409,7 +409,7 @@ def _programs(events: Events, steps: Steps) -> list[Program]:
 
 
 def _panels(events: Events) -> tuple[dict[str, Panel], list[Site]]:
-    """Build the presence, time and demand panels, and mark sites with drops."""
+    """Build the presence, time and routing panels; mark drops and choices of sites."""
     table, every, width = events.table, events.occurrences, events.width
     sites = list(events.sites)
     parts: dict[str, list[npt.NDArray[Any]]] = {}
@@ -436,4 +436,9 @@ def _panels(events: Events) -> tuple[dict[str, Panel], list[Site]]:
             parts.setdefault(f"demand_{shape}", []).append(routed[:, :, 0])
             if form == DroppedForm.STORED:
                 parts.setdefault(f"dropped_{shape}", []).append(dropped)
+            choices = events.choices(number)
+            if choices is not None:
+                sites[number] = replace(sites[number], choices=choices.shape[2])
+                name = f"choices_{shape}x{choices.shape[2]}"
+                parts.setdefault(name, []).append(choices)
     return {n: ArrayPanel(np.concatenate(p)) for n, p in parts.items()}, sites

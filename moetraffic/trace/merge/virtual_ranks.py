@@ -20,6 +20,7 @@ from moetraffic.trace.model import (
     Int64,
     Site,
     Steps,
+    UInt8,
 )
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 from moetraffic.trace.rows import TIMES
@@ -33,6 +34,7 @@ def segment_of_shards(
     site: Int64,
     iteration: Int64,
     rows: Int32,
+    choices: UInt8 | None = None,
     **fields: Any,
 ) -> Segment:
     """Build the segment of a window of virtual ranks.
@@ -45,6 +47,8 @@ def segment_of_shards(
         ``[n]`` of each routing.
     rows
         ``[n, 2, R, E]`` token copies routed and dropped.
+    choices
+        ``[n, R, S, B]`` bit sets of the experts of sampled tokens; None: no sample.
     fields
         Other fields of the segment; ``steps`` and ``kinds`` have a row per rank and
         step, those of a step are consecutive.
@@ -80,6 +84,9 @@ def segment_of_shards(
         events=events,
         splits={},
         demand={experts: demand},
+        choices={}
+        if choices is None
+        else {experts: choices.reshape(count * shards, *choices.shape[2:])},
         shards=shards,
         **fields,
     )
@@ -98,7 +105,7 @@ def trace_of_shards(record: Record) -> Trace:
     layers = []
     for slot, layer in sorted(keys):
         exchange = keys[slot, layer]
-        iteration, rows = _rows(record.segments, layer, slot)
+        iteration, rows, choices = _rows(record.segments, layer, slot)
         dropped = rows[:, :, 1]
         layers.append(
             RoutedLayer(
@@ -110,6 +117,7 @@ def trace_of_shards(record: Record) -> Trace:
                 row_bytes=exchange.row_bytes,
                 dtype=exchange.dtype,
                 padded=exchange.constant[0] if exchange.constant else 0,
+                choices=choices,
             )
         )
     steps = record.steps
@@ -133,9 +141,18 @@ def trace_of_shards(record: Record) -> Trace:
     )
 
 
-def _rows(segments: Sequence[Segment], layer: int, slot: int) -> tuple[Int64, Int32]:
-    """Return iterations ``[n]`` and copies routed and dropped ``[n, R, 2, E]``."""
-    when, parts = [], []
+def _rows(
+    segments: Sequence[Segment], layer: int, slot: int
+) -> tuple[Int64, Int32, UInt8 | None]:
+    """Collect the routings of a layer and micro-batch.
+
+    Returns
+    -------
+    tuple
+        Iterations ``[n]``, copies routed and dropped ``[n, R, 2, E]``, and bit sets of
+        sampled tokens ``[n, R, S, B]``, or None.
+    """
+    when, parts, bits = [], [], []
     for segment in segments:
         number = next(
             (
@@ -152,4 +169,7 @@ def _rows(segments: Sequence[Segment], layer: int, slot: int) -> tuple[Int64, In
         at = mine["payload"][:, None] + np.arange(segment.shards)
         when.append(mine["iteration"])
         parts.append(rows[at])
-    return np.concatenate(when), np.concatenate(parts)
+        bits += [choices[at] for choices in segment.choices.values()]
+    # one process samples all its windows alike, or none
+    sampled = np.concatenate(bits) if len(bits) == len(parts) else None
+    return np.concatenate(when), np.concatenate(parts), sampled

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.trace.choices import packed_bytes
 from moetraffic.trace.consistency import (
+    MOST_CHOICES,
     MOST_RANKS,
     clocks_valid,
     groups_valid,
@@ -55,6 +57,7 @@ from moetraffic.trace.model import (
     Meta,
     Site,
     Source,
+    UInt8,
 )
 from moetraffic.trace.panel import ArrayPanel
 
@@ -129,6 +132,9 @@ class Segment:
     # negative bytes and counts are unknown; a captured segment has none
     splits: Mapping[int, Int64]  # W -> [m, 2, W] bytes sent to and received from each
     demand: Mapping[int, Int32]  # E -> [m, 2, E] token copies routed, and dropped
+    # E -> [m, S, B] experts of sampled tokens as bit sets, a row for each of demand;
+    # of virtual ranks likewise; absent where no tokens are sampled
+    choices: Mapping[int, UInt8] = field(default_factory=dict)
     placements: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, PLACEMENT))
     clocks: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, CLOCK))
     unrecorded: int = 0  # events lost because earlier windows could not be written
@@ -173,13 +179,15 @@ def write_segment(segment: Segment, folder: Path) -> Path:
         write_table(image, "event", segment.events, EVENT)
         write_table(image, "step", segment.steps, STEP)
         image.column("step_kind", *as_text(segment.kinds), axis="step")
-        for kind, arrays, dtype in (
-            ("splits", segment.splits, "<i8"),
-            ("demand", segment.demand, "<i4"),
-        ):
+        panels: Sequence[tuple[str, Mapping[int, npt.NDArray[Any]], str, str]] = (
+            ("splits", segment.splits, "<i8", "side"),
+            ("demand", segment.demand, "<i4", "side"),
+            ("choices", segment.choices, "|u1", "token"),
+        )
+        for kind, arrays, dtype, second in panels:
             for width, array in arrays.items():
                 name = f"{kind}_{width}"
-                axes = [f"{name}_{axis}" for axis in ("row", "side", "member")]
+                axes = [f"{name}_{axis}" for axis in ("row", second, "member")]
                 for axis, length in zip(axes, array.shape, strict=True):
                     image.column(axis, np.arange(length), "<i8")
                 image.panel(name, ArrayPanel(array), dtype, axes)
@@ -209,12 +217,15 @@ def read_segment(path: Path) -> Segment:
 def _read(container: Container) -> Segment:
     attributes = LATER | container.attributes
     steps = read_table(container, "step", STEP, optional=STEP_SOURCES)
-    panels: dict[str, dict[int, Any]] = {"splits": {}, "demand": {}}
+    panels: dict[str, dict[int, Any]] = {"splits": {}, "demand": {}, "choices": {}}
     for name in container.names:
         kind, _, width = name.partition("_")
         if kind in panels and width.isdigit():
-            dtype = "<i8" if kind == "splits" else "<i4"
-            panel = container.panel(name, dtype, (None, 2, int(width)), counts=True)
+            dtype = {"splits": "<i8", "demand": "<i4", "choices": "|u1"}[kind]
+            sampled = kind == "choices"
+            inner = (None, packed_bytes(int(width))) if sampled else (2, int(width))
+            shape = (None, *inner)
+            panel = container.panel(name, dtype, shape, counts=not sampled)
             size = math.prod(panel.shape) * panel.dtype.itemsize
             if size > max(MOST_PANEL_BYTES, MOST_PANEL_RATIO * panel.stored_bytes):
                 raise container.damaged(f"{name} inflates to {size} bytes")
@@ -230,6 +241,7 @@ def _read(container: Container) -> Segment:
         kinds=tuple(read_strings(container, "step_kind", len(steps))),
         splits=panels["splits"],
         demand=panels["demand"],
+        choices=panels["choices"],
         placements=read_table(container, "placement", PLACEMENT),
         clocks=read_table(container, "clock", CLOCK),
     )
@@ -260,6 +272,14 @@ def _rules(segment: Segment) -> Iterator[tuple[object, str]]:
     yield (
         all(0 <= s.row_bytes <= MOST_ROW_BYTES and s.experts >= 0 for s in sites),
         "a site has an impossible number of experts or bytes of a row",
+    )
+    yield (
+        all(
+            len(bits) == len(segment.demand.get(experts, ()))
+            and bits.shape[1] <= MOST_CHOICES
+            for experts, bits in segment.choices.items()
+        ),
+        "its choices are not those of its routings",
     )
     yield within(number, 0, len(sites)), "an event is of a site that is not there"
     yield (
