@@ -26,7 +26,10 @@ class Architecture:
     keys: Values  # key and value groups times a head's width
     sequence: Values  # s, tokens
     vocabulary: Values  # V
-    ffn: Values  # width a token passes through in a mean layer
+    dense_ffn: Values  # feed-forward width of a layer without experts
+    expert_ffn: Values = 0  # of an expert
+    shared_ffn: Values = 0  # of a MoE layer's shared experts together
+    gated: Values = 0  # 1: two matrices lead into the feed-forward network
     weights: Values  # that all tokens multiply with, of a mean layer
     expert_weights: Values = 0  # of one expert
     moe_layers: Values = 0
@@ -39,6 +42,14 @@ class Architecture:
         for field in fields(self):
             made = numbers(field.name, getattr(self, field.name))
             object.__setattr__(self, field.name, made)
+
+    @property
+    def ffn(self) -> Values:
+        """Feed-forward width that a token passes through in a mean layer."""
+        moe = self.moe_layers
+        passed = (self.layers - moe) * self.dense_ffn
+        passed = passed + moe * (self.k * self.expert_ffn + self.shared_ffn)
+        return passed / self.layers
 
     @property
     def expert_parameters(self) -> Values:
@@ -77,7 +88,7 @@ class Architecture:
             keys=wide,
             sequence=sequence,
             vocabulary=vocabulary,
-            ffn=4 * wide,
+            dense_ffn=4 * wide,
             weights=12 * wide**2,
             parameters=12 * long * wide**2 + 13 * long * wide + ends * wide,
         )
@@ -98,8 +109,6 @@ class Architecture:
         count = parameter_count(shape, k=max(k, 1))
         moe = len(shape.moe_layers)
         one = (3 if shape.gated else 2) * shape.hidden * shape.expert_width
-        passed = (shape.layers - moe) * shape.ffn_width
-        passed += moe * (k * shape.expert_width + shape.shared_ffn)
         decoder = shape.layers - shape.encoder_layers
         tokens = shape.encoder_layers * shape.sequence + decoder * shape.targets
         weights = count.attention + count.ffn + count.shared + count.router
@@ -111,7 +120,10 @@ class Architecture:
             keys=shape.groups * shape.head_width,
             sequence=tokens / shape.layers,
             vocabulary=shape.vocabulary,
-            ffn=passed / shape.layers,
+            dense_ffn=shape.ffn_width,
+            expert_ffn=shape.expert_width if moe else 0,
+            shared_ffn=shape.shared_ffn if moe else 0,
+            gated=np.float64(shape.gated),
             weights=weights / shape.layers,
             expert_weights=one if moe else 0,
             moe_layers=moe,

@@ -45,6 +45,8 @@ class Configuration:
     scatter_gather: Values = False  # a stage's tp ranks send a t-th each (SC'21, 4.1)
     zero: Values = 0  # stage: 1 shards optimizer states, 2 gradients, 3 parameters
     capacity_factor: Values = 0  # of padded buffers of experts; 0: what is routed
+    fused_attention: Values = False  # scores never leave the multiprocessors, and only
+    # the causal half of them is computed (FlashAttention)
     imbalance: Values = 1  # busiest expert-parallel rank over the mean
 
     def __post_init__(self) -> None:

@@ -12,7 +12,8 @@ from moetraffic.tables import Table
 from .configuration import Configuration, refuse_unsound, unmet
 from .conventions import SC21, Conventions
 from .memory import Memory, memory
-from .operations import model_operations, operations
+from .operations import Operations, model_operations, operations
+from .roofline import Passes, passes
 from .system import System
 from .traffic import IN_DP, KINDS, Traffic, traffic
 from .values import Float64, Values
@@ -161,8 +162,16 @@ def estimate(
         refuse_unsound(c)
     with np.errstate(divide="ignore", invalid="ignore"):
         batches = c.micro_batches
-        work = operations(c, conventions)
-        compute = batches * work.all / (s.utilization * s.peak_flops)
+        work: Operations | Passes
+        if s.gpu is None:
+            work = operations(c, conventions)
+            compute = batches * work.all / (s.utilization * s.peak_flops)
+            waiting: Values = 0.0
+        else:
+            work = passes(c, s.gpu)
+            # other stages wait for the last one, which has the head
+            compute = batches * (work.all + np.where(c.pp > 1, 0.0, work.head))
+            waiting = batches * np.where(c.pp > 1, work.head, 0.0)
         layers = batches * (c.model.layers / c.pp) * s.layer_overhead_s
         moved = traffic(c, conventions)
         times, wire, micro = _sent(moved, s, c.shape)
@@ -171,7 +180,7 @@ def estimate(
         beat = (compute + layers) / batches
         if conventions.bubble == "with-communication":
             beat = beat + micro / batches
-        bubble = (c.pp - 1) / c.virtual * beat
+        bubble = (c.pp - 1) / c.virtual * beat + waiting
         updated = (c.held + c.experts_held) / np.where(c.zero > 0, c.dp * c.cp, 1.0)
         optimizer = updated * s.optimizer_bytes / s.memory_bytes_s
         overhead = layers + s.iteration_overhead_s

@@ -13,6 +13,7 @@ import numpy as np
 
 from moetraffic.errors import LayoutError
 
+from .roofline import Gpu
 from .traffic import KINDS, Traffic
 from .values import Float64, Values, numbers
 
@@ -51,7 +52,8 @@ class System:
     """
 
     peak_flops: Values  # F of a GPU in this precision, FLOP/s
-    utilization: Values = 0.4  # u of F while computing
+    gpu: Gpu | None = None  # computing time by its roofline; None: by utilization
+    utilization: Values = 0.4  # u of F while computing, where there is no gpu
     bandwidth: Bandwidth = np.inf  # effective, bytes/s of the wire
     latency_s: Values = 0.0  # of one message of a collective, alpha
     layer_overhead_s: Values = 0.0  # of a layer and micro-batch, all passes together
@@ -67,7 +69,7 @@ class System:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            if one.name in ("bandwidth", "overlap"):
+            if one.name in ("bandwidth", "overlap", "gpu"):
                 continue
             made = numbers(one.name, getattr(self, one.name))
             if (made < 0).any():
