@@ -5,7 +5,7 @@ Each is the exact published shape; the comment above it says what was assumed.
 
 from __future__ import annotations
 
-from .model_card import GPT, T5, Preset
+from .model_card import GPT, LLAMA, T5, Preset
 from .shape import ModelShape
 
 DENSE = (
@@ -103,6 +103,32 @@ DENSE = (
         published=3_000_000_000,
         within=0.02,
         remark="assumed: all but the size, which is stated with one digit",
+    ),
+    # Llama 3, arXiv 2407.21783, table 3, and the config.json of each size.
+    *(
+        Preset(
+            model=ModelShape(
+                name=f"llama-3-{size}",
+                layers=layers,
+                hidden=hidden,
+                heads=heads,
+                kv_heads=8,
+                ffn=ffn,
+                experts=0,
+                sequence=8192,
+                vocabulary=128_256,
+                rotary_base=5e5,
+                **LLAMA,
+            ),
+            micro_batch=1,
+            source=f"arXiv 2407.21783, table 3; meta-llama/Llama-3.1-{size.upper()}",
+            published=published,
+        )
+        for size, layers, hidden, heads, ffn, published in (
+            ("8b", 32, 4096, 32, 14_336, 8_030_261_248),
+            ("70b", 80, 8192, 64, 28_672, 70_553_706_496),
+            ("405b", 126, 16_384, 128, 53_248, 405_853_388_800),
+        )
     ),
     # Devlin et al., arXiv 1810.04805, section 3; google-bert/bert-large-uncased.
     Preset(

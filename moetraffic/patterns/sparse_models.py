@@ -220,6 +220,29 @@ SPARSE = (
         source="arXiv 2505.09388, table 2; Qwen/Qwen3-30B-A3B, config.json",
         published=30_532_122_624,
     ),
+    # Qwen3, the same table; Qwen/Qwen3-235B-A22B, config.json.
+    Preset(
+        model=ModelShape(
+            name="qwen3-235b-a22b",
+            layers=94,
+            hidden=4096,
+            heads=64,
+            kv_heads=4,
+            head_size=128,
+            qk_norm=True,
+            expert_ffn=1536,
+            ffn=12_288,
+            experts=128,
+            sequence=4096,
+            vocabulary=151_936,
+            rotary_base=1e6,
+            **LLAMA,
+        ),
+        gating=_dropless(8, renormalize=True, balance=0.001),
+        micro_batch=1,
+        source="arXiv 2505.09388, table 2; Qwen/Qwen3-235B-A22B, config.json",
+        published=235_093_634_560,
+    ),
     # DeepSeek-V2, arXiv 2405.04434, appendix B.1; deepseek-ai/DeepSeek-V2-Lite,
     # config.json: 64 routed experts, 2 shared ones of 1408 each, softmax scores as they
     # are, one dense layer in front.

@@ -47,6 +47,7 @@ class Configuration:
     capacity_factor: Values = 0  # of padded buffers of experts; 0: what is routed
     fused_attention: Values = False  # scores never leave the multiprocessors, and only
     # the causal half of them is computed (FlashAttention)
+    fp8: Values = False  # products of layers' weights in 8 bits
     imbalance: Values = 1  # busiest expert-parallel rank over the mean
 
     def __post_init__(self) -> None:
@@ -86,6 +87,14 @@ class Configuration:
     def tokens(self) -> Values:
         """Of a micro-batch on a rank, ``b s`` over the context-parallel ranks."""
         return self.micro_batch * self.model.sequence / self.cp
+
+    @property
+    def stage_layers(self) -> Values:
+        """Layers of the rank that has most: uneven where the stages do not divide them.
+
+        Every virtual stage of it is as large as the largest.
+        """
+        return np.ceil(self.model.layers / (self.pp * self.virtual)) * self.virtual
 
     @property
     def held(self) -> Values:
@@ -143,8 +152,8 @@ def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
         (m.heads % c.tp != 0, "tp divides the attention heads", "change tp"),
         (m.hidden % c.tp != 0, "tp divides the hidden size", "change tp"),
         (
-            m.layers % (c.pp * c.virtual) != 0,
-            "pp times the virtual stages divides the layers",
+            m.layers < c.pp * c.virtual,
+            "each stage has a layer",
             "change pp, virtual or layers",
         ),
         ((c.virtual > 1) & (c.pp < 2), "virtual stages need a pipeline", "raise pp"),

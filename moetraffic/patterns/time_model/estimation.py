@@ -172,7 +172,7 @@ def estimate(
             # other stages wait for the last one, which has the head
             compute = batches * (work.all + np.where(c.pp > 1, 0.0, work.head))
             waiting = batches * np.where(c.pp > 1, work.head, 0.0)
-        layers = batches * (c.model.layers / c.pp) * s.layer_overhead_s
+        layers = batches * c.stage_layers * s.layer_overhead_s
         moved = traffic(c, conventions)
         times, wire, micro = _sent(moved, s, c.shape)
         last = (work.backward + work.recomputed) / work.all * compute / batches

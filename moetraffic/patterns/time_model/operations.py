@@ -49,7 +49,7 @@ def operations(config: Configuration, conventions: Conventions = SC21) -> Operat
     again = np.where(c.recompute == 2, 1.0, 0.0)
     spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
     routed = 2 * m.k * m.expert_weights * m.moe_layers * spread * c.tokens
-    split = c.tp * c.pp
+    split = c.tp * m.layers / c.stage_layers
     if conventions.flops == "parameters":
         whole = (2 * m.parameters * c.tokens + routed) / split
         return Operations(forward=whole, backward=2 * whole, recomputed=again * whole)

@@ -9,6 +9,7 @@ sheet or named here with their source.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -25,6 +26,10 @@ REUSE = 64.0
 128 x 128 tile does, smaller ones are bound by the cache (NVIDIA, Matrix Multiplication
 Background User's Guide, section 'Tile Quantization')."""
 
+MATMUL_SHARE, MEMORY_SHARE = 0.707, 0.729
+"""Fitted to the even rows of table 1 of SC'21 (A100); ``moetraffic.studies`` has the fit
+and its errors on tables that were not fitted."""
+
 FORWARD, BACKWARD, CORE, ROUTING = 20, 40, 4, 15
 """Kernels of a layer in either pass, of its attention core, and of an expert layer's
 gate and permutations, in each pass (Megatron-LM with its fused kernels)."""
@@ -39,8 +44,9 @@ class Gpu:
     memory_bytes_s: float
     memory_bytes: float
     multiprocessors: int
-    matmul_share: float  # of the peak, in full waves; fitted
-    memory_share: float  # of the memory's rate; fitted
+    fp8_speed: float = 1.0  # of 8-bit tensor cores over those of 16 bits; 1: none
+    matmul_share: float = MATMUL_SHARE  # of the peak, in full waves
+    memory_share: float = MEMORY_SHARE  # of the memory's rate
     start_s: float = 4e-6  # from one kernel's end to the next one's full speed
     dispatch_s: float = 10e-6  # of the host for a kernel; the GPU waits if it is faster
 
@@ -61,7 +67,13 @@ class Passes:
 
 
 def matmul(
-    rows: Values, columns: Values, inner: Values, gpu: Gpu, *, number: Values = 1
+    rows: Values,
+    columns: Values,
+    inner: Values,
+    gpu: Gpu,
+    *,
+    number: Values = 1,
+    fp8: Values = False,
 ) -> Float64:
     """Seconds of ``number`` products ``[rows, inner] x [inner, columns]`` at once.
 
@@ -69,6 +81,8 @@ def matmul(
     ----------
     rows, columns, inner, number
         Broadcast together; ``number`` is of a batched or grouped product.
+    fp8
+        In 8 bits, in which both sides are written first, and once more transposed.
     gpu
         Where it runs.
 
@@ -86,8 +100,11 @@ def matmul(
     waves = np.ceil(tiles / gpu.multiprocessors) / rate
     full = gpu.peak_flops * gpu.matmul_share / gpu.multiprocessors
     computing = (waves * (2 / full * high * wide)).min(axis=0) * inner
-    moved = 2.0 * number * (rows * inner + inner * columns + rows * columns)
-    return np.maximum(computing, moved / (gpu.memory_bytes_s * gpu.memory_share))
+    sides = number * (rows * inner + inner * columns)
+    moved = 2.0 * (sides + number * rows * columns)
+    rate = gpu.memory_bytes_s * gpu.memory_share
+    time = np.maximum(computing / np.where(fp8, gpu.fp8_speed, 1.0), moved / rate)
+    return np.asarray(time + np.where(fp8, 4.0, 0.0) * sides / rate)
 
 
 @cache
@@ -119,14 +136,23 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
         """Forward and backward, of the configuration's shape."""
         return np.stack([ahead + zero, back + zero])
 
-    def linear(columns: Values, inner: Values, at: Values = tokens, number: Values = 1):
+    fp8 = (c.fp8 > 0) & (gpu.fp8_speed > 1)
+
+    def linear(
+        columns: Values,
+        inner: Values,
+        at: Values = tokens,
+        number: Values = 1,
+        short: Values = fp8,
+    ) -> Float64:
         """Forward, and backward by input and by weight."""
-        ahead = matmul(at, columns, inner, gpu, number=number)
-        back = matmul(at, inner, columns, gpu, number=number)
-        back = back + matmul(inner, columns, at, gpu, number=number)
+        how = {"number": number, "fp8": short}
+        ahead = matmul(at, columns, inner, gpu, **how)
+        back = matmul(at, inner, columns, gpu, **how)
+        back = back + matmul(inner, columns, at, gpu, **how)
         return pair(ahead, back)
 
-    def network(width: Values, at: Values = tokens, number: Values = 1):
+    def network(width: Values, at: Values = tokens, number: Values = 1) -> Float64:
         """A feed-forward network, its activation included."""
         width = np.maximum(width, 1) / c.tp
         between = number * at * width / rate * pair(2 * gate + 2, 4 * gate + 2)
@@ -155,22 +181,27 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
         time = time + (1 - share) * network(m.dense_ffn)
     kernels = pair(FORWARD, BACKWARD)
     if np.any(share > 0):
-        time = time + share * _experts(c, gpu, rate, network, linear)
+        time = time + share * _experts(c, rate, network, linear)
         kernels = kernels + share * ROUTING
     # Step 3: kernels start one after the other, and the host must keep ahead.
     time = np.maximum(time + kernels * gpu.start_s, kernels * gpu.dispatch_s)
-    layers = m.layers / c.pp
+    layers = c.stage_layers
     ahead, back = time * layers
     again = np.where(c.recompute == 2, ahead, 0.0)
     core_again = layers * (core_again + CORE * gpu.start_s)
     again = np.where((c.recompute == 1) & ~fused, core_again, again)
     # Step 4: the output layer; the loss passes 46 bytes a logit in 32 bits.
-    head = linear(m.vocabulary / c.tp, whole).sum(axis=0)
+    head = linear(m.vocabulary / c.tp, whole, short=False).sum(axis=0)
     head = head + 46 * tokens * m.vocabulary / c.tp / rate
     return Passes(forward=ahead, backward=back, recomputed=again, head=head)
 
 
-def _experts(c: Configuration, gpu: Gpu, rate: float, network, linear) -> Float64:
+def _experts(
+    c: Configuration,
+    rate: float,
+    network: Callable[..., Float64],
+    linear: Callable[..., Float64],
+) -> Float64:
     """An expert layer's feed-forward: gate, permutations, grouped products."""
     m = c.model
     spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
@@ -178,7 +209,7 @@ def _experts(c: Configuration, gpu: Gpu, rate: float, network, linear) -> Float6
     copies = m.k * c.tokens * spread
     time = network(m.expert_ffn, copies / local, local)
     time = time + np.where(m.shared_ffn > 0, network(m.shared_ffn), 0.0)
-    time = time + linear(np.maximum(m.experts, 1), m.hidden)
+    time = time + linear(np.maximum(m.experts, 1), m.hidden, short=False)
     # rows are read and written before and after the experts
     moved = 8 * copies * m.hidden / np.where(c.sequence_parallel > 0, c.tp, 1.0)
     return time + moved / rate
@@ -190,8 +221,15 @@ A100 = Gpu(
     memory_bytes_s=2.039e12,
     memory_bytes=80e9,
     multiprocessors=108,
-    matmul_share=0.707,
-    memory_share=0.729,
 )
-"""A100 80 GB SXM (NVIDIA's data sheet); shares fitted to the even rows of table 1 of
-SC'21."""
+"""A100 80 GB SXM: NVIDIA's data sheet."""
+
+H100 = Gpu(
+    name="H100",
+    peak_flops=989e12,
+    memory_bytes_s=3.35e12,
+    memory_bytes=80e9,
+    multiprocessors=132,
+    fp8_speed=2.0,
+)
+"""H100 SXM: NVIDIA's data sheet, without sparsity."""

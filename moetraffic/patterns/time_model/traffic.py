@@ -65,7 +65,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         How sequence-parallel gathers, reduced parameters and ends are counted.
     """
     c, m = config, config.model
-    batches, layers = c.micro_batches, m.layers / c.pp
+    batches, layers = c.micro_batches, c.stage_layers
     full = np.where(c.recompute == 2, 1.0, 0.0)
     row = m.hidden * c.element_bytes
     whole = c.tokens * row  # bytes of a micro-batch's activations between layers
@@ -101,7 +101,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
             ranks=c.ep,
             stride=c.tp * c.cp,
             buffer=routed,
-            calls=batches * m.moe_layers / c.pp * (4 + 2 * full) * (c.ep > 1),
+            calls=batches * share * layers * (4 + 2 * full) * (c.ep > 1),
             every_micro_batch=True,
         ),
     ]
