@@ -9,31 +9,74 @@ from moetraffic.report.console.options import named_values
 from moetraffic.units import bytes_per_second
 
 if TYPE_CHECKING:
-    from moetraffic.patterns.time_model import Conventions
+    from moetraffic.patterns.time_model import Conventions, Gpu
 
 
-def nominal(platform: str) -> dict[str, Any]:
-    """Return the published figures of a platform, as fields of a system."""
-    if not platform:
-        return {}
+def nominal(platform: str, gpu: str, *, roofline: bool) -> dict[str, Any]:
+    """Return what is known of a platform or a GPU, as fields of a system.
+
+    Parameters
+    ----------
+    platform
+        A published system; empty: only the GPU is known.
+    gpu
+        Name of the GPU where there is no platform.
+    roofline
+        Whether computing times are the GPU's roofline; otherwise a utilization decides.
+    """
+    from dataclasses import replace
     from math import isfinite
 
     from moetraffic.patterns.platforms import platform as named
-    from moetraffic.patterns.time_model import NodeLinks
+    from moetraffic.patterns.time_model import GPUS, NodeLinks
 
+    if not platform:
+        return _of_gpu(GPUS[gpu], roofline=roofline)
     found = named(platform)
-    values: dict[str, Any] = {
+    stated = {
         "peak_flops": found.peak_tflops * 1e12,
         "memory_bytes": found.gpu_memory_gb * 1e9,
         "memory_bytes_s": found.gpu_memory_gbs * 1e9,
     }
-    values = {name: value for name, value in values.items() if isfinite(value)}
-    links = (found.p2p_bytes_s, found.nic_bytes_s)
-    if found.gpus_per_node and all(map(isfinite, links)):
-        values["bandwidth"] = NodeLinks(
-            gpus=found.gpus_per_node, inside_bytes_s=links[0], nic_bytes_s=links[1]
+    stated = {name: value for name, value in stated.items() if isfinite(value)}
+    model = GPUS.get(found.gpu)
+    if model is None:
+        if roofline:
+            raise LayoutError(
+                f"the roofline of {', '.join(GPUS)} is known, but {platform} has "
+                f"{found.gpu or 'GPUs that its source does not name'}: give "
+                "--utilization, or --gpu in place of --platform"
+            )
+        values: dict[str, Any] = dict(stated)
+    else:
+        values = _of_gpu(
+            replace(
+                model,
+                peak_flops=stated.get("peak_flops", model.peak_flops),
+                memory_bytes=stated.get("memory_bytes", model.memory_bytes),
+                memory_bytes_s=stated.get("memory_bytes_s", model.memory_bytes_s),
+            ),
+            roofline=roofline,
+        )
+    inside = found.p2p_bytes_s
+    if not isfinite(inside) and model is not None:
+        inside = model.inside_bytes_s
+    if found.gpus_per_node and isfinite(inside) and isfinite(found.nic_bytes_s):
+        values["bandwidth"] = NodeLinks.nominal(
+            gpus=found.gpus_per_node,
+            inside_bytes_s=inside,
+            nic_bytes_s=found.nic_bytes_s,
         )
     return values
+
+
+def _of_gpu(gpu: Gpu, *, roofline: bool) -> dict[str, Any]:
+    return {
+        "gpu": gpu if roofline else None,
+        "peak_flops": gpu.peak_flops,
+        "memory_bytes": gpu.memory_bytes,
+        "memory_bytes_s": gpu.memory_bytes_s * gpu.memory_share,
+    }
 
 
 def read_bandwidth(text: str, gpus_per_node: int) -> Any:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import preset, time_model
-from moetraffic.patterns.time_model import Architecture, Configuration, System
+from moetraffic.patterns import time_model
+from moetraffic.patterns.time_model import GPUS, Architecture, Configuration, System
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -36,6 +36,7 @@ from .assumptions import (
     read_conventions,
     read_shares,
 )
+from .model_shape import MODEL_HELP, SHAPE, model_of
 from .output import Shown, present
 
 if TYPE_CHECKING:
@@ -45,14 +46,11 @@ if TYPE_CHECKING:
 
 PARTS = ("terms", "calibration", "study")
 
-PEAK_FLOPS = 312e12
-"""Of a GPU where no platform is given, FLOP/s: an A100 in bfloat16."""
-
 SHOWN = 12
 """Number of best configurations that are shown."""
 
 OF_A_CAPTURE = (
-    *("model", "sequence", "micro_batch", "gradient_bytes", "platform"),
+    *("model", *SHAPE, "micro_batch", "gradient_bytes", "platform", "gpu"),
     *("peak_tflops", "utilization"),
 )
 """What ``--calibrate`` takes from a captured run."""
@@ -91,6 +89,20 @@ PARALLELISM = field_options(
             kind=float,
             rule={"above": 0},
         ),
+        "expert_tp": Setting(
+            "Number of tensor-parallel ranks of an expert.", "--etp", shown="tp"
+        ),
+        "fp8": Setting("Multiply layers' weights in 8 bits.", "--fp8"),
+        "fused_attention": Setting(
+            "Fused attention (FlashAttention).", "--fused-attention"
+        ),
+        "deduplicated": Setting(
+            "Send a token once to each node, however many of its experts are there.",
+            "--deduplicate",
+        ),
+        "node_limit": Setting(
+            "Number of nodes that the experts of a token lie on.", shown="any"
+        ),
         "imbalance": Setting(
             "Load of the busiest expert-parallel rank, relative to the mean.",
             kind=float,
@@ -103,7 +115,8 @@ ASSUMED = field_options(
     SYSTEM,
     {
         "utilization": Setting(
-            "Model FLOPs utilization (MFU) during compute.",
+            "Model FLOPs utilization (MFU) during compute, in place of a roofline.",
+            shown="by roofline",
             rule={"above": 0, "max": 1},
         ),
         "latency_s": Setting(
@@ -138,16 +151,10 @@ ASSUMED = field_options(
 )
 
 
-@takes(parallelism=PARALLELISM, assumed=ASSUMED)
+@takes(shape=SHAPE, parallelism=PARALLELISM, assumed=ASSUMED)
 def estimate(
     context: typer.Context,
-    model: Annotated[
-        str, option("Model preset; moetraffic models lists them.")
-    ] = "gpt-1.3b",
-    sequence: Annotated[
-        int | None,
-        option("Number of tokens per sequence.", shown="the preset's", min=1),
-    ] = None,
+    model: Annotated[str, option(MODEL_HELP)] = "gpt-1.3b",
     global_batch: Annotated[
         int | None,
         option(
@@ -158,12 +165,21 @@ def estimate(
     platform: Annotated[
         str, option("A published system, such as polaris.", panel=SYSTEM)
     ] = "",
+    gpu: Annotated[
+        str,
+        option(
+            f"GPU: {', '.join(GPUS)}.",
+            panel=SYSTEM,
+            shown="the platform's, or A100",
+            choices=(*GPUS,),
+        ),
+    ] = "A100",
     peak_tflops: Annotated[
         float | None,
         option(
             "Peak TFLOP/s per GPU.",
             panel=SYSTEM,
-            shown="the platform's, or 312",
+            shown="the GPU's",
             above=0,
         ),
     ] = None,
@@ -240,6 +256,7 @@ def estimate(
     only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
     *,
+    shape: dict[str, Any],
     parallelism: dict[str, Any],
     assumed: dict[str, Any],
 ) -> None:
@@ -256,6 +273,7 @@ def estimate(
         )
     for holds, names, why in (
         (calibrate is not None, OF_A_CAPTURE, "--calibrate takes these from a run"),
+        (bool(platform), ("gpu",), "a platform has its own GPUs"),
         (best, OF_THE_BEST, "--best chooses these itself"),
         (best and gpus is not None, OF_THE_GPUS, "--best spreads over --gpus itself"),
         (not best, ("gpus",), "the number of GPUs is only for --best"),
@@ -272,20 +290,26 @@ def estimate(
         if holds:
             refuse_idle(context, names, why, error=LayoutError)
     chosen = dict(parallelism)
+
+    def given(name: str) -> bool:
+        source = context.get_parameter_source(name)
+        return source is not None and source.name != "DEFAULT"
+
     fit: FromTrace | None = None
     if calibrate is None:
-        found = preset(model)
-        k = found.gating.k if found.model.experts else 0
-        shape = found.model
-        if sequence is not None:
-            shape = replace(shape, sequence=sequence)
-        config = Configuration(model=Architecture.of(shape, k=k))
-        known = nominal(platform)
+        of, gating, _ = model_of(model, shape)
+        k = gating.k if of.experts else 0
+        config = Configuration(model=Architecture.of(of, k=k))
+        fixed = given("utilization")
+        known = nominal(platform, gpu, roofline=not fixed)
         if peak_tflops is not None:
             known["peak_flops"] = peak_tflops * 1e12
-        peak = known.get("peak_flops", PEAK_FLOPS) / 1e12
-        where = platform or f"GPUs of {peak:g} TFLOP/s"
-        source = f"{model} on {where}, utilization {assumed['utilization']:g}"
+            if "gpu" in known:
+                known["gpu"] = replace(known["gpu"], peak_flops=peak_tflops * 1e12)
+        what = f"utilization {assumed['utilization']:g}"
+        if not fixed:
+            what = "compute time by roofline"
+        source = f"{of.name} on {platform or gpu}, {what}"
     else:
         config, known, fit = _measured(calibrate)
         model = str(calibrate)
@@ -295,8 +319,7 @@ def estimate(
         if global_batch is None:
             global_batch = int(config.global_batch / config.dp) * chosen["dp"]
         for name in ("zero", "recompute", "sequence_parallel"):
-            of = context.get_parameter_source(name)
-            if of is None or of.name == "DEFAULT":
+            if not given(name):
                 del chosen[name]  # as in the captured run
     batch = global_batch
     if batch is None:
@@ -311,7 +334,7 @@ def estimate(
         )
     if memory_gb is not None:
         known["memory_bytes"] = memory_gb * 1e9
-    system = System(**{"peak_flops": PEAK_FLOPS, **assumed, **known})
+    system = System(**{**assumed, **known})
     conventions = read_conventions(convention or [])
     if best:
         shown = _best(config, system, conventions, gpus, global_batch, source)

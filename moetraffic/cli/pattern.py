@@ -18,7 +18,6 @@ from moetraffic.patterns import (
     ParallelLayout,
     Training,
     Workload,
-    preset,
 )
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.patterns.grid import MegatronGrid
@@ -44,6 +43,7 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.trace.hdf5.durable import validate_outputs
 
+from .model_shape import MODEL_HELP, SHAPE, model_of
 from .output import Shown, present
 
 PARTS = ("traffic", "groups", "calls")
@@ -122,12 +122,10 @@ ROUTING = field_options(
 )
 
 
-@takes(grid=GRID, training=STRATEGY, routing=ROUTING)
+@takes(shape=SHAPE, grid=GRID, training=STRATEGY, routing=ROUTING)
 def pattern(
     ctx: typer.Context,
-    model: Annotated[
-        str, option("Model preset; moetraffic models lists them.")
-    ] = "gpt2-large",
+    model: Annotated[str, option(MODEL_HELP)] = "gpt2-large",
     library: Annotated[
         str,
         option(
@@ -151,6 +149,7 @@ def pattern(
     only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
     *,
+    shape: dict[str, Any],
     grid: dict[str, Any],
     training: dict[str, Any],
     routing: dict[str, Any],
@@ -164,12 +163,12 @@ def pattern(
     if output is None:
         why = "iterations are those of a trace (-o)"
         refuse_idle(ctx, ("iterations",), why, error=LayoutError)
-    found = preset(model)
-    if not found.model.experts:
+    of, routed, batch = model_of(model, shape)
+    if not of.experts:
         why = f"{model} is dense and has no experts"
         refuse_idle(ctx, tuple(ROUTING), why, error=LayoutError)
     chosen = {name: value for name, value in routing.items() if value is not None}
-    gating = replace(found.gating, **chosen)
+    gating = replace(routed, **chosen)
     if gating.dispatch not in DISPATCH_FORMS:
         raise LayoutError(
             f"dispatch is one of {', '.join(DISPATCH_FORMS)}, not {gating.dispatch!r}: "
@@ -179,13 +178,13 @@ def pattern(
         why = "dropless experts take all tokens"
         refuse_idle(ctx, ("capacity_factor",), why, error=LayoutError)
     for name, value in (
-        ("micro_batch", found.micro_batch),
+        ("micro_batch", batch),
         ("accumulation", grid["pp"]),
     ):
         if training[name] is None:
             training[name] = value
     strategy = Strategy(grid=MegatronGrid(**grid), **training)
-    made = _made(library, found.model, strategy, gating)
+    made = _made(library, of, strategy, gating)
     if not made.kinds:
         raise LayoutError(
             "a single rank sends nothing, but tp x cp x dp x pp is "
@@ -196,7 +195,7 @@ def pattern(
     if output is not None:
         from moetraffic.analysis.pattern_trace import pattern_trace
 
-        tokens = strategy.micro_batch * strategy.accumulation * found.model.window
+        tokens = strategy.micro_batch * strategy.accumulation * of.window
         made_trace = pattern_trace(made, iterations=iterations, tokens=tokens)
         made_trace.save(output, force=force)
     shown = _shown(made, matrices, strategy, algorithm, [plot, output])

@@ -17,7 +17,9 @@ ALL = "all"
 def reproduce(
     study: Annotated[
         str,
-        typer.Argument(help="apnet24, sigmetrics24, merced, gpt350m, sc21, or all."),
+        typer.Argument(
+            help="apnet24, sigmetrics24, merced, gpt350m, sc21, iteration_times or all."
+        ),
     ],
     output: Annotated[
         Path | None, option("Folder for JSON and pictures.", "-o", "--output")

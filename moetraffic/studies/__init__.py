@@ -15,7 +15,7 @@ from moetraffic.errors import LayoutError
 
 from .study import Study
 
-STUDIES = ("apnet24", "sigmetrics24", "merced", "gpt350m", "sc21")
+STUDIES = ("apnet24", "sigmetrics24", "merced", "gpt350m", "sc21", "iteration_times")
 
 
 def there() -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from moetraffic.patterns.time_model import (
     System,
     calibrate,
     estimate,
-    half_splits,
     implied_share,
     memory,
     model_operations,
@@ -233,7 +232,7 @@ def test_what_cannot_be_is_refused_or_left_open() -> None:
     wrong = {
         "divides the global batch": {"micro_batch": 3},
         "tp divides the attention heads": {"tp": 3},
-        "divides the layers": {"pp": 5},
+        "each stage has a layer": {"pp": 25},
         "virtual stages need a pipeline": {"virtual": 2},
         "ep divides dp": {"dp": 2, "ep": 4},
         "no experts to spread": {"dp": 2, "ep": 2},
@@ -351,10 +350,6 @@ def test_calibration_finds_what_made_the_times() -> None:
     assert calibrate(alike, times, known, unknowns).rank == 3
     again = estimate(config, fit.system).iteration
     assert again == pytest.approx(fit.predicted)
-    few = told(pp=[1.0, 2, 4, 8], tp=1, dp=1)
-    split = half_splits(few, estimate(few, truth).iteration, known, unknowns[:1])
-    assert split.splits == 6
-    assert split.worst >= split.median > 0
     # one GPU tells nothing of a network: a rank below the number of unknowns says so
     alone = told(micro_batch=[1.0, 2, 4])
     flat = calibrate(alone, [1.0, 1.1, 1.2], known, ("utilization", "tp"))
@@ -446,8 +441,8 @@ def test_the_search_finds_the_fastest_that_fits() -> None:
         MOE, replace(system, memory_bytes=1e12), gpus=8, global_batch=8
     )
     assert {row["ep"] for row in with_experts.rows(10**6)} >= {1.0, 2.0, 4.0, 8.0}
-    with pytest.raises(LayoutError, match="no configuration of 7 GPUs"):
-        search(GPT, system, gpus=7, global_batch=1)
+    with pytest.raises(LayoutError, match="no configuration of 29 GPUs"):
+        search(GPT, system, gpus=29, global_batch=1)
 
 
 def test_every_kind_of_traffic_has_a_time_and_bytes() -> None:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from .architecture import Architecture
-from .calibration import Calibration, HalfSplits, calibrate, half_splits
+from .calibration import Calibration, calibrate
 from .configuration import Configuration, refuse_unsound, unmet
 from .conventions import APNET24, CHOICES, SC21, Conventions
 from .estimation import Estimate, estimate
+from .gpus import A100, GPUS, H100, Gpu
 from .links import MeasuredLinks, NodeLinks
 from .memory import Memory, memory
 from .operations import Operations, model_operations, operations
@@ -21,8 +22,11 @@ from .system import Effective, Links, System
 from .traffic import KINDS, Traffic, traffic
 
 __all__ = [
+    "A100",
     "APNET24",
     "CHOICES",
+    "GPUS",
+    "H100",
     "KINDS",
     "SC21",
     "SCALINGS",
@@ -32,7 +36,7 @@ __all__ = [
     "Conventions",
     "Effective",
     "Estimate",
-    "HalfSplits",
+    "Gpu",
     "Links",
     "MeasuredLinks",
     "Memory",
@@ -45,7 +49,6 @@ __all__ = [
     "Traffic",
     "calibrate",
     "estimate",
-    "half_splits",
     "implied_share",
     "memory",
     "model_operations",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -181,51 +180,3 @@ def _with(system: System, values: Mapping[str, float]) -> System:
 
 def _total(config: Configuration, system: System, conventions: Conventions) -> Float64:
     return estimate(config, system, conventions=conventions).iteration.ravel()
-
-
-@dataclass(frozen=True, kw_only=True)
-class HalfSplits:
-    """Errors of configurations that a calibration has not seen."""
-
-    errors: Float64  # [s, n - n//2] relative, of each split's other half
-    median: float  # of their absolute values
-    worst: float
-    splits: int
-
-
-def half_splits(
-    config: Configuration,
-    measured: npt.ArrayLike,
-    system: System,
-    unknowns: Sequence[str],
-    *,
-    conventions: Conventions = SC21,
-) -> HalfSplits:
-    """Calibrate on every half of the measurements and predict the other one.
-
-    Parameters
-    ----------
-    config
-        Fields are ``[n]`` or numbers.
-    measured
-        ``[n]`` s.
-    system, unknowns, conventions
-        As of :func:`calibrate`.
-    """
-    times = np.asarray(measured, np.float64)
-    number = times.size
-    calibrate(config, times, system, unknowns, conventions=conventions)  # or refuse
-    terms = _terms(config, system, unknowns, conventions)
-    errors = []
-    for half in combinations(range(number), number // 2):
-        seen = np.array(half)
-        others = np.setdiff1d(np.arange(number), seen)
-        values, _rank = _fit(terms.of(seen), times[seen], unknowns)
-        errors.append(_predicted(terms.of(others), values) / times[others] - 1)
-    found = np.stack(errors)
-    return HalfSplits(
-        errors=found,
-        median=float(np.median(np.abs(found))),
-        worst=float(np.abs(found).max()),
-        splits=len(errors),
-    )

@@ -33,7 +33,8 @@ class Configuration:
     pp: Values = 1  # pipeline stages p
     tp: Values = 1  # tensor-parallel ranks t
     dp: Values = 1  # data-parallel ranks d, those of ep included
-    ep: Values = 1  # expert-parallel ranks, a divisor of dp
+    ep: Values = 1  # expert-parallel ranks
+    expert_tp: Values = 0  # tensor-parallel ranks of an expert; 0: tp
     cp: Values = 1  # context-parallel ranks of a sequence
     virtual: Values = 1  # pipeline stages a rank holds v (interleaved schedule)
     micro_batch: Values = 1  # b sequences of a rank in one pass
@@ -44,6 +45,9 @@ class Configuration:
     sequence_parallel: Values = False  # Megatron's, over the tensor-parallel ranks
     scatter_gather: Values = False  # a stage's tp ranks send a t-th each (SC'21, 4.1)
     zero: Values = 0  # stage: 1 shards optimizer states, 2 gradients, 3 parameters
+    deduplicated: Values = False  # dispatch sends a token once to each node (DeepEP)
+    node_limit: Values = 0  # nodes that the experts of a token lie on; 0: any
+    gathers: Values = 1  # calls of a layer in which ZeRO 3 gathers its parameters
     capacity_factor: Values = 0  # of padded buffers of experts; 0: what is routed
     fused_attention: Values = False  # scores never leave the multiprocessors, and only
     # the causal half of them is computed (FlashAttention)
@@ -104,7 +108,18 @@ class Configuration:
     @property
     def experts_held(self) -> Values:
         """Parameters of a rank's experts."""
-        return self.model.expert_parameters / (self.pp * self.tp * self.ep)
+        return self.model.expert_parameters / (self.pp * self.split * self.ep)
+
+    @property
+    def split(self) -> Values:
+        """Tensor-parallel ranks of an expert."""
+        return np.where(self.expert_tp > 0, self.expert_tp, self.tp)
+
+    @property
+    def expert_copies(self) -> Values:
+        """Ranks that hold the same experts: expert parallelism is folded over the other
+        ranks of a stage (Liu et al., arXiv 2504.14960)."""
+        return self.tp * self.cp * self.dp / (self.split * self.ep)
 
 
 def _levels(given: Values) -> Float64:
@@ -162,7 +177,11 @@ def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
             "an interleaved schedule has a multiple of pp micro-batches (SC'21, 2.2)",
             "change the global batch or virtual",
         ),
-        (c.dp % c.ep != 0, "ep divides dp", "change ep or dp"),
+        (
+            c.expert_copies != np.round(c.expert_copies),
+            "ep divides dp (with expert_tp, ep times it divides tp x cp x dp)",
+            "change ep or dp",
+        ),
         (
             (c.ep > 1) & (m.experts % np.maximum(c.ep, 1) != 0),
             "ep divides the experts",

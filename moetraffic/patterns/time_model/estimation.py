@@ -181,7 +181,9 @@ def estimate(
         if conventions.bubble == "with-communication":
             beat = beat + micro / batches
         bubble = (c.pp - 1) / c.virtual * beat + waiting
-        updated = (c.held + c.experts_held) / np.where(c.zero > 0, c.dp * c.cp, 1.0)
+        cut = np.where(c.zero > 0, 1.0, 0.0)
+        updated = c.held / (c.dp * c.cp) ** cut
+        updated = updated + c.experts_held / c.expert_copies**cut
         optimizer = updated * s.optimizer_bytes / s.memory_bytes_s
         overhead = layers + s.iteration_overhead_s
         whole = compute + sum(times.values()) - hidden + bubble + overhead + optimizer
@@ -227,7 +229,7 @@ def _sent(
         if not np.any(calls.calls) or not np.any(calls.ranks > 1):
             continue  # no bandwidth is asked for what nobody sends
         sent = calls.wire
-        spent = sent / system.speed(calls) + calls.steps * system.latency_s
+        spent = sent / system.speed(calls) + system.latency(calls)
         spent = np.where(calls.calls > 0, spent, 0.0)
         times[calls.kind] = times[calls.kind] + spent
         wire[calls.kind] = wire[calls.kind] + sent

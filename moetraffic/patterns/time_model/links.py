@@ -11,6 +11,15 @@ from moetraffic.patterns.bandwidth import BandwidthTable
 from .traffic import Traffic
 from .values import Float64, Values, numbers
 
+OF_INSIDE, OF_NIC = 0.77, 0.85
+"""Share of the nominal rate of NVLink and of NICs that a large collective gets: bus
+bandwidths of 230 of 300 GB/s on eight A100s and of 21 of 25 GB/s an adapter; assumed,
+not fitted."""
+
+INSIDE_STEP_S, BETWEEN_STEP_S = 3.4e-6, 14e-6
+"""Latency of a step of NCCL's rings over NVLink and over a network, protocol Simple
+(NCCL, src/graph/tuning.cc, hwLat)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLinks:
@@ -27,6 +36,34 @@ class NodeLinks:
     inside_bytes_s: Values  # of a GPU, each way
     nic_bytes_s: Values  # of all NICs of a node, each way
     efficiency: Values = 1.0  # of what is sold, that a collective gets
+    inside_step_s: Values = 0.0  # latency of a ring's step inside a node
+    between_step_s: Values = 0.0  # and from one node to the next
+
+    @classmethod
+    def nominal(
+        cls, *, gpus: Values, inside_bytes_s: Values, nic_bytes_s: Values
+    ) -> NodeLinks:
+        """Nodes of which only the data sheet's rates are known.
+
+        Collectives get the shares of them that large messages of NCCL reach,
+        :data:`OF_INSIDE` and :data:`OF_NIC`.
+        """
+        return cls(
+            gpus=gpus,
+            inside_bytes_s=OF_INSIDE * inside_bytes_s,
+            nic_bytes_s=OF_NIC * nic_bytes_s,
+            inside_step_s=INSIDE_STEP_S,
+            between_step_s=BETWEEN_STEP_S,
+        )
+
+    def latency(self, calls: Traffic) -> Float64:
+        """Seconds that messages of these calls wait for each other: a ring has a step
+        to each other rank, and leaves a node once."""
+        nodes = np.ceil(calls.ranks * calls.stride / numbers("gpus", self.gpus))
+        nodes = np.minimum(nodes, calls.ranks)
+        share = (nodes - 1) / np.maximum(calls.ranks - 1, 1)
+        step = share * self.between_step_s + (1 - share) * self.inside_step_s
+        return np.asarray(calls.steps * step)
 
     def speed(self, calls: Traffic) -> Float64:
         """Bytes/s that a rank of this group sends."""
@@ -39,11 +76,19 @@ class NodeLinks:
             out = nic / np.minimum(calls.stride, gpus)
         elif calls.collective == "all_to_all":
             leaving = np.maximum(calls.ranks - near, 1e-9)
-            out = nic / gpus * (calls.ranks - 1) / leaving
+            out = nic / gpus * (calls.ranks - 1) / leaving / _distinct(calls, near)
         within = (calls.stride * calls.ranks <= gpus) | (calls.ranks <= 1)
         return np.asarray(
             np.where(within, inside, np.minimum(inside, out)) * self.efficiency
         )
+
+
+def _distinct(calls: Traffic, near: Values) -> Float64:
+    """Share of a token's copies that are first on their node, with ``near`` ranks of
+    the group on each: ``N (1 - (1 - 1/N)^k)/k`` of k drawn over N nodes."""
+    nodes = np.minimum(np.maximum(calls.ranks / near, 1), calls.most_nodes)
+    k = np.maximum(calls.copies, 1)
+    return np.where(calls.copies > 0, nodes * (1 - (1 - 1 / nodes) ** k) / k, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ def memory(
     c = config
     replicas = c.dp * c.cp
     parts = []
-    for held, copies in ((c.held, replicas), (c.experts_held, replicas / c.ep)):
+    for held, copies in ((c.held, replicas), (c.experts_held, c.expert_copies)):
         cut = [np.where(c.zero >= stage, copies, 1.0) for stage in (3, 2, 1)]
         sizes = (c.element_bytes, c.gradient_bytes, optimizer_bytes)
         parts.append([held * size / by for size, by in zip(sizes, cut, strict=True)])

@@ -16,6 +16,7 @@ from functools import cache
 import numpy as np
 
 from .configuration import Configuration
+from .gpus import Gpu
 from .values import Float64, Values
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
@@ -26,29 +27,9 @@ REUSE = 64.0
 128 x 128 tile does, smaller ones are bound by the cache (NVIDIA, Matrix Multiplication
 Background User's Guide, section 'Tile Quantization')."""
 
-MATMUL_SHARE, MEMORY_SHARE = 0.707, 0.729
-"""Fitted to the even rows of table 1 of SC'21 (A100); ``moetraffic.studies`` has the fit
-and its errors on tables that were not fitted."""
-
 FORWARD, BACKWARD, CORE, ROUTING = 20, 40, 4, 15
 """Kernels of a layer in either pass, of its attention core, and of an expert layer's
 gate and permutations, in each pass (Megatron-LM with its fused kernels)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """A GPU: its data sheet, and the two shares that are fitted."""
-
-    name: str
-    peak_flops: float  # dense 16-bit tensor cores, FLOP/s
-    memory_bytes_s: float
-    memory_bytes: float
-    multiprocessors: int
-    fp8_speed: float = 1.0  # of 8-bit tensor cores over those of 16 bits; 1: none
-    matmul_share: float = MATMUL_SHARE  # of the peak, in full waves
-    memory_share: float = MEMORY_SHARE  # of the memory's rate
-    start_s: float = 4e-6  # from one kernel's end to the next one's full speed
-    dispatch_s: float = 10e-6  # of the host for a kernel; the GPU waits if it is faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +76,9 @@ def matmul(
     """
     rows, columns, inner = (np.asarray(x, np.float64) for x in (rows, columns, inner))
     shape = np.broadcast_shapes(*(np.shape(x) for x in (rows, columns, inner, number)))
-    high, wide, rate = (x.reshape(-1, *[1] * len(shape)) for x in _tiles())
+    high, wide, speed = (x.reshape(-1, *[1] * len(shape)) for x in _tiles())
     tiles = number * np.ceil(rows / high) * np.ceil(columns / wide)
-    waves = np.ceil(tiles / gpu.multiprocessors) / rate
+    waves = np.ceil(tiles / gpu.multiprocessors) / speed
     full = gpu.peak_flops * gpu.matmul_share / gpu.multiprocessors
     computing = (waves * (2 / full * high * wide)).min(axis=0) * inner
     sides = number * (rows * inner + inner * columns)
@@ -154,10 +135,9 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
 
     def network(width: Values, at: Values = tokens, number: Values = 1) -> Float64:
         """A feed-forward network, its activation included."""
-        width = np.maximum(width, 1) / c.tp
         between = number * at * width / rate * pair(2 * gate + 2, 4 * gate + 2)
         up = linear(gate * width, whole, at, number)
-        return up + linear(whole, width, at, number) + between
+        return np.asarray(up + linear(whole, width, at, number) + between)
 
     # Step 1: attention, and what lies around matrix products.
     time = linear((m.attention + 2 * m.keys) / c.tp, whole)
@@ -178,7 +158,7 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     share = np.where(m.layers > 0, m.moe_layers / m.layers, 0.0)
     time = time + cores + around
     if np.any(share < 1):
-        time = time + (1 - share) * network(m.dense_ffn)
+        time = time + (1 - share) * network(m.dense_ffn / c.tp)
     kernels = pair(FORWARD, BACKWARD)
     if np.any(share > 0):
         time = time + share * _experts(c, rate, network, linear)
@@ -206,30 +186,10 @@ def _experts(
     m = c.model
     spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
     local = np.maximum(m.experts / c.ep, 1)
-    copies = m.k * c.tokens * spread
-    time = network(m.expert_ffn, copies / local, local)
-    time = time + np.where(m.shared_ffn > 0, network(m.shared_ffn), 0.0)
+    copies = m.k * c.tokens * spread * c.split / c.tp
+    time = network(m.expert_ffn / c.split, copies / local, local)
+    time = time + np.where(m.shared_ffn > 0, network(m.shared_ffn / c.tp), 0.0)
     time = time + linear(np.maximum(m.experts, 1), m.hidden, short=False)
     # rows are read and written before and after the experts
-    moved = 8 * copies * m.hidden / np.where(c.sequence_parallel > 0, c.tp, 1.0)
-    return time + moved / rate
-
-
-A100 = Gpu(
-    name="A100",
-    peak_flops=312e12,
-    memory_bytes_s=2.039e12,
-    memory_bytes=80e9,
-    multiprocessors=108,
-)
-"""A100 80 GB SXM: NVIDIA's data sheet."""
-
-H100 = Gpu(
-    name="H100",
-    peak_flops=989e12,
-    memory_bytes_s=3.35e12,
-    memory_bytes=80e9,
-    multiprocessors=132,
-    fp8_speed=2.0,
-)
-"""H100 SXM: NVIDIA's data sheet, without sparsity."""
+    moved = 8 * copies * m.hidden / np.where(c.sequence_parallel > 0, c.split, 1.0)
+    return np.asarray(time + moved / rate)

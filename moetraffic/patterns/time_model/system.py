@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from moetraffic.errors import LayoutError
 
-from .roofline import Gpu
+from .gpus import Gpu
+from .links import NodeLinks
 from .traffic import KINDS, Traffic
 from .values import Float64, Values, numbers
 
@@ -93,6 +94,40 @@ class System:
                     f"is {made.max():g}: change it"
                 )
 
+    @classmethod
+    def of_gpu(
+        cls,
+        gpu: Gpu,
+        bandwidth: Bandwidth,
+        *,
+        overlap: Mapping[str, Values] | None = None,
+    ) -> System:
+        """Make the system of a GPU, whose roofline decides the computing time.
+
+        Parameters
+        ----------
+        gpu
+            One of :mod:`.roofline`, or any other.
+        bandwidth, overlap
+            As of a system.
+        """
+        return cls(
+            peak_flops=gpu.peak_flops,
+            gpu=gpu,
+            bandwidth=bandwidth,
+            memory_bytes=gpu.memory_bytes,
+            memory_bytes_s=gpu.memory_bytes_s * gpu.memory_share,
+            overlap=overlap or {},
+        )
+
+    def latency(self, calls: Traffic) -> Float64:
+        """Seconds that the messages of some calls wait for each other."""
+        known = self._bandwidth_of(calls.kind)
+        steps = calls.steps * self.latency_s
+        if isinstance(known, NodeLinks):
+            steps = steps + known.latency(calls)
+        return np.asarray(steps)
+
     def speed(self, calls: Traffic) -> Float64:
         """Effective bandwidth of some calls, bytes/s that a rank sends.
 
@@ -101,20 +136,9 @@ class System:
         LayoutError
             If nothing is known for their kind, or it is not above 0.
         """
-        told = self.bandwidth
-        if isinstance(told, Mapping):
-            # what is not told apart goes the way that gradients go
-            for name in (calls.kind, *ALIKE.get(calls.kind, ()), "other"):
-                if name in told:
-                    told = told[name]
-                    break
-            else:
-                raise LayoutError(
-                    f"the bandwidth of {calls.kind} is needed, but only "
-                    f"{', '.join(told)} are given: add it, or 'other'"
-                )
+        told = self._bandwidth_of(calls.kind)
         if isinstance(told, Links):
-            made = told.speed(calls)
+            made = np.asarray(told.speed(calls), np.float64)
         elif isinstance(told, Effective):
             made = numbers(
                 f"the bandwidth of {calls.kind}",
@@ -128,6 +152,19 @@ class System:
                 "raise it"
             )
         return made
+
+    def _bandwidth_of(self, kind: str) -> Any:
+        told = self.bandwidth
+        if not isinstance(told, Mapping):
+            return told
+        # what is not told apart goes the way that gradients go
+        for name in (kind, *ALIKE.get(kind, ()), "other"):
+            if name in told:
+                return told[name]
+        raise LayoutError(
+            f"the bandwidth of {kind} is needed, but only {', '.join(told)} are given: "
+            "add it, or 'other'"
+        )
 
 
 ALIKE: Mapping[str, tuple[str, ...]] = {

@@ -26,6 +26,8 @@ class Traffic:
     buffer: Float64  # bytes of a call, as nccl-tests count them: the whole buffer
     calls: Float64  # of an iteration
     every_micro_batch: bool  # or once an iteration
+    copies: Values = 0  # k, where a node gets one copy of a token and hands it on
+    most_nodes: Values = np.inf  # that the k experts of a token lie on
 
     @property
     def wire(self) -> Float64:
@@ -73,8 +75,11 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
     spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
     # experts are split over tp too: what is reduced behind them has a row a copy
     share = m.moe_layers / m.layers
-    rows = 0.5 + 0.5 * ((1 - share) + share * m.k * spread)
-    routed = m.k * whole * spread / np.where(c.sequence_parallel > 0, c.tp, 1)
+    folded = c.split < c.tp  # then experts take the tokens of one rank
+    behind = np.where(folded, 0.0, m.k * spread)
+    rows = 0.5 + 0.5 * ((1 - share) + share * behind)
+    apart = np.where((c.sequence_parallel > 0) | folded, c.tp, 1)
+    routed = m.k * whole * spread / apart
     found = [
         *_tensor(c, conventions, whole, rows, batches * layers),
         Traffic(
@@ -99,8 +104,10 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
             kind="ep",
             collective="all_to_all",
             ranks=c.ep,
-            stride=c.tp * c.cp,
+            stride=np.where(folded, c.split, c.tp * c.cp),
             buffer=routed,
+            copies=np.where(c.deduplicated > 0, m.k, 0),
+            most_nodes=np.where(c.node_limit > 0, c.node_limit, np.inf),
             calls=batches * share * layers * (4 + 2 * full) * (c.ep > 1),
             every_micro_batch=True,
         ),
@@ -108,8 +115,8 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
     held = m.parameters if conventions.reduced == "whole" else c.held
     replicas = c.dp * c.cp
     found += _gradients(c, "dp", held, replicas, c.tp)
-    copies = replicas / c.ep
-    found += _gradients(c, "edp", c.experts_held, copies, c.tp * c.cp * c.ep)
+    among = np.where(folded, c.split, c.tp * c.cp) * c.ep
+    found += _gradients(c, "edp", c.experts_held, c.expert_copies, among)
     found.append(
         Traffic(
             kind="embedding",  # EmbTableSync: first and last stage
@@ -170,9 +177,10 @@ def _gradients(
     """Gradients, and with ZeRO parameters: arXiv 1910.02054, section 7.
 
     Under accumulation stage 2 reduces each micro-batch's gradients, and stage 3 gathers
-    each one's parameters twice.
+    each one's parameters twice, with a call for each layer or part of it.
     """
     batches = c.micro_batches
+    layers = np.where(c.zero == 3, c.stage_layers * c.gathers, 1.0)
     one = {"kind": kind, "ranks": ranks, "stride": stride}
     gradient, parameter = held * c.gradient_bytes, held * c.element_bytes
     there = np.where(held > 0, 1.0, 0.0)
@@ -186,15 +194,19 @@ def _gradients(
         ),
         Traffic(
             collective="reduce_scatter",
-            buffer=gradient,
-            calls=there * np.select([c.zero == 1, c.zero >= 2], [1.0, batches], 0.0),
+            buffer=gradient / layers,
+            calls=there
+            * layers
+            * np.select([c.zero == 1, c.zero >= 2], [1.0, batches], 0.0),
             every_micro_batch=False,
             **one,
         ),
         Traffic(
             collective="all_gather",
-            buffer=parameter,
+            # a layer's before its forward and its backward
+            buffer=parameter / layers,
             calls=there
+            * layers
             * np.select(
                 [c.zero == 3, (c.zero == 1) | (c.zero == 2)], [2 * batches, 1.0], 0.0
             ),
