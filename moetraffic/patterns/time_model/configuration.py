@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,7 @@ class Configuration:
                 object.__setattr__(self, field.name, numbers(field.name, given))
         _ = self.shape  # refuses arrays that do not broadcast
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Of all fields together."""
         parts = [getattr(self, f.name) for f in fields(self) if f.name != "model"]
@@ -147,8 +148,11 @@ def unmet(config: Configuration) -> list[tuple[Bool, str, str]]:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         rules = _rules(config)
+    shape = config.shape
+    if not shape:
+        return [(np.asarray(broken), rule, remedy) for broken, rule, remedy in rules]
     return [
-        (np.broadcast_to(np.asarray(broken), config.shape), rule, remedy)
+        (np.broadcast_to(np.asarray(broken), shape), rule, remedy)
         for broken, rule, remedy in rules
     ]
 
@@ -207,15 +211,24 @@ def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
     ]
 
 
-def refuse_unsound(config: Configuration) -> None:
+def refuse_unsound(
+    config: Configuration, rules: list[tuple[Bool, str, str]] | None = None
+) -> None:
     """Refuse a configuration with any element that cannot exist.
+
+    Parameters
+    ----------
+    config
+        Any.
+    rules
+        What :func:`unmet` gave for it, if that is known.
 
     Raises
     ------
     LayoutError
         If a rule is broken anywhere.
     """
-    for broken, rule, remedy in unmet(config):
+    for broken, rule, remedy in unmet(config) if rules is None else rules:
         if broken.any():
             where = ", ".join(
                 f"{name} {_first(getattr(config, name), broken):g}" for name in SIZES

@@ -158,8 +158,9 @@ def estimate(
     Characteristics of Distributed Training', APNet'24.
     """
     c, s = config, system
+    rules = unmet(c)
     if strict:
-        refuse_unsound(c)
+        refuse_unsound(c, rules)
     with np.errstate(divide="ignore", invalid="ignore"):
         batches = c.micro_batches
         work: Operations | Passes
@@ -194,7 +195,7 @@ def estimate(
         share = bubble / whole
     shape = np.broadcast_shapes(c.shape, np.shape(whole), np.shape(fits))
     sound = np.ones(shape, bool)
-    for broken, _rule, _remedy in unmet(c):
+    for broken, _rule, _remedy in rules:
         sound = sound & ~broken
     return Estimate(
         config=c,
