@@ -11,7 +11,8 @@ How far reruns are apart is what a synthetic trace is judged by
 Settings are drawn when it runs, from ``os.urandom``, and written to ``settings.json``
 before the first capture.  Half of them are ``final``: nothing may be fitted to these or
 looked at before the form of a generator is fixed.  A capture is a process of its own;
-whole files are kept, so that an interrupted run goes on where it ended.
+whole files are kept, so that an interrupted run goes on where it ended, and several
+processes may work on one folder.
 
 ``--scale`` captures the runs and reruns of the settings with at most 8 ranks again,
 with more ranks of as many tokens each, into a folder of its own (``reruns/x4``).
@@ -23,6 +24,7 @@ counts are constant and have no statistics.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import signal
@@ -31,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -223,18 +226,41 @@ def capture_all(folder: Path, count: int, share: str, scale: int) -> None:
         ]
     for done, (setting, name) in enumerate(todo, 1):
         path = into / f"{setting.name}-{name}.h5"
-        if path.exists():
-            continue
-        began = time.perf_counter()
-        with tempfile.TemporaryDirectory(dir=into, prefix="partial-") as partial:
-            part = Path(partial) / path.name
-            told = [sys.executable, __file__, "one", "--folder", str(folder)]
-            told += ["--setting", setting.name, "--capture", name]
-            told += ["--scale", str(scale), "-o", str(part)]
-            subprocess.run(told, check=True)
-            part.replace(path)
-        spent = time.perf_counter() - began
-        print(f"{done} of {len(todo)}: {path.name}, {spent:.0f} s", flush=True)
+        with claimed(path) as mine:
+            if mine and not path.exists():
+                spent = capture_one(folder, setting, name, scale, path)
+                print(f"{done} of {len(todo)}: {path.name}, {spent:.0f} s", flush=True)
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Claim a capture among several processes, until this one ends."""
+    lock = path.with_suffix(".lock")
+    with lock.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def capture_one(
+    folder: Path, setting: Setting, name: str, scale: int, path: Path
+) -> float:
+    """Capture a run in a process of its own; return the time in seconds."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="partial-") as partial:
+        part = Path(partial) / path.name
+        told = [sys.executable, __file__, "one", "--folder", str(folder)]
+        told += ["--setting", setting.name, "--capture", name]
+        told += ["--scale", str(scale), "-o", str(part)]
+        subprocess.run(told, check=True)
+        part.replace(path)
+    return time.perf_counter() - began
 
 
 def workload(setting: Setting, seed: int, data_seed: int | None) -> Workload:

@@ -56,6 +56,15 @@ def test_all_dev_reruns_come_before_other_seeds_and_final_settings() -> None:
     assert len(order) == 84
 
 
+def test_a_capture_is_claimed_by_one_process(tmp_path: Path) -> None:
+    path = tmp_path / "run.h5"
+    with reruns.claimed(path) as mine, reruns.claimed(path) as again:
+        assert (mine, again) == (True, False)
+    with reruns.claimed(path) as later:
+        assert later
+    assert not list(tmp_path.iterdir())
+
+
 def counts(seed: int, shape: tuple[int, ...] = (60, 2, 4, 6)) -> np.ndarray:
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(np.ones(shape[3]), shape[:2])[:, :, None].repeat(shape[2], axis=2)
