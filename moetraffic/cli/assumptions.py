@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from moetraffic.patterns.time_model import Conventions, Gpu
 
 
-def nominal(platform: str, gpu: str, *, roofline: bool) -> dict[str, Any]:
+def nominal(
+    platform: str, gpu: str, protocol: str = "", *, roofline: bool
+) -> dict[str, Any]:
     """Return what is known of a platform or a GPU, as fields of a system.
 
     Parameters
@@ -21,6 +23,9 @@ def nominal(platform: str, gpu: str, *, roofline: bool) -> dict[str, Any]:
         A published system; empty: only the GPU is known.
     gpu
         Name of the GPU where there is no platform.
+    protocol
+        Published protocol between nodes, whose efficiency the NICs get; empty: the
+        share that NCCL's large collectives get.
     roofline
         Whether computing times are the GPU's roofline; otherwise a utilization decides.
     """
@@ -28,8 +33,14 @@ def nominal(platform: str, gpu: str, *, roofline: bool) -> dict[str, Any]:
     from math import isfinite
 
     from moetraffic.patterns.platforms import platform as named
+    from moetraffic.patterns.platforms import protocol as named_protocol
     from moetraffic.patterns.time_model import GPUS, NodeLinks
 
+    if protocol and not platform:
+        raise LayoutError(
+            "a protocol is one of a platform's links, but --protocol is given without "
+            "--platform: give --platform, or --bandwidth"
+        )
     if not platform:
         return _of_gpu(GPUS[gpu], roofline=roofline)
     found = named(platform)
@@ -62,11 +73,15 @@ def nominal(platform: str, gpu: str, *, roofline: bool) -> dict[str, Any]:
     if not isfinite(inside) and model is not None:
         inside = model.inside_bytes_s
     if found.gpus_per_node and isfinite(inside) and isfinite(found.nic_bytes_s):
-        values["bandwidth"] = NodeLinks.nominal(
+        links = NodeLinks.nominal(
             gpus=found.gpus_per_node,
             inside_bytes_s=inside,
             nic_bytes_s=found.nic_bytes_s,
         )
+        if protocol:
+            share = named_protocol(protocol).efficiency
+            links = replace(links, nic_bytes_s=share * found.nic_bytes_s)
+        values["bandwidth"] = links
     return values
 
 

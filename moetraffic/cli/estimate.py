@@ -10,6 +10,7 @@ import typer
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import time_model
+from moetraffic.patterns.platforms import protocols
 from moetraffic.patterns.time_model import GPUS, Architecture, Configuration, System
 from moetraffic.report.console.options import (
     AllTables,
@@ -28,7 +29,7 @@ from moetraffic.report.console.options import (
 from moetraffic.report.results import time_model as report
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
-from moetraffic.units import seconds
+from moetraffic.units import bytes_per_second, seconds
 
 from .assumptions import (
     nominal,
@@ -102,6 +103,12 @@ PARALLELISM = field_options(
         ),
         "node_limit": Setting(
             "Number of nodes that the experts of a token lie on.", shown="any"
+        ),
+        "state_bytes": Setting(
+            "Bytes of optimizer states per parameter: 12 for Adam with a master copy, "
+            "8 without.",
+            kind=float,
+            rule={"min": 0},
         ),
         "imbalance": Setting(
             "Load of the busiest expert-parallel rank, relative to the mean.",
@@ -199,6 +206,22 @@ def estimate(
             shown="the platform's",
         ),
     ] = "",
+    protocol: Annotated[
+        str,
+        option(
+            f"Protocol between nodes, whose published efficiency the NICs get: "
+            f"{', '.join(protocols())}.",
+            panel=SYSTEM,
+            shown="NCCL over RDMA",
+        ),
+    ] = "",
+    imbalance_from: Annotated[
+        Path | None,
+        option(
+            "Trace whose measured load at --ep ranks gives --imbalance.",
+            panel="Parallelism and batch",
+        ),
+    ] = None,
     gpus_per_node: Annotated[
         int,
         option("Number of GPUs per node, for a file of measurements.", panel=SYSTEM),
@@ -219,12 +242,17 @@ def estimate(
     ] = None,
     sweep: Annotated[
         str,
-        option("Scaling over --sizes: strong, weak or large-batch.", panel=STUDY),
+        option(
+            "Quantity that varies over --sizes: strong or weak (data-parallel ranks), "
+            "large-batch (sequences), bandwidth (rates), size (model presets).",
+            panel=STUDY,
+        ),
     ] = "",
     sizes: Annotated[
         str,
         option(
-            "Data-parallel ranks or batches of --sweep, separated by commas.",
+            "Values of --sweep, separated by commas: 1,2,4, 10GB/s,25GB/s or "
+            "megatron-1.7b,megatron-3.6b.",
             panel=STUDY,
         ),
     ] = "1,2,4,8,16,32,64",
@@ -265,7 +293,7 @@ def estimate(
     Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
     """
     asked = parts_of(only, PARTS, tables=tables)
-    validate_outputs((plot, output), (calibrate,), force=force)
+    validate_outputs((plot, output), (calibrate, imbalance_from), force=force)
     if sum(map(bool, (sweep, zero_stages, sensitivity, best))) > 1:
         raise LayoutError(
             "only one of --sweep, --zero-stages, --sensitivity and --best is allowed "
@@ -274,13 +302,17 @@ def estimate(
     for holds, names, why in (
         (calibrate is not None, OF_A_CAPTURE, "--calibrate takes these from a run"),
         (bool(platform), ("gpu",), "a platform has its own GPUs"),
-        (best, OF_THE_BEST, "--best chooses these itself"),
+        (imbalance_from is not None, ("imbalance",), "--imbalance-from measures it"),
+        (best, (*OF_THE_BEST, "imbalance_from"), "--best chooses these itself"),
         (best and gpus is not None, OF_THE_GPUS, "--best spreads over --gpus itself"),
         (not best, ("gpus",), "the number of GPUs is only for --best"),
         (not sweep, ("sizes",), "sizes are those of --sweep"),
+        (sweep == "size", ("model", *SHAPE), "--sizes are the models"),
+        (sweep == "bandwidth", ("bandwidth", "protocol"), "--sizes are the rates"),
         (sweep in ("strong", "weak"), ("dp",), f"{sweep} scaling is over dp"),
         (sweep == "large-batch", ("global_batch",), "--sizes are the batches"),
         (zero_stages, ("zero",), "--zero-stages shows all four"),
+        (bool(bandwidth), ("protocol",), "--bandwidth is that of every protocol"),
         (
             not bandwidth or "=" in bandwidth or bandwidth[0].isdigit(),
             ("gpus_per_node",),
@@ -301,7 +333,7 @@ def estimate(
         k = gating.k if of.experts else 0
         config = Configuration(model=Architecture.of(of, k=k))
         fixed = given("utilization")
-        known = nominal(platform, gpu, roofline=not fixed)
+        known = nominal(platform, gpu, protocol, roofline=not fixed)
         if peak_tflops is not None:
             known["peak_flops"] = peak_tflops * 1e12
             if "gpu" in known:
@@ -309,7 +341,8 @@ def estimate(
         what = f"utilization {assumed['utilization']:g}"
         if not fixed:
             what = "compute time by roofline"
-        source = f"{of.name} on {platform or gpu}, {what}"
+        named = "" if sweep == "size" else f"{of.name} "
+        source = f"{named}on {platform or gpu}, {what}"
     else:
         config, known, fit = _measured(calibrate)
         model = str(calibrate)
@@ -325,12 +358,26 @@ def estimate(
     if batch is None:
         batch = 8 * chosen["micro_batch"] * chosen["dp"]
     config = replace(config, **chosen, global_batch=batch)
+    if imbalance_from is not None:
+        from moetraffic.analysis.skew.rank_imbalance import rank_imbalance
+
+        with Trace.open(imbalance_from) as trace:
+            found = rank_imbalance(trace, int(config.ep))
+        config = replace(config, imbalance=found)
+        source += f", busiest of {config.ep:g} ranks {found:.3g} x the mean"
     if bandwidth:
         known["bandwidth"] = read_bandwidth(bandwidth, gpus_per_node)
-    if "bandwidth" not in known and (config.world > 1 or best or sweep):
+    scales = best or sweep in time_model.SCALINGS
+    given_rates = "bandwidth" in known or sweep == "bandwidth"
+    if (config.world > 1 or scales) and not given_rates:
+        why = (
+            f"the links of {platform} are not published"
+            if platform
+            else ("neither platform nor bandwidth is given")
+        )
         raise LayoutError(
-            "more than one GPU needs a network, but neither platform nor bandwidth is "
-            "given: give --platform polaris or --bandwidth 25GB/s"
+            f"more than one GPU needs a network, but {why}: give --bandwidth 25GB/s or "
+            "--platform polaris"
         )
     if memory_gb is not None:
         known["memory_bytes"] = memory_gb * 1e9
@@ -338,6 +385,9 @@ def estimate(
     conventions = read_conventions(convention or [])
     if best:
         shown = _best(config, system, conventions, gpus, global_batch, source)
+    elif sweep in ("bandwidth", "size"):
+        values = [part.strip() for part in sizes.split(",") if part.strip()]
+        shown = _vary(config, system, conventions, sweep, values, source)
     elif sweep:
         what = "sizes are whole numbers above 0"
         counts = positive_numbers(sizes, what, "--sizes 1,2,4")
@@ -448,6 +498,40 @@ def _sweep(
             "efficiency": found.efficiency.tolist(),
             "estimate": report.as_dict(found.estimate),
         },
+    )
+
+
+def _vary(
+    config: Configuration,
+    system: System,
+    conventions: Conventions,
+    what: str,
+    values: list[str],
+    source: str,
+) -> Shown:
+    """Estimate one configuration at several bandwidths, or with several models."""
+    import numpy as np
+
+    if what == "bandwidth":
+        rates = np.array([bytes_per_second(value) for value in values])
+        system = replace(system, bandwidth=rates)
+    else:
+        models = []
+        for value in values:
+            of, gating, _ = model_of(value, {})
+            models.append(Architecture.of(of, k=gating.k if of.experts else 0))
+        stacked = {
+            name: np.stack([getattr(model, name) for model in models])
+            for name in vars(models[0])
+        }
+        config = replace(config, model=Architecture(**stacked))
+    found = time_model.estimate(config, system, conventions=conventions, strict=False)
+    head = {"bandwidth": "bandwidth", "size": "model"}[what]
+    title = f"Iteration time by {head}"
+    return _study(
+        report.several(found, values, head, f"{title}: {source}"),
+        report.figure(found, values, shares=True, title=title, source=source),
+        {"varied": what, "values": values, "estimate": report.as_dict(found)},
     )
 
 

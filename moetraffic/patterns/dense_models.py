@@ -104,6 +104,37 @@ DENSE = (
         within=0.02,
         remark="assumed: all but the size, which is stated with one digit",
     ),
+    # Narayanan et al., SC'21, arXiv 2104.04473, table 1: GPTs of 51,200 words.
+    *(
+        Preset(
+            model=ModelShape(
+                name=f"megatron-{size}",
+                layers=layers,
+                hidden=hidden,
+                heads=heads,
+                sequence=2048,
+                vocabulary=51_200,
+                **GPT,
+            ),
+            micro_batch=1,
+            source="SC'21, arXiv 2104.04473, table 1",
+            published=published,
+            within=0.03,
+            remark="the table rounds: its 1.7B is 1.65B by its own equation 2",
+        )
+        for size, layers, hidden, heads, published in (
+            ("1.7b", 24, 2304, 24, 1_700_000_000),
+            ("3.6b", 30, 3072, 32, 3_600_000_000),
+            ("7.5b", 36, 4096, 32, 7_500_000_000),
+            ("18.4b", 40, 6144, 48, 18_400_000_000),
+            ("39.1b", 48, 8192, 64, 39_100_000_000),
+            ("76.1b", 60, 10_240, 80, 76_100_000_000),
+            ("145.6b", 80, 12_288, 96, 145_600_000_000),
+            ("310.1b", 96, 16_384, 128, 310_100_000_000),
+            ("530b", 105, 20_480, 128, 529_600_000_000),
+            ("1t", 128, 25_600, 160, 1_008_000_000_000),
+        )
+    ),
     # Llama 3, arXiv 2407.21783, table 3, and the config.json of each size.
     *(
         Preset(

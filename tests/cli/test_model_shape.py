@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from moetraffic.analysis.skew.rank_imbalance import rank_imbalance
 from moetraffic.cli import main
 from moetraffic.patterns import time_model
 from moetraffic.patterns.time_model import (
@@ -16,6 +18,7 @@ from moetraffic.patterns.time_model import (
     NodeLinks,
     System,
 )
+from moetraffic.trace import Trace
 from tests.patterns.test_huggingface import CONFIGS, write
 
 
@@ -65,6 +68,58 @@ def test_sizes_on_the_command_line_are_those_of_the_model(
     assert estimate["iteration_s"] == pytest.approx(float(ours.iteration), rel=1e-3)
 
 
+def test_a_sweep_over_models_or_bandwidths_is_each_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    split = ("--tp", "2", "--dp", "4", "--global-batch", "64", "--micro-batch", "1")
+    names = ("megatron-1.7b", "bert-large")
+    swept = told(
+        capsys,
+        *("estimate", "--sweep", "size", "--sizes", ",".join(names), *split),
+        *("--platform", "dgx-a100"),
+    )["estimate"]
+    alone = [
+        told(capsys, "estimate", "--model", name, *split, "--platform", "dgx-a100")
+        for name in names
+    ]
+    assert isinstance(swept, dict)
+    assert swept["iteration_s"] == [one["estimate"]["iteration_s"] for one in alone]  # type: ignore[index]
+    rates = told(
+        capsys, "estimate", "--sweep", "bandwidth", "--sizes", "5GB/s,50GB/s", *split
+    )["estimate"]
+    assert isinstance(rates, dict)
+    slow, fast = rates["dp_s"]
+    assert slow == pytest.approx(10 * fast)
+
+
+def test_measured_imbalance_is_that_of_the_busiest_rank(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    # 4 experts on 2 ranks: 30 of 40 copies go to the first two
+    demand = np.tile([20, 10, 5, 5], (3, 1, 2, 1))  # iterations, layers, ranks, experts
+    trace = Trace.from_arrays(demand=demand, k=1)
+    path = tmp_path / "skewed.h5"
+    trace.save(path)
+    assert rank_imbalance(trace, 2) == pytest.approx(1.5)
+    assert rank_imbalance(trace, 4) == pytest.approx(2.0)
+    split = ("--dp", "2", "--ep", "2", "--platform", "dgx-h100")
+    asked = ("estimate", "--model", "tiny-switch", *split)
+    measured, given = (
+        told(capsys, *asked, *by)
+        for by in (("--imbalance-from", str(path)), ("--imbalance", "1.5"))
+    )
+    assert measured["estimate"] == given["estimate"]
+
+
+def test_states_and_protocols_are_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("estimate", "--dp", "16", "--platform", "dgx-a100")
+    lean, full = (told(capsys, *asked, "--state-bytes", n) for n in ("8", "12"))
+    states = [each["estimate"]["memory_bytes"]["optimizer"] for each in (lean, full)]  # type: ignore[index]
+    assert states[1] == pytest.approx(1.5 * states[0])
+    slow, fast = (told(capsys, *asked, "--protocol", n) for n in ("IPoIB", "RDMA"))
+    assert slow["estimate"]["dp_s"] > 2 * fast["estimate"]["dp_s"]  # type: ignore[index]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -76,6 +131,12 @@ def test_sizes_on_the_command_line_are_those_of_the_model(
         ("estimate --platform dgx-h100 --gpu A100", "a platform has its own GPUs"),
         ("estimate --platform pinnacles --dp 2", "give --utilization"),
         ("estimate --gpu H1000", "H1000"),
+        ("estimate --protocol RDMA --dp 2", "without --platform"),
+        ("estimate --platform pinnacles --utilization .4 --dp 2", "are not published"),
+        ("estimate --sweep size --sizes gpt-9b --dp 1", "gpt-9b"),
+        ("estimate --sweep size --sizes tiny --model tiny", "are the models"),
+        ("estimate --sweep bandwidth --sizes fast --dp 2", "fast"),
+        ("estimate --imbalance-from none.h5 --imbalance 2", "measures it"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(

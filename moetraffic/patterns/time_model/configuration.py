@@ -42,6 +42,8 @@ class Configuration:
     global_batch: Values = 1  # B sequences of an iteration
     element_bytes: Values = 2  # e of weights and activations
     gradient_bytes: Values = 2  # g as reduced: 2 in fp16, 4 in Megatron's bf16
+    state_bytes: Values = 12  # of the optimizer's states of a parameter; Adam: master
+    # copy and two moments in fp32; 8 without the copy
     recompute: Values = "none"  # one of RECOMPUTE
     sequence_parallel: Values = False  # Megatron's, over the tensor-parallel ranks
     scatter_gather: Values = False  # a stage's tp ranks send a t-th each (SC'21, 4.1)

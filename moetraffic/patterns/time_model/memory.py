@@ -15,9 +15,6 @@ import numpy as np
 from .configuration import Configuration
 from .values import Float64
 
-OPTIMIZER_BYTES = 12
-"""A parameter: master copy, first and second moment in fp32."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
@@ -34,9 +31,7 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
-def memory(
-    config: Configuration, *, optimizer_bytes: float = OPTIMIZER_BYTES
-) -> Memory:
+def memory(config: Configuration) -> Memory:
     """Bytes that a rank of the first stage holds.
 
     Activations of a layer are ``s b h (34 + 5 a s/h)`` bytes in fp16; tensor
@@ -51,15 +46,13 @@ def memory(
     ----------
     config
         Any.
-    optimizer_bytes
-        Of states a parameter.
     """
     c = config
     replicas = c.dp * c.cp
     parts = []
     for held, copies in ((c.held, replicas), (c.experts_held, c.expert_copies)):
         cut = [np.where(c.zero >= stage, copies, 1.0) for stage in (3, 2, 1)]
-        sizes = (c.element_bytes, c.gradient_bytes, optimizer_bytes)
+        sizes = (c.element_bytes, c.gradient_bytes, c.state_bytes)
         parts.append([held * size / by for size, by in zip(sizes, cut, strict=True)])
     weights, gradients, optimizer = (sum(pair) for pair in zip(*parts, strict=True))
     return Memory(
