@@ -29,7 +29,7 @@ from moetraffic.report.console.options import (
 from moetraffic.report.results import time_model as report
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
-from moetraffic.units import bytes_per_second, seconds
+from moetraffic.units import seconds
 
 from .assumptions import (
     nominal,
@@ -38,17 +38,13 @@ from .assumptions import (
     read_shares,
 )
 from .model_shape import MODEL_HELP, SHAPE, model_of
-from .output import Shown, present
+from .output import present
+from .time_studies import best_layouts, one_estimate, scaling_sweep, varied
 
 if TYPE_CHECKING:
     from moetraffic.analysis.times.run_calibration import FromTrace
-    from moetraffic.patterns.time_model import Conventions
-    from moetraffic.report.chart import Chart
 
 PARTS = ("terms", "calibration", "study")
-
-SHOWN = 12
-"""Number of best configurations that are shown."""
 
 OF_A_CAPTURE = (
     *("model", *SHAPE, "micro_batch", "gradient_bytes", "platform", "gpu"),
@@ -384,17 +380,17 @@ def estimate(
     system = System(**{**assumed, **known})
     conventions = read_conventions(convention or [])
     if best:
-        shown = _best(config, system, conventions, gpus, global_batch, source)
+        shown = best_layouts(config, system, conventions, gpus, global_batch, source)
     elif sweep in ("bandwidth", "size"):
         values = [part.strip() for part in sizes.split(",") if part.strip()]
-        shown = _vary(config, system, conventions, sweep, values, source)
+        shown = varied(config, system, conventions, sweep, values, source)
     elif sweep:
         what = "sizes are whole numbers above 0"
         counts = positive_numbers(sizes, what, "--sizes 1,2,4")
-        shown = _sweep(config, system, conventions, sweep, counts, source)
+        shown = scaling_sweep(config, system, conventions, sweep, counts, source)
     else:
         what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
-        shown = _one(config, system, conventions, what, source)
+        shown = one_estimate(config, system, conventions, what, source)
     data = {"model": model, "conventions": vars(conventions), **shown.data}
     summary, parts = shown.summary, dict(shown.parts)
     if fit is not None:
@@ -422,156 +418,3 @@ def _measured(path: Path) -> tuple[Configuration, dict[str, Any], FromTrace]:
     fields = ("peak_flops", "utilization", "bandwidth")
     known = {name: getattr(found.system, name) for name in fields}
     return found.config, known, found
-
-
-def _one(
-    config: Configuration,
-    system: System,
-    conventions: Conventions,
-    what: str,
-    source: str,
-) -> Shown:
-    layout = f"(p, t, d) = ({config.pp:g}, {config.tp:g}, {config.dp:g})"
-    if what == "zero":
-        stages = time_model.zero_stages(config, system, conventions=conventions)
-        names = [f"ZeRO {stage}" for stage in range(4)]
-        return _study(
-            report.several(stages, names, "stage", f"{layout}, {source}"),
-            report.figure(stages, names, title=f"ZeRO, {layout}", source=source),
-            {"zero_stages": report.as_dict(stages)},
-        )
-    found = time_model.estimate(config, system, conventions=conventions)
-    title = f"{layout}, {source}"
-    shown = Shown(
-        summary=[report.sentence(found, title)],
-        parts={"terms": [report.table(found, title)]},
-        chart=report.figure(found, [layout], source=source),
-        data={"estimate": report.as_dict(found)},
-    )
-    if what == "sensitivity":
-        moved = time_model.sensitivity(config, system, conventions=conventions)
-        title = "Sensitivity of the iteration time"
-        table = report.sensitivity_table(moved, title)
-        shown.summary.append(table)
-        shown.parts["study"] = [table]
-        shown.data["elasticities"] = {
-            name: value.tolist() for name, value in moved.elasticities.items()
-        }
-        shown.data["other_conventions"] = {
-            name: value.tolist() for name, value in moved.conventions.items()
-        }
-    return shown
-
-
-def _study(table: Any, chart: Chart, data: dict[str, Any]) -> Shown:
-    """Show a study whose summary is its table."""
-    return Shown(summary=[table], parts={"study": [table]}, chart=chart, data=data)
-
-
-def _sweep(
-    config: Configuration,
-    system: System,
-    conventions: Conventions,
-    scaling: str,
-    sizes: list[int],
-    source: str,
-) -> Shown:
-    found = time_model.sweep(config, system, scaling, sizes, conventions=conventions)
-    unit = "sequence" if scaling == "large-batch" else "GPU"
-    counts = sizes if scaling == "large-batch" else found.gpus.astype(int).tolist()
-    names = [f"{count} {unit}{'' if count == 1 else 's'}" for count in counts]
-    title = f"{scaling} scaling"
-    return _study(
-        report.sweep_table(found, names, f"{title}: {source}"),
-        report.figure(
-            found.estimate,
-            names,
-            shares=True,
-            title=f"{title.capitalize()}: where an iteration's time goes",
-            source=source,
-        ),
-        {
-            "scaling": scaling,
-            "sizes": sizes,
-            "gpus": found.gpus.tolist(),
-            "speedup": found.speedup.tolist(),
-            "efficiency": found.efficiency.tolist(),
-            "estimate": report.as_dict(found.estimate),
-        },
-    )
-
-
-def _vary(
-    config: Configuration,
-    system: System,
-    conventions: Conventions,
-    what: str,
-    values: list[str],
-    source: str,
-) -> Shown:
-    """Estimate one configuration at several bandwidths, or with several models."""
-    import numpy as np
-
-    if what == "bandwidth":
-        rates = np.array([bytes_per_second(value) for value in values])
-        system = replace(system, bandwidth=rates)
-    else:
-        models = []
-        for value in values:
-            of, gating, _ = model_of(value, {})
-            models.append(Architecture.of(of, k=gating.k if of.experts else 0))
-        stacked = {
-            name: np.stack([getattr(model, name) for model in models])
-            for name in vars(models[0])
-        }
-        config = replace(config, model=Architecture(**stacked))
-    found = time_model.estimate(config, system, conventions=conventions, strict=False)
-    head = {"bandwidth": "bandwidth", "size": "model"}[what]
-    title = f"Iteration time by {head}"
-    return _study(
-        report.several(found, values, head, f"{title}: {source}"),
-        report.figure(found, values, shares=True, title=title, source=source),
-        {"varied": what, "values": values, "estimate": report.as_dict(found)},
-    )
-
-
-def _best(
-    config: Configuration,
-    system: System,
-    conventions: Conventions,
-    gpus: int | None,
-    batch: int | None,
-    source: str,
-) -> Shown:
-    number = int(config.world) if gpus is None else gpus
-    whole = 8 * number if batch is None else batch
-    found = time_model.search(
-        config.model,
-        system,
-        gpus=number,
-        global_batch=whole,
-        conventions=conventions,
-        gradient_bytes=float(config.gradient_bytes),
-    )
-    if not len(found.order):
-        least = float(found.estimate.memory.total.min()) / 1e9
-        raise LayoutError(
-            f"no configuration of {number} GPUs fits into memory, the smallest "
-            f"of which needs {least:.1f} GB: give more GPUs or --memory-gb"
-        )
-    names = report.search_names(found, SHOWN)
-    title = f"Best of {number} GPUs, {whole} sequences an iteration"
-    rows = found.rows(SHOWN)
-    times = found.estimate.iteration[found.order[: len(rows)]].tolist()
-    data = [{**row, "iteration_s": t} for row, t in zip(rows, times, strict=True)]
-    return _study(
-        report.search_table(found, SHOWN, f"{title}: {source}"),
-        report.figure(
-            found.estimate,
-            names,
-            at=found.order[: len(names)],
-            title=title,
-            source=source,
-        ),
-        {"gpus": number, "global_batch": whole, "tried": found.tried, "best": data},
-    )

@@ -1,0 +1,178 @@
+"""Studies of ``estimate``: one configuration, sweeps and the best layouts, as shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import time_model
+from moetraffic.patterns.time_model import Architecture, Configuration, System
+from moetraffic.report.results import time_model as report
+from moetraffic.units import bytes_per_second
+
+from .model_shape import model_of
+from .output import Shown
+
+if TYPE_CHECKING:
+    from moetraffic.patterns.time_model import Conventions
+    from moetraffic.report.chart import Chart
+
+SHOWN = 12
+"""Number of best configurations that are shown."""
+
+
+def one_estimate(
+    config: Configuration,
+    system: System,
+    conventions: Conventions,
+    what: str,
+    source: str,
+) -> Shown:
+    """Estimate one configuration, with ZeRO stages or sensitivities if asked for."""
+    layout = f"(p, t, d) = ({config.pp:g}, {config.tp:g}, {config.dp:g})"
+    if what == "zero":
+        stages = time_model.zero_stages(config, system, conventions=conventions)
+        names = [f"ZeRO {stage}" for stage in range(4)]
+        return _study(
+            report.several(stages, names, "stage", f"{layout}, {source}"),
+            report.figure(stages, names, title=f"ZeRO, {layout}", source=source),
+            {"zero_stages": report.as_dict(stages)},
+        )
+    found = time_model.estimate(config, system, conventions=conventions)
+    title = f"{layout}, {source}"
+    shown = Shown(
+        summary=[report.sentence(found, title)],
+        parts={"terms": [report.table(found, title)]},
+        chart=report.figure(found, [layout], source=source),
+        data={"estimate": report.as_dict(found)},
+    )
+    if what == "sensitivity":
+        moved = time_model.sensitivity(config, system, conventions=conventions)
+        title = "Sensitivity of the iteration time"
+        table = report.sensitivity_table(moved, title)
+        shown.summary.append(table)
+        shown.parts["study"] = [table]
+        shown.data["elasticities"] = {
+            name: value.tolist() for name, value in moved.elasticities.items()
+        }
+        shown.data["other_conventions"] = {
+            name: value.tolist() for name, value in moved.conventions.items()
+        }
+    return shown
+
+
+def _study(table: Any, chart: Chart, data: dict[str, Any]) -> Shown:
+    """Show a study whose summary is its table."""
+    return Shown(summary=[table], parts={"study": [table]}, chart=chart, data=data)
+
+
+def scaling_sweep(
+    config: Configuration,
+    system: System,
+    conventions: Conventions,
+    scaling: str,
+    sizes: list[int],
+    source: str,
+) -> Shown:
+    """Estimate one configuration on more ranks, or with larger batches."""
+    found = time_model.sweep(config, system, scaling, sizes, conventions=conventions)
+    unit = "sequence" if scaling == "large-batch" else "GPU"
+    counts = sizes if scaling == "large-batch" else found.gpus.astype(int).tolist()
+    names = [f"{count} {unit}{'' if count == 1 else 's'}" for count in counts]
+    title = f"{scaling} scaling"
+    return _study(
+        report.sweep_table(found, names, f"{title}: {source}"),
+        report.figure(
+            found.estimate,
+            names,
+            shares=True,
+            title=f"{title.capitalize()}: where an iteration's time goes",
+            source=source,
+        ),
+        {
+            "scaling": scaling,
+            "sizes": sizes,
+            "gpus": found.gpus.tolist(),
+            "speedup": found.speedup.tolist(),
+            "efficiency": found.efficiency.tolist(),
+            "estimate": report.as_dict(found.estimate),
+        },
+    )
+
+
+def varied(
+    config: Configuration,
+    system: System,
+    conventions: Conventions,
+    what: str,
+    values: list[str],
+    source: str,
+) -> Shown:
+    """Estimate one configuration at several bandwidths, or with several models."""
+    if what == "bandwidth":
+        rates = np.array([bytes_per_second(value) for value in values])
+        system = replace(system, bandwidth=rates)
+    else:
+        models = []
+        for value in values:
+            of, gating, _ = model_of(value, {})
+            models.append(Architecture.of(of, k=gating.k if of.experts else 0))
+        stacked = {
+            name: np.stack([getattr(model, name) for model in models])
+            for name in vars(models[0])
+        }
+        config = replace(config, model=Architecture(**stacked))
+    found = time_model.estimate(config, system, conventions=conventions, strict=False)
+    head = {"bandwidth": "bandwidth", "size": "model"}[what]
+    title = f"Iteration time by {head}"
+    return _study(
+        report.several(found, values, head, f"{title}: {source}"),
+        report.figure(found, values, shares=True, title=title, source=source),
+        {"varied": what, "values": values, "estimate": report.as_dict(found)},
+    )
+
+
+def best_layouts(
+    config: Configuration,
+    system: System,
+    conventions: Conventions,
+    gpus: int | None,
+    batch: int | None,
+    source: str,
+) -> Shown:
+    """Search the fastest layouts of a number of GPUs."""
+    number = int(config.world) if gpus is None else gpus
+    whole = 8 * number if batch is None else batch
+    found = time_model.search(
+        config.model,
+        system,
+        gpus=number,
+        global_batch=whole,
+        conventions=conventions,
+        gradient_bytes=float(config.gradient_bytes),
+    )
+    if not len(found.order):
+        least = float(found.estimate.memory.total.min()) / 1e9
+        raise LayoutError(
+            f"no configuration of {number} GPUs fits into memory, the smallest "
+            f"of which needs {least:.1f} GB: give more GPUs or --memory-gb"
+        )
+    names = report.search_names(found, SHOWN)
+    title = f"Best of {number} GPUs, {whole} sequences an iteration"
+    rows = found.rows(SHOWN)
+    times = found.estimate.iteration[found.order[: len(rows)]].tolist()
+    data = [{**row, "iteration_s": t} for row, t in zip(rows, times, strict=True)]
+    return _study(
+        report.search_table(found, SHOWN, f"{title}: {source}"),
+        report.figure(
+            found.estimate,
+            names,
+            at=found.order[: len(names)],
+            title=title,
+            source=source,
+        ),
+        {"gpus": number, "global_batch": whole, "tried": found.tried, "best": data},
+    )
