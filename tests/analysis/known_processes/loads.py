@@ -172,11 +172,46 @@ def fading_swings(rng: np.random.Generator, steps: int) -> Loads:
     return _counts(_level(rng, experts) + size * swings, rng, faded=tau)
 
 
+def _oscillation(rng: np.random.Generator, steps: int, experts: int) -> Float64:
+    """Draw AR(2) states of variance 1 that swing and fade; their phase is soon lost.
+
+    Balancing that reacts with a delay, as momentum has, drives loads past their level
+    and back.  Experts share few modes.  After four cycles an oscillation has lost at
+    least 90% of its phase.
+    """
+    length, modes = rng.uniform(6, 14), int(rng.integers(1, 5))
+    decay = rng.uniform(0.7, 0.1 ** (1 / (4 * length)))
+    first, second = 2 * decay * np.cos(2 * np.pi / length), -(decay**2)
+    states = rng.normal(size=(steps + 200, modes))
+    for t in range(2, len(states)):
+        states[t] += first * states[t - 1] + second * states[t - 2]
+    states = states[200:] @ rng.normal(size=(modes, experts))
+    spread: Float64 = states / states.std()
+    return spread
+
+
+def damped_oscillation(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits overshoot their level and swing back, driven by noise: no period."""
+    experts = _experts(rng)
+    states = _oscillation(rng, steps, experts)
+    return _counts(_level(rng, experts) + rng.uniform(0.1, 0.4) * states, rng)
+
+
+def early_training(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits drift along a line, with damped oscillations that become smaller."""
+    experts = _experts(rng)
+    states = _oscillation(rng, steps, experts)
+    time = np.linspace(0, 1, steps)[:, None]
+    size = 0.1 + rng.uniform(0.2, 0.6) * np.exp(-time / rng.uniform(0.1, 0.5))
+    drift = time * rng.normal(0, rng.uniform(0.1, 0.8), experts)
+    return _counts(_level(rng, experts) + drift + size * states, rng)
+
+
 PROCESSES: dict[str, Callable[[np.random.Generator, int], Loads]] = {
     function.__name__.replace("_", " "): function
     for function in (
         *(balanced, skewed, slow_walk, walk, fast_walk, autoregression, step, trend),
         *(settling, period, jittered_period, collapse, drifting_hot_set),
-        *(regime_switch, fading_swings),
+        *(regime_switch, fading_swings, damped_oscillation, early_training),
     )
 }
