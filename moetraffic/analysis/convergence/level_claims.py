@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from moetraffic.analysis.claim import NAN, Claim, Outcome
 from moetraffic.analysis.distances import total_variation
+from moetraffic.analysis.rhythm.spectral_lines import AFTER
 from moetraffic.errors import AnalysisError
 
 from .log_shares import log_shares
@@ -23,7 +24,7 @@ NULLS = {
     "converged": "a random walk of the shares under sampling noise",
     "level change": "stationary increments, as of a random walk or autoregression",
     "trend": "a random walk of the shares under sampling noise, or no slope",
-    "periodic": "a smooth spectrum, as of a random walk or autoregression",
+    "periodic": "a smooth spectrum, or a damped oscillation",
     "mean-reverting": "a random walk of the shares, or sampling noise alone",
 }
 """Names of the claims, with the hypothesis that each must reject."""
@@ -295,23 +296,30 @@ def _trend(found: Movement, x: Float64) -> Part:
 
 
 def _periodic(found: Movement, every: float) -> Part:
-    period = found.period
+    period, phase = found.period, found.phase
     if period is None:
         return {"outcome": Outcome.NOT_ENOUGH_DATA, "statement": "", "needs": SHORTEST}
-    part: Part = {
-        "outcome": _decided(found.periodic),
-        "statement": "",
-        "p": period.p,
-        "unit": "iterations",
-    }
+    if phase is None:
+        return {"outcome": Outcome.NO_EVIDENCE, "statement": "", "p": period.p}
+    part: Part = {"statement": "", "p": max(period.p, phase.p), "unit": "iterations"}
     if found.periodic:
-        part |= {
+        return part | {
+            "outcome": Outcome.STATED,
             "statement": f"it repeats every {period.period * every:.3g} iterations",
             "figure": period.period * every,
             "low": period.low * every,
             "high": period.high * every,
         }
-    return part
+    swing = f"an oscillation of about {period.period * every:.3g} iterations"
+    if found.whole.steps < phase.needs:
+        flag = f"{swing} may lose its phase"
+        return part | {
+            "outcome": Outcome.NOT_ENOUGH_DATA,
+            "needs": phase.needs,
+            "flags": (flag,),
+        }
+    flag = f"{swing} has a coherence of {phase.coherence:.2f} after {AFTER} cycles"
+    return part | {"outcome": Outcome.NO_EVIDENCE, "flags": (flag,)}
 
 
 def _mean_reverting(found: Movement, every: float) -> Part:

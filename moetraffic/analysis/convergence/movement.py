@@ -16,7 +16,12 @@ import numpy.typing as npt
 from scipy.special import stdtr
 
 from moetraffic.analysis.claim import LEVEL
-from moetraffic.analysis.rhythm.spectral_lines import Period, strongest_period
+from moetraffic.analysis.rhythm.spectral_lines import (
+    Period,
+    Phase,
+    phase,
+    strongest_period,
+)
 
 from .level_changes import LevelChange, level_changes
 from .motion import Motion, motion
@@ -50,7 +55,8 @@ class Movement:
     changes: tuple[LevelChange, ...]  # jumps, in their order
     p_change: float  # of the largest jump, or change
     period: Period | None  # the strongest line; None: run too short
-    periodic: bool  # whether it is a line
+    line: bool  # whether it is a line
+    phase: Phase | None  # of a line; None: there is none
     whole: Motion  # of all steps, jumps taken off
     moves: bool  # whether there is any motion beyond white noise
     begin: int  # first step of the stable part, or of what was tested as such
@@ -60,6 +66,11 @@ class Movement:
     uneven: bool  # to the end, its swings become larger or smaller
     slope: Motion | None  # about lines through the run; None: not tested
     trend: bool  # the run follows these lines
+
+    @property
+    def periodic(self) -> bool:
+        """Whether the line is a period: its phase is kept."""
+        return self.phase is not None and self.phase.p < LEVEL
 
     @property
     def converged(self) -> bool:
@@ -85,11 +96,13 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
         rest[change.index :] -= change.jump
     # Step 2: the period.
     period = strongest_period(rest)
-    periodic = period is not None and period.p < LEVEL
-    bands = period.bands if period is not None and periodic else None
+    bands, kept = None, None
+    if period is not None and period.p < LEVEL:
+        bands, kept = period.bands, phase(rest, period.period, seed=seed)
+    line = kept is not None
     whole = motion(rest, without=bands, seed=seed)
     # Step 3: the part after the last jump and the transient.
-    moves = bool(changes) or periodic or whole.p_still < LEVEL
+    moves = bool(changes) or line or whole.p_still < LEVEL
     begin = changes[-1].index if changes else 0
     stable, returns, still = None, False, False
     enough = max(SHORTEST, STABLE * steps)
@@ -129,7 +142,8 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
         changes=changes,
         p_change=p_change,
         period=period,
-        periodic=periodic,
+        line=line,
+        phase=kept,
         whole=whole,
         moves=moves,
         begin=begin,
