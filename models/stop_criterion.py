@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from moetraffic.analysis import normalized_entropy, settling
+from moetraffic.analysis import initial_transient, normalized_entropy
 from moetraffic.capture.annotate import ShardRouting, subscribe_shards
 
 LEAST_STEPS = 500
@@ -19,8 +19,8 @@ class SteadyLoad(ExitStack):
     """Detector of a stationary expert-load uniformity in all MoE layers.
 
     Uniformity is the normalized entropy of the load over experts, all ranks and
-    micro-batches of a step together; the end of its transient is
-    found by :func:`moetraffic.analysis.settling`.  Called after each step, it is true
+    micro-batches of a step together; the end of its transient is found by
+    :func:`moetraffic.analysis.initial_transient`.  Called after each step, it is true
     when that is before the middle of the run for every layer, and the last quarter of
     the run is as uniform as the quarter before, within a standard deviation.
     """
@@ -55,4 +55,4 @@ def _steady(curve: np.ndarray) -> bool:
     quarter = len(curve) // 4
     before, last = curve[-2 * quarter : -quarter], curve[-quarter:]
     level = abs(last.mean() - before.mean()) < before.std()
-    return bool(settling(curve).ended) and bool(level)
+    return bool(initial_transient(curve).ended) and bool(level)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from .comparison import Comparison, Distance, compare
 from .conclusion import PARTS, Curve, Subject
 from .convergence.convergence import Convergence, Trajectory, convergence_of
-from .convergence.trends import Transient, Trend, settling, stage_means, trend
+from .convergence.trends import Transient, Trend, initial_transient, stage_means, trend
 from .engine import Analysis, ExchangeAnalysis, analyze, effort
 from .forecast.bounds import PredictabilityBounds, limits
 from .forecast.forecasting import HORIZONS, Forecasts, forecast
@@ -69,6 +69,7 @@ __all__ = [
     "forecast",
     "gini",
     "hot_set",
+    "initial_transient",
     "jain",
     "limits",
     "matrix_statistics",
@@ -78,7 +79,6 @@ __all__ = [
     "packets",
     "rhythm",
     "sentence",
-    "settling",
     "shares",
     "stage_means",
     "trend",

@@ -13,7 +13,12 @@ import numpy.typing as npt
 from moetraffic.analysis.convergence.convergence import Convergence, convergence_of
 from moetraffic.analysis.convergence.level_changes import level_changes
 from moetraffic.analysis.convergence.log_shares import log_shares
-from moetraffic.analysis.convergence.trends import Transient, Trend, settling, trend
+from moetraffic.analysis.convergence.trends import (
+    Transient,
+    Trend,
+    initial_transient,
+    trend,
+)
 from moetraffic.analysis.forecast.attenuation import Persistence, fit_memory
 from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
 from moetraffic.analysis.forecast.forecasting import Forecasts, forecast
@@ -310,7 +315,7 @@ class _Run:
                     values=values,
                     floor=floors.get(measure),
                     trend=trend(values, at=self.source.iterations),
-                    transient=settling(values),
+                    transient=initial_transient(values),
                 )
                 for measure, values in skew.items()
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +10,22 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.errors import AnalysisError
-from moetraffic.report.console.options import AsJson, Force, Plot, option
+from moetraffic.report.console.options import (
+    AllTables,
+    AsJson,
+    Force,
+    Plot,
+    only_option,
+    option,
+    parts_of,
+)
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .output import present
 
 BIG_RED_200 = "big-red-200"
+PARTS = ("platforms", "protocols")
 
 
 def bandwidth(
@@ -40,6 +50,8 @@ def bandwidth(
     ] = "out",
     plot: Plot = None,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show measured collectives with fits, residuals and interpolated bandwidths.
@@ -47,9 +59,15 @@ def bandwidth(
     Example: moetraffic bandwidth bench.csv --collective all_reduce --size 300000
     """
     validate_outputs((plot,), (table,), force=force, error=AnalysisError)
+    names = parts_of(only, PARTS, tables=tables)
     if table is None:
-        _presets(as_json)
+        _presets(as_json, names, tables)
         return
+    if names:
+        raise AnalysisError(
+            f"--only selects among the presets, but {table} is named, too: leave one "
+            "out"
+        )
     from moetraffic.patterns.measurements import big_red_200, read_table
     from moetraffic.report.results import bandwidth as report
 
@@ -81,22 +99,28 @@ def bandwidth(
     present(data, *shown, as_json=as_json, chart=chart, plot=plot)
 
 
-def _presets(as_json: bool) -> None:
+def _presets(as_json: bool, only: Sequence[str], tables: bool) -> None:
     from moetraffic.patterns.platforms import platforms, protocols
 
-    told = {
+    found = {
         "platforms": [asdict(p) for p in platforms().values()],
         "protocols": [asdict(p) for p in protocols().values()],
     }
-    tables = [
-        Table(
-            title=name,
-            columns=["", *(row["name"] for row in rows)],
-            rows=[
-                [field.replace("_", " "), *(str(row[field] or "") for row in rows)]
-                for field in list(rows[0])[1:]
-            ],
-        )
-        for name, rows in told.items()
+    parts = {
+        part: [
+            Table(
+                title=part.capitalize(),
+                columns=["", *(row["name"] for row in rows)],
+                rows=[
+                    [field.replace("_", " "), *(str(row[field] or "") for row in rows)]
+                    for field in list(rows[0])[1:]
+                ],
+            )
+        ]
+        for part, rows in found.items()
+    }
+    summary = [
+        f"{part.capitalize()}: {', '.join(row['name'] for row in rows)}."
+        for part, rows in found.items()
     ]
-    present(told, *tables, as_json=as_json)
+    present(found, *summary, as_json=as_json, parts=parts, only=only, tables=tables)

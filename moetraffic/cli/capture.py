@@ -19,18 +19,21 @@ from moetraffic.launch.root_cause import AFTERMATH
 from moetraffic.launch.training import RankEnded, capture_run
 from moetraffic.patterns import Workload, preset
 from moetraffic.report.console.options import (
+    AllTables,
     AsJson,
     Every,
     Force,
     MaxSize,
     TokenSample,
+    only_option,
     option,
+    parts_of,
     takes,
 )
 from moetraffic.report.console.terminal import announce
 
 from .build import offer
-from .output import present_trace, progress
+from .output import TRACE_PARTS, present_trace, progress
 from .workload import WORKLOAD, describe
 
 RANKS = 4
@@ -69,6 +72,8 @@ def capture(
     most_bytes: MaxSize = None,
     token_sample: TokenSample = 0,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(TRACE_PARTS)] = None,
     as_json: AsJson = False,
     *,
     chosen: dict[str, Any],
@@ -80,6 +85,7 @@ def capture(
 
     Example: moetraffic capture -o run.h5 --nproc 4 --experts 8 --iterations 200
     """
+    names = parts_of(only, TRACE_PARTS, tables=tables)
     rank_env = current_rank()
     if nproc is None:
         nproc = (chosen["ep"] if virtual else None) or RANKS
@@ -126,7 +132,7 @@ def capture(
             _leave(error.outcome)
     if trace is not None:  # rank 0 prints
         trace.close()
-        present_trace(output, as_json=as_json)
+        present_trace(output, as_json=as_json, only=names, tables=tables)
         if not (as_json or virtual):
             offer()
 

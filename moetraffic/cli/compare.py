@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from moetraffic.analysis.claim import Claim
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
     AllTables,
@@ -71,7 +72,9 @@ def compare(
         total = sum(effort(trace, **chosen, stages=False) for trace in (a, b))
         with progress("reading both", total, quiet=as_json or total < 8) as tick:
             found = compared(a, b, **chosen, tick=tick)
-        claimed = [analyze(t, parts=("claims",), **chosen).claims for t in (a, b)]
+        claimed: list[tuple[Claim, ...]] = [(), ()]
+        if not names or "claims" in names:
+            claimed = [analyze(t, parts=("claims",), **chosen).claims for t in (a, b)]
     beyond = worst(found, thresholds)
     data = {
         "first": str(first),
@@ -95,7 +98,7 @@ def compare(
         *report.sentences(found, beyond),
         as_json=as_json,
         parts={
-            "claims": [report.claims(*claimed)],
+            "claims": report.claims(*claimed),
             "distances": [distances],
             "times": times,
         },

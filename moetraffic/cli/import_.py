@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.report.console.options import AsJson, Force, option
+from moetraffic.report.console.options import (
+    AllTables,
+    AsJson,
+    Force,
+    only_option,
+    option,
+    parts_of,
+)
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.model import MOST_ROW_BYTES
 
-from .output import present_trace
+from .output import TRACE_PARTS, present_trace
 
 MOST = 1 << 16
 MOST_TOKENS = 1 << 31
@@ -89,6 +96,8 @@ def import_(
         bool, option("Write the trace even if files contradict each other.", "--keep")
     ] = False,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(TRACE_PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Convert profiles, execution traces, router traces, matrices or CSV to a trace.
@@ -98,6 +107,7 @@ def import_(
 
     Example: moetraffic import profiles/*.json.gz -o run.h5
     """
+    names = parts_of(only, TRACE_PARTS, tables=tables)
     from moetraffic.interop import ImportOptions, import_files
 
     validate_outputs((output,), files, force=force)
@@ -112,4 +122,6 @@ def import_(
     )
     found, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
-    present_trace(output, as_json=as_json, merged=merged, format=found)
+    present_trace(
+        output, as_json=as_json, only=names, tables=tables, merged=merged, format=found
+    )

@@ -12,20 +12,18 @@ from moetraffic.report.console.options import (
     parts_of,
 )
 
-from .output import present_trace
-
-PARTS = ("sources", "calls")
+from .output import TRACE_PARTS, present_trace
 
 
 def info(
     trace: TraceFile,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: Annotated[str | None, only_option(TRACE_PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the contents of a trace: run, layout, layers and collectives.
 
     Example: moetraffic info run.h5
     """
-    names = parts_of(only, PARTS, tables=tables)
+    names = parts_of(only, TRACE_PARTS, tables=tables)
     present_trace(trace, as_json=as_json, only=names, tables=tables)

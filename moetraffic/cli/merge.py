@@ -9,12 +9,19 @@ import typer
 
 from moetraffic.capture.records.recovery import recover
 from moetraffic.errors import CaptureError
-from moetraffic.report.console.options import AsJson, Force, option
+from moetraffic.report.console.options import (
+    AllTables,
+    AsJson,
+    Force,
+    only_option,
+    option,
+    parts_of,
+)
 from moetraffic.text import visible
 from moetraffic.trace.hdf5.durable import SEGMENTS, validate_output
 from moetraffic.trace.merge.merging import merge_into
 
-from .output import present_trace
+from .output import TRACE_PARTS, present_trace
 
 
 def merge(
@@ -24,6 +31,8 @@ def merge(
         option("Trace to write.", "-o", "--output", shown="run.h5 for run.h5.segments"),
     ] = None,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(TRACE_PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Merge the segments of an interrupted capture into a trace.
@@ -33,6 +42,7 @@ def merge(
 
     Example: moetraffic merge run.h5.segments -o run.h5
     """
+    names = parts_of(only, TRACE_PARTS, tables=tables)
     folder = folder.absolute()
     if output is None:
         if not folder.name.endswith(SEGMENTS):
@@ -45,4 +55,4 @@ def merge(
     for failure in recover(folder, patience_s=0.0):
         typer.echo(visible(failure), err=True)
     merged = merge_into(folder, output, force=force)
-    present_trace(output, as_json=as_json, merged=merged)
+    present_trace(output, as_json=as_json, only=names, tables=tables, merged=merged)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 200
 console = Paper(width=WIDTH)
 
+TRACE_PARTS = ("sources", "calls")
+"""Parts of what :func:`present_trace` prints."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
@@ -117,14 +120,14 @@ def present_trace(
     *,
     as_json: bool,
     only: Sequence[str] = (),
-    tables: bool = True,
+    tables: bool = False,
     merged: Any = None,
     **more: Any,
 ) -> None:
     """Print what a trace file contains, and what a merge had to leave out.
 
-    ``only`` and ``tables`` are as in :func:`present`, the parts ``sources`` and
-    ``calls``.
+    ``only`` and ``tables`` are as in :func:`present`, the parts those of
+    :data:`TRACE_PARTS`.
     ``merged`` is the merge that made it, with the sentences ``missing``, ``remarks``
     and ``contradictions``; ``more`` are further entries of the JSON object, which stand
     first.
@@ -137,7 +140,7 @@ def present_trace(
             {**more, **overview(trace, path), **found} if as_json else None,
             run,
             as_json=as_json,
-            parts={"sources": sources, "calls": [calls]},
+            parts=dict(zip(TRACE_PARTS, (sources, [calls]), strict=True)),
             only=only,
             tables=tables,
         )

@@ -55,7 +55,9 @@ def judged(trace: Trace) -> None:
         away = (wire.curves[name].values.mean() - floor.mean.mean()) / floor.std.mean()
         assert abs(away) < 2
     assert wire.forecasts is not None
-    assert np.isfinite(wire.forecasts.verdicts[0].ceiling).all()  # the oracle bound
+    assert np.isfinite(
+        wire.forecasts.verdicts[0].oracle_bound
+    ).all()  # the oracle bound
 
 
 def test_a_matrix_is_a_dispatch_with_a_noise_floor(tmp_path: Path) -> None:

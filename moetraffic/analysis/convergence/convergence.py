@@ -22,7 +22,7 @@ from moetraffic.errors import AnalysisError
 from .decay import Decay, decay
 from .drift import distance_floor, step_change_floor
 from .level_claims import decided
-from .trends import Transient, Trend, settling, stage_means, trend
+from .trends import Transient, Trend, initial_transient, stage_means, trend
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -196,7 +196,7 @@ def _trajectory(
         # leave-one-out: a step is closer to a mean that includes it
         held = int(np.isfinite(distance[begin:]).sum())
         distance[begin:] *= held / (held - 1) if held > 1 else 1.0
-        transient = settling(distance)
+        transient = initial_transient(distance)
         begin = transient.step
     still = transient.ended
     begin = begin if still else 2 * len(x) // 3

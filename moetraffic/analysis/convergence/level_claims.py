@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.claim import NAN, Claim, Outcome
+from moetraffic.analysis.claim import LEVEL, NAN, Claim, Outcome
 from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.rhythm.spectral_lines import AFTER
 from moetraffic.errors import AnalysisError
 
 from .log_shares import log_shares
+from .motion import Motion
 from .movement import DRIFT, HALF_LIVES, SHORTEST, Movement, movement
 
 Float64 = npt.NDArray[np.float64]
@@ -169,7 +171,16 @@ def _claims(
 
 
 _SHORT = f"fewer than {HALF_LIVES} half-lives of its motion"
-"""Why a return to a level is not stated although a random walk is rejected."""
+
+
+def _lacking(fit: Motion, begin: int) -> int:
+    """Return the steps with which a return to a level is decided; 0: there are enough.
+
+    A fit by a random walk has no half-life, so that no number of steps is enough.
+    """
+    if fit.p_still >= LEVEL or not fit.steps < fit.half_life * HALF_LIVES < np.inf:
+        return 0
+    return begin + ceil(fit.half_life * HALF_LIVES)
 
 
 def _constant(x: Float64) -> bool:
@@ -235,8 +246,8 @@ def _converged(found: Movement, when: Int64) -> Part:
         flags.append("its swings become larger or smaller to the end")
     elif found.trend or fit.p_drift < DRIFT:
         flags.append("it drifts in one direction")
-    elif found.returns or fit.half_life * HALF_LIVES > fit.steps:
-        flags.append(_SHORT)
+    elif needs := _lacking(fit, found.begin):
+        flags.append(f"{_SHORT} (needs {needs:,} iterations)")
     else:
         flags.append("it moves like a random walk")
     return {
@@ -338,6 +349,10 @@ def _mean_reverting(found: Movement, every: float) -> Part:
             "low": fit.low * every,
             "high": fit.high * every,
         }
-    elif fit is not None and fit.half_life * HALF_LIVES > fit.steps:
-        part["flags"] = (_SHORT,)
+    elif fit is not None and (needs := _lacking(fit, found.begin)):
+        part |= {
+            "outcome": Outcome.NOT_ENOUGH_DATA,
+            "needs": needs,
+            "flags": (_SHORT,),
+        }
     return part

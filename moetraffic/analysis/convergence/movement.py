@@ -25,7 +25,7 @@ from moetraffic.analysis.rhythm.spectral_lines import (
 
 from .level_changes import LevelChange, level_changes
 from .motion import Motion, motion
-from .trends import settling
+from .trends import initial_transient
 
 Float64 = npt.NDArray[np.float64]
 
@@ -190,5 +190,5 @@ def _transient(levels: Float64) -> int:
     distance = np.sqrt(
         ((levels - levels[2 * len(levels) // 3 :].mean(axis=0)) ** 2).mean(axis=1)
     )
-    found = settling(distance)
+    found = initial_transient(distance)
     return found.step if found.ended else 0

@@ -53,7 +53,7 @@ class Transient:
     std: float  # population standard deviation in it
 
 
-def settling(curve: npt.ArrayLike) -> Transient:
+def initial_transient(curve: npt.ArrayLike) -> Transient:
     r"""Split a curve into transient and stable part by the MSER rule.
 
     The rule is MSER, known from the warm-up of simulations: leave out the first d steps
@@ -79,7 +79,7 @@ def settling(curve: npt.ArrayLike) -> Transient:
 
     Examples
     --------
-    >>> found = settling([9, 5, 1, 2, 1, 2, 1, 2, 1, 2])
+    >>> found = initial_transient([9, 5, 1, 2, 1, 2, 1, 2, 1, 2])
     >>> found.step, found.ended, round(found.mean, 6)
     (2, True, 1.5)
     """

@@ -29,8 +29,8 @@ class Verdict:
     tolerances: tuple[float, ...] = TOLERANCES  # relative errors |x - f|/x
     within: tuple[float, ...]  # share of bytes in cells forecast to within each
     unchanged: tuple[float, ...]  # the same of the persistence baseline
-    ceiling: tuple[float, ...]  # the same of the oracle (true gate probabilities)
-    ceiling_error: tuple[float, ...]  # its standard error over the test part
+    oracle_bound: tuple[float, ...]  # the same of the oracle (true gate probabilities)
+    oracle_bound_error: tuple[float, ...]  # its standard error over the test part
     misplaced: float = NAN  # mean total variation distance of forecast and truth
     # 1 - MSE / MSE of persistence (horizon 0: of the best history-based forecaster)
     reduction: Ratio = field(default_factory=Ratio)
@@ -48,8 +48,8 @@ def unknown_verdict(*, of: str, horizon: int, reason: str) -> Verdict:
         horizon=horizon,
         within=none,
         unchanged=none,
-        ceiling=none,
-        ceiling_error=none,
+        oracle_bound=none,
+        oracle_bound_error=none,
         reason=reason,
     )
 
@@ -137,10 +137,10 @@ def sentence(verdict: Verdict, *, tolerance: float = 0.2) -> str:
             f"±{_percent(verdict.tolerances[at])} by {verdict.forecaster}{how}, "
             f"{baseline(verdict)} {_percent(verdict.unchanged[at])}"
         )
-    if np.isfinite(verdict.ceiling[at]):
-        forecast += f", oracle bound {_percent(verdict.ceiling[at])}"
-        if verdict.ceiling_error[at] >= 5e-4:
-            forecast += f" ± {100 * verdict.ceiling_error[at]:.1f}%"
+    if np.isfinite(verdict.oracle_bound[at]):
+        forecast += f", oracle bound {_percent(verdict.oracle_bound[at])}"
+        if verdict.oracle_bound_error[at] >= 5e-4:
+            forecast += f" ± {100 * verdict.oracle_bound_error[at]:.1f}%"
     return (
         f"{subject} {when}{_lead(verdict.lead_s)}: {forecast}; {_improvement(verdict)}."
     )

@@ -1,4 +1,4 @@
-r"""Claims about bursts in time: periodic, long memory.
+r"""Claims about bursts in time: periodic.
 
 *Periodic* means coherent: four cycles later the phase is still known.  With x the time
 from a cycle's start to that of the fourth next one, in periods, the coherence is the
@@ -9,9 +9,6 @@ that :func:`.burst_order.burst_order` finds.
 
 With step marks a cycle is a step.  Bursts are periodic if they come at the same places
 of successive steps; with every four steps turned by a random phase they do not.
-
-*Long memory* is judged by the share of each step, or cycle, that is on
-(:mod:`.long_memory`).
 """
 
 from __future__ import annotations
@@ -25,9 +22,8 @@ import scipy
 from moetraffic.analysis.claim import LEVEL, NAN, Claim, Outcome
 from moetraffic.analysis.times.intervals import merge_intervals
 
-from .bins import on_off_series, time_on_until
+from .bins import time_on_until
 from .burst_order import FEWEST, burst_order
-from .long_memory import FEWEST_SLOWEST, SLOWEST, long_memory
 from .step_time import extent, step_spans
 
 Float64 = npt.NDArray[np.float64]
@@ -70,7 +66,7 @@ def burst_claims(
     about: str,
     seed: int = 0,
 ) -> tuple[Claim, ...]:
-    """Judge whether bursts are periodic and have long memory.
+    """Judge whether bursts are periodic.
 
     Parameters
     ----------
@@ -86,48 +82,26 @@ def burst_claims(
     Returns
     -------
     tuple of Claim
-        "periodic", its figure the period in s; "long memory", its figure the Hurst
-        exponent.
+        "periodic", its figure the period in s.
 
     Examples
     --------
     >>> start = np.arange(400) * 1000
-    >>> periodic, memory = burst_claims(start, start + 250, about="rank 0")
-    >>> periodic.stated, periodic.figure, memory.stated
-    (True, 1e-06, False)
+    >>> (periodic,) = burst_claims(start, start + 250, about="rank 0")
+    >>> periodic.stated, periodic.figure
+    (True, 1e-06)
     """
     first, last = merge_intervals(start, end)
     if marks is None:
-        return claims_of_bursts(first, last, repetition(first, last), about=about)
-    steps = step_spans(marks, within=extent(first, last))
-    return claims_of_steps(first, last, *steps, about=about, seed=seed)
+        found = repetition(first, last)
+        return (claim_of_bursts(found, bursts=len(first), about=about),)
+    begin, finish = step_spans(marks, within=extent(first, last))
+    on = shares_on(first, last, begin, finish)
+    return (claim_of_steps(on, finish - begin, about=about, seed=seed),)
 
 
-def claims_of_bursts(
-    first: Int64, last: Int64, found: Repetition, *, about: str
-) -> tuple[Claim, ...]:
-    """Judge bursts from their repetition; see :func:`burst_claims`.
-
-    Parameters
-    ----------
-    first, last
-        ``[n]`` int64 ns: disjoint bursts in order.
-    found
-        From :func:`repetition`.
-    about
-        Source of the bursts.
-    """
-    series = np.zeros(0)
-    if len(found.length_ns):
-        cycle = float(np.median(found.length_ns))
-        series = on_off_series(first, last, bin_ns=cycle)
-    return _of_bursts(found, len(first), about), _memory(series, about)
-
-
-def claims_of_steps(
-    first: Int64, last: Int64, begin: Int64, end: Int64, *, about: str, seed: int = 0
-) -> tuple[Claim, ...]:
-    """Judge bursts from their places in steps; see :func:`burst_claims`.
+def shares_on(first: Int64, last: Int64, begin: Int64, end: Int64) -> Float64:
+    """Compute in which parts of each step there are bursts.
 
     Parameters
     ----------
@@ -135,21 +109,21 @@ def claims_of_steps(
         ``[n]`` int64 ns: disjoint bursts in order.
     begin, end
         ``[m]`` int64 ns: steps, from :func:`.step_time.step_spans`.
-    about
-        Source of the bursts.
-    seed
-        Of the random phases of steps.
+
+    Returns
+    -------
+    float64 array ``[m, PARTS]``
+        Time that is on in each part, as a share of the step.
     """
+    if not len(begin):
+        return np.zeros((0, PARTS))
     lengths = (end - begin).astype(np.float64)
-    on = np.zeros((0, PARTS))
-    if len(lengths):
-        origin = int(begin[0])
-        parts = (begin[:, None] - origin) + lengths[:, None] * (
-            np.arange(PARTS + 1) / PARTS
-        )
-        on = np.diff(time_on_until(parts, first, last, origin=origin), axis=1)
-        on /= lengths[:, None]
-    return _of_steps(on, lengths, about, seed), _memory(on.sum(axis=1), about)
+    origin = int(begin[0])
+    parts = (begin[:, None] - origin) + lengths[:, None] * (
+        np.arange(PARTS + 1) / PARTS
+    )
+    on = np.diff(time_on_until(parts, first, last, origin=origin), axis=1)
+    return np.asarray(on / lengths[:, None], np.float64)
 
 
 def repetition(first: Int64, last: Int64) -> Repetition:
@@ -195,12 +169,22 @@ def repetition(first: Int64, last: Int64) -> Repetition:
     )
 
 
-def _of_bursts(found: Repetition, bursts: int, about: str) -> Claim:
-    """Judge from the bursts alone whether they are periodic."""
+def claim_of_bursts(found: Repetition, *, bursts: int, about: str) -> Claim:
+    """Judge from the bursts alone whether they are periodic.
+
+    Parameters
+    ----------
+    found
+        From :func:`repetition`.
+    bursts
+        Number of bursts.
+    about
+        Source of the bursts.
+    """
     lengths = found.length_ns
     null = f"phase unknown {AFTER} cycles later, bursts in random order"
     if bursts < FEWEST:
-        return _too_few("periodic", about, null, bursts, FEWEST)
+        return _too_few(about, null, bursts, FEWEST)
     period, low, high = _median(lengths)
     flags = []
     size = f", {found.bursts} bursts a cycle" if found.bursts > 1 else ""
@@ -226,11 +210,25 @@ def _of_bursts(found: Repetition, bursts: int, about: str) -> Claim:
     )
 
 
-def _of_steps(on: Float64, lengths: Float64, about: str, seed: int) -> Claim:
-    """Judge whether bursts come at the same places of successive marked steps."""
+def claim_of_steps(
+    on: Float64, lengths: npt.NDArray[np.number], *, about: str, seed: int = 0
+) -> Claim:
+    """Judge whether bursts come at the same places of successive marked steps.
+
+    Parameters
+    ----------
+    on
+        ``[m, PARTS]`` from :func:`shares_on`.
+    lengths
+        ``[m]`` ns, of the steps.
+    about
+        Source of the bursts.
+    seed
+        Of the random phases of steps.
+    """
     null = f"bursts at random places of each {AFTER} steps"
     if len(lengths) < FEWEST_STEPS:
-        return _too_few("periodic", about, null, len(lengths), FEWEST_STEPS)
+        return _too_few(about, null, len(lengths), FEWEST_STEPS)
     period, low, high = _median(lengths)
     waves = np.fft.rfft(on, axis=1)[:, 1 : PARTS // 2]
     # The power of the mean step.  With blocks of steps turned at random its Fourier
@@ -258,34 +256,9 @@ def _of_steps(on: Float64, lengths: Float64, about: str, seed: int) -> Claim:
     )
 
 
-def _memory(series: Float64, about: str) -> Claim:
-    """Judge whether the share of each step that is on has long memory."""
-    null = "first-order autoregression and white noise"
-    found = long_memory(series)
-    stated = found.p < LEVEL
-    outcome = Outcome.STATED if stated else Outcome.NO_EVIDENCE
-    enough = SLOWEST * FEWEST_SLOWEST
+def _too_few(about: str, null: str, used: int, needs: int) -> Claim:
     return Claim(
-        name="long memory",
-        about=about,
-        outcome=Outcome.NOT_ENOUGH_DATA if len(series) < enough else outcome,
-        statement=f"they have long memory, Hurst exponent {found.hurst:.2f}",
-        null=null,
-        p=found.p,
-        figure=found.hurst,
-        low=found.low,
-        high=found.high,
-        used=len(series),
-        needs=enough if len(series) < enough else 0,
-        flags=("or a change of level, or a correlation over tens of steps",)
-        if stated
-        else (),
-    )
-
-
-def _too_few(name: str, about: str, null: str, used: int, needs: int) -> Claim:
-    return Claim(
-        name=name,
+        name="periodic",
         about=about,
         outcome=Outcome.NOT_ENOUGH_DATA,
         statement="",
@@ -295,7 +268,7 @@ def _too_few(name: str, about: str, null: str, used: int, needs: int) -> Claim:
     )
 
 
-def _median(lengths_ns: Float64) -> tuple[float, float, float]:
+def _median(lengths_ns: npt.NDArray[np.number]) -> tuple[float, float, float]:
     """Compute the median in s with its 95% interval from order statistics."""
     ordered = np.sort(lengths_ns) / 1e9
     number = len(ordered)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.claim import Claim, claim_of
+from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.times.intervals import (
     Span,
     mean_and_cv,
@@ -26,9 +26,10 @@ from moetraffic.analysis.times.intervals import (
 )
 
 from .bins import amount_until, on_off_series, rate_series, time_on_until
-from .burst_claims import claims_of_bursts, claims_of_steps, repetition
+from .burst_claims import claim_of_bursts, claim_of_steps, repetition, shares_on
 from .cycles import cycles as cut_to_cycles
 from .dispersion import WINDOWS, dispersion
+from .hurst import hurst_exponent
 from .periodicity import autocorrelation, harmonic_shares, spectral_share
 from .stationarity import Stationarity, stationarity
 from .step_time import StepTime, extent, step_spans, step_time
@@ -133,8 +134,8 @@ class Rhythm:
     regular: float = _NAN  # share of the cycles that have so many
     position: tuple[float, ...] = ()  # mean start of each of these, shares of a cycle
     position_jitter: tuple[float, ...] = ()  # standard deviation, likewise
-    length_steady: Stationarity | None = None  # of the cycles' lengths
-    on_steady: Stationarity | None = None  # of the share of each cycle that is on
+    length_stationarity: Stationarity | None = None  # of the cycles' lengths
+    on_stationarity: Stationarity | None = None  # of the share of each cycle that is on
     observed_ns: float = _NAN  # time that all of this was seen in
     weighted: Weighted | None = None  # the same by bytes, where sizes are known
     step_time: StepTime | None = None  # of all steps, or of the cycles of a period
@@ -142,9 +143,7 @@ class Rhythm:
         WINDOWS
     )  # of counts of bursts, in dispersion.WINDOWS
     hurst: float = _NAN  # Hurst exponent of the share of time that is on
-    hurst_low: float = _NAN  # 95% interval
-    hurst_high: float = _NAN
-    claims: tuple[Claim, ...] = ()  # "periodic" and "long memory"
+    claims: tuple[Claim, ...] = ()  # "periodic"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,17 +234,21 @@ def rhythm(
     # Bins of which a part was not seen are not known.
     hidden = on_off_series(*parts, bin_ns=width, span=reach) < 1 - 1e-9
     series[hidden] = np.nan
+    on_by_step = np.zeros(0)
     if marks is None:
         found = repetition(first, last)
         lengths = found.length_ns
-        claims = claims_of_bursts(first, last, found, about=about)
+        claim = claim_of_bursts(found, bursts=len(first), about=about)
     else:
         steps = step_spans(marks, within=extent(first, last), observed=observed)
         lengths = (steps[1] - steps[0]).astype(np.float64)
-        claims = claims_of_steps(first, last, *steps, about=about)
+        on = shares_on(first, last, *steps)
+        claim = claim_of_steps(on, steps[1] - steps[0], about=about)
+        on_by_step = on.sum(axis=1)
     step_ns = float(np.median(lengths)) if len(lengths) else _NAN
-    periodic, memory = (claim_of(claims, name) for name in ("periodic", "long memory"))
-    period_ns = step_ns if periodic and periodic.stated else _NAN
+    if marks is None and len(lengths):
+        on_by_step = on_off_series(first, last, bin_ns=step_ns)
+    period_ns = step_ns if claim.stated else _NAN
     # lengths of cycles that do not repeat are those of arbitrary bursts
     known = marks is not None or period_ns > 0
     cycle_times = step_time(lengths if known else ())
@@ -291,16 +294,14 @@ def rhythm(
         regular=cut.regular,
         position=tuple(cut.position.tolist()),
         position_jitter=tuple(cut.position_jitter.tolist()),
-        length_steady=stationarity(cut.length_ns),
-        on_steady=stationarity(cut.on),
+        length_stationarity=stationarity(cut.length_ns),
+        on_stationarity=stationarity(cut.on),
         observed_ns=seen_ns,
         weighted=weighted,
         step_time=cycle_times if cycle_times.steps else None,
         dispersion=dispersion(first, step_ns=step_ns, parts=parts),
-        hurst=memory.figure if memory else _NAN,
-        hurst_low=memory.low if memory else _NAN,
-        hurst_high=memory.high if memory else _NAN,
-        claims=claims,
+        hurst=hurst_exponent(on_by_step),
+        claims=(claim,),
     )
 
 

@@ -1,4 +1,4 @@
-"""Claims about the bursts of a rank: whether they repeat, and how they vary."""
+"""Claims about the bursts of a rank: whether they repeat."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank_claims(
     layers: Sequence[int] | None = None,
     iterations: range | None = None,
 ) -> tuple[Claim, ...]:
-    """Test the all-to-alls of the first rank for a period and for long memory.
+    """Test the all-to-alls of the first rank for a period.
 
     All ranks of an all-to-all communicate at the same times but for waiting, so that
     one rank is tested and not the same bursts as often as there are ranks.

@@ -12,7 +12,7 @@ from moetraffic.analysis.claim import Claim, Outcome
 from moetraffic.analysis.comparison import SCALES, Comparison, Distance
 from moetraffic.analysis.resampling import LEVEL
 from moetraffic.analysis.times.completion import TimeRatio
-from moetraffic.report.answer import figure_of
+from moetraffic.report.answer import TOPICS
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import amount
 
@@ -117,18 +117,37 @@ def tables(comparison: Comparison, above: Sequence[Distance] = ()) -> list[Table
     return [distances, *([times(comparison.times)] if comparison.times else [])]
 
 
-def claims(first: Sequence[Claim], second: Sequence[Claim]) -> Table:
-    """Tabulate the outcomes of the same claims about two traces, side by side."""
+def claims(first: Sequence[Claim], second: Sequence[Claim]) -> list[Table]:
+    """Tabulate the outcomes of the same claims about two traces, side by side.
+
+    A table for each subject, which fits into 80 columns.
+    """
     runs = [{(c.about, c.name): c for c in found} for found in (first, second)]
-    return Table(
-        title="Claims of the two runs",
-        columns=dict.fromkeys(("about", "claim", "first", "second"), "<"),
-        rows=[
-            (*key, *(_outcome(run[key]) if key in run else None for run in runs))
-            for key in dict.fromkeys([*runs[0], *runs[1]])
-        ],
-        notes=[f"a claim is stated if p < {CLAIMED:g}"],
-    )
+    rows: dict[str, list[tuple[object, ...]]] = {}
+    for about, name in dict.fromkeys([*runs[0], *runs[1]]):
+        found = [run.get((about, name)) for run in runs]
+        subject, _, end = about.rpartition(", ")
+        ahead = end.removesuffix("ahead").split()[0] if end.endswith(" ahead") else ""
+        in_s = any(c.unit == "s" for c in found if c)
+        outcomes = (_outcome(c) if c else None for c in found)
+        rows.setdefault(subject if ahead else about, []).append(
+            (name, ahead, *outcomes, _FIGURES.get(name, "") + ", s" * in_s)
+        )
+    return [
+        Table(
+            title=subject,
+            columns=dict.fromkeys(("claim", "ahead", "first", "second", "figure"), "<")
+            | {"ahead": ">"},
+            rows=each,
+            notes=[]
+            if subject != list(rows)[-1]
+            else [
+                f"a claim is stated if p < {CLAIMED:g}; times in iterations unless "
+                "stated; needs N: not enough data, N observations are needed"
+            ],
+        )
+        for subject, each in rows.items()
+    ]
 
 
 def claim_sentence(first: Sequence[Claim], second: Sequence[Claim]) -> str:
@@ -146,12 +165,26 @@ def claim_sentence(first: Sequence[Claim], second: Sequence[Claim]) -> str:
     return f"{text}."
 
 
+_FIGURES = {
+    name: {
+        "moves": "variance/noise",
+        "converged": "since iteration",
+        "trend": "traffic moved",
+    }.get(name, figure)
+    for topic in TOPICS.values()
+    for name, (figure, _) in topic.items()
+}
+"""Names of the figures of claims, short enough for a column."""
+
+
 def _outcome(claim: Claim) -> str:
     """Format the outcome of a claim, with its figure or what it needs."""
-    detail = figure_of([claim]) if claim.stated else ""
     if claim.outcome is Outcome.NOT_ENOUGH_DATA:
-        detail = f"needs {claim.needs:,}, has {claim.used:,}"
-    return f"{claim.outcome.value}{f': {detail}' if detail else ''}"
+        return f"needs {claim.needs:,}"
+    form = {name: form for of in TOPICS.values() for name, (_, form) in of.items()}
+    known = claim.stated and np.isfinite(claim.figure)
+    figure = f": {claim.figure:{form.get(claim.name, '.3g')}}" if known else ""
+    return f"{claim.outcome.value}{figure}"
 
 
 def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> Table:

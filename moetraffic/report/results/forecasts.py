@@ -119,7 +119,11 @@ def _bounds(scored: Sequence[Scored]) -> Table:
                 (bound.low, bound.high) if bound else None,
                 *(horizon.nmse_floor, horizon.nmse_floor_error),
                 *(best.mape, horizon.mape_floor, horizon.mape_floor_error),
-                *(best.within[at], verdict.ceiling[at], verdict.ceiling_error[at]),
+                *(
+                    best.within[at],
+                    verdict.oracle_bound[at],
+                    verdict.oracle_bound_error[at],
+                ),
             )
         )
         if bound is not None and bound.reason:

@@ -85,34 +85,40 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
     file, sizes are left out, for which all calls are read.
     """
     meta = trace.meta
-    size = sent = ""
+    sent, file = "", []
     if path is not None:
-        size = byte_size(path.stat().st_size)
         whole, kept = map(byte_size, all_to_all_bytes(trace))
         sent = f"{whole} sent, of which rank-local (self) traffic: {kept}"
         sent += _no_exchange(trace)
+        file = [byte_size(path.stat().st_size)]
     counts = source_counts(trace)
     stated = recorded(counts)
+    file += [
+        "complete" if meta.complete else "incomplete, see below",
+        f"clock error {error_ns(trace.clocks) / 1e3:.1f} us",
+        f"made by moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",
+        *([] if stated else ["sources not recorded (trace format before 1.1)"]),
+    ]
+    layers = [
+        ", ".join(map(str, trace.layers)) or "unknown",
+        f"inference: {meta.schedule}" if meta.schedule else "",
+        f"token sample: {sample}" if (sample := _sample(trace)) else "",
+    ]
     facts = {
-        "size": size,
-        "origin": meta.origin,
-        "model": _model(meta),
-        "ranks": f"{meta.world} ({layout(trace)}), "
+        "run": f"{meta.origin}, {meta.world} ranks ({layout(trace)}), "
         + ("virtual" if meta.virtual else meta.backend),
+        "model": _model(meta),
         "steps": f"{len(trace.steps.iteration)}, of which training: "
         f"{len(trace.iterations)}{_loss_words(_losses(trace))}"
-        + (f"; one of {meta.every} iterations is recorded" if meta.every > 1 else ""),
-        "seeds": f"initialization {meta.seed}, data {meta.data_seed}"
-        if meta.data_seed >= 0
-        else "",
-        "MoE layers": ", ".join(map(str, trace.layers)) or "unknown",
-        "token sample": _sample(trace),
+        + (f"; one of {meta.every} iterations is recorded" if meta.every > 1 else "")
+        + (
+            f"; seeds: initialization {meta.seed}, data {meta.data_seed}"
+            if meta.data_seed >= 0
+            else ""
+        ),
+        "MoE layers": "; ".join(filter(None, layers)),
         "all-to-all": sent,
-        "inference": meta.schedule,
-        "sources": "" if stated else "not recorded (trace format before 1.1)",
-        "clock error": f"{error_ns(trace.clocks) / 1e3:.1f} us",
-        "complete": "yes" if meta.complete else "no, see below",
-        "made by": f"moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",
+        "file": "; ".join(file),
     }
     notes = [
         f"{name}: {part}"

@@ -115,8 +115,8 @@ def _panel(subject: Subject, name: tuple[str, ...], notes: list[str]) -> Panel:
         oracle = np.array([1 - h.nmse_floor for h in found])
         reach = np.array([h.nmse_floor_error for h in found])
     else:
-        oracle = 100 * np.array([h.verdict.ceiling[at] for h in found])
-        reach = 100 * np.array([h.verdict.ceiling_error[at] for h in found])
+        oracle = 100 * np.array([h.verdict.oracle_bound[at] for h in found])
+        reach = 100 * np.array([h.verdict.oracle_bound_error[at] for h in found])
     if np.isfinite(oracle).any():
         series.append(
             Series(

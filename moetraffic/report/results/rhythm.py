@@ -187,7 +187,7 @@ def statistics_tables(
         name = one.name if one.by in one.name else f"{one.by} {one.name}"
         bursts = (r.duty, r.bursts, r.burst_ns / 1e9, r.burst_cv)
         on_off.append((name, *bursts, r.gap_ns / 1e9, r.gap_cv, r.peak_to_mean))
-        stationary = r.length_steady.p if r.length_steady else None
+        stationary = r.length_stationarity.p if r.length_stationarity else None
         period = (r.period_ns / 1e9, r.acf, r.cycle_ns / 1e9)
         periods.append((name, *period, r.likeness, r.jitter, stationary))
         if (t := r.step_time) is not None:
@@ -195,8 +195,7 @@ def statistics_tables(
             tail = (t.tail_index, t.tail_index_low, t.tail_index_high)
             steps.append((name, t.steps, *(x / 1e9 for x in lengths), t.cv, *tail))
         of_bytes = r.weighted.dispersion if r.weighted else (None,) * len(WINDOWS)
-        hurst = (r.hurst, r.hurst_low, r.hurst_high)
-        bursty.append((name, *r.dispersion, *of_bytes, *hurst))
+        bursty.append((name, *r.dispersion, *of_bytes, r.hurst))
     more = len(every) - len(on_off)
     about = analysis.beats.about
     return [
@@ -233,12 +232,14 @@ def statistics_tables(
                 "source": "",
                 **{f"dispersion of bursts, {n} steps": ".2f" for n in WINDOWS},
                 **{f"dispersion of bytes, {n} steps": ".2f" for n in WINDOWS},
-                **{"Hurst exponent": ".2f", "95% low": ".2f", "95% high": ".2f"},
+                "Hurst exponent": ".2f",
             },
             rows=bursty,
             notes=[
                 "Index of dispersion: variance over mean of counts in windows, 1 for a "
-                "Poisson process; of bytes in units of a burst's mean bytes."
+                "Poisson process; of bytes in units of a burst's mean bytes. Hurst "
+                "exponent: about .5 of independent steps; a correlation over tens of "
+                "steps raises it as long memory does."
             ],
         ),
     ]

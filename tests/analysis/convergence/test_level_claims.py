@@ -84,6 +84,34 @@ def test_the_half_life_of_an_autoregression():
     assert found["converged"].figure == 0
 
 
+def test_a_run_of_few_half_lives_names_the_iterations_that_it_needs():
+    for seed in range(5):
+        found, run = claims("autoregression", [14, seed], steps=60)
+        returns = found["mean-reverting"]
+        if returns.outcome is not Outcome.STATED:
+            assert returns.outcome is Outcome.NOT_ENOUGH_DATA
+            assert 60 < returns.needs < 20 * 4 * run.truth["half_life"]
+            assert not found["converged"].stated
+
+
+def test_a_damped_oscillation_is_no_period():
+    for seed in range(5):
+        for steps in (80, 300):
+            found, _ = claims("damped oscillation", [15, seed], steps=steps)
+            assert not found["periodic"].stated
+
+
+def test_a_period_of_few_cycles_needs_more_of_them():
+    run = PROCESSES["period"](np.random.default_rng(16), 300)
+    length = run.truth["period"]
+    few, many = int(12 * length), int(60 * length)
+    found, _ = claims("period", 16, steps=few)
+    assert found["periodic"].outcome is Outcome.NOT_ENOUGH_DATA
+    assert found["periodic"].needs == pytest.approx(22 * length, rel=0.05)
+    found, _ = claims("period", 16, steps=many)
+    assert found["periodic"].stated
+
+
 def test_a_random_walk_has_no_stable_part():
     for process in ("slow walk", "walk", "fast walk"):
         found, _ = claims(process, 6)

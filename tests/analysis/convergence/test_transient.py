@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis.convergence.trends import settling, stage_means
+from moetraffic.analysis.convergence.trends import initial_transient, stage_means
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 
 def each(curves):
     """Step, ended, mean and std of each curve ``[T, n]``."""
-    found = [settling(curve) for curve in np.transpose(curves)]
+    found = [initial_transient(curve) for curve in np.transpose(curves)]
     return (
         np.array([getattr(f, n) for f in found])
         for n in ("step", "ended", "mean", "std")
@@ -54,9 +54,9 @@ def test_noise_has_no_transient():
 
 def test_convergence_skips_what_is_missing_and_needs_four_steps():
     x = np.array([9, 5, np.nan, 1, 2, 1, np.nan, 2, 1, 2, 1, 2])
-    found = settling(x)
+    found = initial_transient(x)
     assert found.mean == pytest.approx(1.5)
     assert found.ended
-    assert not settling([1, 1, 1]).ended
-    assert np.isnan(settling(np.full(6, np.nan)).mean)
-    assert not settling([]).ended
+    assert not initial_transient([1, 1, 1]).ended
+    assert np.isnan(initial_transient(np.full(6, np.nan)).mean)
+    assert not initial_transient([]).ended

@@ -83,7 +83,7 @@ def test_who_knows_the_gate_has_the_floors(k):
     floor = float(np.sqrt(2 / np.pi * (experts - k) / (k * tokens)))
     assert found.mape_floor == pytest.approx(floor, rel=0.01)
     assert found.score().mape == pytest.approx(floor, rel=0.1)
-    assert found.verdict.within == pytest.approx(found.verdict.ceiling, abs=0.03)
+    assert found.verdict.within == pytest.approx(found.verdict.oracle_bound, abs=0.03)
     assert found.verdict.unchanged[0] < found.verdict.within[0]
 
 
@@ -95,10 +95,10 @@ def test_shares_that_are_not_even_have_floors_too():
         found = forecast(x, horizons=[1], tokens=tokens).horizons[0]
         assert found.score().nmse == pytest.approx(found.nmse_floor, rel=0.03)
         assert found.score().mape >= 0.98 * found.mape_floor
-        for within, ceiling in zip(
-            found.verdict.within, found.verdict.ceiling, strict=True
+        for within, bound in zip(
+            found.verdict.within, found.verdict.oracle_bound, strict=True
         ):
-            assert within <= ceiling + 0.02
+            assert within <= bound + 0.02
 
 
 @settings(max_examples=12)

@@ -103,7 +103,7 @@ def trend(rng: np.random.Generator, steps: int) -> Loads:
     )
 
 
-def settling(rng: np.random.Generator, steps: int) -> Loads:
+def transient(rng: np.random.Generator, steps: int) -> Loads:
     """Logits approach a level exponentially, within the first third of the run."""
     experts, tau = _experts(rng), rng.uniform(0.02, 0.05) * steps
     fading = np.exp(-np.arange(steps) / tau)[:, None]
@@ -211,7 +211,7 @@ PROCESSES: dict[str, Callable[[np.random.Generator, int], Loads]] = {
     function.__name__.replace("_", " "): function
     for function in (
         *(balanced, skewed, slow_walk, walk, fast_walk, autoregression, step, trend),
-        *(settling, period, jittered_period, collapse, drifting_hot_set),
+        *(transient, period, jittered_period, collapse, drifting_hot_set),
         *(regime_switch, fading_swings, damped_oscillation, early_training),
     )
 }

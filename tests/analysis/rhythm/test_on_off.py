@@ -101,8 +101,8 @@ def test_a_square_wave_in_full():
     assert found.burst_lengths.quantiles_ns == pytest.approx(np.full(5, 2 * MS))
     assert found.gap_lengths is not None
     assert found.gap_lengths.mean_ns == 6 * MS
-    assert found.length_steady is not None
-    assert (found.length_steady.kpss, found.length_steady.p) == (0, 0.1)
+    assert found.length_stationarity is not None
+    assert (found.length_stationarity.kpss, found.length_stationarity.p) == (0, 0.1)
     assert found.observed_ns == 59 * 8 * MS
     told = found.weighted
     assert told is not None
