@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
-from moetraffic.analysis.claim import LEVEL, Claim, Outcome
+from moetraffic.analysis.claim import LEVEL, Claim, Outcome, claim_of
 from moetraffic.units import rank_span
 
 TOPICS = {
@@ -24,11 +24,11 @@ TOPICS = {
 """Claims about the load by line, with name and format of the figure of each."""
 
 CONSEQUENCES = {
-    "converged": "a circuit schedule for the mean load remains valid",
-    "predictable": "circuits can be planned from past iterations",
-    "hot set retained": "a placement by past load fits part of the hot experts later",
+    "converged": "circuits for the mean load",
+    "predictable": "circuits from forecasts",
+    "hot set retained": "placement of hot experts by past load",
 }
-"""What follows from claims about the load."""
+"""What is possible if claims about the load are stated."""
 
 LONGEST = 200
 """Characters of a line of claims, above which it is shortened."""
@@ -74,14 +74,11 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
     """
     lines = [_data(analysis)]
     for topic, names in TOPICS.items():
-        clauses = [
-            clause for name in names if (clause := _clause(analysis.exchanges, name))
-        ]
         if topic == "Regularity":
-            clauses = [f"load over the iterations: {clause}" for clause in clauses]
-            bursts = analysis.beats.claims
-            each = [_alone(claim, subject=claim is bursts[0]) for claim in bursts]
-            clauses += ["; ".join(each)] if each else []
+            clauses = _regularity(analysis)
+        else:
+            every = (_clause(analysis.exchanges, name) for name in names)
+            clauses = list(filter(None, every))
         if clauses:
             text = "; ".join(clauses)
             if len(text) > LONGEST and topic != "Regularity":
@@ -220,7 +217,7 @@ def _outcome(claims: list[Claim]) -> str:
     """State the common outcome of claims of one name."""
     first = claims[0]
     if len(claims) == 1:
-        return _alone(first, subject=False)
+        return _alone(first)
     if first.outcome is Outcome.NOT_ENOUGH_DATA:
         needs = max(claim.needs for claim in claims)
         return f'not enough data for "{first.name}" (needs {needs:,})'
@@ -245,15 +242,43 @@ def figure_of(claims: Sequence[Claim]) -> str:
     return " ".join(filter(None, (figure, _range(known, form), unit)))
 
 
-def _alone(claim: Claim, *, subject: bool = True) -> str:
-    """State one claim, without its null hypothesis."""
-    of = f"{claim.about}: " if subject else ""
+def _alone(claim: Claim) -> str:
+    """State one claim, without its subject and its null hypothesis."""
     if claim.outcome is Outcome.NOT_ENOUGH_DATA:
         has = f"needs {claim.needs:,}, has {claim.used:,}"
-        return f'{of}not enough data for "{claim.name}" ({has})'
+        return f'not enough data for "{claim.name}" ({has})'
     inside = ", ".join(filter(None, [_p_value([claim]), *claim.flags]))
     what = claim.statement if claim.stated else f'no evidence of "{claim.name}"'
-    return f"{of}{what}{f' ({inside})' if inside else ''}"
+    return f"{what}{f' ({inside})' if inside else ''}"
+
+
+def _regularity(analysis: Analysis) -> list[str]:
+    """State the claims "periodic" of load and bursts, without p-values."""
+    by_outcome: dict[Outcome, list[tuple[ExchangeAnalysis, Claim]]] = {}
+    for exchange in analysis.exchanges:
+        if claim := claim_of(exchange.claims, "periodic"):
+            by_outcome.setdefault(claim.outcome, []).append((exchange, claim))
+    parts = []
+    for found in by_outcome.values():
+        exchanges, claims = zip(*found, strict=True)
+        every = len(by_outcome) == 1
+        where = "load: " if every else _where(exchanges, analysis.exchanges)
+        parts.append(where + _periodic(claims))
+    return parts + [f"{c.about}: {_periodic([c])}" for c in analysis.beats.claims]
+
+
+def _periodic(claims: Sequence[Claim]) -> str:
+    """State the common outcome of claims "periodic"."""
+    first = claims[0]
+    if first.outcome is Outcome.NOT_ENOUGH_DATA:
+        needs = max(claim.needs for claim in claims)
+        return f'not enough data for "{first.name}" (needs {needs:,})'
+    if not first.stated:
+        return f'no evidence of "{first.name}"'
+    if len(claims) == 1:
+        short = first.statement.removeprefix("it repeats ")
+        return short.removeprefix("they repeat ")
+    return f"{first.name} ({figure_of(claims)})"
 
 
 def _p_value(claims: Sequence[Claim]) -> str:
@@ -320,38 +345,30 @@ def _communication(analysis: Analysis) -> list[Line]:
 def _meaning(analysis: Analysis) -> list[Line]:
     """Derive what the claims mean for circuits, placement and capacity factor."""
     every = analysis.exchanges
-    parts = [
-        text
-        for name, clause in CONSEQUENCES.items()
-        if (text := _consequence(every, name, clause))
-    ]
+    possible, lacking = [], dict[str, list[str]]()
+    for name, what in CONSEQUENCES.items():
+        claims = [(e, c) for e in every for c in e.claims if c.name == name]
+        outcomes = {claim.outcome for _, claim in claims}
+        if Outcome.STATED in outcomes:
+            some = _some_layers([e for e, c in claims if c.stated], every)
+            possible.append(f"{what}{f' ({some})' if some else ''}")
+        elif outcomes:
+            few = outcomes == {Outcome.NOT_ENOUGH_DATA}
+            why = "not enough data for: " if few else "no evidence for: "
+            lacking.setdefault(why, []).append(what)
+    parts = possible + [why + ", ".join(what) for why, what in lacking.items()]
     peaks = [
         e.peaks for e in every if e.peaks is not None and np.isfinite(e.peaks).any()
     ]
     if peaks and any(s.name == "expert_load" for e in every for s in e.subjects):
         most = [float(np.nanquantile(each, QUANTILE)) for each in peaks]
         parts.append(
-            f"a capacity factor of {_range(most, '.2f')} covers every expert's load in "
-            f"{QUANTILE:.0%} of the iterations (figure)"
+            f"capacity factor {_range(most, '.2f')} ({QUANTILE:.0%} of iterations, "
+            "figure)"
         )
     if not parts:
         return []
     return [Line(topic="Consequences", text="; ".join(parts), basis="claims")]
-
-
-def _consequence(exchanges: Sequence[ExchangeAnalysis], name: str, clause: str) -> str:
-    """State what follows from a claim where it is stated; "" if it was not tested."""
-    claims = [(e, c) for e in exchanges for c in e.claims if c.name == name]
-    outcomes = {claim.outcome for _, claim in claims}
-    if not outcomes:
-        return ""
-    if Outcome.STATED in outcomes:
-        some = [e for e in exchanges if any(e is o and c.stated for o, c in claims)]
-        every = len(some) == len(exchanges)
-        return clause if every else f"{clause} ({_where(some, exchanges)[:-2]})"
-    if outcomes == {Outcome.NOT_ENOUGH_DATA}:
-        return f"not enough data on whether {clause}"
-    return f"no evidence that {clause}"
 
 
 def _next(analysis: Analysis, file: str) -> Line:

@@ -208,6 +208,7 @@ def test_info_tells_what_was_captured(
     shown = capsys.readouterr().out
     assert "24, of which training: 24" in shown
     assert "dispatch (all_to_all)" not in shown
+    assert len([line for line in shown.splitlines() if line]) <= 8
     assert "--only sources,calls" in shown
     assert main(["info", str(captured), "--only", "calls"]) == 0
     calls = capsys.readouterr().out
@@ -233,6 +234,39 @@ def test_info_tells_what_was_captured(
     with Trace.open(captured) as trace:
         sent = trace.wire(trace.find(operation="all_to_all")).sum()
     assert told["all_to_all_bytes"] == sent
+
+
+def test_the_presets_are_named_and_tabulated(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["bandwidth"]) == 0
+    names = capsys.readouterr().out
+    assert "Platforms: polaris" in names
+    assert "--only platforms,protocols" in names
+    assert main(["bandwidth", "--only", "protocols"]) == 0
+    shown = capsys.readouterr().out
+    assert "achieved gbps" in shown
+    assert "polaris" not in shown
+    assert "leave one out" in refused(
+        capsys, "bandwidth", "big-red-200", "--only", "protocols"
+    )
+
+
+def test_compare_tests_claims_only_where_they_are_asked_for(
+    capsys: pytest.CaptureFixture[str],
+    captured: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = ["compare", str(captured), str(captured), "--only"]
+    assert main([*pair, "claims"]) == 0
+    shown = capsys.readouterr().out
+    assert "expert load of layer 1" in shown
+    *rows, note = shown.splitlines()
+    assert max(len(line.rstrip()) for line in rows) <= 80
+    assert "needs N" in note or "needs N" in rows[-1]
+    monkeypatch.setattr("moetraffic.analysis.analyze", None)  # cannot be called
+    assert main([*pair, "distances"]) == 0
+    assert "Distances" in capsys.readouterr().out
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,7 +122,7 @@ def test_at_most_eight_lines_cover_every_claim() -> None:
 @pytest.mark.parametrize("name", LOAD)
 def test_nothing_is_concluded_of_what_is_not_stated(name: str) -> None:
     """A layer without evidence, and one with too few data, have no consequence."""
-    for outcome, begin in ((NOT, "no evidence that"), (FEW, "not enough data on")):
+    for outcome, begin in ((NOT, "no evidence for: "), (FEW, "not enough data for: ")):
         found = answer(analysis(exchange(0, claim(name, outcome))))
         lines = {one.topic: one.text for one in found}
         assert lines.get("Consequences", begin).startswith(begin)
@@ -132,7 +132,37 @@ def test_nothing_is_concluded_of_what_is_not_stated(name: str) -> None:
 def test_consequences_are_of_the_layers_of_which_they_are_known() -> None:
     kept = claim("hot set retained", STATED)
     found = analysis(exchange(0, kept), exchange(1, claim("hot set retained")))
-    assert "part of the hot experts later (layer 0)" in line(found, "Consequences")
+    assert "placement of hot experts by past load (layer 0)" in line(
+        found, "Consequences"
+    )
+
+
+def test_lines_about_regularity_and_consequences_are_short() -> None:
+    bursts = replace(
+        claim("periodic", STATED, 0.2972),
+        about="all-to-alls of rank 0",
+        statement="they repeat every step, median 0.2972 s",
+    )
+    layers = [exchange(n, *map(claim, LOAD)) for n in range(4)]
+    text = line(analysis(*layers, bursts=(bursts,)), "Regularity")
+    assert text == (
+        'Regularity: load: no evidence of "periodic"; all-to-alls of rank 0: every '
+        "step, median 0.2972 s."
+    )
+    assert len(text) <= 100
+    assert len(line(analysis(*layers), "Consequences")) <= 150
+
+
+def test_regularity_names_the_layers_that_differ() -> None:
+    found = analysis(
+        exchange(0, replace(claim("periodic", STATED), statement="it repeats every 9")),
+        exchange(1, claim("periodic", FEW)),
+        exchange(2, claim("periodic")),
+    )
+    assert line(found, "Regularity") == (
+        'Regularity: layer 0: every 9; layer 1: not enough data for "periodic" (needs '
+        '200); layer 2: no evidence of "periodic".'
+    )
 
 
 def test_an_analysis_without_claims_has_no_summary() -> None:

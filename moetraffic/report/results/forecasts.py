@@ -52,7 +52,7 @@ def bound_table(subjects: Iterable[tuple[Row, Subject]]) -> Table:
     return Table(
         title="Bounds of linear one-step forecasts, and persistence of the shares",
         columns={
-            **{**WHERE, "NMSE lower bound": ".3f", "95% interval": ".3f"},
+            **{**WHERE, "estimated lower bound (NMSE)": ".3f", "95% interval": ".3f"},
             **{"lag-1 autocorrelation": ".3f", "95% interval of it": ".3f"},
         },
         rows=rows,
@@ -132,14 +132,15 @@ def _bounds(scored: Sequence[Scored]) -> Table:
         title="Bounds on the forecast errors, on the last quarter of the run",
         columns={
             **{**WHERE, "it. ahead": ""},
-            **{"NMSE": ".3f", "lower bound": ".3f", "95% interval": ".3f"},
+            **{"NMSE": ".3f", "estimated lower bound": ".3f", "95% interval": ".3f"},
             **{"oracle NMSE": ".3f", "± (NMSE)": ".3f"},
             **{"MAPE": ".1%", "oracle MAPE": ".1%", "± (MAPE)": ".1%"},
             **{"bytes within 20%": ".1%", "oracle": ".1%", "± (oracle)": ".1%"},
         },
         rows=rows,
         notes=[
-            "lower bound: of linear forecasts one iteration ahead, from the spectrum",
+            "estimated lower bound: of linear forecasts one iteration ahead, from the "
+            "spectrum",
             "oracle: true gate probabilities, sampling noise only; expected value ± "
             "standard error over the test part",
             *dict.fromkeys(notes),
