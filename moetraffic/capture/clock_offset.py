@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.capture.hook.python import now_ns
+from moetraffic.capture.hook.call_recording import now_ns
 from moetraffic.trace.model import CLOCK
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from moetraffic.capture.hook.python import now_ns
+from moetraffic.capture.hook.call_recording import now_ns
 
 from .record_format import OPTIMIZER
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from moetraffic.capture.hook.call_recording import CallSink, now_ns
 from moetraffic.capture.hook.completion import CompletionTracker, DeviceClock
 from moetraffic.capture.hook.native import load
 from moetraffic.capture.records.journal import Journal
@@ -186,7 +187,7 @@ class Recorder(Recording):
             on_failure.callback(self._undo.close)
             steps = OptimizerSteps(self._optimizer_stepped, self._failed)
             self._undo.callback(steps.undo)
-            sink = hook.CallSink(
+            sink = CallSink(
                 put=self.put,
                 meet=self._meet,
                 number=self._journal.number,
@@ -220,7 +221,7 @@ class Recorder(Recording):
             "meta": meta.as_dict(),
             "placement": self._placement,
             "window": self._window_steps,
-            "begun": hook.now_ns(),
+            "begun": now_ns(),
             "threads": [threading.main_thread().ident, threading.get_ident()],
             # at least one byte, because 0 is unlimited
             "most_bytes": -(-(self._most_bytes or 0) // self._world),
@@ -269,7 +270,7 @@ class Recorder(Recording):
         count = tokens_of(tokens, self._left_out)
         number = -1 if kind is None else STEP_KINDS.index(kind)
         self.iteration += 1
-        ended = (STEP, hook.now_ns(), count, number, value)
+        ended = (STEP, now_ns(), count, number, value)
         self._journal.end_step(ended, explicit=True)
 
     def pause(self) -> None:
@@ -422,7 +423,7 @@ class Recorder(Recording):
             # a recomputed forward pass reports the same tokens again
             sample = None if again else self._sampled(chosen)
             found = counts, missed, sample
-            self.put((ROUTED, hook.now_ns(), *place, thread, again, grad, *found))
+            self.put((ROUTED, now_ns(), *place, thread, again, grad, *found))
         except (TypeError, ValueError) as error:
             self._left_out.add(ROUTING, str(error))
         except Exception as error:

@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from moetraffic import capture
-from moetraffic.capture import Recorder, clock_offset
-from moetraffic.capture.hook import native
+from moetraffic.capture import Recorder, clock_offset, recorder
+from moetraffic.capture.hook import call_recording, native
 from moetraffic.capture.hook import python as hook
 from moetraffic.errors import MoetrafficError
 from moetraffic.models import connect, train
@@ -168,7 +168,7 @@ def noted() -> int:
     compiled = native.load()
     if compiled is not None:
         return compiled.calls()
-    return int(repr(hook._numbers).strip("count()"))
+    return int(repr(call_recording._numbers).strip("count()"))
 
 
 def refusals(folder: Path, rank: int) -> dict[str, Any]:
@@ -190,13 +190,14 @@ def refusals(folder: Path, rank: int) -> dict[str, Any]:
         raise ZeroDivisionError("a defect")
 
     # the one is asked in the hook in Python, the other in the compiled one
-    real = hook.now_ns, hook.unboxed
-    hook.now_ns = hook.unboxed = fails
+    real = recorder.now_ns, hook.unboxed
+    call_recording.now_ns = recorder.now_ns = hook.unboxed = fails
     dist.all_to_all_single(output, rows)
     capture.routing(0, torch.tensor([1, 1]))
     said["output"] = output.tolist()
     said["warnings"] = list(first.warnings)
-    hook.now_ns, hook.unboxed = real
+    recorder.now_ns, hook.unboxed = real
+    call_recording.now_ns = recorder.now_ns
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed.tensor.debug import CommDebugMode
 

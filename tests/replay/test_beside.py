@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 import moetraffic.replay.results.audit  # noqa: F401 - once, not in each forked rank
 from moetraffic.capture.hook import python as hook
+from moetraffic.capture.hook.call_recording import SynchronousCall
 from moetraffic.capture.hook.calling_block import BlockSearch
 from moetraffic.capture.record_format import OPERATIONS
 from moetraffic.errors import ReplayError
@@ -25,7 +26,7 @@ LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
 class Notes:
     """What a hook is told of: operation, members, bytes of the input."""
 
-    waiting = hook.SynchronousCall()
+    waiting = SynchronousCall()
     blocks = BlockSearch()
 
     def __init__(self):
@@ -36,7 +37,14 @@ class Notes:
         _, _, _, operation, name, *_, described = record
         source, destination, size, _, _, sent, _ = described
         self.calls.append(
-            (OPERATIONS[operation], self.groups[name], source, destination, size, sent)
+            (
+                OPERATIONS[operation],
+                self.groups[name],
+                source,
+                destination,
+                size,
+                list(sent),
+            )
         )
 
     def meet(self, group):

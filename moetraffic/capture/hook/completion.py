@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from moetraffic.capture.record_format import END
 from moetraffic.trace.model import UNKNOWN_TIME
 
-from .python import KEY, SynchronousCall, now_ns
+from .call_recording import KEY, SynchronousCall, now_ns
 
 Entry = tuple[Any, int, int, Any, int]  # work, number, kind, event before, output
 SWEEP = 16  # works without a wait after which completed ones are dropped
@@ -144,14 +144,16 @@ class CompletionTracker:
     ) -> None:
         """Track a launched collective until its result is waited for.
 
-        ``result`` is the return value of the c10d operator, ``tensor`` an output,
-        ``before`` the device event before the call, if any.  Calls of one kind
+        ``result`` is the return value of the c10d operator or its work, ``tensor`` an
+        output, ``before`` the device event before the call, if any.  Calls of one kind
         (operation and pass) are waited for in the same way.
         """
-        self.waiting.number = None
+        self.waiting.call = None
         if result is None:
             return  # an operator that returns no work has completed
-        work = _unbox(result[-1] if type(result) is tuple else result)
+        work = result
+        if not isinstance(work, dist.Work):
+            work = _unbox(result[-1] if type(result) is tuple else result)
         if kind in self._unawaited and before is None:
             work.get_future().add_done_callback(
                 lambda _: self._put((END, number, UNKNOWN_TIME, now_ns()))
@@ -185,10 +187,10 @@ class CompletionTracker:
         def wait(work: Any, *args: Any, **named: Any) -> Any:
             given = args or named
             result = original(work, *args, **named) if given else bare(work)
-            number = waiting.number
-            if number is not None:
-                waiting.number = None
-                put((END, number, UNKNOWN_TIME, now_ns()))
+            call = waiting.call
+            if call is not None and call[1] is work:
+                waiting.call = None
+                put((END, call[0], UNKNOWN_TIME, now_ns()))
             else:
                 awaited(work)
             return result

@@ -62,6 +62,7 @@ struct Sink {
 
 struct Thread {
   int64_t generation = -1, number = -1, place = -1, waiting = -1;
+  const c10d::Work* work = nullptr;  // of the call `waiting`, never dereferenced
   std::string group;  // the last call's, and its number
   int64_t members = -1;
 };
@@ -241,10 +242,11 @@ class Following {
   }
 
   template <typename Result>
-  void end(Result result) {
+  void end(const c10d::Work* work, Result result) {
     if (noted_.number < 0) return;
     if (waits_) {
       here.waiting = noted_.number;  // not asynchronous: the caller waits next
+      here.work = work;
       return;
     }
     py::gil_scoped_acquire python;
@@ -310,7 +312,10 @@ struct Kernel final : public c10::OperatorKernel {
       call.failed_with(error);
     }
     handle.redispatchBoxed(keys & what.after, stack);
-    call.end([&] { return stack->back(); });
+    const c10::IValue& result = stack->back();
+    const c10d::Work* work = nullptr;
+    if (result.isObject()) work = result.toCustomClass<c10d::Work>().get();
+    call.end(work, [&] { return result; });
   }
 
   const Operator& what;
@@ -352,7 +357,7 @@ struct Unboxed {
       following.failed_with(error);
     }
     auto work = forward();
-    following.end([&] { return c10::IValue(work); });
+    following.end(work.get(), [&] { return c10::IValue(work); });
     return work;
   }
 
@@ -428,9 +433,9 @@ void mark() {
 
 void stand(int64_t place) { here.place = place; }
 
-bool waited() {
+bool waited(PyObject* work) {
   const int64_t number = here.waiting;
-  if (number < 0) return false;
+  if (number < 0 || py::handle(work).cast<c10d::Work*>() != here.work) return false;
   here.waiting = -1;
   const int64_t end[5] = {END, 5, number, UNKNOWN_TIME, now_ns()};
   buffer.put(5, false, [&](int64_t* word) { std::copy(end, end + 5, word); });

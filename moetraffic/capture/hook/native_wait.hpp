@@ -18,15 +18,15 @@ struct Wait {
   vectorcallfunc call;
 };
 
-// Notes the end of this thread's synchronous call; false where there is none.
-using Waited = bool (*)();
+// Notes the end of this thread's synchronous call; false where the work is not its own.
+using Waited = bool (*)(PyObject* work);
 inline Waited waited_here = nullptr;
 
 inline PyObject* wait_call(PyObject* self, PyObject* const* given, size_t count,
                            PyObject* names) {
   auto* wait = reinterpret_cast<Wait*>(self);
   PyObject* result = PyObject_Vectorcall(wait->original, given, count, names);
-  if (result == nullptr || waited_here() || PyVectorcall_NARGS(count) < 1) {
+  if (result == nullptr || PyVectorcall_NARGS(count) < 1 || waited_here(given[0])) {
     return result;
   }
   PyObject* told = PyObject_CallOneArg(wait->ended, given[0]);

@@ -6,20 +6,14 @@ collectives, and above the backends; other operators have no overhead.  A collec
 inside a replayed CUDA graph does not pass through the dispatcher and is not recorded.
 Where :mod:`.native` has been built, its compiled kernels make the same records.
 
-The kernels run in the training thread, so they record only what is not available later,
-and hold no tensor: everything else is computed elsewhere
-(:mod:`moetraffic.capture.records.journal`,
-:mod:`moetraffic.capture.records.committer`).
+Most all-to-alls are recorded before they reach the dispatcher, which takes less
+processor time (:mod:`.exchange_method`).
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -27,52 +21,19 @@ import torch
 
 from moetraffic.capture import annotate
 from moetraffic.capture.annotate import here
-from moetraffic.capture.record_format import CALL, OPERATIONS
+from moetraffic.capture.record_format import OPERATIONS
 from moetraffic.errors import CaptureError
 
-from .calling_block import BlockSearch
+from . import exchange_method
+from .call_recording import EXCHANGE, KEY, OPERATOR, CallSink, GroupNames, recording
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-KEY = "BackendSelect"
-EXCHANGE = OPERATIONS.index("all_to_all")
-now_ns = time.perf_counter_ns
-
 _task = torch._C._current_graph_task_id
-_node = torch._C._current_autograd_node
-_sequence = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-_NO_SEQUENCE = 2**63
-_grad = torch.is_grad_enabled
 _thread = threading.get_ident
-
-Record = tuple[Any, ...]
-"""``(CALL, number, issue, operation, group, place, dtype, thread, in_backward, grad,
-link, node, (source, destination, bytes, shape, shape_received, sent, received))``: the
-name of the group, the shapes of input and output, and the split sizes passed to the
-call."""
-
-
-class SynchronousCall(threading.local):
-    """Thread-local number of the synchronous call that the thread waits for next."""
-
-    number: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallSink:
-    """Receivers of recorded collectives, which must not raise."""
-
-    put: Callable[[Record], None]  # stores a record
-    meet: Callable[[dist.ProcessGroup], None]  # registers a group, before its calls
-    number: Callable[[str, Any], int]  # of a group, context, dtype, thread or node
-    before: Callable[[torch.Tensor | None], Any]  # records a device event before a call
-    launched: Callable[[int, Any, torch.Tensor | None, int, Any], None]
-    """Tracks a call until it completes, see :mod:`.completion`."""
-    waiting: SynchronousCall
-    failed: Callable[[str, Exception], None]  # reports a call that is not recorded
-    blocks: BlockSearch  # finds the module that makes the first all-to-alls
-
+_unbox = torch.distributed.ProcessGroup.unbox
+_unbox_work = torch.distributed.Work.unbox
 
 # operator: (name in the trace, argument index of process group, of this rank's input)
 COLLECTIVES: dict[str, tuple[str, int, int]] = {
@@ -157,11 +118,14 @@ def install(sink: CallSink, native: ModuleType | None = None) -> Callable[[], No
         return uninstall
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     _installed.append(library._destroy)
+    names: GroupNames = {}
     try:
         for name in COLLECTIVES:
             operator = getattr(torch.ops.c10d, name, None)
             if operator is not None:  # older releases lack some of the coalesced ones
-                kernel = _kernel(name, operator.default._handle.redispatch_boxed, sink)
+                kernel = _kernel(
+                    name, operator.default._handle.redispatch_boxed, sink, names
+                )
                 library.impl(  # type: ignore[no-untyped-call]
                     name, kernel, KEY, with_keyset=True
                 )
@@ -171,6 +135,7 @@ def install(sink: CallSink, native: ModuleType | None = None) -> Callable[[], No
             f"the hook needs torch's dispatcher as of release 2.4 or newer, but torch "
             f"{torch.__version__} refuses it ({error}): upgrade torch"
         ) from None
+    _installed.append(exchange_method.install(sink, names))
     return uninstall
 
 
@@ -221,26 +186,23 @@ def _install_native(sink: CallSink, native: ModuleType) -> None:
     _installed.append(lambda: annotate.mirror(None))
 
 
-_numbers = itertools.count()
-_unbox = torch.distributed.ProcessGroup.unbox
-
-
 def _kernel(
-    name: str, redispatch: Callable[..., Any], sink: CallSink
+    name: str,
+    redispatch: Callable[..., Any],
+    sink: CallSink,
+    names: GroupNames,
 ) -> Callable[..., Any]:
     """Create the kernel of an operator, which records a call and forwards it."""
     after = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, KEY))
     python, meta = torch._C.DispatchKey.Python, torch._C.DispatchKey.Meta
     operation, position = OPERATIONS.index(COLLECTIVES[name][0]), COLLECTIVES[name][1]
     describe = _DESCRIBE.get(name) or _describer(name)
-    single, blocks = name == "alltoall_base_", sink.blocks
-    put, before, waiting = sink.put, sink.before, sink.waiting
-    names: dict[int, tuple[str, Any]] = {}  # of groups by the ID of a living object
+    single, record, before = name == OPERATOR, recording(sink, names), sink.before
     # methods of key sets take microseconds, and few sets occur
     following: dict[int, tuple[Any, bool]] = {}
 
     def kernel(keyset: Any, *args: Any) -> Any:
-        number, output, event, again = -1, None, None, 0
+        number, output, event = -1, None, None
         bits = keyset.raw_repr()
         known = following.get(bits)
         if known is None:
@@ -252,20 +214,8 @@ def _kernel(
         if sends:
             try:
                 group = _unbox(args[position])
-                named = names.get(id(group)) or _named(group, names, sink.meet)
                 output, dtype, described = describe(args, group)
-                link, ran = _sequence() - 1, None
-                if _task() != -1:
-                    again, (link, ran) = 1, _running()
-                number, place = next(_numbers), here.place
-                if blocks.searches:
-                    place = blocks.context(place, exchange=operation == EXCHANGE)
-                # fmt: off
-                put((
-                    CALL, number, now_ns(), operation, named[0], place,
-                    dtype, _thread(), again, _grad(), link, ran, described,
-                ))
-                # fmt: on
+                number = record(group, operation, dtype, described)
                 if output is not None and output.is_cuda:
                     event = before(output)
             except Exception as error:
@@ -275,39 +225,18 @@ def _kernel(
         result = redispatch(further, *args)
         if number < 0:
             return result
-        if single and event is None and len(args) > 5 and args[5] is False:
-            waiting.number = number  # synchronous: the caller waits next
-            return result
         try:
-            sink.launched(number, result, output, 2 * operation + again, event)
+            if single and event is None and len(args) > 5 and args[5] is False:
+                # synchronous: the caller waits next
+                sink.waiting.call = number, _unbox_work(result)
+            else:
+                kind = 2 * operation + (_task() != -1)
+                sink.launched(number, result, output, kind, event)
         except Exception as error:
             sink.failed(name, error)
         return result
 
     return kernel
-
-
-def _named(
-    group: dist.ProcessGroup,
-    names: dict[int, tuple[str, Any]],
-    meet: Callable[[dist.ProcessGroup], None],
-) -> tuple[str, Any]:
-    """Register a group at its first call, and keep its name while it exists."""
-    meet(group)
-    key = id(group)
-    named = group.group_name, weakref.ref(group, lambda _: names.pop(key, None))
-    names[key] = named
-    return named
-
-
-def _running() -> tuple[int, str | None]:
-    """Return sequence number and name of the running autograd node."""
-    node: Any = _node()  # None between two nodes
-    if node is None:
-        return -1, None
-    number = node._sequence_nr()
-    # 2**64 - 1 for the node that accumulates a gradient, in which DDP's calls run
-    return (number if number < _NO_SEQUENCE else -1), node.name()
 
 
 Described = tuple["torch.Tensor | None", "torch.dtype | None", tuple[Any, ...]]
@@ -330,7 +259,7 @@ def _all_to_all_list(args: Sequence[Any], _group: dist.ProcessGroup) -> Describe
 
 
 _DESCRIBE: dict[str, Describe] = {
-    "alltoall_base_": _all_to_all_single,
+    OPERATOR: _all_to_all_single,
     "alltoall_": _all_to_all_list,
 }
 
