@@ -25,6 +25,7 @@ from tests.capture.shapes.verdict import ASPECTS, Verdict, judge  # noqa: E402
 
 BEGIN, END = "<!-- shapes: benchmarks/shapes.py -->", "<!-- end of shapes -->"
 TOGETHER = 4
+PATIENCE_S = 900.0  # of the shapes that share a process, on a busy machine
 PLURALS = {"micro-batch": "micro-batches"}
 
 Verdicts = dict[str, Verdict]  # by mode
@@ -34,7 +35,7 @@ def measure(names: Sequence[str]) -> dict[str, Verdicts]:
     """Play shapes in all modes, and judge them."""
     found: dict[str, Verdicts] = {}
     with tempfile.TemporaryDirectory() as folder:
-        start(Path(folder), names, MODES)
+        start(Path(folder), names, MODES, PATIENCE_S)
         for name in names:
             at = {mode: Path(folder, f"{name}-{mode}") for mode in MODES}
             found[name] = {m: judge(at[m], at["bare"]) for m in MODES[1:]}

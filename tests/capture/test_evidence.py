@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from moetraffic import capture
 from moetraffic.capture import Recorder, annotate
+from moetraffic.capture.hook import native
 from moetraffic.capture.input_validation import (
     OmittedRecords,
     counts_of,
@@ -23,7 +24,10 @@ from moetraffic.capture.input_validation import (
 from moetraffic.errors import CaptureError
 from moetraffic.trace import PHASES, ROUTING, Trace
 from moetraffic.trace.merge.merging import merge
+from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 from moetraffic.trace.segments.store import segments_folder
+
+from .conftest import HOOKS, prepared
 
 
 @pytest.fixture
@@ -163,6 +167,31 @@ def test_a_place_that_cannot_be_is_refused_at_the_call(wrong: dict[str, Any]) ->
     with pytest.raises(CaptureError), capture.at(**wrong):
         pass
     assert annotate.place() == annotate.NO_CONTEXT
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_end_is_of_the_call_that_was_waited_for(
+    hook: str,
+    alone: None,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(native.VARIABLE, prepared(hook, request))
+    group, options = dist.group.WORLD, dist.AllToAllOptions()
+    assert group is not None
+    options.asyncOp = False
+    rows = torch.ones(4)
+    with Recorder(tmp_path / "run.h5") as recorder:
+        handle = dist.all_to_all_single(torch.empty(4), rows, async_op=True)
+        # synchronous, and never waited for
+        group.all_to_all_single(torch.empty(4), rows, [], [], options)
+        handle.wait()
+        dist.all_to_all_single(torch.empty(4), rows)
+        recorder.step()
+    with Trace.open(tmp_path / "run.h5") as trace:
+        _, _, end = trace.times(trace.find(operation=ALL_TO_ALL))
+    assert (end[:, 0] != UNKNOWN_TIME).tolist() == [True, False, True]
 
 
 def test_annotations_know_the_phases_of_traces() -> None:

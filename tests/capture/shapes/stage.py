@@ -121,7 +121,12 @@ def forked(rank: int, name: str, mode: str, folder: Path) -> None:
         play(rank, name, mode, folder)
 
 
-def start(folder: Path, names: Iterable[str], modes: Iterable[str]) -> None:
+def start(
+    folder: Path,
+    names: Iterable[str],
+    modes: Iterable[str],
+    patience_s: float = PATIENCE_S,
+) -> None:
     """Play shapes in processes of their own, as ``moetraffic run`` starts them."""
     hook = hook_environment.variables(folder / "unused.h5", force=False, names={})
     asked = [f"{name}:{','.join(modes)}" for name in names]
@@ -134,9 +139,9 @@ def start(folder: Path, names: Iterable[str], modes: Iterable[str]) -> None:
         start_new_session=True,
     )
     try:
-        _, said = process.communicate(timeout=PATIENCE_S)
+        _, said = process.communicate(timeout=patience_s)
     except subprocess.TimeoutExpired:
-        said = f"not ended after {PATIENCE_S} s"
+        said = f"not ended after {patience_s} s"
         os.killpg(process.pid, signal.SIGKILL)  # with its ranks
     if process.wait():
         raise RuntimeError(f"{', '.join(asked)}: {said[-4000:]}")
