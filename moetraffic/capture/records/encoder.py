@@ -45,7 +45,7 @@ class Encoder:
     def encode(self, record: Sequence[Any], words: list[int]) -> None:
         """Encode a record and append its int64 words to a list.
 
-        A record is ``(CALL, ...)`` as in :data:`moetraffic.capture.hook.python.Record`,
+        A record is ``(CALL, ...)`` as in :data:`~.call_recording.Record`,
         ``(END, number, start, end)``, ``(STEP, end, tokens, kind, loss)``,
         ``(OPTIMIZER, end, in_backward, skipped)``, ``(PAUSE, paused)`` or ``(ROUTED,
         issue, group, layer, label, thread, in_backward, grad, demand, dropped,
