@@ -201,9 +201,8 @@ def _blocks(trace: Trace, source: Source) -> Iterator[tuple[Int64, list[Bool]]]:
             for at, each in zip(
                 np.searchsorted(when, every[mine]).tolist(), bits, strict=True
             ):
-                there = each.reshape(-1, each.shape[-1])
-                there = there[there.any(axis=1)]
-                parts[at].append(unpack(there, source.experts))
+                mask = unpack(each.reshape(-1, each.shape[-1]), source.experts)
+                parts[at].append(mask[mask.any(axis=1)])
         kept = [at for at, each in enumerate(parts) if any(map(len, each))]
         yield when[kept], [np.concatenate(parts[at]) for at in kept]
 

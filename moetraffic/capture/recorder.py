@@ -38,7 +38,6 @@ from .input_validation import (
     cause,
     check_limits,
     check_names_and_counts,
-    check_token_sample,
     checked_groups,
     checked_placement,
     demand_of,
@@ -132,10 +131,8 @@ class Recorder(Recording):
     ) -> None:
         check_names_and_counts(model=str(model), router=str(router), k=k, window=window)
         check_limits(window=window, every=every, most_bytes=most_bytes)
-        check_token_sample(token_sample)
-        self._token_sample = token_sample
         self._most_bytes = most_bytes
-        super().__init__(path, force=force)
+        super().__init__(path, token_sample=token_sample, force=force)
         self._workload = workload
         self._about: dict[str, Any] = {
             "model": str(model),

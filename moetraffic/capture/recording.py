@@ -17,11 +17,13 @@ import torch.distributed as dist
 from moetraffic import __version__
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.patterns import Workload
+from moetraffic.trace.choices import NO_SAMPLE
 from moetraffic.trace.merge.merging import Merged, merge_into
 from moetraffic.trace.model import Meta
 from moetraffic.trace.segments.segment import rank_folder
 from moetraffic.trace.segments.store import CLOSED, prepare
 
+from .input_validation import check_token_sample
 from .records.recovery import recover
 
 if TYPE_CHECKING:
@@ -41,7 +43,9 @@ LEAVE_S = 1.0
 class Recording:
     """Base class of the recorders: path of the trace, warnings and early end."""
 
-    def __init__(self, path: str | Path, *, force: bool) -> None:
+    def __init__(self, path: str | Path, *, token_sample: int = 0, force: bool) -> None:
+        check_token_sample(token_sample)
+        self._token_sample = token_sample
         self.path = Path(path)
         self.iteration = 0
         self.warnings: list[str] = []
@@ -65,6 +69,8 @@ class Recording:
         merged = merge_into(folder, self.path, force=self._force)
         for remark in (*merged.missing, *merged.remarks, *merged.contradictions):
             self._warn(remark)
+        if self._token_sample and not any(s.choices for s in merged.trace.sites):
+            self._warn(NO_SAMPLE)
         return merged
 
     def _merge_when_closed(self, folder: Path, world: int) -> Merged | None:

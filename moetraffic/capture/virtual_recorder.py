@@ -27,7 +27,7 @@ from moetraffic.trace.segments.segment import STEP, Segment
 from moetraffic.trace.segments.store import SegmentStore, segments_folder
 
 from .annotate import ShardRouting, subscribe_shards
-from .input_validation import cause, check_token_sample
+from .input_validation import cause
 from .recording import WINDOW_STEPS, Recording, check_output, describe
 from .token_sample import TokenSample, choice_bits
 
@@ -70,8 +70,7 @@ class VirtualRecorder(Recording):
         token_sample: int = 0,
         force: bool = False,
     ) -> None:
-        check_token_sample(token_sample)
-        super().__init__(path, force=force)
+        super().__init__(path, token_sample=token_sample, force=force)
         self._sample = TokenSample(token_sample, 0)
         self.spent_s = 0.0  # time that recording has taken in the training thread
         self._workload = workload

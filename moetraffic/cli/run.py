@@ -23,6 +23,7 @@ from moetraffic.report.console.options import (
 from moetraffic.report.console.terminal import Paper, announce
 from moetraffic.report.results.overview import tables
 from moetraffic.trace import Trace
+from moetraffic.trace.choices import NO_SAMPLE
 from moetraffic.trace.segments.series import clear, make_room
 
 from .build import offer
@@ -97,19 +98,26 @@ def run(
                 else foreground_process.NOT_EXECUTABLE
             ) from None
         try:
-            harvest(output, began, Path(notes), force=force)
+            harvest(output, began, Path(notes), force=force, token_sample=token_sample)
         except (MoetrafficError, OSError) as error:
             # the command has its exit code, whatever became of the trace
             announce(" ".join(str(error).split()))
     raise typer.Exit(code)
 
 
-def harvest(output: Path, began: float, notes: Path, *, force: bool) -> None:
-    """Write the command's traces, and show them on standard error."""
+def harvest(
+    output: Path, began: float, notes: Path, *, force: bool, token_sample: int = 0
+) -> None:
+    """Write the command's traces, and show them on standard error.
+
+    A trace without the experts of ``token_sample`` tokens is reported.
+    """
     paper = Paper(stderr=True, highlight=False, width=WIDTH)
     made = SegmentMerger(output, began, force=force, say=announce).gather(notes)
     for name in made:
         with Trace.open(name) as trace:
             paper.print(*tables(trace, name))
+            if token_sample and not any(site.choices for site in trace.sites):
+                announce(NO_SAMPLE)
     if made:
         offer()

@@ -11,6 +11,12 @@ import numpy.typing as npt
 
 from .model import Bool, UInt8
 
+NO_SAMPLE = (
+    "experts of single tokens are not recorded, for no router reported them: register "
+    "the router with moetraffic.capture.router"
+)
+"""Warning where a sample of tokens was asked for, and none was recorded."""
+
 
 def packed_bytes(experts: int) -> int:
     """Return the number of bytes B of a token's bit set of E experts."""

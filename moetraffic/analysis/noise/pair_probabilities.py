@@ -22,9 +22,12 @@ from scipy.special import expit, logit
 Float64 = npt.NDArray[np.float64]
 Complex128 = npt.NDArray[np.complex128]
 
-MOST_STEPS = 200
-CLOSE = 1e-9
+MOST_STEPS = 60
+CLOSE = 1e-8
 """Maximum number of steps, and error of the loads at which the fit ends."""
+
+RADIUS_STEPS = 2
+"""Newton steps for the radius, which is exact at the first weights of a fit."""
 
 
 def pair_probabilities(loads: npt.ArrayLike, k: int) -> Float64:
@@ -66,33 +69,34 @@ def pair_probabilities(loads: npt.ArrayLike, k: int) -> Float64:
 
 def _fitted(loads: Float64, k: int) -> Float64:
     """Fit weights to loads between 0 and 1, and compute the probabilities of pairs."""
-    want = logit(loads)
-    logits = want.copy()
+    logits = np.asarray(logit(loads), np.float64)
     for _ in range(MOST_STEPS):
         g, a = _circle(logits, k)
-        got = np.clip((g @ a).real, 1e-300, 1 - 1e-15)
+        pairs = np.maximum(((a * g[:, None]).T @ a).real, 0.0)
+        np.fill_diagonal(pairs, 0)
+        got = pairs.sum(axis=1) / (k - 1)
         if np.abs(got - loads).max() < CLOSE:
             break
-        logits += np.clip(want - logit(got), -3, 3)
-    return np.maximum(((a * g[:, None]).T @ a).real, 0.0)
+        # the derivative of loads by logits is the covariance of a token's experts,
+        # which is singular: a common shift of all logits changes nothing
+        covariance = pairs - np.outer(got, got)
+        np.fill_diagonal(covariance, got * (1 - got))
+        step = np.linalg.solve(covariance + covariance.trace() / len(got), loads - got)
+        logits = logits + np.clip(step, -3, 3)
+    return pairs
 
 
 def _circle(logits: Float64, k: int) -> tuple[Complex128, Complex128]:
     """Compute g ``[M]``, normalized, and a ``[M, E]`` on a circle.
 
-    Its radius makes k the mean number of experts, where cancellation is least.
+    With its radius, about k experts are expected: there cancellation is least.
     """
-    # loads in 0.1 s, and is needed where tokens were sampled
-    from scipy.optimize import brentq
-
-    most = float(np.abs(logits).max()) + 50
-
-    def excess(shift: float) -> float:
-        return float(expit(logits + shift).sum()) - k
-
-    shifted = logits + brentq(excess, -most, most)
+    p = expit(logits)
+    for _ in range(RADIUS_STEPS):
+        logits = logits - (p.sum() - k) / (p * (1 - p)).sum()
+        p = expit(logits)
     angle = 2j * np.pi * np.arange(len(logits) + 1) / (len(logits) + 1)
-    p, z = expit(shifted), np.exp(angle)
+    z = np.exp(angle)
     below = 1 - p + p * z[:, None]
     g = np.exp(np.log(below).sum(axis=1) - k * angle)
     return g / g.sum(), p * z[:, None] / below
