@@ -24,10 +24,7 @@ from .schedules import chunk_layers, handed_on, passes
 from .shape import ModelShape
 from .strategy import Strategy, check
 from .synchronization import ROOT, SYNCHRONIZATIONS, Copies, Synchronization, Unit
-from .tensors import ModelTensor, model_tensors
-
-ROW_BIASES = ("out.bias", "down.bias")
-"""Biases behind matrices split by input: each tensor rank adds them to its tokens."""
+from .tensors import ModelTensor, model_tensors, sees_own_tokens
 
 
 def megatron_pattern(
@@ -122,7 +119,7 @@ class _Stage:
         gradient = element_bytes(plan.gradients)
         calls = self.sync.gradients()
         if plan.sequence_parallel and grid.tp > 1:
-            alike = sum(t.elements for t in self.dense if _sees_own_tokens(t))
+            alike = sum(t.elements for t in self.dense if sees_own_tokens(t))
             calls.append(
                 self._tensor("all_reduce", alike * gradient, "norm_gradient_sync")
             )
@@ -462,12 +459,3 @@ class _Stage:
             units=[*units, ROOT],
             options={"bucket_mib": plan.bucket_mib},
         )
-
-
-def _sees_own_tokens(tensor: ModelTensor) -> bool:
-    """Whether a tensor-parallel rank's gradient of it is of its own tokens alone."""
-    return (
-        "norm" in tensor.name.rpartition(".")[0].rpartition(".")[2]
-        or tensor.name.endswith(ROW_BIASES)
-        or tensor.name.endswith("router.weight")
-    )

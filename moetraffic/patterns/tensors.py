@@ -12,6 +12,9 @@ from math import ceil, prod
 
 from .shape import RELATIVE_BUCKETS, ModelShape
 
+ROW_BIASES = ("out.bias", "down.bias")
+"""Biases behind matrices split by input: each tensor rank adds them to its tokens."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelTensor:
@@ -86,6 +89,15 @@ def padded_vocabulary(vocabulary: int, ranks: int) -> int:
     50432
     """
     return ceil(vocabulary / (128 * ranks)) * 128 * ranks
+
+
+def sees_own_tokens(tensor: ModelTensor) -> bool:
+    """Whether a tensor-parallel rank's gradient of it is of its own tokens alone."""
+    return (
+        "norm" in tensor.name.rpartition(".")[0].rpartition(".")[2]
+        or tensor.name.endswith(ROW_BIASES)
+        or tensor.name.endswith("router.weight")
+    )
 
 
 def _all(m: ModelShape, held: range, split: int, gate: bool) -> Iterator[ModelTensor]:

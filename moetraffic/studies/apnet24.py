@@ -119,6 +119,7 @@ def _stripes(sizes: tuple[int, int, int]) -> Table:
         dp=d,
         micro_batch=1,
         global_batch=BATCH * d,
+        gradient_bytes=2,
     )
     wire = estimate(config, System(peak_flops=1e12), conventions=APNET24).wire
     rows = []
@@ -185,6 +186,7 @@ def _configurations() -> Iterator[tuple[str, Configuration, System]]:
             dp=d,
             micro_batch=1,
             global_batch=BATCH * d,
+            gradient_bytes=2,
             recompute="full",
         )
         name = f"{gpus} {row['gpu']}, {size:g}B, assumed ({p},{t},{d})"

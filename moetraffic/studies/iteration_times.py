@@ -9,7 +9,7 @@ table the error of a fit to all *other* A100 tables stands beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -75,13 +75,15 @@ class Measured:
         """Return some of the rows."""
         model = self.config.model
         cut = {n: _cut(getattr(model, n), rows) for n in vars(model)}
-        fields = {
-            n: _cut(v, rows) for n, v in vars(self.config).items() if n != "model"
+        parts = {
+            f.name: _cut(getattr(self.config, f.name), rows)
+            for f in fields(Configuration)
+            if f.name != "model"
         }
         return replace(
             self,
             labels=self.labels[rows],
-            config=Configuration(model=Architecture(**cut), **fields),
+            config=Configuration(model=Architecture(**cut), **parts),
             times=self.times[rows],
             overlap={n: _cut(v, rows) for n, v in self.overlap.items()},
         )
@@ -128,6 +130,7 @@ def sc21_table1() -> Measured:
         micro_batch=c["microbatch"],
         global_batch=c["batch"],
         recompute="full",
+        gradient_bytes=2,
         scatter_gather=True,  # section 4.1
     )
     labels = tuple(
@@ -159,6 +162,7 @@ def sc21_table2() -> Measured:
         micro_batch=c["microbatch"],
         global_batch=c["batch"],
         recompute="full",
+        gradient_bytes=2,
         scatter_gather=True,
         zero=np.where(zero, 3, 0),
         gathers=6,  # modules of a layer with parameters: DeepSpeed gathers each
@@ -198,6 +202,7 @@ def korthikanti_table5() -> Measured:
         global_batch=twice["batch"],
         recompute=np.where(half > 0, "selective", "full"),
         sequence_parallel=half,
+        gradient_bytes=2,
         scatter_gather=True,
     )
     ways = ("full", "selective")
@@ -224,6 +229,7 @@ def vtrain(nodes: str) -> Measured:
         micro_batch=c["microbatch"],
         global_batch=c["batch"],
         recompute="full",
+        gradient_bytes=2,
         scatter_gather=True,  # Megatron-LM's default
     )
     layouts = zip(c["hidden"], c["t"], c["p"], c["d"], c["microbatch"], strict=True)

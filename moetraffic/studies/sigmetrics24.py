@@ -119,7 +119,7 @@ def ring_s(name: str, gpus: int, size: float) -> float:
     one = Configuration(
         model=Architecture.of(preset("gpt-1.3b").model), dp=gpus, global_batch=gpus
     )
-    sized = replace(one, gradient_bytes=size / one.model.parameters)
+    sized = replace(one, gradient_bytes=size / one.held)
     return float(estimate(sized, system(name)).dp)
 
 
@@ -200,6 +200,7 @@ def _scaled(name: str, stage: int) -> Estimate:
         dp=gpus,
         micro_batch=4,
         global_batch=4 * gpus,
+        gradient_bytes=2,
         zero=stage,
     )
     return estimate(config, system(name))
@@ -257,6 +258,7 @@ def _model_parallel() -> Table:
                 dp=64 // (t * p),
                 micro_batch=1,
                 global_batch=512,
+                gradient_bytes=2,
                 recompute="full",
             )
             found = estimate(config, system(name))

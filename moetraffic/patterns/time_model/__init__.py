@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .architecture import Architecture
 from .calibration import Calibration, calibrate
+from .calls import Traffic
 from .configuration import Configuration, refuse_unsound, unmet
 from .conventions import APNET24, CHOICES, SC21, Conventions
 from .estimation import Estimate, estimate
@@ -19,7 +20,7 @@ from .search import Search, search
 from .sensitivity import Sensitivity, sensitivity
 from .sweeps import SCALINGS, Sweep, sweep, zero_stages
 from .system import Effective, Links, System
-from .traffic import KINDS, Traffic, traffic
+from .traffic import KINDS, traffic
 
 __all__ = [
     "A100",

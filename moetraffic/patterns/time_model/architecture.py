@@ -6,8 +6,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from moetraffic.errors import LayoutError
 from moetraffic.patterns.parameters import parameter_count
 from moetraffic.patterns.shape import ModelShape
+from moetraffic.patterns.tensors import model_tensors, sees_own_tokens
 
 from .values import Values, numbers
 
@@ -24,6 +26,7 @@ class Architecture:
     heads: Values  # a
     attention: Values  # a times a head's width
     keys: Values  # key and value groups times a head's width
+    key_heads: Values  # these groups
     sequence: Values  # s, tokens
     vocabulary: Values  # V
     dense_ffn: Values  # feed-forward width of a layer without experts
@@ -35,12 +38,24 @@ class Architecture:
     moe_layers: Values = 0
     experts: Values = 0  # E of a MoE layer
     k: Values = 0  # experts of a token
-    parameters: Values  # N without the experts'
     tied: Values = True  # the head is the embedding
+    layer_split: Values  # parameters of a mean layer that tensor ranks share
+    layer_whole: Values  # and that each of them holds: norms, some biases, routers
+    layer_own: Values = 0  # of these, whose gradients are of a rank's own tokens alone
+    row_bias: Values = 0  # 1: a bias of each word's logit
+    first_whole: Values = 0  # in front of the layers, without the embedding
+    first_own: Values = 0
+    last_whole: Values = 0  # behind them, without the head
+    last_own: Values = 0
+    cross_layers: Values = 0  # of a decoder that attends to an encoder
+    source: Values = 0  # tokens that are embedded; 0: sequence
+    targets: Values = 0  # tokens that are predicted; 0: sequence
 
     def __post_init__(self) -> None:
         for field in fields(self):
             made = numbers(field.name, getattr(self, field.name))
+            if field.name in ("source", "targets"):
+                made = np.where(made > 0, made, self.sequence)
             object.__setattr__(self, field.name, made)
 
     @property
@@ -50,6 +65,14 @@ class Architecture:
         passed = (self.layers - moe) * self.dense_ffn
         passed = passed + moe * (self.k * self.expert_ffn + self.shared_ffn)
         return passed / self.layers
+
+    @property
+    def parameters(self) -> Values:
+        """Parameters N without the experts', each once, the vocabulary not padded."""
+        layers = self.layers * (self.layer_split + self.layer_whole)
+        tables = self.hidden * np.where(self.tied > 0, 1, 2) + self.row_bias
+        tables = self.vocabulary * tables
+        return layers + tables + self.first_whole + self.last_whole
 
     @property
     def expert_parameters(self) -> Values:
@@ -78,19 +101,22 @@ class Architecture:
         >>> f"{float(model.parameters) / 1e9:.2f}B"
         '1.65B'
         """
-        wide, long = numbers("hidden", hidden), numbers("layers", layers)
-        ends = numbers("vocabulary", vocabulary) + numbers("sequence", sequence)
+        wide = numbers("hidden", hidden)
         return cls(
-            layers=long,
+            layers=layers,
             hidden=wide,
             heads=heads,
             attention=wide,
             keys=wide,
+            key_heads=heads,
             sequence=sequence,
             vocabulary=vocabulary,
             dense_ffn=4 * wide,
             weights=12 * wide**2,
-            parameters=12 * long * wide**2 + 13 * long * wide + ends * wide,
+            layer_split=12 * wide**2 + 7 * wide,
+            layer_whole=6 * wide,
+            layer_own=6 * wide,
+            first_whole=numbers("sequence", sequence) * wide,
         )
 
     @classmethod
@@ -105,7 +131,16 @@ class Architecture:
             A sound one.
         k
             Experts of a token; 0 for a dense model.
+
+        Raises
+        ------
+        LayoutError
+            If the model has experts and ``k`` is 0.
         """
+        if shape.experts and not k:
+            raise LayoutError(
+                f"a token selects 1 to {shape.experts} experts, but k is 0: give k"
+            )
         count = parameter_count(shape, k=max(k, 1))
         moe = len(shape.moe_layers)
         one = (3 if shape.gated else 2) * shape.hidden * shape.expert_width
@@ -117,7 +152,8 @@ class Architecture:
             hidden=shape.hidden,
             heads=shape.heads,
             attention=shape.heads * shape.head_width,
-            keys=shape.groups * shape.head_width,
+            keys=_keys(shape),
+            key_heads=shape.heads if shape.kv_rank else shape.groups,
             sequence=tokens / shape.layers,
             vocabulary=shape.vocabulary,
             dense_ffn=shape.ffn_width,
@@ -129,6 +165,44 @@ class Architecture:
             moe_layers=moe,
             experts=shape.experts,
             k=k if moe else 0,
-            parameters=count.total - count.experts,
             tied=np.float64(shape.tied),
+            row_bias=np.float64(shape.masked and shape.bias),
+            **_held(shape),
+            cross_layers=decoder if shape.two_stacks else 0,
+            source=shape.sequence,
+            targets=shape.targets,
         )
+
+
+def _keys(shape: ModelShape) -> float:
+    """Mean width of all keys and of all values together."""
+    if not shape.kv_rank:
+        return shape.groups * shape.head_width
+    key = shape.head_width + shape.rope_size
+    return shape.heads * (key + shape.value_width) / 2
+
+
+def _held(shape: ModelShape) -> dict[str, float]:
+    """Parameters by where they are held, layers taken alike; no experts, no tables."""
+    places = ("layer_split", "layer_whole", "layer_own", "first_whole", "first_own")
+    found = dict.fromkeys((*places, "last_whole", "last_own"), 0.0)
+    for tensor in model_tensors(shape):
+        if tensor.part == "expert" or tensor.name in TABLES:
+            continue
+        place = "layer"
+        if tensor.layer < 0:
+            place = "last" if tensor.name.split(".")[0] in BEHIND else "first"
+        alone = tensor.split < 0 or place != "layer"
+        size = tensor.elements
+        found[f"{place}_{'whole' if alone else 'split'}"] += size
+        if sees_own_tokens(tensor):
+            found[f"{place}_own"] += size
+    return {
+        name: size / shape.layers if name.startswith("layer") else size
+        for name, size in found.items()
+    }
+
+
+TABLES = ("token.weight", "unembed.weight", "unembed_bias")
+BEHIND = ("norm", "transform", "norm_transform")
+"""Parameters behind the layers, by the first part of their names."""

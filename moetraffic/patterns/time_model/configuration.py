@@ -41,7 +41,7 @@ class Configuration:
     micro_batch: Values = 1  # b sequences of a rank in one pass
     global_batch: Values = 1  # B sequences of an iteration
     element_bytes: Values = 2  # e of weights and activations
-    gradient_bytes: Values = 2  # g as reduced: 2 in fp16, 4 in Megatron's bf16
+    gradient_bytes: Values = 4  # g as reduced: 4 in Megatron's bf16, 2 in fp16
     state_bytes: Values = 12  # of the optimizer's states of a parameter; Adam: master
     # copy and two moments in fp32; 8 without the copy
     recompute: Values = "none"  # one of RECOMPUTE
@@ -96,6 +96,22 @@ class Configuration:
         return self.micro_batch * self.model.sequence / self.cp
 
     @property
+    def copies(self) -> Values:
+        """Token copies that a rank routes in a layer and micro-batch, or their room."""
+        m = self.model
+        ranks = self.cp * np.where(self.sequence_parallel > 0, self.tp, 1)
+        found = 0.0
+        decoder = m.cross_layers / m.layers
+        for share, sequence in ((1 - decoder, m.source), (decoder, m.targets)):
+            routed = m.k * self.micro_batch * sequence / ranks
+            room = np.round(self.capacity_factor * routed, 6) / np.maximum(m.experts, 1)
+            padded = m.experts * np.ceil(room)
+            found = found + share * np.where(
+                self.capacity_factor > 0, padded, routed * self.imbalance
+            )
+        return found
+
+    @property
     def stage_layers(self) -> Values:
         """Layers of the rank that has most: uneven where the stages do not divide them.
 
@@ -105,13 +121,25 @@ class Configuration:
 
     @property
     def held(self) -> Values:
-        """Parameters of a rank without experts, ``N/(p t)``: a mean stage's."""
-        return self.model.parameters / (self.pp * self.tp)
+        """Parameters of a rank of the first stage, without experts."""
+        m, alone = self.model, np.where(self.pp > 1, 0.0, 1.0)
+        found = self.stage_layers * (m.layer_split / self.tp + m.layer_whole)
+        found = found + m.first_whole + alone * m.last_whole
+        found = found + self.table * (1 + alone * np.where(m.tied > 0, 0.0, 1.0))
+        return found + alone * m.row_bias * self.table / m.hidden
+
+    @property
+    def table(self) -> Values:
+        """Parameters of a rank's embedding, the vocabulary padded as by Megatron-LM."""
+        rows = np.ceil(self.model.vocabulary / (128 * self.tp)) * 128
+        return rows * self.model.hidden
 
     @property
     def experts_held(self) -> Values:
         """Parameters of a rank's experts."""
-        return self.model.expert_parameters / (self.pp * self.split * self.ep)
+        m = self.model
+        of_layer = m.experts * m.expert_weights * m.moe_layers / m.layers
+        return self.stage_layers * of_layer / (self.split * self.ep)
 
     @property
     def split(self) -> Values:
@@ -176,6 +204,11 @@ def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
             m.layers < c.pp * c.virtual,
             "each stage has a layer",
             "change pp, virtual or layers",
+        ),
+        (
+            (m.experts > 0) & (c.tp > 1) & (c.sequence_parallel == 0),
+            "experts under tensor parallelism need sequence parallelism",
+            "set sequence_parallel (--sequence-parallel)",
         ),
         ((c.virtual > 1) & (c.pp < 2), "virtual stages need a pipeline", "raise pp"),
         (

@@ -20,8 +20,10 @@ class Conventions:
     flops: str = "layers"  # SC'21 equation 3; "parameters": 8 N/(p t) b s of APNet'24
     stage: str = "mean"  # "last": the stage that holds the head, which others wait for
     gathers: str = "megatron"  # sequence parallel: 6 all-gathers a layer; "paper": 4
-    reduced: str = "held"  # N/(p t) a rank; "whole": N, as APNet'24 prints it
-    ends: str = "left-out"  # all-reduces of vocabulary-parallel ends; "counted"
+    reduced: str = "held"  # what a rank of the first stage holds; "mean": N/(p t);
+    # "whole": N, as APNet'24 prints it
+    ends: str = "counted"  # of vocabulary-parallel ends, and norms' gradients;
+    # "left-out"
     bubble: str = "with-communication"  # APNet'24; "compute": SC'21's ideal time
 
     def __post_init__(self) -> None:
@@ -38,13 +40,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "flops": ("layers", "parameters"),
     "stage": ("mean", "last"),
     "gathers": ("megatron", "paper"),
-    "reduced": ("held", "whole"),
+    "reduced": ("held", "mean", "whole"),
     "ends": ("left-out", "counted"),
     "bubble": ("with-communication", "compute"),
 }
 """By field of Conventions, what it may be."""
 
-APNET24 = Conventions(flops="parameters")
+APNET24 = Conventions(flops="parameters", ends="left-out", reduced="mean")
 """'Understanding Communication Characteristics of Distributed Training', APNet'24."""
 
 SC21 = Conventions()

@@ -9,13 +9,14 @@ import numpy.typing as npt
 
 from moetraffic.tables import Table
 
+from .calls import Traffic
 from .configuration import Configuration, refuse_unsound, unmet
 from .conventions import SC21, Conventions
 from .memory import Memory, memory
 from .operations import Operations, model_operations, operations
 from .roofline import Passes, passes
 from .system import System
-from .traffic import IN_DP, KINDS, Traffic, traffic
+from .traffic import IN_DP, KINDS, traffic
 from .values import Float64, Values
 
 Bool = npt.NDArray[np.bool_]
@@ -230,7 +231,7 @@ def _sent(
         if not np.any(calls.calls) or not np.any(calls.ranks > 1):
             continue  # no bandwidth is asked for what nobody sends
         sent = calls.wire
-        spent = sent / system.speed(calls) + system.latency(calls)
+        spent = calls.moved / system.speed(calls) + system.latency(calls)
         spent = np.where(calls.calls > 0, spent, 0.0)
         times[calls.kind] = times[calls.kind] + spent
         wire[calls.kind] = wire[calls.kind] + sent

@@ -8,7 +8,7 @@ import numpy as np
 
 from moetraffic.patterns.bandwidth import BandwidthTable
 
-from .traffic import Traffic
+from .calls import Traffic
 from .values import Float64, Values, numbers
 
 OF_INSIDE, OF_NIC = 0.77, 0.85

@@ -96,7 +96,7 @@ class _Scaled:
         self._system, self._kind, self._factor = system, kind, factor
 
     def speed(self, calls: object) -> Float64:
-        from .traffic import Traffic
+        from .calls import Traffic
 
         assert isinstance(calls, Traffic)
         return self._system.speed(calls) * (

@@ -13,9 +13,10 @@ import numpy as np
 
 from moetraffic.errors import LayoutError
 
+from .calls import Traffic
 from .gpus import Gpu
 from .links import NodeLinks
-from .traffic import KINDS, Traffic
+from .traffic import KINDS
 from .values import Float64, Values, numbers
 
 

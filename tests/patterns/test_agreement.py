@@ -1,0 +1,155 @@
+"""``pattern`` lists every collective, ``estimate`` sums them: bytes by kind are equal.
+
+Layouts are drawn anew in each run; those that either refuses are drawn again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import preset
+from moetraffic.patterns.grid import MegatronGrid
+from moetraffic.patterns.megatron import megatron_pattern
+from moetraffic.patterns.pattern import Pattern
+from moetraffic.patterns.strategy import Strategy
+from moetraffic.patterns.time_model import Architecture, Configuration, traffic, unmet
+
+KINDS = {
+    **{"TP": "tp", "PP": "pp", "DP": "dp", "EP": "ep", "CP": "cp"},
+    "EmbTableSync": "embedding",
+}
+ENDS = ("embedding", "head", "cross_entropy", "norm_gradient_sync")
+MODELS = (
+    *("gpt-350m", "gpt2-large", "megatron-18.4b", "llama-3-8b", "llama-3-70b"),
+    *("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b"),
+    *("gpt-moe-760m", "bert-large", "t5-large", "switch-base-8"),
+)
+FACTOR = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: n - 1,  # a call's size is a member's input
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "send_recv": lambda n: 1,
+}
+
+
+def sent(pattern: Pattern) -> Counter[str]:
+    """Bytes that a rank of the first stage sends by ring algorithms, by kind."""
+    found: Counter[str] = Counter()
+    for event in pattern.programs[0]:
+        call = event.call
+        message = call.operation == "send_recv" and not call.shift
+        if call.traffic == "control" or (message and call.peers[0] != 0):
+            continue
+        ranks = len(pattern.grid.groups(call.group)[0])
+        kind = KINDS[call.traffic]
+        if call.group == "edp":
+            kind = "edp"
+        elif call.label in ENDS and kind == "tp":
+            kind = "ends"
+        found[kind] += FACTOR[call.operation](ranks) * call.size
+    return found
+
+
+def summed(config: Configuration) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for calls in traffic(config):
+        found[calls.kind] += float(np.where(calls.calls > 0, calls.wire, 0.0))
+    return found
+
+
+def drawn(chance: random.Random) -> dict[str, Any]:
+    pp = chance.choice((1, 1, 2, 4))
+    return {
+        "model": chance.choice(MODELS),
+        "tp": chance.choice((1, 1, 2, 4, 8)),
+        "pp": pp,
+        "dp": chance.choice((1, 2, 4, 8)),
+        "cp": chance.choice((1, 1, 1, 2)),
+        "ep": chance.choice((1, 1, 2, 4, 8)),
+        "etp": chance.choice((0, 0, 1)),
+        "virtual": chance.choice((1, 2)) if pp > 1 else 1,
+        "micro_batch": chance.choice((1, 2, 4)),
+        "accumulation": 4 if pp > 1 else chance.choice((1, 2, 4)),
+        "zero": chance.choice((0, 0, 1, 2, 3)),
+        "sequence_parallel": chance.random() < 0.5,
+        "recompute": chance.choice(("none", "full")),
+    }
+
+
+def both(of: dict[str, Any]) -> tuple[Counter[str], Counter[str]] | None:
+    """Bytes of the pattern and of the time model; None where it cannot be."""
+    known = preset(of["model"])
+    gating = known.gating
+    axes = {name: of[name] for name in ("tp", "pp", "dp", "cp", "ep")}
+    same = {
+        name: of[name]
+        for name in ("virtual", "micro_batch", "zero", "sequence_parallel", "recompute")
+    }
+    k = gating.k if known.model.experts else 0
+    padded = k and gating.dispatch == "padded"
+    config = Configuration(
+        model=Architecture.of(known.model, k=k),
+        **axes,
+        **same,
+        expert_tp=of["etp"],
+        global_batch=of["micro_batch"] * of["accumulation"] * of["dp"],
+        capacity_factor=gating.capacity_factor if padded else 0,
+    )
+    if any(broken.any() for broken, _, _ in unmet(config)):
+        return None
+    if known.model.layers % (of["pp"] * of["virtual"]):
+        return None  # a first stage of another length than the longest
+    try:
+        pattern = megatron_pattern(
+            known.model,
+            Strategy(
+                grid=MegatronGrid(**axes, etp=of["etp"]),
+                accumulation=of["accumulation"],
+                **same,
+            ),
+            gating,
+        )
+    except LayoutError:
+        return None
+    return sent(pattern), summed(config)
+
+
+@pytest.mark.parametrize("number", [120, pytest.param(2000, marks=pytest.mark.slow)])
+def test_bytes_by_kind_are_equal(number: int) -> None:
+    seed = int.from_bytes(os.urandom(4), "big")
+    chance, tried = random.Random(seed), 0
+    while tried < number:
+        of = drawn(chance)
+        found = both(of)
+        if found is None:
+            continue
+        tried += 1
+        listed, total = found
+        if of["zero"] == 3:
+            # FSDP pads each tensor to its ranks, the time model only experts
+            assert total.pop("dp", 0.0) == pytest.approx(
+                listed.pop("dp", 0.0), rel=3e-3
+            )
+        for kind in {*listed, *total}:
+            assert total[kind] == pytest.approx(listed[kind], rel=1e-12), (
+                f"{kind} of {of}, seed {seed}"
+            )
+
+
+def test_what_one_refuses_of_experts_under_tensor_parallelism_so_does_the_other() -> (
+    None
+):
+    of = {**drawn(random.Random(0)), "model": "mixtral-8x7b", "tp": 2, "dp": 2}
+    of |= {"pp": 1, "virtual": 1, "cp": 1, "ep": 2, "etp": 0, "zero": 0}
+    assert both({**of, "sequence_parallel": True}) is not None
+    assert both({**of, "sequence_parallel": False}) is None
+    with pytest.raises(LayoutError, match="k is 0"):
+        Architecture.of(preset("mixtral-8x7b").model)
