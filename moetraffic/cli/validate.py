@@ -25,20 +25,30 @@ from moetraffic.trace.hdf5.durable import validate_outputs
 from .output import present, progress
 
 PARTS = ("tests",)
-DIFFERS = 1
-"""Exit code where the synthetic trace differs from real ones."""
+EXIT_CODES = {"passed": 0, "failed": 1, "cannot be judged": 3}
 
 
 def validate(
     synthetic: Annotated[Path, typer.Argument(help="Synthetic trace.")],
     more: Annotated[
         list[Path] | None,
-        typer.Argument(help="Further real traces, of other seeds; three in all."),
+        typer.Argument(
+            help="Further real traces, three in all; with --fits the run that the "
+            "synthetic trace was fitted to, and further pairs."
+        ),
     ] = None,
     against: Annotated[
         list[Path] | None,
         option("Real trace; may be given again.", "--against"),
     ] = None,
+    fits: Annotated[
+        bool,
+        option(
+            "Test a generator: pairs of a synthetic trace and the run that it was "
+            "fitted to, three or more.",
+            "--fits",
+        ),
+    ] = False,
     layers: Layers = None,
     iterations: Iterations = None,
     ranks_per_host: Annotated[
@@ -54,37 +64,24 @@ def validate(
     only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Test whether a synthetic trace differs from real ones; exit code 1 if it does.
+    """Test whether a synthetic trace differs from real runs.
 
-    With three or more real traces of other seeds than the one that the generator was
-    fitted to, the reference is the difference between seeds; with fewer, a permutation
-    of time blocks.
+    Exit code 1 if it does, 3 if there are too few real runs to judge.  Real runs are
+    reruns of one training (capture --data-seed), or runs of other seeds: a synthetic
+    trace passes if it is as close to them as they are to each other.
 
-    Example: moetraffic validate synthetic.h5 --against seed1.h5 seed2.h5 seed3.h5
+    Example: moetraffic validate synthetic.h5 --against run1.h5 run2.h5 run3.h5
     """
     names = parts_of(only, PARTS, tables=tables)
-    from moetraffic.errors import AnalysisError
     from moetraffic.report.results import acceptance as report
-    from moetraffic.validation.acceptance import accept
+    from moetraffic.validation.acceptance import accept, accept_fits
     from moetraffic.validation.features import Features, trace_features
 
-    real = [*(against or []), *(more or [])]
-    if not against:
-        raise AnalysisError(
-            "a synthetic run is compared with real ones, but none is named: give "
-            "--against real.h5"
-        )
-    same = [p for p in real if p.exists() and p.resolve() == synthetic.resolve()]
-    twice = len({p.resolve() for p in real}) < len(real)
-    if same or twice:
-        raise AnalysisError(
-            "each run counts once, but a file is named twice: name the synthetic run "
-            "and each real one once"
-        )
-    validate_outputs((plot,), (synthetic, *real), force=force)
+    paths = runs_named(synthetic, more or [], against or [], fits=fits)
+    validate_outputs((plot,), paths, force=force)
     runs: list[Features] = []
-    with progress("runs", len(real) + 1, quiet=as_json) as tick:
-        for path in (synthetic, *real):
+    with progress("runs", len(paths), quiet=as_json) as tick:
+        for path in paths:
             with Trace.open(path) as trace:
                 runs.append(
                     trace_features(
@@ -95,16 +92,43 @@ def validate(
                     )
                 )
             tick(len(runs), str(path))
-    found = accept(runs[0], runs[1:])
+    found = accept_fits(runs[::2], runs[1::2]) if fits else accept(runs[0], runs[1:])
     present(
         report.as_dict(found),
         *report.sentences(found),
         as_json=as_json,
-        parts={"tests": [report.table(found)]},
+        parts={"tests": report.tables(found)},
         only=names,
         tables=tables,
         chart=report.figure(found),
         plot=plot,
     )
     if not found.passed:
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(EXIT_CODES[found.outcome])
+
+
+def runs_named(
+    synthetic: Path, more: list[Path], against: list[Path], *, fits: bool
+) -> list[Path]:
+    """List the synthetic trace and the real ones, or pairs of both, each named once."""
+    from moetraffic.errors import AnalysisError
+
+    if fits and (against or len(more) % 2 == 0):
+        raise AnalysisError(
+            "with --fits each synthetic trace is followed by the run that it was "
+            f"fitted to, without --against, but {1 + len(more)} traces are named"
+            f"{' and --against' * bool(against)}: give pairs, such as synthetic1.h5 "
+            "run1.h5 synthetic2.h5 run2.h5"
+        )
+    if not fits and not against:
+        raise AnalysisError(
+            "a synthetic trace is compared with real runs, but none is named: give "
+            "--against real.h5"
+        )
+    paths = [synthetic, *against, *more]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise AnalysisError(
+            "each run counts once, but a file is named twice: name the synthetic trace "
+            "and each real run once"
+        )
+    return paths

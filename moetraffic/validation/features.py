@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.network.flows import inter_host_share
-from moetraffic.analysis.skew.hot_experts import hot_members, retention
 from moetraffic.analysis.skew.kernels import matrix_statistics
-from moetraffic.analysis.skew.measures import means_of_known, normalized_entropy
+from moetraffic.analysis.skew.measures import means_of_known, normalized_entropy, ratio
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
@@ -29,8 +29,8 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.integer]
 
-LAGS = 50
-"""Maximum lag of autocorrelation and of hot-set overlap."""
+LAGS = (1, 5, 20)
+"""Lags in iterations of the change of the load."""
 
 CELLS = 1 << 21
 """Maximum token counts processed at a time."""
@@ -46,7 +46,6 @@ class Features:
     tokens: int  # copies of a layer and iteration, the median
     load: Float64  # [T, L, E] shares of experts, in the run's own order
     series: dict[str, Float64]  # [T, L] each, by the names in SERIES
-    coupling: Float64  # [T, P] of rows, of one layer with another
 
     @property
     def ordered(self) -> Float64:
@@ -60,7 +59,6 @@ class Features:
             self,
             load=self.load[cut],
             series={name: values[cut] for name, values in self.series.items()},
-            coupling=self.coupling[cut],
         )
 
 
@@ -70,18 +68,19 @@ SERIES = {
     "line efficiency": "line efficiency of the matrix between ranks",
     "inter-host share": "share of the copies between ranks that leave the host",
     "row dispersion": "log of the rows' chi-squared over its degrees of freedom",
-    "change": "total variation of the load to the iteration before",
+    "row entropy spread": "standard deviation over ranks of the rows' entropy",
+    "row spectrum": "participation ratio of the rows' squared singular values",
+    "empty cells": "share of pairs of a rank and an expert without a copy",
+    "row persistence": "correlation of the rows with the iteration before",
+    "row coupling": "correlation of the ranks' similarity with other layers'",
+    **{
+        f"change over {lag}": f"total variation of the load over {lag} iterations"
+        for lag in LAGS
+    },
 }
-"""Statistics per iteration and layer, with descriptions."""
-
-
-def joint(run: Features) -> Float64:
-    """Join all statistics of each iteration, ``[T, F]``, unknown ones as 0."""
-    flat = np.concatenate(
-        [run.ordered.reshape(len(run.load), -1), *run.series.values(), run.coupling], 1
-    )
-    known: Float64 = np.nan_to_num(flat, nan=0.0, posinf=0.0, neginf=0.0)
-    return known
+"""Statistics per iteration and layer, with descriptions.  Rows are the ranks' shares of
+experts less the load; the change over h is unknown (NaN) in the first h iterations, row
+coupling in a run of one layer."""
 
 
 def trace_features(
@@ -157,7 +156,9 @@ def count_features(
     total, depth, ranks, experts = n.shape
     group = ranks if width is None else width
     own = np.arange(experts) * group // experts
-    held = np.broadcast_to(own, (depth, experts)) if holder is None else holder
+    held = np.asarray(
+        np.broadcast_to(own, (depth, experts)) if holder is None else holder
+    )
     a_host = max(1, group // 2) if ranks_a_host is None else ranks_a_host
     if a_host < 1:
         raise AnalysisError(
@@ -165,43 +166,56 @@ def count_features(
             "integer from 1 on"
         )
     hosts = np.arange(group) // a_host
-    at_once = max(1, CELLS // (depth * ranks * experts))
+    at_once = max(1, CELLS // (depth * ranks * max(ranks, experts)))
+    earlier = np.concatenate((n[1:2], n[:-1]))  # persistence is symmetric
     parts = [
-        _of_window(n[at : at + at_once], np.asarray(held), hosts)
+        _of_window(n[at : at + at_once], earlier[at : at + at_once], held, hosts)
         for at in range(0, total, at_once)
     ]
     found = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    load, coupling, copies = (found.pop(key) for key in ("load", "coupling", "copies"))
-    change = np.abs(np.diff(load, axis=0)).sum(axis=2) / 2
+    load, copies = (found.pop(key) for key in ("load", "copies"))
+    found |= changes(load)
     return Features(
         name=name,
         layers=tuple(range(depth) if layers is None else layers),
         shape=(ranks, experts),
         tokens=int(np.median(copies)),
         load=load,
-        series=found | {"change": np.concatenate((change[:1], change))},
-        coupling=coupling,
+        series={name: found[name] for name in SERIES},
     )
 
 
-def _of_window(counts: Counts, holder: Int64, hosts: Int64) -> dict[str, Float64]:
-    """Compute the statistics of a window that depend on single iterations alone."""
+def changes(load: Float64) -> dict[str, Float64]:
+    """Total variation of the load ``[T, L, E]`` over each of LAGS, ``[T, L]``."""
+    found = {}
+    for lag in LAGS:
+        moved = np.full(load.shape[:2], np.nan)
+        moved[lag:] = total_variation(load[lag:], load[:-lag])
+        found[f"change over {lag}"] = moved
+    return found
+
+
+def _of_window(
+    counts: Counts, before: Counts, holder: Int64, hosts: Int64
+) -> dict[str, Float64]:
+    """Compute the statistics of a window that depend on one or two iterations alone.
+
+    ``before`` holds the iteration before each.
+    """
     total = counts.sum(axis=2)
     copies = total.sum(axis=-1, dtype=np.float64)
     load = total / np.maximum(copies, 1)[..., None]
-    dispersion, coupling = _rows(counts, load)
     wire = _between_ranks(counts, holder, len(hosts))
     flat = wire.reshape(-1, len(hosts), len(hosts))
     efficiency = matrix_statistics(flat, diagonal=False).line_efficiency
     return {
         "load": load,
         "copies": copies,
-        "coupling": coupling,
         "entropy": normalized_entropy(load),
         "max over mean": load.max(axis=2) * load.shape[2],
         "line efficiency": means_of_known(efficiency.reshape(wire.shape[:3])),
         "inter-host share": means_of_known(inter_host_share(wire, hosts)),
-        "row dispersion": np.log(np.maximum(dispersion, 1e-6)),
+        **_rows(counts, before, load),
     }
 
 
@@ -213,99 +227,57 @@ def _between_ranks(counts: Counts, holder: Int64, width: int) -> Int64:
     return out.reshape(total, depth, ranks // width, width, width)
 
 
-def _rows(counts: Counts, load: Float64) -> tuple[Float64, Float64]:
-    r"""Compute row dispersion ``[T, L]`` and row coupling between layers ``[T, P]``.
+def _rows(counts: Counts, before: Counts, load: Float64) -> dict[str, Float64]:
+    r"""Compute statistics of the ranks' rows, ``[T, L]`` each.
 
-    Dispersion is :math:`\chi^2/((R-1)(E-1))` of the rows against the layer's load: 1
-    where each rank draws copies from the same shares.  Coupling is the correlation,
-    over pairs of ranks, of :math:`x_r \cdot x_s` in two layers, x a rank's deviation
-    from the load: are ranks that are similar in one layer similar in the next?
+    x is a rank's shares of experts less the load, ``G = x x'`` of an iteration and
+    layer.  Dispersion: :math:`\log \chi^2/((R-1)(E-1))` of the rows against the load,
+    0 where each rank draws copies from the same shares.  Spectrum: :math:`(tr G)^2 /
+    tr G^2`.  Persistence: correlation of x with that of the iteration before.
+    Coupling: correlation over pairs of ranks of G in two layers (are ranks that are
+    similar in one layer similar in another?), mean over the other layers.
     """
-    _, depth, ranks, experts = counts.shape
+    ranks, experts = counts.shape[2:]
     rows = counts.sum(axis=3, keepdims=True)
     expected = rows * load[:, :, None]
     squared = np.zeros_like(expected)
     np.divide((counts - expected) ** 2, expected, out=squared, where=expected > 0)
     dispersion = squared.sum(axis=(2, 3)) / max(1, (ranks - 1) * (experts - 1))
-    apart = counts / np.maximum(rows, 1) - load[:, :, None]
-    inner = apart @ apart.swapaxes(2, 3)  # [T, L, R, R]
+    shares = counts / np.maximum(rows, 1)
+    x, previous = (
+        each - each.mean(axis=2, keepdims=True)
+        for each in (shares, before / np.maximum(before.sum(axis=3, keepdims=True), 1))
+    )
+    gram = x @ x.swapaxes(2, 3)  # [T, L, R, R]
+    trace = np.trace(gram, axis1=2, axis2=3)
+    other = np.square(previous).sum(axis=(2, 3))
+    return {
+        "row dispersion": np.log(np.maximum(dispersion, 1e-6)),
+        "row entropy spread": normalized_entropy(shares).std(axis=2),
+        "row spectrum": _known_ratio(trace**2, np.square(gram).sum(axis=(2, 3))),
+        "empty cells": (counts == 0).mean(axis=(2, 3)),
+        "row persistence": _known_ratio(
+            np.einsum("tlre,tlre->tl", x, previous), np.sqrt(trace * other)
+        ),
+        "row coupling": _coupling(gram),
+    }
+
+
+def _coupling(gram: Float64) -> Float64:
+    """Correlate ranks' similarity ``[T, L, R, R]`` between layers, ``[T, L]``."""
+    depth, ranks = gram.shape[1:3]
+    if depth == 1 or ranks < 3:
+        return np.full(gram.shape[:2], np.nan)
     one, other = np.triu_indices(ranks, 1)
-    alike = inner[..., one, other]  # [T, L, R(R-1)/2]
-    alike = alike - alike.mean(axis=2, keepdims=True) if ranks > 1 else alike
-    norm = np.sqrt((alike**2).sum(axis=2, keepdims=True))
-    alike = np.divide(alike, norm, out=np.zeros_like(alike), where=norm > 0)
-    first, second = np.triu_indices(depth, 1)
-    return dispersion, np.asarray((alike[:, first] * alike[:, second]).sum(2))
+    alike = gram[..., one, other]  # [T, L, R(R-1)/2]
+    alike = alike - alike.mean(axis=2, keepdims=True)
+    alike = _known_ratio(alike, np.linalg.norm(alike, axis=2, keepdims=True))
+    with_all = np.einsum("tlp,tp->tl", alike, alike.sum(axis=1))
+    own = np.square(alike).sum(axis=2)
+    return np.asarray((with_all - own) / (depth - 1), np.float64)
 
 
-# ---- curves --------------------------------------------------------------------
-
-
-def autocorrelation(load: Float64, lags: int = LAGS) -> Float64:
-    r"""Compute the pooled autocorrelation of a layer's expert loads, ``[lags]``.
-
-    .. math:: \rho_h = \sum_{e,t} x_{e,t} x_{e,t+h} / \sum_{e,t} x_{e,t}^2
-
-    with deviations x from each expert's mean over the run, which weights experts by
-    their variance.  Sampling noise is included, as in both runs.
-
-    Parameters
-    ----------
-    load
-        ``[T, E]``.
-    lags
-        Largest lag, below T.
-
-    Returns
-    -------
-    float64
-        NaN where the load never changes.
-    """
-    x = load - load.mean(axis=0)
-    whole = float((x**2).sum())
-    found = np.full(lags, np.nan)
-    if whole > 1e-18 * load.size:
-        for lag in range(1, min(lags, len(x) - 1) + 1):
-            found[lag - 1] = (x[lag:] * x[:-lag]).sum() / whole
-    return found
-
-
-def hot_overlap(load: Float64, lags: int = LAGS) -> Float64:
-    """Compute the mean retention of the hottest quarter of experts, ``[lags]``.
-
-    Parameters
-    ----------
-    load
-        ``[T, E]``; the hottest ``max(1, E // 4)``, the first of equals.
-    """
-    members = hot_members(load, max(1, load.shape[1] // 4))
-    return retention(members, np.ones(len(load), bool), np.arange(1, lags + 1))[0]
-
-
-def layer_coupling(load: Float64) -> Float64:
-    r"""Compute RV coefficients between the loads of pairs of layers, ``[2, P]``.
-
-    .. math:: RV = \|S_{ab}\|^2 / (\|S_{aa}\| \|S_{bb}\|)
-
-    with covariances S over time, Frobenius norms; first of the loads, then of their
-    changes from iteration to iteration.  0: independent; 1: equal up to rotation.
-
-    Parameters
-    ----------
-    load
-        ``[T, L, E]``.
-
-    References
-    ----------
-    P. Robert and Y. Escoufier, Applied Statistics 25 (1976).
-    """
-    depth = load.shape[1]
-    pairs = list(zip(*np.triu_indices(depth, 1), strict=True))
-    found = np.full((2, len(pairs)), np.nan)
-    for row, values in enumerate((load - load.mean(axis=0), np.diff(load, axis=0))):
-        own = [np.linalg.norm(values[:, a].T @ values[:, a]) for a in range(depth)]
-        for at, (a, b) in enumerate(pairs):
-            if own[a] > 1e-15 and own[b] > 1e-15:
-                both = np.linalg.norm(values[:, a].T @ values[:, b])
-                found[row, at] = both**2 / (own[a] * own[b])
+def _known_ratio(above: Float64, below: Float64) -> Float64:
+    """Divide; 0 where the divisor is 0, as of rows that are all the same."""
+    found: Float64 = np.nan_to_num(ratio(above, below), nan=0.0)
     return found

@@ -1,4 +1,4 @@
-"""Report two-sample tests of a synthetic trace: table, chart and plain data."""
+"""Report tests of synthetic traces: summary, tables, chart and plain data."""
 
 from __future__ import annotations
 
@@ -17,179 +17,215 @@ from moetraffic.report.chart import (
     Series,
 )
 from moetraffic.tables import Table
-from moetraffic.validation.acceptance import LEVEL, Acceptance, Trial
-from moetraffic.validation.classifier import NAME
+from moetraffic.validation.acceptance import Acceptance, Power
+from moetraffic.validation.classifier import AucTest
+from moetraffic.validation.features import SERIES
+from moetraffic.validation.figures import LEVEL, FigureTest
 
 GOOD, BAD = LINE_COLORS[0], LINE_COLORS[1]
 
-SHOWN_FAILURES = 4
-"""Number of failed tests that the summary names."""
+SHOWN_FAILURES = 3
+"""Number of failed figures that the summary describes."""
 
 FURTHEST = 30.0
-"""Upper limit of drawn distances, in units of the distance between real runs."""
+"""Upper limit of drawn distances, in units of the limit."""
 
 
 def as_dict(found: Acceptance) -> dict[str, Any]:
-    """Convert the verdict and all two-sample tests to plain data."""
+    """Convert the verdict and all tests to plain data."""
+    told = asdict(found)
+    for each, test in zip(told["figures"], found.figures, strict=True):
+        each["passed"] = test.passed
+    if found.classifier is not None:
+        told["classifier"]["passed"] = found.classifier.passed
     return {
-        **{k: v for k, v in asdict(found).items() if k != "tests"},
+        "outcome": found.outcome,
         "passed": found.passed,
-        "classifier": NAME,
         "level": LEVEL,
-        "tests": [asdict(t) | {"passed": t.passed} for t in found.tests],
+        "recognized": found.recognized,
+        **told,
     }
 
 
 def verdict(found: Acceptance) -> str:
-    """Describe the verdict of the two-sample tests in one sentence."""
-    auc = f"classifier AUC {found.auc:.3f}"
-    number = len(found.tests)
-    if found.passed:
-        return (
-            f"passed: 0 of {number} tests reject that the synthetic trace and the real "
-            f"runs have one distribution, at the {LEVEL:.0%} significance level; {auc}"
-        )
-    failed = f"{len(found.failures)} of {number} tests reject the synthetic trace"
-    parts = [failed] * bool(found.failures) + [auc] * found.recognized
-    return f"failed: {'; '.join(parts)}"
+    """Describe the verdict in one sentence, without its period."""
+    number, test = len(found.figures), found.classifier
+    if found.outcome == "failed":
+        parts = []
+        if found.failures:
+            parts.append(f"{len(found.failures)} of {number} figures differ")
+        if test is not None and found.recognized:
+            parts.append(f"classifier AUC {test.auc:.2f}, limit {test.limit:.2f}")
+        return f"failed: {'; '.join(parts)}"
+    if found.outcome == "passed":
+        return f"passed: 0 of {number} figures differ, nor does a classifier"
+    return f"cannot be judged: too few {_units(found)} ({_needs(found)})"
+
+
+def _units(found: Acceptance) -> str:
+    return "fits" if found.way == "fits" else "real runs"
+
+
+def _needs(found: Acceptance) -> str:
+    needed, has = found.power.needed, len(found.real)
+    return (
+        f"needs {needed}, has {has}"
+        if needed
+        else f"has {has}; these differ so much that no practical number is enough"
+    )
 
 
 def sentences(found: Acceptance) -> list[str]:
-    """Summarize the two-sample tests: the verdict, the most significant tests, notes.
-
-    A test fails if its Holm-adjusted p-value is below the level.
-    """
+    """Summarize the tests: verdict, failed figures with sizes, classifier, power."""
     lines = [f"{_title(found)}: {verdict(found)}."]
-    first = sorted(found.tests, key=lambda t: t.adjusted)
-    if found.failures:
-        some = [t for t in first if not t.passed][:SHOWN_FAILURES]
-        more = len(found.failures) - len(some)
-        lines += [f"failed test: {_described(t)}" for t in some]
-        lines += [f"and {more} more failed tests"] * bool(more)
-    elif first:
-        lines.append(f"closest to rejection: {_described(first[0])}")
+    failed = found.failures
+    lines += [described(t) for t in failed[:SHOWN_FAILURES]]
+    more = [t.name for t in failed[SHOWN_FAILURES:]]
+    if more:
+        lines.append(f"and {', '.join(more)}")
+    elif found.figures and not failed:
+        lines.append(f"closest to rejection: {described(found.figures[0])}")
+    if found.classifier is not None:
+        lines.append(_classifier(found.classifier))
+    if found.figures:
+        lines.append(power(found.power))
     return [*lines, *(f"note: {note}" for note in found.notes)]
 
 
 def _title(found: Acceptance) -> str:
-    several = "s" * (len(found.real) != 1)
-    return (
-        f"{found.synthetic} and {len(found.real)} real run{several}, tested by "
-        f"{found.way}"
-    )
-
-
-def _described(test: Trial) -> str:
-    where = "all layers" if test.layer < 0 else f"layer {test.layer}"
-    usual = f" ({test.usual:.3g} between real runs)" if np.isfinite(test.usual) else ""
-    return (
-        f"{test.name} of {where}, {test.measure} {test.distance:.3g}{usual}, "
-        f"Holm-adjusted p = {test.adjusted:.2g}"
-    )
-
-
-def table(found: Acceptance) -> Table:
-    """Tabulate the two-sample tests, with the classifier in the last row."""
-    against = "each other" if found.way == "seeds" else "the synthetic trace"
-    meaning = {
-        "seeds": f"between real runs: distance of real runs to {against}; limit: at "
-        f"p = {LEVEL:g} of one test",
-        "time blocks": f"p-value: by swapping time blocks with {against}",
-    }
-    default = "p-value: synthetic traces with the runs they were fitted to, or others"
-    rows: list[tuple[object, ...]] = [
-        (
-            *("all" if t.layer < 0 else t.layer, t.name, t.measure, t.distance),
-            *(t.usual, t.limit, t.p, t.adjusted, "" if t.passed else "FAILED"),
+    if found.way == "fits":
+        return (
+            f"{len(found.synthetic)} synthetic traces and the runs they were fitted to"
         )
-        for t in found.tests
-    ]
-    failed = "FAILED" if found.recognized else ""
-    auc = (found.auc, found.auc_usual)
-    rows.append(("all", "classifier", "AUC", *auc, None, None, None, failed))
-    return Table(
+    several = "s" * (len(found.real) != 1)
+    return f"{found.synthetic[0]} and {len(found.real)} real run{several}"
+
+
+def described(test: FigureTest) -> str:
+    """Describe the size of a figure's difference, and its significance."""
+    mean = float(np.mean(test.real))
+    span = f"{min(test.real):.3g} to {max(test.real):.3g}"
+    share = (test.synthetic - mean) / abs(mean) if abs(mean) > 0.01 else float("nan")
+    relative = f", {share:+.0%}" if np.isfinite(share) else ""
+    return (
+        f"{test.name}: {test.synthetic:.3g}, real runs {span}{relative}; distance "
+        f"{test.distance:.1f}, limit {test.limit:.1f}; adjusted p = {test.adjusted:.2g}"
+    )
+
+
+def _classifier(test: AucTest) -> str:
+    low, high = test.interval
+    usual = (
+        f"; between real runs {min(test.real):.2f} to {max(test.real):.2f}"
+        if test.real
+        else ""
+    )
+    return (
+        f"classifier AUC {test.auc:.2f} (95% interval {low:.2f} to {high:.2f}){usual}; "
+        f"limit {test.limit:.2f}"
+    )
+
+
+def power(found: Power) -> str:
+    """Describe which changes of max/mean the tests find."""
+    cases = int(10 * found.probability)
+    line = (
+        f"power: finds a {found.change:.0%} change of max/mean in {cases} of 10 cases"
+    )
+    if np.isfinite(found.detectable) and found.detectable != found.change:
+        line += f", one of {found.detectable:.0%} in 9 of 10"
+    return line
+
+
+def tables(found: Acceptance) -> list[Table]:
+    """Tabulate the figures and the classifiers."""
+    figures = Table(
         title=_title(found),
         columns={
-            **{"layer": "<", "test": "", "metric": ""},
-            **dict.fromkeys(("distance", "between real runs", "limit"), ".4g"),
-            **{"p-value": ".2g", "Holm-adjusted": ".2g", "": ">"},
+            "figure": "",
+            **dict.fromkeys(("synthetic", "real runs, least", "largest"), ".4g"),
+            **dict.fromkeys(("distance", "limit"), ".3g"),
+            **{"p-value": ".2g", "Holm-adjusted": ".2g", "": ">", "definition": ""},
         },
-        rows=rows,
+        rows=[
+            (
+                *(t.name, t.synthetic, min(t.real), max(t.real), t.distance, t.limit),
+                *(t.p, t.adjusted, "" if t.passed else "FAILED", SERIES[t.name]),
+            )
+            for t in found.figures
+        ],
         notes=[
-            meaning.get(found.way, default),
+            "means over iterations and layers; distance: 1 is usual for a real run; "
+            f"limit: at p = {LEVEL:g} over all figures",
             *(f"note: {note}" for note in found.notes),
             verdict(found),
         ],
         styles={"FAILED": "bold red"},
     )
+    test = found.classifier
+    if test is None:
+        return [figures]
+    rows = [(name, auc, test.limit) for name, auc in test.by_classifier.items()]
+    runs = [
+        (f"the better one, {name}", auc, test.limit)
+        for name, auc in zip(found.real, test.real, strict=False)
+    ]
+    return [
+        figures,
+        Table(
+            title="Classifiers of windows of 10 iterations",
+            columns={"classifier": "", "AUC": ".3f", "limit": ".3f"},
+            rows=rows + runs,
+            notes=[_classifier(test)],
+        ),
+    ]
 
 
 def figure(found: Acceptance) -> Chart:
-    """Draw distances or p-values of the two-sample tests, a row for each test.
-
-    With seeds: distance to the real runs relative to the distance between these; with
-    time blocks: adjusted p-values.  There is one mark per layer.
-    """
-    seeds = found.way == "seeds"
-    names = [f"{t.name} ({_short(t.measure)})" for t in found.tests]
-    rows = list(dict.fromkeys(names))
-    series = []
-    for number, (test, name) in enumerate(zip(found.tests, names, strict=True)):
-        layers = names.count(name)
-        shift = np.linspace(-0.27, 0.27, layers)[names[:number].count(name)]
-        at = rows.index(name) + (float(shift) if layers > 1 else 0.0)
-        good = test.passed
-        unit = test.usual if test.usual > 0 else 1.0
-        value = test.adjusted
-        if seeds:
-            real = np.clip(np.array(test.own) / unit, 1 / FURTHEST, FURTHEST)
-            limit = np.array([test.limit / unit])
-            value = float(np.clip(test.distance / unit, 1 / FURTHEST, FURTHEST))
-            for x, label, color, symbol in (
-                (real, "real runs", OTHER_COLOR, "circle"),
-                (limit, "rejection threshold of a single test", "#000000", "tick"),
-            ):
-                if np.isfinite(x).all():
-                    series.append(
-                        Series(
-                            kind="points",
-                            x=x,
-                            y=np.full(len(x), at),
-                            name=label,
-                            color=color,
-                            symbol=symbol,
-                        )
-                    )
-        series.append(
-            Series(
-                kind="points",
-                x=[value],
-                y=[at],
-                name="synthetic, passed" if good else "synthetic, failed",
-                color=GOOD if good else BAD,
-                size=8,
-            )
+    """Draw the distance of each figure, and the AUC, in units of their limits."""
+    names = [t.name for t in found.figures]
+    values = [
+        (t.distance / t.limit, np.array(t.own) / t.limit, t.passed)
+        for t in found.figures
+    ]
+    test = found.classifier
+    if test is not None:
+        names.append("classifier AUC")
+        values.append(
+            (test.auc / test.limit, np.array(test.real) / test.limit, test.passed)
         )
-    axis = (
-        "distance to the real runs / distance between real runs"
-        if seeds
-        else "adjusted p-value"
-    )
+    series = []
+    for at, (synthetic, real, good) in enumerate(values):
+        for x, name, color, size in (
+            (real, "real runs", OTHER_COLOR, 6.0),
+            (
+                np.array([synthetic]),
+                f"synthetic, {'passed' if good else 'failed'}",
+                GOOD if good else BAD,
+                8.0,
+            ),
+        ):
+            series.append(
+                Series(
+                    kind="points",
+                    x=np.clip(x, 1 / FURTHEST, FURTHEST),
+                    y=np.full(len(x), at),
+                    name=name,
+                    color=color,
+                    size=size,
+                )
+            )
     return Chart(
-        title=f"Synthetic trace {'passed' if found.passed else 'failed'}",
-        source=f"{verdict(found)}. One mark a layer",
+        title=f"Synthetic trace: {found.outcome}",
+        source=f"{_title(found)}: {verdict(found)}",
         panels=(
             Panel(
-                x=Axis(label=axis, log=True),
-                y=Axis(names=tuple(rows), reverse=True),
+                x=Axis(label="distance / limit", log=True),
+                y=Axis(names=tuple(names), reverse=True),
                 series=tuple(series),
-                rules=(Rule(x=1.0 if seeds else LEVEL, dash="solid"),),
+                rules=(Rule(x=1.0, dash="solid"),),
             ),
         ),
         width=950,
-        height=150 + 42 * len(rows),
+        height=150 + 32 * len(names),
     )
-
-
-def _short(measure: str) -> str:
-    return measure.split(",")[0].replace("Kolmogorov-Smirnov", "KS")

@@ -1,0 +1,283 @@
+r"""Tests of figures: is a run as far from real runs as these are from each other?
+
+A *figure* is a statistic of :data:`.features.SERIES`.  Of each run there is a vector x:
+the figure's means over SECTIONS sections of the run, of all layers, as logarithms where
+ratios matter.  One test a figure takes all sections and layers together.
+
+With n real runs of mean m and :math:`W = \sum_i |x_i - m|^2 / (n-1)`, a further run y
+of the same distribution has
+
+.. math:: F = \frac{|y - m|^2}{(1 + 1/n)\,W} \sim F(\nu, \nu (n-1)), \qquad
+          \nu = \frac{(\mathrm{tr}\,\Sigma)^2}{\mathrm{tr}\,\Sigma^2}
+
+with :math:`\nu` the number of directions in which runs of covariance :math:`\Sigma`
+vary (F. E. Satterthwaite, Biometrics Bulletin 2, 1946).  In one direction this is
+Student's prediction test.  Both traces are estimated without bias from the runs'
+Gram matrix (Z. Bai and H. Saranadasa, Statistica Sinica 6, 1996).  As few runs
+determine their ratio badly, the smaller is taken of a figure's own and of the one of
+all figures together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.skew.measures import means_of_known, normalized_entropy
+
+from .features import LAGS, SERIES, Features, changes
+
+Float64 = npt.NDArray[np.float64]
+
+LEVEL = 0.05
+"""Probability that at least one figure of a further real run fails."""
+
+SECTIONS = 5
+"""Sections of a run whose means are compared."""
+
+LOGARITHMIC = {
+    *("max over mean", "row entropy spread", "row spectrum"),
+    *(f"change over {lag}" for lag in LAGS),
+}
+"""Figures that are compared as ratios."""
+
+ROUNDING = 1e-18
+"""Largest mean square difference that is none."""
+
+LEAST = 1e-3
+"""Smallest value whose logarithm is taken."""
+
+MOST_DIRECTIONS = 50.0
+"""Of runs that vary in more directions than can be estimated."""
+
+POWERS = 0.05, 20.0
+"""Range of the power by which loads are tempered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FigureTest:
+    """Test of one figure, all layers and sections together."""
+
+    name: str
+    synthetic: float  # mean over iterations and layers
+    real: tuple[float, ...]  # [n] the same of each real run
+    own: tuple[float, ...]  # [n] distances of the real runs from their mean
+    distance: float  # sqrt(F) of the synthetic run; 1 is usual for a real run
+    limit: float  # distance at which p is LEVEL over the number of figures
+    p: float
+    adjusted: float  # by Holm over the figures
+
+    @property
+    def passed(self) -> bool:
+        """Whether the distance is not significantly larger than between real runs."""
+        return self.adjusted >= LEVEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Spread of n runs about their mean in one figure, and the unit of F."""
+
+    deviations: Float64  # [n, D] of the runs from their mean
+    total: float  # W, the trace of their covariance
+    runs: int  # n
+    factor: float  # variance of what is tested, relative to that of one run
+    directions: float  # nu
+
+    @property
+    def freedom(self) -> tuple[float, float]:
+        """Degrees of freedom of F."""
+        return self.directions, self.directions * (self.runs - 1)
+
+    def ratio(self, away: Float64) -> float:
+        """F of what lies ``away`` from the runs' mean, ``[D]``."""
+        far, unit = float(away @ away), self.total * self.factor
+        if far <= ROUNDING * len(away):
+            return 0.0
+        return far / unit if unit > 0 else float("inf")
+
+    def p(self, away: Float64) -> float:
+        """Compute the p-value of what lies ``away`` from the runs' mean."""
+        from scipy import stats
+
+        return float(stats.f.sf(self.ratio(away), *self.freedom))
+
+    def limit(self, level: float) -> float:
+        """Compute the F that is exceeded with probability ``level``."""
+        from scipy import stats
+
+        return float(stats.f.isf(level, *self.freedom))
+
+    def power(self, away: Float64, level: float) -> float:
+        """Compute the probability that a run shifted by ``away`` exceeds the limit.
+
+        The spread is taken for known.
+        """
+        from scipy import stats
+
+        ratio = self.ratio(away)
+        if not np.isfinite(ratio):
+            return 1.0
+        shift = self.directions * ratio
+        return float(stats.ncf.sf(self.limit(level), *self.freedom, shift))
+
+
+def vectors(runs: Sequence[Features]) -> dict[str, Float64]:
+    """Compute the vectors that are compared, ``[n, D]`` for each figure.
+
+    Figures that a run lacks in some section (row coupling of one layer) are left out.
+    """
+    found = {}
+    for name in SERIES:
+        x = np.stack([_sections(run.series[name]) for run in runs])
+        if np.isfinite(x).all():
+            if name in LOGARITHMIC:
+                x = np.log(np.maximum(x, LEAST))
+            found[name] = x.reshape(len(runs), -1)
+    return found
+
+
+def _sections(series: Float64) -> Float64:
+    """Average ``[T, L]`` over each section, ``[SECTIONS, L]``; NaN: unknown there."""
+    parts = np.array_split(series, SECTIONS)
+    return np.stack([means_of_known(part.T) for part in parts])
+
+
+def spreads(deviations: Mapping[str, Float64], factor: float) -> dict[str, Spread]:
+    """Estimate the spread of runs in each figure.
+
+    Parameters
+    ----------
+    deviations
+        ``[n, D]`` of n runs from their mean, by figure.
+    factor
+        Variance of what is tested relative to that of a run: 1 + 1/n for a further run
+        against the mean of n.
+    """
+    moments = {name: _moments(x) for name, x in deviations.items()}
+    common = _directions(*np.sum(list(moments.values()), axis=0))
+    return {
+        name: Spread(
+            deviations=x,
+            runs=len(x),
+            total=float((x**2).sum() / (len(x) - 1)),
+            factor=factor,
+            directions=min(common, _directions(*moments[name])),
+        )
+        for name, x in deviations.items()
+    }
+
+
+def _moments(x: Float64) -> tuple[float, float]:
+    """Estimate (tr S)^2 and tr S^2 without bias, relative to the squared trace."""
+    m = len(x) - 1
+    gram = x @ x.T / m
+    whole = float(np.trace(gram)) ** 2
+    if m < 2 or not whole > 0:
+        return 0.0, 0.0
+    square = float((gram**2).sum()) / whole
+    of_square = (square - 1 / m) / ((1 - 1 / m) * (1 + 2 / m))
+    return 1 - 2 * of_square / m, of_square
+
+
+def _directions(whole: float, of_square: float) -> float:
+    """Divide the two traces; 1 where two runs or none determine nothing."""
+    if whole == of_square == 0:
+        return 1.0
+    return max(1.0, whole / of_square) if of_square > 0 else MOST_DIRECTIONS
+
+
+def figure_tests(
+    spread: Mapping[str, Spread],
+    away: Mapping[str, Float64],
+    synthetic: Sequence[Features],
+    real: Sequence[Features],
+) -> tuple[FigureTest, ...]:
+    """Test each figure, ``away [D]`` from the runs' mean; most significant first."""
+    from statsmodels.stats.multitest import multipletests
+
+    if not spread:
+        return ()
+    p = [each.p(away[name]) for name, each in spread.items()]
+    adjusted: Any = multipletests(p, method="holm")[1]
+    found = []
+    for (name, each), one, corrected in zip(spread.items(), p, adjusted, strict=True):
+        far = np.linalg.norm(each.deviations, axis=1)
+        unit = np.sqrt(each.total * (1 - 1 / len(far)))
+        found.append(
+            FigureTest(
+                name=name,
+                synthetic=float(
+                    np.mean([np.nanmean(r.series[name]) for r in synthetic])
+                ),
+                real=tuple(float(np.nanmean(r.series[name])) for r in real),
+                own=tuple((far / unit if unit > 0 else far).tolist()),
+                distance=float(np.sqrt(each.ratio(away[name]))),
+                limit=float(np.sqrt(each.limit(LEVEL / len(spread)))),
+                p=one,
+                adjusted=float(corrected),
+            )
+        )
+    return tuple(sorted(found, key=lambda t: t.p))
+
+
+# ---- power ---------------------------------------------------------------------
+
+
+def tempered(run: Features, change: float) -> Features:
+    r"""Raise the loads to a power that changes the mean max/mean by a share.
+
+    .. math:: p_e \to p_e^a / \sum_f p_f^a
+
+    The figures of the load follow; those of the rows stay as they are.  Where the load
+    cannot be made as uneven (max/mean is at most E), the change is downward.
+
+    Parameters
+    ----------
+    run
+        Of a real run.
+    change
+        0.2: by 20%.
+    """
+    from scipy.optimize import brentq
+
+    def raised(power: float) -> Float64:
+        high = run.load.max(axis=2, keepdims=True)
+        found = (run.load / np.where(high > 0, high, 1)) ** power
+        return np.asarray(found / np.maximum(found.sum(axis=2, keepdims=True), 1e-12))
+
+    def skew(power: float) -> float:
+        return float(raised(power).max(axis=2).mean())
+
+    now, (low, high) = skew(1.0), POWERS
+    aim = now * (1 + change) if now * (1 + change) < skew(high) else now / (1 + change)
+    if not skew(low) < aim < skew(high):
+        return run
+    load = raised(brentq(lambda power: skew(power) - aim, low, high))
+    series = {
+        "entropy": normalized_entropy(load),
+        "max over mean": load.max(axis=2) * load.shape[2],
+        **changes(load),
+    }
+    return replace(run, load=load, series=run.series | series)
+
+
+def shifts(real: Sequence[Features], change: float) -> dict[str, Float64]:
+    """Compute how a change of max/mean shifts each figure's vector, ``[D]``.
+
+    The mean over real runs, into which the change is injected (:func:`tempered`).
+    """
+    before, after = vectors(real), vectors([tempered(run, change) for run in real])
+    return {name: (after[name] - x).mean(axis=0) for name, x in before.items()}
+
+
+def detected(spread: Mapping[str, Spread], shift: Mapping[str, Float64]) -> float:
+    """Compute the probability that a shift ``[D]`` of the figures is found.
+
+    It is that of the figure which finds it best, a lower bound of that of all.
+    """
+    level = LEVEL / len(spread)
+    return max(each.power(shift[name], level) for name, each in spread.items())
