@@ -22,7 +22,7 @@ test: lint
 test-all: lint $(VENV)/.ready-frameworks
 	MOETRAFFIC_EXAMPLES=200 $(BIN)/python -m pytest -q -n 2
 
-# generator.py judges captures that it makes in an hour: not here
+# reruns.py captures for hours, synthetic.py and validation.py use its captures: not here
 BENCHMARKS := analysis streaming capture estimate virtual replay replay_faults generate
 bench: $(VENV)/.ready-test
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done

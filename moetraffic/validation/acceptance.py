@@ -159,6 +159,7 @@ def accept(synthetic: Features, real: Sequence[Features]) -> Acceptance:
     return _judged(
         [synthetic],
         real,
+        values,
         {name: x[1:] - centers[name] for name, x in values.items()},
         {name: x[0] - centers[name] for name, x in values.items()},
         lambda runs: 1 + 1 / runs,
@@ -187,6 +188,7 @@ def accept_fits(synthetic: Sequence[Features], real: Sequence[Features]) -> Acce
     return _judged(
         synthetic,
         real,
+        values,
         {name: x - x.mean(axis=0) for name, x in apart.items()},
         {name: x.mean(axis=0) for name, x in apart.items()},
         lambda number: 1 / number,
@@ -197,13 +199,19 @@ def accept_fits(synthetic: Sequence[Features], real: Sequence[Features]) -> Acce
 def _judged(
     synthetic: Sequence[Features],
     real: Sequence[Features],
+    values: dict[str, Float64],
     deviations: dict[str, Float64],
     away: dict[str, Float64],
     factor: Callable[[int], float],
     notes: list[str],
 ) -> Acceptance:
-    """Test deviations ``[n, D]`` of runs or fits, and what is ``away [D]``."""
+    """Test what is ``away [D]`` from the mean of runs or fits.
+
+    ``deviations [n, D]`` are of these; ``values`` the vectors of all traces.
+    """
     runs = len(real)
+    means = {name: x[:-runs].mean(axis=0) for name, x in values.items()}
+    theirs = {name: x[-runs:] for name, x in values.items()}
     several = len(synthetic) > 1
     spread = spreads(deviations, factor(runs)) if runs > 1 else {}
     test = None
@@ -217,7 +225,7 @@ def _judged(
         synthetic=tuple(run.name for run in synthetic),
         real=tuple(run.name for run in real),
         way="fits" if several else "runs",
-        figures=figure_tests(spread, away, synthetic, real),
+        figures=figure_tests(spread, away, means, theirs),
         classifier=test,
         power=_power(spread, real, factor),
         notes=tuple(notes),
@@ -235,21 +243,31 @@ def _power(
     shift = {change: shifts(real, change) for change in CHANGES}
     found = {change: detected(spread, each) for change, each in shift.items()}
     enough = [change for change, each in found.items() if each >= OFTEN]
-    needed = 0
-    for runs in range(max(FEWEST, len(real)), MOST_RUNS + 1):
-        more = {
-            name: replace(each, runs=runs, factor=factor(runs))
-            for name, each in spread.items()
-        }
-        if detected(more, shift[CHANGE]) >= OFTEN:
-            needed = runs
-            break
     return Power(
         change=CHANGE,
         probability=found[CHANGE],
         detectable=min(enough, default=float("nan")),
-        needed=needed,
+        needed=_needed(spread, shift[CHANGE], len(real), factor),
     )
+
+
+def _needed(
+    spread: dict[str, Spread],
+    shift: dict[str, Float64],
+    runs: int,
+    factor: Callable[[int], float],
+) -> int:
+    """Number of runs at which a shift is found with probability OFTEN; 0: too many."""
+    if runs < FEWEST:  # in how many directions they vary is not known
+        return FEWEST
+    for number in range(runs, MOST_RUNS + 1):
+        more = {
+            name: replace(each, runs=number, factor=factor(number))
+            for name, each in spread.items()
+        }
+        if detected(more, shift) >= OFTEN:
+            return number
+    return 0
 
 
 def _aligned(

@@ -1,4 +1,4 @@
-"""Classifier two-sample test: are windows of one run told from those of others?
+"""Classifier two-sample test: can windows of a run be distinguished from others?
 
 Two classifiers are trained: logistic regression on standardized features and gradient
 boosted trees.  They see *windows* of a few iterations, described by means and standard
@@ -118,7 +118,8 @@ def runs_auc_test(synthetic: Features, real: Sequence[Features]) -> AucTest:
     scatter = max(float(z.std(ddof=1)), float(stats.norm.ppf(0.5 + _noise(len(one)))))
     wide = stats.t.isf(LEVEL, number - 1) * scatter * np.sqrt(1 + 1 / number)
     limit = float(stats.norm.cdf(z.mean() + wide))
-    return _tested(found, tuple(map(float, usual)), min(limit, high))
+    # an AUC that windows cannot exceed is no limit
+    return _tested(found, tuple(map(float, usual)), limit if limit < high else 1.0)
 
 
 def fits_auc_test(synthetic: Sequence[Features], real: Sequence[Features]) -> AucTest:
@@ -184,8 +185,8 @@ def _noise(number: int) -> float:
 
 
 def _unlikely(number: int) -> tuple[float, float]:
-    """Smallest and largest AUC that n windows distinguish from 0 and 1."""
-    return 1 / (2 * number), 1 - 1 / (2 * number)
+    """Smallest and largest AUC of n and n windows: half of one pair from 0 and 1."""
+    return 1 / (2 * number**2), 1 - 1 / (2 * number**2)
 
 
 def halves_auc(

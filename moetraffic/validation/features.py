@@ -70,9 +70,11 @@ SERIES = {
     "row dispersion": "log of the rows' chi-squared over its degrees of freedom",
     "row entropy spread": "standard deviation over ranks of the rows' entropy",
     "row spectrum": "participation ratio of the rows' squared singular values",
-    "empty cells": "share of pairs of a rank and an expert without a copy",
+    "empty cells": "share of pairs of a rank and an expert without a copy, less that of"
+    " multinomial rows",
     "row persistence": "correlation of the rows with the iteration before",
     "row coupling": "correlation of the ranks' similarity with other layers'",
+    "sampling noise": "expected total variation of two multinomial draws of the load",
     **{
         f"change over {lag}": f"total variation of the load over {lag} iterations"
         for lag in LAGS
@@ -185,6 +187,18 @@ def count_features(
     )
 
 
+def sampling_noise(load: Float64, copies: Float64 | float) -> Float64:
+    r"""Compute the expected change of a constant load by sampling noise alone, [T, L].
+
+    .. math:: E \frac12 \sum_e |\hat p_e - \hat p_e'| \approx \sum_e
+              \sqrt{p_e (1 - p_e) / (\pi N)}
+
+    of two multinomial draws of N copies, by the normal approximation.
+    """
+    deviation = np.sqrt(load * (1 - load)).sum(axis=2)
+    return np.asarray(deviation / np.sqrt(np.pi * np.maximum(copies, 1)), np.float64)
+
+
 def changes(load: Float64) -> dict[str, Float64]:
     """Total variation of the load ``[T, L, E]`` over each of LAGS, ``[T, L]``."""
     found = {}
@@ -213,6 +227,7 @@ def _of_window(
         "copies": copies,
         "entropy": normalized_entropy(load),
         "max over mean": load.max(axis=2) * load.shape[2],
+        "sampling noise": sampling_noise(load, copies),
         "line efficiency": means_of_known(efficiency.reshape(wire.shape[:3])),
         "inter-host share": means_of_known(inter_host_share(wire, hosts)),
         **_rows(counts, before, load),
@@ -240,6 +255,7 @@ def _rows(counts: Counts, before: Counts, load: Float64) -> dict[str, Float64]:
     ranks, experts = counts.shape[2:]
     rows = counts.sum(axis=3, keepdims=True)
     expected = rows * load[:, :, None]
+    empty = (counts == 0) - (1 - load[:, :, None]) ** rows
     squared = np.zeros_like(expected)
     np.divide((counts - expected) ** 2, expected, out=squared, where=expected > 0)
     dispersion = squared.sum(axis=(2, 3)) / max(1, (ranks - 1) * (experts - 1))
@@ -255,7 +271,7 @@ def _rows(counts: Counts, before: Counts, load: Float64) -> dict[str, Float64]:
         "row dispersion": np.log(np.maximum(dispersion, 1e-6)),
         "row entropy spread": normalized_entropy(shares).std(axis=2),
         "row spectrum": _known_ratio(trace**2, np.square(gram).sum(axis=(2, 3))),
-        "empty cells": (counts == 0).mean(axis=(2, 3)),
+        "empty cells": empty.mean(axis=(2, 3)),
         "row persistence": _known_ratio(
             np.einsum("tlre,tlre->tl", x, previous), np.sqrt(trace * other)
         ),

@@ -1,8 +1,10 @@
 r"""Tests of figures: is a run as far from real runs as these are from each other?
 
-A *figure* is a statistic of :data:`.features.SERIES`.  Of each run there is a vector x:
-the figure's means over SECTIONS sections of the run, of all layers, as logarithms where
-ratios matter.  One test a figure takes all sections and layers together.
+A *figure* is a statistic of :data:`.features.SERIES`, or the ratio of two: a change of
+the load is taken relative to sampling noise, or to that of another lag, which differ
+less between runs.  Of each run there is a vector x: the figure in SECTIONS sections of
+the run, of all layers, as logarithms where ratios matter.  One test a figure takes all
+sections and layers together.
 
 With n real runs of mean m and :math:`W = \sum_i |x_i - m|^2 / (n-1)`, a further run y
 of the same distribution has
@@ -29,7 +31,7 @@ import numpy.typing as npt
 
 from moetraffic.analysis.skew.measures import means_of_known, normalized_entropy
 
-from .features import LAGS, SERIES, Features, changes
+from .features import LAGS, Features, changes, sampling_noise
 
 Float64 = npt.NDArray[np.float64]
 
@@ -39,11 +41,38 @@ LEVEL = 0.05
 SECTIONS = 5
 """Sections of a run whose means are compared."""
 
-LOGARITHMIC = {
-    *("max over mean", "row entropy spread", "row spectrum"),
-    *(f"change over {lag}" for lag in LAGS),
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What is compared: section means of a series, or their ratio to another's."""
+
+    series: str
+    over: str = ""  # series that it is divided by
+    log: bool = False  # ratios matter, not differences
+
+
+FIGURES = {
+    "entropy": Figure(series="entropy"),
+    "max over mean": Figure(series="max over mean", log=True),
+    "line efficiency": Figure(series="line efficiency"),
+    "inter-host share": Figure(series="inter-host share"),
+    "row dispersion": Figure(series="row dispersion"),
+    "row entropy spread": Figure(series="row entropy spread", log=True),
+    "row spectrum": Figure(series="row spectrum", log=True),
+    "empty cells": Figure(series="empty cells"),
+    "row persistence": Figure(series="row persistence"),
+    "row coupling": Figure(series="row coupling"),
+    "change over sampling noise": Figure(
+        series=f"change over {LAGS[0]}", over="sampling noise", log=True
+    ),
+    **{
+        f"change over {lag} relative to {LAGS[0]}": Figure(
+            series=f"change over {lag}", over=f"change over {LAGS[0]}", log=True
+        )
+        for lag in LAGS[1:]
+    },
 }
-"""Figures that are compared as ratios."""
+"""Tested figures."""
 
 ROUNDING = 1e-18
 """Largest mean square difference that is none."""
@@ -63,7 +92,7 @@ class FigureTest:
     """Test of one figure, all layers and sections together."""
 
     name: str
-    synthetic: float  # mean over iterations and layers
+    synthetic: float  # mean over sections and layers
     real: tuple[float, ...]  # [n] the same of each real run
     own: tuple[float, ...]  # [n] distances of the real runs from their mean
     distance: float  # sqrt(F) of the synthetic run; 1 is usual for a real run
@@ -131,13 +160,21 @@ def vectors(runs: Sequence[Features]) -> dict[str, Float64]:
     Figures that a run lacks in some section (row coupling of one layer) are left out.
     """
     found = {}
-    for name in SERIES:
-        x = np.stack([_sections(run.series[name]) for run in runs])
+    for name, each in FIGURES.items():
+        x = np.stack([_sections(run.series[each.series]) for run in runs])
+        if each.over:
+            other = np.stack([_sections(run.series[each.over]) for run in runs])
+            x = x / np.maximum(other, LEAST)
         if np.isfinite(x).all():
-            if name in LOGARITHMIC:
-                x = np.log(np.maximum(x, LEAST))
+            x = np.log(np.maximum(x, LEAST)) if each.log else x
             found[name] = x.reshape(len(runs), -1)
     return found
+
+
+def value(name: str, vector: Float64) -> float:
+    """Average a figure's vector ``[D]``; of logarithms, the geometric mean."""
+    mean = float(vector.mean())
+    return float(np.exp(mean)) if FIGURES[name].log else mean
 
 
 def _sections(series: Float64) -> Float64:
@@ -193,10 +230,13 @@ def _directions(whole: float, of_square: float) -> float:
 def figure_tests(
     spread: Mapping[str, Spread],
     away: Mapping[str, Float64],
-    synthetic: Sequence[Features],
-    real: Sequence[Features],
+    synthetic: Mapping[str, Float64],
+    real: Mapping[str, Float64],
 ) -> tuple[FigureTest, ...]:
-    """Test each figure, ``away [D]`` from the runs' mean; most significant first."""
+    """Test each figure, ``away [D]`` from the runs' mean; most significant first.
+
+    ``synthetic`` and ``real`` are the vectors of :func:`vectors`.
+    """
     from statsmodels.stats.multitest import multipletests
 
     if not spread:
@@ -210,10 +250,8 @@ def figure_tests(
         found.append(
             FigureTest(
                 name=name,
-                synthetic=float(
-                    np.mean([np.nanmean(r.series[name]) for r in synthetic])
-                ),
-                real=tuple(float(np.nanmean(r.series[name])) for r in real),
+                synthetic=value(name, synthetic[name]),
+                real=tuple(value(name, x) for x in real[name]),
                 own=tuple((far / unit if unit > 0 else far).tolist()),
                 distance=float(np.sqrt(each.ratio(away[name]))),
                 limit=float(np.sqrt(each.limit(LEVEL / len(spread)))),
@@ -260,6 +298,7 @@ def tempered(run: Features, change: float) -> Features:
     series = {
         "entropy": normalized_entropy(load),
         "max over mean": load.max(axis=2) * load.shape[2],
+        "sampling noise": sampling_noise(load, run.tokens),
         **changes(load),
     }
     return replace(run, load=load, series=run.series | series)

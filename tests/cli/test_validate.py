@@ -65,73 +65,83 @@ def run_of(seed: int, *, even: bool = False) -> Trace:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("validate")
     for seed in range(5):
-        run_of(seed).save(made / f"seed{seed}.h5")
+        run_of(seed).save(made / f"run{seed}.h5")
+    for seed in range(3):
+        run_of(seed, even=True).save(made / f"flat{seed}.h5")
     run_of(9, even=True).save(made / "even.h5")
     return made
 
 
-def test_a_further_seed_passes_and_is_drawn(moetraffic: Run, folder: Path) -> None:
-    others = [folder / f"seed{s}.h5" for s in (2, 3, 4)]
+@pytest.mark.slow
+def test_a_further_run_passes_and_is_drawn(moetraffic: Run, folder: Path) -> None:
+    others = [folder / f"run{s}.h5" for s in (2, 3, 4)]
     ran = moetraffic(
-        *("validate", folder / "seed0.h5", "--against", folder / "seed1.h5", *others),
+        *("validate", folder / "run0.h5", "--against", folder / "run1.h5", *others),
         *("--plot", folder / "verdict.png"),
     )
     assert ran.returncode == 0, ran.stderr + ran.stdout
-    assert "passed: 0 of" in ran.stdout
-    assert "4 real runs, tested by seeds" in ran.stdout
+    lines = ran.stdout.splitlines()
+    assert "passed: 0 of 12 figures differ" in lines[0]
+    assert len(lines) <= 8
     assert (folder / "verdict.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_summary_names_the_failed_tests(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.slow
+def test_an_even_run_fails_with_exit_code_1(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    asked = ["validate", "even.h5", "--against", "seed1.h5", "--layer", "3"]
-    assert main(asked) == 1
+    asked = ["validate", "even.h5", "--against", "run1.h5", "run2.h5", "run3.h5"]
+    assert main([*asked, "--layer", "3"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "failed: " in lines[0]
-    assert lines[1].startswith("failed test: ")
-    assert "Holm-adjusted p = " in lines[1]
+    assert "real runs " in lines[1]
+    assert any(line.startswith("power: ") for line in lines)
     assert len(lines) <= 8
-    assert main([*asked, "--only", "tests"]) == 1
-    table = capsys.readouterr().out
-    assert "between real runs" in table
-    assert "failed test: " not in table
+    assert main([*asked, "--json", "--iterations", "0:105"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["outcome"] == "failed"
+    assert told["recognized"]
+    assert "entropy" in {t["name"] for t in told["figures"] if not t["passed"]}
 
 
-def test_an_even_run_is_told_apart_with_exit_code_1(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.slow
+def test_fits_are_pairs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    asked = "validate even.h5 --against seed1.h5 --json --layer 3 --iterations 0:105"
-    assert main(asked.split()) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert not told["passed"]
-    assert told["way"] == "time blocks"
-    assert {t["layer"] for t in told["tests"]} == {3, -1}
-    assert not all(t["passed"] for t in told["tests"])
-    assert told["recognized"]
-    assert told["auc"] > 0.9
+    pairs = [f"{kind}{n}.h5" for n in range(3) for kind in ("flat", "run")]
+    assert main(["validate", "--fits", *pairs, "--only", "tests"]) == 1
+    table = capsys.readouterr().out
+    assert "3 synthetic traces and the runs" in table
+    assert "FAILED" in table
+
+
+def test_one_run_is_too_few_with_exit_code_3(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["validate", "even.h5", "--against", "run1.h5"]) == 3
+    said = capsys.readouterr().out
+    assert "cannot be judged: too few real runs (needs 3, has 1)" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("even.h5",), "--against"),
+        (("even.h5", "run1.h5", "run2.h5", "--fits"), "give pairs"),
+        (("even.h5", "--against", "run1.h5", "--fits"), "without --against"),
         (("even.h5", "--against", "even.h5"), "named twice"),
-        (("even.h5", "--against", "seed1.h5", "seed1.h5"), "named twice"),
+        (("even.h5", "--against", "run1.h5", "run1.h5"), "named twice"),
         (
-            ("even.h5", "--against", "seed1.h5", "--iterations", "0:50"),
+            ("even.h5", "--against", "run1.h5", "--iterations", "0:50"),
             "100 iterations",
         ),
         (("even.h5", "--against", "gone.h5"), "gone.h5"),
-        (("even.h5", "--against", "seed1.h5", "--ranks-per-host", "0"), "at least 1"),
-        (("even.h5", "--against", "seed1.h5", "--plot", "there.png"), "--force"),
-        (("even.h5", "--against", "seed1.h5", "--plot", "seed2.h5"), "seed2.png"),
+        (("even.h5", "--against", "run1.h5", "--ranks-per-host", "0"), "at least 1"),
+        (("even.h5", "--against", "run1.h5", "--plot", "there.png"), "--force"),
+        (("even.h5", "--against", "run1.h5", "--plot", "run2.h5"), "run2.png"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(

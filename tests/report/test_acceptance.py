@@ -1,4 +1,4 @@
-"""The verdict as a sentence, a table, data and a picture."""
+"""The verdict as sentences, tables, data and a picture."""
 
 from __future__ import annotations
 
@@ -10,74 +10,102 @@ import pytest
 from rich.console import Console
 
 from moetraffic.report.figures import draw
-from moetraffic.report.results.acceptance import as_dict, figure, table, verdict
-from moetraffic.validation.acceptance import Acceptance, Trial
+from moetraffic.report.results.acceptance import (
+    as_dict,
+    figure,
+    sentences,
+    tables,
+    verdict,
+)
+from moetraffic.validation.acceptance import Acceptance, Power
+from moetraffic.validation.classifier import AucTest
+from moetraffic.validation.figures import FigureTest
 
 
-def trial(*, layer: int, adjusted: float, distance: float = 2.0) -> Trial:
-    return Trial(
-        name="max over mean",
-        measure="Wasserstein-1",
-        layer=layer,
-        distance=distance,
-        usual=1.0,
+def compared(*, name: str = "max over mean", adjusted: float) -> FigureTest:
+    return FigureTest(
+        name=name,
+        synthetic=2.0,
+        real=(1.5, 1.7, 1.6),
         own=(0.9, 1.1, 1.0),
-        limit=3.0,
+        distance=4.2 if adjusted < 0.05 else 1.3,
+        limit=2.4,
         p=adjusted / 2,
         adjusted=adjusted,
     )
 
 
-def found(*trials: Trial, way: str = "seeds", recognized: bool = False) -> Acceptance:
+def found(
+    *figures: FigureTest, auc: float = 0.55, power: float = 0.98, needed: int = 3
+) -> Acceptance:
     return Acceptance(
-        synthetic="twin.h5",
+        synthetic=("synthetic.h5",),
         real=("a.h5", "b.h5", "c.h5"),
-        way=way,
-        tests=trials,
-        auc=0.55,
-        auc_usual=0.6,
-        recognized=recognized,
+        way="runs",
+        figures=figures,
+        classifier=AucTest(
+            by_classifier={"logistic regression": auc - 0.05, "gradient boosting": auc},
+            auc=auc,
+            interval=(auc - 0.1, min(1.0, auc + 0.1)),
+            real=(0.5, 0.6, 0.55),
+            limit=0.8,
+        ),
+        power=Power(change=0.2, probability=power, detectable=0.1, needed=needed),
         notes=("a note",),
     )
 
 
 def printed(result: Acceptance) -> str:
     out = io.StringIO()
-    Console(file=out, width=120).print(table(result))
+    for each in tables(result):
+        Console(file=out, width=160).print(each)
     return out.getvalue()
 
 
-def test_a_pass_and_a_failure_are_said() -> None:
-    good = found(trial(layer=0, adjusted=0.4))
-    assert good.passed
-    assert verdict(good).startswith("passed: 0 of 1 tests")
-    bad = found(trial(layer=0, adjusted=0.4), trial(layer=1, adjusted=0.01))
-    assert not bad.passed
-    assert verdict(bad) == "failed: 1 of 2 tests reject the synthetic trace"
-    assert "FAILED" in printed(bad)
-    assert "note: a note" in printed(bad)
-    assert "FAILED" not in printed(good)
-    seen = found(trial(layer=0, adjusted=0.4), recognized=True)
-    assert verdict(seen) == "failed: classifier AUC 0.550"
-
-
-def test_the_data_are_json_and_say_the_verdict() -> None:
-    told = as_dict(found(trial(layer=-1, adjusted=0.01)))
-    assert json.loads(json.dumps(told))["tests"][0]["passed"] is False
-    assert told["passed"] is False
-    assert "logistic" in told["classifier"]
-
-
-@pytest.mark.parametrize("way", ["seeds", "time blocks"])
-def test_the_picture_has_a_line_a_test_and_a_mark_a_layer(way: str) -> None:
-    chart = figure(
-        found(
-            trial(layer=0, adjusted=0.4),
-            trial(layer=1, adjusted=0.001, distance=math.inf),
-            way=way,
-        )
+def test_the_answer_comes_first_with_sizes_and_power() -> None:
+    bad = found(
+        compared(adjusted=0.01),
+        *(compared(name=f"row {n}", adjusted=0.02) for n in range(5)),
+        compared(name="entropy", adjusted=0.4),
     )
+    lines = sentences(bad)
+    assert lines[0].endswith("failed: 6 of 7 figures differ.")
+    assert lines[1].startswith("max over mean: 2, real runs 1.5 to 1.7, +25%")
+    assert lines[4] == "and row 2, row 3, row 4"
+    assert "AUC 0.55 (95% interval 0.45 to 0.65)" in lines[5]
+    assert "limit 0.80" in lines[5]
+    assert "20% change of max over mean in 9 of 10" in lines[6]
+    assert len(lines) <= 8
+    assert "FAILED" in printed(bad)
+
+
+def test_passed_failed_by_a_classifier_and_cannot_be_judged() -> None:
+    good = found(compared(adjusted=0.4))
+    assert verdict(good).startswith("passed: 0 of 1 figures differ")
+    assert "FAILED" not in printed(good)
+    seen = found(compared(adjusted=0.4), auc=0.95)
+    assert verdict(seen) == "failed: classifier AUC 0.95, limit 0.80"
+    few = found(compared(adjusted=0.4), power=0.1, needed=7)
+    assert verdict(few).endswith("too few real runs (needs 7, has 3)")
+    never = found(compared(adjusted=0.4), power=0.1, needed=0)
+    assert "no practical number" in verdict(never)
+
+
+def test_the_data_are_json_and_have_the_verdict() -> None:
+    told = json.loads(json.dumps(as_dict(found(compared(adjusted=0.01)))))
+    assert told["outcome"] == "failed"
+    assert told["passed"] is False
+    assert told["figures"][0]["passed"] is False
+    assert told["classifier"]["passed"] is True
+    assert told["power"]["needed"] == 3
+
+
+@pytest.mark.parametrize("distance", [4.2, math.inf])
+def test_the_picture_has_a_row_a_test(distance: float) -> None:
+    bad = compared(adjusted=0.01)
+    object.__setattr__(bad, "distance", distance)
+    chart = figure(found(bad, compared(name="entropy", adjusted=0.4)))
     (panel,) = chart.panels
-    assert panel.y.names == ("max over mean (Wasserstein-1)",)
+    assert panel.y.names == ("max over mean", "entropy", "classifier AUC")
     assert {"#0072B2", "#D55E00"} <= {series.color for series in panel.series}
     draw(chart).canvas.draw()

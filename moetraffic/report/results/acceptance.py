@@ -19,7 +19,6 @@ from moetraffic.report.chart import (
 from moetraffic.tables import Table
 from moetraffic.validation.acceptance import Acceptance, Power
 from moetraffic.validation.classifier import AucTest
-from moetraffic.validation.features import SERIES
 from moetraffic.validation.figures import LEVEL, FigureTest
 
 GOOD, BAD = LINE_COLORS[0], LINE_COLORS[1]
@@ -129,9 +128,7 @@ def _classifier(test: AucTest) -> str:
 def power(found: Power) -> str:
     """Describe which changes of max/mean the tests find."""
     cases = int(10 * found.probability)
-    line = (
-        f"power: finds a {found.change:.0%} change of max/mean in {cases} of 10 cases"
-    )
+    line = f"power: finds a {found.change:.0%} change of max over mean in {cases} of 10"
     if np.isfinite(found.detectable) and found.detectable != found.change:
         line += f", one of {found.detectable:.0%} in 9 of 10"
     return line
@@ -145,17 +142,17 @@ def tables(found: Acceptance) -> list[Table]:
             "figure": "",
             **dict.fromkeys(("synthetic", "real runs, least", "largest"), ".4g"),
             **dict.fromkeys(("distance", "limit"), ".3g"),
-            **{"p-value": ".2g", "Holm-adjusted": ".2g", "": ">", "definition": ""},
+            **{"p-value": ".2g", "Holm-adjusted": ".2g", "": ">"},
         },
         rows=[
             (
                 *(t.name, t.synthetic, min(t.real), max(t.real), t.distance, t.limit),
-                *(t.p, t.adjusted, "" if t.passed else "FAILED", SERIES[t.name]),
+                *(t.p, t.adjusted, "" if t.passed else "FAILED"),
             )
             for t in found.figures
         ],
         notes=[
-            "means over iterations and layers; distance: 1 is usual for a real run; "
+            "means over sections and layers; distance: 1 is usual for a real run; "
             f"limit: at p = {LEVEL:g} over all figures",
             *(f"note: {note}" for note in found.notes),
             verdict(found),
