@@ -1,0 +1,100 @@
+"""Published layouts in both verbs; their volumes derived here from published sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from moetraffic.patterns import preset
+from moetraffic.patterns.grid import MegatronGrid
+from moetraffic.patterns.megatron import megatron_pattern
+from moetraffic.patterns.scaling import scaled
+from moetraffic.patterns.strategy import Strategy
+from moetraffic.patterns.time_model import (
+    GPUS,
+    Architecture,
+    Configuration,
+    NodeLinks,
+    System,
+    estimate,
+)
+from tests.patterns.test_agreement import sent
+
+DGX = System.of_gpu(
+    GPUS["H100"],
+    NodeLinks.nominal(gpus=8, inside_bytes_s=450e9, nic_bytes_s=400e9),
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "batch"),
+    [
+        # SC'21, table 1: the last row
+        ("megatron-1t", {"tp": 8, "pp": 64, "dp": 6}, 3072),
+        # arXiv 2412.19437, section 3.2: 2,048 GPUs, 16 stages, experts over 64 ranks
+        ("deepseek-v3", {"pp": 16, "ep": 64, "dp": 128}, 15360),
+        # arXiv 2407.21783, table 4: 8,192 GPUs, 8 x 16 x 64
+        ("llama-3-405b", {"tp": 8, "pp": 16, "dp": 64}, 2048),
+        ("mixtral-8x7b", {"tp": 2, "pp": 4, "ep": 8, "dp": 8}, 1024),
+    ],
+)
+def test_published_layouts_are_answered_by_both(
+    model: str, sizes: dict[str, int], batch: int
+) -> None:
+    known, parallel = preset(model), sizes.get("tp", 1) > 1
+    config = Configuration(
+        model=Architecture.of(
+            known.model, k=known.gating.k * bool(known.model.experts)
+        ),
+        **sizes,
+        global_batch=batch,
+        sequence_parallel=parallel,
+    )
+    found = estimate(config, DGX)
+    assert 0 < float(found.flops_gpu) < GPUS["H100"].peak_flops
+    pattern = megatron_pattern(
+        known.model,
+        Strategy(
+            grid=MegatronGrid(**sizes),
+            accumulation=batch // sizes["dp"] // 8,  # an eighth of the micro-batches
+            sequence_parallel=parallel,
+        ),
+        known.gating,
+    )
+    assert set(sent(pattern)) == {k for k, v in found.wire.items() if v > 0}
+
+
+def test_volumes_of_gpt_3_175b() -> None:
+    # 96 layers of 12288, 2048 tokens, 8 stages of 8 tensor ranks, 4 replicas; m = 8
+    of = scaled(preset("megatron-145.6b").model, {"layers": 96, "vocabulary": 51_200})
+    grid = MegatronGrid(tp=8, pp=8, dp=4)
+    found = sent(
+        megatron_pattern(of, Strategy(grid=grid, accumulation=8, dtype="float16"))
+    )
+    row = 2048 * 12288 * 2
+    assert found["tp"] == 8 * 12 * 4 * 2 * 7 // 8 * row
+    assert found["pp"] == 8 * row
+    h = 12288
+    layers = 12 * ((12 * h * h + 7 * h) // 8 + 6 * h)
+    rows = 51_200 // 8
+    held = layers + rows * h + 2048 * h
+    assert found["dp"] == 2 * 3 * held * 2 // 4
+    assert found["embedding"] == rows * h * 2
+
+
+def test_volumes_of_mixtral_and_deepseek_v3() -> None:
+    # four exchanges of a layer and micro-batch, k rows of h bfloat16 of each token
+    mixtral = preset("mixtral-8x7b")
+    grid = MegatronGrid(dp=8, ep=8)
+    plan = Strategy(grid=grid, accumulation=4)
+    found = sent(megatron_pattern(mixtral.model, plan, mixtral.gating))
+    assert found["ep"] == 4 * 32 * 4 * (2 * 4096 * 4096 * 2) * 7 // 8
+    deepseek = preset("deepseek-v3")
+    grid = MegatronGrid(pp=16, dp=128, ep=64)
+    plan = Strategy(grid=grid, accumulation=16)
+    pattern = megatron_pattern(deepseek.model, plan, deepseek.gating)
+    exchanges = [
+        sum(e.call.traffic == "EP" for e in program) for program in pattern.programs
+    ]
+    assert sum(exchanges) == 4 * 16 * 58  # three of 61 layers are dense
+    sizes = {e.call.size for p in pattern.programs for e in p if e.call.traffic == "EP"}
+    assert sizes == {8 * 4096 * 7168 * 2}
