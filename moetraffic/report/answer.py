@@ -13,7 +13,7 @@ from moetraffic.units import rank_span
 
 TOPICS = {
     "Skew": {"skewed": ("CV", ".2f"), "hot set retained": ("share", ".0%")}
-    | {"collapsed": ("share", ".0%")},
+    | {"collapsed": ("share", ".0%"), "co-activated": ("lift", ".2f")},
     "Movement": {"moves": ("", ".3g"), "converged": ("level since iteration", ",.0f")}
     | {"level change": ("at iteration", ",.0f"), "trend": ("by", ".1%")}
     | {"mean-reverting": ("half-life", ".3g")},
