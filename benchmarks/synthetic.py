@@ -47,6 +47,7 @@ from scipy.spatial.distance import cdist
 from scipy.stats import t as student
 
 from moetraffic.generate import TrafficModel
+from moetraffic.generate.analog import Analog
 from moetraffic.generate.baselines import BASELINES, Baseline, Draw
 from moetraffic.generate.generator import Generator
 from moetraffic.generate.scenario import Scenario
@@ -100,6 +101,7 @@ class Walk(Baseline):
 def generators() -> dict[str, Callable[[Trace], Generator]]:
     """Return what fits each generator to a trace."""
     found: dict[str, Callable[[Trace], Generator]] = {
+        "analog": Analog.fit,
         "parametric": TrafficModel.fit,
         "walk": Walk.fit,
         **{name: kind.fit for name, kind in BASELINES.items()},

@@ -18,6 +18,7 @@ from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.relocation import routed_layers
 from moetraffic.trace.routed import RoutedLayer
 
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 MOST_RANKS = 1 << 14
@@ -187,6 +188,31 @@ def scenario_of(
         ),
         layers,
     )
+
+
+def stacked_rows(scenario: Scenario, layers: Sequence[RoutedLayer]) -> Int32:
+    """Stack the rows of all micro-batches and ranks, ``[T, L, S R, E]`` token copies.
+
+    Raises
+    ------
+    AnalysisError
+        If a row does not sum to k times the tokens of a rank.
+    """
+    total, slots, ranks = len(layers[0].iteration), scenario.slots, scenario.ranks
+    shape = (total, len(scenario.layers), len(slots) * ranks, scenario.experts)
+    found = np.empty(shape, np.int32)
+    for layer in layers:
+        first = slots.index(layer.slot) * ranks
+        rows = slice(first, first + ranks)
+        found[:, scenario.layers.index(layer.layer), rows] = layer.demand
+    sums = found.sum(axis=3)
+    if (sums != scenario.copies).any():
+        raise AnalysisError(
+            f"each rank sends k x tokens = {scenario.copies} copies a layer, but in "
+            f"{scenario.source} ranks send {int(sums.min())} to {int(sums.max())}: "
+            "fit to a run whose ranks have as many tokens and experts a token"
+        )
+    return found
 
 
 def _capacity(layers: Sequence[RoutedLayer]) -> int:
