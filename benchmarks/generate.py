@@ -22,7 +22,7 @@ from moetraffic.generate import (
     RowSpread,
     Scenario,
     TrafficModel,
-    write_twin,
+    write_synthetic_trace,
 )
 
 TURNS = 16
@@ -131,9 +131,9 @@ def stream(asked: argparse.Namespace) -> dict[str, float]:
     )
     demand = made.sample(iterations=asked.iterations, seed=0, ranks=asked.ranks)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
-        path = Path(folder) / "twin.h5"
+        path = Path(folder) / "synthetic.h5"
         began = time.perf_counter()
-        write_twin(demand, path, seed=0)
+        write_synthetic_trace(demand, path, seed=0)
         spent = time.perf_counter() - began
         size = path.stat().st_size
     return {

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moetraffic.errors import Interrupted, LayoutError
-from moetraffic.report.console.options import AsJson, Force, option
-from moetraffic.tables import Table
+from moetraffic.errors import AnalysisError, Interrupted, LayoutError
+from moetraffic.report.console.options import (
+    AllTables,
+    AsJson,
+    only_option,
+    option,
+    parts_of,
+)
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
@@ -19,24 +26,19 @@ from moetraffic.units import byte_size
 from .output import present, progress
 
 if TYPE_CHECKING:
-    from moetraffic.generate import TrafficModel
+    from moetraffic.generate.fit import Fit, Size
+    from moetraffic.generate.generator import Demand
     from moetraffic.generate.summary import Summary
 
 LOOK = 200
 """Iterations that are sampled for the statistics of the model as fitted."""
 
-CAPTURED, SCENARIO = "as captured", "Scenario"
+MODELS = ("analog", "parametric")
+"""Generators that are fitted to a trace."""
 
-ROWS = {
-    "max_over_mean": ("load of the hottest expert, relative to the mean", "{:.3f}"),
-    "max_over_mean_layers": ("range over exchanges", "{0[0]:.3f} to {0[1]:.3f}"),
-    "entropy": ("entropy of the load, normalized", "{:.4f}"),
-    "change": ("share of the load that changes per iteration", "{:.4f}"),
-    "hot_kept": ("hot-expert retention after 10 iterations", "{:.3f}"),
-    "rank_over_mean": ("load of the busiest rank, relative to the mean", "{:.3f}"),
-    "row_over_mean": ("hottest expert of a rank, relative to the mean", "{:.3f}"),
-    "dropped": ("share of token copies dropped over capacity", "{:.4f}"),
-}
+PARTS = ("figures", "statistics")
+
+CAPTURED, SCENARIO = "as captured", "Scenario"
 
 
 def generate(
@@ -48,6 +50,27 @@ def generate(
     preset: Annotated[
         str, option("Built-in traffic model, instead of a file.", "--from")
     ] = "",
+    kind: Annotated[
+        str | None,
+        option(
+            "Name of the model fitted to a trace: analog (captured size) or parametric "
+            "(any size and scenario).",
+            "--model",
+            shown="analog where it can sample what is asked for",
+            choices=MODELS,
+        ),
+    ] = None,
+    rerun: Annotated[
+        list[Path] | None,
+        option(
+            "Trace of a rerun (capture --data-seed) by which the fit is judged; may be "
+            "given again.",
+            "--rerun",
+        ),
+    ] = None,
+    judged: Annotated[
+        bool, option("Judge the fit by two samples.", "--judge/--no-judge")
+    ] = True,
     iterations: Annotated[
         int | None, option("Number of iterations.", shown=CAPTURED)
     ] = None,
@@ -105,24 +128,38 @@ def generate(
             min=0,
         ),
     ] = 0,
-    force: Force = False,
+    force: Annotated[
+        bool, option("Overwrite existing outputs, and write what the judgment refuses.")
+    ] = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit a traffic model to a trace and sample a synthetic trace from it.
+    """Fit a generator to a trace and sample a synthetic trace from it.
 
+    The fit is judged by what users compute from traffic, against the run and its
+    reruns; where it fails, nothing is written without --force.
     The trace is streamed to disk; Ctrl-C keeps the iterations that are complete.
 
     Example: moetraffic generate run.h5 -o synthetic.h5 --ranks 64 --experts 64
     """
     # scipy takes a second to import
-    from moetraffic.generate import Knobs
-    from moetraffic.generate.companions import Companions
+    from moetraffic.generate import Knobs, TrafficModel
+    from moetraffic.generate.background import Background
+    from moetraffic.generate.fit import Size
     from moetraffic.generate.generator import block_rows
     from moetraffic.generate.summary import Watched
-    from moetraffic.generate.twin import write_twin
+    from moetraffic.generate.trace_writer import write_synthetic_trace
     from moetraffic.generate.what_if import parse_bursts
+    from moetraffic.report.results.generation import (
+        figure_table,
+        judgment_lines,
+        refusal,
+        statistics_table,
+    )
 
-    validate_outputs((output, save_model), (source,), force=force)
+    names = parts_of(only, PARTS, tables=tables)
+    validate_outputs((output, save_model), (source, *(rerun or [])), force=force)
     if output is None and save_model is None:
         raise LayoutError(
             "generate writes a trace or a model, but neither -o nor --save-model is "
@@ -135,26 +172,53 @@ def generate(
         rows=rank_imbalance,
         bursts=parse_bursts(bursts),
     )
-    model, captured = _model(source, preset)
-    count = model.fitted if iterations is None else iterations
-    demand = model.sample(
-        iterations=count,
-        seed=seed,
-        ranks=ranks,
-        experts=experts,
-        k=k,
-        ep=ep,
-        knobs=knobs,
-        threads=threads,
+    size = Size(ranks=ranks, experts=experts, k=k, ep=ep)
+    fit = _fitted(
+        source,
+        preset,
+        kind or ("parametric" if save_model or knobs != Knobs() else ""),
+        size,
+        rerun or [],
+        judged=judged,
+        quiet=as_json,
     )
-    beside = Companions.of(dense_model, demand.scenario) if dense_model else None
-    if save_model is not None:
+    model = fit.model
+    if save_model is not None and not isinstance(model, TrafficModel):
+        raise LayoutError(
+            "a file of a model holds a parametric one, but --model analog is given: "
+            "leave out --save-model or --model"
+        )
+    if (knobs != Knobs()) and not isinstance(model, TrafficModel):
+        raise LayoutError(
+            "scenario factors change a parametric model, but --model analog is given: "
+            "give --model parametric"
+        )
+    if fit.judgment is not None and (failure := refusal(fit.judgment)) and not force:
+        raise AnalysisError(failure.format(fit.name, source))
+    count = model.fitted if iterations is None else iterations
+    demand: Demand
+    if isinstance(model, TrafficModel):
+        demand = model.sample(
+            iterations=count,
+            seed=seed,
+            **asdict(size),
+            knobs=knobs,
+            threads=threads,
+        )
+    else:
+        demand = model.sample(iterations=count, seed=seed)
+    beside = Background.of(dense_model, demand.scenario) if dense_model else None
+    if save_model is not None and isinstance(model, TrafficModel):
         model.save(save_model, force=force)
-    told: dict[str, Any] = {"model": str(save_model) if save_model else None}
+    told: dict[str, Any] = {
+        "model": str(save_model) if save_model else None,
+        "generator": fit.name,
+        "judgment": None if fit.judgment is None else asdict(fit.judgment),
+    }
     summaries: dict[str, Summary] = {}
-    if captured is not None:
-        summaries["captured"] = captured
-    elif knobs != Knobs():
+    if fit.captured is not None:
+        summaries["captured"] = fit.captured
+    elif knobs != Knobs() and isinstance(model, TrafficModel):
         plain = Watched(demand=model.sample(iterations=min(count, LOOK), seed=seed))
         for _ in plain.blocks():
             pass
@@ -163,13 +227,13 @@ def generate(
         watched = Watched(demand=demand)
         rows = min(block_rows(demand.scenario.cells, 0), max(1, count // 20))
         with progress("generating", count, quiet=as_json) as tick:
-            written = write_twin(
+            written = write_synthetic_trace(
                 watched,
                 output,
                 seed=seed,
                 rhythm=model.rhythm if times else None,
                 dense=beside,
-                source=f"model fitted to {model.scenario.source}",
+                source=f"{fit.name} model fitted to {model.scenario.source}",
                 rows=rows,
                 tick=tick,
                 force=force,
@@ -180,7 +244,19 @@ def generate(
         told |= {n: getattr(scenario, n) for n in ("ranks", "experts", "k", "ep")}
         told["times"] = bool(times and model.rhythm is not None)
     told["statistics"] = {name: asdict(s) for name, s in summaries.items()}
-    present(told, *_shown(told, summaries, output), as_json=as_json)
+    lines = [] if fit.judgment is None else judgment_lines(fit.judgment, fit.name)
+    present(
+        told,
+        *lines,
+        *_written(told, output),
+        as_json=as_json,
+        parts={
+            "figures": [] if fit.judgment is None else [figure_table(fit.judgment)],
+            "statistics": [statistics_table(summaries)] if summaries else [],
+        },
+        only=names,
+        tables=tables,
+    )
     if output is not None and not written.complete:
         raise Interrupted(
             f"the generation was interrupted; {written.iterations} of {written.asked} "
@@ -189,14 +265,20 @@ def generate(
         )
 
 
-def _model(source: Path | None, preset: str) -> tuple[TrafficModel, Summary | None]:
-    """Return the model, and statistics of the trace that it was fitted to."""
-    import numpy as np
-
+def _fitted(
+    source: Path | None,
+    preset: str,
+    kind: str,
+    size: Size,
+    reruns: Sequence[Path],
+    *,
+    judged: bool,
+    quiet: bool,
+) -> Fit:
+    """Fit a generator to a trace and judge it, or read a model."""
     from moetraffic.generate import TrafficModel, preset_model, preset_names
-    from moetraffic.generate.scenario import scenario_of
+    from moetraffic.generate.fit import Fit, fit_steps, fit_trace
     from moetraffic.generate.storage import is_model
-    from moetraffic.generate.summary import Watched
 
     if (source is None) == (not preset):
         given = "neither" if source is None else "both"
@@ -205,33 +287,30 @@ def _model(source: Path | None, preset: str) -> tuple[TrafficModel, Summary | No
             f"of {', '.join(preset_names())}, but {given} is given: give a file or "
             "--from"
         )
-    if source is None:
-        return preset_model(preset), None
-    if is_model(source):
-        return TrafficModel.load(source), None
-    with Trace.open(source) as trace:
-        model = TrafficModel.fit(trace)
-        _, layers = scenario_of(trace)
-        counts = np.stack([layer.demand for layer in layers], axis=1)
-    watched = Watched(demand=model.sample(iterations=len(counts), seed=0))
-    watched.take(counts)
-    return model, watched.summary()
+    if source is None or is_model(source):
+        if kind == "analog" or reruns:
+            raise LayoutError(
+                "--model analog and --rerun are for a fit to a trace, but a fitted "
+                "model is given: give a trace, or leave them out"
+            )
+        model = preset_model(preset) if source is None else TrafficModel.load(source)
+        return Fit(name="parametric", model=model)
+    with ExitStack() as stack:
+        trace, *others = (
+            stack.enter_context(Trace.open(path)) for path in (source, *reruns)
+        )
+        steps = fit_steps(len(reruns), judged=judged)
+        with progress("fitting", steps, quiet=quiet) as tick:
+            return fit_trace(
+                trace, kind, size=size, reruns=others, judged=judged, tick=tick
+            )
 
 
-def _shown(
-    told: dict[str, Any], summaries: dict[str, Summary], output: Path | None
-) -> list[Any]:
-    """Sentences and a table of statistics."""
-    shown: list[Any] = []
+def _written(told: dict[str, Any], output: Path | None) -> list[str]:
+    """Name the files that are written."""
+    shown = []
     if told["model"]:
         shown.append(f"model written: {told['model']}")
-    if summaries:
-        rows = [
-            (label, *(form.format(getattr(s, key)) for s in summaries.values()))
-            for key, (label, form) in ROWS.items()
-        ]
-        columns = {"": "", **dict.fromkeys(summaries, ">")}
-        shown.append(Table(columns=columns, rows=rows))
     if output is not None:
         shown.append(
             f"written: {output}, {byte_size(output.stat().st_size)}: "

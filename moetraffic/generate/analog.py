@@ -22,7 +22,7 @@ series, Water Resources Research 32 (1996).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,16 +31,26 @@ import numpy.typing as npt
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.trace import Trace
 
+from .analog_fit import (
+    as_correlated,
+    check_same_size,
+    exchanged_part,
+    freest_path,
+    run_load,
+)
 from .analog_path import AnalogPath, PathOptions, analog_path
 from .chance import Use, generator
 from .generator import block_rows
-from .load_states import LEAST_SHARE, LoadStates, load_states, shares
+from .load_states import LoadStates, load_states, shares
 from .rhythm import Rhythm
 from .scenario import Scenario, scenario_of, stacked_rows
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+
+FIT_STEPS = 4
+"""Steps of a fit: the states, the path, its course and the rows."""
 
 SHORTEST = 30
 """Fewest iterations of a run that is fitted."""
@@ -54,22 +64,6 @@ FORBIDDEN = 1e6
 ROW_GAP = 10
 """Iterations after which rows of one captured iteration may be taken again, so that
 the noise of neighboring iterations is independent."""
-
-
-WINDOWS = (0.2, 0.1, 0.05, 0.02)
-"""Growth of the time window that is tried, the widest first."""
-
-ALLOWED = 0.02
-"""Root mean square error of a figure of the states that a path may have."""
-
-PATHS = 4
-"""Paths drawn in a trial."""
-
-PARTS = (0.01, 0.15)
-"""Least and largest part of a row that is tried to be exchanged."""
-
-TRIED = 64
-"""Iterations whose rows are drawn in such a trial."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +89,25 @@ class Analog:
     rhythm: Rhythm | None = None  # None: the times of the trace were not known
 
     @classmethod
-    def fit(cls, trace: Trace) -> Analog:
+    def fit(
+        cls,
+        trace: Trace,
+        *,
+        reruns: Sequence[Trace] = (),
+        tick: Callable[[int], None] | None = None,
+    ) -> Analog:
         """Fit to the routing of a trace.
+
+        Parameters
+        ----------
+        trace
+            Data- and expert-parallel, with the routing of all its ranks.
+        reruns
+            Traces of runs of the same initialization with other data: samples of
+            different seeds have loads as correlated as these.  Without any, experts
+            change places by the default of :class:`.analog_path.PathOptions`.
+        tick
+            Receives how many of the FIT_STEPS steps are done.
 
         Raises
         ------
@@ -120,10 +131,18 @@ class Analog:
             first=int(when[0]),
             rhythm=Rhythm.fit(trace, scenario),
         )
-        path = _freest_path(found)
-        found = replace(found, options=replace(found.options, path=path))
-        part = _exchanged(found)
-        return replace(found, options=replace(found.options, exchanged=part))
+        loads = [run_load(scenario, counts)]
+        for rerun in reruns:
+            other, others = scenario_of(rerun)
+            check_same_size(scenario, other)
+            loads.append(run_load(other, stacked_rows(other, others)))
+        for step, fitted in enumerate((freest_path, as_correlated, exchanged_part)):
+            if tick is not None:
+                tick(step + 1)
+            found = replace(found, options=fitted(found, loads))
+        if tick is not None:
+            tick(FIT_STEPS)
+        return found
 
     @property
     def fitted(self) -> int:
@@ -234,7 +253,7 @@ class AnalogDemand:
         fitted, scene = self.fitted, self.scenario
         states, part = fitted.states, fitted.options.exchanged
         rng = generator(self.seed, Use.COUNTS, n)
-        depth, rows, experts = fitted.counts.shape[1:]
+        depth, rows = fitted.counts.shape[1:3]
         layer = np.arange(depth)
         at, order = self.path.iteration[n], self.path.captured[n]
         aim = shares(states.angle[at, layer], states.variance[at, layer])  # [L, E]
@@ -247,73 +266,6 @@ class AnalogDemand:
             mixed, np.broadcast_to(order[:, None], mixed.shape), axis=2
         )
         return whole_rows(named, scene.copies, scene.tokens, rng)
-
-
-def _freest_path(fitted: Analog) -> PathOptions:
-    """Find the widest time window with which mean figures of the states stay.
-
-    A wide window mixes moments of a run whose load still changes.
-    """
-    share = fitted.states.shares
-    wanted = _path_figures(share)
-    layer = np.arange(share.shape[1])
-    errors = []
-    for growth in WINDOWS:
-        options = replace(fitted.options.path, growth=growth)
-        apart = []
-        for seed in range(PATHS):
-            rng = generator(seed, Use.STATE)
-            path = analog_path(
-                fitted.states.angle, len(share), options, rng, first=fitted.first
-            )
-            named = np.take_along_axis(
-                share[path.iteration, layer], path.captured, axis=2
-            )
-            apart.append(_path_figures(named) / wanted - 1)
-        errors.append(float(np.sqrt((np.array(apart) ** 2).mean(axis=0)).max()))
-        if errors[-1] <= ALLOWED:
-            break
-    return replace(fitted.options.path, growth=WINDOWS[int(np.argmin(errors))])
-
-
-def _path_figures(share: Float64) -> Float64:
-    """Mean entropy, maximum and change of shares ``[N, L, E]``."""
-    logs = np.log(np.maximum(share, LEAST_SHARE))
-    return np.array(
-        [
-            -(share * logs).sum(axis=2).mean(),
-            share.max(axis=2).mean(),
-            np.abs(np.diff(share, axis=0)).sum(axis=2).mean(),
-        ]
-    )
-
-
-def _exchanged(fitted: Analog) -> float:
-    """Find the part of a row to exchange with which rows differ as captured.
-
-    Rows drawn from rows differ more than these, by the draw of whole numbers, and less
-    by the exchange, almost in proportion to the part.
-    """
-    total = fitted.fitted
-    at = np.unique(np.linspace(0, total - 1, min(total, TRIED)).astype(np.int64))
-    wanted = _dispersion(fitted.counts[at])
-    found = []
-    for part in PARTS:
-        options = replace(fitted.options, exchanged=part)
-        tried = replace(fitted, options=options)
-        sample = tried.sample(iterations=total, seed=0)
-        references = fitted.states.references
-        found.append(_dispersion(np.stack([sample.drawn(n, references) for n in at])))
-    part = np.interp(-wanted, [-x for x in found], PARTS)
-    return float(max(part, 1 / fitted.scenario.copies))
-
-
-def _dispersion(counts: Int32) -> float:
-    """Mean chi-squared of rows against their load, of ``[N, L, Q, E]``."""
-    load = counts.mean(axis=2, keepdims=True)
-    squared = np.zeros(counts.shape)
-    np.divide((counts - load) ** 2, load, out=squared, where=load > 0)
-    return float(squared.mean())
 
 
 def whole_rows(

@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import uniform_filter1d
 from scipy.optimize import linear_sum_assignment
-from scipy.signal import lfilter
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -171,11 +170,11 @@ def _clock(total: int, iterations: int) -> Int64:
 
 def _past(angle: Float64) -> Float64:
     """Exponentially weighted means of the past, ``[T, L, E, scales]``."""
-    means = []
-    for scale in SCALES:
-        kept = 1 - 1 / scale
-        means.append(lfilter([1 - kept], [1, -kept], angle, 0, kept * angle[:1])[0])
-    return np.stack(means, axis=-1)
+    past = np.repeat(angle[..., None], len(SCALES), axis=3)
+    weight = 1 / np.array(SCALES)
+    for t in range(1, len(past)):
+        past[t] = past[t - 1] + weight * (past[t] - past[t - 1])
+    return past
 
 
 def _variance(past: Float64) -> Float64:

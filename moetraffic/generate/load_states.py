@@ -94,7 +94,7 @@ def load_states(counts: Int32) -> LoadStates:
 
     def filtered(response: Float64) -> Float64:
         back = transform.istft(coefficients * response, k1=padded.shape[-1])
-        return np.moveaxis(back[..., pad : pad + total], -1, 0)
+        return np.moveaxis(back.real[..., pad : pad + total], -1, 0)
 
     return LoadStates(
         angle=filtered(np.sqrt(1 - noise)),

@@ -16,10 +16,10 @@ from moetraffic.generate import (
     Scenario,
     TrafficModel,
     scenario_of,
-    twin_trace,
-    write_twin,
+    synthetic_trace,
+    write_synthetic_trace,
 )
-from moetraffic.generate.companions import Companions
+from moetraffic.generate.background import Background
 from moetraffic.trace import PHASES, UNKNOWN_TIME, Trace
 
 Make = Callable[..., TrafficModel]
@@ -31,10 +31,10 @@ def test_the_file_does_not_depend_on_how_it_was_drawn(
     model = known_model(capacity=30, ranks=4)
     for name, threads, rows in (("a", 1, 1), ("b", 3, 4)):
         demand = model.sample(iterations=9, seed=2, threads=threads)
-        write_twin(demand, tmp_path / name, seed=2, rows=rows)
+        write_synthetic_trace(demand, tmp_path / name, seed=2, rows=rows)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     with pytest.raises(TraceError, match="exists"):
-        write_twin(demand, tmp_path / "a")
+        write_synthetic_trace(demand, tmp_path / "a")
 
 
 def test_what_is_drawn_is_what_the_trace_holds(
@@ -44,25 +44,29 @@ def test_what_is_drawn_is_what_the_trace_holds(
     demand = model.sample(iterations=5, seed=2, ranks=8, experts=4)
     scene = demand.scenario
     counts = np.concatenate([c for _, c in demand.blocks()])
-    write_twin(demand, tmp_path / "twin.h5", seed=2)
-    with Trace.open(tmp_path / "twin.h5") as twin:
-        assert twin.meta.origin == "generated"
-        assert (twin.meta.world, twin.meta.ep, twin.meta.virtual) == (8, 4, True)
+    write_synthetic_trace(demand, tmp_path / "synthetic.h5", seed=2)
+    with Trace.open(tmp_path / "synthetic.h5") as synthetic:
+        assert synthetic.meta.origin == "generated"
+        assert (synthetic.meta.world, synthetic.meta.ep, synthetic.meta.virtual) == (
+            8,
+            4,
+            True,
+        )
         for x, exchange in enumerate(scene.exchanges):
-            for g, group in enumerate(twin.groups):
+            for g, group in enumerate(synthetic.groups):
                 where = {"layer": exchange.layer, "slot": exchange.slot, "group": g}
-                routed = twin.find(operation="routing", **where)
+                routed = synthetic.find(operation="routing", **where)
                 mine = counts[:, x, list(group.ranks)]
-                assert (twin.demand(routed) == mine).all()
+                assert (synthetic.demand(routed) == mine).all()
                 dropped = np.maximum(mine - scene.capacity, 0)
-                assert (twin.dropped(routed) == dropped).all()
+                assert (synthetic.dropped(routed) == dropped).all()
                 for phase in PHASES:
-                    sent = twin.wire(twin.find(phase=phase, **where))
+                    sent = synthetic.wire(synthetic.find(phase=phase, **where))
                     told = (mine - dropped) * 64  # an expert a rank
                     turned = phase in ("combine", "dispatch_grad")
                     assert (sent == (told.transpose(0, 2, 1) if turned else told)).all()
         # each rank sends k times its tokens, less what is dropped
-        rows = twin.demand(twin.find(operation="routing")).sum(axis=2)
+        rows = synthetic.demand(synthetic.find(operation="routing")).sum(axis=2)
         assert (rows == scene.k * scene.tokens).all()
 
 
@@ -90,7 +94,7 @@ class Ended:
 def test_an_interrupt_keeps_what_is_complete(known_model: Make, tmp_path: Path) -> None:
     model = known_model(ranks=4)
     demand = model.sample(iterations=20, seed=2)
-    written = write_twin(Ended(demand, 3), tmp_path / "part.h5", rows=4)
+    written = write_synthetic_trace(Ended(demand, 3), tmp_path / "part.h5", rows=4)
     assert (written.iterations, written.complete) == (12, False)
     with Trace.open(tmp_path / "part.h5") as part:
         assert not part.meta.complete
@@ -99,7 +103,7 @@ def test_an_interrupt_keeps_what_is_complete(known_model: Make, tmp_path: Path) 
         told = part.demand(part.find(operation="routing", layer=0))
         assert (told == counts[:, 0]).all()
     with pytest.raises(KeyboardInterrupt):
-        write_twin(Ended(demand, 0), tmp_path / "none.h5")
+        write_synthetic_trace(Ended(demand, 0), tmp_path / "none.h5")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["part.h5"]
 
 
@@ -111,43 +115,43 @@ def test_gaps_and_order_of_calls_are_those_of_the_capture(
     assert rhythm is not None
     model = known_model(ranks=2, experts=4, k=2, tokens=64, slots=2)
     demand = model.sample(iterations=30, seed=0)
-    twin = twin_trace(demand, tmp_path, seed=0, rhythm=rhythm)
-    assert not twin.meta.virtual
-    assert twin.clocks.size == 0
+    synthetic = synthetic_trace(demand, tmp_path, seed=0, rhythm=rhythm)
+    assert not synthetic.meta.virtual
+    assert synthetic.clocks.size == 0
     # rank 0 makes its calls in the order of its program, one after the other
-    order = twin.order(0)
-    issue, start, end = twin.times(order)
+    order = synthetic.order(0)
+    issue, start, end = synthetic.times(order)
     sent = end[:, 0] != UNKNOWN_TIME
     assert (np.diff(issue[:, 0]) > 0).all()
     assert (start[sent] >= issue[sent].max(axis=1, keepdims=True)).all()
     assert (end[sent] > start[sent]).all()
-    program = twin.programs[0].sites
-    assert twin.occurrences.site[order].tolist() == list(program) * 30
-    again = Rhythm.fit(twin, demand.scenario)
+    program = synthetic.programs[0].sites
+    assert synthetic.occurrences.site[order].tolist() == list(program) * 30
+    again = Rhythm.fit(synthetic, demand.scenario)
     assert again is not None
     known = np.isfinite(rhythm.gap)
     # the gap before an iteration holds the slower rank's part
     ratio = np.log(again.gap[known] / rhythm.gap[known])
     assert np.median(np.abs(ratio)) < 0.3
-    steps = twin.steps
+    steps = synthetic.steps
     assert (steps.start[1:] >= steps.end[:-1].max(axis=1, keepdims=True)).all()
 
 
-def test_dense_companions_come_from_the_patterns(
+def test_background_traffic_comes_from_the_patterns(
     known_model: Make, tmp_path: Path
 ) -> None:
     demand = known_model(ranks=4, experts=8).sample(iterations=3, seed=0, ep=2)
-    dense = Companions.of("gpt-moe-760m", demand.scenario)
-    twin = twin_trace(demand, tmp_path, dense=dense)
+    dense = Background.of("gpt-moe-760m", demand.scenario)
+    synthetic = synthetic_trace(demand, tmp_path, dense=dense)
     its = dense.pattern
     for operation in ("all_reduce",):
-        mine = twin.find(operation=operation)
+        mine = synthetic.find(operation=operation)
         theirs = its.find(operation=operation)
         assert len(mine) == 3 * len(theirs) > 0
-        volumes = sum(int(twin.volume(mine[[i]]).sum()) for i in range(len(mine)))
+        volumes = sum(int(synthetic.volume(mine[[i]]).sum()) for i in range(len(mine)))
         once = sum(int(its.volume(theirs[[i]]).sum()) for i in range(len(theirs)))
         assert volumes == 3 * once
-    assert len(twin.find(phase="dispatch")) == 3 * 2 * 2
+    assert len(synthetic.find(phase="dispatch")) == 3 * 2 * 2
 
 
 def test_a_generated_trace_goes_where_a_captured_one_goes(
@@ -160,18 +164,18 @@ def test_a_generated_trace_goes_where_a_captured_one_goes(
     monkeypatch.chdir(tmp_path)
     known_model(ranks=4, capacity=40).save(tmp_path / "model.h5")
     asked = ["--ranks", "2", "--iterations", "12", "--bursts", "20:3:5", "--json"]
-    assert main(["generate", "model.h5", "-o", "twin.h5", *asked]) == 0
+    assert main(["generate", "model.h5", "-o", "synthetic.h5", *asked]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["iterations"] == 12
     assert set(told["statistics"]) == {"as fitted", "generated"}
-    assert main(["analyze", "twin.h5", "--json"]) == 0
+    assert main(["analyze", "synthetic.h5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)
-    assert main(["place", "twin.h5", "--ep", "1", "-o", "placed.h5"]) == 0
-    assert main(["generate", "twin.h5", "-o", "twin.h5"]) == 2
-    assert "twin.h5 exists" in capsys.readouterr().err.replace("\n", " ")
-    ran = moetraffic("replay", "twin.h5", "-o", "replayed.h5", "--nproc", 2)
+    assert main(["place", "synthetic.h5", "--ep", "1", "-o", "placed.h5"]) == 0
+    assert main(["generate", "synthetic.h5", "-o", "synthetic.h5"]) == 2
+    assert "synthetic.h5 exists" in capsys.readouterr().err.replace("\n", " ")
+    ran = moetraffic("replay", "synthetic.h5", "-o", "replayed.h5", "--nproc", 2)
     assert ran.returncode == 0, ran.stderr
-    with Trace.open("twin.h5") as twin, Trace.open("replayed.h5") as again:
+    with Trace.open("synthetic.h5") as synthetic, Trace.open("replayed.h5") as again:
         for phase in PHASES:
-            sent = twin.wire(twin.find(phase=phase, layer=1))
+            sent = synthetic.wire(synthetic.find(phase=phase, layer=1))
             assert (again.wire(again.find(phase=phase, layer=1)) == sent).all()

@@ -27,7 +27,7 @@ class _Block:
     shape: tuple[int, ...]
 
 
-class Spool:
+class ScratchFile:
     """Scratch file of series of rows, as a context manager that deletes it.
 
     Parameters
@@ -42,7 +42,7 @@ class Spool:
 
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Spool:
+    def __enter__(self) -> ScratchFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,8 +67,8 @@ class Spool:
 class Series:
     """Rows ``[n, ...]`` of one site, appended in order and read anywhere."""
 
-    def __init__(self, spool: Spool, dtype: npt.DTypeLike) -> None:
-        self._spool = spool
+    def __init__(self, scratch: ScratchFile, dtype: npt.DTypeLike) -> None:
+        self._scratch = scratch
         self.dtype = np.dtype(dtype)
         self._blocks: list[_Block] = []
         self._firsts: list[int] = []
@@ -78,7 +78,7 @@ class Series:
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Add some rows."""
         raw = encode(np.ascontiguousarray(rows, self.dtype), rows.shape)
-        offset = self._spool.put(raw)
+        offset = self._scratch.put(raw)
         self._firsts.append(self.length)
         self._blocks.append(_Block(offset=offset, length=len(raw), shape=rows.shape))
         self.length += len(rows)
@@ -101,12 +101,12 @@ class Series:
     def _decoded(self, at: int) -> npt.NDArray[Any]:
         if self._last is None or self._last[0] != at:
             block = self._blocks[at]
-            raw = self._spool.get(block.offset, block.length)
+            raw = self._scratch.get(block.offset, block.length)
             self._last = (at, decode(raw, block.shape, self.dtype))
         return self._last[1]
 
 
-class SpooledPanel:
+class ScratchPanel:
     """A panel whose rows are those of several series, one after the other.
 
     Parameters

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,13 +36,15 @@ from moetraffic.trace.panel import Panel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 from moetraffic.trace.rows import TIMES, Rows
 
-from .companions import Companions
+from .analog import Analog
+from .background import Background
+from .fit import Size, fit_trace
 from .generator import Demand
 from .model import TrafficModel
 from .presets import preset_model
 from .rhythm import Beat, Rhythm
 from .scenario import Scenario
-from .spool import ConstantPanel, Series, Spool, SpooledPanel
+from .scratch_file import ConstantPanel, ScratchFile, ScratchPanel, Series
 from .what_if import Knobs
 
 Int32 = npt.NDArray[np.int32]
@@ -68,13 +70,13 @@ class Written:
         return self.iterations == self.asked
 
 
-def write_twin(
+def write_synthetic_trace(
     demand: Demand,
     path: str | Path,
     *,
     seed: int = -1,
     rhythm: Rhythm | None = None,
-    dense: Companions | None = None,
+    dense: Background | None = None,
     source: str = "",
     rows: int = 0,
     tick: Tick | None = None,
@@ -118,38 +120,38 @@ def write_twin(
     """
     path = Path(path)
     validate_output(path, force=force, error=TraceError)
-    with Spool(path.absolute().parent) as spool:
-        draft = _Draft(demand, spool, seed=seed, rhythm=rhythm)
+    with ScratchFile(path.absolute().parent) as scratch:
+        builder = _Builder(demand, scratch, seed=seed, rhythm=rhythm)
         try:
-            draft.draw(rows, tick)
+            builder.draw(rows, tick)
         except KeyboardInterrupt:
-            if not draft.done:
+            if not builder.done:
                 raise
-        made = draft.trace(dense=dense, source=source)
+        made = builder.trace(dense=dense, source=source)
         made.save(path, force=force)
-    return Written(iterations=draft.done, asked=demand.iterations, path=path)
+    return Written(iterations=builder.done, asked=demand.iterations, path=path)
 
 
-def twin_trace(
+def synthetic_trace(
     demand: Demand,
     folder: Path,
     *,
     seed: int = -1,
     rhythm: Rhythm | None = None,
-    dense: Companions | None = None,
+    dense: Background | None = None,
     source: str = "",
 ) -> Trace:
-    """Sample a synthetic trace in memory; see :func:`write_twin`.
+    """Sample a synthetic trace in memory; see :func:`write_synthetic_trace`.
 
     Parameters
     ----------
     folder
         For a scratch file while it is drawn.
     """
-    with Spool(folder) as spool:
-        draft = _Draft(demand, spool, seed=seed, rhythm=rhythm)
-        draft.draw(0, None)
-        lazy = draft.trace(dense=dense, source=source)
+    with ScratchFile(folder) as scratch:
+        builder = _Builder(demand, scratch, seed=seed, rhythm=rhythm)
+        builder.draw(0, None)
+        lazy = builder.trace(dense=dense, source=source)
         return lazy.select(np.arange(len(lazy.occurrences)))
 
 
@@ -172,7 +174,8 @@ def generate_trace(
     Parameters
     ----------
     source
-        A trace to fit, a fitted model, or the name of a shipped model (see
+        A trace to fit (with the analog generator at the captured size, else with the
+        parametric model), a fitted model, or the name of a shipped model (see
         :func:`.presets.preset_names`).
     output
         File to write; None keeps the trace in memory.
@@ -199,27 +202,31 @@ def generate_trace(
     TraceError
         If the source cannot be fitted or the output cannot be written.
     """
-    if isinstance(source, str):
-        model = preset_model(source)
+    size = Size(ranks=ranks, experts=experts, k=k, ep=ep)
+    model: Analog | TrafficModel
+    if isinstance(source, Trace):
+        kind = "parametric" if knobs is not None else ""
+        model = fit_trace(source, kind, size=size, judged=False).model
     else:
-        model = TrafficModel.fit(source) if isinstance(source, Trace) else source
-    demand = model.sample(
-        iterations=model.fitted if iterations is None else iterations,
-        seed=seed,
-        ranks=ranks,
-        experts=experts,
-        k=k,
-        ep=ep,
-        knobs=knobs or Knobs(),
-    )
+        model = preset_model(source) if isinstance(source, str) else source
+    count = model.fitted if iterations is None else iterations
+    demand: Demand
+    if isinstance(model, TrafficModel):
+        demand = model.sample(
+            iterations=count, seed=seed, **asdict(size), knobs=knobs or Knobs()
+        )
+    else:
+        demand = model.sample(iterations=count, seed=seed)
     about = f"model fitted to {model.scenario.source}"
     rhythm = model.rhythm if times else None
     if output is None:
         with TemporaryDirectory(prefix="moetraffic-") as folder:
-            return twin_trace(
+            return synthetic_trace(
                 demand, Path(folder), seed=seed, rhythm=rhythm, source=about
             )
-    write_twin(demand, output, seed=seed, rhythm=rhythm, source=about, force=force)
+    write_synthetic_trace(
+        demand, output, seed=seed, rhythm=rhythm, source=about, force=force
+    )
     return Trace.open(output)
 
 
@@ -229,11 +236,11 @@ def scene_groups(scenario: Scenario) -> list[Group]:
     return [Group(kind="ep", ranks=tuple(g)) for g in layout.groups("ep")]
 
 
-class _Draft:
+class _Builder:
     """A trace while it is drawn."""
 
     def __init__(
-        self, demand: Demand, spool: Spool, *, seed: int, rhythm: Rhythm | None
+        self, demand: Demand, scratch: ScratchFile, *, seed: int, rhythm: Rhythm | None
     ) -> None:
         scene = demand.scenario
         if demand.iterations * scene.ranks > MOST_STEP_CELLS:
@@ -249,15 +256,16 @@ class _Draft:
         self.done = 0
         sites = self.frame.sites
         self.counts = {
-            n: Series(spool, np.int32)
+            n: Series(scratch, np.int32)
             for n, s in enumerate(sites)
             if s.operation == ROUTING
         }
         self.dropped = {
-            n: Series(spool, np.int32) for n in (self.counts if scene.capacity else ())
+            n: Series(scratch, np.int32)
+            for n in (self.counts if scene.capacity else ())
         }
         self.times = {
-            (name, n): Series(spool, np.int64)
+            (name, n): Series(scratch, np.int64)
             for name in TIMES
             for n in range(len(sites) if rhythm is not None else 0)
         }
@@ -292,7 +300,7 @@ class _Draft:
                 if tick is not None:
                     tick(self.done)
 
-    def trace(self, *, dense: Companions | None, source: str) -> Trace:
+    def trace(self, *, dense: Background | None, source: str) -> Trace:
         """The trace of what is done; its panels are read from the scratch file."""
         count, frame, scene = self.done, self.frame, self.scene
         sites, programs = list(frame.sites), list(frame.programs)
@@ -340,7 +348,7 @@ class _Draft:
                 panels[name] = ConstantPanel((rows, int(shape)), np.int64, UNKNOWN_TIME)
             else:
                 source = self.counts if kind == "demand" else self.dropped
-                panels[name] = SpooledPanel(
+                panels[name] = ScratchPanel(
                     list(source.values()), count, (width, experts)
                 )
         return panels
@@ -416,12 +424,12 @@ def _positions(frame: Trace) -> Int64:
 
 
 def _timed(series: Sequence[Series | None], count: int, width: int) -> Panel:
-    """Times of sites in order; of companions they are not known."""
+    """Times of sites in order; of background traffic they are unknown."""
     known = [s for s in series if s is not None]
-    drawn = SpooledPanel(known, count, (width,))
+    drawn = ScratchPanel(known, count, (width,))
     if len(known) == len(series):
         return drawn
-    # companions follow the experts' sites
+    # background sites follow the experts' sites
     return _Joined(
         drawn,
         ConstantPanel(
@@ -462,9 +470,9 @@ def _width(site: Site, groups: Sequence[Group]) -> int:
     return len(groups[site.group].ranks)
 
 
-def _meta(draft: _Draft, source: str) -> Meta:
-    scene, count = draft.scene, draft.done
-    asked = draft.demand.iterations
+def _meta(builder: _Builder, source: str) -> Meta:
+    scene, count = builder.scene, builder.done
+    asked = builder.demand.iterations
     balanced = scene.k * scene.tokens / scene.experts if scene.k else 0.0
     rows = scene.capacity or scene.padded
     return Meta(
@@ -481,8 +489,8 @@ def _meta(draft: _Draft, source: str) -> Meta:
         k=scene.k,
         capacity_factor=rows / balanced if rows and balanced else float("nan"),
         dtype=scene.exchanges[0].dtype,
-        seed=draft.seed,
-        virtual=draft.rhythm is None,
+        seed=builder.seed,
+        virtual=builder.rhythm is None,
         complete=count == asked,
         missing=""
         if count == asked

@@ -23,13 +23,13 @@ EXCHANGES = frozenset({"routing", "all_to_all"})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Companions:
+class Background:
     """Background traffic of a data-parallel model with a preset's shape."""
 
     pattern: Trace  # of one iteration
 
     @classmethod
-    def of(cls, model: str, scenario: Scenario) -> Companions:
+    def of(cls, model: str, scenario: Scenario) -> Background:
         """Compute the background traffic of a preset on the scenario's ranks.
 
         Parameters
@@ -66,7 +66,7 @@ class Companions:
         programs: Sequence[Program],
         order: Int64,
     ) -> tuple[list[Site], list[Group], list[Program], Int64]:
-        """Tables with the companions behind what is there.
+        """Append the background traffic to the tables of the run.
 
         Parameters
         ----------

@@ -1,0 +1,115 @@
+"""Choice, fit and judgment of a generator for a captured trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from moetraffic.errors import LayoutError
+from moetraffic.trace import Trace
+
+from .analog import FIT_STEPS, Analog
+from .generator import Demand
+from .judgment import SAMPLES, Judgment, judge
+from .model import TrafficModel
+from .scenario import Scenario, scenario_of
+from .summary import Summary, Watched
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Size of a synthetic run; None: as captured."""
+
+    ranks: int | None = None
+    experts: int | None = None
+    k: int | None = None
+    ep: int | None = None
+
+    def as_captured(self, scenario: Scenario) -> bool:
+        """Whether it is the captured size."""
+        asked = (self.ranks, self.experts, self.k, self.ep)
+        own = (scenario.ranks, scenario.experts, scenario.k, scenario.ep)
+        return all(a in (None, b) for a, b in zip(asked, own, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A fitted generator."""
+
+    name: str  # analog or parametric
+    model: Analog | TrafficModel
+    judgment: Judgment | None = None  # None: not judged
+    captured: Summary | None = None  # statistics of the trace
+
+
+def fit_steps(reruns: int, *, judged: bool) -> int:
+    """Count the steps of a fit and its judgment, of which progress is reported."""
+    return FIT_STEPS + (1 + reruns + SAMPLES if judged else 0)
+
+
+def fit_trace(
+    trace: Trace,
+    kind: str = "",
+    *,
+    size: Size | None = None,
+    reruns: Sequence[Trace] = (),
+    judged: bool = True,
+    tick: Callable[[int, str], None] | None = None,
+) -> Fit:
+    """Fit a generator to a trace, and judge it at the captured size.
+
+    Parameters
+    ----------
+    trace
+        Data- and expert-parallel, with the routing of all its ranks.
+    kind
+        ``analog`` or ``parametric``; empty: analog at the captured size, parametric at
+        any other.
+    size
+        Of the synthetic run; None: as captured.
+    reruns
+        Traces of runs of the same initialization with other data.
+    judged
+        Sample twice and compare with the run and its reruns.
+    tick
+        Receives how many of :func:`fit_steps` are done, and what is done.
+
+    Raises
+    ------
+    LayoutError
+        If the analog generator is asked for another size.
+    MoetrafficError
+        If the trace cannot be fitted.
+    """
+    scenario, layers = scenario_of(trace)
+    same = size is None or size.as_captured(scenario)
+    name = kind or ("analog" if same else "parametric")
+    if name == "analog" and not same:
+        raise LayoutError(
+            f"the analog model samples the captured size, {scenario.ranks} ranks (EP "
+            f"{scenario.ep}), {scenario.experts} experts and k={scenario.k}, but "
+            "another is asked for: give --model parametric"
+        )
+
+    def step(done: int) -> None:
+        if tick is not None:
+            tick(done, "judging" if done >= FIT_STEPS else "")
+
+    model: Analog | TrafficModel
+    if name == "analog":
+        model = Analog.fit(trace, reruns=reruns, tick=step)
+    else:
+        model = TrafficModel.fit(trace)
+    step(FIT_STEPS)
+
+    def sample(number: int) -> Demand:
+        return model.sample(iterations=model.fitted, seed=number)
+
+    judgment = None
+    if judged:
+        judgment = judge(sample, trace, reruns, lambda done: step(FIT_STEPS + done))
+    watched = Watched(demand=sample(0))
+    watched.take(np.stack([layer.demand for layer in layers], axis=1))
+    return Fit(name=name, model=model, judgment=judgment, captured=watched.summary())
