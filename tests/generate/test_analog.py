@@ -242,6 +242,7 @@ def test_the_size_decides_which_generator_is_fitted(tmp_path: Path) -> None:
     assert not Size(experts=16).as_captured(replace(Analog.fit(trace).scenario))
 
 
+@pytest.mark.slow
 def test_generate_judges_refuses_and_repeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
