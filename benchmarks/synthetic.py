@@ -21,6 +21,7 @@ Judged are
   the least of a rerun's, and the share of its rows that equal a captured row, which is
   to be no more than of a rerun.
 
+``analog+reruns`` is the analog generator fitted to a run with the other runs given.
 With ``--scale 4`` a generator is fitted as before, and samples of four times the ranks
 are compared with captures of as many (``reruns.py capture --scale 4``).
 
@@ -35,6 +36,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import combinations, permutations
 from pathlib import Path
@@ -158,8 +160,7 @@ def judge_setting(
         began = time.process_time()
         samples, others = [], []
         for number, path in enumerate(sources[:fits]):
-            with Trace.open(path) as trace:
-                fitted = generators()[name](trace)
+            fitted = _fitted(name, path, [other for other in sources if other != path])
             samples.append(_sampled(fitted, real[number], 2 * number))
             if not number:
                 others.append(_sampled(fitted, real[number], 1))
@@ -248,6 +249,18 @@ def _over(
     each: Sequence[Mapping[str, float]], of: Callable[[list[float]], Any]
 ) -> dict[str, float]:
     return {name: float(of([one[name] for one in each])) for name in FIGURES}
+
+
+def _fitted(name: str, path: Path, reruns: Sequence[Path]) -> Generator:
+    """Fit a generator to a trace; ``NAME+reruns`` learns from the reruns as well."""
+    kind, _, learns = name.partition("+")
+    fit: Callable[..., Generator] = generators()[kind]
+    with ExitStack() as stack:
+        trace = stack.enter_context(Trace.open(path))
+        if not learns:
+            return fit(trace)
+        others = [stack.enter_context(Trace.open(other)) for other in reruns]
+        return fit(trace, reruns=others)
 
 
 def _sampled(fitted: Generator, like: RoutingCounts, seed: int) -> Counts:
@@ -410,8 +423,13 @@ def tables(judged: Sequence[Judgment]) -> str:
         cells = []
         for name in names:
             means = [float(np.mean(j.auc[kind])) for j in of[name]]
+            every = [x for j in of[name] for x in j.auc[kind]]
             most = int(np.argmax(means))
-            cells.append(f"{_mean(means)} ({means[most]:.2f} {of[name][most].setting})")
+            cells.append(
+                f".50 by symmetry (pairs: {min(every):.2f} to {max(every):.2f})"
+                if name == "rerun"
+                else f"{_mean(means)} ({means[most]:.2f} {of[name][most].setting})"
+            )
         lines.append(f"| AUC, {kind}: mean | " + " | ".join([*cells, ""]) + " |")
     for label, value in (
         ("correlation of two samples' smoothed load", "course"),
@@ -494,7 +512,8 @@ def main() -> None:
     one.add_argument("--json", type=Path)
     one.add_argument("--write", type=Path, help="Page to write the tables into.")
     told = asked.parse_args()
-    unknown = set(told.generator) - set(generators())
+    unknown = {name.removesuffix("+reruns") for name in told.generator}
+    unknown -= set(generators())
     if unknown:
         raise SystemExit(f"generators are {', '.join(generators())}, not {unknown}")
     found = sources = sets(told.folder, told.share)
