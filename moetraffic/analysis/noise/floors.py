@@ -9,8 +9,9 @@ of sparsity, are exact (:mod:`moetraffic.analysis.noise.closed_forms`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,8 @@ from moetraffic.analysis.skew.measures import MEASURES, ratio
 from moetraffic.errors import AnalysisError
 
 from .closed_forms import mean_entropy, mean_gini, sparsity_moments
-from .null_model import Moments, NullModel, token_counts
+from .moment_cache import cache_file, load, store
+from .null_model import Counts, Moments, NullModel, token_counts
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -28,8 +30,15 @@ Int64 = npt.NDArray[np.int64]
 GRID = 8
 """Maximum numbers of tokens at which floors are simulated; others are interpolated."""
 
+LARGE, FEW = 1024, 4
+"""Cells of a matrix from which on floors are simulated at no more than FEW numbers."""
+
 SPACING = 1.25
 """Largest ratio of neighboring numbers of tokens, unless there are too many."""
+
+CACHED_CELLS = 1 << 20
+"""Simulated cells from which on moments are kept in the user's cache: a tenth of a
+second."""
 
 LARGEST_Z = 38.0
 """Largest z-score: the normal probability of a larger one is zero in double
@@ -75,6 +84,8 @@ class NoiseFloor:
 
 
 Floors = dict[str, NoiseFloor]
+
+_SIMULATING = Lock()
 
 
 def noise_floor(
@@ -212,7 +223,8 @@ def matrix_floors(
     Returns
     -------
     dict of str to NoiseFloor
-        Arrays ``[T]``, interpolated between at most :data:`GRID` numbers of tokens.
+        Arrays ``[T]``, interpolated between at most :data:`GRID` numbers of tokens, of
+        large matrices :data:`FEW`.
     """
     diagonal = model.ranks is None
     return _at_tokens(
@@ -220,7 +232,7 @@ def matrix_floors(
         tokens,
         model,
         diagonal=diagonal,
-        most=GRID,
+        most=GRID if model.sources * model.cells <= LARGE else FEW,
     )
 
 
@@ -238,8 +250,21 @@ def _matrix_moments(
 
     They are simulated, or exact where that is known.
     """
+    cells = model.sources * model.cells
+    names = {*measures, *(f"received.{name}" for name in received)}
+    known = None
+    if cells * model.enough_draws(tokens) >= CACHED_CELLS:
+        known = cache_file(
+            **asdict(model),
+            measures=measures,
+            received=received,
+            diagonal=diagonal,
+            tokens=tokens,
+            draws=draws,
+            seed=seed,
+        )
 
-    def statistics(counts: Int64) -> dict[str, npt.ArrayLike]:
+    def statistics(counts: Counts) -> dict[str, npt.ArrayLike]:
         of = matrix_statistics(counts, diagonal=diagonal)
         found = {name: getattr(of, name) for name in measures}
         if received:
@@ -247,7 +272,13 @@ def _matrix_moments(
             found |= {f"received.{name}": getattr(sums, name) for name in received}
         return found
 
-    found = model.moments(statistics, tokens, draws=draws, seed=seed)
+    # exchanges that are analyzed at the same time have the same floors
+    with _SIMULATING:
+        stored = load(known)
+        if stored is None or stored.keys() != names:
+            stored = model.moments(statistics, tokens, draws=draws, seed=seed)
+            store(known, stored)
+    found = dict(stored)
     if not tokens:
         return found
     experts, k, sources = model.experts, model.k, model.sources
@@ -265,6 +296,10 @@ def _matrix_moments(
             exact["normalized_entropy"] = bits / most
     for name in exact.keys() & found.keys():
         found[name] = exact[name], found[name][1]
+    if diagonal and {"entropy", "conditional_entropy"} <= found.keys():
+        # every source sends the same, which drawn counts do up to rounding
+        mean, std = found["entropy"]
+        found["conditional_entropy"] = mean - float(np.log2(sources)), std
     if "sparsity" in found:
         found["sparsity"] = sparsity_moments(*law, held=model.held, diagonal=diagonal)
     return found

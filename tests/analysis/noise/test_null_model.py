@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom, skew
+from scipy.stats import chisquare, hypergeom
 
 from moetraffic.analysis.noise import null_model
 from moetraffic.analysis.noise.floors import (
@@ -16,7 +16,7 @@ from moetraffic.analysis.noise.floors import (
     noise_floor,
     skew_floors,
 )
-from moetraffic.analysis.noise.normal_counts import is_near_normal, normal_counts
+from moetraffic.analysis.noise.normal_counts import count_variance, normal_counts
 from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew import measures
 from moetraffic.analysis.skew.kernels import matrix_statistics
@@ -202,23 +202,45 @@ def test_floors_of_matrices_and_of_their_column_sums(monkeypatch):
     assert parts.std[0] > 0
 
 
-@pytest.mark.parametrize(("experts", "k", "tokens"), [(8, 2, 86), (32, 1, 530)])
-def test_normal_counts_have_the_law_of_binomial_ones(experts, k, tokens):
+@pytest.mark.parametrize(
+    ("experts", "k", "held", "tokens"), [(8, 2, 1, 43), (32, 1, 1, 265), (16, 3, 4, 17)]
+)
+def test_counts_from_normal_variates_have_the_law_of_exact_ones(
+    experts, k, held, tokens
+):
     """At the smallest variance at which they are used, and the sum of a source."""
-    assert is_near_normal(tokens, experts, k)
-    near = normal_counts((8000, 1, experts), tokens=tokens, k=k, seed=3)[:, 0]
-    exact = binom(tokens, k / experts)
-    for cell in (0, experts - 1):
-        value = np.arange(tokens + 1)
-        below = (near[:, cell, None] <= value).mean(axis=0)
-        assert np.abs(below - exact.cdf(value)).max() < 1.63 / np.sqrt(8000)
-    assert skew(near.ravel()) == pytest.approx(float(exact.stats("s")), abs=0.03)
+    cells = experts // held
+    variance = count_variance(tokens, experts=experts, k=k, held=held)
+    assert variance == pytest.approx(8, rel=0.15)
+    near = normal_counts((8000, 1, cells), tokens=tokens, k=k, held=held, seed=3)[:, 0]
+    # copies of a token in a cell are hypergeometric; of N tokens they add up
+    single = hypergeom(experts, held, k).pmf(np.arange(min(k, held) + 1))
+    exact = np.ones(1)
+    for _ in range(tokens):
+        exact = np.convolve(exact, single)
+    values = np.arange(len(exact))
+    for cell in (0, cells - 1):
+        below = (near[:, cell, None] <= values).mean(axis=0)
+        assert np.abs(below - exact.cumsum()).max() < 1.63 / np.sqrt(8000)
+    assert near.var() == pytest.approx(variance, rel=0.03)
     assert np.cov(near[:, 0], near[:, 1])[0, 1] == pytest.approx(
-        -exact.var() / (experts - 1), abs=0.05 * exact.var()
+        -variance / (cells - 1), abs=0.05 * variance
     )
     sums = near.sum(axis=1) - k * tokens
     assert abs(sums.mean()) < 0.1
-    assert sums.std() < 2 + experts**0.5 / 2
+    assert sums.std() < 2 * np.sqrt(cells / 12)
+
+
+def test_the_experts_of_tokens_drawn_one_by_one_are_distinct_and_equally_likely():
+    router = NullModel(experts=5, k=3)
+    one = router._matrices(1, 20000, 1)[:, 0]
+    assert (one.sum(axis=1) == 3).all()
+    assert one.max() == 1
+    sets, often = np.unique(one, axis=0, return_counts=True)
+    assert len(sets) == 10
+    assert chisquare(often).pvalue > 1e-3
+    merged = NullModel(experts=6, k=2, ranks=3, sources=2)._matrices(7, 50, 1)
+    assert (merged.sum(axis=-1) == 14).all()
 
 
 @pytest.mark.parametrize("tokens", [20, 2000])
