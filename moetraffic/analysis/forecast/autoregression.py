@@ -66,7 +66,14 @@ class Factors:
     lower: Float64  # [R, P + 2, P + 2, C] of a constant, P lags and the target
     level: Float64  # [R, C] mean of the target, standardized
     rows: Float64  # [R, C] equations
-    moments: Moments  # mean, scale and horizon
+    mean: Float64  # [C] as of the moments
+    scale: Float64  # [C]
+    horizon: int
+
+    @property
+    def max_order(self) -> int:
+        """P, the number of lags."""
+        return int(self.lower.shape[1]) - 2
 
 
 def moments(
@@ -197,7 +204,14 @@ def factored(found: Moments, window: npt.ArrayLike) -> Factors:
         rows[fit] = total[0, 0]
         level[fit] = total[0, -1] / np.maximum(rows[fit], 1)
         _factor(total, out=lower[fit])
-    return Factors(lower=lower, level=level, rows=rows, moments=found)
+    return Factors(
+        lower=lower,
+        level=level,
+        rows=rows,
+        mean=found.mean,
+        scale=found.scale,
+        horizon=found.horizon,
+    )
 
 
 def _factor(total: Float64, *, out: Float64) -> Float64:
@@ -238,9 +252,8 @@ def solve(
         equation.  Where a root of a stable fit would lie outside the unit circle, all
         are scaled until the largest lies on it, and the mean is kept.
     """
-    source = found.moments
-    chosen = np.broadcast_to(np.asarray(order, np.int64), source.mean.shape)
-    used = np.arange(source.max_order + 1)[:, None] <= chosen  # constant and lags
+    chosen = np.broadcast_to(np.asarray(order, np.int64), found.mean.shape)
+    used = np.arange(found.max_order + 1)[:, None] <= chosen  # constant and lags
     solved = np.zeros((len(found.lower), *used.shape))
     for fit, lower in enumerate(found.lower):
         # the leading part of a factor is the factor of the leading part
@@ -250,16 +263,16 @@ def solve(
             right[row] = (right[row] - known) / lower[row, row]
         solved[fit] = right
     constant, weights = solved[:, 0], solved[:, 1:].transpose(0, 2, 1)
-    if source.horizon == 1 and stable:
+    if found.horizon == 1 and stable:
         # the mean of the window: what a model that had to be scaled falls back to
         constant, weights = _stable(constant, weights, found.level)
-    constant = source.mean * (1 - weights.sum(axis=-1)) + source.scale * constant
+    constant = found.mean * (1 - weights.sum(axis=-1)) + found.scale * constant
     return Autoregression(
         constant=np.where(found.rows > 0, constant, np.nan),
         weights=weights,
         order=np.broadcast_to(chosen, found.rows.shape).copy(),
         rows=np.rint(found.rows).astype(np.int64),
-        horizon=source.horizon,
+        horizon=found.horizon,
     )
 
 

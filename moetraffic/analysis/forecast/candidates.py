@@ -328,7 +328,7 @@ class SeriesBlock:
                 fitted = (
                     factored(self._moments(horizon), self._window)
                     if direct
-                    else self._step_factors
+                    else self._step_fits[0]
                 )
                 model = solve(fitted, self._order(candidate))
             else:
@@ -342,15 +342,19 @@ class SeriesBlock:
     def _order(self, candidate: Candidate) -> Int64:
         if candidate.size:
             return np.asarray(min(candidate.size, self.lags), np.int64)
-        return self._orders[candidate.criterion]
+        return self._step_fits[1][candidate.criterion]
 
     @cached_property
-    def _orders(self) -> dict[str, Int64]:
-        """Choose AR orders ``[C]`` by each criterion from the training part."""
-        whole = self._step_moments
+    def _step_fits(self) -> tuple[Factors, dict[str, Int64]]:
+        """Factor the one-step moments; AR orders ``[C]`` by each criterion.
+
+        Orders are chosen from the training part.  The moments are not kept.
+        """
+        whole = self._moments(1)
         training = self._borders[1:] <= self.split.train_end
         part = replace(whole, products=whole.products[training])
-        return {name: order_of(part, criterion=name) for name in ("bic", "aic")}
+        orders = {name: order_of(part, criterion=name) for name in ("bic", "aic")}
+        return factored(whole, self._window), orders
 
     @cached_property
     def _borders(self) -> Int64:
@@ -368,14 +372,6 @@ class SeriesBlock:
         begin, end = self._borders[:-1], self._borders[1:]
         used = (end <= refit) & (end > refit - MEMORY) & (end > begin)
         return used.astype(np.float64)
-
-    @cached_property
-    def _step_moments(self) -> Moments:
-        return self._moments(1)
-
-    @cached_property
-    def _step_factors(self) -> Factors:
-        return factored(self._step_moments, self._window)
 
     def _moments(self, horizon: int) -> Moments:
         return moments(

@@ -1,4 +1,4 @@
-"""Closed forms under a balanced router: entropy, Gini, sparsity, inter-host share."""
+"""Closed forms under a balanced router: entropy, Gini, CV, sparsity, inter-host."""
 
 from __future__ import annotations
 
@@ -49,6 +49,23 @@ def mean_gini(tokens: int, experts: int, k: int, sources: int) -> float:
     if between:
         total += between * _mean_distance(tokens, 2 * p * (1 - p))
     return total / (2 * (sources * experts) ** 2 * tokens * p)
+
+
+def std_cv_squared(tokens: int, experts: int, k: int, sources: int) -> float:
+    """Compute the exact standard deviation of CV^2 of W x E counts.
+
+    The squares of a row add up to ``k N`` and twice the experts that two tokens share,
+    of all pairs of tokens.  These numbers are hypergeometric, and of any two pairs
+    independent.
+
+    Parameters
+    ----------
+    tokens, experts, k, sources
+        As in :func:`mean_entropy`.
+    """
+    spread = k * (1 - k / experts)
+    row = 2 * tokens * (tokens - 1) * spread**2 / max(experts - 1, 1)
+    return float(experts * np.sqrt(row / sources)) / (tokens * k) ** 2
 
 
 def sparsity_moments(

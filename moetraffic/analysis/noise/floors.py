@@ -20,7 +20,12 @@ from moetraffic.analysis.skew.kernels import matrix_statistics
 from moetraffic.analysis.skew.measures import MEASURES, ratio
 from moetraffic.errors import AnalysisError
 
-from .closed_forms import mean_entropy, mean_gini, sparsity_moments
+from .closed_forms import (
+    mean_entropy,
+    mean_gini,
+    sparsity_moments,
+    std_cv_squared,
+)
 from .moment_cache import cache_file, load, store
 from .null_model import Counts, Moments, NullModel, token_counts
 
@@ -250,11 +255,16 @@ def _matrix_moments(
 
     They are simulated, or exact where that is known.
     """
-    cells = model.sources * model.cells
-    names = {*measures, *(f"received.{name}" for name in received)}
+    experts, k, sources = model.experts, model.k, model.sources
+    law = (tokens, experts, k, sources)
     known = None
-    if cells * model.enough_draws(tokens) >= CACHED_CELLS:
-        known = cache_file(
+    if diagonal and model.held == 1 and k < experts and tokens > 1:
+        known = "cv_squared", std_cv_squared(*law)
+    taken = measures if known is None else {*measures, "cv_squared"}
+    names = {*taken, *(f"received.{name}" for name in received)}
+    file = None
+    if sources * model.cells * model.enough_draws(tokens) >= CACHED_CELLS:
+        file = cache_file(
             **asdict(model),
             measures=measures,
             received=received,
@@ -266,7 +276,7 @@ def _matrix_moments(
 
     def statistics(counts: Counts) -> dict[str, npt.ArrayLike]:
         of = matrix_statistics(counts, diagonal=diagonal)
-        found = {name: getattr(of, name) for name in measures}
+        found = {name: getattr(of, name) for name in sorted(taken)}
         if received:
             sums = matrix_statistics(of.received[:, None, :])
             found |= {f"received.{name}": getattr(sums, name) for name in received}
@@ -274,15 +284,17 @@ def _matrix_moments(
 
     # exchanges that are analyzed at the same time have the same floors
     with _SIMULATING:
-        stored = load(known)
+        stored = load(file)
         if stored is None or stored.keys() != names:
-            stored = model.moments(statistics, tokens, draws=draws, seed=seed)
-            store(known, stored)
+            stored = model.moments(
+                statistics, tokens, draws=draws, seed=seed, known=known
+            )
+            store(file, stored)
     found = dict(stored)
+    if "cv_squared" not in measures:
+        found.pop("cv_squared", None)
     if not tokens:
         return found
-    experts, k, sources = model.experts, model.k, model.sources
-    law = (tokens, experts, k, sources)
     exact: dict[str, float] = {}
     if diagonal and experts > 1:
         # of one row, and so of several with equal totals

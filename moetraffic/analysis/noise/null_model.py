@@ -217,6 +217,7 @@ class NullModel:
         *,
         draws: int | None = None,
         seed: int = 0,
+        known: tuple[str, float] | None = None,
     ) -> dict[str, tuple[float, float]]:
         """Estimate by simulation the mean and standard deviation of matrix statistics.
 
@@ -232,6 +233,10 @@ class NullModel:
             None: :meth:`enough_draws`.
         seed
             Seed of the simulation.
+        known
+            Name and exact standard deviation of one of the statistics, which corrects
+            those of the others: errors of the standard deviations of two statistics
+            with the correlation r have the correlation r^2 (of normal ones).
 
         Returns
         -------
@@ -254,11 +259,21 @@ class NullModel:
 
         with ThreadPoolExecutor(THREADS) as pool:
             parts = list(pool.map(part, range(0, number, at_once)))
+        if not tokens:
+            return dict.fromkeys(parts[0], (float("nan"), float("nan")))
         found = {}
+        factor, reference = 1.0, np.zeros(number)
+        if known is not None:
+            reference = np.concatenate([np.asarray(p[known[0]]) for p in parts])
+            factor = known[1] / float(reference.std(ddof=1))
+            reference = (reference - reference.mean()) / reference.std()
         for name in parts[0]:
             values = np.concatenate([np.asarray(p[name], np.float64) for p in parts])
-            known = float(values.mean()), float(values.std(ddof=1))
-            found[name] = known if tokens else (float("nan"), float("nan"))
+            mean, std = float(values.mean()), float(values.std(ddof=1))
+            if known is not None and std > 0:
+                shared = float(reference @ (values - mean)) / (number * std)
+                std *= factor ** (shared**2)
+            found[name] = mean, std
         return found
 
 

@@ -11,6 +11,7 @@ from moetraffic.analysis.noise.closed_forms import (
     mean_entropy,
     mean_gini,
     sparsity_moments,
+    std_cv_squared,
 )
 from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew import measures
@@ -32,6 +33,19 @@ def test_means_of_entropy_and_gini(tokens, experts, k, sources):
         values = measure(drawn, axis=(-2, -1))
         error = values.std() / np.sqrt(len(values))
         assert abs(exact - values.mean()) < 4 * error + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "k", "sources"), [(12, 6, 2, 3), (40, 8, 1, 1), (5, 16, 4, 2)]
+)
+def test_standard_deviation_of_cv_squared(tokens, experts, k, sources):
+    model = NullModel(experts=experts, k=k)
+    drawn = model.draw(np.full(sources, tokens), draws=30000, seed=6)
+    values = measures.cv(drawn, axis=(-2, -1)) ** 2
+    kurtosis = (((values - values.mean()) / values.std()) ** 4).mean()
+    error = np.sqrt((kurtosis - 1) / 4 / len(values))
+    exact = std_cv_squared(tokens, experts, k, sources)
+    assert values.std() == pytest.approx(exact, rel=4 * error)
 
 
 def test_with_all_experts_of_each_token_loads_are_even():

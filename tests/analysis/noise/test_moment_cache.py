@@ -35,7 +35,7 @@ def test_the_file_of_a_configuration_saves_its_simulation(
     first = floor()
     (file,) = tmp_path.rglob("*.json")
     stored = json.loads(file.read_text())
-    assert set(stored) == {"cv", "sparsity"}
+    assert set(stored) == {"cv", "sparsity", "cv_squared"}
     monkeypatch.setattr(NullModel, "moments", None)  # is not called again
     assert floor() == first
     monkeypatch.undo()
