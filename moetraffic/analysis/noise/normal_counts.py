@@ -70,13 +70,13 @@ def _quantiles(tokens: int, experts: int, k: int, held: int) -> npt.NDArray[np.i
         transform = np.fft.rfft(single, 2 * most + 2) ** tokens
         chance = np.maximum(np.fft.irfft(transform, 2 * most + 2)[: most + 1], 0.0)
         counts = np.searchsorted(np.cumsum(chance), ndtr(z))
-        return np.minimum(counts, most).astype(np.int32)
+        return np.asarray(np.minimum(counts, most), np.int32)
     apart = np.arange(len(single)) - k * held / experts
     sigma = np.sqrt(count_variance(tokens, experts=experts, k=k, held=held))
     skewness = tokens * float(single @ apart**3) / sigma**3
     counts = tokens * k * held / experts + sigma * (z + skewness / 6 * (z**2 - 1))
     large = counts[-1] >= 2**31
-    return np.rint(counts).astype(np.int64 if large else np.int32)
+    return np.asarray(np.rint(counts), np.int64 if large else np.int32)
 
 
 def normal_counts(
