@@ -10,7 +10,7 @@ from .judgment import FigureJudgment, Judgment, judge
 from .model import TrafficModel
 from .presets import preset_model, preset_names
 from .rhythm import Rhythm
-from .rows import RowSpread
+from .rows import RowVariation
 from .scenario import Exchange, Scenario, scenario_of
 from .trace_writer import (
     Written,
@@ -33,7 +33,7 @@ __all__ = [
     "Judgment",
     "Knobs",
     "Rhythm",
-    "RowSpread",
+    "RowVariation",
     "Scenario",
     "Size",
     "TrafficModel",

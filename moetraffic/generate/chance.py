@@ -27,10 +27,11 @@ class Use(enum.IntEnum):
     ROWS = 1  # documents of the ranks, an iteration
     COUNTS = 2  # token copies, an iteration and exchange
     SPLIT = 3  # how experts are split, once
-    CHILDREN = 4  # innovations of split experts, an iteration
+    PARTS = 4  # movement of split experts' parts, an iteration
     BURSTS = 5  # hot experts, an iteration
     RHYTHM = 6  # gaps and durations, an iteration
     BEGIN = 7  # states of the first iteration
+    COURSE = 8  # order of the experts' levels, once
 
 
 def generator(

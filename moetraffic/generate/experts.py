@@ -1,15 +1,13 @@
 r"""Change the number of experts by splitting and merging them.
 
 Every expert is split into m like parts, and every g neighbors of these are merged, so
-that E m / g experts are there.  A merged expert's weight is the sum of its parts'
-weights; the parts of a split expert add up to it in every row.  For k = 1 both are
-exact: merging what was split gives the same distribution back.  For k > 1 a token that
-held two of the merged would hold one twice, which cannot be: the inclusion probability
-of what is merged is that of holding any of it, and all are scaled so that tokens hold k
-again.
+that E m / g experts are there.  The parts of a split expert add up to it in every row.
+For k = 1 a merged expert has the sum of its parts; for k > 1 a token that selected
+several of them selects it once: its probability is that of any of its parts, and all
+are scaled so that tokens select k again.
 
 Parts differ from each other as the captured experts differ: each takes the place of an
-expert drawn from the same layer, in level, start and movement.
+expert drawn from the same layer, in level and movement.
 """
 
 from __future__ import annotations
@@ -22,10 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .chance import Use, generator
-from .dynamics import Dynamics, Steps
-from .inclusion import capped, inclusion, weights_of
+from .dynamics import CoursePoint, Dynamics, Movement
+from .shares import probabilities
 
 Float64 = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating]
+
+MOST_VARIANCE = 1.44
+"""Largest variance of the logarithms of a part's share between rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,45 +54,31 @@ class Regrouping:
         """Whether nothing changes."""
         return (self.before, self.k_before) == (self.after, self.k_after)
 
-    def rows(self, weights: Float64, shares: Float64 | None) -> Float64:
-        """Weights of the new experts, each row with the sum 1.
+    def shares(self, shares: Floats, parts: Floats | None) -> Floats:
+        """Probability that a token selects each of the new experts, ``[..., E']``.
 
         Parameters
         ----------
-        weights
-            ``[..., E]`` of the captured experts.
         shares
+            ``[..., E]`` of the captured experts; rows sum to k.
+        parts
             ``[..., E, m]`` of each expert's parts, with the sum 1; None where m is 1.
         """
-        if shares is not None:
-            weights = (weights[..., None] * shares).reshape(*weights.shape[:-1], -1)
+        if parts is not None:
+            shares = (shares[..., None] * parts).reshape(*shares.shape[:-1], -1)
         if self.merged > 1:
-            parted = (*weights.shape[:-1], self.after, self.merged)
-            weights = weights.reshape(parted).sum(axis=-1)
-        return np.asarray(weights / weights.sum(axis=-1, keepdims=True), np.float64)
-
-    def correction(self, weights: Float64, shares: Float64 | None) -> Float64:
-        """What the logarithms of the new weights lack for k > 1, ``[..., E']``.
-
-        Parameters
-        ----------
-        weights, shares
-            As in :meth:`rows`, of an iteration's mean.
-        """
-        naive = self.rows(weights, shares)
-        if self.k_before == 1 and self.k_after == 1:
-            return np.zeros_like(naive)
-        holds = inclusion(weights, self.k_before)
-        if shares is not None:
-            holds = (holds[..., None] * shares).reshape(*holds.shape[:-1], -1)
-        if self.merged > 1:
-            shape = (*holds.shape[:-1], self.after, self.merged)
-            # any of the parts, as if they were held independently
-            holds = 1 - np.prod(1 - np.minimum(holds, 1.0).reshape(shape), axis=-1)
-        want = capped(
-            holds * (self.k_after / holds.sum(-1, keepdims=True)), self.k_after
-        )
-        return np.asarray(np.log(weights_of(want, self.k_after)) - np.log(naive))
+            parted = shares.reshape(*shares.shape[:-1], self.after, self.merged)
+            if self.k_before == 1:
+                shares = parted.sum(axis=-1)
+            else:
+                # any of the parts, as if they were selected independently
+                shares = 1 - np.prod(1 - np.minimum(parted, 1.0), axis=-1)
+        if self.k_after == 1:
+            return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
+        if self.k_after == self.k_before and self.merged == 1:
+            return shares
+        near = np.clip(shares, 1e-7, 1 - 1e-5)
+        return probabilities(np.log(near / (1 - near)), self.k_after)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,33 +87,43 @@ class Parts:
 
     dynamics: Dynamics
     after: npt.NDArray[np.int64]  # [L, E, m]
+    seed: int
 
     @classmethod
     def drawn(cls, dynamics: Dynamics, count: int, seed: int) -> Parts:
         """Draw for each of m parts an expert of the same layer."""
-        layers, experts = dynamics.level.shape
+        layers, experts = dynamics.level.shape[1:]
         rng = generator(seed, Use.SPLIT)
-        return cls(
-            dynamics=dynamics, after=rng.integers(0, experts, (layers, experts, count))
-        )
+        after = rng.integers(0, experts, (layers, experts, count))
+        return cls(dynamics=dynamics, after=after, seed=seed)
 
-    def logarithms(self, seed: int) -> Iterator[Float64]:
-        """Logarithms of the parts' shares, ``[L, E, m]``, iteration by iteration."""
-        d = self.dynamics
-        at = np.arange(len(d.tau))[:, None, None]
-        across = np.arange(len(d.tau))[:, None, None, None]
-        memory = np.arange(d.phi.shape[2])[None, :, None, None]
-        shape = (len(d.tau), d.phi.shape[2], *self.after.shape[1:])
-        _, size = d.sizes(0)
-        steps = Steps(d, generator(seed, Use.SPLIT, 1).standard_normal(shape))
-        iteration = 0
-        while True:
-            parts = size[across, memory, self.after[:, None]]
-            told = d.trend(iteration)[at, self.after] + (steps.unit * parts).sum(axis=1)
-            top = told.max(axis=2, keepdims=True)
-            whole = top + np.log(np.exp(told - top).sum(axis=2, keepdims=True))
-            yield told - whole
-            iteration += 1
-            _, size = d.sizes(iteration)
-            noise = generator(seed, Use.CHILDREN, iteration).standard_normal(shape)
-            steps.take(iteration, noise)
+    def logarithms(self) -> Iterator[tuple[CoursePoint, Float64]]:
+        """Course and the parts' log-weights ``[L, E, m]``, iteration by iteration."""
+        shape = self.after.shape
+        movement = Movement(self.dynamics, generator(self.seed, Use.SPLIT, 1), shape)
+        flat = self.after.reshape(shape[0], -1)
+        for iteration, point in enumerate(self.dynamics.course(self.seed)):
+            if iteration:
+                movement.step(generator(self.seed, Use.PARTS, iteration))
+            level = np.take_along_axis(point.level, flat, axis=1).reshape(shape)
+            yield point, level + movement.sum(point.variance)
+
+
+def part_deviation(
+    variance: Float64, shares: Float64, parts: int, tokens: int
+) -> Float64:
+    """Standard deviation of the log-weights of a split expert's parts between rows.
+
+    Parts differ between rows as their expert does, and by counting its tokens.
+
+    Parameters
+    ----------
+    variance
+        ``[..., E]`` of the expert's log-weights between rows.
+    shares
+        ``[..., E]`` probability that a token selects the expert.
+    parts, tokens
+        Parts of an expert, tokens of a row.
+    """
+    counting = np.log1p(parts / np.maximum(shares * tokens, 1e-9))
+    return np.sqrt(np.minimum(variance + counting, MOST_VARIANCE))

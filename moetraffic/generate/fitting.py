@@ -1,314 +1,264 @@
-r"""Fit trend, autocorrelation, coupling of layers and rank differences to token counts.
+r"""Fit the dynamics of the load and the variation of rows to token counts.
 
-In steps, each by what identifies it without the others: rows' differences within an
-iteration tell the documents and the noise of an iteration's mean; spectra, less that
-noise, tell the coupling and the memories; least squares with these tell the trend.  A
-run that is not steady from the beginning is fitted in windows that double.
+In steps, each by what identifies it without the others: the mean log-weights of a
+window are the levels of the course; variograms of the log-weights, less those of the
+course and of the rows' noise, are sums of the components' variograms with variances of
+at least 0; the covariance of rows within an iteration gives the factors.  Then all are
+calibrated by simulated moments (:mod:`.calibration`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import nnls
+from scipy.sparse.linalg import eigsh
 
-from .alike_ranks import at_most_apart, drawn_apart, with_noise_of
-from .coupling import couplings
+from . import windows
+from .constants import CONSTANTS
 from .dynamics import Dynamics
-from .far_start import Missed, missed, refined
-from .inclusion import inclusion
-from .latent import Seen, seen
-from .layer_memory import LayerMemory, fit_layer
-from .local_memory import between, fit_local
-from .memories import MOST_MEMORIES
-from .row_fitting import calibrated, fit_rows
-from .rows import RowSpread
-from .state_trial import tried
-from .trend import Trend, fit_trend
+from .rows import RowVariation
+from .shares import log_weights, response
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 
-SHORTEST = 32
-"""Iterations that a fit needs."""
-
-FIRST_WINDOW = 10
-"""Iterations of the first window, and the fewest of any."""
-
-GROWTH = 1.25
-"""Age at the end of a window over that at its beginning."""
-
-KNOT_GROWTH = 1.08
-"""As GROWTH, of what is known at knots: swings come and go."""
-
-ROWS = 64
-"""Deviations of rows that a window has at least."""
-
-ROW_GROWTH = 1.2
-"""As GROWTH, of the windows of rows: directions of documents turn fast."""
-
-STEADY_WINDOW = 200
-"""Iterations of the first window of rows where training was steady."""
-
-CALM = 1.6
-"""Ratio to the run's second half up to which movement and size count as settled."""
-
-SLOW = 0.25
-"""Longest time scale in a window, as a share of it."""
-
-LEAST_FREE = 0.05
-"""Of a layer's experts, the share that moves where one has all the load."""
-
-ENOUGH = 0.25
-"""Precision of a state, over that at the run's end, that tells its memory."""
+DENSE = 256
+"""Cells of all layers up to which all eigenvectors are computed."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Bounds:
-    """95% intervals of the fitted parameters; NaN if unavailable."""
-
-    phi: Float64  # [2, L, J] of the last knot
-    tau: Float64  # [2, L]
-    level: Float64  # [2, L, E]
-    start: Float64  # [2, L, E]
-    coupling: Float64  # [2, L]
-    variance: Float64  # [2, L] of rows, mean over experts and time
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Fitted:
-    """Parameters fitted to token counts."""
-
-    dynamics: Dynamics
-    rows: RowSpread
-    bounds: Bounds
-    settled: int  # iteration from which on training was steady
-
-
-def fit_counts(
-    counts: Int32, *, k: int, tokens: int, correct_noise: bool = True
-) -> Fitted:
-    """Fit all parameters except the rhythm.
+def fit_dynamics(
+    counts: Int32, *, k: int, tokens: int, reruns: Sequence[Int32] = ()
+) -> Dynamics:
+    """Fit course and movement.
 
     Parameters
     ----------
     counts
         ``[n, L, R, E]`` int32; rows of all micro-batches of a layer side by side.
     k, tokens
-        Experts of a token, tokens of a row.
-    correct_noise
-        False takes the chance of documents and counting for movement of the states,
-        to show what that does.
+        Experts per token, tokens of a row.
+    reruns
+        Counts of runs of the same initialization and other data.
     """
-    look = seen(counts, k=k, tokens=tokens)
-    count, layers, _ = look.state.shape
-    mean = counts.mean(axis=2) / tokens
-    bare = look
-    alone = at_most_apart(look, mean, tokens=tokens)
-    look = replace(look, noise=look.noise * alone)
-    # Step 1: trend by least squares, and whether what is left is steady
-    plain = [fit_trend(look.state[:, layer]) for layer in range(layers)]
-    copies = tokens * counts.shape[2]
-    trends = [
-        refined(trend, look, layer, k=k, copies=copies)
-        for layer, trend in enumerate(plain)
-    ]
-    over = [
-        missed(trend, look, layer, k=k, copies=copies)
-        for layer, trend in enumerate(trends)
-    ]
-    settled = settled_from(over)
-    steady = not settled
-    if not steady:
-        trends = plain
-        alone = drawn_apart(bare, mean, tokens=tokens)
-        look = with_noise_of(bare, alone)
-    # what starts far off is seen too badly to tell memories, which the rest tells
-    near = near_from(over) if steady else 0
-    apart = (look.state - _curves(trends, count))[near:]
-    # Step 2: the coupling of layers, and each layer's own part
-    coupling, reach = np.zeros(layers), np.full((2, layers), np.nan)
-    if steady:
-        coupling, reach = couplings(apart, look, alone=alone)
-    own, noise = _decoupled(apart, look, coupling)
-    if not correct_noise:
-        noise = np.zeros_like(noise)
-    # Step 3: memories, of the whole run, or of what is left around each knot
-    edges = [0, count - near] if steady else _edges(count)
-    last = [
-        fit_layer(
-            own[edges[-2] :, layer],
-            noise[edges[-2] :, layer],
-            look.weight[layer],
-            # what is slower is in the trend
-            slowest=0.0 if steady else (count - edges[-2]) * SLOW,
-        )
-        for layer in range(layers)
-    ]
-    # Step 4: trend once more, knowing how what is left hangs together
-    if steady:
-        trends = [
-            refined(trend, look, layer, k=k, copies=copies, memories=m.memories)
-            for layer, (trend, m) in enumerate(zip(trends, last, strict=True))
-        ]
-    windows = edges if steady else _edges(count, KNOT_GROWTH)
-    knots = np.array([near + (a + b) / 2 for a, b in pairwise(windows)])
-    local = None
-    memory = {
-        "phi": np.array([[m.phi for m in last]]),
-        "sd": np.array([[m.sd for m in last]]),
-        "scale": np.array([[m.scale for m in last]]),
-    }
-    shift = np.zeros((1, *look.state.shape[1:]))
-    if not steady:
-        apart = look.state - _curves(trends, count)
-        shift, left = between(apart, knots)
-        moved = mean - inclusion(np.exp(look.state - left), k)
-        local = fit_local(left, noise, look.share, moved, look.answer, knots)
-    bins = _row_edges(count, counts.shape[2], steady=steady)
-    rows, wide = fit_rows(look, edges=bins, k=k, tokens=tokens)
-    rows = calibrated(rows, look, edges=bins, k=k, tokens=tokens)
-    rows = replace(rows, apart=np.array([alone]))
-    dynamics = Dynamics(
-        start=np.stack([t.start for t in trends]),
-        level=np.stack([t.level for t in trends]),
-        tau=np.array([t.tau for t in trends]),
-        coupling=coupling,
-        knots=knots,
-        shift=shift,
-        **(memory if local is None else local.placed()),
-    )
-    if local is not None:
-        dynamics = tried(dynamics, look, mean, local.alike, k=k)
-    return Fitted(
-        dynamics=dynamics,
-        rows=rows,
-        bounds=_bounds(trends, last, reach, wide),
-        settled=settled,
-    )
-
-
-def settled_from(left: list[Missed]) -> int:
-    """The iteration from which on states move as fast and as far as at the end.
-
-    Parameters
-    ----------
-    left
-        What the trend of each layer leaves over.
-    """
-    count = len(left[0].apart)
-    far, fast = np.empty((count, len(left))), np.empty((count - 1, len(left)))
-    for layer, x in enumerate(left):
-        # of a layer whose load a few experts have, so few deviations are seen
-        free = np.maximum(1 - (x.load**2).sum(axis=1), LEAST_FREE)
-        far[:, layer] = (x.load * (x.apart**2 - x.noise)).sum(axis=1) / free
-        steps = np.diff(x.apart, axis=0) ** 2 - x.noise[1:] - x.noise[:-1]
-        fast[:, layer] = (x.load[1:] * steps).sum(axis=1) / free[1:]
-    for at in _edges(count // 2):
-        until = min(max(2 * at, FIRST_WINDOW), count)
-        if all(
-            _steady(series[at:until], series[count // 2 :]) for series in (far, fast)
-        ):
-            # a trend that is not quite an exponential is no other regime
-            return at if at > max(2 * FIRST_WINDOW, count // 40) else 0
-    return count // 2
-
-
-def near_from(left: list[Missed]) -> int:
-    """The iteration from which on states are seen as later on, at most the middle.
-
-    Parameters
-    ----------
-    left
-        What the trend of each layer leaves over.
-    """
-    count = len(left[0].precision)
-    known = np.array([x.precision / x.precision[-1] for x in left])
-    unknown = np.flatnonzero((known < ENOUGH).any(axis=(0, 2)))
-    return min(int(unknown[-1]) + 1, count // 2) if len(unknown) else 0
-
-
-def _steady(here: Float64, rest: Float64) -> bool:
-    """Whether every layer's mean is that of the rest, as far as chance can tell."""
-    blocks = np.array([part.mean(axis=0) for part in np.array_split(rest, 8)])
-    mean = np.maximum(rest.mean(axis=0), 0.0)
-    share = np.sqrt(max(1.0, len(rest) / 8 / len(here)))
-    slack = 6 * blocks.std(axis=0) * share
-    now = here.mean(axis=0)
-    return bool(((now <= CALM * mean + slack) & (now >= mean / CALM - slack)).all())
-
-
-def _edges(count: int, growth: float = GROWTH) -> list[int]:
-    """Borders of windows that grow with the run's age."""
-    edges = [0]
-    while edges[-1] < count:
-        edges.append(max(edges[-1] + FIRST_WINDOW, int(growth * edges[-1])))
-    if count - edges[-2] < edges[-2] - edges[-3] if len(edges) > 2 else False:
-        del edges[-2]
-    return [*edges[:-1], count]
-
-
-def _row_edges(count: int, rows: int, *, steady: bool) -> list[int]:
-    """Borders of windows that grow, each with enough rows to tell what they share."""
-    least = max(FIRST_WINDOW, -(-ROWS // max(rows - 1, 1)))
-    if steady:
-        least = max(least, STEADY_WINDOW)
-    edges = [0]
-    while edges[-1] < count:
-        edges.append(max(edges[-1] + least, int(ROW_GROWTH * edges[-1])))
-    if len(edges) > 2 and count - edges[-2] < (edges[-2] - edges[-3]) / 2:
-        del edges[-2]
-    return [*edges[:-1], count]
-
-
-def _curves(trends: list[Trend], count: int) -> Float64:
-    return np.stack([t.curve(count) for t in trends], axis=1)
-
-
-def _decoupled(
-    apart: Float64, look: Seen, coupling: Float64
-) -> tuple[Float64, Float64]:
-    """Each layer's own deviation ``[n, L, E]``, and the variance of its error."""
-    first = len(look.noise) - len(apart)
-    own, noise = apart.copy(), look.noise[first:].copy()
-    rows = look.rows.shape[1]
-    for layer in np.flatnonzero(coupling):
-        b, by = coupling[layer], look.weight[layer]
-        before = apart[:, layer - 1]
-        own[:, layer] -= b * (before - (before @ by)[:, None])
-        if rows > 1:
-            before = look.rows[first:, :, layer - 1]
-            mixed = look.rows[first:, :, layer] - b * (
-                before - (before @ by)[..., None]
+    n, layers, ranks, _ = counts.shape
+    least = 0.5 / (ranks * tokens)
+    pi = counts.mean(axis=2) / tokens
+    x = log_weights(pi, k, least)
+    borders = windows.edges(n)
+    knots = windows.centers(borders)
+    level = _means(x, borders)
+    noise = _noise(counts, pi, borders, k=k, tokens=tokens, least=least)
+    weight = _means(pi, borders)
+    weight /= weight.sum(axis=2, keepdims=True)
+    apart = x - windows.interpolated(knots, level, n)
+    grid = _grid()
+    variance = np.zeros((len(knots), layers, len(grid)))
+    spans = windows.widened(borders, CONSTANTS.movement_window)
+    for knot, span in enumerate(spans):
+        reach = min(0.8 * (span.stop - span.start), n - span.start - 4)
+        lags = np.array([h for h in CONSTANTS.lags if h <= max(4, reach)])
+        for layer in range(layers):
+            found = _variogram(
+                x[:, layer],
+                x[:, layer] - apart[:, layer],
+                noise[:, layer],
+                weight[knot, layer],
+                span,
+                lags,
             )
-            noise[:, layer] = (mixed**2).sum(axis=1) / (rows - 1) / rows
-        else:
-            noise[:, layer] += b**2 * look.noise[first:, layer - 1]
-    return own, noise
-
-
-def _bounds(
-    trends: list[Trend],
-    last: list[LayerMemory],
-    coupling: Float64,
-    variance: Float64,
-) -> Bounds:
-    phi = np.full((2, len(last), MOST_MEMORIES), np.nan)
-    for layer, memory in enumerate(last):
-        phi[:, layer, memory.slots] = memory.memories.phi_low, memory.memories.phi_high
-
-    def around(name: str) -> Float64:
-        middle = np.stack([getattr(t, name) for t in trends])
-        error = np.stack([getattr(t, f"{name}_error") for t in trends])
-        return np.stack([middle - 1.96 * error, middle + 1.96 * error])
-
-    return Bounds(
-        phi=phi,
-        tau=np.array([t.tau_bounds for t in trends]).T,
-        level=around("level"),
-        start=around("start"),
-        coupling=coupling,
-        variance=variance,
+            variance[knot, layer] = _components(grid, lags, found)
+    # calibration scales what is there: a little of a fast and of a slow component
+    little = CONSTANTS.least_component * variance.sum(axis=2, keepdims=True)
+    variance[..., [0, CONSTANTS.decays.index(10.0)]] += little
+    used: npt.NDArray[np.bool_] = np.asarray((variance > 0).any(axis=(0, 1)))
+    if not used.any():
+        used[0] = True
+    kept, adjacent = _kept(level, reruns, borders, k=k, tokens=tokens)
+    return Dynamics(
+        knots=knots,
+        level=level,
+        kept=kept,
+        adjacent=adjacent,
+        damping=grid[used, 0],
+        frequency=grid[used, 1],
+        variance=variance[..., used],
+        saturation=np.zeros(level.shape[:2]),
     )
+
+
+def fit_rows(counts: Int32, *, k: int, tokens: int) -> RowVariation:
+    """Fit the factors of the rows in each window.
+
+    Parameters
+    ----------
+    counts, k, tokens
+        As of :func:`fit_dynamics`.
+    """
+    n, layers, ranks, experts = counts.shape
+    borders = windows.edges(n)
+    cells, width = layers * experts, min(CONSTANTS.factors, layers * experts)
+    shape = (len(borders) - 1, layers, experts)
+    if ranks < 2:
+        # one rank shows no differences: those of counting are left
+        return RowVariation(
+            factors=np.zeros((*shape, 0)),
+            own=np.full(shape, tokens**-0.5),
+            alignment=np.zeros(shape[:2]),
+            tail=np.zeros(shape[0]),
+        )
+    factors, own = np.empty((*shape, width)), np.empty(shape)
+    for at, (first, last) in enumerate(pairwise(borders)):
+        rows = counts[first:last] / tokens
+        pi = rows.mean(axis=2, keepdims=True)
+        spread = np.maximum(pi * (1 - pi), 0.5 / (ranks * tokens))
+        z = ((rows - pi) / np.sqrt(spread)).transpose(0, 2, 1, 3).reshape(-1, cells)
+        covariance = z.T @ z / ((last - first) * (ranks - 1))
+        mean = pi.mean(axis=(0, 2)).ravel()
+        # rounding to whole counts adds its own variance
+        added = CONSTANTS.rounding * np.minimum(1, mean * tokens) / tokens**2
+        total = covariance.diagonal().copy()
+        total -= added / spread.mean(axis=(0, 2)).ravel()
+        total = np.maximum(total, CONSTANTS.least_own * covariance.diagonal())
+        covariance[np.diag_indices(cells)] = total
+        # cells with many copies matter most to the load
+        weight = np.sqrt(np.maximum(mean, 0.1 * k / experts))
+        value, vector = _largest(covariance * weight * weight[:, None], width)
+        found = vector * np.sqrt(np.maximum(value, 0)) / weight[:, None]
+        square = (found**2).sum(axis=1)
+        over = np.maximum(square / np.maximum(total, 1e-12), 1)
+        found /= np.sqrt(over)[:, None]
+        factors[at] = found.reshape(layers, experts, width)
+        own[at] = np.sqrt(np.maximum(total - square / over, 0)).reshape(shape[1:])
+    return RowVariation(
+        factors=factors,
+        own=own,
+        alignment=np.full(shape[:2], CONSTANTS.alignment if layers > 1 else 0.0),
+        tail=np.full(shape[0], CONSTANTS.tail),
+    )
+
+
+def _largest(matrix: Float64, count: int) -> tuple[Float64, Float64]:
+    if len(matrix) <= max(DENSE, 2 * count):
+        value, vector = np.linalg.eigh(matrix)
+        return value[-count:], vector[:, -count:]
+    value, vector = eigsh(matrix, k=count, which="LA", v0=np.ones(len(matrix)))
+    return value, vector
+
+
+def _means(values: Float64, borders: Int64) -> Float64:
+    """Means of windows, ``[K, ...]`` of ``[n, ...]``."""
+    width = np.diff(borders).reshape(-1, *[1] * (values.ndim - 1))
+    return np.asarray(np.add.reduceat(values, borders[:-1], axis=0) / width)
+
+
+def _noise(
+    counts: Int32, pi: Float64, borders: Int64, *, k: int, tokens: int, least: float
+) -> Float64:
+    """Variance ``[n, L, E]`` of an iteration's log-weights due to its few rows."""
+    ranks = counts.shape[2]
+    spread = pi * (1 - pi)
+    if ranks > 1:
+        square = ((counts / tokens - pi[:, :, None]) ** 2).sum(axis=2) / (ranks - 1)
+    else:
+        square = spread / tokens
+    ratio = _means(square, borders) / np.maximum(_means(spread, borders), least)
+    ratio = np.repeat(ratio, np.diff(borders), axis=0)
+    near = np.maximum(pi, least)
+    slope = np.maximum(response(near, k), least)
+    return np.asarray(
+        np.log1p(ratio * np.maximum(near * (1 - near), 0) / ranks / slope**2)
+    )
+
+
+def _grid() -> Float64:
+    """Damping and frequency ``[J, 2]`` of all components."""
+    still = [(np.exp(-1 / decay), 0.0) for decay in CONSTANTS.decays]
+    swinging = [
+        (np.exp(-1 / decay), 2 * np.pi / period)
+        for decay in CONSTANTS.swing_decays
+        for period in CONSTANTS.periods
+        if period <= CONSTANTS.longest_period * decay + 2
+    ]
+    return np.array(still + swinging)
+
+
+def _variogram(
+    x: Float64,
+    course: Float64,
+    noise: Float64,
+    weight: Float64,
+    span: slice,
+    lags: Int64,
+) -> Float64:
+    """Mean square change of the movement over each lag, experts weighted by load.
+
+    Parameters
+    ----------
+    x, course, noise
+        ``[n, E]`` log-weights of a layer, their course, and their noise's variance.
+    weight
+        ``[E]`` with the sum 1.
+    span
+        Iterations from which changes are taken.
+    lags
+        ``[H]``.
+    """
+    found = np.zeros(len(lags))
+    for at, h in enumerate(lags):
+        t = np.arange(span.start, min(span.stop, len(x) - h))
+        square = (x[t + h] - x[t]) ** 2 - (course[t + h] - course[t]) ** 2
+        square -= noise[t + h] + noise[t]
+        found[at] = max(0.0, float((square @ weight).mean()))
+    return found
+
+
+def _components(grid: Float64, lags: Int64, variogram: Float64) -> Float64:
+    """Variances ``[J]`` of components whose variograms add up to one."""
+    if not variogram.any():
+        return np.zeros(len(grid))
+    h = lags[:, None]
+    each = 2 * (1 - grid[:, 0] ** h * np.cos(grid[:, 1] * h))
+    scale = 1 / (variogram + CONSTANTS.variogram_floor * variogram.max())
+    return np.asarray(nnls(each * scale[:, None], variogram * scale)[0], np.float64)
+
+
+def _kept(
+    level: Float64,
+    reruns: Sequence[Int32],
+    borders: Int64,
+    *,
+    k: int,
+    tokens: int,
+) -> tuple[Float64, Float64]:
+    """How much of the order of levels seeds share, and from knot to knot, ``[K]``.
+
+    Without reruns: as much as the run itself has left of its beginning; and less where
+    the capture does not show the beginning of training, in which seeds part.  Two
+    samples that have rho of the run in common have rho^2 of each other.
+    """
+    adjacent = np.r_[1.0, [_alike(a, b) for a, b in pairwise(level)]]
+    if reruns:
+        found = []
+        for other in reruns:
+            pi = other.mean(axis=2) / tokens
+            x = log_weights(pi, k, 0.5 / (other.shape[2] * tokens))
+            theirs = _means(x, borders)
+            found.append([_alike(a, b) for a, b in zip(level, theirs, strict=True)])
+        shared = np.mean(found, axis=0)
+    else:
+        shared = np.array([_alike(level[0], each) for each in level])
+        early = adjacent[1 : 1 + CONSTANTS.early_knots]
+        if len(early) and early.min() > CONSTANTS.late_order:
+            shared *= CONSTANTS.late_share
+    return np.sqrt(np.clip(shared, 0, 1)), np.clip(adjacent, 0, 1)
+
+
+def _alike(a: Float64, b: Float64) -> float:
+    """Correlation of levels ``[L, E]``, whose means are 0."""
+    size = np.sqrt((a**2).sum() * (b**2).sum())
+    return float((a * b).sum() / size) if size > 0 else 0.0

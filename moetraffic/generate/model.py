@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import numpy.typing as npt
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.trace import Trace
 
+from .calibration import calibrated
+from .constants import CONSTANTS
 from .dynamics import Dynamics
-from .fitting import SHORTEST, Bounds, fit_counts
+from .fitting import fit_dynamics, fit_rows
 from .rhythm import Rhythm
-from .rows import RowSpread
+from .rows import RowVariation
 from .sampling import SampledDemand
 from .scenario import Scenario, scenario_of
 from .what_if import Knobs
@@ -28,16 +31,14 @@ MOST_ITERATIONS = 10_000_000
 class TrafficModel:
     """Traffic model: dynamics of the expert load, rank differences, and scenario.
 
-    See :mod:`.dynamics`, :mod:`.rows` and :mod:`.inclusion` for the formulas.
+    See :mod:`.dynamics`, :mod:`.rows` and :mod:`.shares` for the formulas.
     """
 
     scenario: Scenario
     dynamics: Dynamics
-    rows: RowSpread
-    bounds: Bounds | None = None  # None: it was not fitted
+    rows: RowVariation
     rhythm: Rhythm | None = None  # None: the times of the trace were not known
     fitted: int = 0  # iterations that it was fitted to
-    settled: int = 0  # the iteration from which on training had settled
 
     @classmethod
     def fit(
@@ -45,7 +46,9 @@ class TrafficModel:
         trace: Trace,
         *,
         iterations: range | None = None,
-        correct_noise: bool = True,
+        reruns: Sequence[Trace] = (),
+        calibrate: bool = True,
+        tick: Callable[[int], None] | None = None,
     ) -> TrafficModel:
         """Fit a traffic model to the routing of a trace.
 
@@ -55,8 +58,13 @@ class TrafficModel:
             Data- and expert-parallel, with the routing of all its ranks.
         iterations
             Those to learn from; None: all.  What is sampled begins like the first.
-        correct_noise
-            False takes chance for movement of the load, to show what that does.
+        reruns
+            Traces of runs of the same initialization and another order of the data:
+            what they share with the trace is what samples share with it.
+        calibrate
+            False omits the calibration by simulated moments, to show its effect.
+        tick
+            Called with the number of rounds of calibration that are done.
 
         Raises
         ------
@@ -65,45 +73,47 @@ class TrafficModel:
         AnalysisError
             If it is too short, or ranks differ in how many copies they send.
         """
-        scenario, layers = scenario_of(trace, iterations)
-        count = len(layers[0].iteration)
-        if count < SHORTEST:
-            raise AnalysisError(
-                f"a model is fitted to at least {SHORTEST} iterations, but "
-                f"{trace.name} has {count} that are whole: capture more"
-            )
-        stacked = np.empty(
-            (
-                count,
-                len(scenario.layers),
-                len(scenario.slots) * scenario.ranks,
+        scenario, counts = _counts(trace, iterations)
+        others = []
+        for rerun in reruns:
+            other, found = _counts(rerun, iterations)
+            if (other.experts, other.k, other.tokens, found.shape) != (
                 scenario.experts,
-            ),
-            np.int32,
-        )
-        for layer in layers:
-            at = scenario.slots.index(layer.slot) * scenario.ranks
-            stacked[:, scenario.layers.index(layer.layer), at : at + scenario.ranks] = (
-                layer.demand
-            )
-        sums = stacked.sum(axis=3)
-        if (sums != scenario.copies).any():
-            raise AnalysisError(
-                f"each rank sends k x tokens = {scenario.copies} copies a layer, but "
-                f"in {trace.name} ranks send {int(sums.min())} to {int(sums.max())}: "
-                "fit to a run whose ranks have as many tokens and experts a token"
-            )
-        told = fit_counts(
-            stacked, k=scenario.k, tokens=scenario.tokens, correct_noise=correct_noise
-        )
+                scenario.k,
+                scenario.tokens,
+                counts.shape,
+            ):
+                raise AnalysisError(
+                    f"a rerun has the shape of the run, but {rerun.name} differs from "
+                    f"{trace.name} in iterations, layers, ranks, experts, k or tokens: "
+                    "leave it out"
+                )
+            others.append(found)
+        k, tokens = scenario.k, scenario.tokens
+        dynamics = fit_dynamics(counts, k=k, tokens=tokens, reruns=others)
+        rows = fit_rows(counts, k=k, tokens=tokens)
+        if calibrate:
+            # micro-batches are rows of the same iteration
+            one = scenario.stacked(counts.shape[2])
+
+            def sampler(d: Dynamics, r: RowVariation, seed: int) -> Int32:
+                demand = SampledDemand(
+                    dynamics=d,
+                    rows=r,
+                    fitted=one,
+                    scenario=one,
+                    iterations=len(counts),
+                    seed=seed,
+                )
+                return np.concatenate([block for _, block in demand.blocks()])
+
+            dynamics, rows = calibrated(dynamics, rows, counts, sampler, tick)
         return cls(
             scenario=scenario,
-            dynamics=told.dynamics,
-            rows=told.rows,
-            bounds=told.bounds,
+            dynamics=dynamics,
+            rows=rows,
             rhythm=Rhythm.fit(trace, scenario),
-            fitted=count,
-            settled=told.settled,
+            fitted=len(counts),
         )
 
     def sample(
@@ -143,9 +153,11 @@ class TrafficModel:
                 f"a generated run has 1 to {MOST_ITERATIONS} iterations, but "
                 f"{iterations} were asked for: change --iterations"
             )
-        turned = self if knobs is None else self.turned(knobs)
+        model = self if knobs is None else self.applied(knobs)
         return SampledDemand(
-            model=turned,
+            dynamics=model.dynamics,
+            rows=model.rows,
+            fitted=self.scenario,
             scenario=self.scenario.scaled(ranks=ranks, experts=experts, k=k, ep=ep),
             iterations=iterations,
             seed=seed,
@@ -153,15 +165,15 @@ class TrafficModel:
             threads=threads,
         )
 
-    def turned(self, knobs: Knobs) -> TrafficModel:
-        """The model with its knobs turned; bursts are drawn when it is sampled."""
+    def applied(self, knobs: Knobs) -> TrafficModel:
+        """The model with its knobs applied; bursts are drawn when it is sampled."""
         return replace(
             self,
-            dynamics=knobs.turned(self.dynamics),
+            dynamics=knobs.applied(self.dynamics),
             rows=replace(
                 self.rows,
                 factors=self.rows.factors * knobs.rows,
-                variance=self.rows.variance * knobs.rows**2,
+                own=self.rows.own * knobs.rows,
             ),
         )
 
@@ -189,3 +201,30 @@ class TrafficModel:
         from .storage import load
 
         return load(Path(path))
+
+
+def _counts(trace: Trace, iterations: range | None) -> tuple[Scenario, Int32]:
+    """Scenario, and counts ``[n, L, R, E]``, rows of micro-batches side by side."""
+    scenario, layers = scenario_of(trace, iterations)
+    count, shortest = len(layers[0].iteration), CONSTANTS.shortest
+    if count < shortest:
+        raise AnalysisError(
+            f"a model is fitted to at least {shortest} iterations, but "
+            f"{trace.name} has {count} that are whole: capture more"
+        )
+    rows = len(scenario.slots) * scenario.ranks
+    shape = (count, len(scenario.layers), rows, scenario.experts)
+    counts = np.empty(shape, np.int32)
+    for layer in layers:
+        at = scenario.slots.index(layer.slot) * scenario.ranks
+        counts[:, scenario.layers.index(layer.layer), at : at + scenario.ranks] = (
+            layer.demand
+        )
+    sums = counts.sum(axis=3)
+    if (sums != scenario.copies).any():
+        raise AnalysisError(
+            f"each rank sends k x tokens = {scenario.copies} copies a layer, but "
+            f"in {trace.name} ranks send {int(sums.min())} to {int(sums.max())}: "
+            "fit to a run whose ranks have as many tokens and experts a token"
+        )
+    return scenario, counts

@@ -6,23 +6,21 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from .chance import Use, generator
-from .experts import Parts, Regrouping
+from .dynamics import Dynamics
+from .experts import Parts, Regrouping, part_deviation
 from .generator import block_rows
-from .inclusion import counts, inclusion
-from .rows import Middle, middle, row_weights, split_size
+from .rows import IterationRows, RowVariation
 from .scenario import Scenario
+from .shares import probabilities, rounded
 from .what_if import Bursts
 
-if TYPE_CHECKING:
-    from .model import TrafficModel
-
 Float64 = npt.NDArray[np.float64]
+Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 
 
@@ -30,7 +28,9 @@ Int32 = npt.NDArray[np.int32]
 class SampledDemand:
     """Synthetic token counts of a model, which are drawn when they are read."""
 
-    model: TrafficModel  # with the knobs turned already
+    dynamics: Dynamics  # with the knobs applied already
+    rows: RowVariation
+    fitted: Scenario  # of the capture
     scenario: Scenario
     iterations: int
     seed: int
@@ -43,7 +43,7 @@ class SampledDemand:
         block = block_rows(scene.cells, rows)
         layer_of = [scene.layers.index(x.layer) for x in scene.exchanges]
         shape = (len(layer_of), scene.ranks, scene.experts)
-        path = self._states()
+        path = self._moments()
         with ThreadPoolExecutor(self.threads or os.cpu_count() or 1) as pool:
             for first in range(0, self.iterations, block):
                 span = range(first, min(first + block, self.iterations))
@@ -56,55 +56,37 @@ class SampledDemand:
                 list(pool.map(lambda args: self._draw(*args), work))
                 yield first, out
 
-    def states(self) -> Iterator[tuple[Float64, Float64 | None]]:
-        """The latent states, without documents: ``[L, E]`` and parts ``[L, E, m]``."""
-        for moment in self._states():
-            yield moment.state, moment.parts
-
-    def _states(self) -> Iterator[_Moment]:
-        model, scene = self.model, self.scenario
+    def _moments(self) -> Iterator[_Moment]:
+        d, scene, k = self.dynamics, self.scenario, self.fitted.k
         regrouping = Regrouping(
-            before=model.scenario.experts,
+            before=self.fitted.experts,
             after=scene.experts,
-            k_before=model.scenario.k,
+            k_before=k,
             k_after=scene.k,
         )
         parts = None
         if regrouping.parts > 1:
-            drawn = Parts.drawn(model.dynamics, regrouping.parts, self.seed)
-            parts = drawn.logarithms(self.seed)
-        bursts = self.bursts.over(self.seed, model.dynamics) if self.bursts else None
+            parts = Parts.drawn(d, regrouping.parts, self.seed).logarithms()
+        bursts = None
+        if self.bursts is not None:
+            bursts = self.bursts.over(self.seed, d.level.shape[1:])
         slots = len(scene.slots)
-        for iteration, state in enumerate(model.dynamics.paths(self.seed)):
-            if bursts is not None:
-                state = state + next(bursts)
-            split = None if parts is None else next(parts)
-            factors, own, offset = model.rows.at(iteration)
+        for iteration, (point, y) in enumerate(d.states(self.seed, bursts)):
             rng = generator(self.seed, Use.ROWS, iteration)
-            shared = model.rows.shared(rng, slots=slots, ranks=scene.ranks)
-            lacks = None
-            if not regrouping.trivial and (scene.k > 1 or model.scenario.k > 1):
-                shares = None if split is None else np.exp(split)
-                lacks = regrouping.correction(np.exp(state), shares)
-            deviation = np.sqrt((factors**2).sum(axis=2) + own**2)
-            k = model.scenario.k
-            half = model.rows.half
-            around = middle(state + offset, deviation, k=k, half=half)
-            size = None
-            if split is not None:
-                size = split_size(
-                    inclusion(np.exp(state), k), around.size * deviation, k=k
-                )
+            chance = rng.random()
+            rows = self.rows.at(point, d.saturated(y, point, k), chance, k=k)
+            split = deviation = None
+            if parts is not None:
+                split = next(parts)[1].astype(np.float32)
+                deviation = part_deviation(
+                    rows.variance, rows.shares, regrouping.parts, scene.tokens
+                ).astype(np.float32)
             yield _Moment(
-                state=state + offset,
-                around=around,
-                parts=split,
-                size=size,
-                factors=factors,
-                own=own,
-                shared=shared,
+                rows=rows,
+                shared=self.rows.shared(rng, point, (slots, scene.ranks)),
                 regrouping=regrouping,
-                lacks=lacks,
+                parts=split,
+                deviation=deviation,
             )
 
     def _draw(
@@ -114,43 +96,26 @@ class SampledDemand:
         scene = self.scenario
         rng = generator(self.seed, Use.COUNTS, iteration, x)
         shared = moment.shared[scene.slots.index(scene.exchanges[x].slot)]
-        own = moment.own[layer]
-        every = moment.around
-        around = Middle(
-            angle=every.angle[layer], size=every.size[layer], ratio=every.ratio[layer]
-        )
-        rows = row_weights(
-            rng,
-            shared,
-            moment.factors[layer],
-            own,
-            around,
-            k=self.model.scenario.k,
-        )
-        shares = None
-        if moment.parts is not None and moment.size is not None:
-            parts = rng.standard_normal((scene.ranks, *moment.parts.shape[1:]))
-            parts *= moment.size[layer][:, None]
-            parts += moment.parts[layer]
-            shares = np.exp(parts - parts.max(axis=2, keepdims=True))
-            shares /= shares.sum(axis=2, keepdims=True)
-        weights = moment.regrouping.rows(rows, shares)
-        if moment.lacks is not None:
-            weights *= np.exp(moment.lacks[layer])
-            weights /= weights.sum(axis=1, keepdims=True)
-        out[:] = counts(rng, weights, scene.k, scene.tokens)
+        weights = moment.rows.draw(rng, shared, layer)
+        shares = probabilities(weights, self.fitted.k)
+        if not moment.regrouping.trivial:
+            parts = None
+            if moment.parts is not None and moment.deviation is not None:
+                size = (scene.ranks, *moment.parts.shape[1:])
+                among = rng.standard_normal(size, np.float32)
+                among *= moment.deviation[layer][:, None]
+                among += moment.parts[layer]
+                parts = probabilities(among, 1)
+            shares = moment.regrouping.shares(shares, parts)
+        out[:] = rounded(shares, scene.copies, rng.random(scene.ranks))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Moment:
     """All that the exchanges of an iteration share."""
 
-    state: Float64  # [L, E]
-    around: Middle  # [L, E]
-    parts: Float64 | None  # [L, E, m] logarithms of shares
-    size: Float64 | None  # [L, E] by which parts differ between rows
-    factors: Float64  # [L, E, Q]
-    own: Float64  # [L, E]
-    shared: Float64  # [S, R, Q]
+    rows: IterationRows
+    shared: Float32  # [S, R, Q] factors of the ranks
     regrouping: Regrouping
-    lacks: Float64 | None  # [L, E']
+    parts: Float32 | None  # [L, E, m] log-weights of the parts of split experts
+    deviation: Float32 | None  # [L, E] of the parts between rows

@@ -76,6 +76,18 @@ class Scenario:
         """Cells of an iteration's demand, X R E."""
         return len(self.exchanges) * self.ranks * self.experts
 
+    def stacked(self, rows: int) -> Scenario:
+        """A scenario of one micro-batch whose ranks are the rows of all."""
+        first = self.slots[0]
+        return replace(
+            self,
+            exchanges=tuple(
+                Exchange(layer=layer, slot=first, row_bytes=1) for layer in self.layers
+            ),
+            ranks=rows,
+            ep=1,
+        )
+
     def scaled(
         self,
         *,

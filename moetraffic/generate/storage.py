@@ -1,7 +1,7 @@
 """A model's file: HDF5 of plain columns, read without trust as traces are.
 
-Root attributes: ``format`` = "moetraffic-model", ``format_version`` = 4, ``fitted`` and
-``settled`` in iterations, ``scenario`` as JSON.  Columns: ``array`` names each
+Root attributes: ``format`` = "moetraffic-model", ``format_version`` = 5, ``fitted`` in
+iterations, ``scenario`` as JSON.  Columns: ``array`` names each
 parameter; ``array_axes`` says how many axes it has, ``axis_length`` how long these are,
 one array after the other; the panel ``value_row`` holds all of them row-major, rounded
 to what float32 can tell, in rows of 64 with zeros at the end.  Nothing is unpickled,
@@ -31,23 +31,20 @@ from moetraffic.trace.hdf5.image import Image
 from moetraffic.trace.panel import ArrayPanel
 
 from .dynamics import Dynamics
-from .fitting import Bounds
 from .model import TrafficModel
 from .rhythm import PLACES, Rhythm
-from .rows import RowSpread
+from .rows import RowVariation
 from .scenario import Exchange, Scenario
 
 Float64 = npt.NDArray[np.float64]
 
 KIND = "moetraffic-model"
-VERSION = 4
-"""1 had ranks that differ by factors of weights in place of angles; 2 had one memory
-for all experts of a layer; 3 one bending of states."""
+VERSION = 5
+"""Up to 4 the load had a trend and autoregressions of each expert."""
 
 PARTS: dict[str, type[Any]] = {
     "dynamics": Dynamics,
-    "rows": RowSpread,
-    "bounds": Bounds,
+    "rows": RowVariation,
     "rhythm": Rhythm,
 }
 """What arrays belong to, by the first part of their name."""
@@ -64,7 +61,6 @@ def save(model: TrafficModel, path: Path, *, force: bool) -> None:
         "format": KIND,
         "format_version": VERSION,
         "fitted": model.fitted,
-        "settled": model.settled,
         "scenario": json.dumps(asdict(model.scenario), separators=(",", ":")),
     }
     arrays = {
@@ -110,10 +106,8 @@ def load(path: Path) -> TrafficModel:
             scenario=scenario,
             dynamics=parts["dynamics"],
             rows=parts["rows"],
-            bounds=parts.get("bounds"),
             rhythm=parts.get("rhythm"),
             fitted=_count(container, "fitted"),
-            settled=_count(container, "settled"),
         )
         _refuse_strange(container, model)
         return model
@@ -208,54 +202,39 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
     """Shapes that belong together, and values that can be drawn from."""
     scene, d, r = model.scenario, model.dynamics, model.rows
     layers, experts = len(scene.layers), scene.experts
-    own, knots = len(d.knots), len(r.knots)
-    memories = d.phi.shape[2] if d.phi.ndim == 3 else 0
+    knots, components = len(d.knots), len(d.damping)
     factors = r.factors.shape[3] if r.factors.ndim == 4 else 0
     shapes = {
-        "start": (d.start, (layers, experts)),
-        "level": (d.level, (layers, experts)),
-        "tau": (d.tau, (layers,)),
-        "coupling": (d.coupling, (layers,)),
-        "knots": (d.knots, (own,)),
-        "shift": (d.shift, (own, layers, experts)),
-        "phi": (d.phi, (own, layers, memories)),
-        "sd": (d.sd, (own, layers, memories)),
-        "scale": (d.scale, (own, layers, experts)),
-        "row knots": (r.knots, (knots,)),
+        "knots": (d.knots, (knots,)),
+        "level": (d.level, (knots, layers, experts)),
+        "kept": (d.kept, (knots,)),
+        "adjacent": (d.adjacent, (knots,)),
+        "damping": (d.damping, (components,)),
+        "frequency": (d.frequency, (components,)),
+        "variance": (d.variance, (knots, layers, components)),
+        "saturation": (d.saturation, (knots, layers)),
         "factors": (r.factors, (knots, layers, experts, factors)),
-        "variance": (r.variance, (knots, layers, experts)),
-        "offset": (r.offset, (knots, layers, experts)),
-        "apart": (r.apart, (1,)),
+        "own": (r.own, (knots, layers, experts)),
+        "alignment": (r.alignment, (knots, layers)),
+        "tail": (r.tail, (knots,)),
     }
-    if d.partial.size:
-        shapes["partial"] = (d.partial, (own, layers, experts, d.partial.shape[-1]))
-    if d.balance.any():
-        shapes["balance"] = (d.balance, (own, layers, experts))
-    if d.bend.any():
-        shapes["bend"] = (d.bend, (own, layers, experts))
-    if d.limit.any():
-        shapes["limit"] = (d.limit, (own, layers, experts))
-    if r.half.any():
-        shapes["half"] = (r.half, (layers,))
     for name, (array, shape) in shapes.items():
         if array.shape != shape or not np.isfinite(array).all() or not shape[0]:
             raise container.damaged(f"{name} has the shape {array.shape} or no numbers")
     sound = (
-        (np.abs(d.phi) < 1).all()
-        and (np.abs(d.partial) < 1).all()
-        and (d.tau > 0).all()
-        and (d.limit >= 0).all()
-        and (d.sd >= 0).all()
-        and (r.variance >= 0).all()
-        and (r.apart >= 0).all()
-        and (r.half >= 0).all()
+        all(
+            ((part >= 0) & (part <= 1)).all()
+            for part in (d.kept, d.adjacent, d.damping, r.alignment)
+        )
+        and (d.variance >= 0).all()
+        and (d.saturation >= 0).all()
+        and (r.own >= 0).all()
+        and (r.tail >= 0).all()
         and (np.diff(d.knots) > 0).all()
-        and (np.diff(r.knots) > 0).all()
         and d.knots[0] >= 0
-        and r.knots[0] >= 0
     )
     if not sound:
-        raise container.damaged("an autocorrelation, variance or knot is out of range")
+        raise container.damaged("a correlation, variance or knot is out of range")
     rhythm = model.rhythm
     if rhythm is not None and rhythm.gap.shape != (len(scene.exchanges), len(PLACES)):
         raise container.damaged("the rhythm does not match the exchanges")

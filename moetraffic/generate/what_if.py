@@ -1,9 +1,9 @@
 r"""What if: knobs that turn a fitted model away from what was captured.
 
 Each changes one thing and leaves the rest: ``skew`` scales the logarithms of the
-weights (levels and their movement), ``drift`` makes states move so many times as fast
-at the same size, ``layers`` scales the differences of layers' skew, ``bursts`` lets
-experts become hot.
+weights (levels and their movement), ``drift`` makes the load move so many times as fast
+over the same range, ``layers`` scales the differences of layers' skew, ``rows`` those
+between ranks, ``bursts`` lets experts become hot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from .dynamics import Dynamics
 
 Float64 = npt.NDArray[np.float64]
 
-MOST_FACTOR = 100.0
+MOST_FACTOR = 10.0
+"""Beyond it a factor asks for what no run is: one expert that has all tokens, say."""
+
+MOST_BURST = 1e6
+"""Iterations between or of bursts, and factor of a weight, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +36,12 @@ class Bursts:
     factor: float = 4.0  # by which the expert's weight is multiplied
     length: float = 20.0  # iterations that a burst lasts, on average
 
-    def over(self, seed: int, dynamics: Dynamics) -> Iterator[Float64]:
-        """What bursts add to the states ``[L, E]``, iteration by iteration.
+    def over(self, seed: int, shape: tuple[int, ...]) -> Iterator[Float64]:
+        """What bursts add to the log-weights ``[L, E]``, iteration by iteration.
 
         Each expert is a chain of two states: it becomes hot with probability
         ``1/(E every)`` and ends with ``1/length``.
         """
-        shape = dynamics.level.shape
         begin, end = 1 / (self.every * shape[1]), 1 / self.length
         hot = np.zeros(shape, bool)
         iteration = 0
@@ -54,7 +57,7 @@ class Knobs:
     """How far to turn; 1 and None leave what was fitted."""
 
     skew: float = 1.0  # of all logarithms of weights
-    drift: float = 1.0  # speed of the states: memories are so many times shorter
+    drift: float = 1.0  # speed: the load moves in time that runs so many times as fast
     layers: float = 1.0  # of the layers' differences in skew
     rows: float = 1.0  # of the differences between ranks, as a standard deviation
     bursts: Bursts | None = None
@@ -73,33 +76,35 @@ class Knobs:
                     f"{value:g} was given: change --{name}"
                 )
         if self.bursts is not None and not (
-            self.bursts.every > 0 and self.bursts.factor > 0 and self.bursts.length >= 1
+            0 < self.bursts.every <= MOST_BURST
+            and 0 < self.bursts.factor <= MOST_BURST
+            and 1 <= self.bursts.length <= MOST_BURST
         ):
+            b = self.bursts
             raise LayoutError(
-                "bursts come every so many iterations, above 0, multiply by a factor "
-                f"above 0 and last at least 1, but {self.bursts} was given: change "
-                "--bursts"
+                f"bursts come every 0 to {MOST_BURST:g} iterations, multiply by a "
+                f"factor up to {MOST_BURST:g} and last 1 to {MOST_BURST:g} iterations, "
+                f"but {b.every:g}:{b.factor:g}:{b.length:g} was given: change --bursts"
             )
 
-    def turned(self, dynamics: Dynamics) -> Dynamics:
-        """The states with all knobs but that of the rows turned."""
-        d = dynamics
-        spread = d.level + d.shift[-1]
-        spread = spread - spread.mean(axis=1, keepdims=True)
-        size = np.sqrt((spread**2).mean(axis=1) + (d.sd[-1] ** 2).sum(axis=1))  # [L]
-        mean = float(np.exp(np.log(np.maximum(size, 1e-9)).mean()))
-        ratio = self.skew * (np.maximum(size, 1e-9) / mean) ** (self.layers - 1)
-        phi = np.sign(d.phi) * np.abs(d.phi) ** self.drift
+    def applied(self, d: Dynamics) -> Dynamics:
+        """The dynamics with all knobs but those of rows and bursts applied."""
+        total = (d.level**2).mean(axis=2) + d.variance.sum(axis=2)
+        size = np.sqrt(np.maximum(total.mean(axis=0), 1e-12))  # [L]
+        mean = float(np.exp(np.log(size).mean()))
+        ratio = self.skew * (size / mean) ** (self.layers - 1)
+        # time runs faster; what alternates from iteration to iteration cannot
+        speed = np.minimum(d.frequency * self.drift, np.pi)
+        held = np.where(
+            d.frequency > 0, speed / np.maximum(d.frequency, 1e-12), self.drift
+        )
         return replace(
             d,
-            start=d.start * ratio[:, None],
             level=d.level * ratio[:, None],
-            shift=d.shift * ratio[:, None],
-            sd=d.sd * ratio[:, None],
-            phi=phi,
-            partial=np.sign(d.partial) * np.abs(d.partial) ** self.drift,
-            tau=d.tau / self.drift,
+            variance=d.variance * ratio[:, None] ** 2,
             knots=d.knots / self.drift,
+            frequency=speed,
+            damping=d.damping**held,
         )
 
 

@@ -11,7 +11,7 @@ import pytest
 from moetraffic.generate import (
     Dynamics,
     Exchange,
-    RowSpread,
+    RowVariation,
     Scenario,
     TrafficModel,
 )
@@ -20,11 +20,11 @@ from moetraffic.trace import Trace
 
 def known(
     *,
-    phi: float = 0.9,
+    decay: float = 10.0,
     sd: float = 0.3,
-    coupling: float = 0.5,
-    tau: float = 100.0,
-    variance: float = 0.015,
+    spread: float = 0.4,
+    variance: float = 0.03,
+    kept: float = 0.0,
     k: int = 1,
     layers: int = 2,
     experts: int = 8,
@@ -32,13 +32,14 @@ def known(
     tokens: int = 128,
     capacity: int = 0,
     slots: int = 1,
-    far: float = 2.0,
     seed: int = 0,
 ) -> TrafficModel:
+    """Levels of one spread, one component of a time constant, three row factors."""
     rng = np.random.default_rng(seed)
-    shape = (layers, experts)
-    level = 0.4 * rng.standard_normal(shape)
-    factors = rng.standard_normal((1, *shape, 3))
+    shape = (2, layers, experts)
+    level = np.repeat(spread * rng.standard_normal((1, *shape[1:])), 2, axis=0)
+    level -= level.mean(axis=2, keepdims=True)
+    factors = rng.standard_normal((*shape, 3))
     factors *= np.sqrt(0.7 * variance / (factors**2).sum(axis=3, keepdims=True))
     return TrafficModel(
         scenario=Scenario(
@@ -52,26 +53,25 @@ def known(
             k=k,
             tokens=tokens,
             capacity=capacity,
-            ep=ranks,
+            ep=int(np.gcd(ranks, experts)),
             router="known",
             dispatch="dropped" if capacity else "dropless",
         ),
         dynamics=Dynamics(
-            start=level + far * rng.standard_normal(shape),
+            knots=np.array([0.0, 100.0]),
             level=level,
-            tau=np.full(layers, tau),
-            coupling=np.r_[0.0, np.full(layers - 1, coupling)],
-            knots=np.zeros(1),
-            shift=np.zeros((1, *shape)),
-            phi=np.full((1, layers, 1), phi),
-            sd=np.full((1, layers, 1), sd),
-            scale=np.ones((1, *shape)),
+            kept=np.array([1.0, kept]),
+            adjacent=np.array([1.0, kept]),
+            damping=np.exp([-1 / decay]),
+            frequency=np.zeros(1),
+            variance=np.full((2, layers, 1), sd**2),
+            saturation=np.zeros((2, layers)),
         ),
-        rows=RowSpread(
-            knots=np.zeros(1),
+        rows=RowVariation(
             factors=factors,
-            variance=np.full((1, *shape), variance),
-            offset=np.zeros((1, *shape)),
+            own=np.full(shape, np.sqrt(0.3 * variance)),
+            alignment=np.zeros((2, layers)),
+            tail=np.zeros(2),
         ),
         fitted=100,
     )

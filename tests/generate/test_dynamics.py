@@ -1,58 +1,104 @@
-"""States in balance: what one swings up by, those that swing as well go down by."""
+"""Course and movement of the load have the moments of their parameters."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
 
-from moetraffic.generate import Dynamics
+from moetraffic.generate import TrafficModel
+from moetraffic.generate.fitting import _components, _grid, fit_dynamics, fit_rows
 
-EXPERTS = 6
-SIZE = np.array([1.0, 1.0, 0.5, 0.01, 0.01, 0.01])
+Make = Callable[..., TrafficModel]
 
 
-def states(balance: np.ndarray) -> Dynamics:
-    shape = (1, 1, EXPERTS)
-    return Dynamics(
-        start=np.zeros((1, EXPERTS)),
-        level=np.zeros((1, EXPERTS)),
-        tau=np.ones(1),
-        coupling=np.zeros(1),
-        knots=np.zeros(1),
-        shift=np.zeros(shape),
-        phi=np.full((1, 1, 1), 0.5),
-        sd=np.ones((1, 1, 1)),
-        scale=SIZE.reshape(shape),
-        balance=balance,
+def states(model: TrafficModel, count: int, seed: int = 0) -> np.ndarray:
+    return np.stack([y for _, y in islice(model.dynamics.states(seed), count)])
+
+
+def drawn(model: TrafficModel, iterations: int, seed: int) -> np.ndarray:
+    demand = model.sample(iterations=iterations, seed=seed)
+    return np.concatenate([counts for _, counts in demand.blocks()])
+
+
+def test_a_component_has_its_variance_and_autocorrelation(known_model: Make) -> None:
+    model = known_model(spread=0.0, decay=5.0, sd=0.5, experts=64)
+    x = states(model, 1500)
+    assert x.var() == pytest.approx(0.25, rel=0.05)
+    for lag in (1, 5):
+        found = (x[lag:] * x[:-lag]).mean() / x.var()
+        assert found == pytest.approx(np.exp(-lag / 5), abs=0.03)
+
+
+def test_a_swinging_component_has_its_period(known_model: Make) -> None:
+    model = known_model(spread=0.0, experts=64)
+    d = replace(
+        model.dynamics, damping=np.array([0.95]), frequency=np.array([np.pi / 4])
     )
+    x = states(replace(model, dynamics=d), 1200)
+    assert (x[4:] * x[:-4]).mean() / x.var() == pytest.approx(-(0.95**4), abs=0.04)
 
 
-@pytest.fixture
-def units() -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((1, 1, EXPERTS, 20_000))
+def test_a_course_keeps_its_levels_and_starts_as_captured(known_model: Make) -> None:
+    model = known_model(kept=0.3, sd=0.0, experts=16)
+    level = model.dynamics.level[0]
+    one, other = (states(model, 301, seed) for seed in (1, 2))
+    # the first knot has the captured order; every knot has the captured levels
+    assert one[0] == pytest.approx(level)
+    for at in (100, 200, 300):
+        assert np.sort(one[at]) == pytest.approx(np.sort(level))
+        assert not np.allclose(one[at], other[at])
+    # past the last knot which expert has the load goes on to change
+    assert not np.allclose(one[200], one[300])
 
 
-def test_without_a_balance_each_moves_by_itself(units: np.ndarray) -> None:
-    d = states(np.zeros((1, 1, 1))).deviation(units, 0)
-    assert np.array_equal(d[0], units[0, 0] * SIZE[:, None])
+def test_components_of_a_variogram_add_up_to_it() -> None:
+    grid, lags = _grid(), np.arange(1, 31)
+    want = 2 * 0.3 * (1 - np.exp(-lags / 7.0)) + 2 * 0.1
+    found = _components(grid, lags, want)
+    got = (
+        2 * (1 - grid[:, 0] ** lags[:, None] * np.cos(np.outer(lags, grid[:, 1])))
+    ) @ (found)
+    assert (found >= 0).all()
+    assert got == pytest.approx(want, rel=0.05)
 
 
-def test_deviations_in_balance_add_up_to_nothing_and_calm_experts_stay_calm(
-    units: np.ndarray,
-) -> None:
-    c = np.array([0.1, 0.3, 0.2, 0.2, 0.1, 0.1])
-    d = states(c.reshape(1, 1, -1)).deviation(units, 0)[0]
-    assert c @ d == pytest.approx(0, abs=1e-12)
-    # of independent normals given that their weighted sum is 0
-    v = np.diag(SIZE**2)
-    given = v - v @ np.outer(c, c) @ v / (c @ v @ c)
-    assert np.cov(d) == pytest.approx(given, abs=0.02)
-    assert d[3:].std(axis=1) == pytest.approx(SIZE[3:], rel=0.02)
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_fit_finds_size_and_speed_of_the_movement(known_model: Make, k: int) -> None:
+    model = known_model(k=k, kept=1.0, decay=10.0, sd=0.3, experts=16)
+    counts = drawn(model, 300, 1)
+    d = fit_dynamics(counts, k=k, tokens=128)
+    lags = np.array([1, 4])
+    turn = d.damping ** lags[:, None] * np.cos(np.outer(lags, d.frequency))
+    found = (2 * (1 - turn)) @ d.variance[3:].mean(axis=(0, 1))
+    want = 2 * 0.3**2 * (1 - np.exp(-lags / 10))
+    assert found == pytest.approx(want, rel=0.35)
+    level = d.level[2:].mean(axis=0).std()
+    assert level == pytest.approx(model.dynamics.level[0].std(), rel=0.25)
 
 
-def test_a_path_is_in_balance_in_each_iteration(units: np.ndarray) -> None:
-    c = np.full((1, 1, EXPERTS), 1 / EXPERTS)
-    path = states(c).paths(seed=3)
-    moved = np.array([next(path)[0] for _ in range(50)])
-    assert moved.mean(axis=1) == pytest.approx(0, abs=1e-12)
-    assert moved[:, 0].std() > 0.3
+def test_a_fit_finds_the_variance_of_rows_and_its_coupling(known_model: Make) -> None:
+    model = known_model(sd=0.0, spread=0.0, variance=0.02, kept=1.0)
+    counts = drawn(model, 200, 2)
+    rows = fit_rows(counts, k=1, tokens=128)
+    total = (rows.factors**2).sum(axis=3) + rows.own**2
+    # shares add up to one: an eighth of the log-weights' variance is lost
+    assert total.mean() == pytest.approx(0.02 * 7 / 8, rel=0.2)
+    first, second = rows.factors[-1].reshape(2, 8, -1)
+    true = model.rows.factors[-1]
+    across = true[0] @ true[1].T
+    across -= across.mean(axis=0) + across.mean(axis=1)[:, None] - across.mean()
+    found = first @ second.T
+    assert np.corrcoef(found.ravel(), across.ravel())[0, 1] > 0.9
+
+
+def test_reruns_tell_how_much_of_the_course_is_shared(known_model: Make) -> None:
+    model = known_model(kept=0.6, sd=0.05, experts=16, layers=3, spread=0.8)
+    run, *reruns = (drawn(model, 150, seed) for seed in (1, 2, 3))
+    d = fit_dynamics(run, k=1, tokens=128, reruns=reruns)
+    assert d.kept[0] > 0.9
+    # two runs that share .6 of the course have the correlation .36, whose root is .6
+    assert d.kept[-1] == pytest.approx(0.6, abs=0.25)

@@ -53,7 +53,7 @@ def test_each_rank_sends_k_times_its_tokens_at_any_scale(
 
 
 def test_ranks_keep_their_law_at_any_number(known_model: Make) -> None:
-    model = known_model(far=0.0)
+    model = known_model()
     few = drawn(model.sample(iterations=400, seed=1, ranks=4))
     many = drawn(model.sample(iterations=100, seed=2, ranks=64))
 
@@ -66,7 +66,7 @@ def test_ranks_keep_their_law_at_any_number(known_model: Make) -> None:
 
 
 def test_what_is_merged_after_a_split_is_what_was_there(known_model: Make) -> None:
-    model = known_model(far=0.0, layers=1)
+    model = known_model(layers=1)
     asked = {"iterations": 500, "seed": 3, "ranks": 4}
     plain = drawn(model.sample(**asked))
     split = drawn(model.sample(**asked, experts=32))
@@ -132,7 +132,7 @@ def test_a_model_of_an_older_version_is_named_as_such(
 
 
 def test_knobs_turn_what_they_are_named_for(known_model: Make) -> None:
-    model = known_model(far=0.0, layers=2, variance=0.0015)
+    model = known_model(layers=2, variance=0.015)
 
     def look(**knobs: object) -> object:
         watched = Watched(

@@ -1,0 +1,51 @@
+"""Constants of the fit of a traffic model, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConstants:
+    """Constants of the fit; none was tuned to a router or to a size of run."""
+
+    shortest: int = 32  # iterations that a fit needs
+    # windows between knots: the first, the growth from one to the next, the longest
+    first_window: int = 8
+    window_growth: float = 1.4
+    longest_window: int = 60
+    # iterations over which movement is estimated around a knot, at least
+    movement_window: int = 20
+    lags: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 30)
+    # components of the movement: time constants of those that do not swing, and time
+    # constants and periods of those that do, in iterations
+    decays: tuple[float, ...] = (0.5, 1.5, 4.0, 10.0, 25.0, 60.0)
+    swing_decays: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
+    periods: tuple[float, ...] = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0, 32.0, 50.0)
+    # a period is resolved if it is at most so many time constants, and two iterations
+    longest_period: float = 4.0
+    # share of a variogram's maximum below which its errors count less
+    variogram_floor: float = 0.1
+    least_component: float = 0.02  # of the movement's variance
+    # a capture whose first knots have levels in nearly one order began after training
+    # did: which expert has the load is then shared by seeds in part, which only reruns
+    # show; half is a guess
+    early_knots: int = 4
+    late_order: float = 0.9
+    late_share: float = 0.5
+    factors: int = 12  # Q, factors that the rows of all layers share
+    # variance of rounding a share to a whole count, uniform in its fraction
+    rounding: float = 1 / 6
+    least_own: float = 0.05  # share of a cell's variance that is kept of it
+    # calibration by simulated moments
+    rounds: int = 12
+    damping: float = 0.6
+    calibration_window: int = 20
+    most_ratio: float = 3.0  # of one round
+    alignment: float = 0.3  # before calibration
+    tail: float = 0.1  # before calibration
+    most_tail: float = 0.8
+    fast: float = 0.8  # correlation of neighbors below which a component is fast
+
+
+CONSTANTS = FitConstants()

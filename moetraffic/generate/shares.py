@@ -1,0 +1,138 @@
+r"""Shares of experts from log-weights, and whole token counts of given shares.
+
+For k = 1 shares are the softmax of the log-weights x.  For k > 1 the probability that a
+token selects expert e is :math:`\pi_e = \sigma(x_e + \mu)`, with :math:`\mu` such that
+:math:`\sum_e \pi_e = k`: each probability stays below 1, as k distinct experts demand.
+
+Counts are rounded systematically: with :math:`C_e` the cumulative sum of N shares and
+u uniform in [0, 1), :math:`n_e = \lfloor C_e + u \rfloor - \lfloor C_{e-1} + u
+\rfloor`.  The mean of :math:`n_e` is N times the share, a row sums to k N, and no cell
+exceeds N, so k distinct experts for each of N tokens exist (Gale and Ryser).  The noise
+of counting is not drawn here: :mod:`.rows` includes it in the variation between ranks,
+because layers route the same tokens and share this noise.
+
+References
+----------
+W. G. Madow, Ann. Math. Stat. 20 (1949) 333: systematic sampling.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating]
+Float64 = npt.NDArray[np.float64]
+Int32 = npt.NDArray[np.int32]
+
+MOST_SHARE = 1 - 1e-5
+"""Largest probability that a token selects an expert."""
+
+MOST_STEPS = 60
+"""Newton steps for the sum of probabilities; three are usual."""
+
+CLOSE = 0.05
+"""Newton step below which the last one, linear in the probabilities, is exact."""
+
+
+def probabilities(x: Floats, k: int) -> Floats:
+    """Probability that a token selects each expert.
+
+    Parameters
+    ----------
+    x
+        ``[..., E]`` log-weights, up to a constant a row.
+    k
+        Experts per token.
+
+    Returns
+    -------
+    floating array
+        ``[..., E]`` of the type of ``x``; rows sum to k.
+
+    Examples
+    --------
+    >>> probabilities(np.log(np.array([0.5, 0.25, 0.25])), 1).tolist()
+    [0.5, 0.25, 0.25]
+    >>> probabilities(np.array([3.0, 3.0, -3.0, -3.0]), 2).sum().round(6)
+    np.float64(2.0)
+    """
+    experts = x.shape[-1]
+    if k >= experts:
+        return np.ones_like(x)
+    if k == 1:
+        out: Floats = np.exp(x - x.max(axis=-1, keepdims=True))
+        out /= out.sum(axis=-1, keepdims=True)
+        return out
+    at = x - np.float32(np.log(experts / k - 1))
+    at -= at.mean(axis=-1, keepdims=True)
+    for _ in range(MOST_STEPS):
+        out = np.exp(-np.clip(at, -40, 40))
+        out += 1
+        np.divide(x.dtype.type(MOST_SHARE), out, out=out)
+        slope = (out * (1 - out)).sum(axis=-1, keepdims=True)
+        lacking = k - out.sum(axis=-1, keepdims=True)
+        step = lacking / np.maximum(slope, 1e-6)
+        if np.abs(step).max() < CLOSE:
+            break
+        at += np.clip(step, -2, 2)
+    out += np.clip(step, -1, 1) * out * (1 - out)
+    return np.asarray(out)
+
+
+def log_weights(shares: Float64, k: int, least: float) -> Float64:
+    """Log-weights ``[..., E]`` of shares, with the mean 0 in each row.
+
+    Parameters
+    ----------
+    shares
+        ``[..., E]`` probability that a token selects each expert; rows sum to k.
+    k
+        Experts per token.
+    least
+        Added to each share: half a token copy keeps the logarithm finite.
+    """
+    near = shares + least
+    near = near * (k / near.sum(axis=-1, keepdims=True))
+    if k == 1:
+        x = np.log(near)
+    else:
+        near = np.clip(near, least / 2, 1 - least / 2)
+        x = np.log(near / (1 - near))
+    return np.asarray(x - x.mean(axis=-1, keepdims=True), np.float64)
+
+
+def response(shares: Floats, k: int) -> Floats:
+    """Derivative of a share by its log-weight, the others' sum adjusted by all."""
+    return shares if k == 1 else shares * (1 - shares)
+
+
+def rounded(shares: Floats, copies: int, offset: Floats) -> Int32:
+    """Whole counts whose means are given shares.
+
+    Parameters
+    ----------
+    shares
+        ``[..., E]`` in any unit.
+    copies
+        Sum of a row of counts.
+    offset
+        ``[...]`` uniform random numbers from 0 to below 1.
+
+    Returns
+    -------
+    int32 array
+        ``[..., E]``.
+
+    Examples
+    --------
+    >>> rounded(np.array([[0.5, 0.25, 0.25]]), 4, np.array([0.3])).tolist()
+    [[2, 1, 1]]
+    """
+    total = np.cumsum(shares, axis=-1, dtype=np.float64)
+    total *= copies / total[..., -1:]
+    total[..., -1] = copies
+    total += np.asarray(offset)[..., None]
+    whole = total.astype(np.int32)  # truncates, which is the floor from 0 on
+    whole[..., 1:] -= whole[..., :-1].copy()
+    return whole

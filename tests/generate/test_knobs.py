@@ -1,0 +1,69 @@
+"""Each knob moves the figure that it is named for, on every shipped model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moetraffic.errors import LayoutError
+from moetraffic.generate import Bursts, Knobs, preset_model, preset_names
+from moetraffic.generate.calibration import moments
+
+
+def read(name: str, **knobs: object) -> dict[str, float]:
+    demand = preset_model(name).sample(
+        iterations=150,
+        seed=3,
+        knobs=Knobs(**knobs),  # type: ignore[arg-type]
+    )
+    counts = np.concatenate([block for _, block in demand.blocks()])
+    found = moments(counts)
+    layer = found["skew"].mean(axis=0)
+    return {name: float(v.mean()) for name, v in found.items()} | {
+        "layers": float(np.log(layer).std())
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize(
+    ("knob", "figure"),
+    [
+        ("skew", "skew"),
+        ("drift", "change"),
+        ("rows", "rows"),
+        ("layers", "layers"),
+    ],
+)
+def test_a_knob_is_monotone(name: str, knob: str, figure: str) -> None:
+    low, one, high = (read(name, **{knob: x})[figure] for x in (0.25, 1.0, 4.0))
+    assert low < one < high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", preset_names())
+def test_bursts_make_experts_hot(name: str) -> None:
+    bursts = Bursts(every=10.0, factor=8.0)
+    assert read(name, bursts=bursts)["peak"] > read(name)["peak"]
+
+
+@pytest.mark.parametrize(
+    "bursts",
+    [
+        Bursts(every=float("inf")),
+        Bursts(every=0.0),
+        Bursts(every=10.0, factor=float("nan")),
+        Bursts(every=10.0, length=0.5),
+    ],
+)
+def test_impossible_bursts_are_refused(bursts: Bursts) -> None:
+    with pytest.raises(LayoutError, match="change --bursts"):
+        Knobs(bursts=bursts)
+
+
+@pytest.mark.parametrize(
+    "knob", [{"rows": 100.0}, {"skew": -1.0}, {"drift": 0.0}, {"layers": float("inf")}]
+)
+def test_factors_out_of_range_are_refused(knob: dict[str, float]) -> None:
+    with pytest.raises(LayoutError, match="factor from 0 to 10"):
+        Knobs(**knob)  # type: ignore[arg-type]
