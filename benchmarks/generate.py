@@ -1,4 +1,4 @@
-"""Speed of drawing counts, against numpy's multinomial, and what a large run takes.
+"""Speed of drawing counts of fitted models over numpy's multinomial, and large runs.
 
 The second part streams a run to disk in a process of its own and tells its peak memory.
 """
@@ -12,61 +12,66 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from moetraffic.generate import (
-    Dynamics,
-    Exchange,
-    RowSpread,
-    Scenario,
     TrafficModel,
+    preset_model,
+    synthetic_trace,
     write_synthetic_trace,
 )
+from moetraffic.generate.shares import probabilities
 
 TURNS = 16
 
 
-def model(
-    *, experts: int, layers: int, tokens: int, k: int, factors: int
+PRESETS = {1: "top1-balanced-late", 2: "top2-balanced-late", 8: "top8-balanced-late"}
+"""Shipped models, by experts per token, of which the benchmark's captures are made."""
+
+
+def fitted(
+    *, ranks: int, experts: int, layers: int, tokens: int, k: int, iterations: int = 64
 ) -> TrafficModel:
-    """A model of the size of one that is fitted to 8 ranks, with made-up parameters."""
-    rng = np.random.default_rng(0)
-    shape = (layers, experts)
-    own = 0.1 * rng.standard_normal((1, *shape, factors)) / np.sqrt(factors)
-    return TrafficModel(
-        scenario=Scenario(
-            exchanges=tuple(
-                Exchange(layer=layer, row_bytes=4096, dtype="bfloat16")
-                for layer in range(layers)
-            ),
-            ranks=8,
-            experts=experts,
-            k=k,
+    """A model fitted to a run of this size, which is sampled from a shipped one.
+
+    The shipped model has as many layers as it has; those asked for repeat them.
+    """
+    shipped = preset_model(PRESETS[k])
+    have = len(shipped.scenario.layers)
+    repeat = np.arange(layers) % have
+    first = shipped.scenario.exchanges[0]
+    d, r = shipped.dynamics, shipped.rows
+    wide = replace(
+        shipped,
+        scenario=replace(
+            shipped.scenario,
             tokens=tokens,
-            ep=8,
-            router="made up",
-            dispatch="dropless",
+            exchanges=tuple(replace(first, layer=layer) for layer in range(layers)),
         ),
-        dynamics=Dynamics(
-            start=rng.standard_normal(shape),
-            level=0.4 * rng.standard_normal(shape),
-            tau=np.full(layers, 100.0),
-            coupling=np.zeros(layers),
-            knots=np.zeros(1),
-            shift=np.zeros((1, *shape)),
-            phi=np.full((1, layers, 1), 0.95),
-            sd=np.full((1, layers, 1), 0.2),
-            scale=np.ones((1, *shape)),
+        dynamics=replace(
+            d,
+            level=d.level[:, repeat],
+            variance=d.variance[:, repeat],
+            saturation=d.saturation[:, repeat],
         ),
-        rows=RowSpread(
-            knots=np.zeros(1),
-            factors=own,
-            variance=(own**2).sum(axis=3) + 0.02,
-            offset=np.zeros((1, *shape)),
+        rows=replace(
+            r,
+            factors=r.factors[:, repeat],
+            own=r.own[:, repeat],
+            alignment=r.alignment[:, repeat],
         ),
+        rhythm=None,
     )
+    with tempfile.TemporaryDirectory() as folder:
+        demand = wide.sample(
+            iterations=iterations, seed=0, ranks=ranks, experts=experts
+        )
+        trace = synthetic_trace(demand, Path(folder), seed=0)
+        return TrafficModel.fit(trace)
 
 
 def speed(asked: argparse.Namespace) -> dict[str, object]:
@@ -74,14 +79,14 @@ def speed(asked: argparse.Namespace) -> dict[str, object]:
 
     The two take turns, for a processor's speed drifts: the ratio is of neighbors.
     """
-    made = model(
+    made = fitted(
+        ranks=asked.ranks,
         experts=asked.experts,
         layers=asked.layers,
         tokens=asked.tokens,
         k=asked.k,
-        factors=asked.factors,
     )
-    # tables that a process makes once are there before the clock runs
+    # what a process does once is done before the clock runs
     next(iter(made.sample(iterations=1, seed=0, threads=1).blocks()))
     iterations = max(1, asked.iterations // TURNS)
     rows = iterations * asked.layers * asked.ranks
@@ -96,10 +101,8 @@ def speed(asked: argparse.Namespace) -> dict[str, object]:
             pass
         ours.append(time.process_time() - began)
         shares = [
-            np.exp(state) / np.exp(state).sum(axis=1, keepdims=True)
-            for state, _ in zip(
-                made.dynamics.paths(seed), range(iterations), strict=False
-            )
+            probabilities(y, 1)
+            for _, y in islice(made.dynamics.states(seed), iterations)
         ]
         began = time.process_time()
         for each in shares:
@@ -122,12 +125,12 @@ def speed(asked: argparse.Namespace) -> dict[str, object]:
 
 def stream(asked: argparse.Namespace) -> dict[str, float]:
     """Time, file and peak memory of a run that is streamed to disk."""
-    made = model(
+    made = fitted(
+        ranks=8,
         experts=asked.experts,
         layers=asked.layers,
         tokens=asked.tokens,
         k=asked.k,
-        factors=asked.factors,
     )
     demand = made.sample(iterations=asked.iterations, seed=0, ranks=asked.ranks)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
@@ -153,7 +156,6 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=64)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--factors", type=int, default=12)
     parser.add_argument("--k", type=int, default=1)
     parser.add_argument("--large", type=int, default=1000, metavar="ITERATIONS")
     parser.add_argument("--folder", type=Path, help="where the large run is written")

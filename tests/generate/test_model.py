@@ -173,3 +173,32 @@ def test_impossible_runs_are_refused_in_a_sentence(known_model: Make) -> None:
 def test_a_short_trace_is_not_fitted(golden_trace: Trace) -> None:
     with pytest.raises(AnalysisError, match="at least 32"):
         TrafficModel.fit(golden_trace)
+
+
+@pytest.mark.parametrize(
+    ("demand", "k"),
+    [
+        (np.full((40, 2, 4, 4), 16), 1),
+        (np.tile([64, 0, 0, 0], (40, 2, 4, 1)), 1),
+        (np.tile([64, 64, 0, 0], (40, 2, 4, 1)), 2),
+        (np.full((40, 2, 4, 4), 64), 4),
+        (np.random.default_rng(0).multinomial(64, [0.7, 0.1, 0.1, 0.1], (40, 1, 1)), 1),
+    ],
+    ids=["constant", "one expert has all", "two have all", "all experts", "one rank"],
+)
+def test_extreme_runs_are_fitted(demand: np.ndarray, k: int) -> None:
+    model = TrafficModel.fit(Trace.from_arrays(demand, k=k))
+    counts = drawn(model.sample(iterations=60, seed=1))
+    assert (counts.sum(axis=3) == 64 * k).all()
+    assert counts.max() <= 64
+    assert counts.mean(axis=(0, 1, 2)) == pytest.approx(
+        demand.mean(axis=(0, 1, 2)), abs=12
+    )
+
+
+def test_reruns_have_the_shape_of_the_run() -> None:
+    run, other = (np.full((40, 1, 2, n), 64 // n) for n in (4, 8))
+    with pytest.raises(AnalysisError, match="leave it out"):
+        TrafficModel.fit(
+            Trace.from_arrays(run, k=1), reruns=[Trace.from_arrays(other, k=1)]
+        )
