@@ -46,9 +46,9 @@ def test_a_rerun_passes_with_its_power_stated(
     found = accept(count_features(simulated(1, 5)), real)
     assert found.outcome == "passed"
     assert found.power.change == CHANGE
-    assert found.power.probability > 0.9
-    assert found.power.detectable <= CHANGE
-    assert found.power.needed == len(real)
+    assert found.power.probability > 0.5
+    assert CHANGE < found.power.detectable <= 0.5
+    assert len(real) < found.power.needed < 10
 
 
 @pytest.mark.slow

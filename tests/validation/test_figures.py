@@ -141,3 +141,10 @@ def test_tempering_changes_max_over_mean_by_the_share(
     less = tempered(hot, change).series["max over mean"].mean()
     aim = 30 / 16 * (1 + change if change < 0.06 else 1 / (1 + change))
     assert less == pytest.approx(aim)
+
+
+def test_no_shift_is_found_as_often_as_the_level() -> None:
+    spread = spread_of(np.random.default_rng(5).normal(size=(4, 3)))
+    assert spread.power(np.zeros(3), 0.01) == pytest.approx(0.01)
+    assert spread.power(np.full(3, 1e-4), 0.01) == pytest.approx(0.01, rel=0.01)
+    assert spread.power(np.full(3, 1e4), 0.01) == pytest.approx(1)
