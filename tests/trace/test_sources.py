@@ -229,7 +229,9 @@ def test_a_hook_links_and_a_program_annotates() -> None:
     # a routing that a hook reported carries the hook's label
     encoder, words = Encoder(), list[int]()
     for label in ("", "router"):
-        encoder.encode((ROUTED, 0, "g", 1, label, 0, 0, True, [1, 2], None), words)
+        encoder.encode(
+            (ROUTED, 0, "g", 1, label, 0, 0, True, [1, 2], None, None), words
+        )
     places = [d["name"] for d in encoder.definitions() if d["define"] == "place"]
     assert places == [[-1, "", "", False, 0], [-1, "", "router", True, 0]]
 
