@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetraffic.analysis.claim import Claim
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
     AllTables,
@@ -25,6 +24,9 @@ from moetraffic.report.console.options import (
 from moetraffic.trace import Trace
 
 from .output import present, progress
+
+if TYPE_CHECKING:
+    from moetraffic.analysis.claim import Claim
 
 MEASURES = {
     "shares": "total variation",

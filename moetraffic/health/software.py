@@ -46,6 +46,7 @@ PACKAGES = (
     Package("ninja", "1.11", "compiling the capture hook", "hook"),
     Package("pyarrow", "16", "Parquet", "tables"),
     Package("tensorboard", "2.15", "event files of watch", "tensorboard"),
+    Package("threadpoolctl", "3", "one BLAS thread an analysis"),
     Package("dask", "2024.8", "statistics on a cluster", "dask"),
     Package("distributed", "2024.8", "statistics on a cluster", "dask"),
     Package("xarray", "2024.6", "labeled arrays", "xarray"),

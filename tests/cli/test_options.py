@@ -25,7 +25,9 @@ VERBS: dict[str, Any] = {
     "replay": get_command(replay.app),
     "bench": get_command(bench.app),
 }
-MAKES_A_RUN = {"bench", "capture", "demo", "generate", "pattern", "tolerance"}
+MAKES_A_RUN = {
+    *("bench", "capture", "demo", "estimate", "generate", "pattern", "tolerance")
+}
 """They are told how many of something; other verbs choose among what a trace has."""
 
 SAME = {

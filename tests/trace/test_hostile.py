@@ -78,7 +78,7 @@ def test_damaged_files_are_noticed(tmp_path: Path) -> None:
     outcomes = look(verdicts(tmp_path, "--files", 90), 90)
     assert outcomes["refused"] > 25
     assert outcomes["right"] > 8  # what means nothing may change
-    assert outcomes["left out"] > 1
+    assert outcomes["left out"] > 0
 
 
 @pytest.mark.slow

@@ -69,10 +69,10 @@ def matmul(
 
     Examples
     --------
-    >>> a100 = A100
-    >>> one = matmul(8192, 8192, 8192, a100)
-    >>> f"{2 * 8192**3 / float(one) / a100.peak_flops:.2f}"
-    '0.68'
+    >>> from moetraffic.patterns.time_model import A100
+    >>> one = matmul(8192, 8192, 8192, A100)
+    >>> f"{2 * 8192**3 / float(one) / A100.peak_flops:.2f}"
+    '0.71'
     """
     rows, columns, inner = (np.asarray(x, np.float64) for x in (rows, columns, inner))
     shape = np.broadcast_shapes(*(np.shape(x) for x in (rows, columns, inner, number)))
