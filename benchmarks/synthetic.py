@@ -32,21 +32,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from page import replace
 from scipy.ndimage import uniform_filter1d
 from scipy.spatial.distance import cdist
-from scipy.stats import t as student
+from synthetic_tables import Judgment, report, tables
 
 from moetraffic.generate import TrafficModel
 from moetraffic.generate.analog import Analog
@@ -71,10 +71,6 @@ WINDOW = 10
 """Iterations of a window that is looked for in a run."""
 SMOOTHED = 25
 """Iterations of the moving average of the load."""
-MOST_AUC = 0.55
-"""Accepted AUC: .05 above that of runs against reruns."""
-APART = 0.1
-"""Accepted difference of the correlation of two samples' loads to that of reruns."""
 
 
 class Walk(Baseline):
@@ -111,29 +107,6 @@ def generators() -> dict[str, Callable[[Trace], Generator]]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judgment:
-    """What is found of a generator at a setting; ranges are over fits or pairs."""
-
-    setting: str
-    generator: str
-    differences: dict[str, float]  # mean absolute difference of samples to their runs
-    signed: dict[str, float]  # mean difference
-    accepted: dict[str, float]
-    auc: dict[str, list[float]]  # by classifier, of each held-out fit
-    course: float  # correlation of the smoothed load of two samples
-    nearest: float  # distance to the nearest window, over the least of a rerun's
-    equal_rows: float  # share of rows that equal a captured one; of reruns the largest
-    fit_s: float  # of a fit and a sample
-
-    @property
-    def failed(self) -> list[str]:
-        """Figures whose difference is not accepted, the worst first."""
-        over = {n: self.differences[n] / self.accepted[n] for n in self.accepted}
-        bad = [n for n, x in over.items() if not x <= 1]
-        return sorted(bad, key=lambda n: -over[n])
-
-
 def judge_setting(
     setting: str,
     sources: Sequence[Path],
@@ -155,7 +128,7 @@ def judge_setting(
     accepted = accepted_difference(figures)
     apart = [_nearest(a.counts, b.counts) for a, b in permutations(real, 2)]
     judged = [_reruns(setting, figures, features, real, apart)]
-    _report(judged[-1])
+    report(judged[-1])
     for name in names:
         began = time.process_time()
         samples, others = [], []
@@ -203,7 +176,7 @@ def judge_setting(
                 fit_s=spent,
             )
         )
-        _report(judged[-1])
+        report(judged[-1])
     return judged
 
 
@@ -365,127 +338,7 @@ def _equal_rows(counts: Counts, of: Counts) -> float:
     return len(one & other) / len(one)
 
 
-# ---- results ---------------------------------------------------------------------
-
-
-def _report(found: Judgment) -> None:
-    """Print a judgment in two lines."""
-    auc = ", ".join(
-        f"{kind} {np.mean(x):.2f} ({min(x):.2f} to {max(x):.2f})"
-        for kind, x in found.auc.items()
-    )
-    failed = len(found.failed)
-    print(
-        f"{found.setting} {found.generator}: {len(FIGURES) - failed} of "
-        f"{len(FIGURES)} figures accepted; AUC {auc}; course {found.course:.2f}; "
-        f"nearest window {found.nearest:.2f}; equal rows {found.equal_rows:.1%}; "
-        f"{found.fit_s:.0f} s\n    "
-        + "; ".join(
-            f"{name} {found.signed[name]:+.1%} (|.| {found.differences[name]:.1%}, "
-            f"accepted {found.accepted[name]:.1%})"
-            + ("!" if name in found.failed else "")
-            for name in FIGURES
-        ),
-        flush=True,
-    )
-
-
-def tables(judged: Sequence[Judgment]) -> str:
-    """Write the tables in Markdown: downstream figures first, then the classifiers."""
-    names = list(dict.fromkeys(j.generator for j in judged))
-    of = {name: [j for j in judged if j.generator == name] for name in names}
-    lines = [
-        f"| difference to its run, median of {len(of[names[0]])} settings (worst) | "
-        + " | ".join([*names, "accepted, median"])
-        + " |",
-        "|---" * (len(names) + 2) + "|",
-    ]
-    for figure in FIGURES:
-        cells = []
-        for name in names:
-            each = {j.setting: j.differences[figure] for j in of[name]}
-            worst = max(each, key=lambda s: np.nan_to_num(each[s], nan=-1))
-            cells.append(
-                f"{np.nanmedian(list(each.values())):.1%} ({each[worst]:.1%} {worst})"
-            )
-        accepted = np.nanmedian([j.accepted[figure] for j in of[names[-1]]])
-        lines.append(f"| {figure} | " + " | ".join([*cells, f"{accepted:.1%}"]) + " |")
-    passed = [
-        f"{sum(len(FIGURES) - len(j.failed) for j in of[name])} of "
-        f"{len(FIGURES) * len(of[name])}"
-        for name in names
-    ]
-    lines.append("| figures accepted | " + " | ".join([*passed, ""]) + " |")
-    whole = [f"{sum(not j.failed for j in of[n])} of {len(of[n])}" for n in names]
-    lines.append("| settings with all accepted | " + " | ".join([*whole, ""]) + " |")
-    lines += _kept(of)
-    for kind in CLASSIFIERS:
-        cells = []
-        for name in names:
-            means = [float(np.mean(j.auc[kind])) for j in of[name]]
-            every = [x for j in of[name] for x in j.auc[kind]]
-            most = int(np.argmax(means))
-            cells.append(
-                f".50 by symmetry (pairs: {min(every):.2f} to {max(every):.2f})"
-                if name == "rerun"
-                else f"{_mean(means)} ({means[most]:.2f} {of[name][most].setting})"
-            )
-        lines.append(f"| AUC, {kind}: mean | " + " | ".join([*cells, ""]) + " |")
-    for label, value in (
-        ("correlation of two samples' smoothed load", "course"),
-        ("distance to the nearest window, over the least of reruns", "nearest"),
-        ("rows equal to a captured one", "equal_rows"),
-    ):
-        each_of = [[getattr(j, value) for j in of[name]] for name in names]
-        cells = [f"{np.median(x):.2f} ({min(x):.2f} to {max(x):.2f})" for x in each_of]
-        lines.append(f"| {label} | " + " | ".join([*cells, ""]) + " |")
-    return "\n".join(lines)
-
-
-def _kept(of: Mapping[str, Sequence[Judgment]]) -> list[str]:
-    """Count the settings at which a sample is judged as a rerun is, by each rule."""
-    reruns = {j.setting: j for j in of["rerun"]}
-    rules: dict[str, Callable[[Judgment, Judgment], bool]] = {
-        f"settings with both AUC at most {MOST_AUC:.2f}": lambda j, _: all(
-            np.mean(x) <= MOST_AUC for x in j.auc.values()
-        ),
-        f"settings with the course of reruns to within {APART}": lambda j, r: (
-            abs(j.course - r.course) <= APART
-        ),
-        "settings that copy no more than reruns": lambda j, r: (
-            j.nearest >= 1 and j.equal_rows <= r.equal_rows
-        ),
-    }
-    lines = []
-    for label, rule in rules.items():
-        cells = [
-            f"{sum(rule(j, reruns[j.setting]) for j in each)} of {len(each)}"
-            for each in of.values()
-        ]
-        lines.append(f"| {label} | " + " | ".join([*cells, ""]) + " |")
-    return lines
-
-
-def _mean(values: Sequence[float]) -> str:
-    """Format a mean with its 95% interval over settings."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return f"{mean:.2f}"
-    spread = float(np.std(values, ddof=1) / np.sqrt(len(values)))
-    reach = float(student.ppf(0.975, len(values) - 1)) * spread
-    return f"{mean:.2f} ± {reach:.2f}"
-
-
 BEGIN, END = "<!-- judged: begin -->", "<!-- judged: end -->"
-
-
-def write(page: Path, text: str) -> None:
-    """Replace what stands between two marks of a page."""
-    whole = page.read_text()
-    found = re.compile(f"{BEGIN}.*{END}", re.S)
-    if not found.search(whole):
-        raise SystemExit(f"{page} has no lines {BEGIN} and {END}: add them")
-    page.write_text(found.sub(lambda _: f"{BEGIN}\n{text}\n{END}", whole))
 
 
 def sets(folder: Path, share: str) -> dict[str, list[Path]]:
@@ -539,7 +392,7 @@ def main() -> None:
     text = tables(judged)
     print(text)
     if told.write is not None:
-        write(told.write, text)
+        replace(told.write, BEGIN, END, text)
 
 
 if __name__ == "__main__":

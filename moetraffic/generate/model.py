@@ -19,7 +19,7 @@ from .fitting import fit_dynamics, fit_rows
 from .rhythm import Rhythm
 from .rows import RowVariation
 from .sampling import SampledDemand
-from .scenario import Scenario, scenario_of
+from .scenario import Scenario, scenario_of, stacked_rows
 from .what_if import Knobs
 
 Int32 = npt.NDArray[np.int32]
@@ -212,19 +212,4 @@ def _counts(trace: Trace, iterations: range | None) -> tuple[Scenario, Int32]:
             f"a model is fitted to at least {shortest} iterations, but "
             f"{trace.name} has {count} that are whole: capture more"
         )
-    rows = len(scenario.slots) * scenario.ranks
-    shape = (count, len(scenario.layers), rows, scenario.experts)
-    counts = np.empty(shape, np.int32)
-    for layer in layers:
-        at = scenario.slots.index(layer.slot) * scenario.ranks
-        counts[:, scenario.layers.index(layer.layer), at : at + scenario.ranks] = (
-            layer.demand
-        )
-    sums = counts.sum(axis=3)
-    if (sums != scenario.copies).any():
-        raise AnalysisError(
-            f"each rank sends k x tokens = {scenario.copies} copies a layer, but "
-            f"in {trace.name} ranks send {int(sums.min())} to {int(sums.max())}: "
-            "fit to a run whose ranks have as many tokens and experts a token"
-        )
-    return scenario, counts
+    return scenario, stacked_rows(scenario, layers)
