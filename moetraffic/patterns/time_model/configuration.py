@@ -11,7 +11,7 @@ import numpy.typing as npt
 from moetraffic.errors import LayoutError
 
 from .architecture import Architecture
-from .values import Float64, Values, numbers
+from .values import Float64, Values, anywhere, numbers
 
 Bool = npt.NDArray[np.bool_]
 
@@ -264,7 +264,7 @@ def refuse_unsound(
         If a rule is broken anywhere.
     """
     for broken, rule, remedy in unmet(config) if rules is None else rules:
-        if broken.any():
+        if anywhere(broken):
             where = ", ".join(
                 f"{name} {_first(getattr(config, name), broken):g}" for name in SIZES
             )

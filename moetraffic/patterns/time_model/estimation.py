@@ -17,7 +17,7 @@ from .operations import Operations, model_operations, operations
 from .roofline import Passes, passes
 from .system import System
 from .traffic import IN_DP, KINDS, traffic
-from .values import Float64, Values
+from .values import Float64, Values, anywhere
 
 Bool = npt.NDArray[np.bool_]
 
@@ -197,27 +197,32 @@ def estimate(
     shape = np.broadcast_shapes(c.shape, np.shape(whole), np.shape(fits))
     sound = np.ones(shape, bool)
     for broken, _rule, _remedy in rules:
-        sound = sound & ~broken
+        if anywhere(broken):
+            sound = sound & ~broken
+    every = bool(sound.all())
+
+    def known(value: Values) -> Float64:
+        """The value where the configuration can exist, NaN elsewhere."""
+        if every and np.shape(value) == shape:
+            return np.asarray(value)
+        return np.where(sound, value, np.nan)
+
     return Estimate(
         config=c,
         sound=sound,
-        compute=_where(sound, compute),
-        communication={kind: _where(sound, value) for kind, value in times.items()},
-        wire={kind: _where(sound, value) for kind, value in wire.items()},
-        hidden=_where(sound, hidden),
-        overhead=_where(sound, overhead),
-        optimizer=_where(sound, optimizer),
-        bubble=_where(sound, bubble),
-        iteration=_where(sound, whole),
-        bubble_share=_where(sound, share),
-        bubble_of_ideal=_where(sound, ideal),
+        compute=known(compute),
+        communication={kind: known(value) for kind, value in times.items()},
+        wire={kind: known(value) for kind, value in wire.items()},
+        hidden=known(hidden),
+        overhead=known(overhead),
+        optimizer=known(optimizer),
+        bubble=known(bubble),
+        iteration=known(whole),
+        bubble_share=known(share),
+        bubble_of_ideal=known(ideal),
         memory=needed,
         fits=fits & sound,
     )
-
-
-def _where(sound: Bool, value: Values) -> Float64:
-    return np.where(sound, value, np.nan)
 
 
 def _sent(
@@ -228,7 +233,7 @@ def _sent(
     wire: dict[str, Float64] = {kind: np.zeros(shape) for kind in KINDS}
     micro: Values = np.zeros(shape)
     for calls in moved:
-        if not np.any(calls.calls) or not np.any(calls.ranks > 1):
+        if not anywhere(calls.calls) or not anywhere(calls.ranks > 1):
             continue  # no bandwidth is asked for what nobody sends
         sent = calls.wire
         spent = calls.moved / system.speed(calls) + system.latency(calls)

@@ -70,7 +70,7 @@ class NodeLinks:
         gpus = numbers("gpus", self.gpus)
         nic = numbers("nic_bytes_s", self.nic_bytes_s)
         inside = numbers("inside_bytes_s", self.inside_bytes_s)
-        near = np.clip(np.floor(gpus / calls.stride), 1, calls.ranks)
+        near = np.minimum(np.maximum(np.floor(gpus / calls.stride), 1), calls.ranks)
         out = nic * near / gpus
         if calls.collective == "send_recv":
             out = nic / np.minimum(calls.stride, gpus)

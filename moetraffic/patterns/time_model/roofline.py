@@ -9,15 +9,17 @@ sheet or named here with their source.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
 from .configuration import Configuration
 from .gpus import Gpu
-from .values import Float64, Values
+from .values import Float64, Values, anywhere
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 """Rows and columns of a tile of cuBLAS and CUTLASS, of which the fastest is taken."""
@@ -110,86 +112,134 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     rate = gpu.memory_bytes_s * gpu.memory_share
     apart = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     gate = 1.0 + m.gated
+    share = np.where(m.layers > 0, m.moe_layers / m.layers, 0.0)
+    dense, sparse = anywhere(share < 1), anywhere(share > 0)
+    fp8 = (c.fp8 > 0) & (gpu.fp8_speed > 1)
 
-    zero = np.zeros(c.shape)
+    # Step 1: all products of weights at once: rows, columns, inner, number, in 8 bits.
+    products: dict[str, Product] = {
+        "attention_in": (tokens, (m.attention + 2 * m.keys) / c.tp, whole, 1, fp8),
+        "attention_out": (tokens, whole, m.attention / c.tp, 1, fp8),
+        "head": (tokens, m.vocabulary / c.tp, whole, 1, False),
+    }
+    # by name: rows of each, width, how many there are
+    networks: dict[str, tuple[Values, Values, Values]] = {}
+    if dense:
+        networks["dense"] = tokens, m.dense_ffn / c.tp, 1
+    if sparse:
+        spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
+        local = np.maximum(m.experts / c.ep, 1)
+        copies = m.k * tokens * spread * c.split / c.tp
+        networks["experts"] = copies / local, m.expert_ffn / c.split, local
+        products["router"] = tokens, np.maximum(m.experts, 1), whole, 1, False
+        if anywhere(m.shared_ffn > 0):
+            networks["shared"] = tokens, m.shared_ffn / c.tp, 1
+    for name, (at, width, number) in networks.items():
+        products[f"{name}_up"] = at, gate * width, whole, number, fp8
+        products[f"{name}_down"] = at, whole, width, number, fp8
+    sequences, heads = c.micro_batch, m.heads / c.tp
+    width, here = m.attention / m.heads, m.sequence / c.cp
+    number = sequences * heads
+    scores: dict[str, Product] = {
+        "queries": (here, m.sequence, width, number, False),
+        "values": (here, width, m.sequence, number, False),
+    }
+    seconds = _seconds(products, scores, c.shape, gpu)
 
     def pair(ahead: Values, back: Values) -> Float64:
         """Forward and backward, of the configuration's shape."""
-        return np.stack([ahead + zero, back + zero])
+        both = np.empty((2, *c.shape))
+        both[0], both[1] = ahead, back
+        return both
 
-    fp8 = (c.fp8 > 0) & (gpu.fp8_speed > 1)
-
-    def linear(
-        columns: Values,
-        inner: Values,
-        at: Values = tokens,
-        number: Values = 1,
-        short: Values = fp8,
-    ) -> Float64:
-        """Forward, and backward by input and by weight."""
-        how = {"number": number, "fp8": short}
-        ahead = matmul(at, columns, inner, gpu, **how)
-        back = matmul(at, inner, columns, gpu, **how)
-        back = back + matmul(inner, columns, at, gpu, **how)
-        return pair(ahead, back)
-
-    def network(width: Values, at: Values = tokens, number: Values = 1) -> Float64:
+    def network(name: str) -> Float64:
         """A feed-forward network, its activation included."""
-        between = number * at * width / rate * pair(2 * gate + 2, 4 * gate + 2)
-        up = linear(gate * width, whole, at, number)
-        return np.asarray(up + linear(whole, width, at, number) + between)
+        at, width, number = networks[name]
+        between = number * at * width / rate
+        matrices = seconds[f"{name}_up"] + seconds[f"{name}_down"]
+        return np.asarray(
+            matrices + pair((2 * gate + 2) * between, (4 * gate + 2) * between)
+        )
 
-    # Step 1: attention, and what lies around matrix products.
-    time = linear((m.attention + 2 * m.keys) / c.tp, whole)
-    time = time + linear(whole, m.attention / c.tp)
-    sequences, heads = c.micro_batch, m.heads / c.tp
-    width = m.attention / m.heads
-    here = m.sequence / c.cp
-    core = matmul(here, m.sequence, width, gpu, number=sequences * heads)
-    core = core + matmul(here, width, m.sequence, gpu, number=sequences * heads)
+    # Step 2: attention, and what lies around matrix products.
     fused = c.fused_attention > 0
-    scores = np.where(fused, 0.0, sequences * heads * here * m.sequence)
+    stored = np.where(fused, 0.0, number * here * m.sequence)
+    core = seconds["queries"][0] + seconds["values"][0]
     core = np.where(fused, core / 2, core)
-    core_again = core + 9 * scores / rate
-    cores = pair(core_again, np.where(fused, 2.5, 2.0) * core + 11 * scores / rate)
+    core_again = core + 9 * stored / rate
+    cores = pair(core_again, np.where(fused, 2.5, 2.0) * core + 11 * stored / rate)
     row = tokens * whole / rate
     around = pair(22 * row / apart + 4 * row / c.tp, 46 * row / apart + 18 * row / c.tp)
-    # Step 2: feed-forward of dense and of expert layers.
-    share = np.where(m.layers > 0, m.moe_layers / m.layers, 0.0)
-    time = time + cores + around
-    if np.any(share < 1):
-        time = time + (1 - share) * network(m.dense_ffn / c.tp)
+    time = seconds["attention_in"] + seconds["attention_out"] + cores + around
+    # Step 3: feed-forward of dense and of expert layers.
     kernels = pair(FORWARD, BACKWARD)
-    if np.any(share > 0):
-        time = time + share * _experts(c, rate, network, linear)
+    if dense:
+        time = time + (1 - share) * network("dense")
+    if sparse:
+        experts = network("experts") + seconds["router"]
+        if "shared" in networks:
+            experts = experts + np.where(m.shared_ffn > 0, network("shared"), 0.0)
+        # rows are read and written before and after the experts
+        moved = 8 * copies * whole / np.where(c.sequence_parallel > 0, c.split, 1.0)
+        time = time + share * (experts + moved / rate)
         kernels = kernels + share * ROUTING
-    # Step 3: kernels start one after the other, and the host must keep ahead.
+    # Step 4: kernels start one after the other, and the host must keep ahead.
     time = np.maximum(time + kernels * gpu.start_s, kernels * gpu.dispatch_s)
-    layers = c.stage_layers
-    ahead, back = time * layers
+    ahead, back = time * c.stage_layers
     again = np.where(c.recompute == 2, ahead, 0.0)
-    core_again = layers * (core_again + CORE * gpu.start_s)
+    core_again = c.stage_layers * (core_again + CORE * gpu.start_s)
     again = np.where((c.recompute == 1) & ~fused, core_again, again)
-    # Step 4: the output layer; the loss passes 46 bytes a logit in 32 bits.
-    head = linear(m.vocabulary / c.tp, whole, short=False).sum(axis=0)
-    head = head + 46 * tokens * m.vocabulary / c.tp / rate
+    # Step 5: the output layer; the loss passes 46 bytes a logit in 32 bits.
+    head = seconds["head"].sum(axis=0) + 46 * tokens * m.vocabulary / c.tp / rate
     return Passes(forward=ahead, backward=back, recomputed=again, head=head)
 
 
-def _experts(
-    c: Configuration,
-    rate: float,
-    network: Callable[..., Float64],
-    linear: Callable[..., Float64],
-) -> Float64:
-    """An expert layer's feed-forward: gate, permutations, grouped products."""
-    m = c.model
-    spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
-    local = np.maximum(m.experts / c.ep, 1)
-    copies = m.k * c.tokens * spread * c.split / c.tp
-    time = network(m.expert_ffn / c.split, copies / local, local)
-    time = time + np.where(m.shared_ffn > 0, network(m.shared_ffn / c.tp), 0.0)
-    time = time + linear(np.maximum(m.experts, 1), m.hidden, short=False)
-    # rows are read and written before and after the experts
-    moved = 8 * copies * m.hidden / np.where(c.sequence_parallel > 0, c.split, 1.0)
-    return np.asarray(time + moved / rate)
+Product: TypeAlias = tuple[Values, Values, Values, Values, Values]
+"""Rows, columns and inner size of a matrix product, how many there are at once, and
+whether it is in 8 bits."""
+
+TOGETHER = 4096
+"""Configurations up to which all products are stacked in one array: the time of few
+configurations is that of calling numpy, of many that of the memory."""
+
+
+def _seconds(
+    linear: Mapping[str, Product],
+    forward: Mapping[str, Product],
+    shape: tuple[int, ...],
+    gpu: Gpu,
+) -> dict[str, Float64]:
+    """Seconds of products ``[2, *shape]``, forward and backward.
+
+    Parameters
+    ----------
+    linear
+        Products with weights, whose backward pass has one by the input and one by the
+        weight.
+    forward
+        Products of which the forward pass alone is computed.
+    shape, gpu
+        Of the configuration; where it runs.
+    """
+    asked: list[Product] = []
+    for rows, columns, inner, number, short in linear.values():
+        asked.append((rows, columns, inner, number, short))
+        asked.append((rows, inner, columns, number, short))
+        asked.append((inner, columns, rows, number, short))
+    asked += forward.values()
+    together = len(asked) if prod(shape) <= TOGETHER else 1
+    found = np.empty((len(asked), *shape))
+    for first in range(0, len(asked), together):
+        some = asked[first : first + together]
+        sizes = np.empty((5, len(some), *shape))
+        for place, product in enumerate(some):
+            for of, size in enumerate(product):
+                sizes[of, place] = size
+        rows, columns, inner, number, short = sizes
+        found[first : first + together] = matmul(
+            rows, columns, inner, gpu, number=number, fp8=short > 0
+        )
+    passes = found[: 3 * len(linear)].reshape(len(linear), 3, *shape)
+    both = np.stack([passes[:, 0], passes[:, 1] + passes[:, 2]], axis=1)
+    seconds = dict(zip(linear, both, strict=True))
+    return seconds | dict(zip(forward, found[3 * len(linear) :, None], strict=True))

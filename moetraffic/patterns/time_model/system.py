@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from .calls import Traffic
 from .gpus import Gpu
 from .links import NodeLinks
 from .traffic import KINDS
-from .values import Float64, Values, numbers
+from .values import Float64, Values, anywhere, numbers
 
 
-@runtime_checkable
 class Effective(Protocol):
     """Effective bandwidth as C(collective, ranks, size)."""
 
@@ -30,7 +29,6 @@ class Effective(Protocol):
         ...
 
 
-@runtime_checkable
 class Links(Protocol):
     """Bandwidth that knows more of the calls than their sizes."""
 
@@ -124,10 +122,10 @@ class System:
     def latency(self, calls: Traffic) -> Float64:
         """Seconds that the messages of some calls wait for each other."""
         known = self._bandwidth_of(calls.kind)
-        steps = calls.steps * self.latency_s
-        if isinstance(known, NodeLinks):
-            steps = steps + known.latency(calls)
-        return np.asarray(steps)
+        own = known.latency(calls) if isinstance(known, NodeLinks) else 0.0
+        if anywhere(self.latency_s):
+            own = own + calls.steps * self.latency_s
+        return np.asarray(own)
 
     def speed(self, calls: Traffic) -> Float64:
         """Effective bandwidth of some calls, bytes/s that a rank sends.
@@ -138,16 +136,17 @@ class System:
             If nothing is known for their kind, or it is not above 0.
         """
         told = self._bandwidth_of(calls.kind)
-        if isinstance(told, Links):
+        # checks of a protocol by isinstance take longer than the arithmetic
+        if hasattr(told, "speed"):
             made = np.asarray(told.speed(calls), np.float64)
-        elif isinstance(told, Effective):
+        elif hasattr(told, "bandwidth"):
             made = numbers(
                 f"the bandwidth of {calls.kind}",
                 told.bandwidth(calls.collective, calls.ranks, calls.buffer),
             )
         else:
             made = numbers(f"the bandwidth of {calls.kind}", told)
-        if (made <= 0).any():
+        if anywhere(made <= 0):
             raise LayoutError(
                 f"a bandwidth is above 0, but of {calls.kind} it is {made.min():g}: "
                 "raise it"

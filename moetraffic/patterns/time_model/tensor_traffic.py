@@ -7,7 +7,7 @@ import numpy as np
 from .calls import Traffic
 from .configuration import Configuration
 from .conventions import Conventions
-from .values import Values
+from .values import Values, anywhere
 
 
 def tensor_traffic(
@@ -50,7 +50,7 @@ def tensor_traffic(
         ),
         _calls(c, "tp", "reduce_scatter", whole, calls * pairs * apart * (2 + full)),
     ]
-    if np.any(cross > 0):
+    if anywhere(cross > 0):
         for size, summed, gathered in (
             (targets, 2 + full, 2 + again + full),
             (source, 1.0, 2 + full),
@@ -62,7 +62,7 @@ def tensor_traffic(
                 _calls(c, "tp", "all_gather", size, calls * cross * apart * gathered),
                 _calls(c, "tp", "reduce_scatter", size, calls * cross * apart * summed),
             ]
-    if np.any(share > 0):
+    if anywhere(share > 0):
         times = np.where(c.split > 1, calls * share * (2 + full), 0.0)
         found += [
             _calls(c, "tp", name, routed * c.split, times, ranks=c.split)

@@ -23,6 +23,8 @@ def numbers(name: str, given: Values) -> Float64:
     LayoutError
         If it is no number.
     """
+    if type(given) in (int, float, bool, np.float64) and given == given:
+        return np.float64(given)  # type: ignore[return-value]  # a number is an array
     try:
         made = np.asarray(given, np.float64)
     except (TypeError, ValueError):
@@ -32,6 +34,11 @@ def numbers(name: str, given: Values) -> Float64:
     if np.isnan(made).any():
         raise LayoutError(f"{name} must be known, but some of it is NaN: change it")
     return made
+
+
+def anywhere(condition: Values) -> bool:
+    """Whether a condition, or a number other than 0, is somewhere in an array."""
+    return bool(condition if np.ndim(condition) == 0 else np.any(condition))
 
 
 def shared(before: Float64, ranks: Float64) -> Float64:
