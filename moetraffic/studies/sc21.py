@@ -31,8 +31,9 @@ def reproduce() -> Study:
             "the iteration times themselves, because the tables print FLOP/s a GPU: "
             "times are F/(n X) with F of equation 3, to the three digits of X",
             "the time of each term, because the paper has no breakdown",
-            "the waiting of ZeRO-3 on many GPUs, because it is not in the latencies of "
-            "its gathers: half of the time on 1536 GPUs is missing here",
+            "all of ZeRO-3's time on many GPUs, because the paper states neither the "
+            "version of DeepSpeed nor its settings: with the copies and waits of its "
+            "code of 2021 up to a third is missing here",
         ),
         notes=(
             "two shares of an A100 are fitted to the even rows of table 1: see "

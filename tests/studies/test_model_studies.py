@@ -58,9 +58,12 @@ def test_pipelines_overtake_zero_3_where_ranks_are_many() -> None:
     ours = table.times * (1 + table.errors())
     zero, pipeline = ours[:6], ours[6:]
     ratio = (table.times[:6] / table.times[6:], zero / pipeline)
-    # on 768, 1536, 1120 and 2240 GPUs; at 384 the published times differ by 6%
-    assert (ratio[0][[1, 2, 4, 5]] > 1).all()
-    assert (ratio[1][[1, 2, 5]] > 1).all()
+    # on all but 384 GPUs, where the published times differ by 6%
+    assert (ratio[0] > 1).all()
+    assert (ratio[1][1:] > 1).all()
+    errors = np.abs(table.errors())
+    assert errors[:6].mean() <= 0.25
+    assert errors[6:].mean() <= 0.05
 
 
 def test_equations_2_and_3_give_the_tables_columns() -> None:

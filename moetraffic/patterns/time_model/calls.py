@@ -25,6 +25,7 @@ class Traffic:
     )
     copies: Values = 0  # k, where a node gets one copy of a token and hands it on
     most_nodes: Values = np.inf  # that the k experts of a token lie on
+    entries: Values = 0  # of a list of tensors in place of a flat buffer; 0: flat
 
     @property
     def wire(self) -> Float64:

@@ -25,6 +25,8 @@ class Conventions:
     ends: str = "counted"  # of vocabulary-parallel ends, and norms' gradients;
     # "left-out"
     bubble: str = "with-communication"  # APNet'24; "compute": SC'21's ideal time
+    zero3: str = "flat"  # a gather forward and one backward, of flat buffers;
+    # "lists": DeepSpeed up to 0.5.4, one in recomputation too, of lists of tensors
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -43,6 +45,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "reduced": ("held", "mean", "whole"),
     "ends": ("left-out", "counted"),
     "bubble": ("with-communication", "compute"),
+    "zero3": ("flat", "lists"),
 }
 """By field of Conventions, what it may be."""
 

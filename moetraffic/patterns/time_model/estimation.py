@@ -16,6 +16,7 @@ from .memory import Memory, memory
 from .operations import Operations, model_operations, operations
 from .roofline import Passes, passes
 from .system import System
+from .tensor_lists import list_time
 from .traffic import IN_DP, KINDS, traffic
 from .values import Float64, Values, anywhere
 
@@ -237,6 +238,7 @@ def _sent(
             continue  # no bandwidth is asked for what nobody sends
         sent = calls.wire
         spent = calls.moved / system.speed(calls) + system.latency(calls)
+        spent = spent + list_time(calls, system.memory_bytes_s)
         spent = np.where(calls.calls > 0, spent, 0.0)
         times[calls.kind] = times[calls.kind] + spent
         wire[calls.kind] = wire[calls.kind] + sent

@@ -83,13 +83,14 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         if conventions.reduced == "mean":
             held = held / (c.pp * c.tp)
     replicas = c.dp * c.cp
-    found += _gradients(c, "dp", held, replicas, c.tp)
+    lists = conventions.zero3 == "lists"
+    found += _gradients(c, "dp", held, replicas, c.tp, lists)
     among = np.where(folded, c.split, c.tp * c.cp) * c.ep
     # fully sharded experts are cut by whole experts, padded to the ranks
     local = np.maximum(m.experts / c.ep, 1)
     cut = np.ceil(local / c.expert_copies) * c.expert_copies / local
     experts = c.experts_held * np.where(c.zero == 3, cut, 1.0)
-    found += _gradients(c, "edp", experts, c.expert_copies, among)
+    found += _gradients(c, "edp", experts, c.expert_copies, among, lists)
     found.append(
         Traffic(
             kind="embedding",  # EmbTableSync: first and last stage
@@ -105,16 +106,29 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
 
 
 def _gradients(
-    c: Configuration, kind: str, held: Values, ranks: Values, stride: Values
+    c: Configuration,
+    kind: str,
+    held: Values,
+    ranks: Values,
+    stride: Values,
+    lists: bool,
 ) -> list[Traffic]:
     """Gradients, and with ZeRO parameters: arXiv 1910.02054, section 7.
 
     Under accumulation stage 2 reduces each micro-batch's gradients, and stage 3 gathers
-    each one's parameters twice, with a call for each layer or part of it.
+    each one's parameters twice, with a call for each layer or part of it; where modules
+    that are computed again release them in between, three times (arXiv 2104.07857,
+    section 4.1).
     """
     batches = c.micro_batches
     layers = np.where(c.zero == 3, c.stage_layers * c.gathers, 1.0)
-    one = {"kind": kind, "ranks": ranks, "stride": stride}
+    thrice = lists & (c.recompute == 2)
+    one = {
+        "kind": kind,
+        "ranks": ranks,
+        "stride": stride,
+        "entries": np.where(lists & (c.zero == 3), ranks, 0),
+    }
     # shares of the distributed optimizer are equally long
     padded = np.ceil(np.round(held, 3) / ranks) * ranks
     padded = np.where((c.zero == 1) | (c.zero == 2), padded, held)
@@ -139,12 +153,14 @@ def _gradients(
         ),
         Traffic(
             collective="all_gather",
-            # a layer's before its forward and its backward
+            # a layer's before each of its passes
             buffer=parameter / layers,
             calls=there
             * layers
             * np.select(
-                [c.zero == 3, (c.zero == 1) | (c.zero == 2)], [2 * batches, 1.0], 0.0
+                [c.zero == 3, (c.zero == 1) | (c.zero == 2)],
+                [np.where(thrice, 3, 2) * batches, 1.0],
+                0.0,
             ),
             every_micro_batch=False,
             **one,
