@@ -113,6 +113,7 @@ def _replay(
                 dtype=getattr(torch, request.dtype),
                 graphs=request.graphs,
                 passed=passed,
+                timeout_s=request.timeout_s,
             )
 
         engine = engine_of(planned)

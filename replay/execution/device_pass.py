@@ -1,19 +1,22 @@
 """Timed pass on a CUDA device: queue operations and read their times from events.
 
 Each stream of the plan is a CUDA stream; each group has a communicator, and so a
-stream of its own inside NCCL.  The host runs ahead of the device within an iteration:
-dependencies of operations are enforced on the device.  After each iteration the host
-synchronizes with the device and reads the events, which are reused.
+stream of its own inside NCCL.  One host thread queues the operations in the order of
+the program, which is the same on all ranks, and does not wait for them: dependencies
+and gaps between operations are enforced on the device, so an operation or gap of one
+stream delays no other stream.  Only gaps that sleep, and open loop, wait on the host.
 
-The issue time of an operation is when the host queued it; its start and end come from
-events on its stream, converted to the host's clock with an event whose end the host
-observed.
+Times come from events.  An operation is issued when its stream reaches it, after the
+operations and the gap that it waits for; the host may have queued it long before.
+Events are read as operations end, relative to an event whose time on the host's clock
+is known, and are used again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,15 +25,50 @@ from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import Launch
 from moetraffic.replay.plan.program import UNKNOWN_GAP
 
-from .pace import Gaps, Schedule
+from .device_gaps import device_gap
+from .host_pass import MAX_IN_FLIGHT
+from .pace import Schedule
 from .timed_pass import TimedPass
 
-_SIDE = 2048  # some 20 us on an H100, 100 us on a V100: gaps are many of these
-_REPETITIONS = 32
+_POLL_S = 50e-6  # interval at which the host checks whether operations have ended
+_REFERENCES = 3  # measurements of the device's clock, of which the closest counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """Events of one operation."""
+
+    issued: torch.cuda.Event  # timed: its stream reached it
+    ended: torch.cuda.Event  # timed
+    done: torch.cuda.Event  # other streams wait for it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """An event that has ended, and its time on the host's clock."""
+
+    event: torch.cuda.Event
+    host_ns: int
+
+    def time_of(self, event: torch.cuda.Event) -> int:
+        """Convert the time of an event that has ended to the host's clock, in ns."""
+        elapsed_ms = float(self.event.elapsed_time(event))
+        return self.host_ns + round(elapsed_ms * 1e6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queued:
+    """An operation that was queued and whose times have not been read."""
+
+    marks: Marks
+    reference: Reference
+    queued_ns: int
 
 
 class DevicePass:
     """Timed pass of one rank on its CUDA device.
+
+    The pass fails if no operation ends for longer than ``timeout_s``, gaps apart.
 
     Raises
     ------
@@ -39,7 +77,12 @@ class DevicePass:
     """
 
     def __init__(
-        self, timed: TimedPass, device: torch.device, *, graphs: bool = False
+        self,
+        timed: TimedPass,
+        device: torch.device,
+        *,
+        graphs: bool = False,
+        timeout_s: float = 60.0,
     ) -> None:
         if graphs and timed.pace.timed:
             raise ReplayError(
@@ -50,16 +93,20 @@ class DevicePass:
         self._timed = timed
         self._device = device
         self._graphs = graphs
-        timed.start = np.empty_like(timed.issue)
+        self._timeout_s = timeout_s
+        self._open_loop = timed.pace.schedule is Schedule.OPEN_LOOP
         used = np.unique(timed.program.stream).tolist()
         make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
         self._streams = {s: make(device) for s in used}
         self._side_streams = {s: make(device) for s in used}
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        filled = timed.pace.timed and timed.pace.gaps is Gaps.GEMM
-        self._gemm = Gemm(device) if filled else None
-        self._launches: list[Launch] = []  # of one iteration
+        self._clock_stream = make(device)
+        paced = timed.pace.timed and not self._open_loop
+        self._gap = device_gap(timed.pace.gaps, device) if paced else None
+        self._free: list[Marks] = []
+        self._in_flight: dict[int, Queued] = {}  # in program order
+        self._reference: Reference
         self._begin = 0
+        self._last_end = 0  # when the host last saw an operation end
 
     def run(self) -> None:
         """Run the timed pass on the device; its times are in ``timed`` afterwards.
@@ -69,161 +116,224 @@ class DevicePass:
         RankError
             If another rank does not respond.
         """
-        timed = self._timed
+        timed, n = self._timed, 0
+        launches = timed.launches()
         timed.barrier()
         torch.cuda.synchronize(self._device)
-        self._begin = time.monotonic_ns()
-        for begin, end in timed.iterations():
-            self._launches = timed.binder.launches(begin, end)
-            reference, reference_ns = self._reference()
-            timed.counter[0] = timed.base + 2 * begin + 1
-            n = begin
-            try:
+        self._begin = self._last_end = time.monotonic_ns()
+        timed.counter[0] = timed.base + 1
+        try:
+            for begin, end in timed.iterations():
+                n = begin
+                if not self._open_loop:
+                    self._wait(0)
+                self._reference = self._new_reference()
                 if self._graphs:
-                    self._run_graph(begin, end)
-                else:
-                    for n in range(begin, end):
-                        self._wait_until_due(n, begin)
-                        timed.issue[n] = time.monotonic_ns()
-                        self._queue(n, begin)
-                torch.cuda.synchronize(self._device)
-            except RuntimeError as error:
-                raise timed.failure(n, error) from error
-            self._read(begin, end, reference, reference_ns)
-            timed.counter[0] = timed.base + 2 * end
-            timed.done = end
-            timed.alive(time.monotonic_ns())
+                    self._run_graph(begin, end, launches)
+                    continue
+                for n in range(begin, end):
+                    self._wait_on_host(n)
+                    self._queue(n, next(launches))
+                    self._reap()
+            self._wait(0)
+            self._set_due()
+        except RuntimeError as error:
+            # what has not ended first, or else what could not be queued
+            first = next(iter(self._in_flight), n)
+            raise timed.failure(first, error) from error
 
     # ---- one operation -------------------------------------------------------------
 
-    def _queue(self, n: int, begin: int) -> None:
-        """Queue an operation and its two events on its stream."""
+    def _queue(self, n: int, launch: Launch) -> None:
+        """Queue an operation, its gap and its events on its stream."""
         program = self._timed.program
         number, after = int(program.stream[n]), int(program.after[n])
-        stream = self._streams[number]
-        before, ended = self._events_of(n - begin)
-        open_loop = self._timed.pace.schedule is Schedule.OPEN_LOOP
+        before = self._in_flight.get(after)
+        if before is not None and not self._graphs and _has_ended(before):
+            self._read(after)
+            before = None
+        stream, marks = self._streams[number], self._marks()
         with torch.cuda.stream(stream):
-            if after >= begin and not open_loop:
-                stream.wait_event(self._events[after - begin][1])
-            before.record(stream)
-            work = self._launches[n - begin]()
-            if program.waits[n] and not open_loop:
-                if work is not None:
-                    work.wait()  # blocks the stream, not the host
-                ended.record(stream)
-                return
-        # no operation waits for it: its end is recorded on a side stream
-        side = self._side_streams[number]
+            if not self._open_loop:
+                if before is not None:
+                    stream.wait_event(before.marks.done)
+                self._fill_gap(n)
+            marks.issued.record(stream)
+            if self._graphs:
+                # an event that is read outside of a graph is no dependency in it
+                marks.done.record(stream)
+            work = launch()
+        side = stream
+        if self._open_loop or not program.waits[n]:
+            # no operation waits for it: its end is recorded on a side stream
+            side = self._side_streams[number]
+            side.wait_event(marks.done if self._graphs else marks.issued)
         with torch.cuda.stream(side):
-            side.wait_event(before)
             if work is not None:
-                work.wait()
-            ended.record(side)
+                work.wait()  # blocks the stream, not the host
+            marks.ended.record(side)
+            if self._graphs:
+                marks.done.record(side)
+        self._in_flight[n] = Queued(
+            marks=marks, reference=self._reference, queued_ns=time.monotonic_ns()
+        )
 
-    def _wait_until_due(self, n: int, begin: int) -> None:
-        """Wait, on the host or the device, until an operation is due."""
+    def _fill_gap(self, n: int) -> None:
+        """Queue what is left of the gap before an operation on the current stream."""
         timed, program = self._timed, self._timed.program
-        after = int(program.after[n])
-        gaps = timed.pace.timed and timed.pace.schedule is not Schedule.OPEN_LOOP
-        if gaps and program.gap_ns[n] != UNKNOWN_GAP:
-            if self._gemm is not None:
-                stream = self._streams[int(program.stream[n])]
-                with torch.cuda.stream(stream):
-                    if after >= begin:
-                        stream.wait_event(self._events[after - begin][1])
-                    self._gemm.fill(round(program.gap_ns[n] * timed.pace.factor))
-                return
-            if after >= begin:
-                self._events[after - begin][1].synchronize()
-                timed.end[after] = time.monotonic_ns()  # until its event is read
-        timed.wait_until_due(n, self._begin)
+        if self._gap is None or program.gap_ns[n] == UNKNOWN_GAP:
+            return
+        after, gap_ns = int(program.after[n]), self._gap_ns(n)
+        if after not in self._in_flight:
+            since_ns = int(timed.end[after]) if after >= 0 else self._begin
+            gap_ns += since_ns - time.monotonic_ns()
+        if gap_ns > 0:
+            self._gap.fill(gap_ns)
+
+    def _gap_ns(self, n: int) -> int:
+        return round(int(self._timed.program.gap_ns[n]) * self._timed.pace.factor)
+
+    def _wait_on_host(self, n: int) -> None:
+        """Wait on the host until an operation is due, unless the device does."""
+        timed = self._timed
+        if self._open_loop:
+            due_ns = int(timed.program.due_ns[n])
+            while due_ns != UNKNOWN_GAP and self._in_flight:
+                left_ns = self._begin + due_ns - time.monotonic_ns()
+                if left_ns < 2e9 * _POLL_S:
+                    break
+                self._wait_once()
+            self._wait(MAX_IN_FLIGHT)
+            timed.wait_until_due(n, self._begin)
+        elif timed.pace.timed and self._gap is None:
+            after = int(timed.program.after[n])
+            while after in self._in_flight:
+                self._wait_once()
+            timed.wait_until_due(n, self._begin)
+
+    # ---- ends ----------------------------------------------------------------------
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most this many operations are in flight."""
+        while len(self._in_flight) > most:
+            self._wait_once()
+
+    def _wait_once(self) -> None:
+        """Read what has ended, or wait for a moment if nothing has.
+
+        Raises
+        ------
+        RuntimeError
+            If nothing has ended for longer than the timeout.
+        """
+        if self._reap() or not self._in_flight:
+            return
+        timed, (first, queued) = self._timed, next(iter(self._in_flight.items()))
+        now, since = time.monotonic_ns(), max(self._last_end, queued.queued_ns)
+        if self._gap is not None and timed.program.gap_ns[first] != UNKNOWN_GAP:
+            since += self._gap_ns(first)
+        if now - since > 1e9 * self._timeout_s:
+            raise RuntimeError(f"timed out after {self._timeout_s:g} s")
+        timed.alive(now)
+        time.sleep(_POLL_S)
+
+    def _reap(self) -> bool:
+        """Read operations that have ended, in order; return whether there was one."""
+        timed, found = self._timed, False
+        while self._in_flight:
+            first = next(iter(self._in_flight))
+            timed.counter[0] = timed.base + 2 * first + 1
+            if not _has_ended(self._in_flight[first]):
+                return found
+            self._read(first)
+            timed.counter[0] = timed.base + 2 * first + 2
+            timed.alive(self._last_end)
+            found = True
+        return found
+
+    def _read(self, n: int) -> None:
+        """Read the times of an operation that has ended."""
+        timed, queued = self._timed, self._in_flight.pop(n)
+        marks, reference = queued.marks, queued.reference
+        issue = reference.time_of(marks.issued)
+        timed.issue[n] = issue
+        timed.ended(n, max(issue, reference.time_of(marks.ended)))
+        self._free.append(marks)
+        self._last_end = time.monotonic_ns()
+
+    def _set_due(self) -> None:
+        """Set when operations after a gap on the device were due."""
+        timed, program = self._timed, self._timed.program
+        if self._gap is not None:
+            known = np.flatnonzero(program.gap_ns != UNKNOWN_GAP)
+            after, gap_ns = program.after[known], program.gap_ns[known]
+            since = np.where(after >= 0, timed.end[after], self._begin)
+            gaps = np.rint(gap_ns * timed.pace.factor).astype(np.int64)
+            timed.due[known] = since + gaps
 
     # ---- an iteration as a graph ---------------------------------------------------
 
-    def _run_graph(self, begin: int, end: int) -> None:
+    def _run_graph(self, begin: int, end: int, launches: Iterator[Launch]) -> None:
         """Record the operations of an iteration as one graph and launch it."""
         timed, graph = self._timed, torch.cuda.CUDAGraph()
-        for n in range(begin, end):
-            self._events_of(n - begin)
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             recorded = torch.cuda.current_stream(self._device)
             for stream in (*self._streams.values(), *self._side_streams.values()):
                 stream.wait_stream(recorded)
             for n in range(begin, end):
-                self._queue(n, begin)
+                self._queue(n, next(launches))
             for stream in (*self._streams.values(), *self._side_streams.values()):
                 recorded.wait_stream(stream)
+        recorded_marks = {n: q.marks for n, q in self._in_flight.items()}
+        self._in_flight.clear()  # nothing of it runs yet
         timed.barrier()  # recording takes long, and not equally long on all ranks
-        timed.issue[begin:end] = time.monotonic_ns()
+        self._reference, now = self._new_reference(), time.monotonic_ns()
         graph.replay()
-        torch.cuda.synchronize(self._device)
+        for n, marks in recorded_marks.items():
+            self._in_flight[n] = Queued(
+                marks=marks, reference=self._reference, queued_ns=now
+            )
+        self._wait(0)
+        torch.cuda.synchronize(self._device)  # the graph is not needed any more
 
     # ---- events --------------------------------------------------------------------
 
-    def _events_of(self, at: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        while at >= len(self._events):
-            self._events.append((self._new_event(), self._new_event()))
-        return self._events[at]
-
-    def _new_event(self) -> torch.cuda.Event:
+    def _marks(self) -> Marks:
+        if self._free:
+            return self._free.pop()
         if not self._graphs:
-            return _event()
-        try:  # events inside a graph must be external ones
-            return _event(external=True)
+            ended = _event()
+            return Marks(issued=_event(), ended=ended, done=ended)
+        try:  # events that are read outside of a graph must be external ones
+            issued, ended = _event(external=True), _event(external=True)
         except TypeError as error:
             raise ReplayError(
                 "times inside CUDA graphs need events that this torch "
                 f"{torch.__version__} does not have: upgrade torch, or leave out "
                 "--graphs"
             ) from error
+        return Marks(issued=issued, ended=ended, done=_event(timed=False))
 
-    def _reference(self) -> tuple[torch.cuda.Event, int]:
-        """Return an ended event, and the host time at which its end was observed."""
-        reference = _event()
-        reference.record(torch.cuda.current_stream(self._device))
-        reference.synchronize()
-        return reference, time.monotonic_ns()
+    def _new_reference(self) -> Reference:
+        """Measure the time of an event on the host's clock.
 
-    def _read(
-        self, begin: int, end: int, reference: torch.cuda.Event, reference_ns: int
-    ) -> None:
-        """Read the times of an iteration from its events."""
-        timed = self._timed
-        for n in range(begin, end):
-            before, ended = self._events[n - begin]
-            # no operation starts before the host has queued it
-            start = reference_ns + round(reference.elapsed_time(before) * 1e6)
-            timed.start[n] = max(int(timed.issue[n]), start)
-            last = reference_ns + round(reference.elapsed_time(ended) * 1e6)
-            timed.end[n] = max(int(timed.start[n]), last)
+        It lies between the calls that record the event and observe its end; of some
+        measurements the one with the shortest time between these is returned.
+        """
+        found: list[tuple[int, Reference]] = []
+        for _ in range(_REFERENCES):
+            event, before = _event(), time.monotonic_ns()
+            event.record(self._clock_stream)
+            event.synchronize()
+            took = time.monotonic_ns() - before
+            found.append((took, Reference(event=event, host_ns=before + took // 2)))
+        return min(found, key=lambda one: one[0])[1]
 
 
-def _event(**more: bool) -> torch.cuda.Event:
+def _event(*, timed: bool = True, **more: bool) -> torch.cuda.Event:
     make: Callable[..., torch.cuda.Event] = torch.cuda.Event
-    return make(enable_timing=True, **more)
+    return make(enable_timing=timed, **more)
 
 
-class Gemm:
-    """Matrix products in bfloat16 that fill gaps; their duration is measured first."""
-
-    def __init__(self, device: torch.device) -> None:
-        make = {"device": device, "dtype": torch.bfloat16}
-        self._a = torch.ones(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
-        self._b = torch.ones(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
-        self._out = torch.empty(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
-        self._multiply(_REPETITIONS)  # loads libraries, raises clocks
-        begin, end = _event(), _event()
-        begin.record()
-        self._multiply(_REPETITIONS)
-        end.record()
-        end.synchronize()
-        self.product_ns = max(1.0, begin.elapsed_time(end) * 1e6 / _REPETITIONS)
-
-    def fill(self, gap_ns: int) -> None:
-        """Queue matrix products of a given total duration on the current stream."""
-        self._multiply(round(gap_ns / self.product_ns))
-
-    def _multiply(self, times: int) -> None:
-        for _ in range(times):
-            torch.mm(self._a, self._b, out=self._out)
+def _has_ended(queued: Queued) -> bool:
+    return bool(queued.marks.ended.query())  # type: ignore[no-untyped-call]

@@ -24,7 +24,8 @@ class Engine:
     """Executes the program of one rank: verification, warm-up and timed passes.
 
     The backend is started with ``plan.groups`` and, after them, the group of all ranks.
-    Another engine of this rank has counted ``passed`` operations before.
+    Another engine of this rank has counted ``passed`` operations before.  On a CUDA
+    device an operation fails after ``timeout_s``; elsewhere the backend ends it.
 
     Raises
     ------
@@ -44,6 +45,7 @@ class Engine:
         dtype: torch.dtype = torch.float32,
         graphs: bool = False,
         passed: int = 0,
+        timeout_s: float = 60.0,
     ) -> None:
         self._plan = plan
         self._rank = rank
@@ -51,6 +53,7 @@ class Engine:
         self._backend = backend
         self._pace = Pace() if pace is None else pace
         self._graphs = graphs
+        self._timeout_s = timeout_s
         validate_kinds(plan, self._program, backend)
         self._binder = Binder(plan, self._program, backend, dtype)
         self._counter = heartbeat.counter()
@@ -126,7 +129,12 @@ class Engine:
             # torch's CUDA parts are imported only where there is a device
             from .device_pass import DevicePass
 
-            DevicePass(timed, self._backend.device, graphs=self._graphs).run()
+            DevicePass(
+                timed,
+                self._backend.device,
+                graphs=self._graphs,
+                timeout_s=self._timeout_s,
+            ).run()
         elif self._pace.schedule is Schedule.OPEN_LOOP or self._program.chained:
             run_in_order(timed)
         else:

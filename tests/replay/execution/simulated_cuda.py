@@ -1,0 +1,218 @@
+"""A CUDA device in virtual time: streams, events, launch queues and graphs.
+
+Its methods stand for those of ``torch.cuda``.  Everything that a stream is given
+before an event is recorded is known at that moment, so times follow at once:
+
+- work on a stream begins after the stream's earlier work and some time after the host
+  has launched it, and lasts as long as it says;
+- an event has the time at which its stream reaches it;
+- an operation of a communicator runs on a stream of its own, after what the current
+  stream held, as in torch's NCCL process group;
+- calls of the host take time, in which the device goes on;
+- inside a graph an external event is read and written, but is no dependency.
+
+What an operation really took is in :attr:`SimulatedCuda.transfers`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+LAUNCH_NS = 4_000  # host time of a launch, or of recording an event
+LATENCY_NS = 3_000  # from a launch to its begin on an idle stream
+OBSERVED_NS = 6_000  # from the end of an event to the host that waits for it
+CALL_NS = 60  # reading the clock
+PRODUCT_NS = 21_000  # a matrix product
+CYCLES_PER_NS = 1.755
+
+
+class Event:
+    def __init__(self, cuda: SimulatedCuda, external: bool) -> None:
+        self._cuda, self.external = cuda, external
+        self.at: int | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        (stream or self._cuda.current).record(self)
+
+    def query(self) -> bool:
+        assert self._cuda.recording is None, "query during capture"
+        self._cuda.now += CALL_NS
+        return self.at is None or self.at <= self._cuda.now
+
+    def synchronize(self) -> None:
+        assert self.at is not None
+        self._cuda.now = max(self._cuda.now, self.at) + OBSERVED_NS
+
+    def elapsed_time(self, other: Event) -> float:
+        assert self.at is not None
+        assert other.at is not None
+        assert max(self.at, other.at) <= self._cuda.now
+        return float(np.float32((other.at - self.at) / 1e6))
+
+
+class Stream:
+    def __init__(self, cuda: SimulatedCuda) -> None:
+        self._cuda, self.tail = cuda, 0
+        cuda.streams.append(self)
+
+    def do(self, step: Callable[[int], None]) -> None:
+        """Run a step, given the earliest begin, or add it to a graph."""
+        if self._cuda.recording is not None:
+            self._cuda.recording.append(step)
+            return
+        self._cuda.now += LAUNCH_NS
+        step(self._cuda.now + LATENCY_NS)
+
+    def record(self, event: Event) -> None:
+        def step(earliest: int) -> None:
+            self.tail = event.at = max(self.tail, earliest)
+
+        self.do(step)
+
+    def wait_event(self, event: Event) -> None:
+        if self._cuda.recording is not None and event.external:
+            return  # a node that waits for the event as it was before the graph
+        if self._cuda.recording is None:
+            at = event.at or 0
+            self._cuda.now += CALL_NS
+            self.tail = max(self.tail, at)
+            return
+
+        def step(earliest: int) -> None:
+            self.tail = max(self.tail, event.at or 0)
+
+        self.do(step)
+
+    def wait_stream(self, other: Stream) -> None:
+        event = Event(self._cuda, external=False)
+        other.record(event)
+        self.wait_event(event)
+
+    def work(self, duration_ns: int) -> None:
+        def step(earliest: int) -> None:
+            self.tail = max(self.tail, earliest) + duration_ns
+
+        self.do(step)
+
+
+@dataclass
+class Graph:
+    """What ``torch.cuda.CUDAGraph`` is."""
+
+    cuda: SimulatedCuda
+    steps: list[Callable[[int], None]] = field(default_factory=list)
+
+    def replay(self) -> None:
+        self.cuda.now += LAUNCH_NS
+        for step in self.steps:
+            step(self.cuda.now + LATENCY_NS)
+
+
+@dataclass
+class Work:
+    """What NCCL returns for an operation."""
+
+    cuda: SimulatedCuda
+    end: Event
+
+    def wait(self) -> None:
+        self.cuda.current.wait_event(self.end)
+
+
+class SimulatedCuda:
+    """State of the simulated device, and of the host's clock, in ns."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000_000
+        self.streams: list[Stream] = []
+        self.recording: list[Callable[[int], None]] | None = None
+        self.current = Stream(self)
+        self.communicators: dict[int, Stream] = {}
+        self.transfers: list[list[tuple[int, int, int]]] = []
+
+    def communicate(self, group: int, number: int, duration_ns: int) -> Work:
+        """Start an operation of a communicator; its times go to ``transfers[number]``.
+
+        These are when the current stream reached it, its begin and its end.
+        """
+        comm = self.communicators.setdefault(group, Stream(self))
+        ready, end = Event(self, external=False), Event(self, external=False)
+        self.current.record(ready)
+        comm.wait_event(ready)
+
+        def step(earliest: int) -> None:
+            begin = max(comm.tail, earliest)
+            comm.tail = begin + duration_ns
+            self.transfers[number].append((ready.at or 0, begin, comm.tail))
+
+        comm.do(step)
+        comm.record(end)
+        return Work(self, end)
+
+    # ---- what stands for torch.cuda and time ----------------------------------------
+
+    def synchronize(self, device: Any = None) -> None:
+        assert self.recording is None, "synchronize during capture"
+        self.now = max(self.now, *(s.tail for s in self.streams)) + OBSERVED_NS
+
+    def clock(self) -> int:
+        self.now += CALL_NS
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += round(seconds * 1e9) + 50_000  # it wakes late
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    @contextmanager
+    def graph(self, graph: Graph, **_: Any) -> Iterator[None]:
+        self.recording = graph.steps
+        yield
+        self.recording = None
+        self.now += 3_000_000  # recording and instantiating
+
+    @contextmanager
+    def device(self, _: Any) -> Iterator[None]:
+        yield
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Stand for ``torch.cuda``, its tensors of matrix products, and the clock."""
+        names: dict[str, Any] = {
+            "Stream": lambda device: Stream(self),
+            "Event": lambda enable_timing=False, external=False: Event(self, external),
+            "CUDAGraph": lambda: Graph(self),
+            "current_stream": lambda device=None: self.current,
+            "_sleep": lambda cycles: self.current.work(round(cycles / CYCLES_PER_NS)),
+            **{n: getattr(self, n) for n in ("stream", "graph", "synchronize")},
+            "device": self.device,
+        }
+        for name, stand_in in names.items():
+            patch.setattr(torch.cuda, name, stand_in)
+        for name in ("ones", "empty"):
+            patch.setattr(torch, name, _on_host(getattr(torch, name)))
+        patch.setattr(torch, "mm", lambda a, b, out: self.current.work(PRODUCT_NS))
+        patch.setattr(time, "monotonic_ns", self.clock)
+        patch.setattr(time, "sleep", self.sleep)
+
+
+def _on_host(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Create tensors that should be on the device without any memory."""
+
+    def create(*shape: Any, **options: Any) -> torch.Tensor:
+        if torch.device(options.get("device") or "cpu").type == "cuda":
+            options["device"] = "meta"
+        return make(*shape, **options)
+
+    return create

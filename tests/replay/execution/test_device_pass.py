@@ -1,0 +1,209 @@
+"""On a simulated CUDA device, reported times are those of the transfers.
+
+Only rank 0 runs; an operation lasts as long as is drawn for it, and what it really took
+is known in virtual time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from moetraffic.replay import make_plan
+from moetraffic.replay.execution import engine as engine_module
+from moetraffic.replay.execution.engine import Engine
+from moetraffic.replay.execution.pace import Gaps, parse_pace
+from moetraffic.replay.failure import RankError
+from moetraffic.replay.plan.program import KINDS, Plan, Program, Timing
+from moetraffic.trace.model import UNKNOWN_TIME
+
+from .simulated_cuda import LATENCY_NS, LAUNCH_NS, PRODUCT_NS, SimulatedCuda
+from .test_pace import MS, at_times, beside, spaced
+
+US = 1000
+
+
+class SimulatedNccl:
+    """A backend of one rank whose operations last as long as given."""
+
+    name = "simulated"
+    kinds = frozenset(KINDS)
+    device = torch.device("cuda", 0)
+
+    def __init__(self, cuda, durations):
+        self.cuda, self.durations = cuda, durations
+
+    def empty(self, size):
+        return torch.zeros(size, dtype=torch.uint8)
+
+    def bind(self, call):
+        number = len(self.cuda.transfers)
+        self.cuda.transfers.append([])
+        duration = int(self.durations[number])
+        return lambda: self.cuda.communicate(call.group, number, duration)
+
+
+@dataclass
+class Run:
+    plan: Plan
+    program: Program
+    timing: Timing
+    called: np.ndarray  # [N] virtual truth: the stream reaches the call
+    begin: np.ndarray  # the transfer begins
+    end: np.ndarray
+
+    @property
+    def taken(self):
+        return self.timing.end - self.timing.issue
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """Replay rank 0 of a plan on a simulated device."""
+
+    def run(plan, pace="asap", *, durations, gaps=Gaps.SPIN, **options):
+        cuda = SimulatedCuda()
+        moves = SimulatedNccl(cuda, durations)
+        program = plan.programs[0]
+        how = parse_pace(pace, gaps)
+        with monkeypatch.context() as patch:
+            cuda.install(patch)
+            patch.setattr(engine_module, "barrier", lambda *_: cuda.sleep(20e-6))
+            made = Engine(plan, 0, moves, pace=how, **options)
+            timing = made.run()
+        assert [len(t) for t in cuda.transfers] == [1] * len(program)
+        return Run(plan, program, timing, *np.array([t[0] for t in cuda.transfers]).T)
+
+    return run
+
+
+def drawn(count, low=50 * US, high=2 * MS):
+    """Log-uniform durations; the seed is in the message of a failing test."""
+    seed = secrets.randbits(32)
+    print(f"durations by seed {seed}")
+    random = np.random.default_rng(seed)
+    return np.exp(random.uniform(np.log(low), np.log(high), count)).astype(np.int64)
+
+
+def assert_totals(found, *, since="begin", launched=False):
+    """Totals of transfer time and of the wall clock within 1% of the truth.
+
+    Where an idle device waits for the host, its launch belongs to the operation.
+    """
+    truth = (found.end - getattr(found, since)).sum()
+    if launched:
+        truth += len(found.end) * (LAUNCH_NS + LATENCY_NS)
+    assert found.taken.sum() == pytest.approx(truth, rel=0.01)
+    wall = found.end.max() - found.begin.min()
+    assert np.ptp([found.timing.issue.min(), found.timing.end.max()]) == pytest.approx(
+        wall, rel=0.01
+    )
+    assert (found.timing.end >= found.end - US).all()
+    np.testing.assert_allclose(found.timing.end, found.end, atol=20 * US)
+
+
+def overlapping(found):
+    """Virtual time in which two operations of different streams run, ns."""
+    dense = found.program.stream > 0
+    return sum(
+        max(0, min(e, f) - max(b, c))
+        for b, e in zip(found.begin[dense], found.end[dense], strict=True)
+        for c, f in zip(found.begin[~dense], found.end[~dense], strict=True)
+    )
+
+
+def test_as_soon_as_possible_queueing_is_not_transfer(toy, on_device):
+    # the host queues an iteration long before the device reaches its end
+    plan = make_plan(at_times(toy(iterations=range(17)), spaced))
+    count = len(plan.programs[0])
+    assert count == 119
+    found = on_device(plan, durations=drawn(count))
+    assert_totals(found)
+    each = found.end - found.begin
+    np.testing.assert_allclose(found.taken, each, atol=20 * US)
+    assert set(found.timing.due.tolist()) == {UNKNOWN_TIME}
+
+
+@pytest.mark.parametrize("gaps", list(Gaps))
+def test_captured_gaps_are_kept_and_are_not_transfer(toy, on_device, gaps):
+    plan = make_plan(at_times(toy(iterations=range(5)), spaced))
+    found = on_device(
+        plan, "captured", durations=drawn(len(plan.programs[0])), gaps=gaps
+    )
+    assert_totals(found, launched=gaps is Gaps.SLEEP)
+    gap_ns = found.program.gap_ns[1:]
+    kept = found.begin[1:] - found.end[:-1]
+    # a product is the unit of a gap of products; a sleep wakes late
+    late = {Gaps.GEMM: PRODUCT_NS, Gaps.SPIN: 0, Gaps.SLEEP: 150 * US}[gaps]
+    np.testing.assert_allclose(kept, gap_ns, atol=late + 40 * US)
+    assert kept.sum() == pytest.approx(gap_ns.sum(), rel=0.01 + late / gap_ns.mean())
+    lateness = found.timing.issue - found.timing.due
+    assert np.abs(lateness[1:]).max() <= late + 40 * US
+
+
+@pytest.mark.parametrize("pace", ["asap", "captured", "scaled:0.5"])
+def test_dense_operations_overlap_exchanges(toy, on_device, pace):
+    plan = make_plan(at_times(toy(iterations=range(4)), beside))
+    program = plan.programs[0]
+    durations = drawn(len(program), 50 * US, MS)
+    dense = program.stream == 1
+    # longer than captured, and than the rest of the iteration
+    durations[dense] = 30 * MS
+    found = on_device(plan, pace, durations=durations)
+    assert_totals(found)
+    exchanges = (found.end - found.begin)[~dense]
+    # all exchanges but the first of each iteration run beside the dense operation
+    first = np.flatnonzero(np.diff(plan.iteration[program.operation], prepend=-1))
+    beside_ns = exchanges.sum() - (found.end - found.begin)[first].sum()
+    assert overlapping(found) == pytest.approx(beside_ns, rel=0.01)
+
+
+def test_an_open_loop_goes_on_over_slow_operations(toy, on_device):
+    plan = make_plan(at_times(toy(iterations=range(6)), spaced))
+    program = plan.programs[0]
+    durations = drawn(len(program), 50 * US, MS)
+    (slow, *_) = np.flatnonzero(program.stream == 1)
+    durations[slow] = 100 * MS  # two and a half iterations
+    found = on_device(plan, "open-loop", durations=durations)
+    # the dense operations after the slow one wait in its communicator
+    assert_totals(found, since="called")
+    due = program.due_ns - program.due_ns[0]
+    exchange = program.stream == 0
+    np.testing.assert_allclose(
+        (found.begin - found.begin[0])[exchange], due[exchange], atol=60 * US
+    )
+    lateness = found.timing.issue - found.timing.due
+    assert lateness.min() >= 0
+    assert lateness.max() < 60 * US
+    assert found.timing.end[slow] > found.timing.issue[slow + 14]
+
+
+@pytest.mark.parametrize("when", [spaced, beside])
+def test_a_graph_times_its_operations_and_keeps_their_dependencies(
+    toy, on_device, when
+):
+    plan = make_plan(at_times(toy(iterations=range(4)), when))
+    program = plan.programs[0]
+    durations = drawn(len(program))
+    found = on_device(plan, durations=durations, graphs=True)
+    assert_totals(found)
+    assert len(set(found.timing.issue[program.stream == 0].tolist())) == 24
+    waiting = program.after >= 0
+    assert (found.begin[waiting] >= found.end[program.after[waiting]]).all()
+    if when is beside:
+        assert overlapping(found) > 0
+
+
+def test_an_operation_that_does_not_end_is_named(toy, on_device):
+    plan = make_plan(at_times(toy(iterations=range(3)), spaced))
+    program = plan.programs[0]
+    durations = drawn(len(program))
+    durations[9] = 3600 * 10**9
+    with pytest.raises(RankError) as error:
+        on_device(plan, durations=durations, timeout_s=2.0)
+    assert error.value.operation == plan.name(int(program.operation[9]))
+    assert "timed out" in str(error.value)
