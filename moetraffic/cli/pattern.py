@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,11 +20,10 @@ from moetraffic.patterns import (
     Workload,
 )
 from moetraffic.patterns.algorithms import ALGORITHMS
-from moetraffic.patterns.grid import MegatronGrid
 from moetraffic.patterns.megatron import megatron_pattern
+from moetraffic.patterns.parallelism import CONTEXTS, RECOMPUTATIONS, Parallelism
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.router_spec import DISPATCH_FORMS
-from moetraffic.patterns.strategy import CONTEXTS, RECOMPUTATIONS, Strategy
 from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
@@ -51,7 +50,7 @@ PARTS = ("traffic", "groups", "calls")
 LIBRARIES = ("megatron", "moetraffic")
 
 GRID = field_options(
-    MegatronGrid,
+    Parallelism,
     "Parallelism",
     {
         "tp": "Number of tensor-parallel ranks of a layer.",
@@ -63,8 +62,8 @@ GRID = field_options(
         "order": "Order of the parallel axes over ranks, fastest-varying first.",
     },
 )
-STRATEGY = field_options(
-    Strategy,
+TRAINING = field_options(
+    Parallelism,
     "Training",
     {
         "virtual": Setting(
@@ -99,10 +98,6 @@ STRATEGY = field_options(
         "gradient_dtype": Setting(
             "Data type of reduced gradients.", shown="float32 or dtype"
         ),
-        "tied": Setting(
-            "Whether the output layer shares the embedding's weights.",
-            shown="the preset's",
-        ),
     },
 )
 ROUTING = field_options(
@@ -122,7 +117,7 @@ ROUTING = field_options(
 )
 
 
-@takes(shape=SHAPE, grid=GRID, training=STRATEGY, routing=ROUTING)
+@takes(shape=SHAPE, grid=GRID, training=TRAINING, routing=ROUTING)
 def pattern(
     ctx: typer.Context,
     model: Annotated[str, option(MODEL_HELP)] = "gpt2-large",
@@ -183,8 +178,8 @@ def pattern(
     ):
         if training[name] is None:
             training[name] = value
-    strategy = Strategy(grid=MegatronGrid(**grid), **training)
-    made = _made(library, of, strategy, gating)
+    plan = Parallelism(**grid, **training)
+    made = _made(library, of, plan, gating)
     if not made.kinds:
         raise LayoutError(
             "a single rank sends nothing, but tp x cp x dp x pp is "
@@ -195,10 +190,10 @@ def pattern(
     if output is not None:
         from moetraffic.analysis.pattern_trace import pattern_trace
 
-        tokens = strategy.micro_batch * strategy.accumulation * of.window
+        tokens = plan.micro_batch * plan.accumulation * of.window
         made_trace = pattern_trace(made, iterations=iterations, tokens=tokens)
         made_trace.save(output, force=force)
-    shown = _shown(made, matrices, strategy, algorithm, [plot, output])
+    shown = _shown(made, matrices, plan, algorithm, [plot, output])
     present(
         shown.data,
         *shown.summary,
@@ -213,7 +208,7 @@ def pattern(
 
 
 def _made(
-    library: str, shape: ModelShape, strategy: Strategy, gating: Gating
+    library: str, shape: ModelShape, plan: Parallelism, gating: Gating
 ) -> Pattern:
     """Compute the pattern of one library.
 
@@ -223,15 +218,15 @@ def _made(
         If the library does not have an option.
     """
     if library == "megatron":
-        return megatron_pattern(shape, strategy, gating)
-    s, g = strategy, strategy.grid
-    own = Strategy()
+        return megatron_pattern(shape, plan, gating)
+    s = plan
+    own = Parallelism()
     left = {
         "--virtual-stages": s.virtual != own.virtual,
         "--sequence-parallel": s.sequence_parallel,
         "--context": s.context != own.context,
         "--gradient-dtype": bool(s.gradient_dtype),
-        "--etp": g.etp not in (0, g.tp),
+        "--etp": s.etp not in (0, s.tp),
     }
     if any(left.values()):
         raise LayoutError(
@@ -239,14 +234,11 @@ def _made(
             f"{', '.join(name for name, given in left.items() if given)}: leave these "
             "out, or use --library megatron"
         )
-    shape = shape if s.tied is None else replace(shape, tied=s.tied)
     work = Workload(
         model=shape,
         gating=gating,
         layout=ParallelLayout(
-            **{axis: getattr(g, axis) for axis in ("dp", "tp", "pp", "ep", "cp")},
-            order=g.order,
-            zero=s.zero,
+            **{f.name: getattr(s, f.name) for f in fields(ParallelLayout)}
         ),
         training=Training(
             micro_batch=s.micro_batch,
@@ -261,13 +253,13 @@ def _made(
 def _shown(
     made: Pattern,
     matrices: Mapping[str, npt.NDArray[np.int64]],
-    strategy: Strategy,
+    plan: Parallelism,
     algorithm: str,
     written: Sequence[Path | None],
 ) -> Shown:
     from moetraffic.report.results import pattern as report
 
-    g = strategy.grid
+    g = plan
     sizes = {
         "PP": g.pp,
         "TP": g.tp,
@@ -279,9 +271,9 @@ def _shown(
     chart = report.heatmaps(
         matrices,
         title=f"{made.name} on {g.world} ranks: bytes between ranks",
-        source=f"Computed for {layout}; {strategy.accumulation} micro-batches of "
-        f"{strategy.micro_batch} sequences, {strategy.dtype}, gradients "
-        f"{strategy.gradients} by {strategy.synchronized}; collectives as "
+        source=f"Computed for {layout}; {plan.accumulation} micro-batches of "
+        f"{plan.micro_batch} sequences, {plan.dtype}, gradients "
+        f"{plan.gradients} by {plan.synchronized}; collectives as "
         f"{algorithm}",
         stage=g.world // g.pp if g.pp > 1 and g.order.endswith("pp") else 0,
     )

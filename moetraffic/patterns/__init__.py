@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .dropping import Dropping
-from .grid import MegatronGrid
 from .layout import ParallelLayout
 from .megatron import megatron_pattern
 from .model_card import Preset
+from .parallelism import Parallelism
 from .parameters import ParameterCount, parameter_count
 from .pattern import Call, Pattern
 from .presets import PRESETS, preset
@@ -14,7 +14,6 @@ from .router_table import ROUTERS
 from .routers import Gating
 from .scaling import scaled
 from .shape import ModelShape
-from .strategy import Strategy
 from .traffic import traffic_matrices, traffic_matrix
 from .training import Training
 from .workload import Workload
@@ -26,13 +25,12 @@ __all__ = [
     "Call",
     "Dropping",
     "Gating",
-    "MegatronGrid",
     "ModelShape",
     "ParallelLayout",
+    "Parallelism",
     "ParameterCount",
     "Pattern",
     "Preset",
-    "Strategy",
     "Training",
     "Workload",
     "megatron_pattern",

@@ -1,42 +1,69 @@
 """The parallel layout: which world ranks form which process groups.
 
-Dense layers use the grid (tp, cp, dp, pp); experts use a second grid over the same
-ranks in which ``ep`` divides ``dp`` and what is left over is expert-data parallelism
-(``edp``).  The default order is Megatron-LM's, tp-cp-ep-dp-pp: the leftmost name
-varies fastest over world ranks.
+Dense layers use the grid (tp, cp, dp, pp), experts a second one (etp, ep, edp, pp) over
+the same ranks: a rank's place in the one says nothing of its place in the other but for
+the pipeline stage, which both share.  Both are numbered in the same order of axes, the
+leftmost varies fastest: in the default order tp-cp-ep-dp-pp a rank of the first grid is
+``tp + t (cp + c (dp + d pp))``.
+
+References
+----------
+Megatron-LM, ``megatron/core/parallel_state.py``: ``RankGenerator`` and its two
+instances, ``decoder_rank_generator`` and ``expert_decoder_rank_generator``.
+Narayanan et al., arXiv 2104.04473, section 3 (tensor ranks beside each other).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 
 from moetraffic.errors import LayoutError
 
+from .schedules import chunk_layers
+
 AXES = ("tp", "cp", "ep", "dp", "pp")
 ZERO_STAGES = (0, 1, 2, 3)  # Rajbhandari et al., arXiv 1910.02054, section 5; 0: none
+
+Groups = tuple[tuple[int, ...], ...]
+
+DENSE_KINDS: Mapping[str, tuple[str, ...]] = {
+    "tp": ("tp",),
+    "cp": ("cp",),
+    "dp": ("dp",),
+    "dp_cp": ("cp", "dp"),  # copies of the dense parameters
+    "pp": ("pp",),
+    "mp": ("tp", "pp"),  # one copy of the model: its gradient's norm
+    "world": ("tp", "cp", "dp", "pp"),
+}
+EXPERT_KINDS: Mapping[str, tuple[str, ...]] = {
+    "etp": ("etp",),
+    "ep": ("ep",),
+    "edp": ("edp",),  # copies of the experts
+    "etp_ep": ("etp", "ep"),
+}
+KINDS = (*DENSE_KINDS, *EXPERT_KINDS, "embedding")
+"""Kinds of process groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelLayout:
     """Sizes of the parallel axes and their order over world ranks.
 
-    ``dp`` counts all data-parallel replicas of the dense parameters; ``ep`` ranks out
-    of those share one set of experts, so ``edp = dp / ep`` copies of it exist.
-
     Raises
     ------
     LayoutError
-        If a size is below one, ``ep`` does not divide ``dp``, ``order`` does not name
-        each axis once, or there is no such ZeRO stage.
+        If a size is below one, the second grid does not fit the ranks, the order does
+        not name each axis once, or there is no such ZeRO stage.
     """
 
-    dp: int = 1  # data-parallel replicas of the dense parameters
-    tp: int = 1  # tensor-parallel ranks of a layer
-    pp: int = 1  # pipeline stages
-    ep: int = 1  # expert-parallel ranks, a divisor of dp
-    cp: int = 1  # context-parallel ranks of a sequence
+    tp: int = 1  # tensor-parallel ranks of a layer t
+    cp: int = 1  # context-parallel ranks of a sequence c
+    dp: int = 1  # replicas d, each with its own data
+    pp: int = 1  # pipeline stages p
+    ep: int = 1  # ranks that share one set of experts
+    etp: int = 0  # tensor-parallel ranks of an expert; 0: tp
     order: str = "tp-cp-ep-dp-pp"  # fastest-varying axis first
     zero: int = 0  # ZeRO stage: 1 shards optimizer states, 2 gradients, 3 parameters
 
@@ -48,15 +75,28 @@ class ParallelLayout:
                     f"every parallel size must be at least 1, but {axis} is {size}: "
                     f"give --{axis} a positive number"
                 )
-        if self.dp % self.ep:
+        if self.etp < 0:
             raise LayoutError(
-                f"ep must divide dp, but ep is {self.ep} and dp is {self.dp}: "
-                f"choose ep among the divisors of {self.dp}"
+                f"etp must be at least 1, or 0 for that of tp, but is {self.etp}: "
+                "give --etp a positive number"
             )
         if sorted(self.order.split("-")) != sorted(AXES):
             raise LayoutError(
                 f"the order must name {', '.join(AXES)} once each, but is "
                 f"{self.order!r}: the default is 'tp-cp-ep-dp-pp'"
+            )
+        ranks = self.tp * self.cp * self.dp
+        if ranks % (self.expert_tp * self.ep):
+            raise LayoutError(
+                "ep must divide dp (where experts are folded over other ranks, etp x "
+                "ep must divide tp x cp x dp), but etp x ep is "
+                f"{self.expert_tp} x {self.ep} and tp x cp x dp is {self.tp} x "
+                f"{self.cp} x {self.dp}: change --ep, --etp or --dp"
+            )
+        if self.pp > 1 and self._stride("pp") != self._expert_stride("pp"):
+            raise LayoutError(
+                "both grids must have the same pipelines, but with the order "
+                f"{self.order} they differ: put pp last, or first"
             )
         if self.zero not in ZERO_STAGES:
             raise LayoutError(
@@ -67,59 +107,32 @@ class ParallelLayout:
     @property
     def world(self) -> int:
         """Number of ranks."""
-        return self.dp * self.tp * self.pp * self.cp
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def expert_tp(self) -> int:
+        """Tensor-parallel ranks of an expert."""
+        return self.etp or self.tp
 
     @property
     def edp(self) -> int:
         """Copies of each expert."""
-        return self.dp // self.ep
+        return self.tp * self.cp * self.dp // (self.expert_tp * self.ep)
 
-    def groups(self, kind: str) -> tuple[tuple[int, ...], ...]:
-        """Process groups of one kind, each as its ordered world ranks.
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks among which sequence parallelism spreads a sequence."""
+        return self.tp * self.cp
 
-        Parameters
-        ----------
-        kind
-            ``"ep"``, ``"edp"``, ``"dp"``, ``"tp"``, ``"pp"``, ``"cp"`` or ``"world"``;
-            ``"embedding"``: the first and the last stage of each pipeline, which both
-            hold the tied embedding.
-
-        Returns
-        -------
-        tuple of tuple of int
-            The groups, ordered by their first rank; they partition the world (those
-            of kind "embedding": its first and last stages).
-
-        Raises
-        ------
-        LayoutError
-            If the kind is not one of these.
-        """
-        if kind == "embedding":
-            pipelines = self.groups("pp")
-            return tuple(tuple(sorted({p[0], p[-1]})) for p in pipelines)
-        # Step 1: the axes of the full grid; "dp" here is what ep leaves of it.
-        grid = {"tp": self.tp, "cp": self.cp, "ep": self.ep, "dp": self.edp}
-        grid["pp"] = self.pp
-        varying = {"edp": ("dp",), "dp": ("ep", "dp"), "world": AXES}.get(kind, (kind,))
-        if not set(varying) <= set(AXES):
-            raise LayoutError(
-                "a group kind is one of "
-                f"{', '.join((*AXES, 'edp', 'embedding', 'world'))}, "
-                f"not {kind!r}"
-            )
-        # Step 2: give each rank its coordinates, fastest axis first.
-        names = self.order.split("-")
-        sizes = [grid[name] for name in names]
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(prod(sizes)):
-            rest, fixed = rank, []
-            for name, size in zip(names, sizes, strict=True):
-                rest, at = divmod(rest, size)
-                if name not in varying:
-                    fixed.append(at)
-            groups.setdefault(tuple(fixed), []).append(rank)
-        return tuple(tuple(ranks) for ranks in groups.values())
+    @property
+    def nested(self) -> bool:
+        """Whether experts are split as their layers are, and their copies are some of
+        those of the dense parameters."""
+        return (
+            self.expert_tp == self.tp
+            and self.cp == 1
+            and (self.tp == 1 or self._stride("tp") == self._expert_stride("etp"))
+        )
 
     def stages(self, layers: int) -> tuple[range, ...]:
         """The global layers of each pipeline stage; the first stages get what is over.
@@ -134,9 +147,84 @@ class ParallelLayout:
         >>> ParallelLayout(pp=3).stages(8)
         (range(0, 3), range(3, 6), range(6, 8))
         """
-        each, over = divmod(layers, self.pp)
-        begins = [stage * each + min(stage, over) for stage in range(self.pp + 1)]
-        return tuple(range(a, b) for a, b in pairwise(begins))
+        return chunk_layers(layers, self.pp)
+
+    @property
+    def stage_of(self) -> tuple[int, ...]:
+        """The pipeline stage of each world rank."""
+        step = self._stride("pp")
+        return tuple(rank // step % self.pp for rank in range(self.world))
+
+    def _stride(self, axis: str) -> int:
+        """Ranks between neighbors on an axis of the dense grid."""
+        return _before(axis, self._dense_axes)
+
+    def _expert_stride(self, axis: str) -> int:
+        return _before(axis, self._expert_axes)
+
+    @property
+    def _dense_axes(self) -> dict[str, int]:
+        return {
+            axis: getattr(self, axis) for axis in self.order.split("-") if axis != "ep"
+        }
+
+    @property
+    def _expert_axes(self) -> dict[str, int]:
+        named = {
+            "tp": ("etp", self.expert_tp),
+            "ep": ("ep", self.ep),
+            "dp": ("edp", self.edp),
+            "pp": ("pp", self.pp),
+        }
+        return dict(named[axis] for axis in self.order.split("-") if axis != "cp")
+
+    def groups(self, kind: str) -> Groups:
+        """Process groups of one kind.
+
+        Parameters
+        ----------
+        kind
+            One of KINDS; "embedding": the first and the last stage of each pipeline,
+            which both hold a tied embedding.
+
+        Returns
+        -------
+        tuple of tuple of int
+            World ranks, ascending in each group; groups by their first rank.
+
+        Raises
+        ------
+        LayoutError
+            If the kind is not one of these.
+        """
+        if kind == "embedding":
+            return tuple(tuple(sorted({p[0], p[-1]})) for p in self.groups("pp"))
+        if kind in DENSE_KINDS:
+            return _groups(self._dense_axes, DENSE_KINDS[kind])
+        if kind in EXPERT_KINDS:
+            return _groups(self._expert_axes, EXPERT_KINDS[kind])
+        raise LayoutError(
+            f"a group kind is one of {', '.join(KINDS)}, not {kind!r}: choose one"
+        )
+
+
+def _groups(sizes: Mapping[str, int], varying: Sequence[str]) -> Groups:
+    """Ranks of a grid that differ in some axes alone; the first axis varies fastest."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(prod(sizes.values())):
+        rest, fixed = rank, []
+        for name, size in sizes.items():
+            rest, at = divmod(rest, size)
+            if name not in varying:
+                fixed.append(at)
+        groups.setdefault(tuple(fixed), []).append(rank)
+    return tuple(tuple(ranks) for ranks in groups.values())
+
+
+def _before(axis: str, sizes: Mapping[str, int]) -> int:
+    """Product of the sizes of the axes that vary faster."""
+    names = list(sizes)
+    return prod(sizes[name] for name in names[: names.index(axis)])
 
 
 def unmet(
@@ -203,6 +291,13 @@ def unmet(
             "a pipeline goes with ZeRO stage 0 or 1, whose gradients wait for all "
             f"micro-batches, but pp is {p.pp} and zero is {p.zero}",
             "use --zero 1 or --pp 1",
+        ),
+        (
+            p.nested or p.cp > 1,
+            "training splits experts as their layers and copies them over data-"
+            f"parallel ranks, but etp is {p.expert_tp}, tp is {p.tp} and the order is "
+            f"{p.order}",
+            "leave out --etp, and put ep next to dp in --order",
         ),
         (
             p.cp == 1,

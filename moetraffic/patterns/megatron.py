@@ -18,17 +18,17 @@ from functools import cached_property
 from math import ceil
 
 from .element_types import element_bytes
+from .parallelism import Parallelism, check
 from .pattern import Call, Event, Pattern
 from .routers import Gating
 from .schedules import chunk_layers, handed_on, passes
 from .shape import ModelShape
-from .strategy import Strategy, check
 from .synchronization import ROOT, SYNCHRONIZATIONS, Copies, Synchronization, Unit
 from .tensors import ModelTensor, model_tensors, sees_own_tokens
 
 
 def megatron_pattern(
-    shape: ModelShape, strategy: Strategy, gating: Gating | None = None
+    shape: ModelShape, plan: Parallelism, gating: Gating | None = None
 ) -> Pattern:
     """The collectives of one iteration, all ranks.
 
@@ -36,7 +36,7 @@ def megatron_pattern(
     ----------
     shape
         The model.
-    strategy
+    plan
         How it is trained.
     gating
         Of a mixture of experts.  Where routing decides how much is sent, all experts
@@ -48,18 +48,15 @@ def megatron_pattern(
         If the model cannot be spread so.
     """
     gating = gating or Gating(k=1)
-    if strategy.tied is not None:
-        shape = replace(shape, tied=strategy.tied)
-    check(shape, gating, strategy)
-    grid = strategy.grid
+    check(shape, gating, plan)
     programs = tuple(
-        _Stage(shape, strategy, gating, number).program() for number in range(grid.pp)
+        _Stage(shape, plan, gating, number).program() for number in range(plan.pp)
     )
     about: dict[str, object] = {
         "model": shape.name,
         "layers": shape.layers,
         "hidden": shape.hidden,
-        "dtype": strategy.dtype,
+        "dtype": plan.dtype,
     }
     if shape.experts:
         about |= {
@@ -70,7 +67,7 @@ def megatron_pattern(
             "capacity_factor": gating.capacity_factor,
         }
     return Pattern(
-        name=shape.name, grid=grid, programs=programs, about=tuple(about.items())
+        name=shape.name, grid=plan, programs=programs, about=tuple(about.items())
     )
 
 
@@ -79,14 +76,14 @@ class _Stage:
     """What the ranks of one pipeline stage call."""
 
     shape: ModelShape
-    plan: Strategy
+    plan: Parallelism
     gating: Gating
     number: int
 
     # ---- the iteration -----------------------------------------------------------
 
     def program(self) -> tuple[Event, ...]:
-        plan, stages = self.plan, self.plan.grid.pp
+        plan, stages = self.plan, self.plan.pp
         forward = [self._forward(layers) for layers in self.chunks]
         backward = [self._backward(layers) for layers in self.chunks]
         events: list[Event] = []
@@ -115,7 +112,7 @@ class _Stage:
 
     def _end(self) -> list[Call]:
         """Behind the last backward pass (``finalize_model_grads.py``)."""
-        plan, grid = self.plan, self.plan.grid
+        plan = grid = self.plan
         gradient = element_bytes(plan.gradients)
         calls = self.sync.gradients()
         if plan.sequence_parallel and grid.tp > 1:
@@ -251,14 +248,14 @@ class _Stage:
 
     def _gathered(self, sequence: int, label: str, layer: int = -1) -> list[Call]:
         """All tokens of a sequence, where each tensor rank has some."""
-        if self.plan.grid.tp == 1 or not self.plan.sequence_parallel:
+        if self.plan.tp == 1 or not self.plan.sequence_parallel:
             return []
         size = self._bytes(self._own(sequence))
         return [self._tensor("all_gather", size, label, layer)]
 
     def _summed(self, sequence: int, label: str, layer: int = -1) -> list[Call]:
         """The sum over tensor ranks, or each one's tokens of it."""
-        if self.plan.grid.tp == 1:
+        if self.plan.tp == 1:
             return []
         one = "reduce_scatter" if self.plan.sequence_parallel else "all_reduce"
         size = self._bytes(self._shared(sequence))
@@ -266,7 +263,7 @@ class _Stage:
 
     def _entropy(self) -> list[Call]:
         """The vocabulary-parallel loss: largest logit, right one's, sum of powers."""
-        if self.plan.grid.tp == 1:
+        if self.plan.tp == 1:
             return []
         size = 4 * self._shared(self.shape.targets)
         call = self._tensor("all_reduce", size, "cross_entropy")
@@ -276,11 +273,11 @@ class _Stage:
 
     def _context(self, layer: int, *, backward: bool) -> list[Call]:
         """What one attention sends so that its tokens see the whole sequence."""
-        ranks = self.plan.grid.cp
+        ranks = self.plan.cp
         if ranks == 1:
             return []
         m, tokens = self.shape, self._shared(self._sequence(layer))
-        element, tp = element_bytes(self.plan.dtype), self.plan.grid.tp
+        element, tp = element_bytes(self.plan.dtype), self.plan.tp
         heads = m.heads if m.kv_rank else max(m.groups, tp)
         key = m.head_width + (m.rope_size if m.kv_rank else 0)
         widths = {"q": m.heads * key, "k": heads * key, "v": heads * m.value_width}
@@ -315,7 +312,7 @@ class _Stage:
 
     def _exchange(self, layer: int, phase: str) -> list[Call]:
         """A token exchange, and before a dispatch how many copies will come."""
-        grid, calls = self.plan.grid, []
+        grid, calls = self.plan, []
         padded = self.gating.dispatch == "padded"
         if phase == "dispatch" and not padded and grid.expert_tp * grid.ep > 1:
             calls.append(
@@ -347,7 +344,7 @@ class _Stage:
 
     def _split_experts(self, layer: int, operations: Sequence[str]) -> list[Call]:
         """Tensor ranks of an expert see all copies of all of them."""
-        ranks = self.plan.grid.expert_tp
+        ranks = self.plan.expert_tp
         if ranks == 1:
             return []
         mine = self._copies(layer) * self._bytes(1)
@@ -389,11 +386,11 @@ class _Stage:
 
     def _shared(self, sequence: int) -> int:
         """Tokens of a micro-batch that a tensor-parallel group has."""
-        return self.plan.micro_batch * sequence // self.plan.grid.cp
+        return self.plan.micro_batch * sequence // self.plan.cp
 
     def _own(self, sequence: int) -> int:
         """Tokens of it that a rank has between the split matrices."""
-        ranks = self.plan.grid.tp if self.plan.sequence_parallel else 1
+        ranks = self.plan.tp if self.plan.sequence_parallel else 1
         return self._shared(sequence) // ranks
 
     def _crosses(self, layer: int) -> bool:
@@ -405,13 +402,13 @@ class _Stage:
     @property
     def chunks(self) -> list[range]:
         """Global layers of this stage's chunks."""
-        pp, virtual = self.plan.grid.pp, self.plan.virtual
+        pp, virtual = self.plan.pp, self.plan.virtual
         return list(chunk_layers(self.shape.layers, pp, virtual)[self.number :: pp])
 
     @cached_property
     def tensors(self) -> list[ModelTensor]:
         """What a rank of this stage holds."""
-        grid, held = self.plan.grid, []
+        grid, held = self.plan, []
         for layers in self.chunks:
             for t in model_tensors(self.shape, layers=layers, vocabulary_split=grid.tp):
                 tp = grid.expert_tp if t.part == "expert" else grid.tp
@@ -426,7 +423,7 @@ class _Stage:
 
     @cached_property
     def sync(self) -> Synchronization:
-        plan, grid = self.plan, self.plan.grid
+        plan = grid = self.plan
         experts = [t for t in self.tensors if t.part == "expert"]
         replicas = "dp_cp" if grid.cp > 1 else "dp"
         every = (

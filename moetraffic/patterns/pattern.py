@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from .grid import Grid, Groups, stage_of
+from .layout import Groups, ParallelLayout
 
 TRAFFIC = ("TP", "PP", "DP", "EmbTableSync", "EP", "CP", "control")
 """Kinds of traffic; control: norms, losses, counts, of a few bytes."""
@@ -71,7 +71,7 @@ class Pattern:
     """The collectives of one iteration."""
 
     name: str  # of the model
-    grid: Grid
+    grid: ParallelLayout
     programs: tuple[tuple[Event, ...], ...]  # of each pipeline stage, in order
     # what a trace of it says beside: model's and training's fields by name of Meta
     about: tuple[tuple[str, object], ...] = ()
@@ -79,7 +79,7 @@ class Pattern:
     @cached_property
     def stage_of(self) -> tuple[int, ...]:
         """The pipeline stage of each world rank."""
-        return stage_of(self.grid)
+        return self.grid.stage_of
 
     @cached_property
     def _groups(self) -> dict[tuple[str, int], Groups]:

@@ -45,11 +45,14 @@ class Workload:
     def to_json(self) -> str:
         """The workload as one JSON object, field names as here.
 
-        A data seed is a field only where it is set: releases without it read the rest.
+        A data seed and the split of experts are fields only where they are set:
+        releases without them read the rest.
         """
         parts = asdict(self)
         if self.training.data_seed is None:
             del parts["training"]["data_seed"]
+        if not self.layout.etp:
+            del parts["layout"]["etp"]
         return json.dumps(parts, sort_keys=True)
 
     @classmethod

@@ -108,8 +108,7 @@ class BackgroundPattern:
             If the model is unknown, or the layout does not fit it.
         """
         from moetraffic.patterns import (
-            MegatronGrid,
-            Strategy,
+            Parallelism,
             megatron_pattern,
             preset,
         )
@@ -122,15 +121,13 @@ class BackgroundPattern:
             return _workload(found, size, self.options)
         # tensor-parallel experts need sequence parallelism to hold each token once
         split = bool(found.model.experts) and size["tp"] > 1
-        strategy = Strategy(
-            grid=MegatronGrid(
-                tp=size["tp"],
-                cp=size["cp"],
-                dp=size["dp"],
-                pp=size["pp"],
-                ep=size["ep"],
-                etp=int(self.options.get("etp", 0)),
-            ),
+        plan = Parallelism(
+            tp=size["tp"],
+            cp=size["cp"],
+            dp=size["dp"],
+            pp=size["pp"],
+            ep=size["ep"],
+            etp=int(self.options.get("etp", 0)),
             micro_batch=size["micro-batch"],
             accumulation=size["accumulation"],
             zero=int(self.options.get("zero", 0)),
@@ -139,7 +136,7 @@ class BackgroundPattern:
             recompute=self.options.get("recompute", "none"),
             dtype=self.options.get("dtype", "bfloat16"),
         )
-        return megatron_pattern(found.model, strategy, found.gating)
+        return megatron_pattern(found.model, plan, found.gating)
 
     def traffic(self, world: int) -> BackgroundTraffic:
         """Build the background traffic for a given number of replay ranks.

@@ -10,10 +10,9 @@ from moetraffic.analysis.pattern_trace import pattern_trace
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
-from moetraffic.patterns.grid import MegatronGrid
 from moetraffic.patterns.megatron import megatron_pattern
+from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
-from moetraffic.patterns.strategy import Strategy
 from moetraffic.patterns.traffic import traffic_matrix
 from moetraffic.patterns.workload_pattern import workload_pattern
 from moetraffic.replay import make_plan
@@ -23,9 +22,8 @@ SHAPE = ModelShape(layers=4, hidden=32, heads=4, sequence=16, experts=8)
 
 
 def everything() -> Pattern:
-    grid = MegatronGrid(tp=2, cp=2, dp=2, pp=2, ep=4, etp=1)
-    plan = Strategy(
-        grid=grid,
+    plan = Parallelism(
+        **{"tp": 2, "cp": 2, "dp": 2, "pp": 2, "ep": 4, "etp": 1},
         micro_batch=2,
         accumulation=4,
         virtual=2,

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from moetraffic.patterns import ModelShape, ParallelLayout, Training, Workload
-from moetraffic.patterns.grid import MegatronGrid
 from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.strategy import Strategy
+from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.workload_pattern import workload_pattern
 from moetraffic.trace import Trace
 
@@ -99,8 +98,8 @@ def test_an_interleaved_pipeline_has_a_wrap_around(
         micro_batches=micro_batches,
         capture=str(path),
     )
-    plan = Strategy(
-        grid=MegatronGrid(pp=stages),
+    plan = Parallelism(
+        pp=stages,
         accumulation=micro_batches,
         virtual=virtual,
         dtype="float32",

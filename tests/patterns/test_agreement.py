@@ -15,10 +15,9 @@ import pytest
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
-from moetraffic.patterns.grid import MegatronGrid
 from moetraffic.patterns.megatron import megatron_pattern
+from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
-from moetraffic.patterns.strategy import Strategy
 from moetraffic.patterns.time_model import Architecture, Configuration, traffic, unmet
 
 KINDS = {
@@ -110,8 +109,9 @@ def both(of: dict[str, Any]) -> tuple[Counter[str], Counter[str]] | None:
     try:
         pattern = megatron_pattern(
             known.model,
-            Strategy(
-                grid=MegatronGrid(**axes, etp=of["etp"]),
+            Parallelism(
+                **axes,
+                etp=of["etp"],
                 accumulation=of["accumulation"],
                 **same,
             ),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from moetraffic.patterns import PRESETS, MegatronGrid, Strategy, megatron_pattern
+from moetraffic.patterns import PRESETS, Parallelism, megatron_pattern
 from moetraffic.patterns.traffic import traffic_matrices
 
 
@@ -18,8 +18,8 @@ def test_each_kind_of_traffic_is_there(name: str) -> None:
     ep = 2 if shape.experts else 1
     pp = 2 if one_stack else 1
     tp = 1 if shape.heads % 2 else 2
-    grid = MegatronGrid(tp=tp, cp=2, dp=2, pp=pp, ep=ep)
-    plan = Strategy(grid=grid, accumulation=pp, sequence_parallel=True, zero=1)
+    sizes = {"tp": tp, "cp": 2, "dp": 2, "pp": pp, "ep": ep}
+    plan = Parallelism(**sizes, accumulation=pp, sequence_parallel=True, zero=1)
     matrices = traffic_matrices(megatron_pattern(shape, plan, preset.gating))
     expected = {"DP", "CP", "control"} | ({"TP"} if tp > 1 else set())
     if pp > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,9 @@ import pytest
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Gating, ModelShape, preset
-from moetraffic.patterns.grid import MegatronGrid
 from moetraffic.patterns.megatron import megatron_pattern
+from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
-from moetraffic.patterns.strategy import Strategy
 from moetraffic.patterns.tensors import model_tensors, padded_vocabulary
 from moetraffic.patterns.traffic import traffic_matrices, traffic_matrix
 
@@ -38,10 +38,8 @@ def made(
     gating: Gating | None = None,
     **plan: Any,
 ) -> Pattern:
-    strategy = Strategy(
-        grid=MegatronGrid(**grid), **{"micro_batch": B, "accumulation": M, **plan}
-    )
-    return megatron_pattern(shape, strategy, gating)
+    spread = Parallelism(**grid, **{"micro_batch": B, "accumulation": M, **plan})
+    return megatron_pattern(shape, spread, gating)
 
 
 def of_rank(pattern: Pattern, rank: int, traffic: str, **like: Any) -> list[int]:
@@ -122,7 +120,7 @@ def test_gradients_and_the_tied_table() -> None:
     wire = traffic_matrix(pattern, traffic=["DP"])
     assert wire[0].sum() == pytest.approx(2 * (d - 1) / d * G * held[0], abs=8)
     # only if the head is the embedding, and is elsewhere
-    assert not of_rank(made({"pp": 2}, tied=False), 0, "EmbTableSync")
+    assert not of_rank(made({"pp": 2}, replace(GPT, tied=False)), 0, "EmbTableSync")
     assert not of_rank(made({"dp": 2}), 0, "EmbTableSync")
 
 
@@ -207,8 +205,7 @@ def test_context_parallelism(context: str) -> None:
     [(4, 2, 4, "gpt2-large"), (4, 4, 4, "gpt2-large"), (2, 8, 4, "gpt-3b")],
 )
 def test_the_stripes_of_the_apnet_study(p: int, t: int, d: int, model: str) -> None:
-    grid = MegatronGrid(pp=p, tp=t, dp=d)
-    plan = Strategy(grid=grid, accumulation=p)
+    plan = Parallelism(pp=p, tp=t, dp=d, accumulation=p)
     matrices = traffic_matrices(megatron_pattern(preset(model).model, plan))
     ranks = np.arange(p * t * d)
     stage = t * d
@@ -242,7 +239,7 @@ def test_nodes_see_a_ring_once() -> None:
         ({"tp": 3}, {}, GPT, "tp must divide the attention heads"),
         ({"pp": 4}, {"virtual": 4}, GPT, "every chunk of a pipeline holds a layer"),
         ({"pp": 2}, {"zero": 2}, GPT, "wait for all micro-batches"),
-        ({"pp": 2}, {"zero": 4}, GPT, "zero is one of 0, 1, 2, 3"),
+        ({"pp": 2}, {"zero": 4}, GPT, "stage is one of 0, 1, 2, 3"),
         ({"dp": 2, "ep": 2}, {}, GPT, "a dense model has no experts"),
         ({"dp": 3, "ep": 3}, {}, MOE, "ep must divide the experts"),
         ({"tp": 2}, {}, MOE, "give --sequence-parallel"),

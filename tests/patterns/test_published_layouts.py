@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from moetraffic.patterns import preset
-from moetraffic.patterns.grid import MegatronGrid
 from moetraffic.patterns.megatron import megatron_pattern
+from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.scaling import scaled
-from moetraffic.patterns.strategy import Strategy
 from moetraffic.patterns.time_model import (
     GPUS,
     Architecture,
@@ -53,8 +52,8 @@ def test_published_layouts_are_answered_by_both(
     assert 0 < float(found.flops_gpu) < GPUS["H100"].peak_flops
     pattern = megatron_pattern(
         known.model,
-        Strategy(
-            grid=MegatronGrid(**sizes),
+        Parallelism(
+            **sizes,
             accumulation=batch // sizes["dp"] // 8,  # an eighth of the micro-batches
             sequence_parallel=parallel,
         ),
@@ -66,9 +65,10 @@ def test_published_layouts_are_answered_by_both(
 def test_volumes_of_gpt_3_175b() -> None:
     # 96 layers of 12288, 2048 tokens, 8 stages of 8 tensor ranks, 4 replicas; m = 8
     of = scaled(preset("megatron-145.6b").model, {"layers": 96, "vocabulary": 51_200})
-    grid = MegatronGrid(tp=8, pp=8, dp=4)
     found = sent(
-        megatron_pattern(of, Strategy(grid=grid, accumulation=8, dtype="float16"))
+        megatron_pattern(
+            of, Parallelism(tp=8, pp=8, dp=4, accumulation=8, dtype="float16")
+        )
     )
     row = 2048 * 12288 * 2
     assert found["tp"] == 8 * 12 * 4 * 2 * 7 // 8 * row
@@ -84,13 +84,11 @@ def test_volumes_of_gpt_3_175b() -> None:
 def test_volumes_of_mixtral_and_deepseek_v3() -> None:
     # four exchanges of a layer and micro-batch, k rows of h bfloat16 of each token
     mixtral = preset("mixtral-8x7b")
-    grid = MegatronGrid(dp=8, ep=8)
-    plan = Strategy(grid=grid, accumulation=4)
+    plan = Parallelism(dp=8, ep=8, accumulation=4)
     found = sent(megatron_pattern(mixtral.model, plan, mixtral.gating))
     assert found["ep"] == 4 * 32 * 4 * (2 * 4096 * 4096 * 2) * 7 // 8
     deepseek = preset("deepseek-v3")
-    grid = MegatronGrid(pp=16, dp=128, ep=64)
-    plan = Strategy(grid=grid, accumulation=16)
+    plan = Parallelism(pp=16, dp=128, ep=64, accumulation=16)
     pattern = megatron_pattern(deepseek.model, plan, deepseek.gating)
     exchanges = [
         sum(e.call.traffic == "EP" for e in program) for program in pattern.programs

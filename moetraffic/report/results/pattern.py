@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.patterns.grid import MegatronGrid
 from moetraffic.patterns.megatron import megatron_pattern
+from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.presets import preset
-from moetraffic.patterns.strategy import Strategy
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.report.chart import Chart, Rule
 from moetraffic.tables import Table
@@ -153,12 +152,10 @@ def stripes(model: str = "gpt-1.3b") -> dict[str, Chart]:
     found = preset(model)
     drawn = {}
     for p, t, d in LAYOUTS:
-        strategy = Strategy(
-            grid=MegatronGrid(tp=t, dp=d, pp=p),
-            micro_batch=found.micro_batch,
-            accumulation=p,
+        plan = Parallelism(
+            tp=t, dp=d, pp=p, micro_batch=found.micro_batch, accumulation=p
         )
-        pattern = megatron_pattern(found.model, strategy, found.gating)
+        pattern = megatron_pattern(found.model, plan, found.gating)
         drawn[f"p{p}-t{t}-d{d}"] = heatmaps(
             traffic_matrices(pattern),
             title=f"(p, t, d) = ({p}, {t}, {d}) on {p * t * d} ranks",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from moetraffic.errors import LayoutError
 
 from .element_types import element_bytes
-from .grid import MegatronGrid
-from .layout import ZERO_STAGES
+from .layout import ParallelLayout
 from .routers import Gating
 from .schedules import passes
 from .shape import ModelShape, unmet_in_parallel
@@ -22,8 +21,8 @@ tokens exchanged (Ulysses, Jacobs et al., arXiv 2309.14509)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy:
-    """Layout, batch, precision and the libraries' ways, of a training in Megatron's.
+class Parallelism(ParallelLayout):
+    """Layout, schedule, batch, precision and the libraries' ways of a training.
 
     Raises
     ------
@@ -31,11 +30,9 @@ class Strategy:
         If a field is out of range.
     """
 
-    grid: MegatronGrid = field(default_factory=MegatronGrid)
     micro_batch: int = 1  # sequences of a replica in one forward pass b
     accumulation: int = 1  # micro-batches of an iteration m
     virtual: int = 1  # chunks of layers on each pipeline stage v
-    zero: int = 0  # ZeRO stage
     # one of SYNCHRONIZATIONS, in place of what the ZeRO stage means by itself
     synchronization: str = ""
     bucket_mib: float = 0.0  # of the synchronization "ddp"; 0: torch's 1, then 25
@@ -44,9 +41,9 @@ class Strategy:
     context: str = "ring"  # one of CONTEXTS
     dtype: str = "bfloat16"  # of parameters and activations
     gradient_dtype: str = ""  # empty: float32 for bfloat16, as Megatron-LM, else dtype
-    tied: bool | None = None  # whether the head is the embedding; None: as the model
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("micro_batch", "accumulation", "virtual"):
             if getattr(self, name) < 1:
                 raise LayoutError(
@@ -54,7 +51,6 @@ class Strategy:
                     f"{getattr(self, name)}: give a positive number"
                 )
         known = {
-            "zero": ZERO_STAGES,
             "recompute": RECOMPUTATIONS,
             "context": CONTEXTS,
             "synchronization": ("", *SYNCHRONIZATIONS),
@@ -72,13 +68,13 @@ class Strategy:
             )
         element_bytes(self.dtype)
         element_bytes(self.gradients)
-        if self.grid.pp > 1 and self.synchronized in IN_EACH_MICRO_BATCH:
+        if self.pp > 1 and self.synchronized in IN_EACH_MICRO_BATCH:
             raise LayoutError(
                 "a pipeline goes with gradients that wait for all micro-batches, but "
-                f"pp is {self.grid.pp} and {self.synchronized} sends in each: use "
+                f"pp is {self.pp} and {self.synchronized} sends in each: use "
                 "--zero 1, another --synchronization or --pp 1"
             )
-        passes(0, self.grid.pp, self.accumulation, self.virtual)
+        passes(0, self.pp, self.accumulation, self.virtual)
 
     @property
     def synchronized(self) -> str:
@@ -92,15 +88,15 @@ class Strategy:
         return self.gradient_dtype or wide
 
 
-def check(shape: ModelShape, gating: Gating, strategy: Strategy) -> None:
-    """Refuse a model that a strategy cannot spread.
+def check(shape: ModelShape, gating: Gating, plan: Parallelism) -> None:
+    """Refuse a model that cannot be spread so.
 
     Raises
     ------
     LayoutError
         With the rule, its values and the remedy.
     """
-    s, g = strategy, strategy.grid
+    s = g = plan
     spread = g.sequence_ranks if s.sequence_parallel else g.cp
     rules = [
         (
