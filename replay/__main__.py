@@ -16,29 +16,40 @@ import typer
 from moetraffic.launch import current_rank
 from moetraffic.replay.execution.pace import Pace, parse_pace
 from moetraffic.replay.plan.background import parse_background
+from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.selection import Verification
-from moetraffic.replay.results.console import print_tables, progress_display
+from moetraffic.replay.results.console import print_result, progress_display
+from moetraffic.replay.results.machine_load import load_now
 from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.result import Replay
-from moetraffic.replay.results.summary_tables import replay_tables
+from moetraffic.replay.results.summary import sentences
+from moetraffic.replay.results.summary_tables import PARTS, replay_tables
 from moetraffic.replay.scale.byte_factor import factor_of
 from moetraffic.replay.scale.rescaling import Scaling
 from moetraffic.report.console.options import (
+    AllTables,
     AsJson,
     Iterations,
     Layers,
     Setting,
     field_options,
     layer_numbers,
+    only_option,
     option,
+    parts_of,
     refuse_idle,
     takes,
 )
-from moetraffic.report.console.terminal import run
+from moetraffic.report.console.terminal import announce, run
 
 from .failure import run_to_exit
 from .local import replay
 from .request import Request
+
+BUSY_REMEDY = (
+    "times vary with other processes; wait for them to end, or give --repeat 5 for "
+    "the spread between runs"
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -94,6 +105,7 @@ EXECUTED = field_options(
         "dense": "Replay the collectives of the trace other than all-to-alls.",
         "dtype": "Data type in which reductions compute.",
         "warm_up": "Number of iterations that run before, untimed.",
+        "repeat": "Number of timed passes (runs), for intervals between runs.",
         "graphs": Setting("Run each iteration as one CUDA graph (NCCL).", "--graphs"),
         "registered": Setting("Register the buffers with NCCL.", "--registered"),
         "timeout_s": Setting("Seconds that an operation may take.", "--timeout"),
@@ -180,6 +192,8 @@ def command(
     live: Annotated[
         bool | None, option("Show the progress of ranks.", shown="on a terminal")
     ] = None,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
     summary: Annotated[Path | None, typer.Option(hidden=True)] = None,
     *,
@@ -194,6 +208,7 @@ def command(
     Example: moetraffic replay run.h5 -o replayed.h5 --nproc 4
     """
     rank_env = current_rank()
+    names = parts_of(only, PARTS, tables=tables)
 
     def work() -> Replay | None:
         scaling["factor"] = factor_of(scaling["factor"])
@@ -231,8 +246,16 @@ def command(
         )
         if rank_env is None:
             with progress_display(live=live, metrics=request.metrics) as display:
+
+                def planned(plan: Plan) -> None:
+                    """Print the plan, and a warning if this machine is busy."""
+                    display.plan(plan)
+                    before = load_now()
+                    if before is not None and before.busy:
+                        announce(f"this machine is busy ({before}): {BUSY_REMEDY}")
+
                 result: Replay | None = replay(
-                    request, nproc=nproc, on_plan=display.plan, on_event=display.event
+                    request, nproc=nproc, on_plan=planned, on_event=display.event
                 )
         else:
             # torch takes seconds to import, and the parent of the ranks needs none
@@ -251,7 +274,7 @@ def command(
     elif as_json:
         print(result.to_json())
     else:
-        print_tables(replay_tables(result))
+        print_result(sentences(result), replay_tables(result), names, tables=tables)
     return 0
 
 

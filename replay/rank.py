@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 import moetraffic
@@ -14,17 +15,21 @@ from moetraffic.replay.backends.backend import Backend, backend
 from moetraffic.replay.execution.control import (
     agree_on_memory,
     agree_on_sizes,
+    exchange,
     gather_clocks,
     gather_times,
 )
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.background import expert_exchanges, pass_order
 from moetraffic.replay.plan.program import Plan, Timing
+from moetraffic.replay.plan.selection import Depth
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.replay.rendezvous.store import PLACE
+from moetraffic.replay.results.machine_load import LoadMeter, host_loads
 from moetraffic.replay.results.output import WRITING, WRITING_S
 from moetraffic.replay.results.result import Replay
 from moetraffic.trace.file_format import VERSION
+from moetraffic.trace.model import Float64
 from moetraffic.trace.trace import Trace
 
 from .failure import backend_errors
@@ -118,12 +123,15 @@ def _replay(
 
         engine = engine_of(planned)
         heartbeat.send("ready")
-        if request.passes > 1:
+        if request.verify.depth is not Depth.NONE:
             engine.verify(request.verify.chosen(planned))
         engine.warm_up(request.warm_up)
-        timing = engine.run()
-        heartbeat.send("step", "the gathering of times")
-        times = gather_times(planned, rank_env.rank, moves, timing)
+        meter, runs = LoadMeter(), []
+        for _ in range(request.repeat):
+            timing = engine.run()
+            heartbeat.send("step", "the gathering of times")
+            runs.append(gather_times(planned, rank_env.rank, moves, timing))
+        meters = _gather_meters(planned, rank_env.rank, moves, meter)
         pairs = _run_pairs(request, planned, rank_env.rank, moves, engine, engine_of)
         store = rendezvous.store.client
         clocks = gather_clocks(planned, rank_env.rank, moves, store)
@@ -131,20 +139,33 @@ def _replay(
         if rank_env.rank == 0:
             heartbeat.send("step", WRITING, within_s=WRITING_S)
             # slow imports that the other ranks do not need
-            from moetraffic.replay.results.audit import conclude
+            from moetraffic.replay.results.conclusion import conclude
 
             summary = conclude(
                 request,
                 trace,
                 planned,
-                times,
+                runs,
                 nodes=nodes,
                 torch_version=torch.__version__,
                 clocks=clocks,
                 pairs=pairs,
+                load=host_loads(nodes, meters),
             )
     moves.stop()
     return summary
+
+
+def _gather_meters(
+    plan: Plan, rank: int, backend: Backend, meter: LoadMeter
+) -> Float64:
+    """Gather the readings of all ranks' load meters, ``[R, 3]`` s, on every rank."""
+    with backend_errors(rank, "the gathering of times"):
+        own = np.ascontiguousarray(meter.read(), "<f8")
+        received = exchange(
+            backend, len(plan.groups), [own] * plan.world, [own.nbytes] * plan.world
+        )
+    return np.stack([row.view("<f8") for row in received])
 
 
 def _run_pairs(

@@ -24,6 +24,9 @@ from moetraffic.units import bytes_per_second
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 """Element types of reductions, as torch names them."""
 
+MOST_RUNS = 1000
+"""Largest number of timed passes; more are taken for a typing error."""
+
 LONGEST_S = 7 * 86_400.0
 """Longest timeout that is accepted, in seconds: one week."""
 
@@ -65,7 +68,8 @@ class Request:
     dense: bool = True  # also replay operations other than all-to-alls
     pace: Pace = ASAP
     dtype: str = "float32"  # in which reductions compute
-    warm_up: int = 0  # iterations that run before, untimed
+    warm_up: int = 1  # iterations that run before, untimed
+    repeat: int = 1  # timed passes (runs)
     graphs: bool = False  # an iteration as one CUDA graph
     registered: bool = False  # buffers that NCCL reads and writes in place
     # baselines, and files of results
@@ -103,11 +107,16 @@ class Request:
                 f"of warm-up, but are given {self.dtype[:40]!r} and {self.warm_up}: "
                 "change --dtype or --warm-up"
             )
+        if not 1 <= self.repeat <= MOST_RUNS:
+            raise ReplayError(
+                f"a replay has 1 to {MOST_RUNS} timed passes, but --repeat is "
+                f"{self.repeat}: give a number between these"
+            )
 
     @property
     def passes(self) -> int:
         """Number of passes of a rank through its program."""
-        return 1 if self.verify.depth is Depth.NONE else 2
+        return self.repeat + (self.verify.depth is not Depth.NONE)
 
     def common_settings(self) -> Mapping[str, str]:
         """Options that must be the same on all ranks, by name.
@@ -139,6 +148,7 @@ class Request:
             "gaps": self.pace.gaps.value,
             "dtype": self.dtype,
             "warm-up": self.warm_up,
+            "repeat": self.repeat,
             "capacity": self.capacity,
             "topology": self.topology,
             "bandwidth": self.bandwidth,

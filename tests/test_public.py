@@ -142,14 +142,19 @@ def test_a_replay_s_summary() -> None:
             "kinds": {"all_to_all": 8},
             "streams": ("main",),
             "left_out": {},
-            "verified": "full",
+            "verified": "none",
             "digest": "",
             "total_bytes": 20_000,
             "network_bytes": 10_000,
             "rank_bytes": (5_000, 5_000),
             "buffer_bytes": 10,
             "wall_s": 0.5,
+            "transfer_s": 0.25,
+            "waiting": 0.5,
+            "rank_waiting": (0.0, 1.0),
+            "runs": 1,
             "time_us": spread,
+            "transfer_us": spread,
             "algbw_gbs": None,
             "busbw_gbs": None,
             "total_busbw_gbs": None,
@@ -158,8 +163,11 @@ def test_a_replay_s_summary() -> None:
             "straggler_share": 0.0,
         }
     )
-    texts = Cells(summary._repr_html_()).texts
-    assert texts[0] == "replay of a<b>.h5"
+    html = summary._repr_html_()
+    texts = Cells(html).texts
+    assert "replay of a<b>.h5" in texts
+    assert "every size verified, no bytes" in html
+    assert "every size and byte verified" not in html
     assert {"operations", "2.5", "0.500 s"} <= set(texts)
     assert any("10.00 kB of them between ranks" in text for text in texts)
 

@@ -25,10 +25,11 @@ from moetraffic.report.console.options import (
     positive_numbers,
     selection,
 )
+from moetraffic.report.console.selection import selected
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_output
 
-from .output import json_text, present, progress, selected, write_output
+from .output import json_text, present, progress, write_output
 
 if TYPE_CHECKING:
     from moetraffic.analysis import Analysis

@@ -103,9 +103,13 @@ class Engine:
             return
         order = plan.checking_order(self._rank)
         early = plan.iteration[program.operation[order]] <= first[-1]
+        sent_ns = time.monotonic_ns()
         for n in order[early].tolist():
             with backend_errors(self._rank, plan.name(int(program.operation[n]))):
                 run(self._backend, self._binder.call(n))
+            if (now_ns := time.monotonic_ns()) - sent_ns > HEARTBEAT_EVERY_NS:
+                sent_ns = now_ns
+                heartbeat.send("step", "the warm-up")
 
     def run(self) -> Timing:
         """Run a timed pass through the program and record the times of operations.

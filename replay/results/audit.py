@@ -1,10 +1,10 @@
-"""Compute the results of a replay on rank 0: replayed trace, times, comparison.
+"""Comparison of a replay with the captured run and with baselines.
 
 Completion times of all operations, of each kind, stream, phase and layer, and of
-iterations; their busbw; and ratios to the baselines (:mod:`.baselines`), each with a
-confidence interval from iterations resampled jointly for both
+iterations; their busbw and waiting; and ratios to the baselines (:mod:`.baselines`),
+each with a confidence interval from iterations resampled jointly for both
 (:mod:`moetraffic.analysis.resampling`).  A ratio is of sums over the operations whose
-time is known in both.
+time is known in both.  Several runs: :mod:`.runs`.
 """
 
 from __future__ import annotations
@@ -17,143 +17,24 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.resampling import ratio
-from moetraffic.analysis.times.completion import (
-    by_iteration,
-    completion,
-    iteration_times,
-    quantiles,
-)
+from moetraffic.analysis.times.completion import by_iteration, quantiles
 from moetraffic.errors import ReplayError
-from moetraffic.fabric.named import load_fabric
-from moetraffic.patterns.measurements import read_table
-from moetraffic.replay.execution.pace import Schedule
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
-from moetraffic.replay.plan.sizes import operation_matrices
-from moetraffic.replay.request import Request
-from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Float64, Int64
-from moetraffic.trace.trace import Trace
-from moetraffic.units import bit_rate, bytes_per_second
 
-from .baselines import Baselines, captured_times, modeled, network_bounds, port_times
-from .output import write
-from .replayed_trace import replayed_trace
+from .baselines import Baselines, serialized_times
+from .call_times import NO_CLOCKS, Measured, measure, parts
 from .result import (
     LATE_S,
-    NO_CLOCKS,
     UNKNOWN_RATIO,
     DurationQuantiles,
     Fidelity,
-    Measured,
     PartFidelity,
     Punctuality,
     Ratio,
-    Replay,
-    measure,
-    parts,
-    summarize,
 )
 
 Times = Mapping[int, Timing]
-
-
-def conclude(
-    request: Request,
-    trace: Trace,
-    plan: Plan,
-    times: Times,
-    *,
-    nodes: Sequence[str],
-    torch_version: str = "",
-    clocks: npt.NDArray[np.void] = NO_CLOCKS,
-    pairs: Sequence[tuple[Times, Times]] = (),
-) -> Replay:
-    """Write the replayed trace, compare it with baselines and summarize the replay.
-
-    ``times`` are those of every rank, ``clocks`` offsets of type CLOCK, and ``pairs``
-    the times of passes without and with dense traffic.
-
-    Raises
-    ------
-    MoetrafficError
-        If the trace cannot be written, or a baseline cannot be read.
-    """
-    scale = request.scaling.scale(trace)
-    if request.out is not None:
-        made = replayed_trace(
-            trace,
-            plan,
-            times,
-            backend=request.backend,
-            nodes=nodes,
-            torch_version=torch_version,
-            clocks=clocks,
-            scale=scale,
-        )
-        write(made, request.out, force=request.force, rank=0)
-    measured = measure(plan, times, clocks)
-    walls: dict[int, float] = {}
-    if scale is None:
-        calls = completion(trace, kind=None)
-        mine = np.flatnonzero(np.isin(calls.occurrence, plan.occurrence))
-        when, took, _ = iteration_times(trace, calls.take(mine))
-        walls = dict(zip(when.tolist(), took.tolist(), strict=True))
-    fidelity = audit(
-        plan,
-        times,
-        measured,
-        baselines=_baselines(request, trace, plan, nodes, scale),
-        clocks=clocks,
-        absolute=request.pace.schedule is Schedule.OPEN_LOOP,
-        pairs=pairs,
-        captured_wall_s=walls,
-    )
-    return summarize(
-        plan,
-        times,
-        measured,
-        backend=request.backend,
-        nodes=nodes,
-        verified=str(request.verify),
-        pace=str(request.pace),
-        out=str(request.out or ""),
-        fidelity=fidelity,
-    )
-
-
-def _baselines(
-    request: Request,
-    trace: Trace,
-    plan: Plan,
-    nodes: Sequence[str],
-    scale: Scale | None,
-) -> Baselines:
-    notes: tuple[str, ...] = ()
-    call, transfer = captured_times(trace, plan)
-    bound, model, bound_of = None, None, ""
-    if request.topology is not None:
-        on = load_fabric(
-            request.topology,
-            plan.world,
-            capacity=request.capacity,
-        )
-        bound = network_bounds(plan, operation_matrices(trace, plan, scale), on)
-        bound_of = f"{on.topology.name}, {bit_rate(on.topology.hosts.nic_bytes_s)} NICs"
-    elif request.capacity is not None:
-        rate_bytes_s = bytes_per_second(request.capacity)
-        bound = port_times(plan, rate_bytes_s)
-        bound_of = f"{bit_rate(rate_bytes_s)} a rank"
-    if request.bandwidth is not None:
-        model, notes = modeled(plan, read_table(request.bandwidth), nodes)
-    return Baselines(
-        captured_call_s=call,
-        captured_transfer_s=transfer,
-        bound_s=bound,
-        model_s=model,
-        bound_of=bound_of,
-        model_of=str(request.bandwidth or ""),
-        notes=notes,
-    )
 
 
 def audit(
@@ -178,7 +59,7 @@ def audit(
         for by, label, at in parts(plan)
         if np.isfinite(measured.call_s[at]).any()
     ]
-    found.append(_iterations(plan, measured, captured_wall_s or {}))
+    found.append(_iterations(plan, measured, base.bound_s, captured_wall_s or {}))
     return Fidelity(
         parts=tuple(found),
         punctuality=punctuality(times, absolute=absolute),
@@ -202,7 +83,7 @@ def slowdown(plan: Plan, pairs: Sequence[tuple[Times, Times]]) -> Ratio:
     Returns
     -------
     Ratio
-        Sum of the call times with dense traffic over the sum without.
+        Sum of the transfer times with dense traffic over the sum without.
 
     Raises
     ------
@@ -218,7 +99,7 @@ def slowdown(plan: Plan, pairs: Sequence[tuple[Times, Times]]) -> Ratio:
         )
     sums: tuple[list[Float64], list[Float64]] = ([], [])
     for pair in pairs:
-        taken = [measure(plan, times).call_s[exchanges] for times in pair]
+        taken = [measure(plan, times).transfer_s[exchanges] for times in pair]
         both = np.isfinite(taken[0]) & np.isfinite(taken[1])
         for into, call in zip(sums, taken, strict=True):
             into.append(by_iteration(call[both], plan.iteration[exchanges][both]))
@@ -288,10 +169,12 @@ def _part(
     at = at[np.isfinite(measured.call_s[at])]
     call, transfer = measured.call_s[at], measured.transfer_s[at]
     link_bytes = plan.bottleneck_bytes[at]
-    crossed = (link_bytes > 0) & (call > 0)
-    busbw = float("nan")
-    if crossed.any():
-        busbw = float(link_bytes[crossed].sum() / call[crossed].sum() / 1e9)
+    crossed = np.flatnonzero((link_bytes > 0) & (transfer > 0))
+    when = plan.iteration[at][crossed]
+    busbw = ratio(
+        by_iteration(transfer[crossed], when),
+        by_iteration(link_bytes[crossed] / 1e9, when),
+    )
 
     def over(baseline: Float64 | None, own: Float64) -> Ratio:
         if baseline is None:
@@ -310,18 +193,28 @@ def _part(
         time_s=_quantiles(call),
         transfer_s=_quantiles(transfer),
         **_straggler(measured.last[at]),
-        busbw_gbs=busbw,
+        waiting=measured.waiting(at),
+        busbw_gbs=busbw.value,
+        busbw_low_gbs=busbw.low,
+        busbw_high_gbs=busbw.high,
         over_captured=over(base.captured_call_s, call),
         transfer_over_captured=over(base.captured_transfer_s, transfer),
-        over_bound=over(base.bound_s, call),
-        over_model=over(base.model_s, call),
+        over_bound=over(base.bound_s, transfer),
+        over_model=over(base.model_s, transfer),
     )
 
 
 def _iterations(
-    plan: Plan, measured: Measured, captured_s: Mapping[int, float]
+    plan: Plan,
+    measured: Measured,
+    bound_s: Float64 | None,
+    captured_s: Mapping[int, float],
 ) -> PartFidelity:
     known = np.isfinite(measured.wall_s)
+    over_bound = UNKNOWN_RATIO
+    if bound_s is not None:
+        least = serialized_times(plan, bound_s)[known]
+        over_bound = _ratio(least, measured.wall_s[known])
     own, when = measured.wall_s[known], measured.iteration[known]
     before = np.array([captured_s.get(i, np.nan) for i in when.tolist()], np.float64)
     both = np.isfinite(before)
@@ -333,7 +226,9 @@ def _iterations(
         network_bytes=int(plan.network_bytes.sum()),
         time_s=_quantiles(own),
         **_straggler(measured.wall_rank[known]),
+        waiting=measured.waiting(),
         over_captured=_ratio(before[both], own[both]),
+        over_bound=over_bound,
     )
 
 

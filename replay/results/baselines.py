@@ -227,22 +227,32 @@ def bounds(
 def serialized_time(plan: Plan, operation_s: Float64) -> float:
     """Compute the duration of a plan if operations of a stream do not overlap.
 
-    In each iteration the largest sum over a rank's operations of one stream; summed
-    over iterations.  NaN counts as 0.
+    Sum of :func:`serialized_times` over iterations.
+    """
+    return float(serialized_times(plan, operation_s).sum())
+
+
+def serialized_times(plan: Plan, operation_s: Float64) -> Float64:
+    """Compute the duration of each iteration if operations of a stream do not overlap.
+
+    The largest sum over a rank's operations of one stream, ``[T]`` s, in the order of
+    the iterations.  A message counts on its sender and receiver.  NaN counts as 0.
     """
     iterations, which = np.unique(plan.iteration, return_inverse=True)
     longest = np.zeros(len(iterations))
-    for program in plan.programs.values():
-        took = np.nan_to_num(operation_s[program.operation])
-        for stream in np.unique(program.stream).tolist():
-            mine = program.stream == stream
-            sums = np.bincount(
-                which[program.operation[mine]],
-                weights=took[mine],
-                minlength=len(iterations),
-            )
+    took = np.nan_to_num(operation_s)
+    member = np.zeros((plan.world, len(plan.groups)), bool)
+    for group, ranks in enumerate(plan.groups):
+        member[list(ranks), group] = True
+    message = plan.kind == KINDS.index("send_recv")
+    for rank in range(plan.world):
+        ends = (plan.sender == rank) | (plan.receiver == rank)
+        own = np.where(message, ends, member[rank, plan.group])
+        for stream in np.unique(plan.stream[own]).tolist():
+            mine = np.flatnonzero(own & (plan.stream == stream))
+            sums = np.bincount(which[mine], took[mine], minlength=len(iterations))
             longest = np.maximum(longest, sums)
-    return float(longest.sum())
+    return longest
 
 
 def _by_iterations(plan: Plan) -> Iterator[tuple[Int64, Int64]]:

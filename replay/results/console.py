@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from rich.text import Text
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.replay.plan.program import Plan
+from moetraffic.report.console.selection import selected
 from moetraffic.report.console.terminal import Paper, say
 from moetraffic.tables import Table
 from moetraffic.units import byte_size
@@ -124,8 +125,22 @@ def render_progress(progress: Progress) -> Group:
     return Group(*parts)
 
 
-def print_tables(tables: Sequence[Table]) -> None:
-    """Print tables on stdout, 120 columns wide in a log or a pipe."""
+def print_tables(tables: Sequence[Table | str]) -> None:
+    """Print tables and sentences on stdout, 120 columns wide in a log or a pipe."""
     console = Paper(highlight=False, width=None if sys.stdout.isatty() else 120)
     for table in tables:
-        console.print(table, "")
+        if isinstance(table, str):
+            console.print(table, soft_wrap=True)
+        else:
+            console.print(table, "")
+
+
+def print_result(
+    summary: Sequence[str],
+    parts: Mapping[str, Sequence[Table]],
+    only: Sequence[str] = (),
+    *,
+    tables: bool = False,
+) -> None:
+    """Print the summary of a result, all its tables, or those of some parts."""
+    print_tables(selected(summary, parts, only=only, tables=tables))

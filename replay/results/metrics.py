@@ -178,7 +178,7 @@ def result_metrics(replay: Replay) -> Iterator[Metric]:
     )
     yield metric(
         "operation_time_seconds",
-        "Time of an operation, of its slowest member, by quantile.",
+        "Time of a call, waiting included, of its slowest member, by quantile.",
         [
             ({"quantile": "0.5"}, times.p50 / 1e6),
             ({"quantile": "0.9"}, times.p90 / 1e6),
@@ -188,8 +188,11 @@ def result_metrics(replay: Replay) -> Iterator[Metric]:
     slowest = "Time of the slowest operation."
     yield gauge("operation_time_max_seconds", slowest, times.max / 1e6)
     if replay.total_busbw_gbs is not None:
-        busbw = "Busiest links' bytes over the operations' time."
+        busbw = "Busiest links' bytes over the operations' transfer time."
         yield gauge("busbw_bytes_per_second", busbw, replay.total_busbw_gbs * 1e9)
+    if replay.waiting is not None:
+        waited = "Share of the ranks' time in calls before the last member's call."
+        yield gauge("waiting_share_ratio", waited, replay.waiting)
     if replay.straggler is not None:
         yield gauge(
             "straggler_share_ratio",
@@ -203,13 +206,13 @@ def result_metrics(replay: Replay) -> Iterator[Metric]:
 
 def _fidelity(found: Fidelity) -> Iterator[Metric]:
     for name, what in (
-        ("over_captured", "the captured run's time"),
-        ("over_bound", "the network's lower bound"),
-        ("over_model", "the table of measurements"),
+        ("over_captured", "Call time over the captured run's"),
+        ("over_bound", "Transfer time over the network's lower bound"),
+        ("over_model", "Transfer time over the table of measurements"),
     ):
         yield metric(
             f"time_{name}_ratio",
-            f"Time of the operations over {what}; value and ends of its interval.",
+            f"{what}; value and ends of its interval.",
             [
                 (
                     {"by": part.by, "part": part.label, "of": end},

@@ -38,7 +38,7 @@ from moetraffic.trace.panel import ArrayPanel, Panel
 from moetraffic.trace.rows import TIMES
 from moetraffic.trace.trace import Trace
 
-from .result import NO_CLOCKS
+from .call_times import NO_CLOCKS
 
 
 def replayed_trace(

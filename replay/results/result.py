@@ -1,8 +1,8 @@
 """Result of a replay: bytes, times, bandwidths and comparison with baselines.
 
-The time t of an operation is the longest over its members from the call to the end of
-the transfer, as nccl-tests reports with ``--average 3``; it needs no common clock.
-With row and column sums of the operation's byte matrix:
+The time t of an operation is its transfer, from the call of the last member to the last
+end (:mod:`.call_times`): that of nccl-tests, whose ranks call at the same time.  With
+row and column sums of the operation's byte matrix:
 
     algbw = (largest row or column sum) / t
     busbw = (largest row or column sum without the diagonal) / t
@@ -21,136 +21,22 @@ NVIDIA, nccl-tests, doc/PERFORMANCE.md, "Bandwidth", and src/alltoall.cu.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
-from moetraffic.trace.clock import to_common
-from moetraffic.trace.model import CLOCK, Float64, Int64
+from moetraffic.text import html_text
+from moetraffic.trace.model import Float64
 
+from .call_times import Measured, start_up
+from .machine_load import HostLoad
 from .output import to_json
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-NO_CLOCKS: npt.NDArray[np.void] = np.zeros(0, CLOCK)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Measured durations of the n operations of a plan and of its iterations."""
-
-    call_s: Float64  # [n] longest over members, call to end; NaN if not timed
-    transfer_s: Float64  # [n] from the last member's call to the last end
-    slowest: Int64  # [n] world rank with the longest call, -1 for none
-    last: Int64  # [n] world rank that arrived last, -1 if it has one member
-    iteration: Int64  # [T] iterations, ascending
-    wall_s: Float64  # [T] first call to last end, on the rank for which it is longest
-    wall_rank: Int64  # [T] that rank
-
-
-def measure(
-    plan: Plan,
-    times: Mapping[int, Timing],
-    clocks: npt.NDArray[np.void] = NO_CLOCKS,
-) -> Measured:
-    """Compute operation and iteration durations from the times of all ranks.
-
-    Parameters
-    ----------
-    plan
-        The plan that was replayed.
-    times
-        Times of every rank.
-    clocks
-        Clock offsets of type CLOCK, to rank 0's clock.
-    """
-    count, least = len(plan), np.iinfo(np.int64).min
-    longest = np.full(count, -1, np.int64)
-    slowest = np.full(count, -1, np.int64)
-    arrived = np.full(count, least, np.int64)
-    began = np.full(count, least, np.int64)
-    ended = np.full(count, least, np.int64)
-    last = np.full(count, -1, np.int64)
-    iteration, place = np.unique(plan.iteration, return_inverse=True)
-    wall = np.full(len(iteration), -1, np.int64)
-    wall_rank = np.full(len(iteration), -1, np.int64)
-    members = np.zeros(count, np.int64)
-    for rank, timing in sorted(times.items()):
-        at = timing.operation
-        members[at] += 1
-        took = timing.end - timing.issue
-        more = took > longest[at]
-        longest[at[more]], slowest[at[more]] = took[more], rank
-        issue, start, end = (
-            common(clocks, rank, t) for t in (timing.issue, timing.start, timing.end)
-        )
-        later = issue > arrived[at]
-        arrived[at[later]], last[at[later]] = issue[later], rank
-        began[at] = np.maximum(began[at], np.maximum(issue, start))
-        ended[at] = np.maximum(ended[at], end)
-        span = _spans(place.reshape(-1)[at], timing, len(iteration))
-        more = span > wall
-        wall[more], wall_rank[more] = span[more], rank
-    timed = members > 0
-    last[members < 2] = -1
-    # clock offsets have errors: durations are at least 0
-    moved = np.maximum(np.where(timed, ended, 0) - np.where(timed, began, 0), 0)
-    return Measured(
-        call_s=np.where(timed, longest / 1e9, np.nan),
-        transfer_s=np.where(timed, moved / 1e9, np.nan),
-        slowest=slowest,
-        last=last,
-        iteration=np.asarray(iteration, np.int64),
-        wall_s=np.where(wall >= 0, wall / 1e9, np.nan),
-        wall_rank=wall_rank,
-    )
-
-
-def common(clocks: npt.NDArray[np.void], rank: int, times: Int64) -> Int64:
-    """Convert times of a rank, ``[N]`` int64 ns, to rank 0's clock."""
-    if not len(clocks):
-        return times
-    return to_common(clocks, np.full((len(times), 1), rank), times[:, None])[:, 0]
-
-
-def _spans(place: Int64, timing: Timing, iterations: int) -> Int64:
-    """Compute first call to last end of each iteration, ``[T]`` ns; -1 for none."""
-    first = np.full(iterations, np.iinfo(np.int64).max, np.int64)
-    final = np.full(iterations, -1, np.int64)
-    np.minimum.at(first, place, timing.issue)
-    np.maximum.at(final, place, timing.end)
-    return np.where(final >= 0, final - np.minimum(first, final), -1)
-
-
-def parts(plan: Plan) -> Iterator[tuple[str, str, Int64]]:
-    """Yield subsets of a plan's operations: attribute, value and indices ``[k]``.
-
-    First all operations; then by kind of operation, stream (if there are several),
-    phase and layer.
-    """
-    yield "all", "", np.arange(len(plan))
-    phases = [s.phase for s in plan.sites]
-    layers = [str(s.layer) if s.layer >= 0 else "" for s in plan.sites]
-    attributes: tuple[tuple[str, Sequence[str], npt.NDArray[np.integer]], ...] = (
-        ("operation", KINDS, plan.kind),
-        ("stream", plan.streams if len(plan.streams) > 1 else (), plan.stream),
-        ("phase", phases, plan.site),
-        ("layer", layers, plan.site),
-    )
-    for by, names, index in attributes:
-        if not len(names):
-            continue
-        of = np.array(names)[index]
-        for name in [n for n in dict.fromkeys(names) if n]:
-            rows = np.flatnonzero(of == name)
-            if len(rows):
-                yield by, name, rows
 
 
 LATE_S = 1e-3
@@ -162,7 +48,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Ratio of two durations with its confidence interval; NaN if unknown."""
+    """Ratio, or rate, with its confidence interval; NaN if unknown."""
 
     value: float
     low: float
@@ -185,9 +71,13 @@ class DurationQuantiles:
 
 @dataclass(frozen=True, kw_only=True)
 class PartFidelity:
-    """Durations of a subset of operations, or of iterations, and their ratios."""
+    """Durations of a subset of operations, or of iterations, and their ratios.
 
-    by: str  # "all", "operation", "stream", "phase", "layer" or "iteration"
+    Of several runs, ratios and busbw are means over the runs, and the rest is of the
+    run in :attr:`Fidelity.shown_run`.
+    """
+
+    by: str  # "all", "operation", "stream", "phase", "layer", "start-up", "iteration"
     label: str
     number: int  # operations, or iterations
     total_bytes: int  # bytes of the operations, also those of ranks to themselves
@@ -196,11 +86,14 @@ class PartFidelity:
     transfer_s: DurationQuantiles | None = None  # from the last call; None: iterations
     straggler: int  # rank most often last; of iterations, most often slowest
     straggler_share: float  # share of the operations, or iterations, in which it is
-    busbw_gbs: float = float("nan")  # busiest links' bytes over the time; NaN for none
-    over_captured: Ratio  # call time over the captured run's
+    waiting: float = float("nan")  # share of the members' time in calls
+    busbw_gbs: float = float("nan")  # busiest links' bytes over transfer; NaN for none
+    busbw_low_gbs: float = float("nan")  # its interval
+    busbw_high_gbs: float = float("nan")
+    over_captured: Ratio  # call time, or wall time, over the captured run's
     transfer_over_captured: Ratio = UNKNOWN_RATIO
-    over_bound: Ratio = UNKNOWN_RATIO  # call time over the lower bound: at least 1
-    over_model: Ratio = UNKNOWN_RATIO  # call time over the table of measurements
+    over_bound: Ratio = UNKNOWN_RATIO  # transfer, or wall time, over the lower bound
+    over_model: Ratio = UNKNOWN_RATIO  # transfer over the table of measurements
 
     @property
     def name(self) -> str:
@@ -235,6 +128,8 @@ class Fidelity:
     """Comparison of a replay with the captured run and other baselines."""
 
     parts: tuple[PartFidelity, ...]
+    runs: int = 1  # timed passes
+    shown_run: int = 0  # the run of the median transfer time, whose times are shown
     punctuality: Punctuality | None  # None if issued as soon as possible
     slowdown: Ratio | None  # of all-to-alls with dense traffic over without
     pairs: int  # pairs of passes of the slowdown
@@ -243,8 +138,16 @@ class Fidelity:
     clock_error_s: float  # of converting times to one clock; 0: all share one
     notes: tuple[str, ...]
 
+    def part(self, by: str, label: str = "") -> PartFidelity | None:
+        """Return a part by attribute and value; None if there is none."""
+        return next((p for p in self.parts if (p.by, p.label) == (by, label)), None)
+
 
 _SLOWEST = 5
+_FIGURES = (
+    *("waiting", "busbw_gbs", "busbw_low_gbs", "busbw_high_gbs"),
+    *("straggler", "straggler_share"),
+)
 _RATIOS = ("over_captured", "transfer_over_captured", "over_bound", "over_model")
 
 
@@ -293,14 +196,20 @@ class Replay:
     rank_bytes: tuple[int, ...]  # that each rank sent
     buffer_bytes: int  # send and receive buffer of rank 0
     wall_s: float  # first call to last end, of the rank for which that is longest
-    time_us: Spread
+    transfer_s: float  # sum over operations
+    waiting: float | None  # share of the ranks' time in calls
+    rank_waiting: tuple[float | None, ...]  # of each rank
+    runs: int  # timed passes
+    time_us: Spread  # of calls: waiting and transfer of the slowest member
+    transfer_us: Spread
     algbw_gbs: Spread | None  # of operations that move bytes
     busbw_gbs: Spread | None  # of operations that move bytes between ranks
-    total_busbw_gbs: float | None  # sum of busiest links' bytes / sum of times
+    total_busbw_gbs: float | None  # sum of busiest links' bytes / sum of transfers
     slowest: tuple[SlowOperation, ...]
     straggler: int | None  # the rank that arrived last most often
     straggler_share: float  # its share of the operations with several members
     notes: tuple[str, ...] = ()  # descriptions of scaling, padding and completion
+    load: tuple[HostLoad, ...] = ()  # other processes on each host meanwhile
     fidelity: Fidelity | None = None  # comparison with the captured run and baselines
 
     def to_json(self) -> str:
@@ -327,16 +236,21 @@ class Replay:
                 All bytes, and those between different ranks.
             time_p50_s, time_p90_s, time_p99_s, time_max_s, time_total_s
                 From the call to the end, on the slowest member.
+            waiting
+                Share of the members' time in calls before the last member's call.
             transfer_p50_s, ..., transfer_total_s
                 From the last member's call to the last end.
-            busbw_gbs
-                Bytes of the busiest links over the time, GB/s.
+            busbw_gbs, busbw_low_gbs, busbw_high_gbs
+                Bytes of the busiest links over the transfer time, GB/s, with its 95%
+                confidence interval.
             straggler, straggler_share
                 Rank that arrived last most often (-1 for none), and its share.
             over_captured, over_captured_low, over_captured_high
                 Total call time over that of the captured run, with its 95% confidence
-                interval; likewise ``transfer_over_captured``, ``over_bound`` (the lower
-                bound on a network) and ``over_model`` (a table of measurements).
+                interval.
+            transfer_over_captured, over_bound, over_model, each with _low and _high
+                Likewise transfer time over that of the captured run, over the lower
+                bound on a network and over a table of measurements.
 
             Unknown values are NaN.
         """
@@ -346,10 +260,13 @@ class Replay:
         return pd.DataFrame([_row(part) for part in parts])
 
     def _repr_html_(self) -> str:
-        """Format the tables of the replay as HTML, for a notebook."""
+        """Format the summary and the tables of the replay as HTML, for a notebook."""
+        from .summary import sentences
         from .summary_tables import replay_tables
 
-        return "".join(table.to_html() for table in replay_tables(self))
+        lines = "".join(f"<p>{html_text(line)}</p>" for line in sentences(self))
+        tables = (t for part in replay_tables(self).values() for t in part)
+        return lines + "".join(table.to_html() for table in tables)
 
 
 def _row(part: PartFidelity) -> dict[str, Any]:
@@ -359,7 +276,7 @@ def _row(part: PartFidelity) -> dict[str, Any]:
     for prefix, found in (("time", part.time_s), ("transfer", part.transfer_s)):
         for name in ("p50", "p90", "p99", "max", "total"):
             row[f"{prefix}_{name}_s"] = getattr(found, name, float("nan"))
-    for name in ("busbw_gbs", "straggler", "straggler_share"):
+    for name in _FIGURES:
         row[name] = getattr(part, name)
     for name in _RATIOS:
         ratio = getattr(part, name)
@@ -378,16 +295,21 @@ def summarize(
     pace: str = "asap",
     out: str = "",
     fidelity: Fidelity | None = None,
+    load: Sequence[HostLoad] = (),
 ) -> Replay:
-    """Summarize the bytes, times and bandwidths of a replay."""
-    timed = np.isfinite(measured.call_s)
-    seconds = np.where(timed, measured.call_s, 0.0)
+    """Summarize the bytes, times and bandwidths of a replay.
+
+    Figures over all operations leave start-up operations out.
+    """
+    timed = np.isfinite(measured.call_s) & ~start_up(plan)
+    called = np.where(timed, measured.call_s, 0.0)
+    seconds = np.where(timed, measured.transfer_s, 0.0)
     walls = [t.end.max() - t.issue.min() for t in times.values() if len(t.end)]
     moved = (plan.largest_bytes > 0) & (seconds > 0)
     crossed = (plan.bottleneck_bytes > 0) & (seconds > 0)
     link_bytes, link_s = plan.bottleneck_bytes[crossed], seconds[crossed]
     waited = np.bincount(measured.last[measured.last >= 0], minlength=plan.world)
-    slowest = np.argsort(-seconds, kind="stable")[:_SLOWEST].tolist()
+    slowest = np.argsort(-called, kind="stable")[:_SLOWEST].tolist()
     kinds = np.bincount(plan.kind, minlength=len(KINDS)).tolist()
     return Replay(
         source=plan.source,
@@ -409,7 +331,19 @@ def summarize(
         rank_bytes=tuple(plan.rank_bytes.tolist()),
         buffer_bytes=max(sum(p.buffer_bytes) for p in plan.programs.values()),
         wall_s=float(max(walls)) / 1e9,
-        time_us=_spread(seconds[timed] * 1e6),
+        transfer_s=float(seconds.sum()),
+        waiting=_known(measured.waiting(np.flatnonzero(timed))),
+        rank_waiting=tuple(
+            _known(wait / inside) if inside > 0 else None
+            for wait, inside in zip(
+                measured.rank_wait_s.tolist(),
+                measured.rank_inside_s.tolist(),
+                strict=True,
+            )
+        ),
+        runs=fidelity.runs if fidelity is not None else 1,
+        time_us=_spread(called[timed] * 1e6),
+        transfer_us=_spread(seconds[timed] * 1e6),
         algbw_gbs=_spread(plan.largest_bytes[moved] / seconds[moved] / 1e9)
         if moved.any()
         else None,
@@ -420,7 +354,7 @@ def summarize(
         slowest=tuple(
             SlowOperation(
                 operation=plan.name(n),
-                time_us=float(seconds[n]) * 1e6,
+                time_us=float(called[n]) * 1e6,
                 bytes=int(plan.total_bytes[n]),
                 rank=int(measured.slowest[n]),
             )
@@ -429,8 +363,13 @@ def summarize(
         straggler=int(waited.argmax()) if waited.any() else None,
         straggler_share=float(waited.max() / waited.sum()) if waited.any() else 0.0,
         notes=plan.notes,
+        load=tuple(load),
         fidelity=fidelity,
     )
+
+
+def _known(value: float) -> float | None:
+    return value if np.isfinite(value) else None
 
 
 def _spread(values: Float64) -> Spread:

@@ -13,23 +13,22 @@ from .result import LATE_S, LEVEL, Fidelity, Punctuality, Ratio, Replay
 _QUANTILES = ("min", "p50", "mean", "p90", "p99", "max")
 
 
-def replay_tables(replay: Replay) -> list[Table]:
-    """Build the tables of a replay's result; empty ones are left out."""
-    tables = [_summary(replay), _spreads(replay), _slowest(replay)]
+PARTS = ("replay", "operations", "times", "ratios", "ranks", "schedule")
+"""Parts of the tables of a replay."""
+
+
+def replay_tables(replay: Replay) -> dict[str, list[Table]]:
+    """Build the tables of a replay's result by part; empty ones are left out."""
+    tables = {name: list[Table]() for name in PARTS}
+    tables["replay"] = [_summary(replay)]
+    tables["operations"] = [_spreads(replay), _slowest(replay)]
+    tables["ranks"] = [_ranks(replay)]
     if replay.fidelity is not None:
-        tables += fidelity_tables(replay.fidelity)
-    return tables
-
-
-def fidelity_tables(fidelity: Fidelity) -> list[Table]:
-    """Build tables of completion times, ratios to baselines and schedule errors."""
-    tables = [_times(fidelity)]
-    ratios = _ratios(fidelity)
-    if ratios.rows:
-        tables.append(ratios)
-    if fidelity.punctuality is not None:
-        tables.append(_schedule(fidelity.punctuality))
-    return tables
+        tables["times"] = [_times(replay.fidelity)]
+        tables["ratios"] = [_ratios(replay.fidelity)]
+        if replay.fidelity.punctuality is not None:
+            tables["schedule"] = [_schedule(replay.fidelity.punctuality)]
+    return {name: [t for t in made if t.rows] for name, made in tables.items()}
 
 
 def counts(kinds: Mapping[str, int]) -> str:
@@ -72,27 +71,20 @@ def _summary(r: Replay) -> Table:
         ),
         ("wall time", f"{r.wall_s:.3f} s"),
     ]
-    if r.straggler is not None:
-        last = f"arrived last in {r.straggler_share:.0%} of operations"
-        rows.append(("straggler", f"rank {r.straggler} {last}"))
-    if r.total_busbw_gbs is not None:
-        rows.append(("busbw", f"{r.total_busbw_gbs:.3g} GB/s over all operations"))
-    if r.fidelity is not None and r.fidelity.slowdown is not None:
-        pairs = f"{r.fidelity.pairs} pairs of passes with and without dense traffic"
-        ratio = _interval(r.fidelity.slowdown)
-        rows.append(("slowdown", f"{ratio}, all-to-alls in {pairs}"))
+    rows += [("load", f"{one.node}: {one}") for one in r.load]
     rows.append(("written to", r.out))
     return Table(title=f"replay of {r.source}", rows=[row for row in rows if row[1]])
 
 
 def _spreads(r: Replay) -> Table:
     spreads = {
-        "time, us": r.time_us,
+        "call, us": r.time_us,
+        "transfer, us": r.transfer_us,
         "algbw, GB/s": r.algbw_gbs,
         "busbw, GB/s": r.busbw_gbs,
     }
     return Table(
-        title="operations",
+        title="operations (bandwidths by transfer time)",
         columns=["", *_QUANTILES],
         rows=[
             [name, *(getattr(spread, q) for q in _QUANTILES)]
@@ -110,12 +102,24 @@ def _slowest(r: Replay) -> Table:
     )
 
 
-def _times(fidelity: Fidelity) -> Table:
+def _ranks(r: Replay) -> Table:
+    rows = zip(range(r.ranks), r.nodes, r.rank_bytes, r.rank_waiting, strict=False)
     return Table(
-        title="completion times, from call to end on the slowest member",
+        title="ranks",
+        columns={"rank": "d", "host": "<", "sent": "bytes", "waiting": ".1%"},
+        rows=list(rows),
+        notes=["waiting: share of the time in calls before the last member's call"],
+    )
+
+
+def _times(fidelity: Fidelity) -> Table:
+    run = f", run {fidelity.shown_run + 1} of {fidelity.runs}"
+    return Table(
+        title="times of operations" + (run if fidelity.runs > 1 else ""),
         columns={
             **{"operations": "<", "number": "d"},
-            **{"p50": "s", "p90": "s", "p99": "s", "max": "s", "transfer p50": "s"},
+            **{"call p50": "s", "p90": "s", "p99": "s", "max": "s"},
+            **{"transfer p50": "s", "total": "s", "waiting": ".0%"},
             **{"busbw, GB/s": ".3g", "straggler": "<"},
         },
         rows=[
@@ -123,7 +127,12 @@ def _times(fidelity: Fidelity) -> Table:
                 part.name,
                 part.number,
                 *(part.time_s.p50, part.time_s.p90, part.time_s.p99, part.time_s.max),
-                part.transfer_s.p50 if part.transfer_s is not None else None,
+                *(
+                    (part.transfer_s.p50, part.transfer_s.total)
+                    if part.transfer_s is not None
+                    else (None, None)
+                ),
+                part.waiting,
                 part.busbw_gbs,
                 f"rank {part.straggler}, {part.straggler_share:.0%}"
                 if part.straggler >= 0
@@ -139,8 +148,8 @@ def _ratios(fidelity: Fidelity) -> Table:
     columns = {
         "call time / captured": "over_captured",
         "transfer time / captured": "transfer_over_captured",
-        f"call time / lower bound ({fidelity.bound_of})": "over_bound",
-        f"call time / measurements ({fidelity.model_of})": "over_model",
+        f"transfer time / lower bound ({fidelity.bound_of})": "over_bound",
+        f"transfer time / measurements ({fidelity.model_of})": "over_model",
     }
     used = {
         title: name
@@ -148,13 +157,15 @@ def _ratios(fidelity: Fidelity) -> Table:
         if any(not math.isnan(getattr(p, name).value) for p in fidelity.parts)
     }
     rows = [
-        [part.name, *(_interval(getattr(part, name)) for name in used.values())]
+        [part.name, *(interval(getattr(part, name)) for name in used.values())]
         for part in fidelity.parts
     ]
+    over = f"{fidelity.runs} runs" if fidelity.runs > 1 else "the iterations of one run"
     return Table(
-        title=f"ratios of total times (intervals of {LEVEL:.0%} confidence)",
+        title=f"ratios of total times ({LEVEL:.0%} intervals over {over})",
         columns=["operations", *used],
         rows=[row for row in rows if any(row[1:])],
+        notes=["of an iteration: from its first call to its last end (wall time)"],
     )
 
 
@@ -185,7 +196,8 @@ def _schedule(p: Punctuality) -> Table:
     return Table(title="deviation from the schedule", rows=rows)
 
 
-def _interval(ratio: Ratio) -> str:
+def interval(ratio: Ratio) -> str:
+    """Format a ratio with its interval; "" if unknown."""
     if math.isnan(ratio.value):
         return ""
     if math.isnan(ratio.low):

@@ -59,7 +59,7 @@ def test_as_ranks_of_another_launcher_rank_zero_tells(toy_file, forked, tmp_path
 
     def work(rank_env):
         sys.stdout = open(tmp_path / f"said-{rank_env.rank}", "w")  # noqa: SIM115
-        code = main([str(path), "-o", str(out)])
+        code = main([str(path), "-o", str(out), "--tables"])
         sys.stdout.flush()
         return code
 

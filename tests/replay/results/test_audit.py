@@ -24,7 +24,7 @@ from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.request import Request
 from moetraffic.replay.results import result
-from moetraffic.replay.results.audit import audit, conclude, punctuality, slowdown
+from moetraffic.replay.results.audit import audit, punctuality, slowdown
 from moetraffic.replay.results.baselines import (
     Baselines,
     captured_times,
@@ -32,9 +32,11 @@ from moetraffic.replay.results.baselines import (
     network_bounds,
     port_times,
 )
+from moetraffic.replay.results.call_times import measure
+from moetraffic.replay.results.conclusion import conclude
 from moetraffic.replay.results.output import from_json, to_json
 from moetraffic.replay.results.replayed_trace import replayed_trace
-from moetraffic.replay.results.result import Fidelity, measure
+from moetraffic.replay.results.result import Fidelity
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
 
@@ -156,7 +158,7 @@ def test_a_replay_at_the_captured_times_has_the_ratio_one(captured):
         request = Request(
             trace=captured, capacity="100Gbps", pace=parse_pace("open-loop")
         )
-        made = conclude(request, trace, plan, times, nodes=["a"] * plan.world)
+        made = conclude(request, trace, plan, [times], nodes=["a"] * plan.world)
         found = made.fidelity
         for p in found.parts:
             assert p.over_captured.value == pytest.approx(1)

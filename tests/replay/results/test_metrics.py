@@ -16,9 +16,10 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.results.audit import audit
 from moetraffic.replay.results.baselines import Baselines, port_times
+from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.console import ProgressDisplay
 from moetraffic.replay.results.metrics import PREFIX, result_metrics, write_metrics
-from moetraffic.replay.results.result import measure, summarize
+from moetraffic.replay.results.result import summarize
 from moetraffic.report import prometheus
 from moetraffic.report.prometheus import exposition, gauge
 

@@ -12,9 +12,10 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.results.audit import audit
 from moetraffic.replay.results.baselines import Baselines
+from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.output import from_json
 from moetraffic.replay.results.replayed_trace import replayed_trace
-from moetraffic.replay.results.result import Replay, measure, summarize
+from moetraffic.replay.results.result import Replay, summarize
 from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace

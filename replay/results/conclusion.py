@@ -1,0 +1,138 @@
+"""Compute the results of a replay on rank 0: replayed trace, times, comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.times.completion import completion, iteration_times
+from moetraffic.fabric.named import load_fabric
+from moetraffic.patterns.measurements import read_table
+from moetraffic.replay.execution.pace import Schedule
+from moetraffic.replay.plan.program import Plan, Timing
+from moetraffic.replay.plan.sizes import operation_matrices
+from moetraffic.replay.request import Request
+from moetraffic.replay.scale.rescaling import Scale
+from moetraffic.trace.trace import Trace
+from moetraffic.units import bit_rate, bytes_per_second
+
+from .audit import audit
+from .baselines import Baselines, captured_times, modeled, network_bounds, port_times
+from .call_times import NO_CLOCKS, measure
+from .machine_load import HostLoad
+from .output import write
+from .replayed_trace import replayed_trace
+from .result import Replay, summarize
+from .runs import median_run, merge
+
+Times = Mapping[int, Timing]
+
+
+def conclude(
+    request: Request,
+    trace: Trace,
+    plan: Plan,
+    runs: Sequence[Times],
+    *,
+    nodes: Sequence[str],
+    torch_version: str = "",
+    clocks: npt.NDArray[np.void] = NO_CLOCKS,
+    pairs: Sequence[tuple[Times, Times]] = (),
+    load: Sequence[HostLoad] = (),
+) -> Replay:
+    """Write the replayed trace, compare it with baselines and summarize the replay.
+
+    ``runs`` are the times of every rank in each timed pass, of which the trace gets
+    those of the median run; ``clocks`` are offsets of type CLOCK, ``pairs`` the times
+    of passes without and with dense traffic, and ``load`` that of the hosts.
+
+    Raises
+    ------
+    MoetrafficError
+        If the trace cannot be written, or a baseline cannot be read.
+    """
+    scale = request.scaling.scale(trace)
+    measured = [measure(plan, times, clocks) for times in runs]
+    shown = median_run([float(np.nansum(m.transfer_s)) for m in measured])
+    times = runs[shown]
+    if request.out is not None:
+        made = replayed_trace(
+            trace,
+            plan,
+            times,
+            backend=request.backend,
+            nodes=nodes,
+            torch_version=torch_version,
+            clocks=clocks,
+            scale=scale,
+        )
+        write(made, request.out, force=request.force, rank=0)
+    walls: dict[int, float] = {}
+    if scale is None:
+        calls = completion(trace, kind=None)
+        mine = np.flatnonzero(np.isin(calls.occurrence, plan.occurrence))
+        when, took, _ = iteration_times(trace, calls.take(mine))
+        walls = dict(zip(when.tolist(), took.tolist(), strict=True))
+    baselines = _baselines(request, trace, plan, nodes, scale)
+    found = [
+        audit(
+            plan,
+            of_run,
+            took,
+            baselines=baselines,
+            clocks=clocks,
+            absolute=request.pace.schedule is Schedule.OPEN_LOOP,
+            pairs=pairs if number == shown else (),
+            captured_wall_s=walls,
+        )
+        for number, (of_run, took) in enumerate(zip(runs, measured, strict=True))
+    ]
+    return summarize(
+        plan,
+        times,
+        measured[shown],
+        backend=request.backend,
+        nodes=nodes,
+        verified=str(request.verify),
+        pace=str(request.pace),
+        out=str(request.out or ""),
+        fidelity=merge(found, shown),
+        load=load,
+    )
+
+
+def _baselines(
+    request: Request,
+    trace: Trace,
+    plan: Plan,
+    nodes: Sequence[str],
+    scale: Scale | None,
+) -> Baselines:
+    notes: tuple[str, ...] = ()
+    call, transfer = captured_times(trace, plan)
+    bound, model, bound_of = None, None, ""
+    if request.topology is not None:
+        on = load_fabric(
+            request.topology,
+            plan.world,
+            capacity=request.capacity,
+        )
+        bound = network_bounds(plan, operation_matrices(trace, plan, scale), on)
+        bound_of = f"{on.topology.name}, {bit_rate(on.topology.hosts.nic_bytes_s)} NICs"
+    elif request.capacity is not None:
+        rate_bytes_s = bytes_per_second(request.capacity)
+        bound = port_times(plan, rate_bytes_s)
+        bound_of = f"{bit_rate(rate_bytes_s)} a rank"
+    if request.bandwidth is not None:
+        model, notes = modeled(plan, read_table(request.bandwidth), nodes)
+    return Baselines(
+        captured_call_s=call,
+        captured_transfer_s=transfer,
+        bound_s=bound,
+        model_s=model,
+        bound_of=bound_of,
+        model_of=str(request.bandwidth or ""),
+        notes=notes,
+    )

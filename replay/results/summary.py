@@ -1,0 +1,117 @@
+"""Summary of a replay in at most eight lines, of which the first can be quoted."""
+
+from __future__ import annotations
+
+import math
+
+from moetraffic.units import byte_size, duration
+
+from .result import LEVEL, Fidelity, PartFidelity, Replay
+from .summary_tables import counts, interval, verification
+
+
+def sentences(replay: Replay) -> list[str]:
+    """Summarize a replay: bandwidth, bytes, durations, ranks and reservations.
+
+    Returns
+    -------
+    list of str
+        At most seven lines; the names of further tables are the eighth.
+    """
+    r, found = replay, replay.fidelity
+    lines = [quotation(r), _moved(r), _durations(r)]
+    if r.straggler is not None:
+        lines.append(
+            f"Straggler: rank {r.straggler} arrived last in {r.straggler_share:.0%} of "
+            "operations."
+        )
+    effects = []
+    if found is not None and found.slowdown is not None:
+        effects.append(
+            f"All-to-alls take {interval(found.slowdown)} times as long beside dense "
+            f"traffic ({found.pairs} pairs of passes)."
+        )
+    if found is not None and found.punctuality is not None:
+        p = found.punctuality
+        effects.append(
+            f"Schedule: operations issued {duration(p.error_p50_s)} off (p50), "
+            f"{duration(p.error_p99_s)} (p99); {p.late} of {p.scheduled} late."
+        )
+    if effects:
+        lines.append(" ".join(effects))
+    if doubts := _doubts(r):
+        lines.append(f"Note: {'; '.join(doubts)}.")
+    if r.out:
+        lines.append(f"written: {r.out}")
+    return lines
+
+
+def quotation(replay: Replay) -> str:
+    """State the busbw of the all-to-alls, or of all operations, in one line.
+
+    With its interval, the ratio to the lower bound, the share of waiting, and the
+    number of runs.
+    """
+    found = replay.fidelity
+    part = None
+    if found is not None:
+        part = found.part("operation", "all_to_all") or found.part("all")
+    if found is None or part is None or math.isnan(part.busbw_gbs):
+        return "No byte crossed the network: no operation has bytes between ranks."
+    name = "all-to-all" if part.by == "operation" else "all operations:"
+    line = f"{name} busbw {part.busbw_gbs:.3g} GB/s"
+    if not math.isnan(part.over_bound.value):
+        line += f", {part.over_bound.value:.3g}x the lower bound by transfer time"
+        line += f" ({found.bound_of})"
+    if not math.isnan(part.waiting):
+        line += f", waiting {part.waiting:.0%}"
+    return f"{line}; {_interval(found, part)}."
+
+
+def _interval(found: Fidelity, part: PartFidelity) -> str:
+    if found.runs == 1:
+        return "n = 1 run, no interval between runs (--repeat 5 has one)"
+    bound = part.over_bound
+    text = f"n = {found.runs} runs, {LEVEL:.0%} CI {part.busbw_low_gbs:.3g} to "
+    text += f"{part.busbw_high_gbs:.3g} GB/s"
+    if not math.isnan(bound.low):
+        text += f", {bound.low:.3g} to {bound.high:.3g}x"
+    return text
+
+
+def _moved(r: Replay) -> str:
+    hosts = len(set(r.nodes))
+    return (
+        f"Replayed {counts(r.kinds)} of {r.source} in iterations {r.first_iteration} "
+        f"to {r.last_iteration}, {byte_size(r.network_bytes)} between ranks, "
+        f"{verification(r.verified)}; {r.ranks} rank{'s' * (r.ranks > 1)} on {hosts} "
+        f"host{'s' * (hosts > 1)}, {r.backend}, pace {r.pace}."
+    )
+
+
+def _durations(r: Replay) -> str:
+    line = f"Wall time {duration(r.wall_s)}, transfers {duration(r.transfer_s)} of it"
+    found = r.fidelity
+    if found is None:
+        return f"{line}."
+    if found.runs > 1:
+        line += f" (run {found.shown_run + 1} of {found.runs}, the median)"
+    whole, walls = found.part("all"), found.part("iteration")
+    ratios = []
+    if walls is not None and not math.isnan(walls.over_bound.value):
+        ratios.append(f"{interval(walls.over_bound)}x the lower bound by wall time")
+    if whole is not None and not math.isnan(whole.transfer_over_captured.value):
+        ratios.append(
+            f"{interval(whole.transfer_over_captured)}x the captured transfer times"
+        )
+    return "; ".join([line, *ratios]) + "."
+
+
+def _doubts(r: Replay) -> list[str]:
+    doubts = [f"on {one.node} {one}" for one in r.load if one.busy]
+    if r.left_out:
+        doubts.append(f"not replayed: {counts(r.left_out)}")
+    doubts += r.notes
+    if r.fidelity is not None:
+        doubts += r.fidelity.notes
+    return doubts

@@ -1,0 +1,144 @@
+"""Several runs: the interval is over runs, and covers what differs between them."""
+
+from __future__ import annotations
+
+import math
+import secrets
+
+import numpy as np
+import pytest
+
+from moetraffic.errors import ReplayError
+from moetraffic.replay import make_plan
+from moetraffic.replay.plan.program import Timing
+from moetraffic.replay.request import Request
+from moetraffic.replay.results.audit import audit
+from moetraffic.replay.results.baselines import Baselines, port_times
+from moetraffic.replay.results.call_times import measure
+from moetraffic.replay.results.machine_load import HostLoad, LoadMeter, host_loads
+from moetraffic.replay.results.result import summarize
+from moetraffic.replay.results.runs import between_runs, median_run, merge
+from moetraffic.replay.results.summary import quotation, sentences
+from moetraffic.trace.model import UNKNOWN_TIME
+
+
+def test_an_interval_of_runs_is_students_on_logarithms():
+    found = between_runs([2.0, 2.0, 2.0])
+    assert (found.value, found.low, found.high) == pytest.approx((2, 2, 2))
+    assert between_runs([3.0]).value == pytest.approx(3)
+    assert math.isnan(between_runs([3.0]).low)
+    assert math.isnan(between_runs([1.0, math.nan]).value)
+    # t of one degree of freedom at 97.5% is 12.706
+    pair = between_runs([1.0, math.e])
+    assert math.log(pair.high) == pytest.approx(0.5 + 12.706 / 2, rel=1e-3)
+
+
+def test_the_interval_covers_the_mean_of_runs_at_its_level():
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    covered = 0
+    for spread in rng.uniform(0.01, 1.0, 1500):
+        found = between_runs(np.exp(spread * rng.standard_normal(5)))
+        covered += found.low <= 1 <= found.high
+    assert covered / 1500 == pytest.approx(0.95, abs=0.025), seed
+
+
+def test_the_median_run_is_shown():
+    assert median_run([5.0]) == 0
+    assert median_run([5.0, 1.0, 3.0]) == 2
+    assert median_run([5.0, 1.0, 3.0, 4.0]) == 2
+
+
+def runs_of(toy, factors):
+    """Fidelity of runs that take the port bound times a factor."""
+    plan = make_plan(toy(world=3, iterations=range(5), largest=10**7), dense=False)
+    bound = port_times(plan, 1e9)
+    found = []
+    for factor in factors:
+        times = {}
+        for rank, program in plan.programs.items():
+            took = np.maximum(1, factor * 1e9 * bound[program.operation])
+            end = np.cumsum(took.astype(np.int64))
+            times[rank] = Timing(
+                operation=program.operation,
+                issue=end - took.astype(np.int64),
+                start=end - took.astype(np.int64),
+                end=end,
+                due=np.full(len(end), UNKNOWN_TIME, np.int64),
+            )
+        measured = measure(plan, times)
+        base = Baselines(bound_s=bound, bound_of="8 Gbps a rank")
+        found.append((times, measured, audit(plan, times, measured, baselines=base)))
+    return plan, found
+
+
+def test_ratios_of_runs_are_their_means_and_times_those_of_one(toy):
+    factors = [2.0, 8.0, 4.0]
+    _, found = runs_of(toy, factors)
+    fidelity = merge([f for *_, f in found], 2)
+    assert (fidelity.runs, fidelity.shown_run) == (3, 2)
+    part = fidelity.part("all")
+    want = between_runs(factors)
+    for name in ("value", "low", "high"):
+        assert getattr(part.over_bound, name) == pytest.approx(
+            getattr(want, name), rel=1e-3
+        )
+    assert part.busbw_gbs == pytest.approx(1 / 4, rel=1e-3)
+    assert part.busbw_low_gbs == pytest.approx(1 / want.high, rel=1e-3)
+    assert part.time_s == found[2][2].part("all").time_s
+    # the intervals of single runs, over their iterations, do not even overlap
+    ends = [f.part("all").over_bound for *_, f in found]
+    assert ends[0].high < ends[2].low < ends[2].high < ends[1].low
+
+
+def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
+    plan, found = runs_of(toy, [2.0, 2.2, 2.1])
+
+    def replay_of(fidelity, **more):
+        times, measured, _ = found[0]
+        return summarize(
+            *(plan, times, measured),
+            backend="gloo",
+            nodes="aab",
+            verified="full",
+            fidelity=fidelity,
+            out="out.h5",
+            **more,
+        )
+
+    three = replay_of(
+        merge([f for *_, f in found], 2),
+        load=[HostLoad(node="a", cores=2, others=1.3)],
+    )
+    line = quotation(three)
+    assert line.startswith("all-to-all busbw 0.477 GB/s, 2.1x the lower bound by ")
+    assert "(8 Gbps a rank), waiting 0%; n = 3 runs, 95% CI 0.423 to 0.536 GB" in line
+    lines = sentences(three)
+    assert lines[0] == line
+    assert len(lines) <= 7
+    assert any("on a other processes use 1.3 of 2 cores" in text for text in lines)
+    one = quotation(replay_of(found[0][2]))
+    assert "n = 1 run, no interval between runs (--repeat 5 has one)" in one
+
+
+def test_the_number_of_runs_is_checked(toy_file):
+    with pytest.raises(ReplayError, match="--repeat is 0"):
+        Request(trace=toy_file(), repeat=0)
+    assert Request(trace=toy_file(), repeat=3).passes == 4
+
+
+def test_the_load_of_a_host_is_what_its_ranks_did_not_use(tmp_path, monkeypatch):
+    meters = np.array([[2.0, 3.0, 0.5], [2.0, 3.0, 1.5], [2.0, 0.5, 0.5]])
+    one, other = host_loads(["a", "a", "b"], meters)
+    assert (one.node, one.others, other.others) == ("a", 0.5, 0.0)
+    assert not other.busy
+    assert HostLoad(node="a", cores=2, others=0.3).busy
+    # user 200, nice 300, system 500 ticks; idle and interrupts are not work
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  200 300 500 9999 9 9 9 0 0 0\ncpu0 1 1 1\n")
+    monkeypatch.setattr("moetraffic.replay.results.machine_load._STAT", stat)
+    meter = LoadMeter()
+    stat.write_text("cpu  300 300 600 99999 9 9 9 0 0 0\n")
+    assert meter.read()[1] == pytest.approx(2.0)  # 200 ticks of 10 ms
+    stat.unlink()
+    assert host_loads(["a"], LoadMeter().read()[None]) == ()
