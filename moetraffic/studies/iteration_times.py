@@ -3,317 +3,27 @@
 Two shares of an A100 are fitted to the even rows of table 1 of SC'21, the host's time a
 kernel to the even rows of vTrain's single-node table; everything else is from data
 sheets, from the tables' own layouts, or a named fact about the software.  For each
-table the error of a fit to all *other* A100 tables stands beside it.
+table the error of a fit of all three to all *other* A100 tables stands beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from moetraffic.data import published
-from moetraffic.patterns import preset
-from moetraffic.patterns.time_model import (
-    A100,
-    H100,
-    SC21,
-    Architecture,
-    Configuration,
-    Conventions,
-    Gpu,
-    NodeLinks,
-    System,
-    estimate,
-)
+from moetraffic.patterns.time_model import A100, Gpu
 from moetraffic.tables import Table
 
+from .measured_times import TABLES, Float64, Measured
 from .study import Study, rounded
 
-Float64 = npt.NDArray[np.float64]
-
-PAPER = Conventions(gathers="paper")
-"""The gather of a layer's inputs in backward hides under a matrix product
-(arXiv 2205.05198, section 4.2.2)."""
-
-LISTS = Conventions(zero3="lists")
-"""DeepSpeed's ZeRO 3 at the time of SC'21.  Nothing overlaps: each gather waits for the
-device ("the async version is not async at all", DeepSpeed, pull request 1188)."""
+OUTSIDE = 0.3
+"""Relative error of a row from which on the study says what would explain it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Published iteration times, with what they were measured on."""
-
-    name: str
-    labels: tuple[str, ...]
-    config: Configuration  # arrays [n]
-    times: Float64  # [n] s
-    gpu: Gpu
-    nic_bytes_s: float  # of a node of eight GPUs, nominal
-    overlap: Mapping[str, Any] = field(default_factory=dict)
-    conventions: Conventions = SC21
-
-    def system(self, gpu: Gpu | None = None) -> System:
-        """Return the nodes of these measurements, with another fit of their GPU."""
-        gpu = gpu or self.gpu
-        return System.of_gpu(
-            gpu,
-            NodeLinks.nominal(
-                gpus=8, inside_bytes_s=gpu.inside_bytes_s, nic_bytes_s=self.nic_bytes_s
-            ),
-            overlap=self.overlap,
-        )
-
-    def errors(self, gpu: Gpu | None = None) -> Float64:
-        """``[n]`` relative errors of the estimates."""
-        found = estimate(
-            self.config, self.system(gpu), conventions=self.conventions, strict=False
-        )
-        return np.asarray(found.iteration / self.times - 1)
-
-    def part(self, rows: slice) -> Measured:
-        """Return some of the rows."""
-        model = self.config.model
-        cut = {n: _cut(getattr(model, n), rows) for n in vars(model)}
-        parts = {
-            f.name: _cut(getattr(self.config, f.name), rows)
-            for f in fields(Configuration)
-            if f.name != "model"
-        }
-        return replace(
-            self,
-            labels=self.labels[rows],
-            config=Configuration(model=Architecture(**cut), **parts),
-            times=self.times[rows],
-            overlap={n: _cut(v, rows) for n, v in self.overlap.items()},
-        )
-
-
-def _cut(values: Any, rows: slice) -> Any:
-    made = np.asarray(values)
-    return made[rows] if made.ndim else made
-
-
-def _columns(name: str) -> dict[str, npt.NDArray[Any]]:
-    """Columns of a published table: numbers, or texts where they are none."""
-    rows = list(published(name))
-    found = {}
-    for key in rows[0]:
-        cells = [row[key] for row in rows]
-        try:
-            found[key] = np.array([float(cell) for cell in cells])
-        except ValueError:
-            found[key] = np.array(cells)
-    return found
-
-
-def _gpt(column: Mapping[str, Any], **others: Any) -> Architecture:
-    names = {"sequence": "seq", "vocabulary": "vocab"}
-    taken = {name: column[key] for name, key in names.items() if key in column}
-    return Architecture.gpt(
-        layers=column["layers"],
-        hidden=column["hidden"],
-        heads=column["heads"],
-        **{**taken, **others},
-    )
-
-
-def sc21_table1() -> Measured:
-    """Return table 1 of SC'21: ten models on 32 to 3072 A100s."""
-    c = _columns("megatron_sc21_table1")
-    config = Configuration(
-        model=_gpt(c),
-        tp=c["t"],
-        pp=c["p"],
-        dp=c["d"],
-        virtual=c["v_interleave"],
-        micro_batch=c["microbatch"],
-        global_batch=c["batch"],
-        recompute="full",
-        gradient_bytes=2,
-        scatter_gather=True,  # section 4.1
-    )
-    labels = tuple(
-        f"{b:g}B on {n:g}" for b, n in zip(c["params_B"], c["gpus"], strict=True)
-    )
-    return Measured(
-        name="SC'21, table 1",
-        labels=labels,
-        config=config,
-        times=c["iter_time_s_derived"],
-        gpu=A100,
-        nic_bytes_s=200e9,
-    )
-
-
-def sc21_table2() -> Measured:
-    """Return table 2 of SC'21: ZeRO-3 beside tensor and pipeline parallelism.
-
-    The FLOP a GPU that it prints are turned into times by equation 3.
-    """
-    c = _columns("megatron_sc21_table2")
-    model = _gpt(c, sequence=2048, vocabulary=51_200)
-    zero = c["method"] == "zero3"
-    config = Configuration(
-        model=model,
-        tp=c["t"],
-        pp=c["p"],
-        dp=c["gpus"] / (c["t"] * c["p"]),
-        micro_batch=c["microbatch"],
-        global_batch=c["batch"],
-        recompute="full",
-        gradient_bytes=2,
-        scatter_gather=True,
-        zero=np.where(zero, 3, 0),
-        gathers=4,  # weight matrices of a layer; DeepSpeed keeps what is below 1e5
-    )
-    hidden, layers = c["hidden"], c["layers"]
-    flop = 96 * c["batch"] * 2048 * layers * hidden**2
-    flop = flop * (1 + 2048 / (6 * hidden) + 51_200 / (16 * layers * hidden))
-    names = np.where(zero, "ZeRO-3", "PTD")
-    cells = zip(names, c["params_B"], c["gpus"], strict=True)
-    return Measured(
-        name="SC'21, table 2",
-        labels=tuple(f"{name} {size:g}B on {gpus:g}" for name, size, gpus in cells),
-        config=config,
-        times=flop / (c["gpus"] * c["tflops_per_gpu"] * 1e12),
-        gpu=A100,
-        nic_bytes_s=200e9,
-        conventions=LISTS,
-    )
-
-
-def korthikanti_table5() -> Measured:
-    """Return table 5 of arXiv 2205.05198: recomputation of activations.
-
-    Its Megatron-LM sends the all-reduces of backward (with sequence parallelism the
-    reduce-scatters) beside products of weight gradients: a third (a quarter) of them.
-    """
-    c = _columns("korthikanti22_table5")
-    twice = {
-        n: np.tile(c[n], 2) for n in ("layers", "hidden", "heads", *"tpv", "batch")
-    }
-    small, half = np.tile(c["microbatch"], 2), np.repeat([0.0, 1.0], len(c["t"]))
-    config = Configuration(
-        model=_gpt(twice, sequence=2048, vocabulary=51_200),
-        tp=twice["t"],
-        pp=twice["p"],
-        virtual=twice["v"],
-        micro_batch=small,
-        global_batch=twice["batch"],
-        recompute=np.where(half > 0, "selective", "full"),
-        sequence_parallel=half,
-        gradient_bytes=2,
-        scatter_gather=True,
-    )
-    ways = ("full", "selective")
-    return Measured(
-        name="Korthikanti et al. 2022, table 5",
-        labels=tuple(f"{name} {way}" for way in ways for name in c["model"]),
-        config=config,
-        times=np.concatenate([c["full_recompute_s"], c["seqpar_selective_s"]]),
-        gpu=A100,
-        nic_bytes_s=200e9,
-        overlap={"tp": np.where(half > 0, 1 / 4, 1 / 3)},
-        conventions=PAPER,
-    )
-
-
-def vtrain(nodes: str) -> Measured:
-    """Return vTrain's validation data: ``single`` or ``multi`` node."""
-    c = _columns(f"vtrain_{nodes}_node")
-    config = Configuration(
-        model=_gpt(c, vocabulary=50_257),
-        tp=c["t"],
-        pp=c["p"],
-        dp=c["d"],
-        micro_batch=c["microbatch"],
-        global_batch=c["batch"],
-        recompute="full",
-        gradient_bytes=2,
-        scatter_gather=True,  # Megatron-LM's default
-    )
-    layouts = zip(c["hidden"], c["t"], c["p"], c["d"], c["microbatch"], strict=True)
-    return Measured(
-        name=f"vTrain, {nodes} node",
-        labels=tuple("h{:g} t{:g} p{:g} d{:g} b{:g}".format(*x) for x in layouts),
-        config=config,
-        times=c["iter_time_s"],
-        gpu=A100,
-        nic_bytes_s=100e9,
-    )
-
-
-def megatron_bridge(sparse: bool) -> Measured:
-    """Return published runs of presets on H100s in 8 bits, dense or with experts.
-
-    The recipes overlap tensor-parallel communication with its products in t parts,
-    gradients, parameters, ring attention and the sends of interleaved stages.
-    """
-    rows = [
-        row
-        for row in published("megatron_bridge_h100")
-        if bool(preset(row["model"]).model.experts) is sparse
-    ]
-    models = []
-    for row in rows:
-        found = preset(row["model"])
-        shape = replace(found.model, sequence=int(row["seq"]))
-        models.append(Architecture.of(shape, k=found.gating.k if sparse else 0))
-    cells = {
-        n: np.array([float(row[n]) for row in rows])
-        for n in rows[0]
-        if n not in ("release", "model", "precision", "dispatch")
-    }
-    stacked = {n: np.stack([getattr(m, n) for m in models]) for n in vars(models[0])}
-    t = cells["t"]
-    config = Configuration(
-        model=Architecture(**stacked),
-        tp=t,
-        pp=cells["p"],
-        cp=cells["cp"],
-        dp=cells["gpus"] / (t * cells["p"] * cells["cp"]),
-        ep=cells["ep"],
-        expert_tp=1,
-        deduplicated=[row["dispatch"] == "once a node" for row in rows],
-        node_limit=[4.0 * (row["model"] == "deepseek-v3") for row in rows],
-        virtual=cells["v"],
-        micro_batch=cells["microbatch"],
-        global_batch=cells["batch"],
-        gradient_bytes=4,
-        sequence_parallel=t > 1,
-        zero=np.where(cells["fsdp"] > 0, 3, 1),
-        fused_attention=True,
-        fp8=True,
-    )
-    tokens = cells["batch"] * cells["seq"]
-    return Measured(
-        name=f"Megatron-Bridge, H100, {'experts' if sparse else 'dense'}",
-        labels=tuple(f"{row['model']} {row['release']}" for row in rows),
-        config=config,
-        times=tokens / (cells["gpus"] * cells["tokens_s_gpu"]),
-        gpu=H100,
-        nic_bytes_s=400e9,
-        overlap={"tp": (t - 1) / t, "dp": 1.0, "edp": 1.0, "pp": 1.0, "cp": 1.0},
-    )
-
-
-TABLES: tuple[Callable[[], Measured], ...] = (
-    sc21_table1,
-    korthikanti_table5,
-    lambda: vtrain("multi"),
-    lambda: vtrain("single"),
-    sc21_table2,
-    lambda: megatron_bridge(sparse=False),
-    lambda: megatron_bridge(sparse=True),
-)
-
-
-def fit_gpu(tables: Sequence[Measured], gpu: Gpu = A100) -> Gpu:
+def fit_gpu(tables: Sequence[Measured], gpu: Gpu = A100, *, host: bool = False) -> Gpu:
     """Fit the two shares of a GPU to measured times.
 
     Parameters
@@ -322,26 +32,32 @@ def fit_gpu(tables: Sequence[Measured], gpu: Gpu = A100) -> Gpu:
         Of this GPU; each table has the same weight, whatever its number of rows.
     gpu
         Data sheet.
+    host
+        Fit the host's time of a kernel too.
 
     Returns
     -------
     Gpu
-        With the shares of least mean squared relative error.
+        With the values of least mean squared relative error.
     """
     from scipy.optimize import least_squares  # a second: not every verb needs it
 
-    def residuals(shares: Float64) -> Float64:
-        changed = _shares(gpu, shares)
+    def residuals(values: Float64) -> Float64:
+        changed = _with(gpu, values)
         parts = [table.errors(changed) for table in tables]
         return np.concatenate([part / np.sqrt(len(part)) for part in parts])
 
-    found = least_squares(residuals, [0.7, 0.8], bounds=([0.1, 0.1], [1.0, 1.0]))
-    return _shares(gpu, found.x)
+    number = 3 if host else 2
+    start, least = [0.7, 0.8, 0.4][:number], [0.1, 0.1, 0.0][:number]
+    found = least_squares(residuals, start, bounds=(least, 1.0))
+    return _with(gpu, found.x)
 
 
-def _shares(gpu: Gpu, values: Sequence[float] | Float64) -> Gpu:
-    matmul, memory = (float(value) for value in values)
-    return replace(gpu, matmul_share=matmul, memory_share=memory)
+def _with(gpu: Gpu, values: Float64) -> Gpu:
+    """Of both shares, and of the host's time in 100 us if it is there."""
+    matmul, memory, *host = (float(value) for value in values)
+    changed = replace(gpu, matmul_share=matmul, memory_share=memory)
+    return replace(changed, dispatch_s=host[0] * 1e-4) if host else changed
 
 
 def reproduce() -> Study:
@@ -349,21 +65,32 @@ def reproduce() -> Study:
     measured = [table() for table in TABLES]
     mine = [each for each in measured if each.gpu.name == "A100"]
     even = fit_gpu([measured[0].part(slice(1, None, 2))])
-    rows = []
+    rows, fits = [], []
     for each in measured:
         error = np.abs(each.errors())
         others = [one for one in mine if one is not each]
-        held_out = fit_gpu(others)
-        away = _shares(each.gpu, (held_out.matmul_share, held_out.memory_share))
+        fit = fit_gpu(others, host=True)
+        away = replace(
+            each.gpu,
+            matmul_share=fit.matmul_share,
+            memory_share=fit.memory_share,
+            dispatch_s=fit.dispatch_s,
+        )
         left = np.abs(each.errors(away))
+        used = np.mean([np.median(one.utilization) for one in others])
+        plain = np.abs(each.utilization / used - 1)
         rows.append(
             (
                 each.name,
                 len(error),
                 *rounded((error.mean(), np.median(error), error.max()), 3),
                 *rounded((left.mean(), left.max()), 3),
+                *rounded((plain.mean(), plain.max()), 3),
             )
         )
+        host = fit.dispatch_s * 1e6
+        shares = rounded((fit.matmul_share, fit.memory_share), 3)
+        fits.append((each.name, *shares, *rounded((host,), 1)))
     return Study(
         name="iteration_times",
         title="Published iteration times and the time model",
@@ -374,9 +101,19 @@ def reproduce() -> Study:
                 columns=(
                     *("table", "rows", "mean", "median", "worst"),
                     *("mean, fitted to the others", "worst, fitted to the others"),
+                    *("mean, constant utilization", "worst, constant utilization"),
                 ),
                 rows=rows,
             ),
+            Table(
+                title="Fits to all A100 tables but one",
+                columns=(
+                    *("without", "share of the peak", "share of the memory's rate"),
+                    "host, us a kernel",
+                ),
+                rows=fits,
+            ),
+            _explained([each for each in measured if len(each.labels) < 20]),
             *(rows_of(each) for each in measured if len(each.labels) < 20),
         ),
         not_reproducible=(
@@ -392,6 +129,8 @@ def reproduce() -> Study:
             f"host: {A100.dispatch_s * 1e6:.0f} us a kernel, fitted to the even rows "
             "of vTrain's single-node table, whose small models wait for it",
             "SC'21, table 2: pipelines without virtual stages are assumed",
+            "constant utilization: FLOP over the peak and the mean utilization of the "
+            "other A100 tables",
         ),
     )
 
@@ -408,3 +147,55 @@ def rows_of(each: Measured) -> Table:
             for name, time, off in cells
         ],
     )
+
+
+def _explained(tables: Sequence[Measured]) -> Table:
+    """Tabulate, of rows far off, the input that alone would give the published time."""
+    rows = []
+    for each in tables:
+        for at in np.flatnonzero(np.abs(each.errors()) > OUTSIDE):
+            one = each.part(slice(at, at + 1))
+            rows.append(
+                (
+                    f"{each.name}: {one.labels[0]}",
+                    *rounded(one.errors(), 3),
+                    _solved(one, _slower_host),
+                    _solved(one, _busier_rank),
+                    _solved(one, _slower_links),
+                )
+            )
+    return Table(
+        title=f"Rows more than {OUTSIDE:.0%} off: one input for the published time",
+        columns=(
+            *("row", "error", "host, times us a kernel", "busiest rank over mean"),
+            "links, times slower",
+        ),
+        rows=rows,
+    )
+
+
+def _slower_host(one: Measured, factor: float) -> float:
+    gpu = replace(one.gpu, dispatch_s=factor * one.gpu.dispatch_s)
+    return float(one.errors(gpu)[0])
+
+
+def _busier_rank(one: Measured, factor: float) -> float:
+    if not np.any(one.config.model.experts > 0):
+        return np.nan
+    config = replace(one.config, imbalance=factor)
+    return float(replace(one, config=config).errors()[0])
+
+
+def _slower_links(one: Measured, factor: float) -> float:
+    slower = replace(one, nic_bytes_s=one.nic_bytes_s / factor)
+    gpu = replace(one.gpu, inside_bytes_s=one.gpu.inside_bytes_s / factor)
+    return float(slower.errors(gpu)[0])
+
+
+def _solved(one: Measured, error: Callable[[Measured, float], float]) -> float | None:
+    """Return the factor from 1 to 30 that makes the error 0, None without one."""
+    from scipy.optimize import brentq  # a second: not every verb needs it
+
+    if not error(one, 1.0) < 0 < error(one, 30.0):
+        return None
+    return round(float(brentq(lambda x: error(one, x), 1.0, 30.0, xtol=1e-3)), 2)

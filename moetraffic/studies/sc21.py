@@ -15,7 +15,8 @@ from moetraffic.data import published
 from moetraffic.patterns.time_model import estimate, operations
 from moetraffic.tables import Table
 
-from .iteration_times import Measured, rows_of, sc21_table1, sc21_table2
+from .iteration_times import rows_of
+from .measured_times import Measured, sc21_table1, sc21_table2
 from .study import Study, compared, rounded
 
 

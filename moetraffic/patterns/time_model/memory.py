@@ -75,6 +75,7 @@ def _activations(c: Configuration) -> Float64:
     copies = (1 - share) + share * np.maximum(m.k * padded, 1)
     wide = 8 + 4 * m.ffn / m.hidden
     core = 5 * m.heads * m.sequence * c.tokens * half / c.tp
+    core = np.where(c.fused_attention > 0, 0.0, core)  # scores stay on chip
     layer = row * half * ((8 + 2 * copies) / apart + wide / c.tp)
     kept = np.select(
         [c.recompute == 2, c.recompute == 1],

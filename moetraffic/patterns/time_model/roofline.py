@@ -33,6 +33,12 @@ FORWARD, BACKWARD, CORE, ROUTING = 20, 40, 4, 15
 """Kernels of a layer in either pass, of its attention core, and of an expert layer's
 gate and permutations, in each pass (Megatron-LM with its fused kernels)."""
 
+PRODUCTS, QUANTIZED = (2, 4), (6, 6)
+"""Kernels of each local expert, forward and backward: products of grouped layers, and
+largest value, scale and cast of the inputs or gradients of both layers, expert by
+expert, where a product in 8 bits takes its scales from these (Transformer Engine 2,
+``cast.cpp``: "Currently only have fused kernel for FP8 delayed scaling")."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
@@ -182,7 +188,9 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
         # rows are read and written before and after the experts
         moved = 8 * copies * whole / np.where(c.sequence_parallel > 0, c.split, 1.0)
         time = time + share * (experts + moved / rate)
-        kernels = kernels + share * ROUTING
+        local = np.maximum(m.experts / c.ep, 1)
+        one = pair(*PRODUCTS) + np.where(fp8, pair(*QUANTIZED), 0.0)
+        kernels = kernels + share * (ROUTING + local * one)
     # Step 4: kernels start one after the other, and the host must keep ahead.
     time = np.maximum(time + kernels * gpu.start_s, kernels * gpu.dispatch_s)
     ahead, back = time * c.stage_layers
