@@ -1,0 +1,1 @@
+"""Policies for circuits under a reconfiguration delay."""

@@ -1,0 +1,63 @@
+"""What a policy is, and what it knows when it plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from .service.optical import Service
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class View:
+    """What is known at a decision point; the arrays are copies for this policy alone.
+
+    The series of the family ``circuits`` and ``transmission`` are bytes between ranks
+    ``[W, W]`` (row sends, column receives, rank-local traffic included), those of
+    ``placement`` token copies from ranks to experts ``[W, E]``.
+    """
+
+    iteration: int  # that the plan will serve first
+    layer: int
+    phase: str
+    age: int  # iterations from the newest known one to the one that is served first
+    hold: int  # iterations that the plan will serve
+    past: Float64  # [n, W, W] or [n, W, E], oldest first; the newest 64 at most
+    earlier: Float64  # [l, ...] layers before this one in the served iteration, age 1
+    forecast: Float64  # [W, W] or [W, E], by the forecaster of this evaluation
+    network: Any  # OpticalSwitch, PacketNetwork or Cluster, as the family has it
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks W."""
+        return len(self.forecast)
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A policy makes plans; it may keep state, one object serves a whole run in order.
+
+    Planning is reproducible: randomness has a fixed seed.
+    """
+
+    name: str
+    family: str  # circuits, transmission or placement
+    forecasts: bool  # whether plans depend on ``view.forecast``
+
+    def plan(self, view: View) -> Any:
+        """Return a plan of the family for the exchange that the view describes."""
+        ...
+
+
+@runtime_checkable
+class ObservingPolicy(Policy, Protocol):
+    """A policy that learns from how its own plans were served."""
+
+    def observe(self, view: View, service: Service) -> None:
+        """Receive how the plan for a view was served, as soon as that is known."""
+        ...

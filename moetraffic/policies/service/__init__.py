@@ -1,0 +1,1 @@
+"""Service models: the time that a plan needs to carry the true traffic."""

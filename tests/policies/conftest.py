@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import numpy as np
+
+from moetraffic.policies.policy import View
+
+A = [[0, 6, 3, 1], [2, 0, 7, 1], [1, 3, 0, 6], [7, 1, 0, 0]]
+A_LATER = [[0, 5, 2, 3], [2, 0, 8, 0], [2, 3, 0, 5], [6, 2, 0, 0]]
+B = [[0, 8, 2], [2, 0, 8], [8, 2, 0]]
+H = [[0, 9, 1, 0], [9, 0, 0, 1], [0, 1, 0, 9], [1, 0, 9, 0]]
+
+
+def view_of(forecast: object, network: object, past: object = None) -> View:
+    known = np.asarray(forecast, np.float64)
+    return View(
+        iteration=1,
+        layer=0,
+        phase="dispatch",
+        age=1,
+        hold=1,
+        past=known[None] if past is None else np.asarray(past, np.float64),
+        earlier=np.zeros((0, *known.shape)),
+        forecast=known,
+        network=network,
+    )

@@ -1,0 +1,233 @@
+"""Circuit policies and their service: cases computed by enumeration, and invariants."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from moetraffic.errors import FabricError
+from moetraffic.policies.circuits.birkhoff import Solstice, StaticMean, birkhoff
+from moetraffic.policies.circuits.eclipse import eclipse
+from moetraffic.policies.circuits.regional import regional
+from moetraffic.policies.circuits.rotation import Rotation
+from moetraffic.policies.service.optical import (
+    RESTS,
+    HeldCircuits,
+    Matchings,
+    OpticalSwitch,
+    circuit_bound,
+    crossing,
+    line_bytes,
+    max_weight_matchings,
+    serve_circuits,
+    violations,
+)
+
+from .conftest import A_LATER, A, B, H, view_of
+
+
+def switch(delay: float = 1.0, **more: object) -> OpticalSwitch:
+    return OpticalSwitch(rate_bytes_s=1, delay_s=delay, **more)  # type: ignore[arg-type]
+
+
+def test_birkhoff_terms_and_times() -> None:
+    plan = birkhoff(A)
+    assert plan.receivers.tolist() == [
+        [1, 2, 3, 0],
+        [2, 0, 1, -1],
+        [2, 3, 0, 1],
+        [3, 2, 1, 0],
+    ]
+    assert plan.room.tolist() == [6, 2, 1, 1]
+    for delay in (0.0, 1.0, 2.0):
+        assert serve_circuits(A, plan, switch(delay)).completion_s == 10 + 4 * delay
+    for matrix in (B, H):  # both reach the lower bound 10 + 2 delay
+        served = serve_circuits(matrix, birkhoff(matrix), switch())
+        assert served.completion_s == circuit_bound(matrix, switch()) == 12
+
+
+def test_a_stale_plan_and_each_way_to_send_its_rest() -> None:
+    plan = birkhoff(A)
+    packets = {"packet_bytes_s": 0.1}
+    cases = {
+        "repeat": (switch(rest="repeat"), 42),
+        "packets after": (switch(rest="packets after", **packets), 34),
+        "packets": (switch(rest="packets", **packets), 20),
+    }
+    for one, seconds in cases.values():
+        found = serve_circuits(A_LATER, plan, one)
+        assert found.completion_s == pytest.approx(seconds)
+        assert (found.planned_bytes, found.rest_bytes) == (33, 5)
+    fresh = serve_circuits(A_LATER, birkhoff(A_LATER), switch())
+    assert fresh.completion_s == 14
+    replanned = serve_circuits(A_LATER, plan, switch())
+    assert 14 <= replanned.completion_s <= 42
+
+
+def test_max_weight_matchings_with_at_most_k() -> None:
+    served = [
+        [
+            serve_circuits(m, max_weight_matchings(A, most=k), switch()).planned_bytes
+            for m in (A, A_LATER)
+        ]
+        for k in (1, 2, 3)
+    ]
+    assert served == [[26, 23], [34, 30], [37, 34]]
+    every = max_weight_matchings(A)
+    assert (every.room.sum(), len(every.room)) == (12, 4)
+    best = serve_circuits(A_LATER, max_weight_matchings(A_LATER, most=2), switch())
+    assert best.planned_bytes == 32
+
+
+def test_times_on_a_skewed_matrix_of_16_ranks() -> None:
+    rng = np.random.default_rng(7)
+    for n in (8, 16):
+        matrix = rng.multinomial(4096, rng.dirichlet(np.full(n, 0.5), size=n))
+        matrix = crossing(matrix)
+    phi = line_bytes(matrix)
+    assert phi == 5012
+    plan = max_weight_matchings(matrix)
+    times = {0.0: 1.3404, 0.001: 1.3564, 0.01: 1.5004, 0.05: 2.1404}
+    for delay, ratio in times.items():
+        found = serve_circuits(matrix, plan, switch(delay * phi))
+        assert found.completion_s / phi == pytest.approx(ratio, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds", "circuits", "rest"), [(0.1, 12, 3, 4), (0.2, 10, 2, 8)]
+)
+def test_solstice_stops_when_packets_carry_the_rest(
+    rate: float, seconds: float, circuits: int, rest: float
+) -> None:
+    hybrid = switch(packet_bytes_s=rate, rest="packets")
+    plan = Solstice().plan(view_of(A, hybrid))
+    assert len(plan.room) == circuits
+    found = serve_circuits(A, plan, hybrid)
+    assert (found.completion_s, found.rest_bytes) == (seconds, rest)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "delay", "window", "served"),
+    [
+        *((A, 1, 6, 20), (A, 1, 8, 24), (A, 1, 10, 28), (A, 1, 12, 32), (A, 1, 14, 38)),
+        *((A, 2, 8, 24), (B, 1, 6, 15), (B, 1, 10, 24), (B, 1, 12, 30)),
+    ],
+)
+def test_eclipse_in_a_window(
+    matrix: object, delay: float, window: float, served: float
+) -> None:
+    plan = eclipse(matrix, switch(delay), window_s=window)  # type: ignore[arg-type]
+    assert plan.room.sum() + len(plan.room) * delay <= window
+    found = serve_circuits(matrix, plan, switch(delay))  # type: ignore[arg-type]
+    assert found.planned_bytes == served
+
+
+@pytest.mark.parametrize(
+    ("circuits", "stop", "pairs", "seconds", "rest", "line"),
+    [
+        (1, True, [(1, 2)], 7, 28, 10),
+        (1, False, [(0, 3), (1, 2)], 7, 20, 9),
+        (2, True, [(0, 1), (0, 3), (1, 2), (2, 3)], 7, 6, 3),
+        (3, True, [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)], 7, 0, 0),
+        (4, False, [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)], 6, 0, 0),
+    ],
+)
+def test_regional_circuits(
+    circuits: int,
+    stop: bool,
+    pairs: list[tuple[int, int]],
+    seconds: float,
+    rest: float,
+    line: float,
+) -> None:
+    number = regional(A, circuits=circuits, stop=stop)
+    assert [tuple(p) for p in np.argwhere(np.triu(number)).tolist()] == pairs
+    plan = HeldCircuits(number=number)
+    fast = switch(0, circuits=circuits, packet_bytes_s=1e9, rest="packets")
+    found = serve_circuits(A, plan, fast)
+    assert (found.completion_s, found.rest_bytes) == (seconds, rest)
+    slow = switch(0, circuits=circuits, packet_bytes_s=0.1, rest="packets")
+    expected = max(seconds, line / 0.1)
+    assert serve_circuits(A, plan, slow).completion_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("slot", "delay", "seconds"), [(1, 1, 38), (1, 0.1, 20.9), (7, 1, 20)]
+)
+def test_rotation(slot: float, delay: float, seconds: float) -> None:
+    plan = Rotation(slot=slot).plan(view_of(A, switch(delay)))
+    found = serve_circuits(A, plan, switch(delay))
+    assert found.completion_s == pytest.approx(seconds)
+
+
+def test_rotation_ignores_where_the_bytes_are() -> None:
+    rng = np.random.default_rng()
+    past = rng.integers(0, 1000, (5, 6, 6))
+    order = rng.permutation(6)
+    moved = past[:, order][:, :, order]  # the same bytes between other ranks
+    one, other = (Rotation().plan(view_of(p[0], switch(3), p)) for p in (past, moved))
+    assert (one.receivers == other.receivers).all()
+    assert (one.room == other.room).all()
+
+
+def test_static_mean_never_plans_again() -> None:
+    policy = StaticMean()
+    first = policy.plan(view_of(A, switch()))
+    assert policy.plan(view_of(A_LATER, switch(), [A_LATER])) is first
+
+
+def test_the_window_hides_the_first_reconfiguration_only() -> None:
+    plan = birkhoff(B)
+    full = serve_circuits(B, plan, switch(3)).completion_s
+    assert serve_circuits(B, plan, switch(3, window_s=2)).completion_s == full - 2
+    assert serve_circuits(B, plan, switch(3, window_s=9)).completion_s == full - 3
+
+
+MATRICES = arrays(np.int64, (5, 5), elements=st.integers(0, 50))
+
+
+@settings(max_examples=40, deadline=None)
+@given(MATRICES, MATRICES, st.floats(0, 20), st.sampled_from(RESTS))
+def test_nothing_is_lost_and_nothing_is_faster_than_the_bound(
+    truth: np.ndarray, guess: np.ndarray, delay: float, rest: str
+) -> None:
+    packets = 0.25 * rest.startswith("packets")
+    on = switch(delay, rest=rest, packet_bytes_s=packets)
+    plans = [birkhoff(guess), max_weight_matchings(guess), eclipse(guess, on)]
+    plans += [Solstice().plan(view_of(guess, on)), Rotation().plan(view_of(guess, on))]
+    for plan in plans:
+        assert violations(plan, 5, on) == ""
+        found = serve_circuits(truth, plan, on)
+        assert found.planned_bytes + found.rest_bytes == found.demand_bytes
+        assert found.demand_bytes == crossing(truth).sum()
+        assert found.completion_s >= circuit_bound(truth, on) * (1 - 1e-9)
+    known = serve_circuits(truth, birkhoff(truth), on)
+    assert known.rest_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (Matchings(receivers=np.array([[1, 1, 0]]), room=np.ones(1)), "two circuits"),
+        (Matchings(receivers=np.array([[1, 3, 0]]), room=np.ones(1)), "0 to 2"),
+        (Matchings(receivers=np.array([[1, 0]]), room=np.ones(1)), "shape"),
+        (Matchings(receivers=np.array([[1, 2, 0]]), room=-np.ones(1)), "room"),
+        (HeldCircuits(number=1 - np.eye(3, dtype=int)), "1 circuits at most"),
+        (HeldCircuits(number=np.triu(np.ones((3, 3), int), 1)), "symmetric"),
+        ("a text", "Matchings or HeldCircuits"),
+    ],
+)
+def test_impossible_plans(plan: object, why: str) -> None:
+    assert why in violations(plan, 3, switch())
+
+
+def test_impossible_switches() -> None:
+    with pytest.raises(FabricError, match="rate of a circuit"):
+        OpticalSwitch(rate_bytes_s=0, delay_s=0)
+    with pytest.raises(FabricError, match="delay_s is 0 or more"):
+        OpticalSwitch(rate_bytes_s=1, delay_s=float("nan"))
+    with pytest.raises(FabricError, match="packet switch"):
+        OpticalSwitch(rate_bytes_s=1, delay_s=0, rest="packets")
