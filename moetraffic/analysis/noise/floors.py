@@ -28,6 +28,7 @@ from .closed_forms import (
 )
 from .moment_cache import cache_file, load, store
 from .null_model import Counts, Moments, NullModel, token_counts
+from .row_moments import by_rows, row_moments
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -260,7 +261,8 @@ def _matrix_moments(
     known = None
     if diagonal and model.held == 1 and k < experts and tokens > 1:
         known = "cv_squared", std_cv_squared(*law)
-    taken = measures if known is None else {*measures, "cv_squared"}
+    large = draws is None and by_rows(model, tokens, diagonal=diagonal)
+    taken = measures if known is None or large else {*measures, "cv_squared"}
     names = {*taken, *(f"received.{name}" for name in received)}
     file = None
     if sources * model.cells * model.enough_draws(tokens) >= CACHED_CELLS:
@@ -282,17 +284,24 @@ def _matrix_moments(
             found |= {f"received.{name}": getattr(sums, name) for name in received}
         return found
 
+    def simulate() -> Moments:
+        if large:
+            return row_moments(
+                model, measures, received, tokens, diagonal=diagonal, seed=seed
+            )
+        return model.moments(statistics, tokens, draws=draws, seed=seed, known=known)
+
     # exchanges that are analyzed at the same time have the same floors
     with _SIMULATING:
         stored = load(file)
         if stored is None or stored.keys() != names:
-            stored = model.moments(
-                statistics, tokens, draws=draws, seed=seed, known=known
-            )
+            stored = simulate()
             store(file, stored)
     found = dict(stored)
     if "cv_squared" not in measures:
         found.pop("cv_squared", None)
+    elif known is not None:
+        found["cv_squared"] = found["cv_squared"][0], known[1]
     if not tokens:
         return found
     exact: dict[str, float] = {}

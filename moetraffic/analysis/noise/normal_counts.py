@@ -23,7 +23,10 @@ BLOCK = 1 << 15
 REACH, BINS = 6.0, 1 << 14
 """Largest normal variate, in standard deviations, and table entries up to there."""
 
-EXACT_COPIES = 1 << 16
+TAIL = 1e-12
+"""Probability of the counts left out on each side of a distribution."""
+
+EXACT_COPIES = 1 << 18
 """Copies a cell can have up to which its distribution is computed exactly; of more it
 is normal with the same skewness."""
 
@@ -60,27 +63,65 @@ def count_variance(tokens: int, *, experts: int, k: int, held: int = 1) -> float
 
 
 @lru_cache(maxsize=64)
-def _quantiles(tokens: int, experts: int, k: int, held: int) -> npt.NDArray[np.integer]:
-    """Tabulate the count at normal variates from -REACH to REACH, ``[BINS]``."""
-    z = ((np.arange(BINS) + 0.5) / BINS * 2 - 1) * REACH
+def count_distribution(
+    tokens: int, *, experts: int, k: int, held: int = 1
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Compute the distribution of a cell's count of N tokens.
+
+    Parameters
+    ----------
+    tokens, experts, k, held
+        As of :func:`count_variance`.
+
+    Returns
+    -------
+    tuple of arrays ``[counts]``
+        Counts in ascending order, without tails below :data:`TAIL`, and their
+        probabilities.
+
+    Examples
+    --------
+    >>> count, chance = count_distribution(2, experts=2, k=1)
+    >>> count.tolist(), chance.round(6).tolist()
+    ([0, 1, 2], [0.25, 0.5, 0.25])
+    """
     single = copies_of_token(experts, k, held)
     most = tokens * (len(single) - 1)
     if most <= EXACT_COPIES:
         # the sum of N independent copies of a distribution
         transform = np.fft.rfft(single, 2 * most + 2) ** tokens
         chance = np.maximum(np.fft.irfft(transform, 2 * most + 2)[: most + 1], 0.0)
-        counts = np.searchsorted(np.cumsum(chance), ndtr(z))
-        return np.asarray(np.minimum(counts, most), np.int32)
+        below = np.cumsum(chance)
+        low, high = np.searchsorted(below, (TAIL, min(1 - TAIL, below[-1])))
+        return np.arange(low, high + 1, dtype=np.int64), chance[low : high + 1]
     apart = np.arange(len(single)) - k * held / experts
     sigma = np.sqrt(count_variance(tokens, experts=experts, k=k, held=held))
     skewness = tokens * float(single @ apart**3) / sigma**3
+    edges = np.linspace(-REACH, REACH, BINS + 1)
+    z = (edges[1:] + edges[:-1]) / 2
     counts = tokens * k * held / experts + sigma * (z + skewness / 6 * (z**2 - 1))
-    large = counts[-1] >= 2**31
-    return np.asarray(np.rint(counts), np.int64 if large else np.int32)
+    count, at = np.unique(np.rint(counts).astype(np.int64), return_inverse=True)
+    return count, np.asarray(np.bincount(at, np.diff(ndtr(edges))), np.float64)
+
+
+@lru_cache(maxsize=64)
+def _quantiles(tokens: int, experts: int, k: int, held: int) -> npt.NDArray[np.integer]:
+    """Tabulate the count at normal variates from -REACH to REACH, ``[BINS]``."""
+    z = ((np.arange(BINS) + 0.5) / BINS * 2 - 1) * REACH
+    count, chance = count_distribution(tokens, experts=experts, k=k, held=held)
+    at = np.searchsorted(np.cumsum(chance), ndtr(z))
+    found = count[np.minimum(at, len(count) - 1)]
+    return found.astype(np.int32) if found[-1] < 2**31 else found
 
 
 def normal_counts(
-    shape: tuple[int, int, int], *, tokens: int, k: int, held: int = 1, seed: int
+    shape: tuple[int, int, int],
+    *,
+    tokens: int,
+    k: int,
+    held: int = 1,
+    seed: int,
+    sum_variance: float = 0.0,
 ) -> npt.NDArray[np.integer]:
     """Draw counts of a balanced router, approximately where they are small.
 
@@ -94,21 +135,26 @@ def normal_counts(
         Distinct experts per token, and experts per cell.
     seed
         Seed of the generator.
+    sum_variance
+        Variance of the sum of a source, relative to that of C independent counts.
 
     Returns
     -------
     int32 array of ``shape``, int64 of large counts
-        The sum of a source is k N up to rounding.
+        The sum of a source is k N up to rounding, or has ``sum_variance``.
     """
     cells = shape[-1]
     table = _quantiles(tokens, cells * held, k, held)
     out = np.empty((shape[0] * shape[1], cells), table.dtype)
     rng = np.random.default_rng(seed)
     rows = max(1, BLOCK // cells)
-    scale = np.float32(np.sqrt(cells / (cells - 1)) * BINS / (2 * REACH))
+    # z - (1 - g) mean(z) has the variance 1 - (1 - g^2) / C, and its sum C g^2
+    unit = np.sqrt((cells - sum_variance) / (cells - 1))
+    removed = np.float32(1 - np.sqrt(sum_variance) / unit)
+    scale = np.float32(unit * BINS / (2 * REACH))
     for first in range(0, len(out), rows):
         z = rng.standard_normal((min(rows, len(out) - first), cells), np.float32)
-        z -= z.mean(axis=-1, keepdims=True)
+        z -= removed * z.mean(axis=-1, keepdims=True)
         z *= scale
         z += BINS // 2
         entry = z.astype(np.int32)

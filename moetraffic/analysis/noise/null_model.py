@@ -169,8 +169,16 @@ class NullModel:
         by_expert = BINOMIAL_COST * self.k * self.held
         return 1 + min(by_expert, COPY_COST * tokens * self.k / self.cells)
 
-    def _matrices(self, tokens: int, draws: int, seed: int) -> Counts:
-        """Draw matrices ``[draws, W, E or R]``, from normal variates where possible."""
+    def matrices(self, tokens: int, *, draws: int, seed: int = 0) -> Counts:
+        """Draw matrices ``[draws, W, E or R]``, from normal variates where possible.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of each source.
+        draws, seed
+            As of :meth:`draw`.
+        """
         shape = (draws, self.sources, self.cells)
         if self._near_normal(tokens):
             return normal_counts(
@@ -250,31 +258,57 @@ class NullModel:
         >>> 100 < found["most"][0] < 130
         True
         """
-        at_once = max(1, AT_ONCE // self._size)
         number = self.enough_draws(tokens) if draws is None else draws
-
-        def part(first: int) -> Mapping[str, npt.ArrayLike]:
-            some, own = min(at_once, number - first), seed + first // at_once
-            return statistics(self._matrices(tokens, some, own))
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            parts = list(pool.map(part, range(0, number, at_once)))
+        drawn = self.simulate(statistics, tokens, draws=number, seed=seed)
         if not tokens:
-            return dict.fromkeys(parts[0], (float("nan"), float("nan")))
+            return dict.fromkeys(drawn, (float("nan"), float("nan")))
         found = {}
         factor, reference = 1.0, np.zeros(number)
         if known is not None:
-            reference = np.concatenate([np.asarray(p[known[0]]) for p in parts])
+            reference = drawn[known[0]]
             factor = known[1] / float(reference.std(ddof=1))
             reference = (reference - reference.mean()) / reference.std()
-        for name in parts[0]:
-            values = np.concatenate([np.asarray(p[name], np.float64) for p in parts])
+        for name, values in drawn.items():
             mean, std = float(values.mean()), float(values.std(ddof=1))
             if known is not None and std > 0:
                 shared = float(reference @ (values - mean)) / (number * std)
                 std *= factor ** (shared**2)
             found[name] = mean, std
         return found
+
+    def simulate(
+        self,
+        statistics: Callable[[Counts], Mapping[str, npt.ArrayLike]],
+        tokens: int,
+        *,
+        draws: int,
+        seed: int = 0,
+    ) -> dict[str, Float64]:
+        """Simulate statistics of matrices.
+
+        Parameters
+        ----------
+        statistics
+            Function from counts ``[n, W, E or R]`` to values ``[n, ...]`` by name.
+        tokens, draws, seed
+            As of :meth:`moments`.
+
+        Returns
+        -------
+        dict of str to float64 array ``[draws, ...]``
+        """
+        at_once = max(1, AT_ONCE // self._size)
+
+        def part(first: int) -> Mapping[str, npt.ArrayLike]:
+            some, own = min(at_once, draws - first), seed + first // at_once
+            return statistics(self.matrices(tokens, draws=some, seed=own))
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            parts = list(pool.map(part, range(0, draws, at_once)))
+        return {
+            name: np.concatenate([np.asarray(p[name], np.float64) for p in parts])
+            for name in parts[0]
+        }
 
 
 def token_counts(tokens: npt.ArrayLike) -> Int64:

@@ -233,13 +233,13 @@ def test_counts_from_normal_variates_have_the_law_of_exact_ones(
 
 def test_the_experts_of_tokens_drawn_one_by_one_are_distinct_and_equally_likely():
     router = NullModel(experts=5, k=3)
-    one = router._matrices(1, 20000, 1)[:, 0]
+    one = router.matrices(1, draws=20000, seed=1)[:, 0]
     assert (one.sum(axis=1) == 3).all()
     assert one.max() == 1
     sets, often = np.unique(one, axis=0, return_counts=True)
     assert len(sets) == 10
     assert chisquare(often).pvalue > 1e-3
-    merged = NullModel(experts=6, k=2, ranks=3, sources=2)._matrices(7, 50, 1)
+    merged = NullModel(experts=6, k=2, ranks=3, sources=2).matrices(7, draws=50, seed=1)
     assert (merged.sum(axis=-1) == 14).all()
 
 
