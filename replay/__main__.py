@@ -24,8 +24,6 @@ from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.result import Replay
 from moetraffic.replay.results.summary import sentences
 from moetraffic.replay.results.summary_tables import PARTS, replay_tables
-from moetraffic.replay.scale.byte_factor import factor_of
-from moetraffic.replay.scale.rescaling import Scaling
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -41,6 +39,8 @@ from moetraffic.report.console.options import (
     takes,
 )
 from moetraffic.report.console.terminal import announce, run
+from moetraffic.trace.rescaling.byte_factor import factor_of
+from moetraffic.trace.rescaling.rescaling import Scaling
 
 from .failure import run_to_exit
 from .local import replay

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from moetraffic.errors import ReplayError
@@ -16,8 +16,8 @@ from moetraffic.replay.plan.background import (
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.selection import FULL_VERIFICATION, Depth, Verification
-from moetraffic.replay.scale.rescaling import Scaling
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
+from moetraffic.trace.rescaling import Scaling, rescale
 from moetraffic.trace.trace import Trace
 from moetraffic.units import bytes_per_second
 
@@ -163,6 +163,11 @@ class Request:
                 line += [f"--{option}", str(value)]
         return line
 
+    def rescaled(self, trace: Trace) -> Trace:
+        """Return the trace that is replayed: on other ranks or with other bytes."""
+        scale = self.scaling.scale(trace)
+        return trace if scale is None else rescale(scale)
+
     def plan(
         self,
         trace: Trace,
@@ -170,7 +175,9 @@ class Request:
         world: int | None = None,
         ranks: Collection[int] | None = None,
     ) -> Plan:
-        """Make the replay plan of a trace with these options.
+        """Make the replay plan of a trace, rescaled, with these options.
+
+        Its occurrences are those of :meth:`rescaled`.
 
         Raises
         ------
@@ -178,20 +185,23 @@ class Request:
             If the replay cannot be planned with these options.
         """
         scale = self.scaling.scale(trace)
-        replayed_on = trace.meta.world if scale is None else scale.world
+        replayed = trace if scale is None else rescale(scale)
         background = None
         if self.alongside is not None:
-            background = self.alongside.traffic(replayed_on)
+            background = self.alongside.traffic(replayed.meta.world)
         made = make_plan(
-            trace,
+            replayed,
             world=world,
             ranks=ranks,
             iterations=self.iterations,
             layers=self.layers,
             dense=self.dense,
-            scale=scale,
             background=background,
+            in_common=scale is not None and scale.in_common_order,
+            timed=self.pace.timed,
         )
+        if scale is not None:
+            made = replace(made, notes=(*scale.describe(), *made.notes))
         if self.pairs:
             expert_exchanges(made)
         return made

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay.scale.order import merged
 from moetraffic.trace.model import ALL_TO_ALL, Site
+from moetraffic.trace.order import merged
 
 from .program import Plan, Program
 

@@ -2,8 +2,9 @@
 
 A plan holds the operations of a trace, or of a part of it, in the order of the trace,
 and a *program* for each requested rank: its operations in issue order, with its bytes.
-A plan depends on the trace, the scale and the background traffic alone, so all ranks
-make the same plan and compare its digest.
+A plan depends on the trace and the background traffic alone, so all ranks make the same
+plan and compare its digest.  Other ranks or bytes than the trace's are another trace:
+:func:`moetraffic.trace.rescaling.rescale`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import fields
 import numpy as np
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import ALL_TO_ALL, Int64
 from moetraffic.trace.trace import Trace
 
@@ -35,8 +35,9 @@ def make_plan(
     iterations: range | None = None,
     layers: Collection[int] | None = None,
     dense: bool = True,
-    scale: Scale | None = None,
     background: BackgroundTraffic | None = None,
+    in_common: bool = False,
+    timed: bool = False,
 ) -> Plan:
     """Make the replay plan of a trace: its operations, and a program per rank.
 
@@ -45,7 +46,7 @@ def make_plan(
     trace
         The trace to replay.
     world
-        Number of ranks to replay on; None for the number after ``scale``.
+        Number of ranks to replay on; None for the trace's.
     ranks
         Ranks whose programs to make; None for all.
     iterations
@@ -54,10 +55,13 @@ def make_plan(
         Layers to replay; operations without a layer are always replayed; None for all.
     dense
         Whether to replay operations of the trace other than all-to-alls.
-    scale
-        Converts ranks and bytes of the trace; None leaves them.
     background
         Dense operations to add to each iteration.
+    in_common
+        Whether all ranks follow one order of all operations, which keeps the order of
+        each rank where these agree, instead of each rank its own.
+    timed
+        Whether the digest covers the captured times, because the pace uses them.
 
     Raises
     ------
@@ -67,7 +71,7 @@ def make_plan(
     TraceError
         If the bytes of an all-to-all are unknown, or the file is damaged.
     """
-    ranks_of = trace.meta.world if scale is None else scale.world
+    ranks_of = trace.meta.world
     if world is not None and world != ranks_of:
         raise ReplayError(
             "a trace is replayed on as many ranks as it has, but "
@@ -76,19 +80,25 @@ def make_plan(
             "--expand, --ranks or --rank-map"
         )
     chosen, left_out = select_operations(
-        trace, iterations=iterations, layers=layers, dense=dense, scale=scale
+        trace, iterations=iterations, layers=layers, dense=dense
     )
-    table = OperationTable(trace, chosen, scale, background)
+    table = OperationTable(trace, chosen, background)
     requested = range(ranks_of) if ranks is None else ranks
-    times = read_issue_order(trace, chosen, requested, scale)
+    hashed = hashlib.sha256(_heading(ranks_of, table, background))
+    times = read_issue_order(
+        trace,
+        chosen,
+        requested,
+        in_common=in_common,
+        digest=hashed if timed else None,
+    )
 
     # Step 1: the order of each requested rank, and arrays for its bytes
     builders = {r: ProgramBuilder(r, table, times) for r in requested}
 
     # Step 2: all matrices and sizes, once
-    hashed = hashlib.sha256(_heading(ranks_of, table, scale, background))
     rank_bytes = np.zeros(ranks_of, np.int64)
-    for at, members, wire in exchange_matrices(trace, table, scale):
+    for at, members, wire in exchange_matrices(trace, table):
         for part in (table.iteration[at], table.site[at], wire):
             hashed.update(part.astype(part.dtype.newbyteorder("<")).tobytes())
         table.checksum[at] = [zlib.crc32(matrix.tobytes()) for matrix in wire]
@@ -101,7 +111,7 @@ def make_plan(
         for builder in builders.values():
             builder.add_matrices(at, members, wire)
     dense_at = np.flatnonzero(table.kind != KINDS.index(ALL_TO_ALL))
-    padded = _size_dense(trace, chosen, table, dense_at, scale)
+    padded = _size_dense(trace, chosen, table, dense_at)
     _sum_dense(table, dense_at, rank_bytes)
     for name in ("iteration", "site", "size", "sender", "receiver"):
         of = getattr(table, name)[dense_at]
@@ -116,22 +126,18 @@ def make_plan(
         rank_bytes=rank_bytes,
         digest=hashed.hexdigest(),
         left_out=left_out,
-        notes=padded if scale is None else (*scale.describe(), *padded),
+        notes=padded,
         programs=programs,
     )
 
 
 def _size_dense(
-    trace: Trace,
-    chosen: Int64,
-    table: OperationTable,
-    dense: Int64,
-    scale: Scale | None,
+    trace: Trace, chosen: Int64, table: OperationTable, dense: Int64
 ) -> tuple[str, ...]:
     """Set the size S of captured dense operations; return notes on padded gathers."""
     captured = dense[dense < len(chosen)]
     unequal = more = 0
-    for _, kind, at, nbytes in volumes(trace, chosen[captured], scale):
+    for _, kind, at, nbytes in volumes(trace, chosen[captured]):
         size = sizes(kind, nbytes)
         table.size[captured[at]] = size
         if kind in ("all_gather", "gather"):
@@ -184,15 +190,11 @@ def _largest(wire: Int64) -> Int64:
 def _heading(
     world: int,
     table: OperationTable,
-    scale: Scale | None,
     background: BackgroundTraffic | None,
 ) -> bytes:
     sites = [
         (s.group, s.operation, s.phase, s.layer, s.direction, s.slot)
         for s in table.sites
     ]
-    changed = (
-        scale.identity if scale is not None else "",
-        background.identity if background is not None else "",
-    )
-    return repr((world, table.groups, table.streams, sites, changed)).encode()
+    added = background.identity if background is not None else ""
+    return repr((world, table.groups, table.streams, sites, added)).encode()

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moetraffic.replay.scale.order import common_order
-from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.replay.scratch_file import scratch_array
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Bool, Int32, Int64, Site
+from moetraffic.trace.order import common_order
 from moetraffic.trace.panel import take
 from moetraffic.trace.trace import Trace
 
@@ -24,6 +23,9 @@ from .program import EXPERTS, KINDS, UNKNOWN_GAP, Int8, Program
 from .selection import MESSAGE, blocks, takes_part
 from .sizes import buffers
 
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
+
 _BLOCK_CELLS = 1 << 20
 _LATE = np.iinfo(np.int64).max
 _SQUARE = KINDS.index(ALL_TO_ALL)
@@ -31,11 +33,7 @@ _SQUARE = KINDS.index(ALL_TO_ALL)
 
 @dataclass(frozen=True, kw_only=True)
 class IssueOrder:
-    """Captured issue and end times of a plan's n operations, ns of rank 0's clock.
-
-    A replay rank to which several ranks of the trace are mapped has their earliest
-    issue and latest end.
-    """
+    """Captured issue and end times of a plan's n operations, ns of rank 0's clock."""
 
     issue: Mapping[int, Int64]  # [n] of a rank; UNKNOWN_TIME: no part, or unknown
     end: Mapping[int, Int64]  # [n] of a rank
@@ -44,38 +42,43 @@ class IssueOrder:
 
 
 def read_issue_order(
-    trace: Trace, occurrences: Int64, ranks: Collection[int], scale: Scale | None
+    trace: Trace,
+    occurrences: Int64,
+    ranks: Collection[int],
+    *,
+    in_common: bool = False,
+    digest: Hash | None = None,
 ) -> IssueOrder:
-    """Read the captured issue and end times of operations from a trace."""
-    if not ranks:
+    """Read the captured issue and end times of operations from a trace.
+
+    ``in_common``: all ranks follow one order even where their times are known.  The
+    times of all ranks are added to ``digest``.
+    """
+    if not ranks and digest is None:
         return IssueOrder(issue={}, end={}, begin=UNKNOWN_TIME, common=None)
     count = len(occurrences)
-    of = {r: (r,) if scale is None else scale.origins(r) for r in ranks}
-    issues = {r: np.full(count, _LATE, np.int64) for r in ranks}
+    issues = {r: np.full(count, UNKNOWN_TIME, np.int64) for r in ranks}
     ends = {r: np.full(count, UNKNOWN_TIME, np.int64) for r in ranks}
     begin, ordered = _LATE, True
     for at in blocks(trace, occurrences, _BLOCK_CELLS):
         these = occurrences[at]
-        members, part = trace.members(these), takes_part(trace, these, scale)
+        members, part = trace.members(these), takes_part(trace, these)
         issue, end = (_times(trace, name, these, members) for name in ("issue", "end"))
+        if digest is not None:
+            digest.update(issue.astype("<i8").tobytes() + end.astype("<i8").tobytes())
         known = issue != UNKNOWN_TIME
         ordered &= bool(known[part].all())
         begin = min(begin, int(issue[known].min(initial=_LATE)))
-        for rank, origins in of.items():
-            for old in origins:
-                row, column = np.nonzero((members == old) & part)
-                place, mine = at[row], (row, column)
-                first = np.where(known[mine], issue[mine], _LATE)
-                issues[rank][place] = np.minimum(issues[rank][place], first)
-                ends[rank][place] = np.maximum(ends[rank][place], end[mine])
-    for found in issues.values():
-        found[found == _LATE] = UNKNOWN_TIME
-    in_common = not ordered or (scale is not None and scale.in_common_order)
+        for rank in ranks:
+            row, column = np.nonzero((members == rank) & part)
+            issues[rank][at[row]] = issue[row, column]
+            ends[rank][at[row]] = end[row, column]
+    in_common |= not ordered
     return IssueOrder(
         issue=issues,
         end=ends,
         begin=begin if begin < _LATE else UNKNOWN_TIME,
-        common=common_order(trace, occurrences) if in_common else None,
+        common=common_order(trace, occurrences) if in_common and ranks else None,
     )
 
 
@@ -170,15 +173,12 @@ class OperationTable:
         self,
         trace: Trace,
         occurrence: Int64,
-        scale: Scale | None,
         background: BackgroundTraffic | None,
     ) -> None:
         own = [tuple(sorted(g.ranks)) for g in trace.groups]
         kinds = [g.kind or "other" for g in trace.groups]
         sites = list(trace.sites)
-        if scale is not None:
-            own = list(scale.groups)
-        ends = [_ends(trace, s, own, scale) for s in sites]
+        ends = [_ends(trace, s) for s in sites]
         iteration = trace.occurrences.iteration[occurrence]
         site = trace.occurrences.site[occurrence]
         if background is not None:
@@ -238,19 +238,16 @@ class OperationTable:
         return np.asarray(np.where(message, ends, inside), bool)
 
 
-def _ends(
-    trace: Trace, site: Site, groups: list[tuple[int, ...]], scale: Scale | None
-) -> tuple[int, int]:
-    """Find sender and receiver, as replay ranks, of a site's operations; -1 for none.
+def _ends(trace: Trace, site: Site) -> tuple[int, int]:
+    """Find sender and receiver, as world ranks, of a site's operations; -1 for none.
 
     A trace does not record the root of a broadcast, reduce, gather or scatter: the
     lowest rank of the group is used.
     """
     if site.operation == MESSAGE and min(site.peers) >= 0:
-        ranks = [trace.groups[site.group].ranks[p] for p in site.peers]
-        one, other = ranks if scale is None else [scale.rank(r) for r in ranks]
-        return one, other
-    root = min(groups[site.group], default=-1)
+        sender, receiver = (trace.groups[site.group].ranks[p] for p in site.peers)
+        return sender, receiver
+    root = min(trace.groups[site.group].ranks)
     if site.operation in ("broadcast", "scatter"):
         return root, -1
     if site.operation in ("reduce", "gather"):

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Bool, Int64, Site, WireForm
 from moetraffic.trace.trace import Trace
 
@@ -33,12 +32,11 @@ def select_operations(
     iterations: range | None = None,
     layers: Collection[int] | None = None,
     dense: bool = True,
-    scale: Scale | None = None,
 ) -> tuple[Int64, dict[str, int]]:
     """Select the operations of a trace to replay, by iteration, layer and kind.
 
-    Operations whose bytes are unknown, messages with an unknown peer, and operations on
-    ranks that the scale leaves out are not replayed.
+    Operations whose bytes are unknown, and messages with an unknown peer, are not
+    replayed.
 
     Returns
     -------
@@ -52,7 +50,7 @@ def select_operations(
     ReplayError
         If no operation is left, or the record of a member is missing.
     """
-    wanted = np.array([_is_replayed(trace, s, dense, scale) for s in trace.sites], bool)
+    wanted = np.array([_is_replayed(s, dense) for s in trace.sites], bool)
     counts = np.array(
         [
             s.operation != ROUTING
@@ -71,16 +69,14 @@ def select_operations(
     chosen = every[(wanted & counts)[site]] if len(trace.sites) else every[:0]
     if not len(chosen):
         raise _no_operation(trace, iterations, layers, left)
-    if scale is None or not scale.completes:
-        _check_complete(trace, chosen, scale)
+    _check_complete(trace, chosen)
     return chosen, dict(left)
 
 
-def takes_part(trace: Trace, occurrences: Int64, scale: Scale | None) -> Bool:
+def takes_part(trace: Trace, occurrences: Int64) -> Bool:
     """Mask of group members that take part in replayed operations, ``[n, W]`` bool.
 
-    Members are in the order of the group.  A message has two; ranks that the scale
-    leaves out do not take part.
+    Members are in the order of the group.  A message has two.
     """
     sites = trace.occurrences.site[occurrences]
     width = trace.common_size(occurrences)
@@ -88,13 +84,9 @@ def takes_part(trace: Trace, occurrences: Int64, scale: Scale | None) -> Bool:
     rows = np.ones((len(used), width), bool)
     for row, number in enumerate(used.tolist()):
         site = trace.sites[number]
-        ranks = trace.groups[site.group].ranks
         if site.operation == MESSAGE:
             rows[row] = False
             rows[row, list(site.peers)] = True
-        if scale is not None:
-            needed = np.argsort(ranks)[scale.needs(site.group)]
-            rows[row] &= np.isin(np.arange(width), needed)
     return np.asarray(rows[which.ravel()], bool)
 
 
@@ -113,23 +105,14 @@ def blocks(trace: Trace, occurrences: Int64, cells: int) -> Iterator[Int64]:
             yield same[begin : begin + step]
 
 
-def _is_replayed(trace: Trace, site: Site, dense: bool, scale: Scale | None) -> bool:
+def _is_replayed(site: Site, dense: bool) -> bool:
     if site.operation == ALL_TO_ALL:
-        known = True
-    elif site.operation not in KINDS or not dense:
+        return True
+    if site.operation not in KINDS or not dense:
         return False
-    else:
-        known = site.wire != WireForm.UNKNOWN or site.operation == "barrier"
-    ranks = trace.groups[site.group].ranks
-    if site.operation == MESSAGE:
-        known &= min(site.peers) >= 0
-        ranks = tuple(ranks[p] for p in site.peers) if known else ()
-    if scale is None:
-        return known
-    if not scale.groups[site.group]:
+    if site.operation == MESSAGE and min(site.peers) < 0:
         return False
-    there = [scale.rank(rank) >= 0 for rank in ranks]
-    return known and (all(there) if site.operation == MESSAGE else any(there))
+    return site.wire != WireForm.UNKNOWN or site.operation == "barrier"
 
 
 def _no_operation(
@@ -153,11 +136,11 @@ def _no_operation(
     )
 
 
-def _check_complete(trace: Trace, chosen: Int64, scale: Scale | None) -> None:
+def _check_complete(trace: Trace, chosen: Int64) -> None:
     missing: list[int] = []
     who: tuple[int, list[int]] | None = None
     for at in blocks(trace, chosen, _BLOCK_CELLS):
-        gone = ~trace.present(chosen[at]) & takes_part(trace, chosen[at], scale)
+        gone = ~trace.present(chosen[at]) & takes_part(trace, chosen[at])
         rows = np.flatnonzero(gone.any(axis=1))
         missing += chosen[at[rows]].tolist()
         for row in rows[:1].tolist():

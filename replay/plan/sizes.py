@@ -35,8 +35,8 @@ import numpy as np
 
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.algorithms import collective_matrix
-from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import ALL_TO_ALL, Int32, Int64
+from moetraffic.trace.rescaling.rescaled_trace import at_sender
 from moetraffic.trace.trace import Trace
 
 from .program import KINDS, Int8, Plan
@@ -51,7 +51,7 @@ CUT = frozenset({"reduce_scatter", "scatter"})
 
 
 def volumes(
-    trace: Trace, occurrences: Int64, scale: Scale | None
+    trace: Trace, occurrences: Int64
 ) -> Iterator[tuple[int, str, Int64, Int64]]:
     """Yield the input bytes of each member of dense operations, block by block.
 
@@ -80,10 +80,8 @@ def volumes(
             else:
                 nbytes = trace.volume(occurrences[at])
             if kind == MESSAGE:
-                nbytes = _at_sender(trace, occurrences[at], nbytes)
+                nbytes = at_sender(trace, occurrences[at], nbytes)
             nbytes = nbytes[:, np.argsort(trace.groups[number].ranks)]
-            if scale is not None:
-                nbytes = scale.volumes(number, kind, nbytes, occurrences[at])
             yield number, kind, at, nbytes
 
 
@@ -157,20 +155,6 @@ def buffers(
     return nothing, nothing
 
 
-def _at_sender(trace: Trace, occurrences: Int64, nbytes: Int64) -> Int64:
-    """Put message bytes in the sender's column, or the receiver's count if missing."""
-    sites = trace.occurrences.site[occurrences]
-    peers = np.array([trace.sites[s].peers for s in sites], np.int64)
-    rows = np.arange(len(nbytes))
-    present = trace.present(occurrences)
-    size = np.where(
-        present[rows, peers[:, 0]], nbytes[rows, peers[:, 0]], nbytes[rows, peers[:, 1]]
-    )
-    out = np.zeros_like(nbytes)
-    out[rows, peers[:, 0]] = size
-    return out
-
-
 # ---- byte matrices ---------------------------------------------------------------
 
 
@@ -179,17 +163,13 @@ Matrices = Iterator[tuple[Int64, Int64, Int64]]
 byte matrices ``[b, W, W]`` with senders as rows; the W of a block are equal."""
 
 
-def operation_matrices(
-    trace: Trace, plan: Plan, scale: Scale | None = None
-) -> Matrices:
+def operation_matrices(trace: Trace, plan: Plan) -> Matrices:
     """Yield byte matrices of all operations of a plan, in blocks."""
-    yield from exchange_matrices(trace, plan, scale)
+    yield from exchange_matrices(trace, plan)
     yield from dense_matrices(plan)
 
 
-def exchange_matrices(
-    trace: Trace, plan: Plan | OperationTable, scale: Scale | None
-) -> Matrices:
+def exchange_matrices(trace: Trace, plan: Plan | OperationTable) -> Matrices:
     """Yield byte matrices of the all-to-all operations of a plan.
 
     Raises
@@ -200,12 +180,10 @@ def exchange_matrices(
     ascending = [np.argsort(g.ranks) for g in trace.groups]
     width = np.array([len(g.ranks) for g in trace.groups], np.int64)
     exchange = (plan.kind == KINDS.index(ALL_TO_ALL)) & (plan.occurrence >= 0)
-    own = np.where(plan.group < len(width), plan.group, 0)  # others are background
-    # rescaling may give different sizes to groups of equal size
-    key = width[own] if scale is None else own
-    for one in np.unique(key[exchange]).tolist():
-        same = np.flatnonzero(exchange & (key == one))
-        size = one if scale is None else int(width[one])
+    # other operations may be of groups that are not the trace's
+    size_of = np.where(exchange, width[np.where(exchange, plan.group, 0)], 0)
+    for size in np.unique(size_of[exchange]).tolist():
+        same = np.flatnonzero(size_of == size)
         step = max(1, _BLOCK_CELLS // size**2)
         for begin in range(0, len(same), step):
             at = same[begin : begin + step]
@@ -219,8 +197,6 @@ def exchange_matrices(
             into = np.array([ascending[g] for g in group], np.int64)
             wire = np.take_along_axis(wire, into[:, :, None], axis=1)
             wire = np.take_along_axis(wire, into[:, None, :], axis=2)
-            if scale is not None:
-                wire = scale.matrices(one, wire, plan.occurrence[at])
             yield at, np.array([plan.groups[g] for g in group], np.int64), wire
 
 

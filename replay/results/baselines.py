@@ -47,7 +47,6 @@ from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, convention, wire
 from moetraffic.patterns.hockney import Hockney
 from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.replay.plan.sizes import Matrices, operation_matrices
-from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
 from moetraffic.trace.trace import Trace
 from moetraffic.units import bytes_per_second, duration, seconds
@@ -195,9 +194,7 @@ class Estimate:
     notes: tuple[str, ...] = ()
 
 
-def bounds(
-    trace: Trace, plan: Plan, network: Network, scale: Scale | None = None
-) -> Bounds:
+def bounds(trace: Trace, plan: Plan, network: Network) -> Bounds:
     """Compute lower bounds on the duration of a plan on a network."""
 
     everyone = np.arange(plan.world)
@@ -207,7 +204,7 @@ def bounds(
     for at, number in _by_iterations(plan):
         part = _part(plan, at)
         sums = np.zeros((int(number.max()) + 1, *whole.shape), np.int64)
-        for of, members, wire in operation_matrices(trace, part, scale):
+        for of, members, wire in operation_matrices(trace, part):
             for ranks in np.unique(members, axis=0):
                 mine = np.flatnonzero((members == ranks).all(axis=1))
                 each[at[of[mine]]] = lower_bounds(network, ranks, wire[mine])

@@ -14,7 +14,6 @@ from moetraffic.replay.execution.pace import Schedule
 from moetraffic.replay.plan.program import Plan, Timing
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.request import Request
-from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.trace import Trace
 from moetraffic.units import bit_rate, bytes_per_second
 
@@ -53,7 +52,7 @@ def conclude(
     MoetrafficError
         If the trace cannot be written, or a baseline cannot be read.
     """
-    scale = request.scaling.scale(trace)
+    trace = request.rescaled(trace)
     measured = [measure(plan, times, clocks) for times in runs]
     shown = median_run([float(np.nansum(m.transfer_s)) for m in measured])
     times = runs[shown]
@@ -66,16 +65,16 @@ def conclude(
             nodes=nodes,
             torch_version=torch_version,
             clocks=clocks,
-            scale=scale,
+            rescaled=bool(request.scaling),
         )
         write(made, request.out, force=request.force, rank=0)
     walls: dict[int, float] = {}
-    if scale is None:
+    if not request.scaling:
         calls = completion(trace, kind=None)
         mine = np.flatnonzero(np.isin(calls.occurrence, plan.occurrence))
         when, took, _ = iteration_times(trace, calls.take(mine))
         walls = dict(zip(when.tolist(), took.tolist(), strict=True))
-    baselines = _baselines(request, trace, plan, nodes, scale)
+    baselines = _baselines(request, trace, plan, nodes)
     found = [
         audit(
             plan,
@@ -108,7 +107,6 @@ def _baselines(
     trace: Trace,
     plan: Plan,
     nodes: Sequence[str],
-    scale: Scale | None,
 ) -> Baselines:
     notes: tuple[str, ...] = ()
     call, transfer = captured_times(trace, plan)
@@ -119,7 +117,7 @@ def _baselines(
             plan.world,
             capacity=request.capacity,
         )
-        bound = network_bounds(plan, operation_matrices(trace, plan, scale), on)
+        bound = network_bounds(plan, operation_matrices(trace, plan), on)
         bound_of = f"{on.topology.name}, {bit_rate(on.topology.hosts.nic_bytes_s)} NICs"
     elif request.capacity is not None:
         rate_bytes_s = bytes_per_second(request.capacity)

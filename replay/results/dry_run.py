@@ -235,7 +235,7 @@ def estimate_plan(
             request.topology or "single", plan.world, capacity=request.capacity
         )
         hosts = on.slots // on.topology.hosts.ranks
-        limits = bounds(trace, plan, on, request.scaling.scale(trace))
+        limits = bounds(request.rescaled(trace), plan, on)
     if hockney:
         estimates.append(by_hockney(plan, parse_hockney(hockney)))
     if request.bandwidth is not None:

@@ -21,7 +21,6 @@ import numpy.typing as npt
 import moetraffic
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
 from moetraffic.replay.plan.sizes import exchange_matrices
-from moetraffic.replay.scale.rescaling import Scale
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     UNKNOWN_TIME,
@@ -50,19 +49,20 @@ def replayed_trace(
     nodes: Sequence[str],
     torch_version: str = "",
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
-    scale: Scale | None = None,
+    rescaled: bool = False,
 ) -> Trace:
     """Build the trace of a replay: sent bytes with measured times.
 
     ``times`` are those of every rank on its own clock, ``clocks`` are offsets of type
-    CLOCK.
+    CLOCK.  ``rescaled``: ``trace`` is on other ranks, or with other bytes, than it was
+    captured.
     """
-    same_operations = scale is None and bool((plan.occurrence >= 0).all())
+    same_operations = not rescaled and bool((plan.occurrence >= 0).all())
     if same_operations:
         base = trace.select(plan.occurrence)
         place = base.rows.at(plan.site.astype(np.int64), plan.iteration)
     else:
-        base, place = _build(trace, plan, scale)
+        base, place = _build(trace, plan)
     meta = replace(
         base.meta,
         origin="replayed",
@@ -116,7 +116,7 @@ def _panels(
 # ---- on other ranks, with other bytes, with background traffic ---------------------
 
 
-def _build(trace: Trace, plan: Plan, scale: Scale | None) -> tuple[Trace, Int64]:
+def _build(trace: Trace, plan: Plan) -> tuple[Trace, Int64]:
     """Build a trace from a plan; return it and each operation's index in it."""
     order = np.lexsort((plan.iteration, plan.site))
     place = np.empty(len(plan), np.int64)
@@ -158,7 +158,7 @@ def _build(trace: Trace, plan: Plan, scale: Scale | None) -> tuple[Trace, Int64]
     for size in np.unique(width).tolist():
         same = np.flatnonzero((width == size) & square)
         row_of[same] = np.arange(len(same))
-    for read, _, wire in exchange_matrices(trace, plan, scale):
+    for read, _, wire in exchange_matrices(trace, plan):
         panel = panels[f"wire_{wire.shape[1]}"]
         panel.read(0, panel.shape[0])[row_of[place[read]]] = wire
     base = Trace(
@@ -213,9 +213,8 @@ def _groups(trace: Trace, plan: Plan) -> list[Group]:
     for number in range(len(kinds), len(plan.groups)):
         streams = plan.stream[plan.group == number]
         kinds.append(plan.streams[int(streams[0])] if len(streams) else "other")
-    # a group that the scale left without ranks has no operation; its index is kept
     return [
-        Group(kind=kind, ranks=ranks or (0,))
+        Group(kind=kind, ranks=ranks)
         for kind, ranks in zip(kinds, plan.groups, strict=True)
     ]
 

@@ -8,7 +8,7 @@ import pytest
 import moetraffic.replay.results.audit  # noqa: F401 - once, not in each forked rank
 from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.selection import Depth, Verification
-from moetraffic.replay.scale.rescaling import Scaling
+from moetraffic.trace.rescaling.rescaling import Scaling
 from moetraffic.trace.trace import Trace
 
 

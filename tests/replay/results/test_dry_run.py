@@ -29,7 +29,7 @@ from moetraffic.replay.results.dry_run import (
     estimate_plan,
     print_dry_run,
 )
-from moetraffic.replay.scale.rescaling import Scaling
+from moetraffic.trace.rescaling import Scaling, rescale
 
 RATE = 125e6  # bytes/s of 1Gbps
 
@@ -78,9 +78,9 @@ def test_an_oversubscribed_rack_raises_the_bound(toy, tmp_path):
 
 def test_bounds_are_of_the_scaled_matrices(toy):
     trace = toy(world=4, groups=[(0, 1, 2, 3)])
-    scale = Scaling(fold="2", self_traffic=False)
-    plan = make_plan(trace, dense=False, scale=scale.scale(trace))
-    found = bounds(trace, plan, on("single", 2), scale.scale(trace))
+    folded = rescale(Scaling(fold="2", self_traffic=False).scale(trace))
+    plan = make_plan(folded, dense=False)
+    found = bounds(folded, plan, on("single", 2))
     np.testing.assert_allclose(found.operation_s, plan.bottleneck_bytes / RATE)
 
 

@@ -11,9 +11,9 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.plan.background import BackgroundCollective, BackgroundTraffic
 from moetraffic.replay.plan.program import KINDS, Timing
 from moetraffic.replay.results.replayed_trace import replayed_trace
-from moetraffic.replay.scale.rank_map import expand, fold
-from moetraffic.replay.scale.trace_scaling import TraceScale
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Site
+from moetraffic.trace.rescaling import TraceScale, rescale
+from moetraffic.trace.rescaling.rank_map import expand, fold
 from moetraffic.trace.trace import Trace
 
 BESIDE = BackgroundTraffic(
@@ -63,11 +63,8 @@ def saved(made: Trace, path) -> Trace:
 )
 def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
     trace = toy(world=4, groups=[(0, 2), (3, 1)], iterations=range(4))
-
-    def scale() -> TraceScale:
-        return TraceScale(trace, ranks, factor=Fraction(1, 2))
-
-    plan = make_plan(trace, scale=scale())
+    trace = rescale(TraceScale(trace, ranks, factor=Fraction(1, 2)))
+    plan = make_plan(trace, in_common=True)
     times = timed(plan)
     made = replayed_trace(
         trace,
@@ -75,11 +72,11 @@ def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
         times,
         backend="gloo",
         nodes=["n"] * plan.world,
-        scale=scale(),
+        rescaled=True,
     )
     with saved(made, tmp_path / "out.h5") as found:
         assert found.meta.world == plan.world
-        again = make_plan(found)
+        again = make_plan(found, in_common=True)
         for name in ("total_bytes", "network_bytes", "bottleneck_bytes", "iteration"):
             key = np.lexsort((plan.iteration, plan.site))
             mine = getattr(plan, name)[key]

@@ -80,12 +80,7 @@ class TraceScale:
         self.ledger = Ledger(factor=factor)
         self.completes = bool(missing)
         self.in_common_order = ranks.merges or self.completes
-        # all that decides what is sent
-        self.identity = (
-            f"{ranks.identity} self {self_traffic} factor {factor} missing {missing} "
-            f"columns {columns}"
-        )
-        self._trace = trace
+        self.trace = trace
 
     def rank(self, old: int) -> int:
         """The first rank that carries a rank of the trace; -1: none."""
@@ -103,7 +98,7 @@ class TraceScale:
         ndarray
             ``[w]`` int64 places among the W members.
         """
-        members = sorted(self._trace.groups[group].ranks)
+        members = sorted(self.trace.groups[group].ranks)
         kept = [at for at, old in enumerate(members) if self.map.targets[old]]
         return np.array(kept, np.int64)
 
@@ -125,7 +120,7 @@ class TraceScale:
             ``[b, W', W']`` bytes, ranks of the replay ascending.
         """
         known = self._completed(group, wire, occurrences)
-        members = np.sort(np.array(self._trace.groups[group].ranks, np.int64))
+        members = np.sort(np.array(self.trace.groups[group].ranks, np.int64))
         keep = self.needs(group)
         whole = known[:, keep[:, None], keep]
         parts = np.array([len(self.map.targets[r]) for r in members[keep]], np.int64)
@@ -165,11 +160,11 @@ class TraceScale:
         ndarray
             ``[b, W']`` int64.
         """
-        members = sorted(self._trace.groups[group].ranks)
+        members = sorted(self.trace.groups[group].ranks)
         keep = self.needs(group)
         whole = nbytes[:, keep]
         if self.missing and kind != "send_recv":
-            there = missing_rows.known_rows(self._trace, occurrences)
+            there = missing_rows.known_rows(self.trace, occurrences)
             there = there[:, self._ascending(group)][:, keep]
             most = np.where(there, whole, 0).max(axis=1, initial=0)
             whole = np.where(there, whole, most[:, None])
@@ -205,17 +200,17 @@ class TraceScale:
     # ---- steps -----------------------------------------------------------------
 
     def _ascending(self, group: int) -> Int64:
-        return np.argsort(self._trace.groups[group].ranks)
+        return np.argsort(self.trace.groups[group].ranks)
 
     def _completed(self, group: int, wire: Int64, occurrences: Int64) -> Int64:
         if not self.missing or not len(wire):
             return wire
-        if missing_rows.known_rows(self._trace, occurrences).all():
+        if missing_rows.known_rows(self.trace, occurrences).all():
             return wire
         order = self._ascending(group)
         back = np.argsort(order)
         found = missing_rows.complete(
-            self._trace,
+            self.trace,
             occurrences,
             wire[:, back[:, None], back],
             self.missing,
@@ -238,10 +233,10 @@ class TraceScale:
             return whole
         total = int(parts.sum())
         out = np.empty((len(whole), total, total), np.int64)
-        sites = self._trace.occurrences.site[occurrences]
+        sites = self.trace.occurrences.site[occurrences]
         for number in np.unique(sites).tolist():
             at = np.flatnonzero(sites == number)
-            site = self._trace.sites[number]
+            site = self.trace.sites[number]
             unit = site.row_bytes or 1
             if (whole[at] % unit).any():
                 unit = 1
@@ -263,7 +258,7 @@ class TraceScale:
 
         None where the wire does not follow a demand, and columns are shared evenly.
         """
-        trace = self._trace
+        trace = self.trace
         if site.wire != WireForm.DEMAND:
             return None
         routed = trace.routing_of(occurrences)

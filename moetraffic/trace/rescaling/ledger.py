@@ -33,6 +33,7 @@ class Ledger:
     spread: int = 0  # inside a rank that is kept, now between several
     sent: int = 0  # what the replay moves, after the factor
     matrices: int = 0
+    operations_left_out: int = 0  # of ranks that are left out
 
     def take(
         self, *, captured: Int64, known: Int64, moved: Int64, kept: Int64, sent: Int64
@@ -88,6 +89,10 @@ class Ledger:
             f"bytes lost {_exactly(lost)}: {_exactly(self.left_out)} of ranks that are "
             f"left out, {_exactly(self.self_left_out)} of self traffic",
         ]
+        if self.operations_left_out:
+            told.append(
+                f"operations of ranks that are left out: {self.operations_left_out}"
+            )
         if self.from_peers or self.by_mean:
             told.append(
                 f"bytes completed {_exactly(self.from_peers)} from peers' records, "

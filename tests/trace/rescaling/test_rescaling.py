@@ -20,14 +20,14 @@ from moetraffic.patterns import (
     Training,
     Workload,
 )
-from moetraffic.replay.scale import rank_map, sharing
-from moetraffic.replay.scale.byte_factor import factor_of, times
-from moetraffic.replay.scale.missing_rows import complete
-from moetraffic.replay.scale.order import common_order, merged
-from moetraffic.replay.scale.rescaling import Scaling
-from moetraffic.replay.scale.trace_scaling import TraceScale
 from moetraffic.trace.model import PHASES, TRANSPOSED_PHASES, Presence
+from moetraffic.trace.order import common_order, merged
 from moetraffic.trace.panel import ArrayPanel
+from moetraffic.trace.rescaling import rank_map, sharing
+from moetraffic.trace.rescaling.byte_factor import factor_of, times
+from moetraffic.trace.rescaling.missing_rows import complete
+from moetraffic.trace.rescaling.rescaling import Scaling
+from moetraffic.trace.rescaling.trace_scaling import TraceScale
 from moetraffic.trace.trace import Trace
 
 RANKS = 64

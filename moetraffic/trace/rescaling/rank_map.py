@@ -7,7 +7,6 @@ leaves it out.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,11 +59,6 @@ class RankMap:
             for new in of:
                 found[new].append(old)
         return tuple(map(tuple, found))
-
-    @cached_property
-    def identity(self) -> str:
-        """A digest of the targets, in hexadecimal."""
-        return hashlib.sha256(repr(self.targets).encode()).hexdigest()
 
     @property
     def same(self) -> bool:

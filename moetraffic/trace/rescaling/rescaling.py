@@ -1,80 +1,16 @@
-"""Replaying on other ranks, or with other bytes, than were captured."""
+"""Options by which a trace is rescaled, as they are written on the command line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
 
 from moetraffic.errors import ReplayError
-from moetraffic.trace.model import Int64
 from moetraffic.trace.trace import Trace
 
 from . import missing_rows, rank_map, sharing
 from .rank_map import RankMap
 from .trace_scaling import TraceScale
-
-
-class Scale(Protocol):
-    """How a trace's operations become those of the replay."""
-
-    world: int
-    """Ranks of the replay."""
-
-    groups: tuple[tuple[int, ...], ...]
-    """For each group of the trace its members in the replay, ascending world ranks.
-
-    Empty where none of its ranks is kept: its operations are not replayed.
-    """
-
-    identity: str
-    """What tells this scale from others; it goes into the plan's digest."""
-
-    in_common_order: bool
-    """Whether ranks follow one order of all operations instead of each its own.
-
-    See :func:`~moetraffic.replay.scale.order.common_order`.
-    """
-
-    completes: bool
-    """Whether operations are replayed to which the record of a member is missing."""
-
-    def needs(self, group: int) -> Int64:
-        """The members of a group whose records the replay needs, ``[w]`` int64.
-
-        Places among the W members in ascending order of ranks.
-        """
-        ...
-
-    def matrices(self, group: int, wire: Int64, occurrences: Int64) -> Int64:
-        """Matrices ``[b, W, W]`` of a trace's group as ``[b, W', W']``, int64 bytes.
-
-        Rows and columns are in ascending order of ranks, before and after;
-        ``occurrences`` ``[b]`` says which calls these are.
-        """
-        ...
-
-    def volumes(
-        self, group: int, kind: str, nbytes: Int64, occurrences: Int64
-    ) -> Int64:
-        """Bytes of each member's input ``[b, W]`` as ``[b, W']``, int64.
-
-        ``kind`` is one of :data:`~moetraffic.replay.plan.program.KINDS` but an
-        all-to-all.
-        """
-        ...
-
-    def rank(self, old: int) -> int:
-        """The rank of the replay that does what a rank of the trace did; -1: none."""
-        ...
-
-    def origins(self, new: int) -> tuple[int, ...]:
-        """The ranks of the trace that a rank of the replay carries, ascending."""
-        ...
-
-    def describe(self) -> tuple[str, ...]:
-        """What it does, and did to all that went through it so far, in sentences."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +54,7 @@ class Scaling:
     def __bool__(self) -> bool:
         return self != Scaling()
 
-    def scale(self, trace: Trace) -> Scale | None:
+    def scale(self, trace: Trace) -> TraceScale | None:
         """The scale of a trace, None where nothing is asked for.
 
         Raises

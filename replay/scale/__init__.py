@@ -1,1 +1,0 @@
-"""Scaling a replay: other ranks or other byte counts than were captured."""

@@ -1,0 +1,3 @@
+"""The toy traces of the replay's tests."""
+
+from tests.replay.conftest import toy  # noqa: F401
