@@ -20,8 +20,9 @@ from moetraffic.patterns import (
     Workload,
 )
 from moetraffic.patterns.algorithms import ALGORITHMS
+from moetraffic.patterns.layer_calls import CONTEXTS
 from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.parallelism import CONTEXTS, RECOMPUTATIONS, Parallelism
+from moetraffic.patterns.parallelism import RECOMPUTATIONS, Parallelism
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.router_spec import DISPATCH_FORMS
 from moetraffic.patterns.synchronization import SYNCHRONIZATIONS

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from moetraffic.errors import LayoutError
 
 from .element_types import element_bytes
+from .layer_calls import CONTEXTS
 from .layout import ParallelLayout
 from .routers import Gating
 from .schedules import passes
@@ -14,10 +16,9 @@ from .shape import ModelShape, unmet_in_parallel
 from .synchronization import IN_EACH_MICRO_BATCH, OF_STAGE, SYNCHRONIZATIONS
 
 RECOMPUTATIONS = ("none", "full")
-CONTEXTS = ("ring", "all-gather", "all-to-all")
-"""How attention sees the whole sequence: keys and values round a ring (Liu et al.,
-arXiv 2310.01889), gathered (Llama 3, arXiv 2407.21783, section 3.3.2), or heads for
-tokens exchanged (Ulysses, Jacobs et al., arXiv 2309.14509)."""
+FLOAT8_TILE = 128
+"""Elements of a token's vector that share a 32-bit scale where it is sent in 8 bits
+(DeepSeek-V3, arXiv 2412.19437, section 3.3.1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Parallelism(ParallelLayout):
     recompute: str = "none"  # one of RECOMPUTATIONS
     context: str = "ring"  # one of CONTEXTS
     dtype: str = "bfloat16"  # of parameters and activations
+    dispatch_dtype: str = ""  # of tokens sent to experts; empty: as dtype
     gradient_dtype: str = ""  # empty: float32 for bfloat16, as Megatron-LM, else dtype
 
     def __post_init__(self) -> None:
@@ -68,6 +70,7 @@ class Parallelism(ParallelLayout):
             )
         element_bytes(self.dtype)
         element_bytes(self.gradients)
+        element_bytes(self.dispatched)
         if self.pp > 1 and self.synchronized in IN_EACH_MICRO_BATCH:
             raise LayoutError(
                 "a pipeline goes with gradients that wait for all micro-batches, but "
@@ -80,6 +83,25 @@ class Parallelism(ParallelLayout):
     def synchronized(self) -> str:
         """How copies are kept equal, one of SYNCHRONIZATIONS."""
         return self.synchronization or OF_STAGE[self.zero]
+
+    @property
+    def dispatched(self) -> str:
+        """Element type in which tokens go to experts; what returns has ``dtype``."""
+        return self.dispatch_dtype or self.dtype
+
+    def row_bytes(self, hidden: int, *, dispatched: bool = False) -> int:
+        """Bytes of a token's vector, with the scales of one in 8 bits.
+
+        Parameters
+        ----------
+        hidden
+            Its elements.
+        dispatched
+            Whether it goes to an expert.
+        """
+        dtype = self.dispatched if dispatched else self.dtype
+        scales = 4 * ceil(hidden / FLOAT8_TILE) if dtype == "float8" else 0
+        return hidden * element_bytes(dtype) + scales
 
     @property
     def gradients(self) -> str:

@@ -122,6 +122,11 @@ class ModelShape:
         return self.head_size or self.hidden // self.heads
 
     @property
+    def key_width(self) -> int:
+        """Width of a query and key head, with the rotated part of a latent one."""
+        return self.head_width + (self.rope_size if self.kv_rank else 0)
+
+    @property
     def value_width(self) -> int:
         """Width of a value head."""
         return (self.kv_rank and self.value_size) or self.head_width

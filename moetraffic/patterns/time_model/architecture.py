@@ -10,8 +10,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns.parameters import parameter_count
 from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.tensors import model_tensors, sees_own_tokens
-
-from .values import Values, numbers
+from moetraffic.patterns.values import Values, numbers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.values import Float64, Values
 
 from .configuration import Configuration
 from .conventions import SC21, Conventions
 from .estimation import estimate
 from .system import System
 from .traffic import KINDS
-from .values import Float64, Values
 
 SPEEDS = ("utilization", "memory_bytes_s")
 OVERHEADS = ("layer_overhead_s", "iteration_overhead_s", "latency_s")

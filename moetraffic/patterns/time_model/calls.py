@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .values import Float64, Values, shared
+from moetraffic.patterns.values import Float64, Values, shared
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.values import Float64, Values, anywhere, numbers
 
 from .architecture import Architecture
-from .values import Float64, Values, anywhere, numbers
 
 Bool = npt.NDArray[np.bool_]
 

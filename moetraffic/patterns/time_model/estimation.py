@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.patterns.values import Float64, Values, anywhere
 from moetraffic.tables import Table
 
 from .calls import Traffic
@@ -18,7 +19,6 @@ from .roofline import Passes, passes
 from .system import System
 from .tensor_lists import list_time
 from .traffic import IN_DP, KINDS, traffic
-from .values import Float64, Values, anywhere
 
 Bool = npt.NDArray[np.bool_]
 

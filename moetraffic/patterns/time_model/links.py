@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetraffic.patterns.bandwidth import BandwidthTable
+from moetraffic.patterns.values import Float64, Values, numbers
 
 from .calls import Traffic
-from .values import Float64, Values, numbers
 
 OF_INSIDE, OF_NIC = 0.77, 0.85
 """Share of the nominal rate of NVLink and of NICs that a large collective gets: bus

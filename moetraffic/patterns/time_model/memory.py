@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.patterns.values import Float64
+
 from .configuration import Configuration
-from .values import Float64
 
 
 @dataclass(frozen=True, kw_only=True)

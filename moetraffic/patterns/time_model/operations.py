@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.patterns.values import Float64
+
 from .configuration import Configuration
 from .conventions import SC21, Conventions
-from .values import Float64
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
-
-from .values import Float64
+from moetraffic.patterns.values import Float64
 
 
 def projected_speedup(

@@ -17,9 +17,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from moetraffic.patterns.values import Float64, Values, anywhere
+
 from .configuration import Configuration
 from .gpus import Gpu
-from .values import Float64, Values, anywhere
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
 """Rows and columns of a tile of cuBLAS and CUTLASS, of which the fastest is taken."""

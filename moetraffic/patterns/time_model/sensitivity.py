@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from moetraffic.patterns.values import Float64
+
 from .configuration import Configuration
 from .conventions import CHOICES, SC21, Conventions
 from .estimation import estimate
 from .system import System
 from .traffic import KINDS
-from .values import Float64
 
 NUMBERS = (
     *("peak_flops", "utilization", "latency_s", "layer_overhead_s"),

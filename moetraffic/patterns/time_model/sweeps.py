@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.values import Float64, numbers
 
 from .configuration import Configuration, refuse_unsound
 from .conventions import SC21, Conventions
 from .estimation import Estimate, estimate
 from .system import System
-from .values import Float64, numbers
 
 SCALINGS = ("strong", "weak", "large-batch")
 

@@ -12,12 +12,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.values import Float64, Values, anywhere, numbers
 
 from .calls import Traffic
 from .gpus import Gpu
 from .links import NodeLinks
 from .traffic import KINDS
-from .values import Float64, Values, anywhere, numbers
 
 
 class Effective(Protocol):

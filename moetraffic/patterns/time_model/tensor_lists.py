@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from moetraffic.patterns.values import Float64, Values
+
 from .calls import Traffic
 from .gpus import Gpu
-from .values import Float64, Values
 
 ENTRY_S = 2.7e-6
 """Of the host for a tensor of the list, a view and a query of the own rank: thread CPU

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from moetraffic.patterns.values import Values, anywhere
+
 from .calls import Traffic
 from .configuration import Configuration
 from .conventions import Conventions
-from .values import Values, anywhere
 
 
 def tensor_traffic(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from moetraffic.patterns.values import Values
+
 from .calls import Traffic
 from .configuration import Configuration
 from .conventions import SC21, Conventions
 from .tensor_traffic import tensor_traffic
-from .values import Values
 
 KINDS = ("tp", "cp", "pp", "ep", "dp", "edp", "embedding", "ends")
 """Of traffic; "edp" are gradients of experts, "ends" vocabulary-parallel ends."""

@@ -1,0 +1,308 @@
+"""Collectives of a layer's passes, and of a model's ends, in Megatron-LM's parallelism.
+
+Sizes and numbers of calls are formulas of the layout, for one layout or for arrays of
+them: a pattern lists the calls of one, the time model sums those of many.
+
+Tensor parallelism (Shoeybi et al., arXiv 1909.08053, section 3): two matrices in a row,
+one split by output and one by input, need an all-reduce in each pass, with sequence
+parallelism (Korthikanti et al., arXiv 2205.05198, section 4.2.2) a gather and a
+reduce-scatter instead, and the input once more for the weights' gradients.  Attention
+is such a pair, so is a feed-forward network, and a decoder has a second attention, to
+the encoder's tokens.  Embedding, head and loss are split by vocabulary.  Tokens go to
+experts in an all-to-all, and where experts are split, an all-gather and a
+reduce-scatter are between (Megatron-LM, ``token_dispatcher.py``,
+``MoEAlltoAllTokenDispatcher``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from .values import Values, anywhere
+
+CONTEXTS = ("ring", "all-gather", "all-to-all")
+"""How attention sees the whole sequence: keys and values round a ring (Liu et al.,
+arXiv 2310.01889), gathered (Llama 3, arXiv 2407.21783, section 3.3.2), or heads for
+tokens exchanged (Ulysses, Jacobs et al., arXiv 2309.14509)."""
+
+
+class Part(NamedTuple):
+    """Calls of one collective that follow each other."""
+
+    traffic: str  # TP, CP, EP, control
+    group: str  # kind of process group
+    operation: str
+    buffer: Values  # bytes of the whole buffer, as nccl-tests count them
+    times: Values  # how many calls
+    label: str = ""
+    phase: str = ""  # of an expert exchange
+
+
+class Halves(NamedTuple):
+    """A layer's pass up to its experts' products, of them, and behind them."""
+
+    before: list[Part]
+    experts: list[Part]
+    behind: list[Part]
+
+    @property
+    def all(self) -> list[Part]:
+        """All of it, in order."""
+        return self.before + self.experts + self.behind
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCalls:
+    """The numbers that decide what a layer sends; each may be an array."""
+
+    tp: Values
+    cp: Values
+    ep: Values
+    etp: Values  # tensor-parallel ranks of an expert
+    sequence_parallel: Values  # 1 or 0
+    context: Values  # place in CONTEXTS
+    micro_batch: Values  # b
+    source: Values  # tokens that are embedded
+    targets: Values  # tokens that are predicted
+    row: Values  # bytes of a token's vector between layers
+    dispatch_row: Values  # and of one that goes to an expert
+    element: Values  # bytes of an element of activations
+    heads: Values  # query heads
+    key_heads: Values
+    key_width: Values  # of a head
+    value_width: Values
+    source_copies: Values = 0  # token copies that a rank routes
+    target_copies: Values = 0  # and in a decoder behind an encoder
+    experts: Values = 0
+    shared: Values = 0  # 1: a MoE layer has shared experts
+    counted: Values = 1  # 1: ranks exchange how many copies will come
+    regathered: Values = 1  # 1: backward gathers a matrix's input again
+
+    # ---- a layer ---------------------------------------------------------------
+
+    def forward(self, *, sparse: bool, crosses: bool) -> Halves:
+        """A layer's forward pass.
+
+        Parameters
+        ----------
+        sparse
+            Whether it has experts.
+        crosses
+            Whether it is of a decoder that attends to an encoder's tokens.
+        """
+        rows = self._target_rows if crosses else self._source_rows
+        parts: list[Part] = []
+        for asks in range(1 + crosses):
+            parts += self._gathered(rows, "attention")
+            if asks:  # keys and values are of what the encoder read
+                parts += self._gathered(self._source_rows, "attention")
+            parts += self._context(crosses, backward=False)
+            parts += self._summed(rows, "attention")
+        if not sparse:
+            return Halves(parts, [], self._matrices(rows, "mlp"))
+        parts += self._counts() + self._exchange("dispatch", crosses)
+        behind = self._exchange("combine", crosses) + self._shared(rows, backward=False)
+        return Halves(parts, self._split_experts(crosses), behind)
+
+    def backward(self, *, sparse: bool, crosses: bool) -> Halves:
+        """A layer's backward pass; see :meth:`forward`."""
+        rows = self._target_rows if crosses else self._source_rows
+        before: list[Part] = []
+        behind: list[Part] = []
+        if sparse:
+            before = self._shared(rows, backward=True)
+            before += self._exchange("combine_grad", crosses)
+            behind = self._exchange("dispatch_grad", crosses)
+        else:
+            before = self._matrices_gradient(rows, "mlp")
+        for asks in reversed(range(1 + crosses)):
+            # out's gradient, then the input of query, key and value, and its gradient
+            behind += self._gathered(rows, "attention")
+            behind += self._context(crosses, backward=True)
+            if asks:  # the encoder's output again, and its gradient
+                behind += self._matrices(self._source_rows, "attention")
+            behind += self._gathered(rows, "attention", self.regathered)
+            behind += self._summed(rows, "attention")
+        return Halves(before, self._split_experts(crosses) if sparse else [], behind)
+
+    # ---- the model's ends ------------------------------------------------------
+
+    def embedded(self) -> list[Part]:
+        """Forward: tokens become vectors, each rank adds those of its vocabulary."""
+        return self._summed(self._source_rows, "embedding")
+
+    def embedded_gradient(self) -> list[Part]:
+        """Backward; without sequence parallelism a lookup needs nobody else."""
+        return self._gathered(self._source_rows, "embedding")
+
+    def predicted(self) -> list[Part]:
+        """Forward: logits, and the vocabulary-parallel loss with its three all-reduces
+        of the largest logit, the right one's and the sum of powers."""
+        head = self._gathered(self._target_rows, "head")
+        times = 3 * self._split
+        if not anywhere(times):
+            return head
+        size = 4 * self.micro_batch * self.targets / self.cp
+        return [
+            *head,
+            Part("TP", "tp", "all_reduce", size, times, "cross_entropy"),
+        ]
+
+    def predicted_gradient(self) -> list[Part]:
+        """Backward of the head."""
+        return self._matrices(self._target_rows, "head")
+
+    def norms(self, elements: Values, gradient: Values) -> list[Part]:
+        """Gradients of parameters that see a rank's own tokens alone, once an iteration
+        (``finalize_model_grads.py``).
+
+        Parameters
+        ----------
+        elements
+            Of these parameters, on a rank.
+        gradient
+            Bytes of an element.
+        """
+        if not anywhere(self._spread):
+            return []
+        size, label = elements * gradient, "norm_gradient_sync"
+        return [Part("TP", "tp", "all_reduce", size, self._spread, label)]
+
+    @property
+    def handed_on(self) -> Values:
+        """Bytes of a micro-batch's activations between two stages."""
+        return self._source_rows / np.where(self._spread > 0, self.tp, 1)
+
+    # ---- tensor and sequence parallelism ------------------------------------------
+
+    @cached_property
+    def _split(self) -> Values:
+        return (np.asarray(self.tp) > 1) * 1.0
+
+    @cached_property
+    def _spread(self) -> Values:
+        return self._split * self.sequence_parallel
+
+    @cached_property
+    def _source_rows(self) -> Values:
+        """Bytes of a micro-batch of a tensor-parallel group."""
+        return self.micro_batch * self.source / self.cp * self.row
+
+    @cached_property
+    def _target_rows(self) -> Values:
+        return self.micro_batch * self.targets / self.cp * self.row
+
+    def _gathered(self, rows: Values, label: str, times: Values = 1) -> list[Part]:
+        """All tokens of a sequence, where each tensor rank has some."""
+        if not anywhere(self._spread):
+            return []
+        return [Part("TP", "tp", "all_gather", rows, self._spread * times, label)]
+
+    def _summed(self, rows: Values, label: str) -> list[Part]:
+        """The sum over tensor ranks, or each one's tokens of it."""
+        parts = [
+            Part("TP", "tp", "reduce_scatter", rows, self._spread, label),
+            Part("TP", "tp", "all_reduce", rows, self._split - self._spread, label),
+        ]
+        return [part for part in parts if anywhere(part.times)]
+
+    def _matrices(self, rows: Values, label: str) -> list[Part]:
+        """A matrix split by output and one split by input, forward."""
+        return self._gathered(rows, label) + self._summed(rows, label)
+
+    def _matrices_gradient(self, rows: Values, label: str) -> list[Part]:
+        again = self._gathered(rows, label, self.regathered)
+        return self._gathered(rows, label) + again + self._summed(rows, label)
+
+    def _shared(self, rows: Values, *, backward: bool) -> list[Part]:
+        of = self._matrices_gradient if backward else self._matrices
+        parts = of(rows, "shared") if anywhere(self.shared) else []
+        return [part._replace(times=part.times * self.shared) for part in parts]
+
+    # ---- context parallelism -------------------------------------------------------
+
+    def _context(self, crosses: bool, *, backward: bool) -> list[Part]:
+        """What one attention sends so that its tokens see the whole sequence."""
+        spread = (np.asarray(self.cp) > 1) * 1.0
+        if not anywhere(spread):
+            return []
+        tokens = self.micro_batch * (self.targets if crosses else self.source) / self.cp
+        element = tokens * self.element / self.tp
+        # tensor ranks beyond the key heads hold copies of them
+        heads = np.maximum(self.key_heads, self.tp)
+        key, value = (
+            heads * self.key_width * element,
+            heads * self.value_width * element,
+        )
+        query = self.heads * self.key_width * element
+        out = self.heads * self.value_width * element
+        way = [spread * (self.context == place) for place in range(len(CONTEXTS))]
+        both = key + value
+        # on a ring the gradients of keys and values follow them on the way back
+        parts = [("send_recv", both, way[0] * (self.cp - 1) * (2 if backward else 1))]
+        parts.append(("all_gather", both * self.cp, way[1]))
+        if backward:
+            parts.append(("reduce_scatter", both * self.cp, way[1]))
+        parts += [("all_to_all", size, way[2]) for size in (query, key, value, out)]
+        return [
+            Part("CP", "cp", operation, size, times, "context")
+            for operation, size, times in parts
+            if anywhere(times)
+        ]
+
+    # ---- experts ---------------------------------------------------------------
+
+    def _counts(self) -> list[Part]:
+        """How many copies will come."""
+        ranks = self.etp * self.ep
+        times = (np.asarray(ranks) > 1) * self.counted
+        if not anywhere(times):
+            return []
+        size = 8 * self.experts * ranks
+        of = "count_exchange"
+        return [Part("control", "etp_ep", "all_gather", size, times, of)]
+
+    def _exchange(self, phase: str, crosses: bool) -> list[Part]:
+        """A token exchange; what is combined has the elements of activations, and the
+        gradient of what is combined goes out as tokens do (DeepSeek-V3, arXiv
+        2412.19437, section 3.3.2)."""
+        times = (np.asarray(self.ep) > 1) * 1.0
+        if not anywhere(times):
+            return []
+        out = phase in ("dispatch", "combine_grad")
+        size = self._copies(crosses) * (self.dispatch_row if out else self.row)
+        return [Part("EP", "ep", "all_to_all", size, times, phase=phase)]
+
+    def _split_experts(self, crosses: bool) -> list[Part]:
+        """Tensor ranks of an expert see all copies of all of them."""
+        times = (np.asarray(self.etp) > 1) * 1.0
+        if not anywhere(times):
+            return []
+        copies = self._copies(crosses) * self.etp
+        return [
+            Part("TP", "etp", operation, copies * row, times, "experts")
+            for operation, row in (
+                ("all_gather", self.dispatch_row),
+                ("reduce_scatter", self.row),
+            )
+        ]
+
+    def _copies(self, crosses: bool) -> Values:
+        return self.target_copies if crosses else self.source_copies
+
+
+def room(routed: Values, experts: Values, capacity_factor: Values) -> Values:
+    """Token copies of padded buffers: ``E ceil(factor k T / E)``, for all experts.
+
+    Examples
+    --------
+    >>> float(room(2 * 100, 8, 1.1))
+    224.0
+    """
+    number = np.maximum(experts, 1)
+    # a factor as it is written: 1.1 x 10 is 11
+    return number * np.ceil(np.round(capacity_factor * routed, 6) / number)
