@@ -230,29 +230,37 @@ class LayerCalls:
         spread = (np.asarray(self.cp) > 1) * 1.0
         if not anywhere(spread):
             return []
-        tokens = self.micro_batch * (self.targets if crosses else self.source) / self.cp
-        element = tokens * self.element / self.tp
-        # tensor ranks beyond the key heads hold copies of them
-        heads = np.maximum(self.key_heads, self.tp)
-        key, value = (
-            heads * self.key_width * element,
-            heads * self.value_width * element,
-        )
-        query = self.heads * self.key_width * element
-        out = self.heads * self.value_width * element
+        both, whole, *each = self._target_heads if crosses else self._source_heads
         way = [spread * (self.context == place) for place in range(len(CONTEXTS))]
-        both = key + value
         # on a ring the gradients of keys and values follow them on the way back
         parts = [("send_recv", both, way[0] * (self.cp - 1) * (2 if backward else 1))]
-        parts.append(("all_gather", both * self.cp, way[1]))
+        parts.append(("all_gather", whole, way[1]))
         if backward:
-            parts.append(("reduce_scatter", both * self.cp, way[1]))
-        parts += [("all_to_all", size, way[2]) for size in (query, key, value, out)]
+            parts.append(("reduce_scatter", whole, way[1]))
+        parts += [("all_to_all", size, way[2]) for size in each]
         return [
             Part("CP", "cp", operation, size, times, "context")
             for operation, size, times in parts
             if anywhere(times)
         ]
+
+    @cached_property
+    def _source_heads(self) -> tuple[Values, ...]:
+        return self._heads(self.source)
+
+    @cached_property
+    def _target_heads(self) -> tuple[Values, ...]:
+        return self._heads(self.targets)
+
+    def _heads(self, tokens: Values) -> tuple[Values, ...]:
+        """Bytes of a rank's keys and values, of those of the whole sequence, and of its
+        queries, keys, values and output."""
+        element = self.micro_batch * tokens / self.cp * self.element / self.tp
+        # tensor ranks beyond the key heads hold copies of them
+        heads = np.maximum(self.key_heads, self.tp)
+        query, key = (of * self.key_width * element for of in (self.heads, heads))
+        out, value = (of * self.value_width * element for of in (self.heads, heads))
+        return key + value, (key + value) * self.cp, query, key, value, out
 
     # ---- experts ---------------------------------------------------------------
 
@@ -274,7 +282,7 @@ class LayerCalls:
         if not anywhere(times):
             return []
         out = phase in ("dispatch", "combine_grad")
-        size = self._copies(crosses) * (self.dispatch_row if out else self.row)
+        size = self._exchanged[crosses, out]
         return [Part("EP", "ep", "all_to_all", size, times, phase=phase)]
 
     def _split_experts(self, crosses: bool) -> list[Part]:
@@ -282,17 +290,24 @@ class LayerCalls:
         times = (np.asarray(self.etp) > 1) * 1.0
         if not anywhere(times):
             return []
-        copies = self._copies(crosses) * self.etp
         return [
-            Part("TP", "etp", operation, copies * row, times, "experts")
-            for operation, row in (
-                ("all_gather", self.dispatch_row),
-                ("reduce_scatter", self.row),
+            Part("TP", "etp", operation, size, times, "experts")
+            for operation, size in (
+                ("all_gather", self._exchanged[crosses, True] * self.etp),
+                ("reduce_scatter", self._exchanged[crosses, False] * self.etp),
             )
         ]
 
-    def _copies(self, crosses: bool) -> Values:
-        return self.target_copies if crosses else self.source_copies
+    @cached_property
+    def _exchanged(self) -> dict[tuple[bool, bool], Values]:
+        """Bytes that a rank exchanges, by whether of a decoder behind an encoder, and
+        whether they go to experts."""
+        found: dict[tuple[bool, bool], Values] = {}
+        for crosses, copies in enumerate((self.source_copies, self.target_copies)):
+            found[bool(crosses), False] = found[bool(crosses), True] = copies * self.row
+            if self.dispatch_row is not self.row:
+                found[bool(crosses), True] = copies * self.dispatch_row
+        return found
 
 
 def room(routed: Values, experts: Values, capacity_factor: Values) -> Values:

@@ -181,6 +181,12 @@ def check(shape: ModelShape, gating: Gating, plan: Parallelism) -> None:
             "give --sequence-parallel",
         ),
         (
+            g.cp == 1 or s.context != "all-to-all" or shape.heads % (g.tp * g.cp) == 0,
+            "context ranks that exchange heads for tokens divide a tensor rank's heads,"
+            f" but there are {shape.heads} heads for tp x cp = {g.tp} x {g.cp}",
+            "change --cp or --context",
+        ),
+        (
             gating.k <= max(1, shape.experts) or not shape.experts,
             f"a token's k experts are distinct, but k is {gating.k} and there are "
             f"{shape.experts} experts",

@@ -38,7 +38,7 @@ def numbers(name: str, given: Values) -> Float64:
 
 def anywhere(condition: Values) -> bool:
     """Whether a condition, or a number other than 0, is somewhere in an array."""
-    return bool(condition if np.ndim(condition) == 0 else np.any(condition))
+    return bool(np.any(condition) if getattr(condition, "ndim", 0) else condition)
 
 
 def shared(before: Float64, ranks: Float64) -> Float64:

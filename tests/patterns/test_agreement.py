@@ -15,6 +15,7 @@ import pytest
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
+from moetraffic.patterns.layer_calls import CONTEXTS
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
@@ -80,6 +81,7 @@ def drawn(chance: random.Random) -> dict[str, Any]:
         "zero": chance.choice((0, 0, 1, 2, 3)),
         "sequence_parallel": chance.random() < 0.5,
         "recompute": chance.choice(("none", "full")),
+        "context": chance.choice(CONTEXTS),
     }
 
 
@@ -90,7 +92,10 @@ def both(of: dict[str, Any]) -> tuple[Counter[str], Counter[str]] | None:
     axes = {name: of[name] for name in ("tp", "pp", "dp", "cp", "ep")}
     same = {
         name: of[name]
-        for name in ("virtual", "micro_batch", "zero", "sequence_parallel", "recompute")
+        for name in (
+            *("virtual", "micro_batch", "zero", "sequence_parallel", "recompute"),
+            "context",
+        )
     }
     k = gating.k if known.model.experts else 0
     padded = k and gating.dispatch == "padded"

@@ -249,6 +249,7 @@ def test_nodes_see_a_ring_once() -> None:
         ({}, {"bucket_mib": -1.0}, GPT, "a bucket has some MiB"),
         ({}, {"micro_batch": 0}, GPT, "micro-batch must be at least 1"),
         ({}, {"context": "star"}, GPT, "context is one of ring"),
+        ({"cp": 16}, {"context": "all-to-all"}, GPT, "tp x cp = 1 x 16"),
     ],
 )
 def test_what_cannot_be_is_said(

@@ -26,6 +26,8 @@ class Architecture:
     attention: Values  # a times a head's width
     keys: Values  # key and value groups times a head's width
     key_heads: Values  # these groups
+    key_width: Values  # of a query and key head, its rotated part included
+    value_width: Values  # of a value head
     sequence: Values  # s, tokens
     vocabulary: Values  # V
     dense_ffn: Values  # feed-forward width of a layer without experts
@@ -108,6 +110,8 @@ class Architecture:
             attention=wide,
             keys=wide,
             key_heads=heads,
+            key_width=wide / numbers("heads", heads),
+            value_width=wide / numbers("heads", heads),
             sequence=sequence,
             vocabulary=vocabulary,
             dense_ffn=4 * wide,
@@ -153,6 +157,8 @@ class Architecture:
             attention=shape.heads * shape.head_width,
             keys=_keys(shape),
             key_heads=shape.heads if shape.kv_rank else shape.groups,
+            key_width=shape.key_width,
+            value_width=shape.value_width,
             sequence=tokens / shape.layers,
             vocabulary=shape.vocabulary,
             dense_ffn=shape.ffn_width,

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.layer_calls import CONTEXTS, room
 from moetraffic.patterns.values import Float64, Values, anywhere, numbers
 
 from .architecture import Architecture
@@ -20,6 +21,10 @@ SIZES = ("pp", "tp", "dp", "ep", "cp", "virtual", "micro_batch", "global_batch")
 RECOMPUTE = ("none", "selective", "full")
 """What is computed again in backward; selective: the attention matrices alone
 (Korthikanti et al., arXiv 2205.05198, section 5)."""
+
+
+NAMED = {"recompute": RECOMPUTE, "context": CONTEXTS}
+"""Fields that are one of some names, which arrays hold as places among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,8 @@ class Configuration:
     state_bytes: Values = 12  # of the optimizer's states of a parameter; Adam: master
     # copy and two moments in fp32; 8 without the copy
     recompute: Values = "none"  # one of RECOMPUTE
+    context: Values = "ring"  # one of CONTEXTS: attention over the ranks of cp
+    dispatch_bytes: Values = 0  # of an element sent to experts; 0: element_bytes
     sequence_parallel: Values = False  # Megatron's, over the tensor-parallel ranks
     scatter_gather: Values = False  # a stage's tp ranks send a t-th each (SC'21, 4.1)
     zero: Values = 0  # stage: 1 shards optimizer states, 2 gradients, 3 parameters
@@ -60,8 +67,8 @@ class Configuration:
     def __post_init__(self) -> None:
         for field in fields(self):
             given = getattr(self, field.name)
-            if field.name == "recompute":
-                given = _levels(given)
+            if field.name in NAMED:
+                given = _places(field.name, given)
             if field.name != "model":
                 object.__setattr__(self, field.name, numbers(field.name, given))
         _ = self.shape  # refuses arrays that do not broadcast
@@ -95,21 +102,15 @@ class Configuration:
         """Of a micro-batch on a rank, ``b s`` over the context-parallel ranks."""
         return self.micro_batch * self.model.sequence / self.cp
 
-    @property
-    def copies(self) -> Values:
-        """Token copies that a rank routes in a layer and micro-batch, or their room."""
+    def copies(self, tokens: Values) -> Values:
+        """Token copies of sequences that a rank routes in a layer, or their room."""
         m = self.model
         ranks = self.cp * np.where(self.sequence_parallel > 0, self.tp, 1)
-        found = 0.0
-        decoder = m.cross_layers / m.layers
-        for share, sequence in ((1 - decoder, m.source), (decoder, m.targets)):
-            routed = m.k * self.micro_batch * sequence / ranks
-            room = np.round(self.capacity_factor * routed, 6) / np.maximum(m.experts, 1)
-            padded = m.experts * np.ceil(room)
-            found = found + share * np.where(
-                self.capacity_factor > 0, padded, routed * self.imbalance
-            )
-        return found
+        routed = m.k * self.micro_batch * tokens / ranks
+        if not anywhere(self.capacity_factor):
+            return routed * self.imbalance
+        padded = room(routed, m.experts, self.capacity_factor)
+        return np.where(self.capacity_factor > 0, padded, routed * self.imbalance)
 
     @property
     def stage_layers(self) -> Values:
@@ -153,18 +154,21 @@ class Configuration:
         return self.tp * self.cp * self.dp / (self.split * self.ep)
 
 
-def _levels(given: Values) -> Float64:
-    """Names of RECOMPUTE, or their places in it, as places."""
+def _places(field: str, given: Values) -> Values:
+    """Names of a field's choices, or their places among them, as places."""
+    names = NAMED[field]
+    if isinstance(given, str) and given in names:
+        return float(names.index(given))
     made = np.asarray(given)
     if made.dtype.kind in "US":
-        unknown = set(made.ravel().tolist()) - set(RECOMPUTE)
+        unknown = set(made.ravel().tolist()) - set(names)
         if unknown:
             raise LayoutError(
-                f"recompute is one of {', '.join(RECOMPUTE)}, not "
+                f"{field} is one of {', '.join(names)}, not "
                 f"{sorted(unknown)[0]!r}: choose one"
             )
-        return np.select([made == name for name in RECOMPUTE], [0.0, 1.0, 2.0])
-    return np.where(made, 2.0, 0.0) if made.dtype == bool else made
+        return np.select([made == name for name in names], np.arange(len(names)) + 0.0)
+    return np.where(made, len(names) - 1.0, 0.0) if made.dtype == bool else given
 
 
 def unmet(config: Configuration) -> list[tuple[Bool, str, str]]:
@@ -231,7 +235,17 @@ def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
             "a dense model has no experts to spread",
             "set ep to 1",
         ),
-        (m.sequence % c.cp != 0, "cp divides the sequence", "change cp"),
+        (
+            (m.source % c.cp != 0) | (m.targets % c.cp != 0),
+            "cp divides the sequence",
+            "change cp",
+        ),
+        (
+            (c.context == CONTEXTS.index("all-to-all"))
+            & (m.heads % (c.tp * c.cp) != 0),
+            "tp x cp divides the heads that an all-to-all gives to context ranks",
+            "change cp or context",
+        ),
         (~np.isin(c.zero, (0, 1, 2, 3)), "the ZeRO stage is 0 to 3", "change zero"),
         (
             (c.pp > 1) & (c.zero > 1),

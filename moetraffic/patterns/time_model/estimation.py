@@ -204,7 +204,7 @@ def estimate(
 
     def known(value: Values) -> Float64:
         """The value where the configuration can exist, NaN elsewhere."""
-        if every and np.shape(value) == shape:
+        if every and getattr(value, "shape", None) == shape:
             return np.asarray(value)
         return np.where(sound, value, np.nan)
 

@@ -1,31 +1,35 @@
-"""Bytes that a rank sends in an iteration, by kind of traffic.
-
-The list of a run's every collective is made elsewhere, one configuration at a time;
-this is the same in closed form, for arrays of configurations.
-"""
+"""Bytes that a rank sends in an iteration by kind of traffic, for arrays of layouts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
 import numpy as np
 
-from moetraffic.patterns.values import Values
+from moetraffic.patterns.layer_calls import LayerCalls, Part
+from moetraffic.patterns.values import Values, anywhere, numbers
 
 from .calls import Traffic
 from .configuration import Configuration
 from .conventions import SC21, Conventions
-from .tensor_traffic import tensor_traffic
 
 KINDS = ("tp", "cp", "pp", "ep", "dp", "edp", "embedding", "ends")
 """Of traffic; "edp" are gradients of experts, "ends" vocabulary-parallel ends."""
+
+ENDS = ("embedding", "head", "cross_entropy", "norm_gradient_sync")
+"""Labels of calls at a model's ends."""
 
 IN_DP = ("dp", "edp", "embedding")
 """Kinds that synchronize gradients and parameters: T_DP is their time."""
 
 
 def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traffic]:
-    """What a rank sends in an iteration.
+    """What a rank of the first stage sends in an iteration.
 
-    Formulas and their sources: ``docs/time-model.md``.
+    Calls of layers and ends are those of :mod:`moetraffic.patterns.layer_calls`, summed
+    over a mean stage's layers.  Formulas and their sources: ``docs/time-model.md``.
 
     Parameters
     ----------
@@ -35,75 +39,153 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         How sequence-parallel gathers, reduced parameters and ends are counted.
     """
     c, m = config, config.model
-    batches, layers = c.micro_batches, c.stage_layers
-    full = np.where(c.recompute == 2, 1.0, 0.0)
-    row = m.hidden * c.element_bytes
-    whole = c.tokens * row  # bytes of a micro-batch's activations between layers
-    split = np.where((c.sequence_parallel > 0) | (c.scatter_gather > 0), c.tp, 1)
-    share = m.moe_layers / m.layers
+    batches = c.micro_batches
+    parts = layer_calls(c, conventions)
+    sums = _Sums()
+    forward_passes = np.where(c.recompute == 2, 2.0, 1.0)
+    sparse_share, decoder = m.moe_layers / m.layers, m.cross_layers / m.layers
+    for sparse, crosses in product((False, True), repeat=2):
+        share = sparse_share if sparse else 1 - sparse_share
+        share = share * (decoder if crosses else 1 - decoder)
+        if anywhere(share > 0):
+            number = batches * c.stage_layers * share
+            forward = parts.forward(sparse=sparse, crosses=crosses)
+            backward = parts.backward(sparse=sparse, crosses=crosses)
+            sums.add(forward.all, number * forward_passes)
+            sums.add(backward.all, number)
+    if conventions.ends == "counted":
+        last = np.where(c.pp > 1, 0.0, 1.0)  # a stage alone is the last one too
+        sums.add(parts.embedded() + parts.embedded_gradient(), batches)
+        if anywhere(last):
+            sums.add(parts.predicted() + parts.predicted_gradient(), batches * last)
+        own = c.stage_layers * m.layer_own + m.first_own + last * m.last_own
+        sums.add(parts.norms(own, c.gradient_bytes), 1.0)
     folded = c.split < c.tp  # then experts take the tokens of one rank
-    routed = c.copies * row
-    again = np.maximum(c.tp / m.key_heads, 1)  # ranks that hold the same key heads
-    found = [
-        *tensor_traffic(c, conventions, whole, routed),
-        Traffic(
-            kind="cp",  # keys and values go round: arXiv 2310.01889, section 3
-            collective="send_recv",
-            ranks=c.cp,
-            stride=c.tp,
-            buffer=2 * c.tokens * m.keys * again / c.tp * c.element_bytes,
-            calls=batches * layers * (c.cp - 1) * (3 + full),
-            every_micro_batch=True,
-        ),
-        Traffic(
-            kind="pp",
-            collective="send_recv",
-            ranks=c.pp,
-            stride=c.tp * c.cp * c.dp,
-            buffer=whole / split,
-            calls=np.where(c.pp > 1, 2 * batches * c.virtual, 0),
-            # the first stage hands nothing on behind its first layers' backward
-            sent=np.where(c.pp > 1, batches * (2 * c.virtual - 1), 0),
-            every_micro_batch=True,
-        ),
-        Traffic(
-            kind="ep",
-            collective="all_to_all",
-            ranks=c.ep,
-            stride=np.where(folded, c.split, c.tp * c.cp),
-            buffer=routed,
-            copies=np.where(c.deduplicated > 0, m.k, 0),
-            most_nodes=np.where(c.node_limit > 0, c.node_limit, np.inf),
-            calls=batches * share * layers * (4 + 2 * full) * (c.ep > 1),
-            every_micro_batch=True,
-        ),
-    ]
+    found = sums.traffic(c, folded)
+    if anywhere(c.pp > 1):
+        found.append(_handed_on(c, parts))
     held = c.held
     if conventions.reduced != "held":
         held = m.parameters
         if conventions.reduced == "mean":
             held = held / (c.pp * c.tp)
-    replicas = c.dp * c.cp
     lists = conventions.zero3 == "lists"
-    found += _gradients(c, "dp", held, replicas, c.tp, lists)
-    among = np.where(folded, c.split, c.tp * c.cp) * c.ep
-    # fully sharded experts are cut by whole experts, padded to the ranks
-    local = np.maximum(m.experts / c.ep, 1)
-    cut = np.ceil(local / c.expert_copies) * c.expert_copies / local
-    experts = c.experts_held * np.where(c.zero == 3, cut, 1.0)
-    found += _gradients(c, "edp", experts, c.expert_copies, among, lists)
-    found.append(
-        Traffic(
-            kind="embedding",  # EmbTableSync: first and last stage
-            collective="all_reduce",
-            ranks=np.where(c.pp > 1, 2.0, 1.0),
-            stride=c.tp * c.cp * c.dp * np.maximum(c.pp - 1, 1),
-            buffer=c.table * c.gradient_bytes,
-            calls=np.where((c.pp > 1) & (m.tied > 0), 1.0, 0.0),
-            every_micro_batch=False,
+    found += _gradients(c, "dp", held, c.dp * c.cp, c.tp, lists)
+    if anywhere(sparse_share > 0):
+        among = np.where(folded, c.split, c.tp * c.cp) * c.ep
+        # fully sharded experts are cut by whole experts, padded to the ranks
+        local = np.maximum(m.experts / c.ep, 1)
+        cut = np.ceil(local / c.expert_copies) * c.expert_copies / local
+        experts = c.experts_held * np.where(c.zero == 3, cut, 1.0)
+        found += _gradients(c, "edp", experts, c.expert_copies, among, lists)
+    tables = (c.pp > 1) & (m.tied > 0)
+    if anywhere(tables):
+        found.append(
+            Traffic(
+                kind="embedding",  # EmbTableSync: first and last stage
+                collective="all_reduce",
+                ranks=np.where(c.pp > 1, 2.0, 1.0),
+                stride=c.tp * c.cp * c.dp * np.maximum(c.pp - 1, 1),
+                buffer=c.table * c.gradient_bytes,
+                calls=np.where(tables, 1.0, 0.0),
+                every_micro_batch=False,
+            )
         )
-    )
     return found
+
+
+def layer_calls(c: Configuration, conventions: Conventions = SC21) -> LayerCalls:
+    """What a layer of a configuration sends."""
+    m = c.model
+    row = m.hidden * c.element_bytes
+    short = anywhere(c.dispatch_bytes > 0)
+    dispatched = np.where(c.dispatch_bytes > 0, c.dispatch_bytes, c.element_bytes)
+    return LayerCalls(
+        tp=c.tp,
+        cp=c.cp,
+        ep=c.ep,
+        etp=c.split,
+        sequence_parallel=np.where(c.sequence_parallel > 0, 1.0, 0.0),
+        context=c.context,
+        micro_batch=c.micro_batch,
+        source=m.source,
+        targets=m.targets,
+        row=row,
+        dispatch_row=m.hidden * dispatched if short else row,
+        element=c.element_bytes,
+        heads=m.heads,
+        key_heads=m.key_heads,
+        key_width=m.key_width,
+        value_width=m.value_width,
+        source_copies=c.copies(m.source),
+        target_copies=c.copies(m.targets),
+        experts=m.experts,
+        shared=np.where(m.shared_ffn > 0, 1.0, 0.0),
+        counted=0,  # a few bytes
+        regathered=1 if conventions.gathers == "megatron" else 0,
+    )
+
+
+class _Sums:
+    """Calls of an iteration, those of the same buffer together."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[object, ...], list[Any]] = {}
+
+    def add(self, parts: Sequence[Part], times: Values) -> None:
+        """Count some calls, each part a number of times."""
+        for part in parts:
+            kind = "ends" if part.label in ENDS else part.traffic.lower()
+            size = part.buffer
+            same = float(size) if np.ndim(size) == 0 else id(size)
+            once = part.label == "norm_gradient_sync"
+            key = (kind, part.group, part.operation, once, same)
+            if key in self.calls:
+                self.calls[key][1] = self.calls[key][1] + part.times * times
+            else:
+                self.calls[key] = [size, part.times * times]
+
+    def traffic(self, c: Configuration, folded: Values) -> list[Traffic]:
+        """All of it."""
+        groups = {"tp": (c.tp, 1.0), "etp": (c.split, 1.0), "cp": (c.cp, c.tp)}
+        groups["ep"] = c.ep, np.where(folded, c.split, c.tp * c.cp)
+        limited = {
+            "copies": np.where(c.deduplicated > 0, c.model.k, 0),
+            "most_nodes": np.where(c.node_limit > 0, c.node_limit, np.inf),
+        }
+        return [
+            Traffic(
+                kind=str(kind),
+                collective=str(operation),
+                ranks=groups[str(group)][0],
+                stride=numbers("stride", groups[str(group)][1]),
+                buffer=buffer,
+                calls=calls,
+                every_micro_batch=not once,
+                **(limited if kind == "ep" else {}),
+            )
+            for (kind, group, operation, once, _), (buffer, calls) in self.calls.items()
+        ]
+
+
+def _handed_on(c: Configuration, parts: LayerCalls) -> Traffic:
+    """Activations and their gradients between stages."""
+    buffer = parts.handed_on
+    if anywhere(c.scatter_gather > 0):
+        whole = c.tokens * c.model.hidden * c.element_bytes
+        buffer = np.where(c.scatter_gather > 0, whole / c.tp, buffer)
+    piped = np.where(c.pp > 1, c.micro_batches, 0.0)
+    return Traffic(
+        kind="pp",
+        collective="send_recv",
+        ranks=c.pp,
+        stride=c.tp * c.cp * c.dp,
+        buffer=buffer,
+        calls=piped * 2 * c.virtual,
+        # the first stage hands nothing on behind its first layers' backward
+        sent=piped * (2 * c.virtual - 1),
+        every_micro_batch=True,
+    )
 
 
 def _gradients(
