@@ -15,7 +15,15 @@ from moetraffic.errors import LayoutError
 
 from .study import Study
 
-STUDIES = ("apnet24", "sigmetrics24", "merced", "gpt350m", "sc21", "iteration_times")
+STUDIES = (
+    "apnet24",
+    "sigmetrics24",
+    "merced",
+    "gpt350m",
+    "sc21",
+    "iteration_times",
+    "published_layouts",
+)
 
 
 def there() -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from .configuration import Configuration
 from .conventions import SC21, Conventions
 from .estimation import Estimate, estimate
 from .system import System
+from .values import Values
 
 COLUMNS = (
     *("pp", "tp", "dp", "ep", "cp", "virtual", "micro_batch", "zero", "recompute"),
@@ -62,8 +63,8 @@ def search(
     recompute: Sequence[str] = ("none", "selective", "full"),
     sequence_parallel: Sequence[bool] = (False, True),
     context: Sequence[int] = (1,),
-    element_bytes: float = 2,
     gradient_bytes: float = 2,
+    **same: Values,
 ) -> Search:
     """Estimate every way to spread a model over some GPUs.
 
@@ -79,8 +80,8 @@ def search(
         How the terms are counted.
     micro_batches, virtual, zero, recompute, sequence_parallel, context
         What is tried; sizes of tp, pp, dp and ep are all factorizations.
-    element_bytes, gradient_bytes
-        As of :class:`Configuration`.
+    gradient_bytes, same
+        Fields that all configurations share, as of :class:`Configuration`.
 
     Raises
     ------
@@ -126,8 +127,8 @@ def search(
         config = Configuration(
             model=model,
             global_batch=global_batch,
-            element_bytes=element_bytes,
             gradient_bytes=gradient_bytes,
+            **same,
             **names,
         )
         return estimate(config, system, conventions=conventions, strict=False)

@@ -1,0 +1,48 @@
+"""Published layouts among all that fit: ranks, regrets and times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moetraffic.data import published
+from moetraffic.studies import published_layouts
+from moetraffic.studies.published_layouts import modern, sc21
+
+
+def test_a_rank_counts_the_faster_layouts_that_fit() -> None:
+    rows = list(published("megatron_sc21_table1"))
+    one = sc21(rows[1])  # 3.6B on 64 GPUs
+    estimate = one.found.estimate
+    config = estimate.config
+    same = (config.tp == 2) & (config.pp == 1) & (config.micro_batch == 16)
+    assert same.sum() == 1
+    mine = float(estimate.iteration[same][0])
+    fits = estimate.memory.total <= 80e9
+    assert one.place == (estimate.iteration[fits] < mine).sum()
+    assert (np.diff(one.times) >= 0).all()
+    assert one.room == 80e9
+    # SC'21 has neither ZeRO nor sequence parallelism, and computes all again
+    assert {float(x) for x in config.zero} == {0.0}
+    assert {float(x) for x in config.recompute} == {2.0}
+
+
+def test_a_layout_that_needs_more_than_a_gpu_allows_others_as_much() -> None:
+    llama = modern(next(iter(published("published_layouts"))))
+    needed = llama.found.estimate.memory.total
+    at = llama.order[llama.place]
+    assert llama.room == float(needed[at]) > 80e9
+    assert needed[llama.order].max() == llama.room
+
+
+@pytest.mark.slow
+def test_published_layouts_beat_the_median_layout() -> None:
+    (table,) = published_layouts.reproduce().tables
+    regret = np.array([row[3] for row in table.rows], float)
+    median = np.array([row[4] for row in table.rows], float)
+    assert len(table.rows) == 15
+    assert (regret < median / 2).all()
+    assert np.median(regret) < 0.06
+    error = {str(row[0]).split()[0]: abs(float(row[8])) for row in table.rows}  # type: ignore[arg-type]
+    assert error["llama-3-405b"] < 0.1
+    assert max(error.values()) < 0.25
