@@ -167,11 +167,11 @@ def _system(
 def _words(one: Chosen, place: int) -> str:
     config = one.found.estimate.config
     at = one.order[place]
-    names = (("tp", "t"), ("pp", "p"), ("dp", "d"), ("cp", "c"), ("ep", "e"))
-    names = (*names, ("virtual", "v"), ("micro_batch", "b"))
+    names = {"tp": "t", "pp": "p", "dp": "d", "cp": "c", "ep": "e"}
+    names = {**names, "virtual": "v", "micro_batch": "b"}
     cells = (
         (short, float(np.broadcast_to(getattr(config, name), config.shape)[at]))
-        for name, short in names
+        for name, short in names.items()
     )
     return " ".join(f"{short}{value:g}" for short, value in cells if value > 1)
 
