@@ -55,7 +55,7 @@ def test_a_window_that_cannot_be_built_costs_itself_alone(
         "begun": 0,
     }
     writer = SegmentWriter(folder, 0)
-    written = Committer(about, writer)
+    written = Committer(about, writer, pause_s=0.0)
     real = committer.placements
     for step in range(3):
 

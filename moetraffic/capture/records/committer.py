@@ -54,9 +54,9 @@ from .recorded_iterations import RecordedIterations
 
 WINDOW_BYTES = 4 << 20
 PENDING_S = 2.0  # how long a commit waits for calls that have not ended
+COMMIT_S = 1.0  # between commits: writing a segment takes as long as 2,000 records
 IDLE_S = 10.0  # time until calls of a run without steps are committed
 TAKEN_WORDS = 2 << 20  # of the log, most of which may not be recorded
-MOST_STEPS = 64  # windows of steps that are committed together at most
 
 
 class Committer:
@@ -70,6 +70,8 @@ class Committer:
         Receiver of the segments.
     notes
         Receiver of notes on commits.
+    pause_s
+        Minimum time between commits, except of windows of many bytes.
     """
 
     def __init__(
@@ -77,6 +79,8 @@ class Committer:
         about: dict[str, Any],
         writer: SegmentWriter,
         notes: CommitNotes | None = None,
+        *,
+        pause_s: float = COMMIT_S,
     ) -> None:
         meta = {**about["meta"], "nodes": tuple(about["meta"]["nodes"])}
         self._meta = Meta(**meta)
@@ -86,7 +90,7 @@ class Committer:
             int(layer): members for layer, members in about["placement"].items()
         }
         self._window_steps = max(1, int(about["window"]) // 2)
-        self.behind = False  # more records are in the log: commit windows together
+        self._pause_s = pause_s
         self.position: Position = (0, 0)
         self._committed: deque[tuple[int, Position]] = deque()
         self._resumed: tuple[Position, dict[str, Any]] | None = None
@@ -105,7 +109,7 @@ class Committer:
         self.index = 0  # of the next segment
         self._continued = False  # the window begins within an iteration
         self._full_since = self._last_commit = time.monotonic()
-        self._full = False
+        self._full, self._full_steps = False, 0
         self._clocks: list[tuple[int, int, int, int]] = []
         self._left_out, self._ended = "", ""
         self.closed = False
@@ -226,38 +230,33 @@ class Committer:
             self._taken += length
             self.position = (self.position[0], self.position[1] + 1)
             if kind == STEP:
-                self.commit_if_full(more=at < end)
+                self.commit_if_full()
         self.commit_if_full()
 
-    def commit_if_full(self, *, more: bool = False) -> None:
-        """Commit the current window if it is full.
-
-        If ``more`` records follow at once, a window has more steps: committing many
-        small windows would take longer than recording them.
-        """
+    def commit_if_full(self) -> None:
+        """Commit the current window if it is full, and its calls have ended."""
         if self.resuming:
             self.catch_up()
             return
         now = time.monotonic()
-        window = self._window
+        window, elapsed = self._window, now - self._last_commit
         if not self._full:
             waits = bool(window.events) and not self._boundaries.known
-            more = more or self.behind
-            most = self._window_steps * (MOST_STEPS if more else 1)
             self._full = (
-                len(window.steps) >= most
+                (len(window.steps) >= self._window_steps and elapsed >= self._pause_s)
                 or window.bytes >= WINDOW_BYTES
                 or self._taken >= TAKEN_WORDS
                 or self._recorded.unstated
-                or (waits and now - self._last_commit > IDLE_S)
+                or (waits and elapsed > IDLE_S)
             )
             self._full_since = now
+            self._full_steps = max(len(window.steps), self._window_steps)
         if not self._full:
             return
         unsettled = bool(self._open) or self._boundaries.unsettled > 0
         patience = now - self._full_since < PENDING_S
         room = (
-            len(window.steps) < 2 * self._window_steps
+            len(window.steps) < 2 * self._full_steps
             and window.bytes < 2 * WINDOW_BYTES
         )
         if not (unsettled and patience and room):

@@ -128,7 +128,6 @@ class LogFollower:
             if number != self._file:
                 self._begin(number, body)
             elif self.committer is not None and not self.committer.closed:
-                self.committer.behind = self._reader.behind
                 if kind == WORDS:
                     self.committer.take(words_of(body))
                 else:
@@ -137,7 +136,6 @@ class LogFollower:
                 self.acknowledged = start
             start = self._reader.number, self._reader.offset
         if self.committer is not None and not self.committer.closed:
-            self.committer.behind = False
             index = self.committer.index
             self.committer.commit_if_full()
             if self.committer.index != index:

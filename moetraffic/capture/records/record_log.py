@@ -155,7 +155,6 @@ class LogReader:
     def __init__(self, own: Path, number: int) -> None:
         self._own = own
         self.number, self.offset = number, 0  # of the next frame
-        self.behind = False  # more frames have been read than were returned
         self._file = os.open(log_path(own, number), os.O_RDONLY | os.O_CLOEXEC)
         self._unread = bytearray()
 
@@ -198,7 +197,6 @@ class LogReader:
                 raise self._damaged()
             del unread[:end]
             self.offset += end
-            self.behind = len(unread) >= HEADER.size
             yield self.number, kind, body
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def recorded(
         "most_bytes": most_bytes,
     }
     writer, encoder = Kept(), Encoder()
-    committer = Committer(about, writer)  # type: ignore[arg-type]
+    committer = Committer(about, writer, pause_s=0.0)  # type: ignore[arg-type]
     committer.receive({"group": {"name": "g", "kind": "ep", "ranks": [0, 1]}})
     for number, letter in enumerate(program):
         record: tuple[Any, ...]
