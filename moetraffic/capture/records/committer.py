@@ -256,8 +256,7 @@ class Committer:
         unsettled = bool(self._open) or self._boundaries.unsettled > 0
         patience = now - self._full_since < PENDING_S
         room = (
-            len(window.steps) < 2 * self._full_steps
-            and window.bytes < 2 * WINDOW_BYTES
+            len(window.steps) < 2 * self._full_steps and window.bytes < 2 * WINDOW_BYTES
         )
         if not (unsettled and patience and room):
             self.commit(final=False)

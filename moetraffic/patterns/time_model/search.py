@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.values import Values
 
 from .architecture import Architecture
 from .configuration import Configuration
 from .conventions import SC21, Conventions
 from .estimation import Estimate, estimate
 from .system import System
-from .values import Values
 
 COLUMNS = (
     *("pp", "tp", "dp", "ep", "cp", "virtual", "micro_batch", "zero", "recompute"),
