@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -46,6 +47,7 @@ def run_rank(request: Request, rank_env: RankEnvironment) -> Replay | None:
     MoetrafficError
         If the replay cannot start, or a rank failed in it.
     """
+    began_s = time.monotonic()
     heartbeat.send("start", "start-up")
     torch.set_num_threads(1)
     watchdog = Watchdog(
@@ -57,7 +59,8 @@ def run_rank(request: Request, rank_env: RankEnvironment) -> Replay | None:
     if not heartbeat.supervised():
         watchdog.start()
     heartbeat.send("start", PLACE)
-    rendezvous = Rendezvous(rank_env, request.start_timeout_s)
+    rendezvous = Rendezvous(rank_env, request.start_timeout_s, began_s)
+    watchdog.extend_start(request.start_timeout_s)  # rank 0 may have started later
     heartbeat.send("start", "start-up")
     with rendezvous.reporting(
         lambda: heartbeat.latest().counted,

@@ -55,6 +55,10 @@ class Watchdog:
             signal.signal(signal.SIGTERM, lambda number, frame: None)
         self._thread.start()
 
+    def extend_start(self, longer_s: float) -> None:
+        """Give this process more time until its "ready" heartbeat."""
+        self._start_s += longer_s
+
     def stop(self) -> None:
         """Stop the watchdog and restore default signal handling."""
         self._done.set()

@@ -28,6 +28,7 @@ from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.launch.rank_process import pid_namespace, state_of
 from moetraffic.replay.failure import RankError, backend_error, error_fields
 from moetraffic.replay.plan.program import Plan
+from moetraffic.units import rank_span
 
 from .root_cause import Report, find_root_cause
 from .store import PLACE, Store, served_by_agent, where
@@ -36,6 +37,8 @@ AGREEMENT = "the agreement on the plan"
 _GRACE_S = 3.0  # for the reports of other ranks
 _POLL_S = 0.05
 _SAME_S = 1.0  # time within which all ranks fail for a common reason
+_SPARE = 0.2  # share of the start timeout kept to report who is missing, at most
+_SPARE_S = 2.0  # this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +55,27 @@ class Handshake:
 class Rendezvous:
     """Communication of one rank with the others, independent of the backend.
 
+    Ranks are awaited until shortly before ``start_timeout_s`` after ``began_s``, a time
+    of ``time.monotonic()``, at which a watchdog ends this rank.
+
     Raises
     ------
     RankError
         If the store cannot be reached, or another program uses its port.
     """
 
-    def __init__(self, rank_env: RankEnvironment, patience_s: float) -> None:
+    def __init__(
+        self,
+        rank_env: RankEnvironment,
+        start_timeout_s: float,
+        began_s: float | None = None,
+    ) -> None:
         self._rank_env = rank_env
-        self._patience_s = patience_s
-        self.store = Store(rank_env, patience_s)
+        self._start_timeout_s = start_timeout_s
+        spare = min(_SPARE * start_timeout_s, _SPARE_S)
+        began_s = time.monotonic() if began_s is None else began_s
+        self._until = began_s + start_timeout_s - spare
+        self.store = Store(rank_env, self._left_s)
         self._handshakes: list[Handshake] = []  # of all ranks, once they agree
         self.ready = False  # whether all ranks are ready for the first operation
 
@@ -96,10 +110,14 @@ class Rendezvous:
             answer = self._collect()
             store.put("terms/answer", answer)
         else:
-            # rank 0 waits for others only once it has arrived itself
-            arrived = store.expect("terms/0")
-            found = arrived and store.expect("terms/answer", 2 * self._patience_s)
-            answer = found or _failure(self._absent(0))
+            # rank 0, which may start later, waits for others once it has arrived
+            arrived = store.expect("terms/0", self._left_s)
+            found = arrived and store.expect(
+                "terms/answer", self._left_s + self._start_timeout_s
+            )
+            if found is None:
+                raise self._absent()
+            answer = found
         if "compare" in answer:
             answer = self._compare(plan, answer["compare"])
         self._raise_failure(answer)
@@ -118,11 +136,10 @@ class Rendezvous:
     def _collect(self) -> dict[str, Any]:
         """Collect and compare, on rank 0, the handshakes of all ranks."""
         handshakes: list[Handshake] = []
-        until = time.monotonic() + self._patience_s
         for rank in range(self._rank_env.world):
-            row = self.store.expect(f"terms/{rank}", until - time.monotonic())
+            row = self.store.expect(f"terms/{rank}", self._left_s)
             if row is None:
-                return _failure(self._absent(rank))
+                return _failure(self._absent())
             if "failure" in row:
                 return row
             try:
@@ -162,12 +179,12 @@ class Rendezvous:
         if rank in pair:
             self.store.put(f"plan/{rank}", {"checksums": plan.checksum.tolist()})
         if rank != 0:
-            return self.store.expect("difference") or _failure(self._absent(0))
+            return self.store.expect("difference") or _failure(self._silent(0))
         found = []
         for other in pair:
             row = self.store.expect(f"plan/{other}")
             if row is None:
-                return _failure(self._absent(other))
+                return _failure(self._silent(other))
             found.append(np.array(row["checksums"]))
         usual, odd = found
         both = min(len(usual), len(odd))
@@ -186,12 +203,34 @@ class Rendezvous:
         self.store.put("difference", answer)
         return answer
 
-    def _absent(self, rank: int) -> RankError:
+    @property
+    def _left_s(self) -> float:
+        """Time for which others are still awaited, s."""
+        return max(self._until - time.monotonic(), _POLL_S)
+
+    def _absent(self) -> RankError:
+        """Build the error that names all ranks that have not arrived."""
+        world = range(self._rank_env.world)
+        here = [rank for rank in world if self.store.wait(f"terms/{rank}", 0.0)]
+        missing = sorted(set(world) - set(here)) or [0]  # else: rank 0 has no answer
+        others = f" (with it, missing: {rank_span(missing)})" * (len(missing) > 1)
         return RankError(
-            f"did not arrive within {self._patience_s:g} s: start all ranks at about "
-            "the same time, or raise --start-timeout",
-            rank=rank,
+            f"did not arrive within {self._start_timeout_s:g} s{others}, while "
+            f"{len(here)} of {len(world)} ranks did: start all ranks at about the same "
+            "time, look at the hosts of those that are missing, or raise "
+            "--start-timeout",
+            rank=missing[0],
             operation=PLACE,
+            cause="peer",
+            reporter=min(here, default=self._rank_env.rank),
+        )
+
+    def _silent(self, rank: int) -> RankError:
+        return RankError(
+            f"did not send its plan within {self._start_timeout_s:g} s: look at its "
+            "host, or raise --start-timeout",
+            rank=rank,
+            operation=AGREEMENT,
             cause="peer",
         )
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from moetraffic.replay.failure import RankError, first_line
 PLACE = "the rendezvous"
 
 _PREFIX = "moetraffic/replay"
+_MARGIN_S = 0.2  # for torch's own timeout, whose error says more
 _POLL_S = 0.005, 0.2  # interval between two reads: at first, at most
 
 
@@ -98,10 +101,62 @@ def where() -> str:
 
 
 def _store(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
-    """Connect to the store at the launcher's rendezvous address.
+    """Connect to the store at the launcher's rendezvous address within a time.
 
-    Rank 0 or the launcher serves it.
+    Rank 0 or the launcher serves it.  torch waits without limit for the answer of
+    another program that listens at the address, hence a thread does.
     """
+    found: list[AnyStore | Exception] = []
+
+    def connect() -> None:
+        try:
+            found.append(_connected(rank_env, patience_s))
+        except Exception as error:  # raised again below
+            found.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(patience_s + _MARGIN_S)
+    if not found:
+        raise _unanswered(rank_env, patience_s)
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def _unanswered(rank_env: RankEnvironment, patience_s: float) -> RankError:
+    """Build the error of an address at which no store has answered in time."""
+    reason = ""
+    try:
+        socket.create_connection(_address(), timeout=_MARGIN_S).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        return _unreachable(rank_env, patience_s, reason)
+    return RankError(
+        f"has no answer from {where()} within {patience_s:.2g} s: another program "
+        "listens there, or rank 0's host is overloaded; set MASTER_PORT to a free one "
+        "for all ranks, or raise --start-timeout",
+        rank=rank_env.rank,
+        operation=PLACE,
+        cause="own",
+    )
+
+
+def _unreachable(
+    rank_env: RankEnvironment, patience_s: float, reason: str
+) -> RankError:
+    return RankError(
+        f"cannot reach rank 0 at {where()} within {patience_s:.2g} s ({reason}): start "
+        "rank 0, or set MASTER_ADDR and MASTER_PORT to its host and a free port of it",
+        rank=rank_env.rank,
+        operation=PLACE,
+        cause="own" if rank_env.rank == 0 and not served_by_agent() else "peer",
+        reporter=rank_env.rank,
+    )
+
+
+def _connected(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
     place = urlsplit(rendezvous())
     if place.scheme == "file":
         # torch removes a file after its last user: the groups have their own
@@ -130,15 +185,7 @@ def _store(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
                 operation=PLACE,
                 cause="own",
             ) from error
-        raise RankError(
-            f"cannot reach rank 0 at {host}:{port} within {patience_s:g} s "
-            f"({first_line(error)}): set MASTER_ADDR and MASTER_PORT to rank 0's host "
-            "and a free port of it",
-            rank=rank_env.rank,
-            operation=PLACE,
-            cause="own" if serves else "peer",
-            reporter=rank_env.rank,
-        ) from error
+        raise _unreachable(rank_env, patience_s, first_line(error)) from error
 
 
 def _address() -> tuple[str, int]:

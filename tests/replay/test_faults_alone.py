@@ -189,4 +189,45 @@ def test_a_port_in_use_is_named_and_nobody_hangs(toy_file, unsupervised):
         said = unsupervised(toy_file(), fault, 2, port=port, start_timeout=2)
     assert f"rank 0 at the rendezvous cannot listen on port {port}" in said[0]
     assert "set MASTER_PORT to a free one" in said[0]
-    assert "rank 1 at the rendezvous was not ready within 2 s" in said[1]
+    assert f"rank 1 at the rendezvous has no answer from 127.0.0.1:{port}" in said[1]
+    assert "within 1.6 s: another program listens there" in said[1]
+
+
+@pytest.mark.slow  # waits for ranks that never come
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        ((1,), "rank 1 at the rendezvous did not arrive within 3 s, while 2 of 3"),
+        ((2,), "rank 2 at the rendezvous did not arrive within 3 s, while 2 of 3"),
+        ((1, 3), "did not arrive within 3 s (with it, missing: 1, 3), while 2 of 4"),
+    ],
+)
+def test_ranks_that_are_not_started_are_named_once(
+    toy_file, unsupervised, missing, sentence
+):
+    world = 4 if len(missing) > 1 else 3
+
+    def fault(rank, _):
+        if rank in missing:
+            os._exit(0)
+
+    said = unsupervised(toy_file(world=world), fault, world, start_timeout=3)
+    assert sentence in said[0]
+    assert not any(said[1:])
+
+
+@pytest.mark.slow
+def test_a_missing_rank_0_is_named_by_the_others(toy_file, unsupervised):
+    """It serves the store, in which the others would see who else is missing."""
+    path = toy_file(world=3)
+    said = unsupervised(path, lambda rank, _: rank or os._exit(0), start_timeout=2)
+    for one in said[1:]:
+        assert "cannot reach rank 0 at 127.0.0.1:" in one
+        assert "within 1.6 s" in one
+
+
+@pytest.mark.slow
+def test_ranks_that_start_late_are_awaited(toy_file, unsupervised):
+    path = toy_file(world=3)
+    said = unsupervised(path, lambda rank, _: time.sleep(rank), start_timeout=6)
+    assert said == ["", "", ""]

@@ -1,12 +1,19 @@
-"""Export a trace for PARAM's ``comm_replay``: a JSON call list per rank.
+"""Export a trace for PARAM's ``comm_replay``: an execution trace per rank.
 
-Each call has ``comms``, ``req``, ``pg_id``, ``world_size``, ``in_msg_size`` and
-``out_msg_size`` in elements of ``dtype``, and ``in_split``, ``out_split``
-(all_to_allv), ``root`` or ``src_rank``, ``dst_rank``, ``use_batch`` (send, recv);
-``init`` makes a group of ``global_ranks``, ``wait`` waits for a ``req``
-(facebookresearch/param ``et_replay/comm/commsTraceParser.py``, _parseBasicTraceComms;
-types in ``comms_utils.py``, dtypeMap). ``--trace-path`` is the folder, of which a rank
-reads ``rank-<n>.json`` (``tools/comm_replay.py``, readRawTrace). Groups have
+PARAM reads execution traces of torch's ExecutionTraceObserver only (``--trace-type
+et``), schema 1.0.3 to 1.1.1, of which it uses
+
+- the node ``## process_group:init ##``: a JSON list of groups with decimal names;
+- nodes ``record_param_comms``: inputs ``[sequence number, is message]``, the group's
+  name and description, the rank of root or peer in the group; attributes
+  ``collective_name``, ``dtype``, ``in_msg_nelems``, ``out_msg_nelems``,
+  ``in_split_size``, ``out_split_size`` (JSON lists as text) and ``pg_name``.
+  ``wait`` waits for the call of the same group and sequence number.
+
+Read from facebookresearch/param at 1e115ffc: ``et_replay/comm/commsTraceParser.py``
+(_parse_comms_op_node), ``et_replay/execution_trace.py`` (ExecutionTrace) and
+``et_replay/comm/comms_utils.py`` (dtypeMap).  ``--trace-path`` is the folder, of which
+a rank reads ``rank-<n>.json`` (``tools/comm_replay.py``, readRawTrace).  Groups have
 ascending ranks, as ``torch.distributed.new_group`` sorts them.
 """
 
@@ -20,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+from moetraffic.trace import ALL_TO_ALL, Trace
 
-from .call_selection import issue_times, select_calls
+from .call_selection import select_calls
 from .exporter import Exporter, ExportOptions
 from .rank_programs import MESSAGE, ProgramCall, programs
 
@@ -41,9 +48,12 @@ TYPES = {  # torch's name: PARAM's, bytes
 BYTE = ("byte", 1)
 NAMES = {  # where they differ from the trace's
     ALL_TO_ALL: "all_to_allv",
-    "all_gather": "all_gather_base",
-    "reduce_scatter": "reduce_scatter_base",
+    "all_gather": "_allgather_base",
+    "reduce_scatter": "_reduce_scatter_base",
 }
+SCHEMA = "1.1.0-chakra.0.0.4"
+PROCESS, THREAD, GROUPS = range(1, 4)
+"""Node numbers of the process, its thread and the groups; calls follow."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 UNEVEN = "all-gathers and reduce-scatters of uneven parts are made even, as the largest"
 ROOT = "calls with a root, which is not in a trace, have the group's first rank"
@@ -51,7 +61,7 @@ UNKNOWN = "messages whose ends are not known are left out"
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
-    """Write the call list ``rank-<n>.json`` for each rank.
+    """Write the execution trace ``rank-<n>.json`` of each rank.
 
     Raises
     ------
@@ -60,47 +70,128 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     """
     chosen = select_calls(trace, options)
     lost: Counter[str] = Counter()
-    begin = issue_times(trace, chosen.occurrences)
-    timed = options.pace == "captured" and not (begin == UNKNOWN_TIME).any()
-    base = int(begin.min()) if timed else UNKNOWN_TIME
     groups = {g.ranks: n for n, g in enumerate(trace.groups, 1)}
-    head = [_init(0, tuple(range(trace.meta.world)))]
-    head += [_init(n, ranks) for ranks, n in groups.items()]
-    for rank in range(trace.meta.world):
-        first = ",\n".join(json.dumps(entry) for entry in head)
-        (folder / f"rank-{rank}.json").write_text("[\n" + first)
+    head = _head(trace.meta.world, groups)
+    made = dict.fromkeys(range(trace.meta.world), GROUPS)
+    for rank in made:
+        first = ",\n".join(json.dumps(node) for node in head)
+        start = json.dumps({"schema": SCHEMA, "pid": rank, "nodes": []})
+        (folder / f"rank-{rank}.json").write_text(f"{start[:-2]}\n{first}")
     for rank, calls in programs(trace, chosen):
         with (folder / f"rank-{rank}.json").open("a") as file:
-            for entry in _program(calls, rank, groups, base, lost):
-                file.write(",\n" + json.dumps(entry))
+            for entry in _program(calls, rank, groups, lost):
+                made[rank] += 1
+                file.write(",\n" + json.dumps(_node(made[rank], entry)))
     for rank in range(trace.meta.world):
         with (folder / f"rank-{rank}.json").open("a") as file:
-            file.write("\n]\n")
+            file.write("\n]}\n")
     said = [f"{count} {what}" for what, count in sorted(lost.items())]
     said.append(
         "each call but sends is waited for before the next, and nothing is computed"
     )
-    if not timed:
-        said.append("when calls began is left out (--use-timestamp cannot be given)")
+    said.append("when calls began is left out: PARAM reads no times of calls")
     return [*chosen.lost, *said]
 
 
-def _init(number: int, ranks: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        "comms": "init",
-        "pg_id": number,
-        "global_ranks": sorted(ranks),
-        "world_size": len(ranks),
-        "req": -1,
-        "markers": ["init"],
+def _head(world: int, groups: dict[tuple[int, ...], int]) -> list[dict[str, Any]]:
+    """Return the nodes of process, thread and groups; group 0 has all ranks."""
+    every = [(0, tuple(range(world))), *((n, ranks) for ranks, n in groups.items())]
+    told = [
+        {
+            "pg_name": str(number),
+            "pg_desc": "default_pg" if not number else "undefined",
+            "backend_config": "",
+            "pg_size": len(ranks),
+            "ranks": sorted(ranks),
+            "group_size": len(ranks),
+            "group_count": len(every),
+        }
+        for number, ranks in every
+    ]
+    label = "[pytorch|profiler|execution_trace|{}]"
+    return [
+        _plain(PROCESS, PROCESS, label.format("process"), []),
+        _plain(THREAD, PROCESS, label.format("thread"), []),
+        _plain(GROUPS, THREAD, "## process_group:init ##", [json.dumps(told)]),
+    ]
+
+
+def _plain(
+    number: int,
+    parent: int,
+    name: str,
+    values: list[Any],
+    types: list[str] | None = None,
+    **attributes: Any,
+) -> dict[str, Any]:
+    """Return a node with inputs ``values``, of which those without a type are text."""
+    empty: dict[str, Any] = {"values": [], "shapes": [], "types": []}
+    named: dict[str, Any] = {
+        "fw_parent": 0,
+        "seq_id": -1,
+        "scope": 0,
+        "tid": 1,
+        "fw_tid": 0,
     }
+    named |= {"op_schema": "", **attributes}
+    return {
+        "id": number,
+        "name": name,
+        "ctrl_deps": parent,
+        "inputs": {
+            "values": values,
+            "shapes": [[] for _ in values],
+            "types": types or ["String"] * len(values),
+        },
+        "outputs": empty,
+        "attrs": [
+            {
+                "name": key,
+                "type": "string" if isinstance(value, str) else "int64",
+                "value": value,
+            }
+            for key, value in named.items()
+        ],
+    }
+
+
+def _node(number: int, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the node ``record_param_comms`` of a call, or of waiting for it."""
+    name, group = entry["comms"], str(entry["group"])
+    rank = entry["rank"]
+    attributes = {
+        "collective_name": name,
+        "pg_name": group,
+        "pg_desc": "undefined",
+        "pg_size": entry["size"],
+        "moetraffic": ", ".join(entry["markers"]),
+    }
+    if "dtype" in entry:
+        attributes |= {
+            "dtype": entry["dtype"],
+            "in_msg_nelems": entry["sent"],
+            "out_msg_nelems": entry["received"],
+            "in_split_size": json.dumps(entry.get("sends", [])),
+            "out_split_size": json.dumps(entry.get("receives", [])),
+        }
+    sequence = [
+        entry["number"],
+        name in ("send", "recv") or entry.get("message", False),
+    ]
+    return _plain(
+        number,
+        THREAD,
+        "record_param_comms",
+        [sequence, [group, "undefined"], rank, name],
+        ["Tuple[Int,Bool]", "Tuple[String,String]", "Int", "String"],
+        **attributes,
+    )
 
 
 def _program(
     calls: list[ProgramCall],
     rank: int,
     groups: dict[tuple[int, ...], int],
-    base: int,
     lost: Counter[str],
 ) -> Iterator[dict[str, Any]]:
     """Yield the entries of a rank; sends move to the end of their iteration.
@@ -109,7 +200,7 @@ def _program(
     """
     sends: list[dict[str, Any]] = []
     for at, call in enumerate(calls):
-        entries = _entries(call, rank, groups, base, lost)
+        entries = _entries(call, rank, groups, lost)
         if entries and entries[0]["comms"] == "send":
             sends.append(entries.pop())
         yield from entries
@@ -122,7 +213,6 @@ def _entries(
     call: ProgramCall,
     rank: int,
     groups: dict[tuple[int, ...], int],
-    base: int,
     lost: Counter[str],
 ) -> list[dict[str, Any]]:
     site, width = call.site, len(call.group.ranks)
@@ -130,13 +220,12 @@ def _entries(
     where = [what] if site.layer < 0 else [what, f"layer {site.layer}"]
     entry: dict[str, Any] = {
         "comms": NAMES.get(site.operation, site.operation),
-        "req": call.number,
-        "pg_id": groups[call.group.ranks],
-        "world_size": width,
+        "number": call.number,
+        "group": groups[call.group.ranks],
+        "size": width,
+        "rank": rank,
         "markers": [*where, f"iteration {call.iteration}"],
     }
-    if base != UNKNOWN_TIME:
-        entry["startTime_ns"] = call.issue_ns - base
     if site.operation == "barrier":
         return [entry]
     told = _sizes(call, rank, lost)
@@ -145,10 +234,13 @@ def _entries(
         return []
     entry |= told
     if site.operation in ROOTED:
-        entry["root"] = min(call.group.ranks)
+        entry["rank"] = 0  # of the group: its ranks ascend
         lost[ROOT] += call.member == 0
-    wait = {"comms": "wait", "req": call.number, "pg_id": entry["pg_id"]}
-    return [entry, wait | {"markers": entry["markers"]}]
+    wait = {
+        name: entry[name] for name in ("number", "group", "size", "rank", "markers")
+    }
+    message = {"message": site.operation == MESSAGE}
+    return [entry, {"comms": "wait", **wait, **message}]
 
 
 def _sizes(call: ProgramCall, rank: int, lost: Counter[str]) -> dict[str, Any] | None:
@@ -163,10 +255,10 @@ def _sizes(call: ProgramCall, rank: int, lost: Counter[str]) -> dict[str, Any] |
         sent, received = counts[me, order], counts[order, me]
         return {
             "dtype": name,
-            "in_msg_size": int(sent.sum()),
-            "out_msg_size": int(received.sum()),
-            "in_split": sent.tolist(),
-            "out_split": received.tolist(),
+            "sent": int(sent.sum()),
+            "received": int(received.sum()),
+            "sends": sent.tolist(),
+            "receives": received.tolist(),
         }
     if site.operation == MESSAGE:
         source, destination = call.ends
@@ -176,11 +268,11 @@ def _sizes(call: ProgramCall, rank: int, lost: Counter[str]) -> dict[str, Any] |
         return {
             "comms": "send" if rank == source else "recv",
             "dtype": name,
-            "in_msg_size": own,
-            "out_msg_size": own,
-            "src_rank": source,
-            "dst_rank": destination,
-            "use_batch": False,
+            "sent": own,
+            "received": own,
+            "rank": sorted(call.group.ranks).index(
+                destination if rank == source else source
+            ),
         }
     largest = int(counts.max())
     given = taken = largest
@@ -192,13 +284,13 @@ def _sizes(call: ProgramCall, rank: int, lost: Counter[str]) -> dict[str, Any] |
     uneven = given != largest or (counts != largest).any()
     if site.operation in ("all_gather", "reduce_scatter") and uneven and me == 0:
         lost[UNEVEN] += 1
-    return {"dtype": name, "in_msg_size": given, "out_msg_size": taken}
+    return {"dtype": name, "sent": given, "received": taken}
 
 
 EXPORTER = Exporter(
     name="param",
     what="rank-<n>.json: every collective and message of a rank, in its order",
-    readers="PARAM's comm_replay (--trace-type basic)",
+    readers="PARAM's comm_replay (--trace-type et)",
     limits="sizes in elements; each call but sends is waited for; roots are not known",
     suffix="",
     files=r"rank-\d+\.json",
