@@ -6,17 +6,17 @@ What a layer sends is :mod:`.layer_calls`; here stages, schedules and synchroniz
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from .element_types import element_bytes
 from .layer_calls import CONTEXTS, Halves, LayerCalls, Part, room
 from .parallelism import Parallelism, check
-from .pattern import Call, Event, Pattern
+from .pattern import Call, Pattern
 from .routers import Gating
-from .schedules import chunk_layers, handed_on, passes
 from .shape import ModelShape
-from .synchronization import ROOT, SYNCHRONIZATIONS, Copies, Synchronization, Unit
+from .stage import Stage, pattern_of
+from .synchronization import ROOT, Unit
 from .tensors import ModelTensor, model_tensors, sees_own_tokens
 
 
@@ -42,26 +42,7 @@ def megatron_pattern(
     """
     gating = gating or Gating(k=1)
     check(shape, gating, plan)
-    programs = tuple(
-        _Stage(shape, plan, gating, number).program() for number in range(plan.pp)
-    )
-    about: dict[str, object] = {
-        "model": shape.name,
-        "layers": shape.layers,
-        "hidden": shape.hidden,
-        "dtype": plan.dtype,
-    }
-    if shape.experts:
-        about |= {
-            "experts": shape.experts,
-            "k": gating.k,
-            "router": gating.router,
-            "dispatch": gating.dispatch,
-            "capacity_factor": gating.capacity_factor,
-        }
-    return Pattern(
-        name=shape.name, grid=plan, programs=programs, about=tuple(about.items())
-    )
+    return pattern_of([_Stage(shape, plan, gating, n) for n in range(plan.pp)])
 
 
 def layer_calls(shape: ModelShape, plan: Parallelism, gating: Gating) -> LayerCalls:
@@ -101,67 +82,19 @@ def layer_calls(shape: ModelShape, plan: Parallelism, gating: Gating) -> LayerCa
     )
 
 
-@dataclass(frozen=True)
-class _Stage:
+class _Stage(Stage):
     """What the ranks of one pipeline stage call."""
 
-    shape: ModelShape
-    plan: Parallelism
-    gating: Gating
-    number: int
-
-    # ---- the iteration -----------------------------------------------------------
-
-    def program(self) -> tuple[Event, ...]:
-        plan, stages = self.plan, self.plan.pp
-        forward = [self._forward(layers) for layers in self.chunks]
-        backward = [self._backward(layers) for layers in self.chunks]
-        events: list[Event] = []
-        for one in passes(self.number, stages, plan.accumulation, plan.virtual):
-            before, behind = handed_on(one, self.number, stages, plan.virtual)
-            if before:
-                events.append(self._message(before, one.backward, one.micro_batch))
-            calls = (backward if one.backward else forward)[one.chunk]
-            events += [Event(call, one.micro_batch) for call in calls]
-            if behind:
-                events.append(self._message(behind, one.backward, one.micro_batch))
-        return (*events, *(Event(call) for call in self._end()))
-
-    def _message(self, peers: tuple[int, int], backward: bool, slot: int) -> Event:
-        call = Call(
-            traffic="PP",
-            group="pp",
-            operation="send_recv",
-            size=round(float(self.layer_calls.handed_on)),
-            dtype=self.plan.dtype,
-            direction="backward" if backward else "forward",
-            label="pipeline",
-            peers=peers,
-        )
-        return Event(call, slot)
-
-    def _end(self) -> list[Call]:
+    def end(self) -> list[Call]:
         """Behind the last backward pass (``finalize_model_grads.py``)."""
-        plan = grid = self.plan
+        plan = self.plan
         gradient = element_bytes(plan.gradients)
         own = sum(t.elements for t in self.dense if sees_own_tokens(t))
         calls = self.sync.gradients()
         calls += self._listed(self.layer_calls.norms(own, gradient))
-        ends = self.number in (0, grid.pp - 1)
-        if grid.pp > 1 and self.shape.tied and ends:
-            table = next(t for t in self.dense if t.name == "token.weight")
-            calls.append(
-                Call(
-                    traffic="EmbTableSync",
-                    group="embedding",
-                    operation="all_reduce",
-                    size=table.elements * gradient,
-                    dtype=plan.gradients,
-                    label="embedding_sync",
-                )
-            )
+        calls += self.embedding_sync()
         shards = plan.synchronized not in ("all-reduce", "ddp", "oss")
-        if grid.world > 1 and (shards or grid.tp * grid.pp > 1):
+        if plan.world > 1 and (shards or plan.tp * plan.pp > 1):
             calls.append(
                 Call(
                     traffic="control",
@@ -176,7 +109,8 @@ class _Stage:
 
     # ---- a chunk and micro-batch ----------------------------------------------
 
-    def _forward(self, layers: range) -> list[Call]:
+    def forward(self, layers: range) -> list[Call]:
+        """Embedding, layers, head and loss, as far as they are in the chunk."""
         calls = self.sync.before_forward(ROOT)
         if 0 in layers:
             calls += self._listed(self.layer_calls.embedded())
@@ -184,13 +118,14 @@ class _Stage:
             calls += self.sync.before_forward(("block", layer))
             halves = self._pass(self.layer_calls.forward, layer)
             calls += self._listed(halves.before, layer)
-            calls += self._experts_unit(layer, self.sync.before_forward)
+            calls += self.experts_unit(layer, self.sync.before_forward)
             calls += self._listed(halves.experts + halves.behind, layer)
         if self.shape.layers - 1 in layers:
             calls += self._listed(self.layer_calls.predicted())
         return calls
 
-    def _backward(self, layers: range) -> list[Call]:
+    def backward(self, layers: range) -> list[Call]:
+        """The same, from the end."""
         calls, sync = self.sync.before_backward(ROOT), self.sync
         if self.shape.layers - 1 in layers:
             calls += self._listed(self.layer_calls.predicted_gradient())
@@ -205,9 +140,9 @@ class _Stage:
                 ]
             halves = self._pass(self.layer_calls.backward, layer)
             calls += self._listed(halves.before, layer)
-            calls += self._experts_unit(layer, sync.before_backward)
+            calls += self.experts_unit(layer, sync.before_backward)
             calls += self._listed(halves.experts, layer)
-            calls += self._experts_unit(layer, sync.after_backward)
+            calls += self.experts_unit(layer, sync.after_backward)
             calls += self._listed(halves.behind, layer)
             calls += sync.after_backward(unit)
         if 0 in layers:
@@ -221,13 +156,6 @@ class _Stage:
     def _pass(self, of: Callable[..., Halves], layer: int) -> Halves:
         crosses = self.shape.two_stacks and layer >= self.shape.encoder_layers
         return of(sparse=layer in self.shape.moe_layers, crosses=crosses)
-
-    def _experts_unit(
-        self, layer: int, hook: Callable[[Unit], list[Call]]
-    ) -> list[Call]:
-        """What the experts' own unit sends, where experts have copies."""
-        unit: Unit = ("experts", layer)
-        return hook(unit) if unit in self.sync.units else []
 
     def _listed(self, parts: Sequence[Part], layer: int = -1) -> list[Call]:
         """Parts call by call."""
@@ -272,10 +200,9 @@ class _Stage:
         return layer_calls(self.shape, self.plan, self.gating)
 
     @property
-    def chunks(self) -> list[range]:
-        """Global layers of this stage's chunks."""
-        pp, virtual = self.plan.pp, self.plan.virtual
-        return list(chunk_layers(self.shape.layers, pp, virtual)[self.number :: pp])
+    def handed_on(self) -> int:
+        """Bytes of a micro-batch's activations between stages."""
+        return round(float(self.layer_calls.handed_on))
 
     @cached_property
     def tensors(self) -> list[ModelTensor]:
@@ -288,43 +215,3 @@ class _Stage:
                     tp = t.sizes[t.split]  # heads of which ranks have copies
                 held.append(t.on_rank(tp=tp, ep=grid.ep))
         return held
-
-    @property
-    def dense(self) -> list[ModelTensor]:
-        return [t for t in self.tensors if t.part == "dense"]
-
-    @cached_property
-    def sync(self) -> Synchronization:
-        plan = grid = self.plan
-        experts = [t for t in self.tensors if t.part == "expert"]
-        replicas = "dp_cp" if grid.cp > 1 else "dp"
-        every = (
-            (self.dense, replicas, grid.dp * grid.cp, "gradient_sync"),
-            (experts, "edp", grid.edp, "expert_gradient_sync"),
-        )
-        copies = [
-            Copies(
-                tensors=tensors,
-                group=group,
-                ranks=ranks,
-                dtype=plan.dtype,
-                element=element_bytes(plan.dtype),
-                gradient=element_bytes(plan.gradients),
-                gradient_dtype=plan.gradients,
-                label=label,
-            )
-            for tensors, group, ranks, label in every
-            if ranks > 1 and tensors
-        ]
-        if not copies:
-            return Synchronization(copies=())
-        units: list[Unit] = []
-        for layer in (layer for chunk in self.chunks for layer in chunk):
-            if grid.edp > 1 and layer in self.shape.moe_layers:
-                units.append(("experts", layer))
-            units.append(("block", layer))
-        return SYNCHRONIZATIONS[plan.synchronized](
-            copies=copies,
-            units=[*units, ROOT],
-            options={"bucket_mib": plan.bucket_mib},
-        )

@@ -16,6 +16,7 @@ from . import dropping, layout, shape, training
 from .dropping import Dropping
 from .layout import ParallelLayout
 from .limits import outside
+from .parallelism import Parallelism
 from .router_table import ROUTERS
 from .routers import Gating, broken_rules
 from .shape import ModelShape
@@ -41,6 +42,19 @@ class Workload:
     def __post_init__(self) -> None:
         for rule, remedy in _broken(self):
             raise LayoutError(f"{rule}: {remedy}")
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """The layout and the batch as a pattern or the time model takes them."""
+        p, t = self.layout, self.training
+        return Parallelism(
+            **{f.name: getattr(p, f.name) for f in fields(ParallelLayout)},
+            micro_batch=t.micro_batch,
+            accumulation=t.accumulation,
+            recompute="full" if t.recompute else "none",
+            dtype=t.dtype,
+            gradient_dtype=t.dtype,
+        )
 
     def to_json(self) -> str:
         """The workload as one JSON object, field names as here.

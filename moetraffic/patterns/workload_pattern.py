@@ -10,24 +10,17 @@ the all-reduce behind a dense layer's last matrix is not sent again (torch,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
-from math import ceil
+from typing import ClassVar
 
 from .element_types import element_bytes
-from .layout import ParallelLayout
-from .pattern import Call, Event, Pattern
+from .layer_calls import room
+from .pattern import Call, Pattern
 from .router_table import ROUTERS
-from .schedules import handed_on, passes
-from .synchronization import (
-    ROOT,
-    SYNCHRONIZATIONS,
-    Copies,
-    Synchronization,
-    Unit,
-)
+from .stage import Stage, pattern_of
+from .synchronization import ROOT
 from .tensors import ModelTensor, model_tensors
 from .workload import Workload
 
@@ -39,7 +32,7 @@ ADAPTIVE = frozenset({"deepseek"})
 
 
 def workload_pattern(
-    workload: Workload, synchronization: str = "", **options: float
+    workload: Workload, synchronization: str = "", bucket_mib: float = 0.0
 ) -> Pattern:
     """The collectives of one iteration of a workload, all of its ranks.
 
@@ -54,100 +47,48 @@ def workload_pattern(
     synchronization
         One of SYNCHRONIZATIONS in place of that of the workload's ZeRO stage, for a
         model that is wrapped otherwise.
-    **options
-        Of the synchronization, such as ``bucket_mib``.
+    bucket_mib
+        Of the synchronization "ddp"; 0: torch's.
     """
-    plan = workload.training
-    stages = [
-        _Stage(workload, number, synchronization, options).program()
-        for number in range(workload.layout.pp)
-    ]
-    m, g = workload.model, workload.gating
-    about = {
-        "model": m.name,
-        "layers": m.layers,
-        "hidden": m.hidden,
-        "dtype": plan.dtype,
-        "seed": plan.seed,
-        "workload": workload.to_json(),
-    }
-    if m.experts:
-        about |= {
-            "experts": m.experts,
-            "k": g.k,
-            "router": g.router,
-            "dispatch": g.dispatch,
-            "capacity_factor": g.capacity_factor,
-        }
-    return Pattern(
-        name=m.name,
-        grid=workload.layout,
-        programs=tuple(stages),
-        about=tuple(about.items()),
+    plan = replace(
+        workload.parallelism,
+        synchronization=synchronization or LIBRARIES[workload.layout.zero],
+        bucket_mib=bucket_mib,
     )
+    stages: list[Stage] = [
+        _Stage(workload.model, plan, workload.gating, number, workload)
+        for number in range(plan.pp)
+    ]
+    about = {"seed": workload.training.seed, "workload": workload.to_json()}
+    return pattern_of(stages, about)
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _Stage(Stage):
     """What the ranks of one pipeline stage call."""
 
     work: Workload
-    number: int
-    synchronization: str
-    options: dict[str, float]
+    shard_label: ClassVar[str] = "zero"
 
     # ---- the iteration -----------------------------------------------------------
 
-    def program(self) -> tuple[Event, ...]:
-        plan, stages = self.work.training, self.layout.pp
-        forward, backward = self._forward(), self._backward()
-        events: list[Event] = []
-        for one in passes(self.number, stages, plan.accumulation):
-            before, behind = handed_on(one, self.number, stages)
-            if before:
-                events.append(self._message(before, one.backward, one.micro_batch))
-            calls = backward if one.backward else forward
-            events += [Event(call, one.micro_batch) for call in calls]
-            if behind:
-                events.append(self._message(behind, one.backward, one.micro_batch))
-        return (*events, *(Event(call) for call in self._end()))
+    @property
+    def handed_on(self) -> int:
+        """Bytes of a micro-batch's activations between stages."""
+        tokens = self.plan.micro_batch * self.shape.sequence
+        return tokens * self.shape.hidden * element_bytes(self.plan.dtype)
 
-    def _message(self, peers: tuple[int, int], backward: bool, slot: int) -> Event:
-        call = Call(
-            traffic="PP",
-            group="pp",
-            operation="send_recv",
-            size=self.tokens * self.work.model.hidden * self.element,
-            dtype=self.work.training.dtype,
-            direction="backward" if backward else "forward",
-            label="pipeline",
-            peers=peers,
-        )
-        return Event(call, slot)
-
-    def _end(self) -> list[Call]:
+    def end(self) -> list[Call]:
         """Behind the last backward pass."""
-        work, p = self.work, self.layout
+        work, p = self.work, self.plan
         sync, calls = self.sync, []
         if p.pp > 1:
             calls.append(_scalar("pp", "broadcast", 8, "loss", root=p.pp - 1))
-        calls += sync.gradients()
-        if p.pp > 1 and work.model.tied and self.number in (0, p.pp - 1):
-            (table,) = (t for t in self.dense if t.name == "token.weight")
-            calls.append(
-                Call(
-                    traffic="EmbTableSync",
-                    group="embedding",
-                    operation="all_reduce",
-                    size=table.elements * self.element,
-                    dtype=work.training.dtype,
-                    label="embedding_sync",
-                )
-            )
+        calls += sync.gradients() + self.embedding_sync()
         if work.training.clip > 0:
             calls += self._norm()
         calls += sync.parameters()
-        layers = [layer for layer in self.layers if layer in work.model.moe_layers]
+        layers = [layer for layer in self.chunks[0] if layer in work.model.moe_layers]
         if work.gating.router in ADAPTIVE and layers and p.dp > 1:
             size = 8 * len(layers) * work.model.experts
             calls.append(_scalar("dp", "all_reduce", size, "router_load", "int64"))
@@ -155,7 +96,7 @@ class _Stage:
 
     def _norm(self) -> list[Call]:
         """The gradient's norm, summed over those who have different parts of it."""
-        p, kinds = self.layout, []
+        p, kinds = self.plan, []
         if p.zero > 1 and p.dp > 1:
             kinds.append(("dp", 16))
         elif p.ep > 1:
@@ -165,17 +106,19 @@ class _Stage:
 
     # ---- a micro-batch ---------------------------------------------------------
 
-    def _forward(self) -> list[Call]:
+    def forward(self, layers: range) -> list[Call]:
+        """Layers alone: embedding and head are whole on each rank."""
         calls = self.sync.before_forward(ROOT)
-        for layer in self.layers:
+        for layer in layers:
             calls += self.sync.before_forward(("block", layer))
             calls += self._block(layer, gathers=True)
         return calls
 
-    def _backward(self) -> list[Call]:
-        sync, shape = self.sync, self.work.model
+    def backward(self, layers: range) -> list[Call]:
+        """The same, from the end."""
+        sync, shape = self.sync, self.shape
         calls = sync.before_backward(ROOT)
-        for layer in reversed(self.layers):
+        for layer in reversed(layers):
             unit = ("block", layer)
             calls += sync.before_backward(unit)
             if self.work.training.recompute:
@@ -183,7 +126,7 @@ class _Stage:
                 multiplied = shape.norm_place == "post" or layer in shape.moe_layers
                 if layer in shape.moe_layers and shape.shared_ffn:
                     multiplied = shape.norm_place == "post" or shape.shared_gate
-                if not multiplied and self.layout.tp > 1:
+                if not multiplied and self.plan.tp > 1:
                     again = again[:-1]  # the last sum is of no use to a gradient
                 calls += [replace(c, direction="recompute") for c in again]
             calls += self._block_gradient(layer)
@@ -192,19 +135,19 @@ class _Stage:
 
     def _block(self, layer: int, *, gathers: bool = False) -> list[Call]:
         """A block's forward pass."""
-        shape = self.work.model
+        shape = self.shape
         crosses = shape.two_stacks and layer >= shape.encoder_layers
         tokens = self._tokens(layer)
         calls = [self._reduced(layer, tokens) for _ in range(1 + crosses)]
         if layer not in shape.moe_layers:
             return self._if_split([*calls, self._reduced(layer, tokens)])
         calls = self._if_split(calls)
-        if self.work.gating.balance_scope == "global" and self.layout.dp > 1:
+        if self.gating.balance_scope == "global" and self.plan.dp > 1:
             counts = self._counts(layer)
             calls.append(counts)
         calls += self._exchanged(layer, "dispatch")
         if gathers:
-            calls += self._unit(layer, self.sync.before_forward)
+            calls += self.experts_unit(layer, self.sync.before_forward)
         calls += self._if_split(self._of_experts(layer))
         calls += self._exchanged(layer, "combine")
         if shape.shared_ffn:
@@ -212,7 +155,7 @@ class _Stage:
         return calls
 
     def _block_gradient(self, layer: int) -> list[Call]:
-        shape = self.work.model
+        shape = self.shape
         crosses = shape.two_stacks and layer >= shape.encoder_layers
         tokens, own = self._tokens(layer), self.work.training.dtype
         attention = [self._reduced(layer, tokens, own)]
@@ -227,23 +170,15 @@ class _Stage:
         if shape.shared_ffn:
             calls += self._if_split([self._reduced(layer, tokens, self.sent_as)])
         calls += self._exchanged(layer, "combine_grad")
-        calls += self._unit(layer, self.sync.before_backward)
+        calls += self.experts_unit(layer, self.sync.before_backward)
         calls += self._if_split(list(reversed(self._of_experts(layer))))
-        calls += self._unit(layer, self.sync.after_backward)
+        calls += self.experts_unit(layer, self.sync.after_backward)
         calls += self._exchanged(layer, "dispatch_grad")
         calls += self._if_split(attention)
         return [replace(c, direction="backward") for c in calls]
 
-    def _unit(self, layer: int, hook: object) -> list[Call]:
-        """What the experts' own unit sends, where experts have copies."""
-        unit: Unit = ("experts", layer)
-        if unit not in self.sync.units or not callable(hook):
-            return []
-        found: list[Call] = hook(unit)
-        return found
-
     def _if_split(self, calls: list[Call]) -> list[Call]:
-        return calls if self.layout.tp > 1 else []
+        return calls if self.plan.tp > 1 else []
 
     def _reduced(self, layer: int, rows: int, dtype: str = "") -> Call:
         dtype = dtype or self.products
@@ -251,14 +186,14 @@ class _Stage:
             traffic="TP",
             group="tp",
             operation="all_reduce",
-            size=rows * self.work.model.hidden * element_bytes(dtype),
+            size=rows * self.shape.hidden * element_bytes(dtype),
             dtype=dtype,
             layer=layer,
             label="tensor_parallel",
         )
 
     def _counts(self, layer: int) -> Call:
-        size = 8 * self.work.model.experts
+        size = 8 * self.shape.experts
         call = _scalar("dp", "all_reduce", size, "balance_counts", "int64")
         return replace(call, layer=layer)
 
@@ -267,7 +202,7 @@ class _Stage:
     def _exchanged(self, layer: int, phase: str) -> list[Call]:
         """A token exchange, and before a dispatch how many rows will come."""
         work, calls = self.work, []
-        if self.layout.ep == 1:
+        if self.plan.ep == 1:
             return []
         padded = work.gating.dispatch == "padded"
         if phase == "dispatch" and not padded:
@@ -301,42 +236,28 @@ class _Stage:
 
     def _of_experts(self, layer: int) -> list[Call]:
         """The all-reduces of what this rank's experts computed."""
-        gating = self.work.gating
-        copies, local = self._copies(layer), self.work.model.experts // self.layout.ep
+        gating = self.gating
+        copies, local = self._copies(layer), self.shape.experts // self.plan.ep
         whole = self._reduced(layer, copies, self.sent_as)
-        whole = replace(whole, exact=gating.dispatch == "padded" or self.layout.ep == 1)
+        whole = replace(whole, exact=gating.dispatch == "padded" or self.plan.ep == 1)
         if gating.dispatch == "dropped":
             whole = replace(whole, exact=False)
         if gating.router != "fairscale":
             return [whole]
         dtype = self.work.training.dtype
-        size = copies // local * self.work.model.hidden * element_bytes(dtype)
+        size = copies // local * self.shape.hidden * element_bytes(dtype)
         return [replace(whole, size=size, dtype=dtype)] * local  # one by one
 
     def _copies(self, layer: int) -> int:
         """Token copies that a rank sends, and gets if all experts get as much."""
-        gating, tokens = self.work.gating, self._tokens(layer)
+        gating, tokens = self.gating, self._tokens(layer)
         routed = gating.k * tokens
         if gating.dispatch == "dropless":
             return routed
-        factor = Fraction(repr(float(gating.capacity_factor)))
-        experts = self.work.model.experts
-        room = experts * ceil(factor * routed / experts)
-        return room if gating.dispatch == "padded" else min(routed, room)
+        whole = round(float(room(routed, self.shape.experts, gating.capacity_factor)))
+        return whole if gating.dispatch == "padded" else min(routed, whole)
 
     # ---- sizes -----------------------------------------------------------------
-
-    @property
-    def layout(self) -> ParallelLayout:
-        return self.work.layout
-
-    @property
-    def layers(self) -> range:
-        return self.layout.stages(self.work.model.layers)[self.number]
-
-    @property
-    def element(self) -> int:
-        return element_bytes(self.work.training.dtype)
 
     @property
     def products(self) -> str:
@@ -346,14 +267,10 @@ class _Stage:
     @property
     def sent_as(self) -> str:
         """What token vectors are sent to experts in."""
-        return "float32" if self.work.gating.router == "fairscale" else self.products
-
-    @property
-    def tokens(self) -> int:
-        return self.work.training.micro_batch * self.work.model.sequence
+        return "float32" if self.gating.router == "fairscale" else self.products
 
     def _tokens(self, layer: int) -> int:
-        shape = self.work.model
+        shape = self.shape
         decodes = shape.two_stacks and layer >= shape.encoder_layers
         sequence = shape.targets if decodes else shape.sequence
         return self.work.training.micro_batch * sequence
@@ -361,56 +278,26 @@ class _Stage:
     @cached_property
     def tensors(self) -> list[ModelTensor]:
         """What a rank of this stage holds."""
-        spec = ROUTERS.get(self.work.gating.router)
+        spec = ROUTERS.get(self.gating.router)
         gate = spec is None or not spec.needs_ids
-        whole = model_tensors(self.work.model, layers=self.layers, gate=gate)
-        return [t.on_rank(tp=self.layout.tp, ep=self.layout.ep) for t in whole]
+        whole = model_tensors(self.shape, layers=self.chunks[0], gate=gate)
+        return [t.on_rank(tp=self.plan.tp, ep=self.plan.ep) for t in whole]
 
     @cached_property
     def dense(self) -> list[ModelTensor]:
         """The dense ones, those that tensor ranks share behind the whole ones."""
         dense = [t for t in self.tensors if t.part == "dense"]
-        if self.layout.tp == 1:
+        if self.plan.tp == 1:
             return dense
         shared = [t for t in dense if t.split >= 0]
         return [*(t for t in dense if t.split < 0), *_biases_first(shared)]
 
-    @cached_property
-    def sync(self) -> Synchronization:
-        plan, p = self.work.training, self.layout
-        experts = [t for t in self.tensors if t.part == "expert"]
-        every = (
-            (self.dense, "dp", p.dp, "gradient_sync"),
-            (experts, "edp", p.edp, "expert_gradient_sync"),
-        )
-        copies = [
-            Copies(
-                tensors=tensors,
-                group=group,
-                ranks=ranks,
-                dtype=plan.dtype,
-                element=self.element,
-                gradient=self.element,
-                gradient_dtype=plan.dtype,
-                label=label,
-            )
-            for tensors, group, ranks, label in every
-            if ranks > 1 and tensors
-        ]
-        if not copies:
-            return Synchronization(copies=())
-        units: list[Unit] = []
-        for layer in self.layers:
-            if p.edp > 1 and layer in self.work.model.moe_layers:
-                units.append(("experts", layer))
-            units.append(("block", layer))
-        alone = 0 if p.edp > 1 else sum(t.elements for t in experts)
-        return SYNCHRONIZATIONS[self.synchronization or LIBRARIES[p.zero]](
-            copies=copies,
-            units=[*units, ROOT],
-            label="zero",
-            options={"alone": alone, **self.options},
-        )
+    @property
+    def synchronization_options(self) -> Mapping[str, float]:
+        """Options of the synchronization: experts without a copy count too."""
+        experts = sum(t.elements for t in self.tensors if t.part == "expert")
+        alone = 0 if self.plan.edp > 1 else experts
+        return {"alone": alone, **super().synchronization_options}
 
 
 def _biases_first(shared: Sequence[ModelTensor]) -> list[ModelTensor]:
