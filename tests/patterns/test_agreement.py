@@ -82,46 +82,22 @@ def drawn(chance: random.Random) -> dict[str, Any]:
         "sequence_parallel": chance.random() < 0.5,
         "recompute": chance.choice(("none", "full")),
         "context": chance.choice(CONTEXTS),
+        "dispatch_dtype": chance.choice(("", "float8")),
     }
 
 
 def both(of: dict[str, Any]) -> tuple[Counter[str], Counter[str]] | None:
     """Bytes of the pattern and of the time model; None where it cannot be."""
     known = preset(of["model"])
-    gating = known.gating
-    axes = {name: of[name] for name in ("tp", "pp", "dp", "cp", "ep")}
-    same = {
-        name: of[name]
-        for name in (
-            *("virtual", "micro_batch", "zero", "sequence_parallel", "recompute"),
-            "context",
-        )
-    }
-    k = gating.k if known.model.experts else 0
-    padded = k and gating.dispatch == "padded"
-    config = Configuration(
-        model=Architecture.of(known.model, k=k),
-        **axes,
-        **same,
-        expert_tp=of["etp"],
-        global_batch=of["micro_batch"] * of["accumulation"] * of["dp"],
-        capacity_factor=gating.capacity_factor if padded else 0,
-    )
-    if any(broken.any() for broken, _, _ in unmet(config)):
-        return None
-    if known.model.layers % (of["pp"] * of["virtual"]):
-        return None  # a first stage of another length than the longest
+    named = {name: value for name, value in of.items() if name != "model"}
     try:
-        pattern = megatron_pattern(
-            known.model,
-            Parallelism(
-                **axes,
-                etp=of["etp"],
-                accumulation=of["accumulation"],
-                **same,
-            ),
-            gating,
-        )
+        plan = Parallelism(**named)
+        config = Configuration.of(known.model, plan, known.gating)
+        if any(broken.any() for broken, _, _ in unmet(config)):
+            return None
+        if known.model.layers % (plan.pp * plan.virtual):
+            return None  # a first stage of another length than the longest
+        pattern = megatron_pattern(known.model, plan, known.gating)
     except LayoutError:
         return None
     return sent(pattern), summed(config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moetraffic.patterns import preset
@@ -10,7 +12,6 @@ from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.scaling import scaled
 from moetraffic.patterns.time_model import (
     GPUS,
-    Architecture,
     Configuration,
     NodeLinks,
     System,
@@ -40,25 +41,15 @@ def test_published_layouts_are_answered_by_both(
     model: str, sizes: dict[str, int], batch: int
 ) -> None:
     known, parallel = preset(model), sizes.get("tp", 1) > 1
-    config = Configuration(
-        model=Architecture.of(
-            known.model, k=known.gating.k * bool(known.model.experts)
-        ),
+    plan = Parallelism(
         **sizes,
-        global_batch=batch,
+        accumulation=batch // sizes["dp"],
         sequence_parallel=parallel,
     )
-    found = estimate(config, DGX)
+    found = estimate(Configuration.of(known.model, plan, known.gating), DGX)
     assert 0 < float(found.flops_gpu) < GPUS["H100"].peak_flops
-    pattern = megatron_pattern(
-        known.model,
-        Parallelism(
-            **sizes,
-            accumulation=batch // sizes["dp"] // 8,  # an eighth of the micro-batches
-            sequence_parallel=parallel,
-        ),
-        known.gating,
-    )
+    short = replace(plan, accumulation=plan.accumulation // 8)
+    pattern = megatron_pattern(known.model, short, known.gating)
     assert set(sent(pattern)) == {k for k, v in found.wire.items() if v > 0}
 
 

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.patterns import Workload
+from moetraffic.patterns.element_types import element_bytes
 from moetraffic.patterns.time_model import (
     KINDS,
     SC21,
-    Architecture,
     Configuration,
     Conventions,
     Estimate,
@@ -37,8 +37,6 @@ from .iteration_traffic import world_matrices
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-
-BYTES = {"float32": 4.0, "float64": 8.0, "bfloat16": 2.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,24 +56,10 @@ class FromTrace:
 
 def configuration_of(work: Workload) -> Configuration:
     """Derive the time model's configuration from a workload."""
-    p, t, g = work.layout, work.training, work.gating
-    element = BYTES[t.precision or t.dtype]
-    experts = work.model.experts
-    padded = experts and g.dispatch == "padded"
-    return Configuration(
-        model=Architecture.of(work.model, k=g.k if experts else 0),
-        pp=p.pp,
-        tp=p.tp,
-        dp=p.dp,
-        ep=p.ep,
-        cp=p.cp,
-        micro_batch=t.micro_batch,
-        global_batch=t.micro_batch * t.accumulation * p.dp,
-        element_bytes=element,
-        gradient_bytes=BYTES[t.dtype],
-        recompute="full" if t.recompute else "none",
-        zero=p.zero,
-        capacity_factor=g.capacity_factor if padded else 0,
+    t = work.training
+    element = element_bytes(t.precision or t.dtype)
+    return Configuration.of(
+        work.model, work.parallelism, work.gating, element_bytes=element
     )
 
 

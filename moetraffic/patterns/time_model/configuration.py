@@ -9,7 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.element_types import element_bytes
 from moetraffic.patterns.layer_calls import CONTEXTS, room
+from moetraffic.patterns.parallelism import Parallelism
+from moetraffic.patterns.routers import Gating
+from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.values import Float64, Values, anywhere, numbers
 
 from .architecture import Architecture
@@ -22,6 +26,12 @@ RECOMPUTE = ("none", "selective", "full")
 """What is computed again in backward; selective: the attention matrices alone
 (Korthikanti et al., arXiv 2205.05198, section 5)."""
 
+
+PLANNED = (
+    *("pp", "tp", "dp", "ep", "cp", "virtual", "micro_batch", "zero", "recompute"),
+    *("context", "sequence_parallel"),
+)
+"""Fields that a configuration and a :class:`~moetraffic.patterns.Parallelism` share."""
 
 NAMED = {"recompute": RECOMPUTE, "context": CONTEXTS}
 """Fields that are one of some names, which arrays hold as places among them."""
@@ -72,6 +82,38 @@ class Configuration:
             if field.name != "model":
                 object.__setattr__(self, field.name, numbers(field.name, given))
         _ = self.shape  # refuses arrays that do not broadcast
+
+    @classmethod
+    def of(
+        cls,
+        shape: ModelShape,
+        plan: Parallelism,
+        gating: Gating | None = None,
+        **more: Values,
+    ) -> Configuration:
+        """Describe a model's training as its pattern is described.
+
+        Parameters
+        ----------
+        shape, plan, gating
+            As of :func:`~moetraffic.patterns.megatron_pattern`.
+        **more
+            Further fields, or others in place of these.
+        """
+        gating = gating or Gating(k=1)
+        padded = shape.experts and gating.dispatch == "padded"
+        row = plan.row_bytes(shape.hidden, dispatched=True)
+        fields_: dict[str, Values] = {
+            **{name: getattr(plan, name) for name in PLANNED},
+            "expert_tp": plan.etp,
+            "global_batch": plan.micro_batch * plan.accumulation * plan.dp,
+            "element_bytes": element_bytes(plan.dtype),
+            "gradient_bytes": element_bytes(plan.gradients),
+            "dispatch_bytes": row / shape.hidden if plan.dispatch_dtype else 0,
+            "capacity_factor": gating.capacity_factor if padded else 0,
+        }
+        model = Architecture.of(shape, k=gating.k if shape.experts else 0)
+        return cls(model=model, **{**fields_, **more})
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
