@@ -15,8 +15,8 @@ Judged are
 - *AUC* of two classifiers on features of windows of 10 iterations, trained on the
   samples and runs of all fits but one and tested on that one; of two runs against two
   others it is .5 by symmetry, and its spread is given;
-- *course*: correlation of the smoothed load of two samples with other seeds, which is
-  to be within .1 of that of two reruns;
+- *course*: correlation of the smoothed load of samples with other seeds, mean over
+  pairs of four, which is to be within .1 of that of reruns;
 - *copies*: mean distance of a sample's windows to the nearest window of its run, over
   the least of a rerun's, and the share of its rows that equal a captured row, which is
   to be no more than of a rerun.
@@ -71,6 +71,8 @@ WINDOW = 10
 """Iterations of a window that is looked for in a run."""
 SMOOTHED = 25
 """Iterations of the moving average of the load."""
+COURSES = 3
+"""Further samples of the first fit, whose courses are compared."""
 
 
 class Walk(Baseline):
@@ -131,12 +133,14 @@ def judge_setting(
     report(judged[-1])
     for name in names:
         began = time.process_time()
-        samples, others = [], []
+        samples: list[Counts] = []
         for number, path in enumerate(sources[:fits]):
             fitted = _fitted(name, path, [other for other in sources if other != path])
             samples.append(_sampled(fitted, real[number], 2 * number))
             if not number:
-                others.append(_sampled(fitted, real[number], 1))
+                others = [_course(samples[0])]
+                for seed in range(1, 2 * COURSES, 2):
+                    others.append(_course(_sampled(fitted, real[number], seed)))
         spent = (time.process_time() - began) / len(samples)
         runs = real[: len(samples)]
         differences = [
@@ -163,7 +167,7 @@ def judge_setting(
                     ]
                     for kind in CLASSIFIERS
                 },
-                course=_correlation(_course(samples[0]), _course(others[0])),
+                course=_correlation_of(others),
                 nearest=float(np.mean(nearest) / np.min(apart)),
                 equal_rows=float(
                     np.mean(
@@ -209,9 +213,7 @@ def _reruns(
         signed=_over(pairs, np.mean),
         accepted=_over(limits, np.mean),
         auc=auc,
-        course=float(
-            np.mean([_correlation(a, b) for a, b in combinations(courses, 2)])
-        ),
+        course=_correlation_of(courses),
         nearest=float(np.mean(apart) / np.min(apart)),
         equal_rows=max(equal),
         fit_s=0.0,
@@ -316,6 +318,11 @@ def _course(counts: Counts) -> Float64:
 def _correlation(a: Float64, b: Float64) -> float:
     whole = np.sqrt((a**2).sum() * (b**2).sum())
     return float((a * b).sum() / whole) if whole > 0 else float("nan")
+
+
+def _correlation_of(courses: Sequence[Float64]) -> float:
+    """Compute the mean correlation of pairs."""
+    return float(np.mean([_correlation(a, b) for a, b in combinations(courses, 2)]))
 
 
 def _nearest(counts: Counts, of: Counts) -> float:

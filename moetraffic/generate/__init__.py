@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .analog import Analog, AnalogOptions
+from .analog import Analog
 from .dynamics import Dynamics
 from .fit import Fit, Size, fit_trace
 from .generator import Demand, Generator
@@ -22,7 +22,6 @@ from .what_if import Bursts, Knobs
 
 __all__ = [
     "Analog",
-    "AnalogOptions",
     "Bursts",
     "Demand",
     "Dynamics",

@@ -1,41 +1,55 @@
 r"""Path through a captured run: which iteration comes next, and who is which expert.
 
-Each layer follows blocks of consecutive captured iterations.  A block begins near the
-same time in training, at one of the K candidates whose states are nearest to the state
-that would have come next.  At its beginning experts in like states change places: the
+A path follows blocks of consecutive captured iterations, all layers together.  A block
+begins near the same time in training, at one of the candidates whose states are nearest
+to the state that would have come next.  At its beginning experts change places: the
 expert that goes on as captured expert f did is drawn by a permutation :math:`\pi` with
 
 .. math:: P(\pi) \propto \exp\Big(-\sum_e
-          \frac{|z_{\pi(e)} - z_e|^2}{4 \tau \sigma^2}\Big),
+          \frac{|z_{\pi(e)} - z_e|^2}{2 \tau \sigma^2} - \sum_e u_{\pi(e), e}\Big),
 
-where z are means of an expert's angle over the past on three time scales,
-:math:`\sigma^2` their variance in time and :math:`\tau` the exchange.  So layers, the
-distribution of the loads and their movement stay as captured, while the course of an
-expert becomes another one, at times when the captured run, too, could have gone either
-way.
+where z are means of the angles :math:`\arcsin\sqrt p` of an expert's load p over the
+past on three time scales, :math:`\sigma^2` their variance in time, :math:`\tau \ge 1`
+the exchange and u how unlike the documents of two experts are.  So all that does not
+depend on the experts' numbers stays as captured within a block, while the course of an
+expert becomes another one.
+
+*Documents of experts.*  Some routers send the same ranks' documents to the same experts
+for a whole run; reruns share this, and with it which experts of a rank are busy
+together.  C are the correlations of the experts' counts over ranks, and u is the
+squared distance of two experts' correlations with the others, in units of its mean over
+pairs, times :data:`ALIKE` and the share of the variance of C that its first and its
+last third of the run have in common.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import uniform_filter1d
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
 
 Float64 = npt.NDArray[np.float64]
+Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
-SCALES = (4, 32, 128)
+SCALES = (1, 4, 32)
 """Time constants of the means that describe the state of an expert, in iterations."""
 
 LOCAL = 41
 """Iterations over which the variance of the states is taken."""
 
+BLOCK = 20
+"""Mean iterations of a block, which has half to one and a half times as many."""
+
 CANDIDATES, NEAREST = 16, 4
-"""Candidates of a block's beginning that are drawn, and K, of which one is taken."""
+"""Candidates of a block's beginning that are drawn, and those of which one is taken."""
+
+ALIKE = 5.0
+"""Logarithm of how much less often experts of unlike documents change places."""
 
 SWEEPS = 10
 """Proposed exchanges of a draw of a permutation, a multiple of the experts."""
@@ -45,24 +59,72 @@ SWEEPS = 10
 class PathOptions:
     """Options of a path, which are chosen in a fit."""
 
-    block: int = 20  # mean iterations of a block
     growth: float = 0.2  # time window, as a share of the iterations trained until then
-    joint: bool = False  # all layers follow the same blocks
-    exchange: float = 0.2  # tau: how unlike the experts are that change places
+    exchange: float = 1.0  # tau: how unlike the experts are that change places
     start: float = 0.0  # tau at the first iteration; 0: experts begin as captured
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStates:
+    """States of a run: T iterations, L layers, E experts, S time scales."""
+
+    past: Float64  # [T, L, E, S] means of the angle
+    variance: Float64  # [T, L, S] of the means in time, mean over experts
+    unlike: Float64  # [L, E, E] u: cost of experts of unlike documents
+
+    def cost(self, before: int, begin: int, order: Int64, tau: float) -> Float64:
+        """Cost of each expert going on as each captured one, ``[L, E, E]``.
+
+        Parameters
+        ----------
+        before, begin
+            Captured iteration that would have come next, and that comes.
+        order
+            ``[L, E]`` captured expert that each synthetic one has followed.
+        tau
+            Exchange.
+        """
+        z = np.take_along_axis(self.past[before], order[..., None], axis=1)
+        apart = (z[:, :, None] - self.past[begin][:, None]) ** 2
+        scaled = (apart / self.variance[begin][:, None, None]).sum(axis=3)
+        unlike = np.take_along_axis(self.unlike, order[..., None], axis=1)
+        return np.asarray(scaled / (2 * tau) + unlike)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalogPath:
     """Path of a sample: N iterations, L layers, E experts."""
 
-    iteration: Int64  # [N, L] captured iteration of each layer
-    clock: Int64  # [N] captured iteration at the same time in training
+    iteration: Int64  # [N] captured iteration
     captured: Int64  # [N, L, E] captured expert that a synthetic expert follows
+
+    def shares(self, share: Float64) -> Float64:
+        """Loads along the path, ``[N, L, E]``, of captured ones ``[T, L, E]``."""
+        found: Float64 = np.take_along_axis(
+            share[self.iteration], self.captured, axis=2
+        )
+        return found
+
+
+def run_states(counts: Int32) -> RunStates:
+    """Describe the states of a run of token copies ``[T, L, Q, E]``."""
+    load = counts.sum(axis=2) / counts[0, 0].sum()
+    past = np.repeat(np.arcsin(np.sqrt(load.clip(0, 1)))[..., None], len(SCALES), 3)
+    weight = 1 / np.array(SCALES)
+    for t in range(1, len(past)):
+        past[t] = past[t - 1] + weight * (past[t] - past[t - 1])
+    mean, square = (
+        uniform_filter1d(x, LOCAL, axis=0, mode="nearest") for x in (past, past**2)
+    )
+    return RunStates(
+        past=past,
+        variance=np.maximum(square - mean**2, 1e-12).mean(axis=2),
+        unlike=np.stack([_unlike(counts[:, at]) for at in range(counts.shape[1])]),
+    )
 
 
 def analog_path(
-    angle: Float64,
+    states: RunStates,
     iterations: int,
     options: PathOptions,
     rng: np.random.Generator,
@@ -73,8 +135,8 @@ def analog_path(
 
     Parameters
     ----------
-    angle
-        ``[T, L, E]`` angles of the states of the run.
+    states
+        Of a run of T iterations.
     iterations
         N.  From iteration T on the path stays in the last third of the run.
     options
@@ -84,51 +146,35 @@ def analog_path(
     first
         Iterations trained before the first one captured.
     """
-    total, depth, experts = angle.shape
+    past, variance = states.past, states.variance
+    total, depth, experts = past.shape[:3]
     clock = _clock(total, iterations)
-    past = _past(angle)
-    variance = _variance(past)
-    at = np.empty((iterations, depth), np.int64)
+    at = np.empty(iterations, np.int64)
     captured = np.empty((iterations, depth, experts), np.int64)
-    layers: Sequence[list[int]] = (
-        [list(range(depth))] if options.joint else [[at] for at in range(depth)]
-    )
-    for group in layers:
-        now = 0
-        order = np.tile(np.arange(experts), (len(group), 1))
-        begin = 0
-        if options.start > 0:
-            for j, layer in enumerate(group):
-                cost = _cost(past[0, layer], past[0, layer], variance[0, layer])
-                order[j] = permuted(cost / options.start, order[j], rng)
-        while now < iterations:
-            length = int(rng.integers(options.block // 2, options.block * 3 // 2 + 1))
-            length = min(length, iterations - now, total)
-            if now:
-                follows = min(begin + 1, total - 1)
-                near = max(1, int(options.growth * (first + clock[now])))
-                last = total - length
-                low, high = (
-                    int(np.clip(clock[now] + side, 0, last)) for side in (-near, near)
-                )
-                drawn = np.unique(rng.integers(low, high + 1, CANDIDATES))
-                apart = (past[follows, group] - past[drawn][:, group]) ** 2
-                scaled = apart / variance[clock[now], group][:, None]
-                nearest = np.argsort(scaled.mean(axis=(1, 2, 3)), kind="stable")
-                begin = int(drawn[rng.choice(nearest[:NEAREST])])
-                if options.exchange > 0:
-                    for j, layer in enumerate(group):
-                        before = past[follows, layer][order[j]]
-                        cost = _cost(before, past[begin, layer], variance[begin, layer])
-                        cost /= options.exchange
-                        best = linear_sum_assignment(cost)[1]
-                        order[j] = permuted(cost, best, rng)
-            span = slice(now, now + length)
-            at[span, group] = np.arange(begin, begin + length)[:, None]
-            captured[span, group] = order
-            begin += length - 1
-            now += length
-    return AnalogPath(iteration=at, clock=clock, captured=captured)
+    order = np.tile(np.arange(experts), (depth, 1))
+    now = begin = follows = 0
+    while now < iterations:
+        length = int(rng.integers(BLOCK // 2, BLOCK * 3 // 2 + 1))
+        length = min(length, iterations - now, total)
+        if now:
+            near = max(1, int(options.growth * (first + clock[now])))
+            low, high = np.clip(clock[now] + [-near, near], 0, total - length)
+            drawn = np.unique(rng.integers(low, high + 1, CANDIDATES))
+            apart = (past[follows] - past[drawn]) ** 2 / variance[clock[now], :, None]
+            nearest = np.argsort(apart.mean(axis=(1, 2, 3)), kind="stable")
+            begin = int(drawn[rng.choice(nearest[:NEAREST])])
+        tau = options.exchange if now else options.start
+        if tau > 0:
+            cost = states.cost(follows, begin, order, tau)
+            for layer in range(depth):
+                best = linear_sum_assignment(cost[layer])[1]
+                order[layer] = permuted(cost[layer], best, rng)
+        span = slice(now, now + length)
+        at[span] = np.arange(begin, begin + length)
+        captured[span] = order
+        follows = min(begin + length, total - 1)
+        now += length
+    return AnalogPath(iteration=at, captured=captured)
 
 
 def permuted(cost: Float64, order: Int64, rng: np.random.Generator) -> Int64:
@@ -148,15 +194,15 @@ def permuted(cost: Float64, order: Int64, rng: np.random.Generator) -> Int64:
     int64 array ``[E]``
         After SWEEPS E proposed exchanges of two.
     """
-    found = order.copy()
+    found, costs = order.tolist(), cost.tolist()
     steps = SWEEPS * len(found)
     pairs = rng.integers(len(found), size=(steps, 2)).tolist()
     bars = np.log(1 - rng.random(steps)).tolist()
     for (a, b), bar in zip(pairs, bars, strict=True):
         f, g = found[a], found[b]
-        if bar < cost[a, f] + cost[b, g] - cost[a, g] - cost[b, f]:
+        if bar < costs[a][f] + costs[b][g] - costs[a][g] - costs[b][f]:
             found[a], found[b] = g, f
-    return found
+    return np.array(found, np.int64)
 
 
 def _clock(total: int, iterations: int) -> Int64:
@@ -168,24 +214,31 @@ def _clock(total: int, iterations: int) -> Int64:
     return clock
 
 
-def _past(angle: Float64) -> Float64:
-    """Exponentially weighted means of the past, ``[T, L, E, scales]``."""
-    past = np.repeat(angle[..., None], len(SCALES), axis=3)
-    weight = 1 / np.array(SCALES)
-    for t in range(1, len(past)):
-        past[t] = past[t - 1] + weight * (past[t] - past[t - 1])
-    return past
-
-
-def _variance(past: Float64) -> Float64:
-    """Variance in time of the means, averaged over experts, ``[T, L, scales]``."""
-    mean, square = (
-        uniform_filter1d(x, LOCAL, axis=0, mode="nearest") for x in (past, past**2)
+def _unlike(counts: Int32) -> Float64:
+    """Cost of experts of unlike documents, ``[E, E]``, of ``[T, Q, E]`` of a layer."""
+    experts, third = counts.shape[2], max(1, len(counts) // 3)
+    nothing = np.zeros((experts, experts))
+    if experts < 3:
+        return nothing
+    others = ~np.eye(experts, dtype=bool)
+    early, late = (
+        _correlations(part)[others] for part in (counts[:third], counts[-third:])
     )
-    return np.asarray(np.maximum(square - mean**2, 1e-12).mean(axis=2))
+    if not early.std() * late.std() > 0:
+        return nothing
+    lasting = max(0.0, float(np.corrcoef(early, late)[0, 1])) ** 2
+    every = _correlations(counts)
+    # correlations with the others: without those of the two, and with themselves
+    apart = cdist(every, every, "sqeuclidean") - 2 * (1 - every) ** 2
+    apart = np.where(others, apart.clip(0), 0.0)
+    return np.asarray(ALIKE * lasting * apart / max(apart[others].mean(), 1e-12))
 
 
-def _cost(before: Float64, after: Float64, variance: Float64) -> Float64:
-    """Squared distance of states ``[E, scales]`` over 4 variances, ``[E, E]``."""
-    apart = (before[:, None] - after[None]) ** 2
-    return np.asarray((apart / (4 * variance)).sum(axis=2))
+def _correlations(counts: Int32) -> Float64:
+    """Correlate the counts of experts over ranks, ``[E, E]``; 0 where constant."""
+    apart = (counts - counts.mean(axis=1, keepdims=True)).reshape(-1, counts.shape[2])
+    squared = apart.T @ apart
+    scale = np.sqrt(np.maximum(np.diag(squared), 1e-12))
+    found = squared / scale / scale[:, None]
+    np.fill_diagonal(found, 1.0)
+    return np.asarray(found)

@@ -22,10 +22,14 @@ from moetraffic.generate import (
     judge,
     synthetic_trace,
 )
-from moetraffic.generate.analog import whole_rows
-from moetraffic.generate.analog_path import PathOptions, analog_path, permuted
+from moetraffic.generate.analog import exchange_copy
+from moetraffic.generate.analog_path import (
+    PathOptions,
+    analog_path,
+    permuted,
+    run_states,
+)
 from moetraffic.generate.baselines import Drawn, Uniform, copies
-from moetraffic.generate.load_states import load_states
 from moetraffic.trace import Trace
 
 Float64 = npt.NDArray[np.float64]
@@ -126,27 +130,19 @@ def test_samples_are_no_copy_and_do_not_freeze(tmp_path: Path) -> None:
     assert abs(np.corrcoef(early, late)[0, 1]) < 0.7
 
 
-def test_states_are_what_noise_leaves() -> None:
-    rng = np.random.default_rng(0)
-    still = rng.multinomial(64, np.full(8, 1 / 8), (400, 1, 16)).astype(np.int32)
-    states = load_states(still)
-    noise = np.arcsin(np.sqrt(load(still))).var(axis=0).mean()
-    assert states.variance.mean() == pytest.approx(noise, rel=0.1)
-    assert states.angle.var(axis=0).mean() < 0.25 * noise
-    # a router that swings, more than its noise
-    swing = 0.4 * np.sin(np.arange(400) / 8)[:, None] * np.linspace(-1, 1, 8)
-    weight = np.exp(swing)
-    share = weight / weight.sum(axis=1, keepdims=True)
-    rows = rng.multinomial(64, np.repeat(share[:, None, None], 16, axis=2))
-    states = load_states(rows.astype(np.int32))
-    true = np.arcsin(np.sqrt(share))[:, None]
-    error = (states.angle - true).var(axis=0).mean()
-    raw = (np.arcsin(np.sqrt(load(rows))) - true).var(axis=0).mean()
-    assert error < 0.7 * raw
-    assert states.angle.var(axis=0).mean() == pytest.approx(
-        true.var(axis=0).mean(), rel=0.15
-    )
-    assert np.allclose(states.shares.sum(axis=2), 1)
+def test_iterations_are_captured_ones_with_other_experts(tmp_path: Path) -> None:
+    fitted = Analog.fit(run(tmp_path, k=3))
+    demand = fitted.sample(iterations=90, seed=2)
+    found = drawn(fitted, 90, seed=2)
+    captured = fitted.counts[demand.path.iteration]
+    # the load, in the path's order of experts, and each row's sum stay
+    named = np.take_along_axis(captured, demand.path.captured[:, :, None], axis=3)
+    assert (found.sum(axis=2) == named.sum(axis=2)).all()
+    # copies are exchanged only where all of a rank's rows are captured ones
+    equal = (named == captured).all(axis=(1, 3)).any(axis=1)
+    assert (found == named)[~equal].all()
+    assert equal.any()
+    assert (found != captured).any(axis=(1, 3)).all()  # no row of all layers
 
 
 def test_a_permutation_is_drawn_with_its_probability() -> None:
@@ -158,58 +154,75 @@ def test_a_permutation_is_drawn_with_its_probability() -> None:
     assert permuted(far, np.arange(6), rng).tolist() == list(range(6))
 
 
+def rows_of(shares: Float64, ranks: int, seed: int) -> npt.NDArray[np.int32]:
+    """Counts ``[T, L, R, E]`` of 64 copies a row."""
+    drawn = np.random.default_rng(seed).multinomial(64, shares)
+    return np.asarray(drawn, np.int32).reshape(*shares.shape[:2], ranks, -1)
+
+
 def test_experts_change_places_only_by_the_exchange() -> None:
-    angle = np.arcsin(np.sqrt(course(120, 2)))
+    share = np.repeat(course(120, 2)[:, :, None], RANKS, axis=2)
+    states = run_states(rows_of(share, RANKS, 0))
     for exchange, start, first, later in (
         (0.0, 0.0, False, False),
         (1.0, 0.0, False, True),
         (0.0, 1e6, True, True),
     ):
         options = PathOptions(exchange=exchange, start=start)
-        path = analog_path(angle, 200, options, np.random.default_rng(0))
+        path = analog_path(states, 200, options, np.random.default_rng(0))
         changed = (path.captured != np.arange(EXPERTS)).any(axis=(1, 2))
         assert (changed[0], changed[60:].any()) == (first, later)
         assert (np.sort(path.captured, axis=2) == np.arange(EXPERTS)).all()
         assert path.iteration.min() >= 0
         assert path.iteration.max() < 120
-        assert (path.clock[:120] == np.arange(120)).all()
-        assert path.clock[120:].min() >= 80
+        assert path.iteration[120:].min() >= 80 - 0.2 * 120
 
 
-@given(
-    st.lists(
-        st.lists(st.floats(0.01, 100), min_size=5, max_size=5), min_size=1, max_size=4
-    ),
-    st.integers(1, 40),
-    st.integers(0, 9),
-)
+def test_experts_of_other_documents_change_places_seldom() -> None:
+    rng = np.random.default_rng(0)
+    # ranks prefer experts 0 to 3 or experts 4 to 7, another half in each iteration
+    prefer = rng.permuted(np.tile([1.0, -1.0], (90, LAYERS, 8)), axis=2)
+    weight = np.exp(0.8 * prefer[..., None] * np.repeat([1.0, -1.0], 4))
+    states = run_states(rows_of(weight / weight.sum(axis=3, keepdims=True), 16, 1))
+    group = np.arange(EXPERTS) // 4
+    within = states.unlike[:, group[:, None] == group].mean()
+    assert states.unlike[:, group[:, None] != group].mean() > within + 5
+    # and where documents of ranks have no such order, any experts do
+    even = np.full((90, LAYERS, 16, EXPERTS), 1 / EXPERTS)
+    assert run_states(rows_of(even, 16, 2)).unlike.mean() < 0.5
+
+
+@given(st.integers(1, 4), st.integers(2, 40), st.booleans(), st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
-def test_whole_rows_are_next_to_their_amounts(
-    amounts: list[list[float]], copies: int, seed: int
+def test_an_exchanged_copy_keeps_rows_and_load(
+    k: int, tokens: int, filled: bool, seed: int
 ) -> None:
-    most = max(-(-copies // 5), copies // 2 + 1)
     rng = np.random.default_rng(seed)
-    found = whole_rows(np.array(amounts), copies, most, rng)
-    assert (found.sum(axis=1) == copies).all()
-    assert (found >= 0).all()
-    assert (found <= most).all()
-    wanted = np.array(amounts) * copies / np.sum(amounts, axis=1, keepdims=True)
-    free = (wanted <= most).all(axis=1)
-    assert (np.abs(found - wanted)[free] < 1 + 1e-6).all()
-
-
-def test_whole_rows_have_their_amounts_as_expectation() -> None:
-    amounts = np.repeat(np.array([[0.2, 1.3, 2.5]]), 8_000, axis=0)
-    found = whole_rows(amounts, 4, 4, np.random.default_rng(1))
-    assert found.mean(axis=0) == pytest.approx([0.2, 1.3, 2.5], abs=0.03)
+    scenario = Scenario(
+        exchanges=(Exchange(layer=0, row_bytes=1),) * 2,
+        ranks=3,
+        experts=5,
+        k=k,
+        tokens=tokens,
+    )
+    before = copies(rng.dirichlet(np.full(5, 0.5), 2), scenario, rng)
+    after = before.copy()
+    exchange_copy(after, 1, tokens, rng, filled=filled)
+    assert (after.sum(axis=2) == before.sum(axis=2)).all()
+    assert (after.sum(axis=1) == before.sum(axis=1)).all()
+    assert after.min() >= 0
+    assert after.max() <= tokens
+    assert np.abs(after - before).sum() in (0, 4)
+    if filled:
+        assert (after[before == 0] == 0).all()
 
 
 @pytest.mark.slow
 def test_reruns_decide_how_experts_change_places(tmp_path: Path) -> None:
     trace = run(tmp_path, iterations=120)
     same = Analog.fit(trace, reruns=[trace])
-    assert same.options.path.start == 0
-    assert same.options.path.exchange <= 0.02
+    assert same.options.start == 0
+    assert same.options.exchange == 1
     with pytest.raises(AnalysisError, match="a rerun has the layers, ranks and"):
         Analog.fit(trace, reruns=[Trace.open(GOLDEN)])
 
