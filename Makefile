@@ -1,5 +1,6 @@
 # make demo   capture, analyze and replay a real run in demo/
 # make test   lint, types, layers and tests
+# make test-gpu  what one GPU can show, with a page in build/gpu; it says so where there is none
 # make docs   the documentation as a site in site/
 # All set everything up in .venv by themselves.
 
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-com
 	-c constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all bench docs lint tools clean
+.PHONY: demo test test-all test-gpu bench docs lint tools clean
 
 demo: $(VENV)/.ready
 	$(BIN)/moetraffic demo -o demo --force
@@ -21,6 +22,9 @@ test: lint
 
 test-all: lint $(VENV)/.ready-frameworks
 	MOETRAFFIC_EXAMPLES=200 $(BIN)/python -m pytest -q -n 2
+
+test-gpu: $(VENV)/.ready-test
+	$(BIN)/python benchmarks/gpu.py --out build/gpu
 
 # reruns.py captures for hours, synthetic.py and validation.py use its captures: not here
 BENCHMARKS := analysis streaming capture estimate virtual replay replay_faults generate

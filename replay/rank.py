@@ -98,7 +98,7 @@ def _replay(
         )
         everyone = tuple(range(rank_env.world))
         with backend_errors(rank_env.rank, PLACE):
-            moves.start(rank_env, (*planned.groups, everyone), request.timeout_s)
+            moves.start(rank_env, (*planned.used_groups, everyone), request.timeout_s)
         request.pace.validate(
             planned,
             rank_env.rank,
@@ -111,6 +111,8 @@ def _replay(
             free = torch.cuda.mem_get_info(moves.device)[0]
         agree_on_memory(planned, rank_env.rank, moves, nodes, free)
         rendezvous.ready = True
+        store = rendezvous.store.client
+        clocks = [gather_clocks(planned, rank_env.rank, moves, store, "start")]
 
         def engine_of(plan: Plan, passed: int = 0) -> Engine:
             return Engine(
@@ -130,14 +132,16 @@ def _replay(
             engine.verify(request.verify.chosen(planned))
         engine.warm_up(request.warm_up)
         meter, runs = LoadMeter(), []
-        for _ in range(request.repeat):
+        for run in range(request.repeat):
             timing = engine.run()
             heartbeat.send("step", "the gathering of times")
             runs.append(gather_times(planned, rank_env.rank, moves, timing))
+            moment = f"run {run}"
+            clocks.append(gather_clocks(planned, rank_env.rank, moves, store, moment))
         meters = _gather_meters(planned, rank_env.rank, moves, meter)
         pairs = _run_pairs(request, planned, rank_env.rank, moves, engine, engine_of)
-        store = rendezvous.store.client
-        clocks = gather_clocks(planned, rank_env.rank, moves, store)
+        if request.pairs:
+            clocks.append(gather_clocks(planned, rank_env.rank, moves, store, "pairs"))
         summary = None
         if rank_env.rank == 0:
             heartbeat.send("step", WRITING, within_s=WRITING_S)
@@ -151,7 +155,7 @@ def _replay(
                 runs,
                 nodes=nodes,
                 torch_version=torch.__version__,
-                clocks=clocks,
+                clocks=np.concatenate(clocks),
                 pairs=pairs,
                 load=host_loads(nodes, meters),
             )

@@ -197,7 +197,9 @@ class Request:
             layers=self.layers,
             dense=self.dense,
             background=background,
-            in_common=scale is not None and scale.in_common_order,
+            # NCCL requires one order of launches on communicators that overlap
+            in_common=self.backend == "nccl"
+            or (scale is not None and scale.in_common_order),
             timed=self.pace.timed,
         )
         if scale is not None:

@@ -152,7 +152,8 @@ def own_gpu(local_rank: int, visible: int) -> int:
     if local_rank < visible:
         return local_rank
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible == 1 and shown and "," not in shown:
+    a_task = os.environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+    if visible == 1 and ((shown and "," not in shown) or a_task == "1"):
         return 0
     hidden = "" if shown is None else f" (CUDA_VISIBLE_DEVICES is {shown[:80]!r})"
     few = f"start at most {visible} ranks a host, or " if visible else ""

@@ -13,12 +13,12 @@ rank waits for another in a ring.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from moetraffic.trace.model import Int64
+from moetraffic.trace.model import UNKNOWN_TIME, Int64
 from moetraffic.trace.trace import Trace
 
 
@@ -46,8 +46,7 @@ def common_order(trace: Trace, occurrences: Int64) -> Int64:
     known: dict[bytes, int] = {}
     sequences: list[Int64] = []
     said = np.full((len(iterations), trace.meta.world), -1, np.int64)
-    for rank in range(trace.meta.world):
-        mine = trace.order(rank)
+    for rank, mine in _orders(trace, occurrences):
         mine = mine[chosen[mine] >= 0]
         sites = trace.occurrences.site[mine].astype(np.int64)
         at = trace.occurrences.iteration[mine]
@@ -75,6 +74,32 @@ def common_order(trace: Trace, occurrences: Int64) -> Int64:
     out = np.empty(count, np.int64)
     out[np.lexsort((site, place, when))] = np.arange(count)
     return out
+
+
+def _orders(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, Int64]]:
+    """Yield each rank, and the occurrences in the order in which it issued them.
+
+    Times are read once for all ranks, unless some are unknown.
+    """
+    parts = []
+    width = trace.rows.width[trace.occurrences.site[occurrences]]
+    for size in np.unique(width).tolist():
+        of = occurrences[width == size]
+        issue, _, _ = trace.times(of, own_clock=True)
+        row, member = np.nonzero(trace.present(of))
+        ranks = trace.members(of)[row, member]
+        parts.append((ranks, of[row], issue[row, member]))
+    if not parts:
+        return
+    rank, found, issued = (np.concatenate(p) for p in zip(*parts, strict=True))
+    if (issued == UNKNOWN_TIME).any():
+        for one in range(trace.meta.world):
+            yield one, trace.order(one)
+        return
+    order = np.lexsort((found, issued, trace.occurrences.iteration[found], rank))
+    edges = np.searchsorted(rank[order], np.arange(trace.meta.world + 1))
+    for one, (begin, end) in enumerate(pairwise(edges.tolist())):
+        yield one, found[order[begin:end]]
 
 
 def merged(sequences: Sequence[Int64]) -> Int64:

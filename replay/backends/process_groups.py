@@ -7,6 +7,7 @@ so the capture hook records every one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -78,7 +79,8 @@ class ProcessGroups:
         )
         self._rank = rank_env.rank
         self._members = [tuple(g) for g in groups]
-        # a scale may leave a group without ranks; torch would make it one of all ranks
+        # an empty group is not used, and torch would make it one of all ranks; with a
+        # device_id, NCCL's communicators are split from that of all ranks
         self._groups = [
             dist.new_group(list(g), timeout=timeout) if g else None for g in groups
         ]
@@ -142,6 +144,27 @@ class Gloo(ProcessGroups):
         super().__init__("gloo")
 
 
+NCCL_TIMEOUT_S = 86_400.0
+"""Timeout of operations inside NCCL, in s.
+
+NCCL counts it from the launch, and launches run ahead of the device by an iteration.
+The timed pass and the watchdog of the rank count from the last progress, end the rank
+before this, and name the operation.
+"""
+
+NCCL_ENVIRONMENT = {
+    # more streams than hardware queues would wait for each other
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    # a thread of torch that ends the process if its watchdog does not respond
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # errors of the network end the process, without waiting for other ranks
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    # the last operations of each rank, for torch's report of an error
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+}
+"""Variables that NCCL and CUDA read at the start, where the environment lacks them."""
+
+
 class Nccl(ProcessGroups):
     """NCCL backend: one GPU per local rank, a communicator and a stream per group.
 
@@ -168,9 +191,11 @@ class Nccl(ProcessGroups):
                 "NCCL needs a CUDA device for each rank of a host: "
                 f"{error}, with --backend gloo"
             ) from None
+        for name, value in NCCL_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         self.device = torch.device("cuda", gpu)
         torch.cuda.set_device(self.device)
-        super().start(rank_env, groups, timeout_s)
+        super().start(rank_env, groups, max(timeout_s, NCCL_TIMEOUT_S))
 
     def empty(self, size: int) -> torch.Tensor:
         """Allocate a buffer of uint8; see :meth:`Backend.empty`."""

@@ -207,9 +207,13 @@ def gather_times(
 
 
 def gather_clocks(
-    plan: Plan, rank: int, backend: Backend, store: Store
+    plan: Plan, rank: int, backend: Backend, store: Store, moment: str
 ) -> npt.NDArray[np.void]:
     """Measure the clock offsets of all ranks to rank 0; every rank must call it.
+
+    Measured before and after a pass, they give the drift of each clock during it, which
+    :func:`moetraffic.trace.clock.to_common` interpolates.  ``moment`` names the
+    measurement, and is used once.
 
     Returns
     -------
@@ -219,7 +223,7 @@ def gather_clocks(
     """
     own = np.zeros(1, CLOCK)
     own["rank"] = -1
-    measured = measure_offset(store, rank, plan.world, "replay")
+    measured = measure_offset(store, rank, plan.world, f"replay {moment}")
     own[: len(measured)] = measured
     with backend_errors(rank, "the gathering of times"):
         parts = [own, *[own[:0]] * (plan.world - 1)]
@@ -259,7 +263,7 @@ def agree_on_memory(
     own[:] = (
         sum(plan.programs[rank].buffer_bytes),
         -1 if free is None else free,
-        -1 if device.type == "cpu" else device.index or 0,
+        _device_number(device),
     )
     with backend_errors(rank, "start-up"):
         received = exchange(
@@ -268,13 +272,24 @@ def agree_on_memory(
     needs = []
     for node, row in zip(nodes, received, strict=True):
         size, known, index = row.view("<i8").tolist()
-        pool = "host" if index < 0 else f"{device.type}:{index}"
+        pool = "host" if index < 0 else f"{device.type} {index:x}"
         needs.append(MemoryNeed(node=node, pool=pool, needs=size, free=known))
     found = find_memory_shortage(needs)
     if found is not None:
         # printed by rank 0 and by the rank at fault
         found.cause = "mismatch" if rank in (0, found.rank) else "peer"
         raise found
+
+
+def _device_number(device: torch.device) -> int:
+    """Number a device of a host by its UUID, -1 for the host's own memory.
+
+    Launchers that show each rank its own device call all of them ``cuda:0``.
+    """
+    if device.type == "cpu":
+        return -1
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return int.from_bytes(hashlib.blake2b(uuid.encode(), digest_size=4).digest(), "big")
 
 
 def find_memory_shortage(needs: Sequence[MemoryNeed]) -> RankError | None:

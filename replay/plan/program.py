@@ -179,6 +179,12 @@ class Plan:
     def __len__(self) -> int:
         return len(self.iteration)
 
+    @property
+    def used_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Groups in which an operation runs; the others are empty, in their places."""
+        used = set(np.unique(self.group).tolist())
+        return tuple(g if n in used else () for n, g in enumerate(self.groups))
+
     def checking_order(self, rank: int) -> Int64:
         """Return indices into a rank's program, ``[N]``, in an order common to ranks.
 

@@ -174,6 +174,10 @@ def test_a_rank_takes_a_gpu_of_its_own_or_none(
     if gpu is not None:
         assert own_gpu(local, visible) == gpu
         return
+    monkeypatch.setenv("SLURM_GPUS_PER_TASK", "a100:1")
+    if visible == 1:  # --gpus-per-task=1
+        assert own_gpu(local, visible) == 0
+    monkeypatch.delenv("SLURM_GPUS_PER_TASK")
     with pytest.raises(LayoutError, match=f"local rank {local} sees {visible} GPUs"):
         own_gpu(local, visible)
 

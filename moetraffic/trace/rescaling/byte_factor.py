@@ -1,9 +1,10 @@
-"""Every byte count times a factor, exactly.
+"""Every byte count times a factor, in integers, with the alignment that it had.
 
-The factor is a fraction p/q.  A cell of b bytes becomes the whole number nearest to
-b p / q, halves up: ``floor((2 b p + q) / (2 q))``, computed in integers.  It does the
-same to a matrix and to its transpose, and is off by half a byte a cell at most, so that
-a matrix of W ranks moves p/q of its bytes to within W^2 / 2.
+The factor is a fraction p/q.  A cell of b bytes becomes the multiple of a nearest to
+b p / q, halves up, where a = gcd(b, 16): ``a floor((2 (b/a) p + q) / (2 q))``, but at
+least a where b is positive.  Offsets of parts in a buffer so stay aligned as they were,
+up to 16 bytes, which NCCL's copies use at once.  It does the same to a matrix and to
+its transpose, and is off by less than 16 bytes a cell.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from moetraffic.errors import ReplayError
 from moetraffic.trace.model import MOST_BYTES, Int64
 
 _WRITTEN = re.compile(r"x?(\d{1,6}(?:\.\d{1,9})?|\d{1,6}/[1-9]\d{0,5})", re.ASCII)
+
+ALIGNMENT = 16
+"""Largest alignment that is kept, in bytes."""
 
 LARGEST = 1_000_000
 """Of a factor, and of its parts p and q: products stay in int64."""
@@ -47,7 +51,7 @@ def factor_of(text: str) -> Fraction:
 
 
 def times(nbytes: Int64, factor: Fraction) -> Int64:
-    """Bytes times a factor, to the nearest whole number, halves up.
+    """Bytes times a factor, to the nearest multiple of their alignment, halves up.
 
     Parameters
     ----------
@@ -63,8 +67,8 @@ def times(nbytes: Int64, factor: Fraction) -> Int64:
 
     Examples
     --------
-    >>> times(np.array([5, 14, 15, 16]), Fraction(1, 10)).tolist()
-    [1, 1, 2, 2]
+    >>> times(np.array([0, 5, 15, 8, 1600]), Fraction(1, 10)).tolist()
+    [0, 1, 2, 8, 160]
     """
     if factor == 1:
         return nbytes
@@ -75,6 +79,8 @@ def times(nbytes: Int64, factor: Fraction) -> Int64:
             f"a call sends at most {MOST_BYTES} bytes to a rank, but {most} bytes "
             f"times {factor} are more: lower --bytes"
         )
-    whole, rest = np.divmod(nbytes, q)
-    out: Int64 = whole * p + (2 * rest * p + q) // (2 * q)
+    unit = np.gcd(nbytes, ALIGNMENT)
+    whole, rest = np.divmod(nbytes // unit, q)
+    units = whole * p + (2 * rest * p + q) // (2 * q)
+    out: Int64 = np.maximum(units, nbytes > 0) * unit
     return out

@@ -101,7 +101,8 @@ class Ledger:
         if self.factor != 1:
             told.append(
                 f"bytes sent {_exactly(self.sent)}: each cell times {self.factor}, to "
-                f"the nearest byte, halves up, which adds {float(self.rounding):+.1f} B"
+                f"the nearest multiple of its alignment, which adds "
+                f"{float(self.rounding):+.1f} B"
             )
         return tuple(told)
 

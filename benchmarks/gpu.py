@@ -1,0 +1,107 @@
+"""Run everything that one GPU can show, and write a page about it.
+
+- the tests marked ``gpu``: NCCL, events, graphs, gaps, capture and routers on CUDA;
+- captures of a model preset in bfloat16 with 8 and 16 virtual expert-parallel ranks,
+  50 iterations each, with the heatmaps of their reports;
+- replays on one rank by NCCL: as soon as possible, at captured pace with gaps of each
+  kind, open loop, and as CUDA graphs; a single GPU has no network, so these show that
+  the plan runs, and what the times of the events are.
+
+Without a CUDA device nothing is run, and one sentence says so.
+
+Run ``make test-gpu`` or ``python benchmarks/gpu.py --out build/gpu``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+Step = tuple[str, list[str]]
+
+
+def steps(out: Path, model: str, iterations: int) -> Iterator[Step]:
+    """Yield a title and a command for each part."""
+    python, program = [sys.executable, "-m"], [sys.executable, "-m", "moetraffic"]
+    yield "tests on the device", [*python, "pytest", "-q", "-n", "0", "-m", "gpu"]
+    for ranks in (8, 16):
+        trace = str(out / f"ep{ranks}.h5")
+        capture = ["capture", "--virtual", "--ep", str(ranks), "--model", model]
+        capture += ["--iterations", str(iterations), "--device", "cuda"]
+        capture += ["--precision", "bfloat16", "--force", "-o", trace]
+        yield f"capture of {model}, {ranks} virtual ranks", [*program, *capture]
+        page = str(out / f"ep{ranks}.html")
+        yield (
+            f"report with heatmaps, {ranks} ranks",
+            [*program, "report", trace, "-o", page, "--force"],
+        )
+    replay = [*program, "replay", str(out / "ep8.h5"), "--fold", "1"]
+    replay += ["--backend", "nccl"]
+    paces = {
+        "asap": ["--repeat", "5"],
+        "as CUDA graphs": ["--graphs", "--repeat", "5"],
+        "with registered buffers": ["--registered"],
+    }
+    for title, options in paces.items():
+        yield f"replay {title}", [*replay, *options]
+    # a capture in one process has no times: those of a replay are its pace
+    timed = str(out / "timed.h5")
+    yield "replay that records times", [*replay, "-o", timed, "--force"]
+    again = [*program, "replay", timed, "--backend", "nccl"]
+    for gaps in ("sleep", "spin", "gemm"):
+        yield (
+            f"replay at captured pace, gaps by {gaps}",
+            [*again, "--pace", "captured", "--gaps", gaps],
+        )
+    yield "replay in open loop", [*again, "--pace", "open-loop"]
+
+
+def main() -> int:
+    """Run all steps; return 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"))
+    parser.add_argument("--model", default="gpt-moe-760m")
+    parser.add_argument("--iterations", type=int, default=50)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(
+            f"not run: this machine has no CUDA device for torch {torch.__version__}; "
+            "run make test-gpu where nvidia-smi lists one, with a torch built for CUDA"
+        )
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    device = torch.cuda.get_device_properties(0)
+    lines = [
+        "# What one GPU shows",
+        "",
+        f"{device.name}, {device.total_memory / 1e9:.0f} GB, "
+        f"torch {torch.__version__}, CUDA {torch.version.cuda}, "
+        f"NCCL {torch.cuda.nccl.version()}.",
+    ]
+    failed = 0
+    for title, command in steps(options.out, options.model, options.iterations):
+        begin = time.monotonic()
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        took_s = time.monotonic() - begin
+        failed += ran.returncode != 0
+        said = (ran.stdout if not ran.returncode else ran.stdout + ran.stderr).strip()
+        shown = " ".join(["moetraffic", *command[3:]])
+        if command[2] != "moetraffic":
+            shown = " ".join(["python", *command[1:]])
+        lines += ["", f"## {title.capitalize()}", "", f"`{shown}`", ""]
+        lines += [f"Exit code {ran.returncode} after {took_s:.1f} s.", ""]
+        lines += ["```text", said, "```"]
+        print(f"{title}: exit code {ran.returncode} after {took_s:.1f} s", flush=True)
+        (options.out / "gpu.md").write_text("\n".join(lines) + "\n")
+    print(f"page: {options.out / 'gpu.md'}; {failed} parts failed")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The whole engine on one of many ranks, over torch's process group without peers."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from moetraffic.launch import RankEnvironment
+from moetraffic.replay import make_plan
+from moetraffic.replay.backends import process_groups
+from moetraffic.replay.execution.engine import Engine
+from moetraffic.replay.execution.pace import parse_pace
+from moetraffic.replay.plan.background import BackgroundPattern
+from tests.replay.conftest import make_trace
+
+
+class FakeGroups(process_groups.ProcessGroups):
+    """Process groups whose operations end at once and move nothing."""
+
+    def __init__(self, monkeypatch):
+        super().__init__("fake")
+        initialize = dist.init_process_group
+
+        def without_peers(name, *, rank, world_size, timeout, **_):
+            initialize(
+                name,
+                store=FakeStore(),
+                rank=rank,
+                world_size=world_size,
+                timeout=timeout,
+            )
+
+        monkeypatch.setattr(dist, "init_process_group", without_peers)
+        monkeypatch.setattr(dist, "is_fake_available", lambda: True, raising=False)
+
+
+@pytest.mark.parametrize("world", [64, 256, pytest.param(1024, marks=pytest.mark.slow)])
+def test_one_of_many_ranks_goes_through_its_program(world, forked, monkeypatch):
+    trace = make_trace(
+        world=world,
+        groups=[tuple(range(r, r + 64)) for r in range(0, world, 64)],
+        iterations=range(3),
+        largest=300,
+    )
+    beside = BackgroundPattern(
+        layout=f"tp=4,pp=2,dp={world // 8},micro-batch=1", model="tiny"
+    )
+
+    def work(_):
+        rank = world // 3
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        begin = time.thread_time()
+        plan = make_plan(
+            trace,
+            ranks=(rank,),
+            background=beside.traffic(world),
+            in_common=True,
+            timed=True,
+        )
+        planned_s = time.thread_time() - begin
+        more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        moves = FakeGroups(monkeypatch)
+        everyone = tuple(range(world))
+        moves.start(
+            RankEnvironment(rank, world, 0), (*plan.used_groups, everyone), 30.0
+        )
+        ordered = []
+        bind = moves.bind
+
+        def noted(call):
+            launch = bind(call)
+            return lambda: ordered.append(call.kind) or launch()
+
+        moves.bind = noted
+        engine = Engine(plan, rank, moves, pace=parse_pace("captured"))
+        engine.warm_up(1)
+        ordered.clear()
+        timing = engine.run()
+        program = plan.programs[rank]
+        assert (timing.end >= timing.issue).all()
+        moves.stop()
+        return planned_s, more, len(ordered), len(program), np.unique(program.kind)
+
+    ((planned_s, more_kib, ran, count, kinds),) = forked(1, work)
+    print(f"{world} ranks: {planned_s:.1f} s, {more_kib / 1024:.0f} MiB")
+    assert planned_s < 30
+    assert more_kib < 2**20
+    assert ran == count + 1  # and the barrier at the start
+    assert len(kinds) > 3
