@@ -42,7 +42,7 @@ LEAST_VARIANCE, SAFE_VARIANCE = 8.0, 64.0
 """Variance of a count from which on normal variates are used if exact draws take too
 long, and from which on always: rounding then adds 1/768 to it."""
 
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 18
 """Cells simulated at a time by each of :data:`THREADS`, to bound memory."""
 
 THREADS = 2

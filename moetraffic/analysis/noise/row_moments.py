@@ -33,10 +33,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.skew.kernels import MatrixStatistics, matrix_statistics
+from moetraffic.analysis.skew.kernels import matrix_statistics
 
 from .normal_counts import count_distribution, count_variance, normal_counts
-from .null_model import LEAST_VARIANCE, Counts, Moments, NullModel
+from .null_model import AT_ONCE, LEAST_VARIANCE, Counts, Moments, NullModel
 
 Float64 = npt.NDArray[np.float64]
 Cells = Callable[[Counts], Float64]
@@ -111,9 +111,7 @@ def row_moments(
     smooth = [name for name in measures if name not in {*OF_LARGEST, *OF_LINES}]
     found: dict[str, tuple[float, float]] = {}
     if columns or received:
-        of = matrix_statistics(_column_sums(model, tokens, diagonal, seed)[:, None, :])
-        found |= {name: _sampled(of, name) for name in columns}
-        found |= {f"received.{name}": _sampled(of, name) for name in received}
+        found |= _of_columns(model, columns, received, tokens, diagonal, seed)
     if not OF_LARGEST.keys().isdisjoint(measures):
         mean, std = _largest(model, tokens, diagonal)
         found |= {
@@ -126,30 +124,40 @@ def row_moments(
     return found
 
 
-def _sampled(of: MatrixStatistics, name: str) -> tuple[float, float]:
-    """Return mean and standard deviation of a statistic over draws."""
-    values = np.asarray(getattr(of, name), np.float64)
-    return float(values.mean()), float(values.std(ddof=1))
-
-
-def _column_sums(model: NullModel, tokens: int, diagonal: bool, seed: int) -> Counts:
-    """Draw the column sums of matrices, ``[draws, C]``."""
-    wide = model.cells
-    if diagonal:
-        single = NullModel(experts=model.experts, k=model.k, ranks=model.ranks)
-        total = tokens * model.sources
-        draws = single.enough_draws(total)
-        return single.matrices(total, draws=draws, seed=seed)[:, 0]
-    total = tokens * (model.sources - 1)
+def _of_columns(
+    model: NullModel,
+    measures: list[str],
+    received: tuple[str, ...],
+    tokens: int,
+    diagonal: bool,
+    seed: int,
+) -> Moments:
+    """Estimate moments of statistics of column sums, which are drawn as such."""
+    names = {name: name for name in measures}
+    names |= {f"received.{name}": name for name in received}
     single = NullModel(experts=model.experts, k=model.k, ranks=model.ranks)
-    return normal_counts(
-        (single.enough_draws(total), 1, wide),
-        tokens=total,
-        k=model.k,
-        held=model.held,
-        seed=seed,
-        sum_variance=1 / (wide - 1),
-    )[:, 0]
+    total = tokens * (model.sources - (not diagonal))
+    draws = single.enough_draws(total)
+    at_once = max(1, AT_ONCE // model.cells)
+    parts: dict[str, list[Float64]] = {name: [] for name in names}
+    for part, first in enumerate(range(0, draws, at_once)):
+        some, own = min(at_once, draws - first), seed + part
+        if diagonal:
+            sums = single.matrices(total, draws=some, seed=own)
+        else:
+            sums = normal_counts(
+                (some, 1, model.cells),
+                tokens=total,
+                k=model.k,
+                held=model.held,
+                seed=own,
+                sum_variance=1 / (model.cells - 1),
+            )
+        of = matrix_statistics(sums)
+        for name, plain in names.items():
+            parts[name].append(np.asarray(getattr(of, plain), np.float64))
+    values = {name: np.concatenate(each) for name, each in parts.items()}
+    return {name: (float(v.mean()), float(v.std(ddof=1))) for name, v in values.items()}
 
 
 def _largest(model: NullModel, tokens: int, diagonal: bool) -> tuple[float, float]:
@@ -173,12 +181,12 @@ def _regressed(
         tokens, experts=model.experts, k=model.k, held=model.held
     )
     first, step = int(count[0]), 1 + int(count[-1] - count[0]) // BINS
-
-    def bins(counts: Counts) -> npt.NDArray[np.integer]:
-        found = (counts - first) // step if step > 1 else counts - first
-        return np.clip(found, 0, last)
-
     last = int(count[-1] - first) // step
+
+    def bins(counts: Counts) -> npt.NDArray[np.intp]:
+        found = (counts - first) // step if step > 1 else counts - first
+        return found.astype(np.intp)
+
     weight = np.asarray(np.bincount(bins(count), chance), np.float64)
     level = (first + step * np.arange(last + 1)).astype(np.float64)
     mean = tokens * model.k / model.cells
@@ -189,9 +197,10 @@ def _regressed(
         of = matrix_statistics(counts, diagonal=diagonal)
         found: dict[str, npt.ArrayLike] = {n: getattr(of, n) for n in measures}
         entry = bins(counts)
-        sums = [f.take(entry).sum(axis=2) for f in table]
+        # counts beyond the tails of their distribution are taken for its ends
+        sums = [f.take(entry, mode="clip").sum(axis=2) for f in table]
         if not diagonal:
-            own = entry[:, at, at]
+            own = np.clip(entry[:, at, at], 0, last)
             lines = level[own] - mean
             sums = [total - f[own] for total, f in zip(sums, table, strict=True)]
             sums += [lines, lines**2]
