@@ -10,6 +10,7 @@ import typer
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import time_model
+from moetraffic.patterns.layer_calls import CONTEXTS
 from moetraffic.patterns.platforms import protocols
 from moetraffic.patterns.time_model import GPUS, Architecture, Configuration, System
 from moetraffic.report.console.options import (
@@ -76,7 +77,18 @@ PARALLELISM = field_options(
         ),
         "micro_batch": "Number of sequences per rank in one forward pass.",
         "zero": "ZeRO stage: 0, 1, 2 or 3.",
+        "shard": Setting(
+            "Number of replicas among which ZeRO shards; the others hold copies.",
+            shown="all",
+        ),
         "recompute": "Activation recomputation: none, selective or full.",
+        "context": f"Attention over context-parallel ranks: {', '.join(CONTEXTS)}.",
+        "dispatch_bytes": Setting(
+            "Bytes of an element of tokens sent to experts; FP8 with scales: 1.03125.",
+            shown="as activations",
+            kind=float,
+            rule={"min": 0},
+        ),
         "sequence_parallel": Setting(
             "Use Megatron's sequence parallelism over the tensor-parallel ranks.",
             "--sequence-parallel",
@@ -156,7 +168,7 @@ ASSUMED = field_options(
 
 @takes(shape=SHAPE, parallelism=PARALLELISM, assumed=ASSUMED)
 def estimate(
-    context: typer.Context,
+    ctx: typer.Context,
     model: Annotated[str, option(MODEL_HELP)] = "gpt-1.3b",
     global_batch: Annotated[
         int | None,
@@ -316,11 +328,11 @@ def estimate(
         ),
     ):
         if holds:
-            refuse_idle(context, names, why, error=LayoutError)
+            refuse_idle(ctx, names, why, error=LayoutError)
     chosen = dict(parallelism)
 
     def given(name: str) -> bool:
-        source = context.get_parameter_source(name)
+        source = ctx.get_parameter_source(name)
         return source is not None and source.name != "DEFAULT"
 
     fit: FromTrace | None = None

@@ -84,6 +84,10 @@ TRAINING = field_options(
             default=None,
         ),
         "zero": "ZeRO stage: 0, 1, 2 or 3.",
+        "shard": Setting(
+            "Number of replicas among which ZeRO shards; the others hold copies.",
+            shown="all",
+        ),
         "synchronization": Setting(
             f"Synchronization of replicas: {', '.join(SYNCHRONIZATIONS)}.",
             shown="by ZeRO stage",
@@ -96,6 +100,11 @@ TRAINING = field_options(
         "recompute": f"Activation recomputation: {', '.join(RECOMPUTATIONS)}.",
         "context": f"Attention over context-parallel ranks: {', '.join(CONTEXTS)}.",
         "dtype": "Data type of parameters and activations.",
+        "dispatch_dtype": Setting(
+            "Data type of tokens sent to experts, such as float8 (with a scale per "
+            "128 elements); what experts return has --dtype.",
+            shown="as dtype",
+        ),
         "gradient_dtype": Setting(
             "Data type of reduced gradients.", shown="float32 or dtype"
         ),
@@ -227,6 +236,8 @@ def _made(
         "--sequence-parallel": s.sequence_parallel,
         "--context": s.context != own.context,
         "--gradient-dtype": bool(s.gradient_dtype),
+        "--dispatch-dtype": bool(s.dispatch_dtype),
+        "--shard": s.shard > 0,
         "--etp": s.etp not in (0, s.tp),
     }
     if any(left.values()):

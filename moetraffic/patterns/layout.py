@@ -43,7 +43,10 @@ EXPERT_KINDS: Mapping[str, tuple[str, ...]] = {
     "edp": ("edp",),  # copies of the experts
     "etp_ep": ("etp", "ep"),
 }
-KINDS = (*DENSE_KINDS, *EXPERT_KINDS, "embedding")
+SHARD_KINDS = ("dp_shard", "dp_replicate", "edp_shard", "edp_replicate")
+"""Of copies that ZeRO shards within some ranks and replicates over the others."""
+
+KINDS = (*DENSE_KINDS, *EXPERT_KINDS, *SHARD_KINDS, "embedding")
 """Kinds of process groups."""
 
 
@@ -66,6 +69,9 @@ class ParallelLayout:
     etp: int = 0  # tensor-parallel ranks of an expert; 0: tp
     order: str = "tp-cp-ep-dp-pp"  # fastest-varying axis first
     zero: int = 0  # ZeRO stage: 1 shards optimizer states, 2 gradients, 3 parameters
+    # neighboring copies of the dense parameters among which ZeRO shards them, such as a
+    # node's (HSDP; Zhao et al., arXiv 2304.11277, section 3.2.2); 0: all copies
+    shard: int = 0
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -98,6 +104,18 @@ class ParallelLayout:
                 "both grids must have the same pipelines, but with the order "
                 f"{self.order} they differ: put pp last, or first"
             )
+        copies = self.dp * self.cp
+        if self.shard < 0 or copies % self.shards:
+            raise LayoutError(
+                f"shard must divide dp x cp, but is {self.shard} for {self.dp} x "
+                f"{self.cp}: change --shard"
+            )
+        if self.edp * self.shards > copies and self.edp * self.shards % copies:
+            raise LayoutError(
+                "each block of shards must have as many copies of an expert, but there "
+                f"are {self.edp} for {copies // self.shards} blocks: change --shard or "
+                "--ep"
+            )
         if self.zero not in ZERO_STAGES:
             raise LayoutError(
                 f"the ZeRO stage is one of {', '.join(map(str, ZERO_STAGES))}, but "
@@ -123,6 +141,17 @@ class ParallelLayout:
     def sequence_ranks(self) -> int:
         """Ranks among which sequence parallelism spreads a sequence."""
         return self.tp * self.cp
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which ZeRO shards dense parameters."""
+        return self.shard or self.dp * self.cp
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks among which ZeRO shards experts: the copies in a block of as many ranks
+        as shard dense parameters, one at least."""
+        return max(1, self.edp * self.shards // (self.dp * self.cp))
 
     @property
     def nested(self) -> bool:
@@ -199,6 +228,14 @@ class ParallelLayout:
         """
         if kind == "embedding":
             return tuple(tuple(sorted({p[0], p[-1]})) for p in self.groups("pp"))
+        if kind in SHARD_KINDS:
+            base, _, part = kind.partition("_")
+            size = self.shards if base == "dp" else self.expert_shards
+            found: list[tuple[int, ...]] = []
+            for group in self.groups("dp_cp" if base == "dp" else base):
+                blocks = [group[i : i + size] for i in range(0, len(group), size)]
+                found += blocks if part == "shard" else zip(*blocks, strict=True)
+            return tuple(sorted(found))
         if kind in DENSE_KINDS:
             return _groups(self._dense_axes, DENSE_KINDS[kind])
         if kind in EXPERT_KINDS:
@@ -291,6 +328,11 @@ def unmet(
             "a pipeline goes with ZeRO stage 0 or 1, whose gradients wait for all "
             f"micro-batches, but pp is {p.pp} and zero is {p.zero}",
             "use --zero 1 or --pp 1",
+        ),
+        (
+            p.shard == 0,
+            f"training shards over all copies, but shard is {p.shard}",
+            "leave out --shard",
         ),
         (
             p.nested or p.cp > 1,

@@ -13,7 +13,7 @@ from .layout import ParallelLayout
 from .routers import Gating
 from .schedules import passes
 from .shape import ModelShape, unmet_in_parallel
-from .synchronization import IN_EACH_MICRO_BATCH, OF_STAGE, SYNCHRONIZATIONS
+from .synchronization import IN_EACH_MICRO_BATCH, OF_STAGE, SHARDED, SYNCHRONIZATIONS
 
 RECOMPUTATIONS = ("none", "full")
 FLOAT8_TILE = 128
@@ -76,6 +76,12 @@ class Parallelism(ParallelLayout):
                 "a pipeline goes with gradients that wait for all micro-batches, but "
                 f"pp is {self.pp} and {self.synchronized} sends in each: use "
                 "--zero 1, another --synchronization or --pp 1"
+            )
+        if self.shard and self.synchronized not in SHARDED:
+            raise LayoutError(
+                f"shards are ZeRO's, but {self.synchronized} has none of the "
+                f"{self.shard} that are asked for: give --zero 1, 2 or 3, or leave out "
+                "--shard"
             )
         passes(0, self.pp, self.accumulation, self.virtual)
 

@@ -137,22 +137,25 @@ class Stage:
         plan = self.plan
         experts = [t for t in self.tensors if t.part == "expert"]
         replicas = "dp_cp" if plan.cp > 1 else "dp"
+        # kind, ranks, those among which they are sharded, label
         every = (
-            (self.dense, replicas, plan.dp * plan.cp, "gradient_sync"),
-            (experts, "edp", plan.edp, "expert_gradient_sync"),
+            (self.dense, replicas, plan.dp * plan.cp, plan.shards, "gradient_sync"),
+            (experts, "edp", plan.edp, plan.expert_shards, "expert_gradient_sync"),
         )
         copies = [
             Copies(
                 tensors=tensors,
-                group=group,
-                ranks=ranks,
+                group=f"{group.partition('_')[0]}_shard" if shards < ranks else group,
+                ranks=shards,
+                across=ranks // shards,
+                across_group=f"{group.partition('_')[0]}_replicate",
                 dtype=plan.dtype,
                 element=element_bytes(plan.dtype),
                 gradient=element_bytes(plan.gradients),
                 gradient_dtype=plan.gradients,
                 label=label,
             )
-            for tensors, group, ranks, label in every
+            for tensors, group, ranks, shards, label in every
             if ranks > 1 and tensors
         ]
         if not copies:

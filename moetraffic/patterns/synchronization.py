@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import ceil
+from typing import Any
 
 from .pattern import Call
 from .tensors import ModelTensor
@@ -38,6 +39,8 @@ class Copies:
     gradient: int  # bytes of a gradient's element
     gradient_dtype: str
     label: str = ""
+    across: int = 1  # ranks that hold the same shard, where ZeRO shards over some alone
+    across_group: str = ""  # kind of their process group
 
     @property
     def elements(self) -> int:
@@ -54,11 +57,14 @@ class Copies:
         direction: str = "forward",
         label: str = "",
         root: int = 0,
-    ) -> Call:
-        """A collective over the copies."""
-        return Call(
+        across: bool = False,
+    ) -> list[Call]:
+        """A collective over the copies, or over those of a shard; none of one rank."""
+        if (self.across if across else self.ranks) == 1:
+            return []
+        call = Call(
             traffic="DP",
-            group=self.group,
+            group=self.across_group if across else self.group,
             operation=operation,
             size=elements * (self.gradient if gradients else self.element),
             dtype=self.gradient_dtype if gradients else self.dtype,
@@ -67,6 +73,7 @@ class Copies:
             label=label or self.label,
             root=root,
         )
+        return [call]
 
 
 @dataclass(kw_only=True)
@@ -113,8 +120,9 @@ class AllReduce(Synchronization):
     def gradients(self) -> list[Call]:
         """When all micro-batches' gradients are there."""
         return [
-            c.call("all_reduce", c.elements, gradients=True)
+            call
             for c in self.copies
+            for call in c.call("all_reduce", c.elements, gradients=True)
             if c.elements
         ]
 
@@ -131,14 +139,14 @@ class Buckets(Synchronization):
 
     def gradients(self) -> list[Call]:
         """When all micro-batches' gradients are there."""
-        calls = []
+        calls: list[Call] = []
         for c in self.copies:
             asked = self.options.get("bucket_mib", 0)
             limit, filled = (asked or FIRST_MIB) * MEBIBYTE, 0
             for at, tensor in enumerate(reversed(c.tensors)):
                 filled += tensor.elements
                 if filled * c.gradient >= limit or at == len(c.tensors) - 1:
-                    calls.append(c.call("all_reduce", filled, gradients=True))
+                    calls += c.call("all_reduce", filled, gradients=True)
                     filled = 0
                     limit = (asked or BUCKET_MIB) * MEBIBYTE
         return calls
@@ -154,19 +162,28 @@ class DistributedOptimizer(Synchronization):
 
     def gradients(self) -> list[Call]:
         """When all micro-batches' gradients are there."""
-        return [
-            c.call("reduce_scatter", self._padded(c), gradients=True)
-            for c in self.copies
-            if c.elements
-        ]
+        calls: list[Call] = []
+        for c in self.copies:
+            if c.elements:
+                calls += c.call("reduce_scatter", self._padded(c), gradients=True)
+                calls += self._across(c)
+        return calls
 
     def parameters(self) -> list[Call]:
         """When the parameters have moved."""
         return [
-            c.call("all_gather", self._padded(c) // c.ranks, gradients=False)
+            call
             for c in self.copies
+            for call in c.call(
+                "all_gather", self._padded(c) // c.ranks, gradients=False
+            )
             if c.elements
         ]
+
+    def _across(self, c: Copies) -> list[Call]:
+        """The sum over those who hold the same shard."""
+        shard = self._padded(c) // c.ranks
+        return c.call("all_reduce", shard, gradients=True, across=True)
 
     def _padded(self, c: Copies) -> int:
         unit = c.ranks * int(self.options.get("align", 1))
@@ -178,11 +195,16 @@ class ShardedGradients(DistributedOptimizer):
 
     def micro_batch(self) -> list[Call]:
         """At the end of each backward pass."""
-        return [replace(c, direction="backward") for c in super().gradients()]
+        return [
+            replace(call, direction="backward")
+            for c in self.copies
+            for call in c.call("reduce_scatter", self._padded(c), gradients=True)
+            if c.elements
+        ]
 
     def gradients(self) -> list[Call]:
-        """They are where they belong already."""
-        return []
+        """They are where they belong, or summed over those who hold the same."""
+        return [call for c in self.copies for call in self._across(c)]
 
 
 class OwnedStates(AllReduce):
@@ -196,15 +218,16 @@ class OwnedStates(AllReduce):
     def parameters(self) -> list[Call]:
         """When the parameters have moved."""
         return [
-            c.call(
+            call
+            for c in self.copies
+            for owner, mine in enumerate(owners(c))
+            for call in c.call(
                 "broadcast",
                 sum(t.elements for t in mine),
                 gradients=False,
                 label=self.label,
                 root=owner,
             )
-            for c in self.copies
-            for owner, mine in enumerate(owners(c))
             if mine
         ]
 
@@ -232,7 +255,9 @@ class OwnedGradients(OwnedStates):
                     else:
                         by_itself.append(tensor.elements)
                 calls += [
-                    c.call(
+                    call
+                    for elements in (together, *by_itself)
+                    for call in c.call(
                         "reduce",
                         elements,
                         gradients=True,
@@ -240,7 +265,6 @@ class OwnedGradients(OwnedStates):
                         label=self.label,
                         root=owner,
                     )
-                    for elements in (together, *by_itself)
                     if elements
                 ]
         return calls
@@ -257,7 +281,8 @@ class FullyShard(Synchronization):
     unit is gathered for its forward pass, and for its backward pass when the unit
     before it in that order begins its own (``_fsdp_param_group.py``:
     ``_backward_prefetch``); with ``keep`` set it is not freed in between, which is
-    ZeRO's second stage.
+    ZeRO's second stage.  Where other ranks hold the same shards, gradients are summed
+    over these too (``_fsdp_collectives.py``: ``foreach_reduce``).
     """
 
     def before_forward(self, unit: Unit) -> list[Call]:
@@ -276,27 +301,23 @@ class FullyShard(Synchronization):
     def after_backward(self, unit: Unit) -> list[Call]:
         """When a unit's gradients are there."""
         c, shard = self.part(unit)
-        return [
-            c.call(
-                "reduce_scatter",
-                shard * c.ranks,
-                gradients=True,
-                direction="backward",
-                label=self.label,
-            )
-        ]
+        how: dict[str, Any] = {
+            "gradients": True,
+            "direction": "backward",
+            "label": self.label,
+        }
+        scattered = c.call("reduce_scatter", shard * c.ranks, **how)
+        return scattered + c.call("all_reduce", shard, across=True, **how)
 
     def _gather(self, unit: Unit, direction: str) -> list[Call]:
         c, shard = self.part(unit)
-        return [
-            c.call(
-                "all_gather",
-                shard,
-                gradients=False,
-                direction=direction,
-                label=self.label,
-            )
-        ]
+        return c.call(
+            "all_gather",
+            shard,
+            gradients=False,
+            direction=direction,
+            label=self.label,
+        )
 
     def part(self, unit: Unit) -> tuple[Copies, int]:
         """The copies that a unit belongs to, and the elements of a rank's shard."""
@@ -341,6 +362,10 @@ OF_STAGE = ("all-reduce", "distributed-optimizer", "zero-2", "fsdp2")
 
 IN_EACH_MICRO_BATCH = frozenset({"zero-2", "sharded-ddp", "fsdp1", "fsdp2"})
 """Those that send in each micro-batch, which does not go with a pipeline."""
+
+
+SHARDED = frozenset({"distributed-optimizer", "zero-2", "fsdp1", "fsdp2"})
+"""Those that can shard over some of the copies and replicate over the others."""
 
 
 def owners(copies: Copies) -> list[list[ModelTensor]]:

@@ -59,14 +59,15 @@ class Workload:
     def to_json(self) -> str:
         """The workload as one JSON object, field names as here.
 
-        A data seed and the split of experts are fields only where they are set:
+        A data seed, the split of experts and shards are fields only where they are set:
         releases without them read the rest.
         """
         parts = asdict(self)
         if self.training.data_seed is None:
             del parts["training"]["data_seed"]
-        if not self.layout.etp:
-            del parts["layout"]["etp"]
+        for name in ("etp", "shard"):
+            if not parts["layout"][name]:
+                del parts["layout"][name]
         return json.dumps(parts, sort_keys=True)
 
     @classmethod

@@ -50,7 +50,7 @@ def sent(pattern: Pattern) -> Counter[str]:
             continue
         ranks = len(pattern.grid.groups(call.group)[0])
         kind = KINDS[call.traffic]
-        if call.group == "edp":
+        if call.group.startswith("edp"):
             kind = "edp"
         elif call.label in ENDS and kind == "tp":
             kind = "ends"
@@ -82,6 +82,7 @@ def drawn(chance: random.Random) -> dict[str, Any]:
         "sequence_parallel": chance.random() < 0.5,
         "recompute": chance.choice(("none", "full")),
         "context": chance.choice(CONTEXTS),
+        "shard": chance.choice((0, 0, 2, 4)),
         "dispatch_dtype": chance.choice(("", "float8")),
     }
 

@@ -81,6 +81,8 @@ def test_both_grids_partition_the_world(
         **{"tp": tp, "cp": cp, "dp": grid.dp, "dp_cp": grid.dp * cp, "pp": pp},
         **{"mp": tp * pp, "etp": etp, "ep": ep, "edp": edp, "etp_ep": etp * ep},
         "world": grid.world,
+        **{"dp_shard": grid.dp * cp, "dp_replicate": 1},  # all copies shard
+        **{"edp_shard": edp, "edp_replicate": 1},
     }
     for kind in set(KINDS) - {"embedding"}:
         groups = grid.groups(kind)

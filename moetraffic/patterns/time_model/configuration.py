@@ -29,7 +29,7 @@ RECOMPUTE = ("none", "selective", "full")
 
 PLANNED = (
     *("pp", "tp", "dp", "ep", "cp", "virtual", "micro_batch", "zero", "recompute"),
-    *("context", "sequence_parallel"),
+    *("context", "sequence_parallel", "shard"),
 )
 """Fields that a configuration and a :class:`~moetraffic.patterns.Parallelism` share."""
 
@@ -65,6 +65,7 @@ class Configuration:
     sequence_parallel: Values = False  # Megatron's, over the tensor-parallel ranks
     scatter_gather: Values = False  # a stage's tp ranks send a t-th each (SC'21, 4.1)
     zero: Values = 0  # stage: 1 shards optimizer states, 2 gradients, 3 parameters
+    shard: Values = 0  # copies among which ZeRO shards (HSDP); 0: all
     deduplicated: Values = False  # dispatch sends a token once to each node (DeepEP)
     node_limit: Values = 0  # nodes that the experts of a token lie on; 0: any
     gathers: Values = 1  # calls of a layer in which ZeRO 3 gathers its parameters
@@ -189,6 +190,13 @@ class Configuration:
         """Tensor-parallel ranks of an expert."""
         return np.where(self.expert_tp > 0, self.expert_tp, self.tp)
 
+    def shards(self, copies: Values) -> Values:
+        """Ranks among which ZeRO shards parameters that so many ranks hold."""
+        if not anywhere(self.shard):
+            return copies
+        some = np.maximum(copies * self.shard / (self.dp * self.cp), 1)
+        return np.where(self.shard > 0, some, copies)
+
     @property
     def expert_copies(self) -> Values:
         """Ranks that hold the same experts: expert parallelism is folded over the other
@@ -236,7 +244,7 @@ def unmet(config: Configuration) -> list[tuple[Bool, str, str]]:
 def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
     c, m = config, config.model
     positive = [(getattr(c, n) < 1, f"{n} is at least 1", f"raise {n}") for n in SIZES]
-    batches = c.micro_batches
+    batches, blocks = c.micro_batches, c.shards(c.expert_copies)
     return [
         *positive,
         (
@@ -293,6 +301,17 @@ def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
             (c.pp > 1) & (c.zero > 1),
             "a pipeline goes with ZeRO stage 0 or 1",
             "lower zero or pp",
+        ),
+        (
+            (c.shard > 0)
+            & ((c.dp * c.cp % np.maximum(c.shard, 1) != 0) | (c.zero < 1)),
+            "shard divides dp x cp, and a ZeRO stage shards",
+            "change shard or zero",
+        ),
+        (
+            blocks != np.round(blocks),
+            "as many copies of an expert are in each block of shards",
+            "change shard or ep",
         ),
         (
             ~np.isin(c.recompute, (0, 1, 2)),

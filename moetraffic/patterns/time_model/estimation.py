@@ -185,8 +185,8 @@ def estimate(
             beat = beat + micro / batches
         bubble = (c.pp - 1) / c.virtual * beat + waiting
         cut = np.where(c.zero > 0, 1.0, 0.0)
-        updated = c.held / (c.dp * c.cp) ** cut
-        updated = updated + c.experts_held / c.expert_copies**cut
+        updated = c.held / c.shards(c.dp * c.cp) ** cut
+        updated = updated + c.experts_held / c.shards(c.expert_copies) ** cut
         optimizer = updated * s.optimizer_bytes / s.memory_bytes_s
         overhead = layers + s.iteration_overhead_s
         whole = compute + sum(times.values()) - hidden + bubble + overhead + optimizer

@@ -52,7 +52,8 @@ def memory(config: Configuration) -> Memory:
     replicas = c.dp * c.cp
     parts = []
     for held, copies in ((c.held, replicas), (c.experts_held, c.expert_copies)):
-        cut = [np.where(c.zero >= stage, copies, 1.0) for stage in (3, 2, 1)]
+        shards = c.shards(copies)
+        cut = [np.where(c.zero >= stage, shards, 1.0) for stage in (3, 2, 1)]
         sizes = (c.element_bytes, c.gradient_bytes, c.state_bytes)
         parts.append([held * size / by for size, by in zip(sizes, cut, strict=True)])
     weights, gradients, optimizer = (sum(pair) for pair in zip(*parts, strict=True))

@@ -75,7 +75,8 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         among = np.where(folded, c.split, c.tp * c.cp) * c.ep
         # fully sharded experts are cut by whole experts, padded to the ranks
         local = np.maximum(m.experts / c.ep, 1)
-        cut = np.ceil(local / c.expert_copies) * c.expert_copies / local
+        shards = c.shards(c.expert_copies)
+        cut = np.ceil(local / shards) * shards / local
         experts = c.experts_held * np.where(c.zero == 3, cut, 1.0)
         found += _gradients(c, "edp", experts, c.expert_copies, among, lists)
     tables = (c.pp > 1) & (m.tied > 0)
@@ -204,20 +205,36 @@ def _gradients(
     section 4.1).
     """
     batches = c.micro_batches
+    shards: Values = np.where(c.zero > 0, c.shards(ranks), ranks)
     layers = np.where(c.zero == 3, c.stage_layers * c.gathers, 1.0)
     thrice = lists & (c.recompute == 2)
     one = {
         "kind": kind,
-        "ranks": ranks,
+        "ranks": shards,
         "stride": stride,
-        "entries": np.where(lists & (c.zero == 3), ranks, 0),
+        "entries": np.where(lists & (c.zero == 3), shards, 0),
     }
     # shares of the distributed optimizer are equally long
-    padded = np.ceil(np.round(held, 3) / ranks) * ranks
+    padded = np.ceil(np.round(held, 3) / shards) * shards
     padded = np.where((c.zero == 1) | (c.zero == 2), padded, held)
     gradient, parameter = padded * c.gradient_bytes, padded * c.element_bytes
     there = np.where(held > 0, 1.0, 0.0)
+    across = ranks / shards
+    replicas = []
+    if anywhere(across > 1):  # those who hold the same shard
+        replicas.append(
+            Traffic(
+                kind=kind,
+                collective="all_reduce",
+                ranks=across,
+                stride=stride * shards,
+                buffer=gradient / layers / shards,
+                calls=there * layers * (across > 1) * np.where(c.zero == 3, batches, 1),
+                every_micro_batch=False,
+            )
+        )
     return [
+        *replicas,
         Traffic(
             collective="all_reduce",
             buffer=gradient,

@@ -1,0 +1,137 @@
+"""Layouts of recent trainings: bytes derived by hand, and the same in both verbs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moetraffic.errors import LayoutError
+from moetraffic.patterns import Gating, ModelShape, Parallelism, megatron_pattern
+from moetraffic.patterns.pattern import Pattern
+from moetraffic.patterns.time_model import Configuration, memory, traffic
+from moetraffic.patterns.traffic import traffic_matrix
+
+SHAPE = ModelShape(
+    layers=2, hidden=256, heads=8, kv_heads=2, sequence=64, vocabulary=512, experts=0
+)
+MOE = ModelShape(
+    layers=2, hidden=256, heads=8, sequence=64, vocabulary=512, experts=8, moe_every=1
+)
+
+
+def listed(plan: Parallelism, shape: ModelShape = SHAPE, **call: Any) -> list[int]:
+    """Sizes of the calls that a rank makes, of those that are like this."""
+    return [
+        event.call.size
+        for event in made(plan, shape).programs[0]
+        if all(getattr(event.call, name) == value for name, value in call.items())
+    ]
+
+
+def made(plan: Parallelism, shape: ModelShape = SHAPE) -> Pattern:
+    return megatron_pattern(shape, plan, Gating(k=2, dispatch="dropless"))
+
+
+def summed(plan: Parallelism, kind: str, shape: ModelShape = SHAPE) -> float:
+    config = Configuration.of(shape, plan, Gating(k=2, dispatch="dropless"))
+    return sum(
+        float(np.where(t.calls > 0, t.wire, 0))
+        for t in traffic(config)
+        if t.kind == kind
+    )
+
+
+# ---- hybrid sharding ----------------------------------------------------------------
+
+
+def test_hybrid_shards_are_of_neighbors_and_replicated_across() -> None:
+    plan = Parallelism(dp=8, shard=4, zero=1)
+    assert plan.groups("dp_shard") == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert plan.groups("dp_replicate") == ((0, 4), (1, 5), (2, 6), (3, 7))
+    experts = Parallelism(dp=16, ep=4, shard=8, zero=1)
+    # four copies of each expert, two in each block of eight ranks
+    assert experts.expert_shards == 2
+    assert experts.groups("edp_shard")[:2] == ((0, 4), (1, 5))
+    assert experts.groups("edp_replicate")[:2] == ((0, 8), (1, 9))
+    assert Parallelism(dp=16, ep=8, shard=8, zero=1).expert_shards == 1
+
+
+def test_a_hybrid_optimizer_reduces_a_shard_across() -> None:
+    plan = Parallelism(dp=8, shard=4, zero=1)
+    (whole,) = listed(plan, operation="reduce_scatter", group="dp_shard")
+    (across,) = listed(plan, operation="all_reduce", group="dp_replicate")
+    (gathered,) = listed(plan, operation="all_gather", group="dp_shard")
+    assert (across, gathered) == (whole / 4, whole / 4 / 2)  # float32, bfloat16
+    # (3/4)(g + e) N within a block, and 2 (1/2) g N/4 across
+    n = whole / 4
+    expected = 3 / 4 * (4 + 2) * n + 2 * 1 / 2 * 4 * n / 4
+    assert summed(plan, "dp") == pytest.approx(expected)
+    matrix = traffic_matrix(made(plan), traffic=["DP"])
+    assert matrix[0, 4] == pytest.approx(across, rel=1e-3)  # two halves of a ring
+    assert matrix[0, 1] == pytest.approx(3 / 4 * 6 * n, rel=1e-3)
+    assert not matrix[0, 5]
+
+
+def test_hybrid_fsdp_of_experts_that_fill_a_block() -> None:
+    # experts of a block are all different: their gradients go across alone
+    plan = Parallelism(dp=16, ep=8, shard=8, zero=3, accumulation=2)
+    expert = 2 * 256 * 1024  # elements, up and down
+    across = listed(plan, MOE, group="edp_replicate")
+    assert across == [expert * 4] * (2 * 2)
+    assert not listed(plan, MOE, group="edp_shard")
+    assert summed(plan, "edp", MOE) == 2 * 2 * expert * 4
+    held = memory(Configuration.of(MOE, plan, Gating(k=2)))
+    assert float(held.optimizer) == pytest.approx(
+        12 * (2 * expert + float(Configuration.of(MOE, plan, Gating(k=2)).held) / 8)
+    )
+
+
+def test_shards_are_those_of_zero() -> None:
+    with pytest.raises(LayoutError, match="give --zero 1, 2 or 3"):
+        Parallelism(dp=8, shard=4)
+    with pytest.raises(LayoutError, match="shard must divide dp x cp"):
+        Parallelism(dp=8, shard=3, zero=1)
+
+
+# ---- context parallelism -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_context_parallelism_sends_keys_and_values_or_heads(recompute: str) -> None:
+    c, tokens = 4, 2 * 64 // 4  # a rank's, of two sequences
+    keys = tokens * 2 * 32 * 2  # two of 32 in bfloat16
+    heads = tokens * 8 * 32 * 2
+    again = recompute == "full"
+    # a layer's forward and backward pass, as a ring sends them
+    expected = {
+        "ring": (c - 1) * 2 * keys * (3 + again),
+        "all-gather": (c - 1) * 2 * keys * (3 + again),  # two gathers, one scatter
+        "all-to-all": (c - 1) / c * 2 * (heads + keys) * (2 + again),
+    }
+    for context, of_layer in expected.items():
+        plan = Parallelism(
+            cp=c, micro_batch=2, accumulation=3, context=context, recompute=recompute
+        )
+        assert summed(plan, "cp") == 3 * 2 * of_layer
+        matrix = traffic_matrix(made(plan), traffic=["CP"])
+        assert matrix.sum() == c * 3 * 2 * of_layer
+
+
+# ---- element types -------------------------------------------------------------------
+
+
+def test_tokens_in_eight_bits_come_back_in_sixteen() -> None:
+    plan = Parallelism(dp=4, ep=4, dispatch_dtype="float8")
+    copies = 2 * 64
+    short, row = 256 + 2 * 4, 2 * 256  # two tiles of 128, each with a scale
+    sizes = {
+        phase: listed(plan, MOE, phase=phase, traffic="EP")
+        for phase in ("dispatch", "combine", "combine_grad", "dispatch_grad")
+    }
+    assert sizes == {
+        **dict.fromkeys(("dispatch", "combine_grad"), [copies * short] * 2),
+        **dict.fromkeys(("combine", "dispatch_grad"), [copies * row] * 2),
+    }
+    assert summed(plan, "ep", MOE) == 3 / 4 * 2 * 2 * copies * (short + row)
