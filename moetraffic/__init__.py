@@ -26,6 +26,8 @@ estimate
     Estimate the time of a training iteration from its configuration.
 load_fabric, circuits
     Load a network for link loads; compute circuit schedules of a trace's all-to-alls.
+evaluate
+    Evaluate scheduling policies on a trace: plan from the past, serve the truth.
 replay_trace
     Send the traffic of a trace again on ranks of this host, verified and timed.
 write_report
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from moetraffic.interop.export import export_trace
     from moetraffic.launch.training import capture_run
     from moetraffic.patterns.time_model import estimate
+    from moetraffic.policies.evaluation import evaluate
     from moetraffic.replay import replay_trace
     from moetraffic.report.page import write_report
     from moetraffic.trace import Trace
@@ -72,6 +75,7 @@ __all__ = [
     "compare",
     "errors",
     "estimate",
+    "evaluate",
     "export_trace",
     "generate_trace",
     "import_trace",
@@ -92,6 +96,7 @@ _MODULES = {
     "circuits": "moetraffic.analysis.network.circuit_plan",
     "compare": "moetraffic.analysis",
     "estimate": "moetraffic.patterns.time_model",
+    "evaluate": "moetraffic.policies.evaluation",
     "export_trace": "moetraffic.interop.export",
     "generate_trace": "moetraffic.generate",
     "import_trace": "moetraffic.interop",

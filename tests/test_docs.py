@@ -75,6 +75,7 @@ TRAINING = {
     "index.md",
     "json.md",
     "patterns.md",
+    "policies.md",
     "replay-scale.md",
     "replay.md",
     "report.md",

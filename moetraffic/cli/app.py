@@ -37,8 +37,8 @@ VERBS = (
         "replay",
     ),
     *("bench", "bandwidth", "reproduce", "import", "export", "merge", "build", "plot"),
-    *("report", "place", "generate", "fabric", "estimate", "schedule", "tolerance"),
-    *("anonymize", "doctor", "models", "pattern"),
+    *("report", "place", "generate", "fabric", "estimate", "schedule", "evaluate"),
+    *("tolerance", "anonymize", "doctor", "models", "pattern"),
 )
 """Verbs in the order of the help; each is a function in the module of its name."""
 

@@ -45,9 +45,20 @@ class Policy(Protocol):
     Planning is reproducible: randomness has a fixed seed.
     """
 
-    name: str
-    family: str  # circuits, transmission or placement
-    forecasts: bool  # whether plans depend on ``view.forecast``
+    @property
+    def name(self) -> str:
+        """Name in tables and messages."""
+        ...
+
+    @property
+    def family(self) -> str:
+        """One of :data:`moetraffic.policies.family.FAMILIES`."""
+        ...
+
+    @property
+    def forecasts(self) -> bool:
+        """Whether plans depend on ``view.forecast``."""
+        ...
 
     def plan(self, view: View) -> Any:
         """Return a plan of the family for the exchange that the view describes."""

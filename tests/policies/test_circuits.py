@@ -189,7 +189,7 @@ def test_the_window_hides_the_first_reconfiguration_only() -> None:
 MATRICES = arrays(np.int64, (5, 5), elements=st.integers(0, 50))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(MATRICES, MATRICES, st.floats(0, 20), st.sampled_from(RESTS))
 def test_nothing_is_lost_and_nothing_is_faster_than_the_bound(
     truth: np.ndarray, guess: np.ndarray, delay: float, rest: str
@@ -221,7 +221,13 @@ def test_nothing_is_lost_and_nothing_is_faster_than_the_bound(
     ],
 )
 def test_impossible_plans(plan: object, why: str) -> None:
-    assert why in violations(plan, 3, switch())
+    on = switch(packet_bytes_s=1)
+    assert why in violations(plan, 3, on)
+
+
+def test_held_circuits_need_packets() -> None:
+    plan = HeldCircuits(number=np.zeros((3, 3), int))
+    assert "packet switch" in violations(plan, 3, switch())
 
 
 def test_impossible_switches() -> None:

@@ -219,6 +219,11 @@ def violations(plan: object, ranks: int, switch: OpticalSwitch) -> str:
             return f"held circuits are [{ranks}, {ranks}] integers"
         if (number < 0).any() or (number != number.T).any() or number.diagonal().any():
             return "held circuits join two different ports, and are symmetric"
+        if not switch.packet_bytes_s:
+            return (
+                "held circuits leave pairs to a packet switch, but there is none: give "
+                "--packets 50Gbps"
+            )
         if (number.sum(axis=1) > switch.circuits).any():
             return (
                 f"a port has {switch.circuits} circuits at most, but one has "
@@ -335,13 +340,8 @@ def _held(truth: Float64, plan: HeldCircuits, switch: OpticalSwitch) -> Service:
     rest = np.where(joined, 0.0, truth)
     number = int(joined.any())
     seconds = switch.exposed_s(number) + float(each.max()) / switch.rate_bytes_s
-    if rest.any() and switch.packet_bytes_s:
+    if rest.any():
         seconds = max(seconds, line_bytes(rest) / switch.packet_bytes_s)
-    elif rest.any():
-        run = _Pass(left=rest.copy(), switch=switch)
-        run.clock_s, run.reconfigurations = seconds, number
-        run.serve(max_weight_matchings(rest))
-        seconds, number = run.last_s, run.reconfigurations
     return Service(
         completion_s=seconds,
         demand_bytes=float(truth.sum()),

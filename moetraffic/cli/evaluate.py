@@ -1,0 +1,182 @@
+"""``moetraffic evaluate``: scheduling policies on the traffic of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from moetraffic.errors import AnalysisError
+from moetraffic.report.console.options import (
+    AsJson,
+    Force,
+    Iterations,
+    option,
+    positive_numbers,
+    selection,
+)
+from moetraffic.trace import PHASES, Trace
+from moetraffic.trace.hdf5.durable import validate_outputs
+from moetraffic.units import bytes_per_second, seconds
+
+from .output import present, progress
+
+CIRCUITS, PLANS = "Optical circuits", "Plans"
+
+DEFAULT_POLICIES = "rotation,static-mean,birkhoff,solstice,eclipse,max-weight"
+
+
+def _rate(text: str) -> float:
+    """Read a rate; 0 for none."""
+    return 0.0 if text == "0" else bytes_per_second(text)
+
+
+def _names(given: list[str]) -> list[str]:
+    return list(dict.fromkeys(name for one in given for name in one.split(",")))
+
+
+def evaluate(
+    traces: Annotated[
+        list[Path], typer.Argument(help="Trace files, one after another.")
+    ],
+    policy: Annotated[
+        list[str] | None,
+        option(
+            "Policies, with commas or given again; docs/policies.md has them.",
+            "--policy",
+            shown=DEFAULT_POLICIES,
+        ),
+    ] = None,
+    forecaster: Annotated[
+        str,
+        option(
+            "Forecasters that policies plan from: shuffled, mean, persistence, ema, "
+            "best, oracle.",
+            panel=PLANS,
+        ),
+    ] = "persistence,best,oracle",
+    age: Annotated[
+        int,
+        option(
+            "Iterations from the newest known exchange to the planned one.",
+            panel=PLANS,
+            min=1,
+        ),
+    ] = 1,
+    hold: Annotated[
+        int, option("Iterations that a plan serves.", panel=PLANS, min=1)
+    ] = 1,
+    ages: Annotated[
+        str | None,
+        option("Further ages, with commas: 2,5,10.", panel=PLANS, shown="none"),
+    ] = None,
+    most: Annotated[
+        int, option("Maximum iterations that are served.", panel=PLANS, min=1)
+    ] = 64,
+    limit: Annotated[
+        float,
+        option("Maximum time of one plan: 10s, 500ms.", read=seconds, panel=PLANS),
+    ] = "10s",  # type: ignore[assignment]
+    capacity: Annotated[
+        float,
+        option(
+            "Rate of a circuit, or of a port of a packet network: 400Gbps, 50GB/s.",
+            read=bytes_per_second,
+        ),
+    ] = "400Gbps",  # type: ignore[assignment]
+    reconfigure: Annotated[
+        float,
+        option("Reconfiguration delay: 10us, 15ms.", read=seconds, panel=CIRCUITS),
+    ] = "10us",  # type: ignore[assignment]
+    delays: Annotated[
+        str | None,
+        option(
+            "Further delays, with commas: 1us,100us,25ms.",
+            panel=CIRCUITS,
+            shown="none",
+        ),
+    ] = None,
+    packets: Annotated[
+        float,
+        option(
+            "Rate of a port to a packet switch beside the circuits; 0: there is none.",
+            read=_rate,
+            panel=CIRCUITS,
+        ),
+    ] = "50Gbps",  # type: ignore[assignment]
+    circuits: Annotated[
+        int,
+        option("Circuits that end at a port at the same time.", panel=CIRCUITS, min=1),
+    ] = 1,
+    window: Annotated[
+        float,
+        option(
+            "Part of the first reconfiguration that compute hides.",
+            read=seconds,
+            panel=CIRCUITS,
+        ),
+    ] = "0s",  # type: ignore[assignment]
+    rest: Annotated[
+        str | None,
+        option(
+            "How bytes are sent that a plan does not carry: packets, packets after, "
+            "replan or repeat.",
+            panel=CIRCUITS,
+            shown="packets, or replan without packets",
+        ),
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        option("Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"),
+    ] = None,
+    phase: Annotated[str, option(f"Phase: {', '.join(PHASES)}.")] = PHASES[0],
+    iterations: Iterations = None,
+    output: Annotated[
+        Path | None, option("JSON file to write.", "-o", "--output")
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate scheduling policies: plan from the past, serve the true traffic.
+
+    Example: moetraffic evaluate run.h5 --policy rotation,max-weight --ages 5,20
+    """
+    validate_outputs((output,), traces, force=force)
+    from moetraffic.policies.evaluation import evaluate as evaluate_policies
+    from moetraffic.policies.service.optical import OpticalSwitch
+    from moetraffic.report import policy_scores as report
+
+    switch = OpticalSwitch(
+        rate_bytes_s=capacity,
+        delay_s=reconfigure,
+        circuits=circuits,
+        packet_bytes_s=packets,
+        window_s=window,
+        rest=rest or ("packets" if packets else "replan"),
+    )
+    names = _names(policy or [DEFAULT_POLICIES])
+    asked: dict[str, Any] = selection(layers, iterations, phase) | {
+        "networks": {"optical": switch},
+        "forecasters": forecaster.split(","),
+        "age": age,
+        "hold": hold,
+        "ages": positive_numbers(ages, "ages are iterations", "--ages 2,5,10")
+        if ages
+        else (),
+        "delays_s": [seconds(part) for part in delays.split(",")] if delays else (),
+        "most": most,
+        "limit_s": limit,
+    }
+    told, shown = [], []
+    for path in traces:
+        with (
+            Trace.open(path) as trace,
+            progress(str(path), len(names), quiet=as_json) as tick,
+        ):
+            found = evaluate_policies(trace, names, on_run=tick, **asked)
+        told.append({"file": str(path), **report.as_dict(found)})
+        shown += [report.verdict(found), *report.tables(found)]
+    if not shown:
+        raise AnalysisError("policies are evaluated on traces: name one or more")
+    present({"runs": told}, *shown, as_json=as_json, output=output)

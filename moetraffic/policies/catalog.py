@@ -1,0 +1,82 @@
+"""Catalog of policies: the built-in ones, and those of other packages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+
+from moetraffic.errors import AnalysisError
+
+from .circuits.birkhoff import Birkhoff, Solstice, StaticMean
+from .circuits.eclipse import Eclipse
+from .circuits.max_weight import MaxWeight
+from .circuits.regional import Regional
+from .circuits.rotation import Rotation
+from .family import FAMILIES
+from .policy import Policy
+
+ENTRY_POINTS = "moetraffic.policies"
+
+Maker = Callable[[], Policy]
+"""Makes a new policy without state; called once for each evaluation."""
+
+POLICIES: Mapping[str, Maker] = {
+    "rotation": Rotation,
+    "static-mean": StaticMean,
+    "birkhoff": Birkhoff,
+    "solstice": Solstice,
+    "eclipse": Eclipse,
+    "max-weight": MaxWeight,
+    "regional": Regional,
+}
+"""The built-in policies by name."""
+
+
+def policy_names() -> tuple[str, ...]:
+    """Return the names of all policies, built-in ones first."""
+    others = set(entry_points(group=ENTRY_POINTS).names) - POLICIES.keys()
+    return (*POLICIES, *sorted(others))
+
+
+def policy_maker(name: str) -> Maker:
+    """Look up a policy by name.
+
+    Raises
+    ------
+    AnalysisError
+        If there is none, or the entry point makes no policy.
+
+    Examples
+    --------
+    >>> policy_maker("rotation")().family
+    'circuits'
+    """
+    if name in POLICIES:
+        return POLICIES[name]
+    for point in entry_points(group=ENTRY_POINTS).select(name=name):
+        return validated(point.load(), name)
+    raise AnalysisError(
+        f"a policy is one of {', '.join(policy_names())}, not {name[:40]!r}: choose one"
+    )
+
+
+def validated(maker: Maker, name: str) -> Maker:
+    """Return a maker after checking that it makes a policy of a known family.
+
+    Raises
+    ------
+    AnalysisError
+        If it does not.
+    """
+    made = maker() if callable(maker) else maker
+    if not (callable(maker) and isinstance(made, Policy)):
+        raise AnalysisError(
+            f"a policy has name, family, forecasts and plan(view), but {name!r} makes "
+            f"a {type(made).__name__}: see docs/write-a-policy.md"
+        )
+    if made.family not in FAMILIES:
+        raise AnalysisError(
+            f"the family of a policy is one of {', '.join(FAMILIES)}, but that of "
+            f"{made.name!r} is {made.family!r}: choose one"
+        )
+    return maker

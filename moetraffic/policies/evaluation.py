@@ -1,0 +1,440 @@
+"""Evaluate policies on a run: completion, ratio to the bound, regret, served share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.resampling import UNTOLD, Interval, ratio
+from moetraffic.errors import AnalysisError
+from moetraffic.tables import ShownAsTables
+from moetraffic.trace import Trace
+
+from .catalog import Maker, policy_maker, validated
+from .exchange_series import (
+    FORECASTERS,
+    ExchangeSeries,
+    byte_series,
+    first_point,
+    forecast_points,
+)
+from .family import FAMILIES, Family
+from .harness import PolicyFailure, PolicyRun, foresight, run_policy
+from .service.optical import OpticalSwitch
+
+if TYPE_CHECKING:
+    import pandas
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+OPTICAL = OpticalSwitch(
+    rate_bytes_s=50e9, packet_bytes_s=6.25e9, delay_s=10e-6, rest="packets"
+)
+"""Circuits of 400 Gbps and a packet switch of 50 Gbps a port: 8 to 1, as in Etalon
+(M. K. Mukerjee et al., NSDI 2020)."""
+
+NONE = "none"
+"""Forecaster of policies that use no forecast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyScore:
+    """Result of one policy with one forecaster, on one network, at one age and delay.
+
+    Times are per exchange, over the iterations and layers that were served.
+    """
+
+    policy: str
+    family: str
+    network: str
+    forecaster: str
+    age: int  # iterations
+    delay_s: float  # reconfiguration; NaN where the network has none
+    exchanges: int
+    completion_p50_s: float
+    completion_p99_s: float
+    completion_mean_s: float
+    over_bound: Interval  # sum of completions over sum of lower bounds
+    regret: Interval  # over the same policy with the oracle, minus 1; NaN without
+    served_share: float  # bytes that the plan itself carries
+    reconfigurations: float  # mean per exchange
+    moved_bytes: float  # mean per exchange
+    load_imbalance: float  # mean of max / mean tokens of a rank; NaN if unknown
+    planning_p50_s: float  # CPU time of a plan
+    planning_max_s: float
+    by_iteration_s: tuple[float, ...]  # sum of the completions of an iteration's layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(ShownAsTables):
+    """Scores of policies on one run, from :func:`evaluate`."""
+
+    run: str
+    phase: str
+    iterations: tuple[int, int]  # first and last that were served
+    layers: tuple[int, ...]
+    ranks: int
+    scores: tuple[PolicyScore, ...]  # at the given age and delay
+    by_age: tuple[PolicyScore, ...]  # at further ages
+    by_delay: tuple[PolicyScore, ...]  # at further reconfiguration delays
+    failures: tuple[str, ...]  # a sentence for each policy that failed
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Build a tidy pandas table with one row per policy, forecaster, age, delay.
+
+        Intervals become two columns, ``..._low`` and ``..._high``, beside the value.
+        """
+        import pandas
+
+        rows = []
+        for score in (*self.scores, *self.by_age, *self.by_delay):
+            row: dict[str, Any] = {"run": self.run, "phase": self.phase}
+            for name, value in vars(score).items():
+                if isinstance(value, Interval):
+                    row |= {name: value.value, f"{name}_low": value.low}
+                    row |= {f"{name}_high": value.high}
+                elif not isinstance(value, tuple):
+                    row[name] = value
+            rows.append(row)
+        return pandas.DataFrame(rows)
+
+
+def evaluate(
+    trace: Trace | ExchangeSeries,
+    policies: Sequence[str | Maker],
+    *,
+    networks: Mapping[str, Any] | None = None,
+    forecasters: Sequence[str] = ("persistence", "best", "oracle"),
+    age: int = 1,
+    hold: int = 1,
+    ages: Sequence[int] = (),
+    delays_s: Sequence[float] = (),
+    phase: str = "dispatch",
+    layers: Sequence[int] | None = None,
+    iterations: range | None = None,
+    most: int = 64,
+    limit_s: float = 10.0,
+    seed: int = 0,
+    on_run: Callable[[int, str], None] | None = None,
+) -> Evaluation:
+    """Evaluate policies on the exchanges of a run: plan from the past, serve the truth.
+
+    The second half of the run is served, at most the last ``most`` iterations of it;
+    settings of forecasters are chosen on the second quarter.
+
+    Parameters
+    ----------
+    trace
+        A run, or series made from elsewhere.
+    policies
+        Names of :func:`.catalog.policy_names`, or functions that make a policy.
+    networks
+        Name to what a family is served by; None: OPTICAL.
+    forecasters
+        Some of FORECASTERS; "oracle" is added, for the regret.
+    age
+        Iterations from the newest known exchange to the one that a plan serves first.
+    hold
+        Iterations that a plan serves.
+    ages, delays_s
+        Further ages, and further delays of optical switches, evaluated one at a time.
+    phase, layers, iterations
+        Selection of exchanges.
+    most
+        Maximum number of iterations that are served.
+    limit_s
+        Maximum time of one plan, seconds.
+    seed
+        Of the bootstrap and the shuffled control.
+    on_run
+        Called after each policy with the number done and its name.
+
+    Returns
+    -------
+    Evaluation
+        A policy that fails has a sentence in ``failures``; the others go on.
+
+    Raises
+    ------
+    AnalysisError
+        If a name or number is impossible, or no policy could be evaluated.
+    """
+    for name, least, value in (
+        ("age", 1, min((age, *ages))),
+        ("hold", 1, hold),
+        ("most", 1, most),
+    ):
+        if value < least:
+            raise AnalysisError(
+                f"{name} must be at least {least}, but is {value}: raise --{name}"
+            )
+    if unknown := set(forecasters) - set(FORECASTERS):
+        raise AnalysisError(
+            f"a forecaster is one of {', '.join(FORECASTERS)}, not "
+            f"{', '.join(map(repr, sorted(unknown)))}: choose among these"
+        )
+    makers = [
+        policy_maker(p) if isinstance(p, str) else validated(p, str(p))
+        for p in policies
+    ]
+    if networks is None:
+        networks = {"optical": OPTICAL}
+    by_unit = {FAMILIES[maker().family].unit for maker in makers}
+    if isinstance(trace, ExchangeSeries):
+        series = dict.fromkeys(by_unit, trace)
+    else:
+        chosen: dict[str, Any] = {"layers": layers, "iterations": iterations}
+        series = {u: READERS[u](trace, phase=phase, **chosen) for u in by_unit}
+    bench = _Bench(
+        series=series,
+        forecasters=tuple(dict.fromkeys((*forecasters, "oracle"))),
+        hold=hold,
+        most=most,
+        limit_s=limit_s,
+        seed=seed,
+    )
+    cases = [(age, None), *((a, None) for a in ages), *((age, d) for d in delays_s)]
+    scores: list[list[PolicyScore]] = [[], [], []]
+    failures: list[str] = []
+    for number, maker in enumerate(makers):
+        family = FAMILIES[maker().family]
+        try:
+            for name, network in networks.items():
+                if not isinstance(network, family.network):
+                    continue
+                bench.audit(maker, family, network, age=age)
+                for at, (older, delay) in enumerate(cases):
+                    kind = 0 if at == 0 else 1 if delay is None else 2
+                    on = network
+                    if delay is not None:
+                        if not isinstance(network, OpticalSwitch):
+                            continue
+                        on = network.with_delay(delay)
+                    scores[kind] += bench.scores(maker, family, name, on, age=older)
+        except PolicyFailure as failure:
+            failures.append(f"{failure}.")
+        if on_run is not None:
+            on_run(number + 1, maker().name)
+    if not scores[0]:
+        raise AnalysisError(
+            "no policy could be evaluated: "
+            + (
+                " ".join(failures)
+                or f"the networks {', '.join(networks)} serve none of their families: "
+                "give one with --network"
+            )
+        )
+    one = next(iter(series.values()))
+    points = bench.points(one)
+    return Evaluation(
+        run=one.name,
+        phase=one.phase,
+        iterations=(int(one.iterations[points[0]]), int(one.iterations[points[-1]])),
+        layers=tuple(one.layers),
+        ranks=max(truth.shape[1] for truth in one.layers.values()),
+        scores=tuple(scores[0]),
+        by_age=tuple(scores[1]),
+        by_delay=tuple(scores[2]),
+        failures=tuple(failures),
+    )
+
+
+READERS: Mapping[str, Callable[..., ExchangeSeries]] = {"bytes": byte_series}
+"""Readers of a trace by the unit of their series."""
+
+
+class _Bench:
+    """Series, and the forecasts that several policies share."""
+
+    def __init__(
+        self,
+        *,
+        series: Mapping[str, ExchangeSeries],
+        forecasters: tuple[str, ...],
+        hold: int,
+        most: int,
+        limit_s: float,
+        seed: int,
+    ) -> None:
+        self.series = series
+        self.forecasters = forecasters
+        self.hold, self.most = hold, most
+        self.limit_s, self.seed = limit_s, seed
+        self._forecasts: dict[tuple[str, str, int], dict[int, Float64]] = {}
+        self._bounds: dict[tuple[str, str], Float64] = {}
+
+    def points(self, series: ExchangeSeries) -> Int64:
+        """Return the iterations that are served, ``[n]`` consecutive indices."""
+        steps = len(series.iterations)
+        return np.arange(max(first_point(steps), steps - self.most), steps)
+
+    def forecasts(self, unit: str, forecaster: str, age: int) -> dict[int, Float64]:
+        """Forecast every layer at the points; kept for the next policy."""
+        key = (unit, forecaster, age)
+        if key not in self._forecasts:
+            series = self.series[unit]
+            points = self.points(series)
+            if age > points[0]:
+                raise AnalysisError(
+                    f"an age is at most the first {points[0]} iterations, but is {age}:"
+                    " lower --age, or give a longer run"
+                )
+            self._forecasts[key] = {
+                layer: forecast_points(
+                    truth, points, age=age, forecaster=forecaster, seed=self.seed
+                )
+                for layer, truth in series.layers.items()
+            }
+        return self._forecasts[key]
+
+    def audit(self, maker: Maker, family: Family, network: Any, *, age: int) -> None:
+        """Raise PolicyFailure if a policy uses traffic that is not known yet."""
+        series = self.series[family.unit]
+        why = foresight(
+            *(maker, series, network),
+            points=self.points(series),
+            age=age,
+            limit_s=self.limit_s,
+            seed=self.seed,
+        )
+        if why:
+            raise PolicyFailure(why)
+
+    def scores(
+        self, maker: Maker, family: Family, name: str, network: Any, *, age: int
+    ) -> Iterable[PolicyScore]:
+        """Score a policy with every forecaster; those without a forecast once."""
+        series = self.series[family.unit]
+        points = self.points(series)
+        policy = maker()
+        forecasters = self.forecasters if policy.forecasts else (NONE,)
+        bound = np.array(
+            [
+                [family.bound(t[p], network) for t in series.layers.values()]
+                for p in points
+            ]
+        )
+        runs: dict[str, PolicyRun] = {}
+        for forecaster in forecasters:
+            used = "persistence" if forecaster == NONE else forecaster
+            forecasts = self.forecasts(family.unit, used, age)
+            for other, run in runs.items():
+                # the best forecaster is often one of the others
+                if _equal(forecasts, self.forecasts(family.unit, other, age)):
+                    runs[forecaster] = run
+                    break
+            else:
+                runs[forecaster] = run_policy(
+                    *(maker, series, forecasts, points, network),
+                    age=age,
+                    hold=self.hold,
+                    limit_s=self.limit_s,
+                )
+        best = _completions(runs["oracle"]) if "oracle" in runs else None
+        return [
+            self._score(
+                *(run, bound, best if forecaster != "oracle" else None),
+                policy=policy.name,
+                family=family.name,
+                network=name,
+                forecaster=forecaster,
+                age=age,
+                delay_s=getattr(network, "delay_s", float("nan")),
+            )
+            for forecaster, run in runs.items()
+        ]
+
+    def _score(
+        self, run: PolicyRun, bound: Float64, best: Float64 | None, **names: Any
+    ) -> PolicyScore:
+        flat = [one for row in run.services for one in row]
+        took = _completions(run)
+        sums = took.sum(axis=1)
+        demand = sum(one.demand_bytes for one in flat)
+        planned = sum(one.planned_bytes for one in flat)
+        regret = UNTOLD
+        if best is not None:
+            found = ratio(best.sum(axis=1), sums, seed=self.seed)
+            regret = Interval(
+                value=found.value - 1, low=found.low - 1, high=found.high - 1
+            )
+        return PolicyScore(
+            **names,
+            exchanges=took.size,
+            completion_p50_s=float(np.quantile(took, 0.5)),
+            completion_p99_s=float(np.quantile(took, 0.99)),
+            completion_mean_s=float(took.mean()),
+            over_bound=ratio(bound.sum(axis=1), sums, seed=self.seed),
+            regret=regret,
+            served_share=planned / demand if demand else float("nan"),
+            reconfigurations=float(np.mean([s.reconfigurations for s in flat])),
+            moved_bytes=float(np.mean([s.moved_bytes for s in flat])),
+            load_imbalance=float(np.mean([s.load_imbalance for s in flat])),
+            planning_p50_s=float(np.quantile(run.planning_s, 0.5)),
+            planning_max_s=float(run.planning_s.max()),
+            by_iteration_s=tuple(sums.tolist()),
+        )
+
+
+def _equal(one: Mapping[int, Float64], other: Mapping[int, Float64]) -> bool:
+    return all(np.array_equal(one[layer], other[layer]) for layer in one)
+
+
+def _completions(run: PolicyRun) -> Float64:
+    """Return the completion times ``[n, layers]`` of a run."""
+    return np.array([[one.completion_s for one in row] for row in run.services])
+
+
+def difference(one: PolicyScore, other: PolicyScore, *, seed: int = 0) -> Interval:
+    """Compute how much longer one policy takes than another, as a share of the other.
+
+    Paired by iteration, with a moving-block bootstrap interval.
+    """
+    found = ratio(other.by_iteration_s, one.by_iteration_s, seed=seed)
+    return Interval(value=found.value - 1, low=found.low - 1, high=found.high - 1)
+
+
+def break_even_s(evaluation: Evaluation, policy: str, forecaster: str) -> float:
+    """Compute the delay up to which a planned policy completes before unplanned ones.
+
+    Parameters
+    ----------
+    evaluation
+        With ``by_delay``.
+    policy, forecaster
+        The planned policy.
+
+    Returns
+    -------
+    float
+        Seconds, interpolated in the logarithm of the delay between those evaluated;
+        infinite if the policy is faster at all of them, NaN if at none, or if no policy
+        without a forecast was evaluated.
+    """
+    every = [*evaluation.scores, *evaluation.by_delay]
+    mine = {
+        s.delay_s: s.completion_mean_s
+        for s in every
+        if (s.policy, s.forecaster) == (policy, forecaster)
+    }
+    others: dict[float, float] = {}
+    for s in every:
+        if s.forecaster == NONE and s.delay_s == s.delay_s:
+            others[s.delay_s] = min(
+                others.get(s.delay_s, float("inf")), s.completion_mean_s
+            )
+    delays = sorted(mine.keys() & others.keys())
+    gains = [np.log(others[d] / mine[d]) for d in delays]
+    if not delays or gains[0] <= 0:
+        return float("nan")
+    for at in range(1, len(delays)):
+        if gains[at] <= 0:
+            low, high = np.log(max(delays[at - 1], 1e-9)), np.log(delays[at])
+            part = gains[at - 1] / (gains[at - 1] - gains[at])
+            return float(np.exp(low + part * (high - low)))
+    return float("inf")

@@ -1,0 +1,208 @@
+"""Series of exchanges that policies are evaluated on, and their forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.forecast.candidates import (
+    SeriesBlock,
+    candidates,
+    find_period,
+    tune,
+)
+from moetraffic.analysis.forecast.origins import Split
+from moetraffic.errors import AnalysisError
+from moetraffic.trace import ALL_TO_ALL, PHASES, Trace, WireForm
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+FORECASTERS = ("shuffled", "mean", "persistence", "ema", "best", "oracle")
+"""Forecasters of the next exchange: a random earlier one (a control), the mean of all
+earlier ones, the newest known one, an exponential moving average, the best forecaster
+of :mod:`moetraffic.analysis.forecast` on the second quarter, the exchange itself."""
+
+FEWEST_ITERATIONS = 16
+"""Iterations of a run below which nothing is evaluated."""
+
+MOST_BYTES = 4 << 30
+"""Maximum memory of the matrices of one evaluation."""
+
+AT_ONCE = 64
+"""Exchanges that are read at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExchangeSeries:
+    """Exchanges of some layers over the iterations of a run, in one unit."""
+
+    name: str
+    phase: str
+    iterations: Int64  # [T]
+    layers: Mapping[int, Float64]  # [T, W, W] bytes or [T, W, E] token copies
+
+    def __post_init__(self) -> None:
+        if len(self.iterations) < FEWEST_ITERATIONS:
+            raise AnalysisError(
+                f"policies are evaluated on the second half of a run of at least "
+                f"{FEWEST_ITERATIONS} iterations, but {self.name} has "
+                f"{len(self.iterations)}: give a longer run"
+            )
+
+
+def byte_series(
+    trace: Trace,
+    *,
+    phase: str = "dispatch",
+    layers: Sequence[int] | None = None,
+    iterations: range | None = None,
+) -> ExchangeSeries:
+    """Read the bytes that each layer's exchange of one phase sends, by iteration.
+
+    Parameters
+    ----------
+    trace
+        With known bytes of all-to-alls; micro-batches of an iteration are summed.
+    phase, layers, iterations
+        Selection; None: all layers and training iterations.
+
+    Returns
+    -------
+    ExchangeSeries
+        Bytes between the ranks of all groups of a layer, ``[T, W, W]``; iterations that
+        a rank did not record are omitted.
+
+    Raises
+    ------
+    AnalysisError
+        If the trace has no such exchange, or too few or too large ones.
+    """
+    if phase not in PHASES:
+        raise AnalysisError(
+            f"the phase is one of {', '.join(PHASES)}, not {phase!r}: choose one"
+        )
+    sites: dict[int, list[int]] = {}
+    for number, site in enumerate(trace.sites):
+        chosen = layers is None or site.layer in layers
+        known = site.operation == ALL_TO_ALL and site.wire != WireForm.UNKNOWN
+        if known and site.phase == phase and site.direction != "recompute" and chosen:
+            sites.setdefault(site.layer, []).append(number)
+    if not sites:
+        raise AnalysisError(
+            f"policies serve all-to-alls whose bytes are known, but {trace.name} has "
+            f"none of {phase}"
+            + (f" in layers {list(layers)}" if layers else "")
+            + f": its MoE layers are {list(trace.layers)}"
+        )
+    training = trace.find(operation=ALL_TO_ALL, phase=phase, iterations=iterations)
+    calls = {
+        layer: trace.complete(training[np.isin(trace.occurrences.site[training], of)])
+        for layer, of in sites.items()
+    }
+    when = _common(trace, calls, sites)
+    widths = [_ranks(trace, of) for of in sites.values()]
+    size = sum(len(when) * len(w) ** 2 * 8 for w in widths)
+    if size > MOST_BYTES:
+        raise AnalysisError(
+            f"the matrices of an evaluation take at most {MOST_BYTES >> 30} GiB, but "
+            f"these would take {size / 2**30:.1f}: select --layers or --iterations"
+        )
+    found = {}
+    for (layer, of), ranks in zip(sorted(sites.items()), widths, strict=True):
+        at = {rank: i for i, rank in enumerate(ranks)}
+        out = np.zeros((len(when), len(ranks), len(ranks)))
+        for number in of:
+            mine = calls[layer][trace.occurrences.site[calls[layer]] == number]
+            mine = mine[np.isin(trace.occurrences.iteration[mine], when)]
+            group = trace.groups[trace.sites[number].group]
+            members = np.array([at[r] for r in group.ranks])
+            for first in range(0, len(mine), AT_ONCE):
+                part = mine[first : first + AT_ONCE]
+                rows = np.searchsorted(when, trace.occurrences.iteration[part])
+                grid = np.ix_(np.arange(len(part)), members, members)
+                sent = np.zeros((len(part), *out.shape[1:]))
+                sent[grid] = trace.wire(part)
+                np.add.at(out, rows, sent)
+        found[layer] = out
+    return ExchangeSeries(
+        name=str(trace.name), phase=phase, iterations=when, layers=found
+    )
+
+
+def _ranks(trace: Trace, sites: Sequence[int]) -> list[int]:
+    return sorted({r for s in sites for r in trace.groups[trace.sites[s].group].ranks})
+
+
+def _common(
+    trace: Trace, calls: Mapping[int, Int64], sites: Mapping[int, Sequence[int]]
+) -> Int64:
+    """Return the iterations with all calls that most iterations have, ``[T]``."""
+    kept: Int64 | None = None
+    for layer in sites:
+        when, number = np.unique(
+            trace.occurrences.iteration[calls[layer]], return_counts=True
+        )
+        when = when[number == np.median(number)] if len(number) else when
+        kept = when if kept is None else np.intersect1d(kept, when)
+    return np.asarray(kept, np.int64)
+
+
+def first_point(steps: int) -> int:
+    """Return the first iteration that is served: the second half of T steps."""
+    return steps // 2
+
+
+def forecast_points(
+    series: Float64, points: Int64, *, age: int, forecaster: str, seed: int = 0
+) -> Float64:
+    """Forecast a series at some iterations from what is known ``age`` before.
+
+    Parameters
+    ----------
+    series
+        ``[T, ...]``, 0 and above.
+    points
+        ``[n]`` iterations of the second half.
+    age
+        Iterations from the newest known one to the forecast one, 1 or more.
+    forecaster
+        One of FORECASTERS; settings are chosen on the second quarter.
+    seed
+        Of the shuffled control.
+
+    Returns
+    -------
+    float64 array ``[n, ...]``
+        Depends on ``series[: point - age + 1]`` only, but for the oracle.
+    """
+    if forecaster == "oracle":
+        return series[points]
+    newest = points - age
+    if forecaster == "persistence":
+        return series[newest]
+    if forecaster == "shuffled":
+        rng = np.random.default_rng(seed)
+        return series[rng.integers(0, newest + 1)]
+    if forecaster == "mean":
+        sums = np.cumsum(series, axis=0)[newest]
+        return sums / (newest + 1).reshape(-1, *[1] * (series.ndim - 1))
+    flat = series.reshape(len(series), -1)
+    known = first_point(len(series)) - age + 1
+    cut = Split(
+        steps=len(series),
+        train_end=known // 2,
+        validation_end=known,
+        stride=1,
+        refit_every=max(1, (len(series) - known) // 8),
+    )
+    block = SeriesBlock(flat, cut)
+    tried = candidates(cut, period=find_period(flat, cut))
+    if forecaster == "ema":
+        tried = tuple(one for one in tried if one.family in ("persistence", "ema"))
+    best = next(iter(tune(block, tried, [age])[age]))
+    made = block.forecast(best, newest, age)
+    return np.asarray(np.maximum(made.T, 0.0).reshape(len(points), *series.shape[1:]))

@@ -1,0 +1,45 @@
+"""Families of policies: how plans of one kind are checked and served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .service.optical import (
+    OpticalSwitch,
+    Service,
+    circuit_bound,
+    serve_circuits,
+    violations,
+)
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How plans of one kind are checked, served, and bounded from below."""
+
+    name: str
+    network: type  # that serves its plans
+    unit: str  # of the series: "bytes" between ranks, or "tokens" of experts
+    violations: Callable[[Any, Float64, Any], str]  # plan, forecast, network
+    serve: Callable[[Float64, Any, Any, Any], Service]  # truth, plan, network, last
+    bound: Callable[[Float64, Any], float]  # truth, network -> seconds
+
+
+CIRCUITS = Family(
+    name="circuits",
+    network=OpticalSwitch,
+    unit="bytes",
+    violations=lambda plan, forecast, network: violations(plan, len(forecast), network),
+    serve=lambda truth, plan, network, last: serve_circuits(truth, plan, network),
+    bound=circuit_bound,
+)
+
+FAMILIES: Mapping[str, Family] = {one.name: one for one in (CIRCUITS,)}
+"""The families by name."""

@@ -1,0 +1,320 @@
+"""Run one policy over a series: it sees copies of the past, its plans serve the truth.
+
+Two defenses keep the future out.  The arrays of a view are new copies of what is known,
+without a base array behind them.  And :func:`foresight` runs the policy on two series
+that are equal up to what is known at a decision point: the plans must be equal.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .catalog import Maker
+from .exchange_series import ExchangeSeries, forecast_points
+from .family import FAMILIES
+from .policy import ObservingPolicy, View
+from .service.optical import Service
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+MEMORY = 64
+"""Iterations of the past in a view."""
+
+AUDITED = 3
+"""Consecutive decision points at which :func:`foresight` runs a policy."""
+
+
+class PolicyFailure(Exception):
+    """A policy that raised, took too long, or made an impossible plan: one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PolicyRun:
+    """How the plans of one policy were served."""
+
+    services: tuple[tuple[Service, ...], ...]  # [n][layer of the series]
+    planning_s: Float64  # CPU seconds of each plan
+
+
+def run_policy(
+    maker: Maker,
+    series: ExchangeSeries,
+    forecasts: Mapping[int, Float64],
+    points: Int64,
+    network: Any,
+    *,
+    age: int = 1,
+    hold: int = 1,
+    limit_s: float = 10.0,
+) -> PolicyRun:
+    """Let a policy plan each exchange of some iterations, and serve its plans.
+
+    Parameters
+    ----------
+    maker
+        Makes the policy, without state.
+    series
+        What is served.
+    forecasts
+        ``[n, ...]`` of each layer at the points, from what is known there.
+    points
+        ``[n]`` consecutive indices of iterations.
+    network
+        What the family of the policy is served by.
+    age
+        Iterations from the newest known one to the planned one.
+    hold
+        Iterations that a plan serves; its age grows meanwhile.
+    limit_s
+        Maximum time of one plan.
+
+    Raises
+    ------
+    PolicyFailure
+        If the policy fails; the sentence has its name.
+    """
+    with _failures(getattr(maker, "__name__", str(maker)), ""):
+        policy = maker()
+    family = FAMILIES[policy.family]
+    plans: dict[int, Any] = {}
+    waiting: list[tuple[int, View, Service]] = []
+    services, planning = [], []
+    for number, point in enumerate(points.tolist()):
+        if isinstance(policy, ObservingPolicy):
+            for of, view, done in [w for w in waiting if w[0] <= point - age]:
+                with _failures(policy.name, f" in iteration {of}"), _limit(limit_s):
+                    policy.observe(view, done)
+            waiting = [w for w in waiting if w[0] > point - age]
+        row = []
+        for layer, truth in series.layers.items():
+            last = plans.get(layer)
+            if number % hold == 0:
+                view = _view(
+                    *(series, layer, point, forecasts[layer][number]),
+                    network=network,
+                    age=age,
+                    hold=hold,
+                )
+                where = f" for layer {layer}, iteration {series.iterations[point]}"
+                began = time.thread_time()
+                with _failures(policy.name, where), _limit(limit_s):
+                    plans[layer] = policy.plan(view)
+                planning.append(time.thread_time() - began)
+                with _failures(policy.name, where):
+                    why = family.violations(plans[layer], view.forecast, network)
+                if why:
+                    raise PolicyFailure(
+                        f"{policy.name} made an impossible plan{where}: {why}"
+                    )
+            served = family.serve(truth[point], plans[layer], network, last)
+            _conserved(policy.name, served)
+            row.append(served)
+            if isinstance(policy, ObservingPolicy):
+                waiting.append((point, view, served))
+        services.append(tuple(row))
+    return PolicyRun(services=tuple(services), planning_s=np.array(planning))
+
+
+def foresight(
+    maker: Maker,
+    series: ExchangeSeries,
+    network: Any,
+    *,
+    points: Int64,
+    age: int = 1,
+    limit_s: float = 10.0,
+    seed: int = 0,
+) -> str:
+    """Test whether plans depend on traffic that is not known yet; empty if not.
+
+    The policy plans a few consecutive points anew, three times: twice with the same
+    series, and once with one whose later exchanges have their ranks in another order.
+
+    Parameters
+    ----------
+    maker, series, network, points, age, limit_s
+        As in :func:`run_policy`.
+    seed
+        Of the points, the layer and the order.
+
+    Returns
+    -------
+    str
+        Sentence with the policy's name.
+
+    Raises
+    ------
+    PolicyFailure
+        As :func:`run_policy` does.
+    """
+    rng = np.random.default_rng(seed)
+    first = int(rng.integers(0, max(1, len(points) - AUDITED + 1)))
+    some = points[first : first + AUDITED]
+    layers = list(series.layers)
+    audited = int(rng.integers(0, len(layers)))
+    newest = int(some[-1]) - age
+    altered = {}
+    for number, (layer, truth) in enumerate(series.layers.items()):
+        # layers before the audited one are known in the same iteration, for age 1
+        begin = newest + 1 + (age == 1 and number < audited)
+        other = np.array(truth)
+        other[begin:] = np.roll(other[begin:], 1, axis=(1, 2)) * 2 + 1
+        altered[layer] = other
+    forecasts = {
+        layer: forecast_points(truth, some, age=age, forecaster="persistence")
+        for layer, truth in series.layers.items()
+    }
+    plans, name = [], ""
+    for used in (series, series, replace(series, layers=altered)):
+        recorder = _Recording(maker)
+        run_policy(recorder, used, forecasts, some, network, age=age, limit_s=limit_s)
+        last = recorder.plans[-len(layers) :]
+        plans.append(last[audited])
+        name = recorder.name
+    if not same_plan(plans[0], plans[1]):
+        return (
+            f"{name} makes other plans when it is run again on the same traffic: give "
+            "its randomness a fixed seed"
+        )
+    if not same_plan(plans[0], plans[2]):
+        return (
+            f"{name} uses traffic that is not known when it plans: its plan for layer "
+            f"{layers[audited]} changes with later exchanges"
+        )
+    return ""
+
+
+def same_plan(one: Any, other: Any) -> bool:
+    """Compare two plans field by field, arrays by their values."""
+    if type(one) is not type(other):
+        return False
+    if is_dataclass(one):
+        return all(
+            same_plan(getattr(one, f.name), getattr(other, f.name)) for f in fields(one)
+        )
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)
+
+
+class _Recording:
+    """Maker of a policy whose plans are recorded."""
+
+    def __init__(self, maker: Maker) -> None:
+        self.maker = maker
+        self.plans: list[Any] = []
+        self.name = ""
+
+    def __call__(self) -> Any:
+        policy = self.maker()
+        self.name = policy.name
+        plan = policy.plan
+
+        def recorded(view: View) -> Any:
+            made = plan(view)
+            self.plans.append(made)
+            return made
+
+        return _Wrapped(policy, recorded)
+
+
+class _Wrapped:
+    """A policy with another ``plan``; frozen dataclasses cannot be changed."""
+
+    def __init__(self, policy: Any, plan: Any) -> None:
+        self.name, self.family = policy.name, policy.family
+        self.forecasts, self.plan = policy.forecasts, plan
+        if isinstance(policy, ObservingPolicy):
+            self.observe = policy.observe
+
+
+def _view(
+    series: ExchangeSeries,
+    layer: int,
+    point: int,
+    forecast: Float64,
+    *,
+    network: Any,
+    age: int,
+    hold: int,
+) -> View:
+    """Copy what is known when the plan for an exchange is made."""
+    known = point - age + 1
+    order = list(series.layers)
+    before = order[: order.index(layer)] if age == 1 else []
+    truth = series.layers[layer]
+    alike = [
+        series.layers[n][point]
+        for n in before
+        if series.layers[n].shape[1:] == truth.shape[1:]
+    ]
+    return View(
+        iteration=int(series.iterations[point]),
+        layer=layer,
+        phase=series.phase,
+        age=age,
+        hold=hold,
+        past=np.array(truth[max(0, known - MEMORY) : known]),
+        earlier=np.array(alike).reshape(len(alike), *truth.shape[1:]),
+        forecast=np.array(forecast),
+        network=network,
+    )
+
+
+def _conserved(name: str, served: Service) -> None:
+    total = served.planned_bytes + served.rest_bytes
+    if not np.isclose(total, served.demand_bytes, rtol=1e-9, atol=1e-6):
+        raise AssertionError(
+            f"{total} bytes were served of {served.demand_bytes} ({name})"
+        )
+
+
+@contextmanager
+def _failures(name: str, where: str) -> Iterator[None]:
+    """Turn any exception of a policy into one sentence with its name."""
+    try:
+        yield
+    except PolicyFailure as failure:
+        raise PolicyFailure(f"{name} {failure}{where}") from None
+    except Exception as error:
+        what = str(error).strip().splitlines()
+        raise PolicyFailure(
+            f"{name} raised {type(error).__name__}{where}"
+            + (f": {what[0][:200]}" if what else "")
+        ) from error
+
+
+@contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    """Raise an error when a block takes too long; outside the main thread after it."""
+    began = time.monotonic()
+    late = PolicyFailure(f"took over {seconds:g} s to plan")
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        if time.monotonic() - began > seconds:
+            raise late
+        return
+
+    def stop(*_: object) -> None:
+        raise late
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:  # an alarm of the caller's goes on
+            rest = max(1e-3, left - (time.monotonic() - began))
+            signal.setitimer(signal.ITIMER_REAL, rest, interval)
