@@ -33,19 +33,13 @@ PRESETS = {1: "top1-balanced-late", 2: "top2-balanced-late", 8: "top8-balanced-l
 """Shipped models, by experts per token, of which the benchmark's captures are made."""
 
 
-def fitted(
-    *, ranks: int, experts: int, layers: int, tokens: int, k: int, iterations: int = 64
-) -> TrafficModel:
-    """A model fitted to a run of this size, which is sampled from a shipped one.
-
-    The shipped model has as many layers as it has; those asked for repeat them.
-    """
+def wide(*, layers: int, tokens: int, k: int) -> TrafficModel:
+    """A shipped model with more layers, which repeat its own."""
     shipped = preset_model(PRESETS[k])
-    have = len(shipped.scenario.layers)
-    repeat = np.arange(layers) % have
+    repeat = np.arange(layers) % len(shipped.scenario.layers)
     first = shipped.scenario.exchanges[0]
     d, r = shipped.dynamics, shipped.rows
-    wide = replace(
+    return replace(
         shipped,
         scenario=replace(
             shipped.scenario,
@@ -62,47 +56,44 @@ def fitted(
             r,
             factors=r.factors[:, repeat],
             own=r.own[:, repeat],
-            alignment=r.alignment[:, repeat],
         ),
         rhythm=None,
     )
+
+
+def fitted(model: TrafficModel, *, ranks: int, experts: int) -> TrafficModel:
+    """A model fitted to a run of this size, which is sampled from another model."""
     with tempfile.TemporaryDirectory() as folder:
-        demand = wide.sample(
-            iterations=iterations, seed=0, ranks=ranks, experts=experts
-        )
-        trace = synthetic_trace(demand, Path(folder), seed=0)
-        return TrafficModel.fit(trace)
+        demand = model.sample(iterations=64, seed=0, ranks=ranks, experts=experts)
+        return TrafficModel.fit(synthetic_trace(demand, Path(folder), seed=0))
 
 
 def speed(asked: argparse.Namespace) -> dict[str, object]:
-    """Rows a second of processor time, of the model and of numpy's multinomial.
+    """Rows a second of processor time, of models and of numpy's multinomial.
 
-    The two take turns, for a processor's speed drifts: the ratio is of neighbors.
+    ``fitted`` is a model of this size, ``scaled`` a shipped model whose experts are
+    split.  They take turns, for a processor's speed drifts: ratios are of neighbors.
     """
-    made = fitted(
-        ranks=asked.ranks,
-        experts=asked.experts,
-        layers=asked.layers,
-        tokens=asked.tokens,
-        k=asked.k,
-    )
+    shipped = wide(layers=asked.layers, tokens=asked.tokens, k=asked.k)
+    made = fitted(shipped, ranks=asked.ranks, experts=asked.experts)
+    models = {"fitted": made, "scaled": shipped}
+    size = {"ranks": asked.ranks, "experts": asked.experts, "threads": 1}
     # what a process does once is done before the clock runs
-    next(iter(made.sample(iterations=1, seed=0, threads=1).blocks()))
+    for model in models.values():
+        next(iter(model.sample(iterations=1, seed=0, **size).blocks()))
     iterations = max(1, asked.iterations // TURNS)
-    rows = iterations * asked.layers * asked.ranks
     rng = np.random.default_rng(0)
-    ours, bare = [], []
+    spent: dict[str, list[float]] = {name: [] for name in (*models, "multinomial")}
     for seed in range(TURNS):
-        demand = made.sample(
-            iterations=iterations, seed=seed, ranks=asked.ranks, threads=1
-        )
-        began = time.process_time()
-        for _ in demand.blocks():
-            pass
-        ours.append(time.process_time() - began)
+        for name, model in models.items():
+            demand = model.sample(iterations=iterations, seed=seed, **size)
+            began = time.process_time()
+            for _ in demand.blocks():
+                pass
+            spent[name].append(time.process_time() - began)
         shares = [
-            probabilities(y, 1)
-            for _, y in islice(made.dynamics.states(seed), iterations)
+            probabilities(x, 1)
+            for _, x in islice(made.dynamics.states(seed, asked.k), iterations)
         ]
         began = time.process_time()
         for each in shares:
@@ -111,27 +102,26 @@ def speed(asked: argparse.Namespace) -> dict[str, object]:
                     asked.k * asked.tokens,
                     np.broadcast_to(share, (asked.ranks, asked.experts)),
                 )
-        bare.append(time.process_time() - began)
-    ratios = np.divide(bare, ours)
+        spent["multinomial"].append(time.process_time() - began)
+    ratios = {name: np.divide(spent["multinomial"], spent[name]) for name in models}
     return {
         "k": asked.k,
-        "rows": rows * TURNS,
-        "rows_a_second": rows / float(np.median(ours)),
-        "rows_a_second_of_numpys_multinomial": rows / float(np.median(bare)),
-        "speed_over_numpys_multinomial": float(np.median(ratios)),
-        "quartiles": np.quantile(ratios, (0.25, 0.75)).tolist(),
+        "rows": iterations * asked.layers * asked.ranks * TURNS,
+        **{
+            f"speed of {name} over numpy's multinomial, quartiles": np.quantile(
+                found, (0.25, 0.5, 0.75)
+            )
+            .round(2)
+            .tolist()
+            for name, found in ratios.items()
+        },
     }
 
 
 def stream(asked: argparse.Namespace) -> dict[str, float]:
     """Time, file and peak memory of a run that is streamed to disk."""
-    made = fitted(
-        ranks=8,
-        experts=asked.experts,
-        layers=asked.layers,
-        tokens=asked.tokens,
-        k=asked.k,
-    )
+    shipped = wide(layers=asked.layers, tokens=asked.tokens, k=asked.k)
+    made = fitted(shipped, ranks=8, experts=asked.experts)
     demand = made.sample(iterations=asked.iterations, seed=0, ranks=asked.ranks)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         path = Path(folder) / "synthetic.h5"

@@ -72,7 +72,7 @@ def evidence(model: TrafficModel, path: Path, iterations: range) -> str:
     for seed in SEEDS:
         demand = model.sample(iterations=len(captured), seed=seed)
         counts = np.concatenate([block for _, block in demand.blocks()])
-        found.append(difference(real, downstream(counts, **like)))
+        found.append(difference(downstream(counts, **like), real))
     return ", ".join(
         f"{name} {np.mean([one[name] for one in found]):+.1%}" for name in found[0]
     )

@@ -43,25 +43,9 @@ def moments(counts: Int32) -> dict[str, Float64]:
     if ranks < 3:
         return found
     apart = counts / copies - load[:, :, None]
-    free = np.maximum(1 - (load**2).sum(axis=2), 1e-9)
-    square = (apart**2).sum(axis=3)
-    found["tail"] = square.std(axis=2) / np.maximum(square.mean(axis=2), 1e-12)
-    found["rows"] = (apart**2).sum(axis=(2, 3)) / (ranks - 1) / free
-    if counts.shape[1] > 1:
-        found["coupling"] = _coupling(apart)
+    # total variation, as the change: a few rows far off do not count for more
+    found["rows"] = np.abs(apart).sum(axis=3).mean(axis=2) / 2
     return found
-
-
-def _coupling(apart: Float64) -> Float64:
-    """Mean correlation ``[n, L]`` of the rows' inner products with other layers'."""
-    layers, ranks = apart.shape[1:3]
-    inner = apart @ apart.swapaxes(2, 3)
-    one, other = np.triu_indices(ranks, 1)
-    pairs = inner[..., one, other]
-    pairs -= pairs.mean(axis=2, keepdims=True)
-    pairs /= np.maximum(np.linalg.norm(pairs, axis=2, keepdims=True), 1e-12)
-    with_all = (pairs * pairs.sum(axis=1, keepdims=True)).sum(axis=2)
-    return np.asarray((with_all - 1) / (layers - 1), np.float64)
 
 
 def calibrated(
@@ -115,10 +99,15 @@ def _windowed(counts: Int32, spans: list[slice]) -> dict[str, Float64]:
 
 def _ratio(target: Float64, found: Float64) -> Float64:
     """Target over found ``[K, L]``, as a product of a window's and a layer's."""
+    ratio = _sums_ratio(target, found, 0) * _sums_ratio(target, found, 1)
+    ratio /= _sums_ratio(target, found, None)
     most = CONSTANTS.most_ratio
-    log = np.log(np.clip(target / np.maximum(found, 1e-9), 1 / most, most))
-    by_both = log.mean(axis=0, keepdims=True) + log.mean(axis=1, keepdims=True)
-    return np.asarray(np.exp(by_both - log.mean()))
+    return np.asarray(np.clip(ratio, 1 / most, most), np.float64)
+
+
+def _sums_ratio(target: Float64, found: Float64, axis: int | None) -> Float64:
+    sums = (np.maximum(x.sum(axis, keepdims=True), 1e-9) for x in (target, found))
+    return np.asarray(np.divide(*sums), np.float64)
 
 
 def _corrected(
@@ -130,10 +119,11 @@ def _corrected(
 ) -> tuple[Dynamics, RowVariation]:
     # entropy lacks in proportion to the square of the spread
     spread = ratio["skew"] ** (damping / 2)
+    # only a part of the change is movement, and the rest is due to rows: twice the step
     movement = np.where(
         fast,
-        (ratio["change"] ** (2 * damping))[..., None],
-        (ratio["change 10"] ** (2 * damping))[..., None],
+        (ratio["change"] ** (4 * damping))[..., None],
+        (ratio["change 10"] ** (4 * damping))[..., None],
     )
     bend = np.maximum((d.saturation + 0.2) * ratio["peak"] ** (-3 * damping) - 0.2, 0)
     d = replace(
@@ -143,15 +133,10 @@ def _corrected(
         saturation=np.minimum(bend, 10.0),
     )
     if "rows" in ratio:
-        size = ratio["rows"] ** (damping / 2)
+        size = ratio["rows"] ** damping
         rows = replace(
             rows,
             factors=rows.factors * size[..., None, None],
             own=rows.own * size[..., None],
         )
-        moved = rows.tail + damping * np.log(ratio["tail"]).mean(axis=1)
-        rows = replace(rows, tail=np.clip(moved, 0.0, CONSTANTS.most_tail))
-    if "coupling" in ratio:
-        moved = rows.alignment + damping * np.log(ratio["coupling"])
-        rows = replace(rows, alignment=np.clip(moved, 0.0, 1.0))
     return d, rows

@@ -42,9 +42,6 @@ class FitConstants:
     damping: float = 0.6
     calibration_window: int = 20
     most_ratio: float = 3.0  # of one round
-    alignment: float = 0.3  # before calibration
-    tail: float = 0.1  # before calibration
-    most_tail: float = 0.8
     fast: float = 0.8  # correlation of neighbors below which a component is fast
 
 

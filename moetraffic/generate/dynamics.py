@@ -20,6 +20,7 @@ In iteration t the log-weight (:mod:`.shares`) of expert e in layer l is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ from .shares import probabilities
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
+
+TINY = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,9 +49,18 @@ class Dynamics:
     variance: Float64  # [K, L, J] v
     saturation: Float64  # [K, L] b
 
-    def course(self, seed: int) -> Iterator[CoursePoint]:
-        """Draw the course, iteration by iteration, without end."""
-        drawn = self._orders(seed)
+    def course(self, seed: int, drift: float = 1.0) -> Iterator[CoursePoint]:
+        """Draw the course, iteration by iteration, without end.
+
+        Parameters
+        ----------
+        seed
+            Of the orders.
+        drift
+            How many times as fast orders change.  The levels themselves are those of
+            the same iterations.
+        """
+        drawn = self._orders(seed, drift)
         before = after = next(drawn)
         iteration = 0
         while True:
@@ -59,61 +71,75 @@ class Dynamics:
                 share = (iteration - before.at) / (after.at - before.at)
             yield CoursePoint(
                 level=(1 - share) * before.level + share * after.level,
-                variance=(1 - share) * self.variance[before.knot]
-                + share * self.variance[after.knot],
-                saturation=(1 - share) * self.saturation[before.knot]
-                + share * self.saturation[after.knot],
+                variance=_at(self.knots, self.variance, iteration),
                 before=before,
                 after=after,
                 share=share,
             )
             iteration += 1
 
-    def _orders(self, seed: int) -> Iterator[Knot]:
+    def _orders(self, seed: int, drift: float) -> Iterator[Knot]:
+        """Draw knots: at a drift of m, m in place of each, with m times the change."""
         rng = generator(seed, Use.COURSE)
+        parts = max(1, math.ceil(drift))
         last = len(self.knots) - 1
-        step = self.knots[-1] - self.knots[-2] if last else 1.0
+        end = float(self.knots[-1])
+        step = end - float(self.knots[-2]) if last else 1.0
+        ordered = np.sort(self.level, axis=2)
+        # -log of the correlation of w with that at the first knot
+        apart = -np.log(np.maximum(self.adjacent, TINY))
+        apart_at_knots = np.cumsum(apart) - apart[0]
         w = rng.standard_normal(self.level.shape[1:])
-        number = 0
-        kept = 1.0
+        number, spent = 0, 0.0
         while True:
-            knot = min(number, last)
-            level = self.level[knot]
-            alike = float(self.adjacent[knot])
+            place = number / parts
+            at = float(np.interp(place, np.arange(last + 1), self.knots))
+            at += max(place - last, 0.0) * step
+            # orders are those of another time
+            when = float(self.knots[0]) + drift * (at - float(self.knots[0]))
+            beyond = max(when - end, 0.0) / step * apart[-1]
+            now = float(np.interp(when, self.knots, apart_at_knots)) + beyond
             if number:
-                new = rng.standard_normal(level.shape)
+                alike = np.exp(spent - now)
+                new = rng.standard_normal(w.shape)
                 w = alike * w + np.sqrt(1 - alike**2) * new
-            kept = float(self.kept[knot]) if number <= last else kept * alike
-            unit = level / np.maximum(level.std(axis=1, keepdims=True), 1e-12)
-            mixed = kept * unit + np.sqrt(1 - kept**2) * w
-            place = np.argsort(np.argsort(mixed, axis=1), axis=1)
-            source = np.take_along_axis(np.argsort(level, axis=1), place, axis=1)
+            spent = now
+            kept = np.interp(when, self.knots, self.kept) * np.exp(-beyond)
+            captured = _at(self.knots, self.level, when)
+            captured /= np.maximum(captured.std(axis=1, keepdims=True), 1e-12)
+            mixed = kept * captured + np.sqrt(1 - kept**2) * w
+            rank = np.argsort(np.argsort(mixed, axis=1), axis=1)
+            knot = min(round(place), last)
             yield Knot(
-                at=float(self.knots[knot] + max(number - last, 0) * step),
+                at=at,
                 knot=knot,
-                source=source,
-                level=np.take_along_axis(level, source, axis=1),
+                source=np.take_along_axis(np.argsort(self.level[knot], 1), rank, 1),
+                level=np.take_along_axis(_at(self.knots, ordered, at), rank, 1),
             )
             number += 1
 
     def states(
-        self, seed: int, bursts: Iterator[Float64] | None = None
+        self, seed: int, k: int, *, drift: float = 1.0
     ) -> Iterator[tuple[CoursePoint, Float64]]:
-        """Draw the course and the log-weights x ``[L, E]``, iteration by iteration."""
-        movement = Movement(self, generator(seed, Use.BEGIN), self.level.shape[1:])
-        for iteration, point in enumerate(self.course(seed)):
+        """Draw the course and the log-weights x ``[L, E]``, iteration by iteration.
+
+        Parameters
+        ----------
+        seed, drift
+            As of :meth:`course`; movement is as many times as fast.
+        k
+            Experts per token.
+        """
+        movement = Movement(
+            self, generator(seed, Use.BEGIN), self.level.shape[1:], drift
+        )
+        for iteration, point in enumerate(self.course(seed, drift)):
             if iteration:
                 movement.step(generator(seed, Use.STATE, iteration))
             y = point.level + movement.sum(point.variance)
-            if bursts is not None:
-                y = y + next(bursts)
-            yield point, y
-
-    def saturated(self, y: Float64, point: CoursePoint, k: int) -> Float64:
-        """Log-weights x ``[L, E]`` of y."""
-        pi = probabilities(y, k)
-        relative = pi * (y.shape[-1] / k)
-        return np.asarray(y - np.log1p(point.saturation[:, None] * relative))
+            relative = probabilities(y, k) * (y.shape[-1] / k)
+            bend = _at(self.knots, self.saturation, iteration)[:, None]
+            yield point, y - np.log1p(bend * relative)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,10 +158,18 @@ class CoursePoint:
 
     level: Float64  # [L, E]
     variance: Float64  # [L, J]
-    saturation: Float64  # [L]
     before: Knot
     after: Knot
     share: float  # of the way from one to the other
+
+
+def _at(knots: Float64, values: Float64, when: float) -> Float64:
+    """Interpolate values ``[K, ...]`` of knots linearly, constant beyond them."""
+    place = np.interp(when, knots, np.arange(len(knots)))
+    left = min(int(place), max(len(knots) - 2, 0))
+    right = min(left + 1, len(knots) - 1)
+    share = place - left if right > left else 0.0
+    return np.asarray((1 - share) * values[left] + share * values[right])
 
 
 class Movement:
@@ -149,13 +183,24 @@ class Movement:
         For the state at the beginning, which is stationary.
     shape
         ``(L, ...)`` of the log-weights that move.
+    drift
+        How many times as fast; what alternates from iteration to iteration cannot be
+        faster.
     """
 
     def __init__(
-        self, dynamics: Dynamics, rng: np.random.Generator, shape: tuple[int, ...]
+        self,
+        dynamics: Dynamics,
+        rng: np.random.Generator,
+        shape: tuple[int, ...],
+        drift: float = 1.0,
     ) -> None:
-        r = dynamics.damping.reshape(-1, *[1] * len(shape))
-        omega = dynamics.frequency.reshape(r.shape)
+        frequency = np.minimum(dynamics.frequency * drift, np.pi)
+        swings = dynamics.frequency > 0
+        held = np.full(len(frequency), drift)
+        held[swings] = frequency[swings] / dynamics.frequency[swings]
+        r = (dynamics.damping**held).reshape(-1, *[1] * len(shape))
+        omega = frequency.reshape(r.shape)
         self._turn = r * np.exp(1j * omega)
         self._new = np.sqrt(1 - r**2)
         self._size = (len(dynamics.damping), *shape)

@@ -97,12 +97,14 @@ class Parts:
         after = rng.integers(0, experts, (layers, experts, count))
         return cls(dynamics=dynamics, after=after, seed=seed)
 
-    def logarithms(self) -> Iterator[tuple[CoursePoint, Float64]]:
+    def logarithms(self, drift: float) -> Iterator[tuple[CoursePoint, Float64]]:
         """Course and the parts' log-weights ``[L, E, m]``, iteration by iteration."""
         shape = self.after.shape
-        movement = Movement(self.dynamics, generator(self.seed, Use.SPLIT, 1), shape)
+        movement = Movement(
+            self.dynamics, generator(self.seed, Use.SPLIT, 1), shape, drift
+        )
         flat = self.after.reshape(shape[0], -1)
-        for iteration, point in enumerate(self.dynamics.course(self.seed)):
+        for iteration, point in enumerate(self.dynamics.course(self.seed, drift)):
             if iteration:
                 movement.step(generator(self.seed, Use.PARTS, iteration))
             level = np.take_along_axis(point.level, flat, axis=1).reshape(shape)

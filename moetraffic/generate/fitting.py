@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 from scipy.sparse.linalg import eigsh
+from scipy.special import polygamma
 
 from . import windows
 from .constants import CONSTANTS
@@ -108,8 +109,6 @@ def fit_rows(counts: Int32, *, k: int, tokens: int) -> RowVariation:
         return RowVariation(
             factors=np.zeros((*shape, 0)),
             own=np.full(shape, tokens**-0.5),
-            alignment=np.zeros(shape[:2]),
-            tail=np.zeros(shape[0]),
         )
     factors, own = np.empty((*shape, width)), np.empty(shape)
     for at, (first, last) in enumerate(pairwise(borders)):
@@ -137,8 +136,6 @@ def fit_rows(counts: Int32, *, k: int, tokens: int) -> RowVariation:
     return RowVariation(
         factors=factors,
         own=own,
-        alignment=np.full(shape[:2], CONSTANTS.alignment if layers > 1 else 0.0),
-        tail=np.full(shape[0], CONSTANTS.tail),
     )
 
 
@@ -170,9 +167,9 @@ def _noise(
     ratio = np.repeat(ratio, np.diff(borders), axis=0)
     near = np.maximum(pi, least)
     slope = np.maximum(response(near, k), least)
-    return np.asarray(
-        np.log1p(ratio * np.maximum(near * (1 - near), 0) / ranks / slope**2)
-    )
+    relative = ratio * np.maximum(near * (1 - near), 0) / ranks / slope**2
+    # of a gamma variable; that of a cell with few copies is bounded by the logarithm
+    return np.asarray(polygamma(1, 1 / np.clip(relative, 1e-12, 1)))
 
 
 def _grid() -> Float64:

@@ -161,12 +161,13 @@ class TrafficModel:
             scenario=self.scenario.scaled(ranks=ranks, experts=experts, k=k, ep=ep),
             iterations=iterations,
             seed=seed,
+            drift=1.0 if knobs is None else knobs.drift,
             bursts=None if knobs is None else knobs.bursts,
             threads=threads,
         )
 
     def applied(self, knobs: Knobs) -> TrafficModel:
-        """The model with its knobs applied; bursts are drawn when it is sampled."""
+        """The model with its knobs applied, but drift and bursts, which samples get."""
         return replace(
             self,
             dynamics=knobs.applied(self.dynamics),

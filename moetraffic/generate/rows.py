@@ -1,26 +1,18 @@
 r"""Variation between ranks within an iteration: factors that all layers share.
 
 The tokens of a rank come from few documents, and all layers route the same tokens.  The
-log-weights of rank r deviate from the iteration's by
+share of rank r is the square of a censored normal variable,
 
-.. math:: u_{r,l,e} = s_e (a_r \Lambda_l g_r + \psi_{l,e} h_{r,l,e}) - o_e
+.. math:: q_{r,l,e} = s_e \max(0, m_e + u_{r,l,e})^2, \quad
+          u_{r,l,e} \propto \Lambda_l g_r + \psi_{l,e} h_{r,l,e}
 
-with g (Q factors, shared by the layers) and h (its own in each cell) standard normal
-and a lognormal of mean square 1, new for each rank and iteration.
-:math:`\Lambda\Lambda^T + \psi^2` is the covariance of shares in units of
-:math:`\sqrt{\pi(1 - \pi)}`, *including* that of counting N tokens, which layers share
-as well; s makes the variance of a lognormal share that of the capture, and o keeps its
-mean.
-
-The experts that have the load change from iteration to iteration, and with them the
-directions in which ranks differ.  Fitted over a window, factors of two layers are
-therefore less coupled than in any one iteration.  The map of optimal transport between
-normal distributions takes each layer's factors, weighted by the load of the iteration,
-toward a covariance that all layers share, by a fraction :math:`\alpha` of the way.
-
-References
-----------
-R. J. McCann, Adv. Math. 128 (1997) 153: interpolation along the map of transport.
+with g (Q factors, shared by the layers) and h (its own in each cell) standard normal,
+new for each rank and iteration, and u of variance 1.  :math:`\Lambda\Lambda^T + \psi^2`
+is the covariance of shares in units of :math:`\sqrt{\pi(1 - \pi)}`, *including* that of
+counting N tokens, which layers share as well; m and s give the share the iteration's
+mean and this variance.  Of a share above 1/2 the rest is such a square.  Captured rows
+have more empty cells than lognormal ones of the same moments, and fewer than censored
+normal ones.
 """
 
 from __future__ import annotations
@@ -29,14 +21,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtr
 
 from .dynamics import CoursePoint
-from .shares import probabilities, response
+from .shares import bounded, probabilities
 
 Float64 = npt.NDArray[np.float64]
 Float32 = npt.NDArray[np.float32]
 
 TINY = 1e-9
+LEAST_SHARE = 1e-7
+"""Share of an empty cell, so that no row is empty as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,19 +40,6 @@ class RowVariation:
 
     factors: Float64  # [K, L, E, Q] Lambda
     own: Float64  # [K, L, E] psi
-    alignment: Float64  # [K, L] alpha, from 0 to 1
-    tail: Float64  # [K] standard deviation of log a
-
-    def shared(
-        self, rng: np.random.Generator, point: CoursePoint, shape: tuple[int, ...]
-    ) -> Float32:
-        """a g of an iteration's rows, ``[..., Q]`` with ``shape`` before the last."""
-        g = rng.standard_normal((*shape, self.factors.shape[3]), np.float32)
-        tail = (1 - point.share) * self.tail[point.before.knot]
-        tail += point.share * self.tail[point.after.knot]
-        a = np.exp(tail * rng.standard_normal(shape) - tail**2)
-        g *= a[..., None].astype(np.float32)
-        return g
 
     def at(
         self, point: CoursePoint, x: Float64, chance: float, *, k: int
@@ -84,18 +66,21 @@ class RowVariation:
         own = np.take_along_axis(self.own[knot.knot], source, 1)
         pi = probabilities(x, k)
         spread = np.maximum(pi * (1 - pi), TINY)
-        factors = aligned(factors, spread, self.alignment[knot.knot])
-        total = (factors**2).sum(axis=2) + own**2
-        slope = np.maximum(response(pi, k), TINY)
-        variance = np.log1p(total * spread / slope**2)
-        size = np.sqrt(variance / np.maximum(total, TINY**2))
+        total = np.maximum((factors**2).sum(axis=2) + own**2, TINY**2)
+        variance = total * spread
+        mirrored = pi > 0.5
+        center, scale = squared_normal(np.where(mirrored, 1 - pi, pi), variance)
+        sign = np.where(mirrored, -1.0, 1.0)
+        size = sign / np.sqrt(total)
         return IterationRows(
-            center=(x - variance * (1 - 2 * pi) / 2).astype(np.float32),
+            center=center.astype(np.float32),
             factors=np.ascontiguousarray(
                 (factors * size[..., None]).swapaxes(1, 2), np.float32
             ),
             own=(own * size).astype(np.float32),
-            variance=variance,
+            scale=(sign * scale).astype(np.float32),
+            offset=mirrored.astype(np.float32),
+            variance=np.log1p(variance / np.maximum(pi, TINY) ** 2),
             shares=np.asarray(pi, np.float64),
         )
 
@@ -104,49 +89,70 @@ class RowVariation:
 class IterationRows:
     """Distribution of the rows of an iteration."""
 
-    center: Float32  # [L, E]
+    center: Float32  # [L, E] means of normals of variance 1
     factors: Float32  # [L, Q, E]
     own: Float32  # [L, E]
-    variance: Float64  # [L, E] of u
+    scale: Float32  # [L, E] of the squares
+    offset: Float32  # [L, E] 1 for shares above 1/2, which are 1 less a square
+    variance: Float64  # [L, E] of the logarithm of a lognormal share of these moments
     shares: Float64  # [L, E] of the iteration
 
-    def draw(self, rng: np.random.Generator, shared: Float32, layer: int) -> Float32:
-        """Log-weights ``[R, E]`` of a layer's rows, of factors g ``[R, Q]``."""
+    def draw(
+        self, rng: np.random.Generator, shared: Float32, layer: int, k: int
+    ) -> Float32:
+        """Shares ``[R, E]`` of rows of a layer, of factors g ``[R, Q]``, with sum k."""
         own = self.own[layer]
         out = rng.standard_normal((len(shared), len(own)), np.float32)
         out *= own
         # no BLAS: it would sum in another order on other machines and threads
         out += np.einsum("rq,qe->re", shared, self.factors[layer])
         out += self.center[layer]
-        return out
+        np.maximum(out, 0, out=out)
+        out *= out
+        out *= self.scale[layer]
+        out += self.offset[layer]
+        np.clip(out, LEAST_SHARE, 1, out=out)
+        return bounded(out, k)
 
 
-def aligned(factors: Float64, spread: Float64, alpha: Float64) -> Float64:
-    """Factors ``[L, E, Q]`` with covariances taken toward one that layers share.
+def squared_normal(mean: Float64, variance: Float64) -> tuple[Float64, Float64]:
+    """Find the square of a censored normal variable that has given moments.
 
     Parameters
     ----------
-    factors
-        ``[L, E, Q]``.
-    spread
-        ``[L, E]`` pi (1 - pi), the square of a factor's weight.
-    alpha
-        ``[L]`` fraction of the way.
+    mean, variance
+        ``[...]`` of shares.
+
+    Returns
+    -------
+    center, scale
+        ``[...]`` each: shares are ``scale * max(0, center + z)**2``, z standard normal.
+
+    Examples
+    --------
+    >>> center, scale = squared_normal(np.array([0.1]), np.array([0.01]))
+    >>> z = np.random.default_rng(0).standard_normal(100_000)
+    >>> shares = scale * np.maximum(center + z, 0) ** 2
+    >>> (shares.mean().round(2), shares.std().round(2))
+    (np.float64(0.1), np.float64(0.1))
     """
-    width = factors.shape[2]
-    if len(factors) < 2 or not width or not alpha.any():
-        return factors
-    weighted = factors * np.sqrt(spread)[..., None]
-    m = weighted.swapaxes(1, 2) @ weighted
-    m /= np.maximum(np.trace(m, axis1=1, axis2=2), TINY**2)[:, None, None]
-    m += 1e-3 / width * np.eye(width)
-    value, vector = np.linalg.eigh(m)
-    _, common = np.linalg.eigh(m.mean(axis=0))
-    target = (common * value.mean(axis=0)) @ common.T
-    root = (vector * np.sqrt(value)[:, None]) @ vector.swapaxes(1, 2)
-    inverse = (vector / np.sqrt(value)[:, None]) @ vector.swapaxes(1, 2)
-    value, vector = np.linalg.eigh(root @ target @ root)
-    middle = (vector * np.sqrt(np.maximum(value, 0))[:, None]) @ vector.swapaxes(1, 2)
-    move = inverse @ middle @ inverse
-    a = alpha[:, None, None]
-    return np.asarray(factors @ ((1 - a) * np.eye(width) + a * move), np.float64)
+    near = np.maximum(mean, TINY)
+    center = np.interp(np.log(np.maximum(variance, TINY**2) / near**2), *_CENTERS)
+    return center, near / _mean_square(center)
+
+
+def _mean_square(center: Float64) -> Float64:
+    density = np.exp(-(center**2) / 2) / np.sqrt(2 * np.pi)
+    return np.asarray((center**2 + 1) * ndtr(center) + center * density)
+
+
+def _centers() -> tuple[Float64, Float64]:
+    """Logarithm of variance over squared mean, ascending, and centers."""
+    at = np.r_[np.arange(-5, 8, 0.02), np.geomspace(8, 1e5, 400)]
+    density = np.exp(-(at**2) / 2) / np.sqrt(2 * np.pi)
+    fourth = (at**4 + 6 * at**2 + 3) * ndtr(at) + (at**3 + 5 * at) * density
+    ratio = np.log(fourth / _mean_square(at) ** 2 - 1)
+    return ratio[::-1].copy(), at[::-1].copy()
+
+
+_CENTERS = _centers()

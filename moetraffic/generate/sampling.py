@@ -17,7 +17,7 @@ from .generator import block_rows
 from .rows import IterationRows, RowVariation
 from .scenario import Scenario
 from .shares import probabilities, rounded
-from .what_if import Bursts
+from .what_if import Bursts, HotExperts
 
 Float64 = npt.NDArray[np.float64]
 Float32 = npt.NDArray[np.float32]
@@ -34,6 +34,7 @@ class SampledDemand:
     scenario: Scenario
     iterations: int
     seed: int
+    drift: float = 1.0  # how many times as fast the load moves
     bursts: Bursts | None = None
     threads: int = 0  # 0: as many as the machine has; the counts do not depend on it
 
@@ -66,15 +67,18 @@ class SampledDemand:
         )
         parts = None
         if regrouping.parts > 1:
-            parts = Parts.drawn(d, regrouping.parts, self.seed).logarithms()
+            parts = Parts.drawn(d, regrouping.parts, self.seed).logarithms(self.drift)
         bursts = None
         if self.bursts is not None:
-            bursts = self.bursts.over(self.seed, d.level.shape[1:])
-        slots = len(scene.slots)
-        for iteration, (point, y) in enumerate(d.states(self.seed, bursts)):
+            bursts = HotExperts(self.bursts, self.seed, d.level.shape[1:])
+        slots, factors = len(scene.slots), self.rows.factors.shape[3]
+        for iteration, (point, x) in enumerate(
+            d.states(self.seed, k, drift=self.drift)
+        ):
+            if bursts is not None:
+                x = bursts.applied(x, k)
             rng = generator(self.seed, Use.ROWS, iteration)
-            chance = rng.random()
-            rows = self.rows.at(point, d.saturated(y, point, k), chance, k=k)
+            rows = self.rows.at(point, x, rng.random(), k=k)
             split = deviation = None
             if parts is not None:
                 split = next(parts)[1].astype(np.float32)
@@ -83,7 +87,7 @@ class SampledDemand:
                 ).astype(np.float32)
             yield _Moment(
                 rows=rows,
-                shared=self.rows.shared(rng, point, (slots, scene.ranks)),
+                shared=rng.standard_normal((slots, scene.ranks, factors), np.float32),
                 regrouping=regrouping,
                 parts=split,
                 deviation=deviation,
@@ -96,8 +100,7 @@ class SampledDemand:
         scene = self.scenario
         rng = generator(self.seed, Use.COUNTS, iteration, x)
         shared = moment.shared[scene.slots.index(scene.exchanges[x].slot)]
-        weights = moment.rows.draw(rng, shared, layer)
-        shares = probabilities(weights, self.fitted.k)
+        shares = moment.rows.draw(rng, shared, layer, self.fitted.k)
         if not moment.regrouping.trivial:
             parts = None
             if moment.parts is not None and moment.deviation is not None:

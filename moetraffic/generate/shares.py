@@ -80,6 +80,30 @@ def probabilities(x: Floats, k: int) -> Floats:
     return np.asarray(out)
 
 
+def bounded(shares: Floats, k: int) -> Floats:
+    """Scale rows ``[..., E]`` of positive shares to the sum k, none above 1, in place.
+
+    Examples
+    --------
+    >>> bounded(np.array([[0.9, 0.4, 0.2, 0.2]]), 2).round(2).tolist()
+    [[1.0, 0.5, 0.25, 0.25]]
+    """
+    shares *= k / shares.sum(axis=-1, keepdims=True)
+    if k == 1:
+        return shares
+    over = np.flatnonzero(shares.max(axis=-1) > 1)
+    while len(over):
+        rows = shares[over]
+        full = rows >= 1
+        left = np.where(full, 0, rows)
+        lacking = k - full.sum(axis=-1, keepdims=True)
+        left *= lacking / np.maximum(left.sum(axis=-1, keepdims=True), 1e-30)
+        rows = np.where(full, 1, left)
+        shares[over] = rows
+        over = over[rows.max(axis=-1) > 1]
+    return shares
+
+
 def log_weights(shares: Float64, k: int, least: float) -> Float64:
     """Log-weights ``[..., E]`` of shares, with the mean 0 in each row.
 

@@ -39,8 +39,9 @@ from .scenario import Exchange, Scenario
 Float64 = npt.NDArray[np.float64]
 
 KIND = "moetraffic-model"
-VERSION = 5
-"""Up to 4 the load had a trend and autoregressions of each expert."""
+VERSION = 6
+"""Up to 4 the load had a trend and autoregressions of each expert; 5 had lognormal
+rows."""
 
 PARTS: dict[str, type[Any]] = {
     "dynamics": Dynamics,
@@ -215,8 +216,6 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
         "saturation": (d.saturation, (knots, layers)),
         "factors": (r.factors, (knots, layers, experts, factors)),
         "own": (r.own, (knots, layers, experts)),
-        "alignment": (r.alignment, (knots, layers)),
-        "tail": (r.tail, (knots,)),
     }
     for name, (array, shape) in shapes.items():
         if array.shape != shape or not np.isfinite(array).all() or not shape[0]:
@@ -224,12 +223,11 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
     sound = (
         all(
             ((part >= 0) & (part <= 1)).all()
-            for part in (d.kept, d.adjacent, d.damping, r.alignment)
+            for part in (d.kept, d.adjacent, d.damping)
         )
         and (d.variance >= 0).all()
         and (d.saturation >= 0).all()
         and (r.own >= 0).all()
-        and (r.tail >= 0).all()
         and (np.diff(d.knots) > 0).all()
         and d.knots[0] >= 0
     )

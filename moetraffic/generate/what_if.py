@@ -8,7 +8,6 @@ between ranks, ``bursts`` lets experts become hot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from moetraffic.errors import LayoutError
 
 from .chance import Use, generator
 from .dynamics import Dynamics
+from .shares import probabilities
 
 Float64 = npt.NDArray[np.float64]
 
@@ -36,20 +36,36 @@ class Bursts:
     factor: float = 4.0  # by which the expert's weight is multiplied
     length: float = 20.0  # iterations that a burst lasts, on average
 
-    def over(self, seed: int, shape: tuple[int, ...]) -> Iterator[Float64]:
-        """What bursts add to the log-weights ``[L, E]``, iteration by iteration.
 
-        Each expert is a chain of two states: it becomes hot with probability
-        ``1/(E every)`` and ends with ``1/length``.
-        """
-        begin, end = 1 / (self.every * shape[1]), 1 / self.length
-        hot = np.zeros(shape, bool)
-        iteration = 0
-        while True:
-            chance = generator(seed, Use.BURSTS, iteration).random(shape)
-            hot = np.where(hot, chance >= end, chance < begin)
-            yield np.log(self.factor) * hot
-            iteration += 1
+class HotExperts:
+    """Experts that bursts make hot, iteration by iteration.
+
+    Each expert is a chain of two states: it becomes hot with probability
+    ``share/every``, share of its layer's load, and ends with ``1/length``.
+
+    Parameters
+    ----------
+    bursts
+        How often, how hot and how long.
+    seed
+        Of when and where.
+    shape
+        ``(L, E)``.
+    """
+
+    def __init__(self, bursts: Bursts, seed: int, shape: tuple[int, ...]) -> None:
+        self._bursts, self._seed = bursts, seed
+        self._hot = np.zeros(shape, bool)
+        self._iteration = 0
+
+    def applied(self, x: Float64, k: int) -> Float64:
+        """Log-weights ``[L, E]`` of the next iteration, with those of hot experts."""
+        b = self._bursts
+        begin = probabilities(x, k) / (k * b.every)
+        chance = generator(self._seed, Use.BURSTS, self._iteration).random(x.shape)
+        self._hot = np.where(self._hot, chance >= 1 / b.length, chance < begin)
+        self._iteration += 1
+        return np.asarray(x + np.log(b.factor) * self._hot)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,23 +104,15 @@ class Knobs:
             )
 
     def applied(self, d: Dynamics) -> Dynamics:
-        """The dynamics with all knobs but those of rows and bursts applied."""
+        """The dynamics with the knobs of skew and layers applied."""
         total = (d.level**2).mean(axis=2) + d.variance.sum(axis=2)
         size = np.sqrt(np.maximum(total.mean(axis=0), 1e-12))  # [L]
         mean = float(np.exp(np.log(size).mean()))
         ratio = self.skew * (size / mean) ** (self.layers - 1)
-        # time runs faster; what alternates from iteration to iteration cannot
-        speed = np.minimum(d.frequency * self.drift, np.pi)
-        held = np.where(
-            d.frequency > 0, speed / np.maximum(d.frequency, 1e-12), self.drift
-        )
         return replace(
             d,
             level=d.level * ratio[:, None],
             variance=d.variance * ratio[:, None] ** 2,
-            knots=d.knots / self.drift,
-            frequency=speed,
-            damping=d.damping**held,
         )
 
 

@@ -70,8 +70,6 @@ def known(
         rows=RowVariation(
             factors=factors,
             own=np.full(shape, np.sqrt(0.3 * variance)),
-            alignment=np.zeros((2, layers)),
-            tail=np.zeros(2),
         ),
         fitted=100,
     )

@@ -16,7 +16,9 @@ Make = Callable[..., TrafficModel]
 
 
 def states(model: TrafficModel, count: int, seed: int = 0) -> np.ndarray:
-    return np.stack([y for _, y in islice(model.dynamics.states(seed), count)])
+    return np.stack(
+        [y for _, y in islice(model.dynamics.states(seed, model.scenario.k), count)]
+    )
 
 
 def drawn(model: TrafficModel, iterations: int, seed: int) -> np.ndarray:
@@ -53,6 +55,24 @@ def test_a_course_keeps_its_levels_and_starts_as_captured(known_model: Make) -> 
         assert not np.allclose(one[at], other[at])
     # past the last knot which expert has the load goes on to change
     assert not np.allclose(one[200], one[300])
+
+
+@pytest.mark.parametrize("drift", [0.5, 3.0])
+def test_drift_changes_orders_at_its_speed_and_keeps_levels(
+    known_model: Make, drift: float
+) -> None:
+    model = known_model(kept=1.0, sd=0.0, experts=16)
+    d = model.dynamics
+    level = np.stack([d.level[0], 2 * np.roll(d.level[0], 3, axis=1)])
+    d = replace(d, level=level, kept=np.ones(2), adjacent=np.ones(2))
+    plain = list(islice(d.states(0, 1), 101))
+    drifted = list(islice(d.states(0, 1, drift=drift), 101))
+    # at a knot of both: the levels of then, in the order of another time
+    found, one = drifted[100][1], plain[100][1]
+    assert np.sort(found) == pytest.approx(np.sort(one))
+    share = min(drift, 1.0)
+    order = (1 - share) * level[0] + share * level[1]
+    assert (np.argsort(found) == np.argsort(order)).all()
 
 
 def test_components_of_a_variogram_add_up_to_it() -> None:

@@ -24,33 +24,12 @@ def read(name: str, **knobs: object) -> dict[str, float]:
     }
 
 
-DEFECTS = {
-    ("drift", "top1-unbalanced-early"): "a faster load changes less",
-    ("drift", "top8-lossfree-early"): "a faster load changes less",
-    ("bursts", "top1-unbalanced-early"): "an expert that is hot already gets no hotter",
-    ("bursts", "top1-unbalanced-late"): "an expert that is hot already gets no hotter",
-}
-"""Presets on which a knob does not do what it is named for, to be mended."""
-
-
-def each_preset(knob: str) -> list[object]:
-    return [
-        pytest.param(
-            *((knob, name) if knob != "bursts" else (name,)),
-            marks=pytest.mark.xfail(reason=DEFECTS[knob, name], strict=True)
-            if (knob, name) in DEFECTS
-            else (),
-        )
-        for name in preset_names()
-    ]
-
-
 FIGURES = {"skew": "skew", "drift": "change", "rows": "rows", "layers": "layers"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("knob", "name"), [each for knob in FIGURES for each in each_preset(knob)]
+    ("knob", "name"), [(knob, name) for knob in FIGURES for name in preset_names()]
 )
 def test_a_knob_is_monotone(knob: str, name: str) -> None:
     figure = FIGURES[knob]
@@ -62,7 +41,7 @@ def test_a_knob_is_monotone(knob: str, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", each_preset("bursts"))
+@pytest.mark.parametrize("name", preset_names())
 def test_bursts_make_experts_hot(name: str) -> None:
     bursts = Bursts(every=10.0, factor=8.0)
     assert read(name, bursts=bursts)["peak"] > read(name)["peak"]
