@@ -167,7 +167,13 @@ def command(
     iterations: Iterations = None,
     layers: Layers = None,
     alongside: Annotated[
-        str, option("Layout of background traffic: tp=2,pp=2,dp=2.", panel=TRAFFIC)
+        str,
+        option(
+            "Layout of background traffic: tp=2,pp=2,dp=2.",
+            "--background",
+            "--alongside",
+            panel=TRAFFIC,
+        ),
     ] = "",
     model: Annotated[
         str,

@@ -21,7 +21,11 @@ from moetraffic.replay.execution.control import (
     gather_times,
 )
 from moetraffic.replay.execution.engine import Engine
-from moetraffic.replay.plan.background import expert_exchanges, pass_order
+from moetraffic.replay.plan.background import (
+    expert_exchanges,
+    pass_order,
+    without_bytes,
+)
 from moetraffic.replay.plan.program import Plan, Timing
 from moetraffic.replay.plan.selection import Depth
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
@@ -37,6 +41,7 @@ from .failure import backend_errors
 from .request import Request, grace_s, silence_s
 
 Times = dict[int, Timing]
+Trial = tuple[Times, Times, Times]
 
 
 def run_rank(request: Request, rank_env: RankEnvironment) -> Replay | None:
@@ -124,6 +129,7 @@ def _replay(
                 graphs=request.graphs,
                 passed=passed,
                 timeout_s=request.timeout_s,
+                threads=bool(request.pairs),
             )
 
         engine = engine_of(planned)
@@ -182,14 +188,21 @@ def _run_pairs(
     backend: Backend,
     engine: Engine,
     engine_of: Callable[[Plan, int], Engine],
-) -> list[tuple[Times, Times]]:
-    """Run passes with and without background traffic; return their times on rank 0."""
+) -> list[Trial]:
+    """Run passes with, without and with empty background traffic; rank 0 has times."""
     if not request.pairs:
         return []
     counted = request.passes * len(plan.programs[rank])
     engines = {True: engine, False: engine_of(expert_exchanges(plan), counted)}
+    empty = engine_of(without_bytes(plan), counted)
+
+    def timed(one: Engine) -> Times:
+        return gather_times(plan, rank, backend, one.run())
+
     found: dict[bool, list[Times]] = {True: [], False: []}
-    for background in pass_order(request.pairs):
-        timing = engines[background].run()
-        found[background].append(gather_times(plan, rank, backend, timing))
-    return [] if rank else list(zip(found[False], found[True], strict=True))
+    controls: list[Times] = []
+    for number, background in enumerate(pass_order(request.pairs)):
+        if number % 2:  # between the two passes of a pair
+            controls.append(timed(empty))
+        found[background].append(timed(engines[background]))
+    return [] if rank else list(zip(found[False], found[True], controls, strict=True))

@@ -26,6 +26,8 @@ class Engine:
     The backend is started with ``plan.groups`` and, after them, the group of all ranks.
     Another engine of this rank has counted ``passed`` operations before.  On a CUDA
     device an operation fails after ``timeout_s``; elsewhere the backend ends it.
+    ``threads``: one thread for each stream, even where no operations overlap, so that
+    passes with and without some of the operations run the same loop.
 
     Raises
     ------
@@ -46,6 +48,7 @@ class Engine:
         graphs: bool = False,
         passed: int = 0,
         timeout_s: float = 60.0,
+        threads: bool = False,
     ) -> None:
         self._plan = plan
         self._rank = rank
@@ -54,6 +57,7 @@ class Engine:
         self._pace = Pace() if pace is None else pace
         self._graphs = graphs
         self._timeout_s = timeout_s
+        self._threads = threads
         validate_kinds(plan, self._program, backend)
         self._binder = Binder(plan, self._program, backend, dtype)
         self._counter = heartbeat.counter()
@@ -139,7 +143,9 @@ class Engine:
                 graphs=self._graphs,
                 timeout_s=self._timeout_s,
             ).run()
-        elif self._pace.schedule is Schedule.OPEN_LOOP or self._program.chained:
+        elif self._pace.schedule is Schedule.OPEN_LOOP or (
+            self._program.chained and not self._threads
+        ):
             run_in_order(timed)
         else:
             StreamThreads(timed).run()

@@ -6,11 +6,14 @@ activations, of the tied embedding and of gradient norms, and pipeline messages.
 and groups of each call are those of :func:`moetraffic.patterns.megatron_pattern` or
 :func:`moetraffic.patterns.workload_pattern`.
 
+Where they are issued, and what waits for them, :mod:`.background_order` decides.
+
 The slowdown of expert exchanges by this traffic is measured by pairs of passes with and
-without it.  Both passes of a pair follow each other on the same ranks and groups, and
-their order alternates (with, without, without, with), so that drift of the machine
-affects both.  :func:`moetraffic.replay.results.audit.slowdown` computes a ratio and its
-confidence interval from them.
+without it, and with its operations but without their bytes.  Passes of a pair follow
+each other on the same ranks and groups, and their order alternates (with, without,
+without, with), so that drift of the machine affects both.
+:func:`moetraffic.replay.results.audit.slowdown` computes a ratio and its confidence
+interval from them.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "library": ("megatron", "moetraffic"),
 }
 OPTIONS = (*_SIZES, *_WORDS)
-"""Names accepted by ``--alongside NAME=VALUE``, as in ``moetraffic pattern``."""
+"""Names accepted by ``--background NAME=VALUE``, as in ``moetraffic pattern``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,9 @@ class BackgroundCollective:
     sender: int = -1  # world rank that broadcasts, scatters or sends
     receiver: int = -1  # world rank that reduces, gathers or receives
     site: Site  # labels the collective; its group indexes BackgroundTraffic.groups
+    # share of the iteration's expert exchanges that come before it; never decreases
+    place: float = 1.0
+    critical: bool = False  # whether the next exchange waits for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +98,7 @@ class BackgroundPattern:
             fits = number if words is None else (value in words or not words)
             if not equals or name not in OPTIONS or name in given or not fits:
                 raise ReplayError(
-                    "--alongside takes NAME=VALUE separated by commas, each once, of "
+                    "--background takes NAME=VALUE separated by commas, each once, of "
                     f"{', '.join(OPTIONS)}, but one is {part.strip()[:40]!r}: "
                     "tp=2,pp=2,dp=2 are two ranks of each kind"
                 )
@@ -151,17 +157,17 @@ class BackgroundPattern:
             sizes = ", ".join(f"{k}={v}" for k, v in self.options.items())
             raise ReplayError(
                 f"dense traffic runs on the replay's {world} ranks, but {sizes} are "
-                f"{pattern.grid.world}: change --alongside, or --fold or --expand"
+                f"{pattern.grid.world}: change --background, or --fold or --expand"
             )
         return background_traffic(pattern, identity=f"{self.model} {self.layout}")
 
     def arguments(self) -> list[str]:
         """Return the equivalent options of ``moetraffic replay``."""
-        return ["--alongside", self.layout, "--model", self.model]
+        return ["--background", self.layout, "--model", self.model]
 
 
 def parse_background(layout: str, model: str) -> BackgroundPattern | None:
-    """Parse ``--alongside`` and ``--model``; return None if both are empty.
+    """Parse ``--background`` and ``--model``; return None if both are empty.
 
     Raises
     ------
@@ -173,7 +179,7 @@ def parse_background(layout: str, model: str) -> BackgroundPattern | None:
     if not layout or not model:
         raise ReplayError(
             "background traffic needs a model and a layout, but "
-            f"{'--model' if layout else '--alongside'} is missing: give both"
+            f"{'--model' if layout else '--background'} is missing: give both"
         )
     return BackgroundPattern(layout=layout, model=model)
 
@@ -210,6 +216,9 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
 
     All ranks have one order, which preserves the order of each rank where the ranks
     agree.  They differ only in the order of pipeline messages, which are asynchronous.
+    A collective's place is the mean over its ranks of the share of the pattern's expert
+    exchanges before it (of all calls, where it has no exchange); calls of a micro-batch
+    are critical, others (reductions of gradients) are not.
 
     Raises
     ------
@@ -225,10 +234,14 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
         for ranks in pattern.grid.groups(kind):
             mine |= {(rank, kind): ranks for rank in ranks}
     slots: dict[tuple[int, Call], int] = {}
+    places: dict[int, list[float]] = {}
     for rank in range(pattern.grid.world):
         order: list[int] = []
         seen: dict[tuple[int, Call], int] = {}
-        for call, _ in pattern.program(rank):
+        shares = _shares(pattern, rank)
+        for (call, micro_batch), share in zip(
+            pattern.program(rank), shares, strict=True
+        ):
             ranks = mine[rank, call.group]
             if call.operation == ALL_TO_ALL or len(ranks) == 1:
                 continue
@@ -240,11 +253,14 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
                 spot = group, replace(call, size=0, root=0, exact=True)
                 slot = slots.get(spot, 0)
                 slots[spot] = slot + 1
-                made = _collectives(call, group, ranks, slot)
+                made = _collectives(call, group, ranks, slot, micro_batch >= 0)
                 first = len(operations)
                 operations += made
                 known[group, call, nth] = list(range(first, len(operations)))
-            order += [n for n in known[group, call, nth] if _joins(operations[n], rank)]
+            joined = [n for n in known[group, call, nth] if _joins(operations[n], rank)]
+            order += joined
+            for n in joined:
+                places.setdefault(n, []).append(share)
         orders.append(order)
     if not operations:
         raise ReplayError(
@@ -252,7 +268,11 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
             "none in this layout: raise tp, pp or dp"
         )
     sequence = merged([np.array(order, np.int64) for order in orders]).tolist()
-    ordered = tuple(operations[n] for n in sequence)
+    place = np.maximum.accumulate([np.mean(places[n]) for n in sequence]).tolist()
+    ordered = tuple(
+        replace(operations[n], place=round(at, 9))
+        for n, at in zip(sequence, place, strict=True)
+    )
     kinds = tuple(kind for kind, _ in groups)
     members = tuple(ranks for _, ranks in groups)
     digest = hashlib.sha256(repr((members, kinds, ordered)).encode()).hexdigest()
@@ -264,8 +284,18 @@ def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:
     )
 
 
+def _shares(pattern: Pattern, rank: int) -> list[float]:
+    """Compute the share of a rank's expert exchanges before each of its calls."""
+    calls = [call for call, _ in pattern.program(rank)]
+    counted = np.array([call.operation == ALL_TO_ALL for call in calls], np.int64)
+    if not counted.any():
+        counted[:] = 1
+    before = np.cumsum(counted) - counted
+    return [float(share) for share in before / counted.sum()]
+
+
 def _collectives(
-    call: Call, group: int, ranks: tuple[int, ...], slot: int
+    call: Call, group: int, ranks: tuple[int, ...], slot: int, critical: bool
 ) -> list[BackgroundCollective]:
     """Convert a call to one collective, or to one message per sender-receiver pair."""
     from moetraffic.analysis.pattern_trace import call_sites
@@ -285,6 +315,7 @@ def _collectives(
                 sender=sender,
                 receiver=receiver,
                 site=site,
+                critical=critical,
             )
         )
     return found
@@ -335,10 +366,30 @@ def expert_exchanges(plan: Plan) -> Plan:
         raise ReplayError(
             "a slowdown compares expert exchanges with and without dense traffic, but "
             f"of {len(plan)} operations {int(background.sum())} are dense: replay "
-            "both, with --alongside"
+            "both, with --background"
         )
     programs = {rank: _exchanges(program) for rank, program in plan.programs.items()}
     return replace(plan, programs=programs)
+
+
+def without_bytes(plan: Plan) -> Plan:
+    """Return a copy of a replay plan whose background operations have no bytes.
+
+    It issues as many operations, with the same dependencies: a slowdown that it shows
+    is by the processor, not by the network.
+    """
+
+    def emptied(program: Program) -> Program:
+        kept = program.stream == _EXCHANGES
+        return replace(
+            program,
+            send_size=np.where(kept, program.send_size, 0),
+            receive_size=np.where(kept, program.receive_size, 0),
+        )
+
+    return replace(
+        plan, programs={rank: emptied(p) for rank, p in plan.programs.items()}
+    )
 
 
 def _exchanges(program: Program) -> Program:

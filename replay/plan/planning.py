@@ -56,7 +56,8 @@ def make_plan(
     dense
         Whether to replay operations of the trace other than all-to-alls.
     background
-        Dense operations to add to each iteration.
+        Dense operations to add to each iteration; see :mod:`.background_order`.  All
+        ranks follow one order then.
     in_common
         Whether all ranks follow one order of all operations, which keeps the order of
         each rank where these agree, instead of each rank its own.
@@ -89,7 +90,7 @@ def make_plan(
         trace,
         chosen,
         requested,
-        in_common=in_common,
+        in_common=in_common or background is not None,
         digest=hashed if timed else None,
     )
 

@@ -19,6 +19,7 @@ from moetraffic.trace.panel import take
 from moetraffic.trace.trace import Trace
 
 from .background import BackgroundTraffic
+from .background_order import follow, levels
 from .program import EXPERTS, KINDS, UNKNOWN_GAP, Int8, Program
 from .selection import MESSAGE, blocks, takes_part
 from .sizes import buffers
@@ -194,6 +195,15 @@ class OperationTable:
             site = np.concatenate([site, np.tile(first + each, len(every))])
         count = len(iteration)
         self.captured = len(occurrence)  # the other operations are background
+        self.critical = np.zeros(count, bool)  # of the background
+        self.place = np.zeros(0)  # [n - captured] of the background
+        if background is not None:
+            repeat = len(every)
+            added = background.operations
+            self.critical[self.captured :] = np.tile(
+                [o.critical for o in added], repeat
+            )
+            self.place = np.tile([o.place for o in added], repeat)
         self.groups = tuple(own)
         self.sites = tuple(sites)
         self.iteration = iteration
@@ -222,8 +232,7 @@ class OperationTable:
         self.width = np.array([len(g) for g in own], np.int64)[self.group]
         self.size = np.zeros(count, np.int64)
         if background is not None:
-            added = np.array([o.size for o in background.operations], np.int64)
-            self.size[self.captured :] = np.tile(added, len(every))
+            self.size[self.captured :] = np.tile([o.size for o in added], len(every))
         self.total_bytes = np.zeros(count, np.int64)
         self.network_bytes = np.zeros(count, np.int64)
         self.bottleneck_bytes = np.zeros(count, np.int64)
@@ -267,8 +276,14 @@ class ProgramBuilder:
                 mine[mine >= table.captured],
             ]
         )
-        # background traffic comes last in its iteration
-        order = order[np.argsort(table.iteration[order], kind="stable")]
+        if table.captured < len(table.kind) and times.common is not None:
+            level = levels(table, times.common, table.place)
+            # after captured operations of the same level
+            tie = np.arange(len(level))
+            tie[: table.captured] = times.common
+            order = order[
+                np.lexsort((tie[order], level[order], table.iteration[order]))
+            ]
         self._rank = rank
         self._operation = order
         self._square = table.kind[order] == _SQUARE
@@ -309,6 +324,24 @@ class ProgramBuilder:
                 )
         message = kind == KINDS.index(MESSAGE)
         stream, group = table.stream[order], table.group[order]
+        waiting = dependencies(
+            self._times,
+            rank,
+            order,
+            stream=stream,
+            group=group,
+            message=message,
+            sent=message & (table.sender[order] == rank),
+        )
+        if table.captured < len(table.kind):
+            waiting["after"], waiting["gap_ns"] = follow(
+                waiting["after"],
+                waiting["gap_ns"],
+                added=order >= table.captured,
+                critical=table.critical[order],
+                stream=stream,
+                iteration=table.iteration[order],
+            )
         return Program(
             rank=rank,
             operation=order,
@@ -320,13 +353,5 @@ class ProgramBuilder:
             first=self._first,
             send_bytes=self._send,
             receive_bytes=self._receive,
-            **dependencies(
-                self._times,
-                rank,
-                order,
-                stream=stream,
-                group=group,
-                message=message,
-                sent=message & (table.sender[order] == rank),
-            ),
+            **waiting,
         )

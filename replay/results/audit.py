@@ -45,13 +45,13 @@ def audit(
     baselines: Baselines | None = None,
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
     absolute: bool = False,
-    pairs: Sequence[tuple[Times, Times]] = (),
+    pairs: Sequence[tuple[Times, Times, Times]] = (),
     captured_wall_s: Mapping[int, float] | None = None,
 ) -> Fidelity:
     """Compare the durations of a replay with the captured run and other baselines.
 
     ``absolute`` means that due times are those of a fixed schedule, and ``pairs`` are
-    the times of passes without and with dense traffic.
+    the times of passes without and with dense traffic, and with it but without bytes.
     """
     base = baselines or Baselines()
     found = [
@@ -63,7 +63,8 @@ def audit(
     return Fidelity(
         parts=tuple(found),
         punctuality=punctuality(times, absolute=absolute),
-        slowdown=slowdown(plan, pairs) if pairs else None,
+        slowdown=slowdown(plan, [p[:2] for p in pairs]) if pairs else None,
+        control=slowdown(plan, [(p[0], p[2]) for p in pairs]) if pairs else None,
         pairs=len(pairs),
         bound_of=base.bound_of,
         model_of=base.model_of,

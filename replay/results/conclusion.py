@@ -38,7 +38,7 @@ def conclude(
     nodes: Sequence[str],
     torch_version: str = "",
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
-    pairs: Sequence[tuple[Times, Times]] = (),
+    pairs: Sequence[tuple[Times, Times, Times]] = (),
     load: Sequence[HostLoad] = (),
 ) -> Replay:
     """Write the replayed trace, compare it with baselines and summarize the replay.

@@ -132,6 +132,7 @@ class Fidelity:
     shown_run: int = 0  # the run of the median transfer time, whose times are shown
     punctuality: Punctuality | None  # None if issued as soon as possible
     slowdown: Ratio | None  # of all-to-alls with dense traffic over without
+    control: Ratio | None = None  # the same with dense operations without bytes
     pairs: int  # pairs of passes of the slowdown
     bound_of: str  # the network of the lower bound, "" for none
     model_of: str  # the table of measurements, "" for none

@@ -29,7 +29,13 @@ def sentences(replay: Replay) -> list[str]:
     if found is not None and found.slowdown is not None:
         effects.append(
             f"All-to-alls take {interval(found.slowdown)} times as long beside dense "
-            f"traffic ({found.pairs} pairs of passes)."
+            f"traffic ({found.pairs} pairs of passes)"
+            + (
+                f", {interval(found.control)} times beside its operations without "
+                "bytes (processor alone)."
+                if found.control is not None
+                else "."
+            )
         )
     if found is not None and found.punctuality is not None:
         p = found.punctuality

@@ -131,10 +131,10 @@ def test_without_is_the_exchanges_alone(toy):
         assert program.operation.tolist() == want.operation.tolist()
         assert (program.stream == 0).all()
         assert program.after.max() < len(program)
-    with pytest.raises(ReplayError, match="--alongside"):
+    with pytest.raises(ReplayError, match="--background"):
         expert_exchanges(only)
 
 
 def test_pairs_without_dense_traffic_are_refused(toy_file, replay_with):
-    with pytest.raises(ReplayError, match="replay both, with --alongside"):
+    with pytest.raises(ReplayError, match="replay both, with --background"):
         replay_with(toy_file(world=2), pairs=2, dense=False)

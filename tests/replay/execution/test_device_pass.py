@@ -18,6 +18,7 @@ from moetraffic.replay.execution import engine as engine_module
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.pace import Gaps, parse_pace
 from moetraffic.replay.failure import RankError
+from moetraffic.replay.plan.background import BackgroundPattern
 from moetraffic.replay.plan.program import KINDS, Plan, Program, Timing
 from moetraffic.trace.model import UNKNOWN_TIME
 
@@ -160,6 +161,23 @@ def test_dense_operations_overlap_exchanges(toy, on_device, pace):
     first = np.flatnonzero(np.diff(plan.iteration[program.operation], prepend=-1))
     beside_ns = exchanges.sum() - (found.end - found.begin)[first].sum()
     assert overlapping(found) == pytest.approx(beside_ns, rel=0.01)
+
+
+@pytest.mark.parametrize("pace", ["asap", "captured"])
+def test_background_operations_run_where_they_belong(toy, on_device, pace):
+    beside = BackgroundPattern(layout="tp=2,micro-batch=1", model="tiny").traffic(2)
+    trace = at_times(toy(iterations=range(3)), spaced)
+    plan = make_plan(trace, background=beside, dense=False)
+    program = plan.programs[0]
+    found = on_device(plan, pace, durations=drawn(len(program), 20 * US, MS))
+    assert_totals(found)
+    waiting = program.after >= 0
+    assert (found.begin[waiting] >= found.end[program.after[waiting]]).all()
+    # operations of the background lie between exchanges, not behind them
+    dense, when = program.stream > 0, plan.iteration[program.operation]
+    for iteration in range(3):
+        last = found.begin[(when == iteration) & ~dense].max()
+        assert (found.end[(when == iteration) & dense] < last).mean() > 0.5
 
 
 def test_an_open_loop_goes_on_over_slow_operations(toy, on_device):
