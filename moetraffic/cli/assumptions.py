@@ -11,38 +11,52 @@ from moetraffic.units import bytes_per_second
 if TYPE_CHECKING:
     from moetraffic.patterns.time_model import Conventions, Gpu
 
+BIG_RED_200 = "big-red-200"
+"""The published system whose links are measured collectives."""
+
 
 def nominal(
-    platform: str, gpu: str, protocol: str = "", *, roofline: bool
+    platform: str,
+    gpu: str,
+    protocol: str = "",
+    *,
+    roofline: bool,
+    gpus_per_node: int = 8,
 ) -> dict[str, Any]:
     """Return what is known of a platform or a GPU, as fields of a system.
 
     Parameters
     ----------
     platform
-        A published system; empty: only the GPU is known.
+        A published system, or a file of measurements; empty: only the GPU is known.
     gpu
-        Name of the GPU where there is no platform.
+        Name of the GPU where there is no published system.
     protocol
         Published protocol between nodes, whose efficiency the NICs get; empty: the
         share that NCCL's large collectives get.
     roofline
         Whether computing times are the GPU's roofline; otherwise a utilization decides.
+    gpus_per_node
+        For a file of measurements.
     """
     from dataclasses import replace
     from math import isfinite
 
+    from moetraffic.patterns.measurements import big_red_200
     from moetraffic.patterns.platforms import platform as named
     from moetraffic.patterns.platforms import protocol as named_protocol
-    from moetraffic.patterns.time_model import GPUS, NodeLinks
+    from moetraffic.patterns.time_model import GPUS, MeasuredLinks, NodeLinks
 
     if protocol and not platform:
         raise LayoutError(
             "a protocol is one of a platform's links, but --protocol is given without "
             "--platform: give --platform, or --bandwidth"
         )
+    values: dict[str, Any] = _of_gpu(GPUS[gpu], roofline=roofline)
     if not platform:
-        return _of_gpu(GPUS[gpu], roofline=roofline)
+        return values
+    if is_file(platform):
+        return {**values, "bandwidth": read_bandwidth(platform, gpus_per_node)}
     found = named(platform)
     stated = {
         "peak_flops": found.peak_tflops * 1e12,
@@ -58,7 +72,7 @@ def nominal(
                 f"{found.gpu or 'GPUs that its source does not name'}: give "
                 "--utilization, or --gpu in place of --platform"
             )
-        values: dict[str, Any] = dict(stated)
+        values = dict(stated)
     else:
         values = _of_gpu(
             replace(
@@ -82,7 +96,16 @@ def nominal(
             share = named_protocol(protocol).efficiency
             links = replace(links, nic_bytes_s=share * found.nic_bytes_s)
         values["bandwidth"] = links
+    elif platform == BIG_RED_200:
+        values["bandwidth"] = MeasuredLinks(
+            table=big_red_200(), gpus=found.gpus_per_node
+        )
     return values
+
+
+def is_file(platform: str) -> bool:
+    """Whether a platform is a file of measurements, by its name."""
+    return platform.endswith((".csv", ".json"))
 
 
 def _of_gpu(gpu: Gpu, *, roofline: bool) -> dict[str, Any]:

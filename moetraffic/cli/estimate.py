@@ -33,6 +33,7 @@ from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import seconds
 
 from .assumptions import (
+    is_file,
     nominal,
     read_bandwidth,
     read_conventions,
@@ -40,7 +41,13 @@ from .assumptions import (
 )
 from .model_shape import MODEL_HELP, SHAPE, model_of
 from .output import present
-from .time_studies import best_layouts, one_estimate, scaling_sweep, varied
+from .time_studies import (
+    best_layouts,
+    one_estimate,
+    projection,
+    scaling_sweep,
+    varied,
+)
 
 if TYPE_CHECKING:
     from moetraffic.analysis.times.run_calibration import FromTrace
@@ -52,6 +59,14 @@ OF_A_CAPTURE = (
     *("peak_tflops", "utilization"),
 )
 """What ``--calibrate`` takes from a captured run."""
+
+OF_A_PROJECTION = (
+    *("project", "sizes", "efficiency", "gpus_per_node"),
+    *("plot", "output", "force", "tables", "only", "as_json"),
+)
+"""What ``--project`` does not take from a captured run."""
+
+LINKS = "a platform that is a file of measurements has its links"
 
 OF_THE_GPUS = ("pp", "tp", "dp", "cp")
 """Factors of the number of GPUs, which ``--best`` chooses."""
@@ -178,7 +193,11 @@ def estimate(
         ),
     ] = None,
     platform: Annotated[
-        str, option("A published system, such as polaris.", panel=SYSTEM)
+        str,
+        option(
+            "A published system, such as polaris, or a file of moetraffic bench.",
+            panel=SYSTEM,
+        ),
     ] = "",
     gpu: Annotated[
         str,
@@ -259,8 +278,8 @@ def estimate(
     sizes: Annotated[
         str,
         option(
-            "Values of --sweep, separated by commas: 1,2,4, 10GB/s,25GB/s or "
-            "megatron-1.7b,megatron-3.6b.",
+            "Values of --sweep or --project, separated by commas: 1,2,4, 10GB/s,25GB/s "
+            "or megatron-1.7b,megatron-3.6b.",
             panel=STUDY,
         ),
     ] = "1,2,4,8,16,32,64",
@@ -279,6 +298,22 @@ def estimate(
         bool,
         option("Find the fastest configuration of --gpus.", "--best", panel=STUDY),
     ] = False,
+    project: Annotated[
+        Path | None,
+        option(
+            "Trace of a captured run, whose measured breakdown is projected to the "
+            "ranks in --sizes.",
+            panel=STUDY,
+        ),
+    ] = None,
+    efficiency: Annotated[
+        str,
+        option(
+            "Efficiency of the network on these ranks relative to the captured ones: "
+            "0.8,0.6, or a file of moetraffic bench.",
+            panel=STUDY,
+        ),
+    ] = "",
     gpus: Annotated[
         int | None,
         option("Number of GPUs for --best.", panel=STUDY, shown="pp x tp x dp x cp"),
@@ -301,7 +336,23 @@ def estimate(
     Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
     """
     asked = parts_of(only, PARTS, tables=tables)
-    validate_outputs((plot, output), (calibrate, imbalance_from), force=force)
+    validate_outputs((plot, output), (calibrate, imbalance_from, project), force=force)
+    if project is not None:
+        rest = [n for n in context.params if n not in OF_A_PROJECTION]
+        refuse_idle(context, rest, "--project takes all from a run", error=LayoutError)
+        shown = projection(project, sizes, efficiency, gpus_per_node)
+        present(
+            shown.data,
+            *shown.summary,
+            as_json=as_json,
+            parts=shown.parts,
+            only=asked,
+            tables=tables,
+            output=output,
+            chart=shown.chart,
+            plot=plot,
+        )
+        return
     if sum(map(bool, (sweep, zero_stages, sensitivity, best))) > 1:
         raise LayoutError(
             "only one of --sweep, --zero-stages, --sensitivity and --best is allowed "
@@ -309,12 +360,18 @@ def estimate(
         )
     for holds, names, why in (
         (calibrate is not None, OF_A_CAPTURE, "--calibrate takes these from a run"),
-        (bool(platform), ("gpu",), "a platform has its own GPUs"),
+        (
+            bool(platform) and not is_file(platform),
+            ("gpu",),
+            "a platform has its own GPUs",
+        ),
+        (bool(platform and bandwidth and is_file(platform)), ("bandwidth",), LINKS),
         (imbalance_from is not None, ("imbalance",), "--imbalance-from measures it"),
         (best, (*OF_THE_BEST, "imbalance_from"), "--best chooses these itself"),
         (best and gpus is not None, OF_THE_GPUS, "--best spreads over --gpus itself"),
         (not best, ("gpus",), "the number of GPUs is only for --best"),
-        (not sweep, ("sizes",), "sizes are those of --sweep"),
+        (not sweep, ("sizes",), "sizes are those of --sweep or --project"),
+        (True, ("efficiency",), "an efficiency is for --project"),
         (sweep == "size", ("model", *SHAPE), "--sizes are the models"),
         (sweep == "bandwidth", ("bandwidth", "protocol"), "--sizes are the rates"),
         (sweep in ("strong", "weak"), ("dp",), f"{sweep} scaling is over dp"),
@@ -322,7 +379,9 @@ def estimate(
         (zero_stages, ("zero",), "--zero-stages shows all four"),
         (bool(bandwidth), ("protocol",), "--bandwidth is that of every protocol"),
         (
-            not bandwidth or "=" in bandwidth or bandwidth[0].isdigit(),
+            not (is_file(platform) or bandwidth)
+            or "=" in bandwidth
+            or bandwidth[:1].isdigit(),
             ("gpus_per_node",),
             "GPUs of a node are those of a file of measurements (--bandwidth)",
         ),
@@ -341,7 +400,11 @@ def estimate(
         k = gating.k if of.experts else 0
         config = Configuration(model=Architecture.of(of, k=k))
         fixed = given("utilization")
-        known = nominal(platform, gpu, protocol, roofline=not fixed)
+        known = nominal(
+            *(platform, gpu, protocol),
+            roofline=not fixed,
+            gpus_per_node=gpus_per_node,
+        )
         if peak_tflops is not None:
             known["peak_flops"] = peak_tflops * 1e12
             if "gpu" in known:
@@ -350,7 +413,8 @@ def estimate(
         if not fixed:
             what = "compute time by roofline"
         named = "" if sweep == "size" else f"{of.name} "
-        source = f"{named}on {platform or gpu}, {what}"
+        place = f"{gpu}, {platform}" if is_file(platform) else platform or gpu
+        source = f"{named}on {place}, {what}"
     else:
         config, known, fit = _measured(calibrate)
         model = str(calibrate)

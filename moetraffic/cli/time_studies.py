@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy as np
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import time_model
 from moetraffic.patterns.time_model import Architecture, Configuration, System
+from moetraffic.report.console.options import positive_numbers
 from moetraffic.report.results import time_model as report
+from moetraffic.trace import Trace
 from moetraffic.units import bytes_per_second
 
 from .model_shape import model_of
@@ -175,4 +178,41 @@ def best_layouts(
             source=source,
         ),
         {"gpus": number, "global_batch": whole, "tried": found.tried, "best": data},
+    )
+
+
+def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> Shown:
+    """Project a captured run to other numbers of ranks."""
+    from moetraffic.analysis.times.projection import measured_efficiency, profile
+    from moetraffic.patterns.measurements import read_table
+    from moetraffic.report.results import projection as shown
+
+    ranks = positive_numbers(sizes, "sizes are numbers of ranks", "--sizes 16,32")
+    if not efficiency:
+        raise LayoutError(
+            "a projection needs the network's efficiency on more ranks: give "
+            "--efficiency 0.8,0.6, or a file of moetraffic bench"
+        )
+    with Trace.open(path) as trace:
+        found = profile(trace)
+    if efficiency[0].isdigit() or efficiency[0] == ".":
+        what = "efficiencies are numbers above 0"
+        given = positive_numbers(efficiency, what, "--efficiency 0.8,0.6", kind=float)
+        if len(given) not in (1, len(ranks)):
+            raise LayoutError(
+                f"there is one efficiency, or one for each of --sizes, but "
+                f"{len(given)} are given for {len(ranks)} sizes: give as many"
+            )
+        reached = np.array(given * (len(ranks) // len(given)))
+        how = "efficiency as given"
+    else:
+        table = read_table(efficiency)
+        reached = measured_efficiency(found, table, ranks, gpus=gpus_per_node)
+        how = f"efficiency from {efficiency}"
+    table_ = shown.table(found, ranks, reached)
+    return Shown(
+        summary=[shown.sentence(found, str(path)), table_],
+        parts={"study": [table_]},
+        chart=shown.figure(found, ranks, reached, f"{path}, {how}"),
+        data={"projection": shown.as_dict(found, ranks, reached)},
     )
