@@ -11,7 +11,7 @@ from moetraffic.analysis.times.projection import Profile
 from moetraffic.patterns.time_model import projected_speedup
 from moetraffic.report.chart import Axis, Chart, Panel, Series
 from moetraffic.tables import Table
-from moetraffic.text import duration
+from moetraffic.units import duration
 
 Float64 = npt.NDArray[np.float64]
 
