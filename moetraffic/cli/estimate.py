@@ -338,8 +338,8 @@ def estimate(
     asked = parts_of(only, PARTS, tables=tables)
     validate_outputs((plot, output), (calibrate, imbalance_from, project), force=force)
     if project is not None:
-        rest = [n for n in context.params if n not in OF_A_PROJECTION]
-        refuse_idle(context, rest, "--project takes all from a run", error=LayoutError)
+        rest = [n for n in ctx.params if n not in OF_A_PROJECTION]
+        refuse_idle(ctx, rest, "--project takes all from a run", error=LayoutError)
         shown = projection(project, sizes, efficiency, gpus_per_node)
         present(
             shown.data,
