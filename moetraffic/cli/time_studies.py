@@ -185,7 +185,6 @@ def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> S
     """Project a captured run to other numbers of ranks."""
     from moetraffic.analysis.times.projection import measured_efficiency, profile
     from moetraffic.patterns.measurements import read_table
-    from moetraffic.report.results import projection as shown
 
     ranks = positive_numbers(sizes, "sizes are numbers of ranks", "--sizes 16,32")
     if not efficiency:
@@ -209,10 +208,10 @@ def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> S
         table = read_table(efficiency)
         reached = measured_efficiency(found, table, ranks, gpus=gpus_per_node)
         how = f"efficiency from {efficiency}"
-    table_ = shown.table(found, ranks, reached)
+    table_ = report.projection_table(found, ranks, reached)
     return Shown(
-        summary=[shown.sentence(found, str(path)), table_],
+        summary=[report.projection_sentence(found, str(path)), table_],
         parts={"study": [table_]},
-        chart=shown.figure(found, ranks, reached, f"{path}, {how}"),
-        data={"projection": shown.as_dict(found, ranks, reached)},
+        chart=report.projection_figure(found, ranks, reached, f"{path}, {how}"),
+        data={"projection": report.projection_dict(found, ranks, reached)},
     )
