@@ -85,11 +85,16 @@ def limit(
     rate_mbps: float,
     *,
     between_mbps: float | None = None,
+    rates_mbps: Sequence[float] = (),
     burst: str = "256kb",
 ) -> None:
-    """Limit each host's link, and those between racks, each way."""
-    links = [(name, "eth0", rate_mbps) for name in of.names]
-    links += [(of.hub, f"p{host}", rate_mbps) for host in range(len(of.names))]
+    """Limit each host's link, and those between racks, each way.
+
+    ``rates_mbps`` are the hosts' own rates, ``rate_mbps`` that of all others.
+    """
+    rates = rates_mbps or [rate_mbps] * len(of.names)
+    links = [(name, "eth0", mbps) for name, mbps in zip(of.names, rates, strict=True)]
+    links += [(of.hub, f"p{host}", mbps) for host, mbps in enumerate(rates)]
     for rack in range(1, of.racks):
         for end in "ab":
             links.append((of.hub, f"up{rack}{end}", between_mbps or rate_mbps))

@@ -106,6 +106,10 @@ EXECUTED = field_options(
         "dtype": "Data type in which reductions compute.",
         "warm_up": "Number of iterations that run before, untimed.",
         "repeat": "Number of timed passes (runs), for intervals between runs.",
+        "probe": Setting(
+            "Measure the rate of each rank's port, and an even all-to-all, before.",
+            "--probe",
+        ),
         "graphs": Setting("Run each iteration as one CUDA graph (NCCL).", "--graphs"),
         "registered": Setting("Register the buffers with NCCL.", "--registered"),
         "timeout_s": Setting("Seconds that an operation may take.", "--timeout"),

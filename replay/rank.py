@@ -38,6 +38,7 @@ from moetraffic.trace.model import Float64
 from moetraffic.trace.trace import Trace
 
 from .failure import backend_errors
+from .port_probe import PortProbe
 from .request import Request, grace_s, silence_s
 
 Times = dict[int, Timing]
@@ -137,6 +138,9 @@ def _replay(
         if request.verify.depth is not Depth.NONE:
             engine.verify(request.verify.chosen(planned))
         engine.warm_up(request.warm_up)
+        ports = None
+        if request.probe:
+            ports = PortProbe(planned, rank_env.rank, moves).run()
         meter, runs = LoadMeter(), []
         for run in range(request.repeat):
             timing = engine.run()
@@ -163,6 +167,7 @@ def _replay(
                 torch_version=torch.__version__,
                 clocks=np.concatenate(clocks),
                 pairs=pairs,
+                ports=ports,
                 load=host_loads(nodes, meters),
             )
     moves.stop()

@@ -70,6 +70,7 @@ class Request:
     dtype: str = "float32"  # in which reductions compute
     warm_up: int = 1  # iterations that run before, untimed
     repeat: int = 1  # timed passes (runs)
+    probe: bool = False  # measure the ranks' ports before
     graphs: bool = False  # an iteration as one CUDA graph
     registered: bool = False  # buffers that NCCL reads and writes in place
     # baselines, and files of results
@@ -135,7 +136,7 @@ class Request:
         line = [str(self.trace), *self.scaling.arguments()]
         if self.alongside is not None:
             line += self.alongside.arguments()
-        flags = ("force", "graphs", "registered")
+        flags = ("force", "graphs", "registered", "probe")
         line += [f"--{name}" for name in flags if getattr(self, name)]
         line.append("--dense" if self.dense else "--no-dense")
         values = {

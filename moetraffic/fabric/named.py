@@ -2,18 +2,21 @@
 
 A description is a JSON object: ``topology`` and ``capacity`` (of a NIC, "400Gbps"),
 and, where they are not the defaults, ``hosts``, ``ranks_per_host``, ``nics``,
-``inside``, ``placement`` and the topology's own options.
+``inside``, ``placement`` and the topology's own options.  ``rates`` are those of single
+ranks' NICs (``"rank3": "50Mbps"``), of all NICs of a host (``"host1"``), or of links
+between switches in one direction (``"leaf0 -> spine1"``).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
@@ -22,7 +25,7 @@ from moetraffic.units import bytes_per_second
 
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .direct import dragonfly, torus
-from .topology import PLACEMENTS, Hosts, Topology, at_least, explicit
+from .topology import PLACEMENTS, Hosts, Topology, at_least, explicit, nic_name
 
 Int64 = npt.NDArray[np.int64]
 
@@ -216,8 +219,48 @@ def load_fabric(asked: str, ranks: int, *, capacity: str | None = None) -> Netwo
     )
     placement = str(said.pop("placement", "block"))
     name = str(said.pop("topology", "single"))
+    rates = said.pop("rates", {})
     made = named_topology(name, hosts, said)
-    return Network(topology=made, slots=placed(placement, ranks, hosts))
+    slots = placed(placement, ranks, hosts)
+    return Network(topology=_rated(made, slots, rates, asked), slots=slots)
+
+
+def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology:
+    """Return a topology with the rates of single ranks, hosts and links."""
+    if not rates:
+        return topology
+    if not isinstance(rates, dict):
+        raise FabricError(
+            f'in {asked}, rates are an object such as {{"rank3": "50Mbps"}}, but are '
+            f"{rates!r}: correct them"
+        )
+    hosts, graph = topology.hosts, nx.DiGraph(topology.graph)
+    ends: dict[str, list[tuple[str, str]]] = {
+        topology.link_name(at): [link] for at, link in enumerate(topology.links)
+    }
+    nics = {
+        (host, nic): nic_name(host, nic)
+        for host in range(hosts.number)
+        for nic in range(hosts.nics)
+    }
+    for (host, nic), name in nics.items():
+        both = [(name, topology.attached(host, nic))]
+        ends.setdefault(f"host{host}", []).extend([*both, *(e[::-1] for e in both)])
+    for rank, slot in enumerate(slots.tolist()):
+        host, at = divmod(slot, hosts.ranks)
+        own = nic_name(host, hosts.nic_of(at))
+        switch = topology.attached(host, hosts.nic_of(at))
+        ends[f"rank{rank}"] = [(own, switch), (switch, own)]
+    for name, rate in rates.items():
+        if name not in ends or not isinstance(rate, str):
+            raise FabricError(
+                f"in {asked}, a rate is of a rank (rank0), a host (host0) or a link "
+                f"({topology.link_name(0)}) as text, but is {name[:60]!r}: {rate!r}: "
+                "correct it"
+            )
+        for link in ends[name]:
+            graph.edges[link]["capacity"] = bytes_per_second(rate)
+    return replace(topology, graph=nx.freeze(graph))
 
 
 def _read(asked: str) -> dict[str, Any]:

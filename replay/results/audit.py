@@ -24,14 +24,13 @@ from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Float64, Int64
 
 from .baselines import Baselines, serialized_times
 from .call_times import NO_CLOCKS, Measured, measure, parts
+from .ratio import UNKNOWN_RATIO, Ratio
 from .result import (
     LATE_S,
-    UNKNOWN_RATIO,
     DurationQuantiles,
     Fidelity,
     PartFidelity,
     Punctuality,
-    Ratio,
 )
 
 Times = Mapping[int, Timing]
@@ -201,6 +200,7 @@ def _part(
         over_captured=over(base.captured_call_s, call),
         transfer_over_captured=over(base.captured_transfer_s, transfer),
         over_bound=over(base.bound_s, transfer),
+        over_ports=over(base.ports_s, transfer),
         over_model=over(base.model_s, transfer),
     )
 

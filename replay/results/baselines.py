@@ -62,6 +62,7 @@ class Baselines:
     captured_call_s: Float64 | None = None
     captured_transfer_s: Float64 | None = None
     bound_s: Float64 | None = None
+    ports_s: Float64 | None = None
     model_s: Float64 | None = None
     bound_of: str = ""  # description of the network
     model_of: str = ""  # the table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from .baselines import Baselines, captured_times, modeled, network_bounds, port_
 from .call_times import NO_CLOCKS, measure
 from .machine_load import HostLoad
 from .output import write
+from .ports import Ports, port_bounds
 from .replayed_trace import replayed_trace
 from .result import Replay, summarize
 from .runs import median_run, merge
@@ -40,12 +42,14 @@ def conclude(
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
     pairs: Sequence[tuple[Times, Times, Times]] = (),
     load: Sequence[HostLoad] = (),
+    ports: Ports | None = None,
 ) -> Replay:
     """Write the replayed trace, compare it with baselines and summarize the replay.
 
     ``runs`` are the times of every rank in each timed pass, of which the trace gets
     those of the median run; ``clocks`` are offsets of type CLOCK, ``pairs`` the times
-    of passes without and with dense traffic, and ``load`` that of the hosts.
+    of passes without and with dense traffic, ``load`` that of the hosts, and ``ports``
+    the measured rates of the ranks.
 
     Raises
     ------
@@ -75,6 +79,9 @@ def conclude(
         when, took, _ = iteration_times(trace, calls.take(mine))
         walls = dict(zip(when.tolist(), took.tolist(), strict=True))
     baselines = _baselines(request, trace, plan, nodes)
+    if ports is not None:
+        limit = port_bounds(plan, operation_matrices(trace, plan), ports)
+        baselines = replace(baselines, ports_s=limit)
     found = [
         audit(
             plan,
@@ -99,6 +106,7 @@ def conclude(
         out=str(request.out or ""),
         fidelity=merge(found, shown),
         load=load,
+        ports=ports,
     )
 
 

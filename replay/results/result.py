@@ -34,6 +34,8 @@ from moetraffic.trace.model import Float64
 from .call_times import Measured, start_up
 from .machine_load import HostLoad
 from .output import to_json
+from .ports import Ports
+from .ratio import UNKNOWN_RATIO, Ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,21 +43,6 @@ if TYPE_CHECKING:
 
 LATE_S = 1e-3
 """Delay after the due time, in s, above which an operation counts as late."""
-
-LEVEL = 0.95
-"""Confidence level of the intervals of :mod:`moetraffic.analysis.resampling`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """Ratio, or rate, with its confidence interval; NaN if unknown."""
-
-    value: float
-    low: float
-    high: float
-
-
-UNKNOWN_RATIO = Ratio(value=float("nan"), low=float("nan"), high=float("nan"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +80,7 @@ class PartFidelity:
     over_captured: Ratio  # call time, or wall time, over the captured run's
     transfer_over_captured: Ratio = UNKNOWN_RATIO
     over_bound: Ratio = UNKNOWN_RATIO  # transfer, or wall time, over the lower bound
+    over_ports: Ratio = UNKNOWN_RATIO  # transfer over the bound of measured ports
     over_model: Ratio = UNKNOWN_RATIO  # transfer over the table of measurements
 
     @property
@@ -149,7 +137,11 @@ _FIGURES = (
     *("waiting", "busbw_gbs", "busbw_low_gbs", "busbw_high_gbs"),
     *("straggler", "straggler_share"),
 )
-_RATIOS = ("over_captured", "transfer_over_captured", "over_bound", "over_model")
+RATIOS = (
+    *("over_captured", "transfer_over_captured"),
+    *("over_bound", "over_ports", "over_model"),
+)
+"""Fields of a part that are ratios of total times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +203,7 @@ class Replay:
     straggler_share: float  # its share of the operations with several members
     notes: tuple[str, ...] = ()  # descriptions of scaling, padding and completion
     load: tuple[HostLoad, ...] = ()  # other processes on each host meanwhile
+    ports: Ports | None = None  # rates of the ranks' ports, measured before
     fidelity: Fidelity | None = None  # comparison with the captured run and baselines
 
     def to_json(self) -> str:
@@ -249,9 +242,10 @@ class Replay:
             over_captured, over_captured_low, over_captured_high
                 Total call time over that of the captured run, with its 95% confidence
                 interval.
-            transfer_over_captured, over_bound, over_model, each with _low and _high
+            transfer_over_captured, over_bound, over_ports, over_model (_low, _high)
                 Likewise transfer time over that of the captured run, over the lower
-                bound on a network and over a table of measurements.
+                bound on a network, over that of the measured ports, and over a table
+                of measurements.
 
             Unknown values are NaN.
         """
@@ -279,7 +273,7 @@ def _row(part: PartFidelity) -> dict[str, Any]:
             row[f"{prefix}_{name}_s"] = getattr(found, name, float("nan"))
     for name in _FIGURES:
         row[name] = getattr(part, name)
-    for name in _RATIOS:
+    for name in RATIOS:
         ratio = getattr(part, name)
         row |= {name: ratio.value, f"{name}_low": ratio.low, f"{name}_high": ratio.high}
     return row
@@ -297,6 +291,7 @@ def summarize(
     out: str = "",
     fidelity: Fidelity | None = None,
     load: Sequence[HostLoad] = (),
+    ports: Ports | None = None,
 ) -> Replay:
     """Summarize the bytes, times and bandwidths of a replay.
 
@@ -365,6 +360,7 @@ def summarize(
         straggler_share=float(waited.max() / waited.sum()) if waited.any() else 0.0,
         notes=plan.notes,
         load=tuple(load),
+        ports=ports,
         fidelity=fidelity,
     )
 

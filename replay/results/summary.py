@@ -6,7 +6,8 @@ import math
 
 from moetraffic.units import byte_size, duration
 
-from .result import LEVEL, Fidelity, PartFidelity, Replay
+from .ratio import LEVEL
+from .result import Fidelity, PartFidelity, Replay
 from .summary_tables import counts, interval, verification
 
 
@@ -20,11 +21,14 @@ def sentences(replay: Replay) -> list[str]:
     """
     r, found = replay, replay.fidelity
     lines = [quotation(r), _moved(r), _durations(r)]
+    ranks = [] if r.ports is None else [f"{r.ports.sentence()}{_over_ports(r)}."]
     if r.straggler is not None:
-        lines.append(
+        ranks.append(
             f"Straggler: rank {r.straggler} arrived last in {r.straggler_share:.0%} of "
             "operations."
         )
+    if ranks:
+        lines.append(" ".join(ranks))
     effects = []
     if found is not None and found.slowdown is not None:
         effects.append(
@@ -72,6 +76,13 @@ def quotation(replay: Replay) -> str:
     if not math.isnan(part.waiting):
         line += f", waiting {part.waiting:.0%}"
     return f"{line}; {_interval(found, part)}."
+
+
+def _over_ports(r: Replay) -> str:
+    part = r.fidelity.part("all") if r.fidelity is not None else None
+    if part is None or math.isnan(part.over_ports.value):
+        return ""
+    return f"; the replay takes {interval(part.over_ports)}x the bound of these ports"
 
 
 def _interval(found: Fidelity, part: PartFidelity) -> str:

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from moetraffic.tables import Table
 from moetraffic.units import byte_size, duration
 
-from .result import LATE_S, LEVEL, Fidelity, Punctuality, Ratio, Replay
+from .ratio import LEVEL, Ratio
+from .result import LATE_S, Fidelity, Punctuality, Replay
 
 _QUANTILES = ("min", "p50", "mean", "p90", "p99", "max")
 
 
-PARTS = ("replay", "operations", "times", "ratios", "ranks", "schedule")
+PARTS = ("replay", "operations", "times", "ratios", "ranks", "ports", "schedule")
 """Parts of the tables of a replay."""
 
 
@@ -23,6 +24,8 @@ def replay_tables(replay: Replay) -> dict[str, list[Table]]:
     tables["replay"] = [_summary(replay)]
     tables["operations"] = [_spreads(replay), _slowest(replay)]
     tables["ranks"] = [_ranks(replay)]
+    if replay.ports is not None:
+        tables["ports"] = [replay.ports.table()]
     if replay.fidelity is not None:
         tables["times"] = [_times(replay.fidelity)]
         tables["ratios"] = [_ratios(replay.fidelity)]
@@ -149,6 +152,7 @@ def _ratios(fidelity: Fidelity) -> Table:
         "call time / captured": "over_captured",
         "transfer time / captured": "transfer_over_captured",
         f"transfer time / lower bound ({fidelity.bound_of})": "over_bound",
+        "transfer time / bound of measured ports": "over_ports",
         f"transfer time / measurements ({fidelity.model_of})": "over_model",
     }
     used = {

@@ -86,3 +86,31 @@ def test_what_is_no_network_is_one_sentence(
         path.write_text(said)
     with pytest.raises(FabricError, match=sentence):
         load_fabric(str(path), 4)
+
+
+def test_rates_of_ranks_hosts_and_links_are_in_the_bounds(tmp_path):
+    said = {"topology": "leaf-spine", "capacity": "8Gbps", "leaves": 2, "spines": 1}
+    said["rates"] = {"rank1": "800Mbps", "leaf0 -> spine0": "80Mbps"}
+    path = tmp_path / "network.json"
+    path.write_text(json.dumps(said))
+    on = load_fabric(str(path), 4)
+    wire = np.zeros((3, 4, 4), np.int64)
+    wire[0, 0, 1] = wire[1, 2, 3] = wire[2, 0, 2] = 1_000_000
+    port = port_bound(on.topology, on.slots, wire)
+    # rank 1 receives at 100 MB/s, the others send at 1 GB/s
+    assert port == pytest.approx([0.01, 0.001, 0.001])
+    leaf = cut_bounds(on.topology, on.slots, wire)["leaf"]
+    assert leaf[2] == pytest.approx(0.1)
+    # the original topology is as it was
+    assert load_fabric("single", 4, capacity="8Gbps").topology.capacity.max() >= 1e9
+
+
+@pytest.mark.parametrize(
+    ("rates", "sentence"),
+    [([1], "rates are an object"), ({"rank9": "1Gbps"}, "a rate is of a rank")],
+)
+def test_rates_of_unknown_ranks_are_refused(tmp_path, rates, sentence):
+    path = tmp_path / "network.json"
+    path.write_text(json.dumps({"capacity": "8Gbps", "rates": rates}))
+    with pytest.raises(FabricError, match=sentence):
+        load_fabric(str(path), 4)

@@ -23,7 +23,7 @@ from moetraffic.replay.execution.pace import parse_pace
 from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.request import Request
-from moetraffic.replay.results import result
+from moetraffic.replay.results import ratio
 from moetraffic.replay.results.audit import audit, punctuality, slowdown
 from moetraffic.replay.results.baselines import (
     Baselines,
@@ -67,7 +67,7 @@ def part(found: Fidelity, by: str, label: str = ""):
 
 
 def test_levels_are_one(toy):
-    assert result.LEVEL == resampling.LEVEL
+    assert ratio.LEVEL == resampling.LEVEL
 
 
 def test_parts_are_of_the_operations_that_they_name(toy):

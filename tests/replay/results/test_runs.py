@@ -16,8 +16,9 @@ from moetraffic.replay.results.audit import audit
 from moetraffic.replay.results.baselines import Baselines, port_times
 from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.machine_load import HostLoad, LoadMeter, host_loads
+from moetraffic.replay.results.ratio import between_runs
 from moetraffic.replay.results.result import summarize
-from moetraffic.replay.results.runs import between_runs, median_run, merge
+from moetraffic.replay.results.runs import median_run, merge
 from moetraffic.replay.results.summary import quotation, sentences
 from moetraffic.trace.model import UNKNOWN_TIME
 

@@ -1,0 +1,127 @@
+"""Are the rates of unequal hosts found by a replay, and is a slow host named?
+
+Hosts are network namespaces whose links token buckets limit, one rank a host.  Each
+setting draws the rate of every host: *unequal*, log-uniform between the ends of
+``--between``, or *one slow*, in which all have one rate but one, which has a quarter to
+a half of it.  A run with random all-to-alls is replayed with ``--probe``, and each
+port's rate is compared with its link's, less headers (a token bucket counts the 66 of
+1514 bytes of Ethernet, IP and TCP).  Beside it stands the rank that arrives last most
+often, which is what a replay without ``--probe`` names.
+
+Without the rights to make namespaces it says so and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rate_limited import hosts, limit, ranks
+
+from replay import exchanges
+
+HOSTS = 4
+BURST = "32kb"
+PAYLOAD = 1448 / 1514
+
+
+def setting(rng: np.random.Generator, kind: str, low: float, high: float) -> Any:
+    """Rates of the hosts, Mbit/s, and the slow one, -1 for none."""
+    if kind == "unequal":
+        drawn = np.exp(rng.uniform(np.log(low), np.log(high), HOSTS))
+        return drawn.round(1).tolist(), -1
+    rate = float(np.exp(rng.uniform(np.log(2 * low), np.log(high))))
+    rates, slow = [round(rate, 1)] * HOSTS, int(rng.integers(HOSTS))
+    rates[slow] = round(rate * float(rng.uniform(0.25, 0.5)), 1)
+    return rates, slow
+
+
+def measure(
+    kind: str, rates: list[float], slow: int, trace: Path, port: int
+) -> dict[str, Any]:
+    """Replay on hosts of these rates; errors of the rates found."""
+    with hosts(HOSTS) as at:
+        limit(at, 0, rates_mbps=rates, burst=BURST)
+        words = [sys.executable, "-m", "moetraffic.replay", str(trace), "--json"]
+        more = ["--probe", "--verify", "none", "--capacity", f"{max(rates):g}Mbps"]
+        told = json.loads(ranks(at.names, [*words, *more], port))
+    errors, named = [], set()
+    value = {"send": {}, "receive": {}}
+    for one in told["ports"]["rates"]:
+        value[one["direction"]][one["rank"]] = one["rate"]
+        truth = rates[one["rank"]] * PAYLOAD * 1e6 / 8
+        if not one["at_least"]:
+            errors.append(abs(one["rate"]["value"] / truth - 1))
+    for of in value.values():
+        for rank, rate in of.items():
+            others = np.median([r["value"] for n, r in of.items() if n != rank])
+            if rate["high"] < 0.8 * others:
+                named.add(rank)
+    every = told["fidelity"]["parts"][0]
+    return {
+        "kind": kind,
+        "rates_mbps": rates,
+        "slow": slow,
+        "named": sorted(named),
+        "straggler": told["straggler"],
+        "median_error": float(np.median(errors)),
+        "worst_error": float(max(errors)),
+        "lower_bounds": 2 * HOSTS - len(errors),
+        "over_ports": every["over_ports"]["value"],
+        "bench_gbs": told["ports"]["bench_busbw_gbs"],
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--between", default="30,200", help="Mbit/s, with a comma")
+    asked.add_argument("--settings", type=int, default=6, help="of each kind")
+    asked.add_argument("--seed", type=int, default=None)
+    told = asked.parse_args()
+    seed = secrets.randbits(32) if told.seed is None else told.seed
+    rng = np.random.default_rng(seed)
+    low, high = (float(end) for end in told.between.split(","))
+    rows = []
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "exchanges.h5"
+            exchanges(HOSTS, 24, bytes_a_rank=400_000, dense=False).save(path)
+            for number in range(2 * told.settings):
+                kind = ("unequal", "one slow")[number % 2]
+                rates, slow = setting(rng, kind, low, high)
+                rows.append(measure(kind, rates, slow, path, 23_000 + number))
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(json.dumps({"skipped": f"no rate-limited namespaces here: {error}"}))
+        return
+    slow_rows = [r for r in rows if r["slow"] >= 0]
+    print(
+        json.dumps(
+            {
+                "seed": seed,
+                "rows": rows,
+                "median_error": float(np.median([r["median_error"] for r in rows])),
+                "worst_error": max(r["worst_error"] for r in rows),
+                "bound": 0.1,
+                "slow_named": sum(r["named"] == [r["slow"]] for r in slow_rows),
+                "straggler_is_slow": sum(
+                    r["straggler"] == r["slow"] for r in slow_rows
+                ),
+                "slow": len(slow_rows),
+            },
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
