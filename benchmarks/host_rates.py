@@ -26,11 +26,26 @@ from typing import Any
 import numpy as np
 from rate_limited import hosts, limit, ranks
 
-from replay import exchanges
+from moetraffic.interop import import_files
 
 HOSTS = 4
+ITERATIONS = 6
 BURST = "32kb"
 PAYLOAD = 1448 / 1514
+
+
+def exchanges(folder: Path, rng: np.random.Generator) -> Path:
+    """Write a trace of uneven all-to-alls, some 400 kB a rank."""
+    lines = ["iteration,layer,phase,source,destination,bytes"]
+    for at in np.ndindex(ITERATIONS, 4, HOSTS, HOSTS):
+        iteration, layer, source, to = at
+        nbytes = int(rng.integers(50_000, 150_000))
+        lines.append(f"{iteration},{layer},dispatch,{source},{to},{nbytes}")
+    table, path = folder / "exchanges.csv", folder / "exchanges.h5"
+    table.write_text("\n".join(lines) + "\n")
+    _, merged = import_files([table])
+    merged.trace.save(path)
+    return path
 
 
 def setting(rng: np.random.Generator, kind: str, low: float, high: float) -> Any:
@@ -93,8 +108,7 @@ def main() -> None:
     rows = []
     try:
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "exchanges.h5"
-            exchanges(HOSTS, 24, bytes_a_rank=400_000, dense=False).save(path)
+            path = exchanges(Path(folder), rng)
             for number in range(2 * told.settings):
                 kind = ("unequal", "one slow")[number % 2]
                 rates, slow = setting(rng, kind, low, high)
