@@ -12,6 +12,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import time_model
 from moetraffic.patterns.layer_calls import CONTEXTS
 from moetraffic.patterns.platforms import protocols
+from moetraffic.patterns.schedules import SCHEDULES
 from moetraffic.patterns.time_model import GPUS, Architecture, Configuration, System
 from moetraffic.report.console.options import (
     AllTables,
@@ -90,6 +91,7 @@ PARALLELISM = field_options(
         "virtual": Setting(
             "Number of virtual pipeline stages per rank.", "--virtual-stages"
         ),
+        "schedule": f"Pipeline schedule: {', '.join(SCHEDULES)}.",
         "micro_batch": "Number of sequences per rank in one forward pass.",
         "zero": "ZeRO stage: 0, 1, 2 or 3.",
         "shard": Setting(

@@ -25,6 +25,7 @@ from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.parallelism import RECOMPUTATIONS, Parallelism
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.router_spec import DISPATCH_FORMS
+from moetraffic.patterns.schedules import SCHEDULES
 from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
@@ -71,6 +72,7 @@ TRAINING = field_options(
             "Number of virtual pipeline stages per rank (interleaved 1F1B).",
             "--virtual-stages",
         ),
+        "schedule": f"Pipeline schedule: {', '.join(SCHEDULES)}.",
         "micro_batch": Setting(
             "Number of sequences per replica in one forward pass.",
             shown="the preset's",
@@ -238,6 +240,7 @@ def _made(
         "--gradient-dtype": bool(s.gradient_dtype),
         "--dispatch-dtype": bool(s.dispatch_dtype),
         "--shard": s.shard > 0,
+        "--schedule": s.schedule != own.schedule,
         "--etp": s.etp not in (0, s.tp),
     }
     if any(left.values()):

@@ -43,10 +43,13 @@ EXPERT_KINDS: Mapping[str, tuple[str, ...]] = {
     "edp": ("edp",),  # copies of the experts
     "etp_ep": ("etp", "ep"),
 }
+PAIR_KINDS = ("dp_pair", "edp_pair")
+"""Of copies on a stage and on the mirrored one, which DualPipe has."""
+
 SHARD_KINDS = ("dp_shard", "dp_replicate", "edp_shard", "edp_replicate")
 """Of copies that ZeRO shards within some ranks and replicates over the others."""
 
-KINDS = (*DENSE_KINDS, *EXPERT_KINDS, *SHARD_KINDS, "embedding")
+KINDS = (*DENSE_KINDS, *EXPERT_KINDS, *SHARD_KINDS, *PAIR_KINDS, "embedding")
 """Kinds of process groups."""
 
 
@@ -228,6 +231,15 @@ class ParallelLayout:
         """
         if kind == "embedding":
             return tuple(tuple(sorted({p[0], p[-1]})) for p in self.groups("pp"))
+        if kind in PAIR_KINDS:
+            mirrored = {
+                rank: line[-1 - stage]
+                for line in self.groups("pp")
+                for stage, rank in enumerate(line)
+            }
+            of = self.groups("dp_cp" if kind == "dp_pair" else "edp")
+            pairs = {tuple(sorted({*g, *(mirrored[r] for r in g)})) for g in of}
+            return tuple(sorted(pairs))
         if kind in SHARD_KINDS:
             base, _, part = kind.partition("_")
             size = self.shards if base == "dp" else self.expert_shards

@@ -207,11 +207,14 @@ class _Stage(Stage):
     @cached_property
     def tensors(self) -> list[ModelTensor]:
         """What a rank of this stage holds."""
-        grid, held = self.plan, []
+        grid = self.plan
+        held: list[ModelTensor] = []
         for layers in self.chunks:
             for t in model_tensors(self.shape, layers=layers, vocabulary_split=grid.tp):
                 tp = grid.expert_tp if t.part == "expert" else grid.tp
                 if t.split >= 0 and t.sizes[t.split] % tp:
                     tp = t.sizes[t.split]  # heads of which ranks have copies
+                if t.name == "token.weight" and t.name in {h.name for h in held}:
+                    continue  # both ends of a tied model share it
                 held.append(t.on_rank(tp=tp, ep=grid.ep))
         return held

@@ -11,7 +11,7 @@ from .element_types import element_bytes
 from .layer_calls import CONTEXTS
 from .layout import ParallelLayout
 from .routers import Gating
-from .schedules import passes
+from .schedules import SCHEDULES, passes
 from .shape import ModelShape, unmet_in_parallel
 from .synchronization import IN_EACH_MICRO_BATCH, OF_STAGE, SHARDED, SYNCHRONIZATIONS
 
@@ -34,6 +34,7 @@ class Parallelism(ParallelLayout):
     micro_batch: int = 1  # sequences of a replica in one forward pass b
     accumulation: int = 1  # micro-batches of an iteration m
     virtual: int = 1  # chunks of layers on each pipeline stage v
+    schedule: str = "1f1b"  # one of SCHEDULES
     # one of SYNCHRONIZATIONS, in place of what the ZeRO stage means by itself
     synchronization: str = ""
     bucket_mib: float = 0.0  # of the synchronization "ddp"; 0: torch's 1, then 25
@@ -55,6 +56,7 @@ class Parallelism(ParallelLayout):
         known = {
             "recompute": RECOMPUTATIONS,
             "context": CONTEXTS,
+            "schedule": SCHEDULES,
             "synchronization": ("", *SYNCHRONIZATIONS),
         }
         for name, values in known.items():
@@ -83,7 +85,12 @@ class Parallelism(ParallelLayout):
                 f"{self.shard} that are asked for: give --zero 1, 2 or 3, or leave out "
                 "--shard"
             )
-        passes(0, self.pp, self.accumulation, self.virtual)
+        if self.shard and self.schedule == "dualpipe":
+            raise LayoutError(
+                "copies of DualPipe are on two stages, not in blocks that shard them, "
+                f"but shard is {self.shard}: leave out --shard"
+            )
+        passes(0, self.pp, self.accumulation, self.virtual, self.schedule)
 
     @property
     def synchronized(self) -> str:

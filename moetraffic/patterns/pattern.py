@@ -19,7 +19,7 @@ from .layout import Groups, ParallelLayout
 TRAFFIC = ("TP", "PP", "DP", "EmbTableSync", "EP", "CP", "control")
 """Kinds of traffic; control: norms, losses, counts, of a few bytes."""
 
-ACROSS_STAGES = frozenset({"pp", "embedding", "mp", "world"})
+ACROSS_STAGES = frozenset({"pp", "embedding", "mp", "world", "dp_pair", "edp_pair"})
 """Kinds of groups whose members are on several stages."""
 
 

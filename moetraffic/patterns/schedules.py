@@ -3,11 +3,18 @@
 A pass is of one micro-batch through one *chunk* of layers; with v virtual stages a rank
 has v chunks, and chunk c of stage s is number ``c p + s`` of the whole pipeline.
 
+Zero-bubble schedules (Qi et al., arXiv 2401.10241) compute gradients of weights later
+than those of inputs, which are what is handed on: H1 has 1F1B's order of passes, H2
+begins with more of them.  DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) feeds
+micro-batches from both ends: a rank has the layers of its own place (chunk 0) and of
+the mirrored one (chunk 1).
+
 References
 ----------
 Narayanan et al., arXiv 2104.04473, sections 2.2.1 (1F1B, PipeDream-Flush) and 2.2.2
 (interleaved); Megatron-LM, ``core/pipeline_parallel/schedules.py``; torch,
-``distributed/pipelining/schedules.py`` has the same orders.
+``distributed/pipelining/schedules.py`` has the same orders; deepseek-ai/DualPipe,
+``dualpipe.py``: the eight steps of ``DualPipe.step``.
 """
 
 from __future__ import annotations
@@ -16,6 +23,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from moetraffic.errors import LayoutError
+
+SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "dualpipe")
+"""Orders of passes; the first is interleaved where a rank has virtual stages."""
 
 
 class Pass(NamedTuple):
@@ -26,7 +36,13 @@ class Pass(NamedTuple):
     chunk: int = 0
 
 
-def passes(stage: int, stages: int, micro_batches: int, virtual: int = 1) -> list[Pass]:
+def passes(
+    stage: int,
+    stages: int,
+    micro_batches: int,
+    virtual: int = 1,
+    schedule: str = "1f1b",
+) -> list[Pass]:
     """The passes of a stage, in order.
 
     Parameters
@@ -37,11 +53,14 @@ def passes(stage: int, stages: int, micro_batches: int, virtual: int = 1) -> lis
         Of an iteration m.
     virtual
         Chunks of a rank v; 1: the 1F1B schedule.
+    schedule
+        One of SCHEDULES.
 
     Raises
     ------
     LayoutError
-        If an interleaved schedule has no multiple of p micro-batches.
+        If an interleaved schedule has no multiple of p micro-batches, or DualPipe not
+        an even number of 2 p and more.
 
     Examples
     --------
@@ -54,10 +73,24 @@ def passes(stage: int, stages: int, micro_batches: int, virtual: int = 1) -> lis
             f"micro-batches, but there are {stages} stages and {micro_batches} "
             "micro-batches: change --pp, --virtual or --accumulation"
         )
+    if schedule != "1f1b" and (stages == 1 or virtual > 1):
+        raise LayoutError(
+            f"{schedule} is of several stages, each of a rank, but there are {stages} "
+            f"stages and {virtual} virtual ones of a rank: raise --pp, or leave out "
+            "--schedule or --virtual-stages"
+        )
+    if schedule == "dualpipe":
+        if stages % 2 or micro_batches % 2 or micro_batches < 2 * stages:
+            raise LayoutError(
+                "DualPipe has an even number of stages and of micro-batches, at least "
+                f"two for each stage, but there are {stages} stages and "
+                f"{micro_batches} micro-batches: change --pp or --accumulation"
+            )
+        return _from_both_ends(stage, stages, micro_batches // 2)
     if stages == 1:
         return [Pass(b, i) for i in range(micro_batches) for b in (False, True)]
     total = micro_batches * virtual
-    ahead = stages - stage - 1
+    ahead = (stages - stage - 1) * (2 if schedule == "zb-h2" else 1)
     warm_up = ahead if virtual == 1 else 2 * ahead + (virtual - 1) * stages
     warm_up = min(warm_up, total)
     forward = [_pass(n, stages, virtual, backward=False) for n in range(total)]
@@ -69,7 +102,7 @@ def passes(stage: int, stages: int, micro_batches: int, virtual: int = 1) -> lis
 
 
 def handed_on(
-    one: Pass, stage: int, stages: int, virtual: int = 1
+    one: Pass, stage: int, stages: int, virtual: int = 1, schedule: str = "1f1b"
 ) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
     """What a pass waits for and what it hands on, as (source, destination) stages.
 
@@ -82,6 +115,12 @@ def handed_on(
     pair or None, pair or None
         Before the pass, and behind it; None where the model begins or ends.
     """
+    if schedule == "dualpipe" and one.chunk:  # the mirrored pipeline
+        mirrored = handed_on(one._replace(chunk=0), stages - 1 - stage, stages)
+        before, behind = (
+            pair and (stages - 1 - pair[0], stages - 1 - pair[1]) for pair in mirrored
+        )
+        return before, behind
     place, last = one.chunk * stages + stage, stages * virtual - 1
     step = -1 if one.backward else 1
     source, destination = place - step, place + step
@@ -110,6 +149,27 @@ def messages(
             _, behind = handed_on(one, stage, stages, virtual)
             if behind is not None:
                 yield behind
+
+
+def _from_both_ends(stage: int, stages: int, each: int) -> list[Pass]:
+    """DualPipe's passes, with ``each`` micro-batches from either end."""
+    near = min(stage, stages - 1 - stage)  # to an end
+    ahead = stages // 2 - near - 1
+    order = "F" * (2 * ahead)
+    order += "Ff" * (near + 1)
+    order += "bf" * ahead
+    order += "FbfB" * (each - stages + near + 1)
+    order += "bfB" * ahead
+    order += "bB" * (near + 1)
+    order += "B" * ahead
+    # large letters are the direction that enters at the near end
+    found, counts = [], dict.fromkeys("FfBb", 0)
+    for letter in order:
+        chunk = int(letter.islower()) ^ int(stage >= stages // 2)
+        micro_batch = chunk * each + counts[letter]
+        found.append(Pass(letter in "Bb", micro_batch, chunk))
+        counts[letter] += 1
+    return found
 
 
 def _pass(n: int, stages: int, virtual: int, *, backward: bool) -> Pass:

@@ -71,8 +71,9 @@ class Stage:
         forward = [self.forward(layers) for layers in self.chunks]
         backward = [self.backward(layers) for layers in self.chunks]
         events: list[Event] = []
-        for one in passes(self.number, stages, plan.accumulation, plan.virtual):
-            before, behind = handed_on(one, self.number, stages, plan.virtual)
+        how = plan.virtual, plan.schedule
+        for one in passes(self.number, stages, plan.accumulation, *how):
+            before, behind = handed_on(one, self.number, stages, *how)
             if before:
                 events.append(self._message(before, one.backward, one.micro_batch))
             calls = (backward if one.backward else forward)[one.chunk]
@@ -103,7 +104,7 @@ class Stage:
 
     def embedding_sync(self) -> list[Call]:
         """The tied embedding's gradient, of the first and the last stage."""
-        if self.plan.pp == 1 or not self.shape.tied:
+        if self.plan.pp == 1 or not self.shape.tied or self._twice:
             return []
         if self.number not in (0, self.plan.pp - 1):
             return []
@@ -124,7 +125,15 @@ class Stage:
     def chunks(self) -> list[range]:
         """Global layers of this stage's chunks."""
         pp, virtual = self.plan.pp, self.plan.virtual
-        return list(chunk_layers(self.shape.layers, pp, virtual)[self.number :: pp])
+        chunks = chunk_layers(self.shape.layers, pp, virtual)
+        if self._twice:
+            return [chunks[self.number], chunks[-1 - self.number]]
+        return list(chunks[self.number :: pp])
+
+    @property
+    def _twice(self) -> bool:
+        """Whether a stage's parameters are on the mirrored stage's ranks too."""
+        return self.plan.schedule == "dualpipe"
 
     @property
     def dense(self) -> list[ModelTensor]:
@@ -138,10 +147,15 @@ class Stage:
         experts = [t for t in self.tensors if t.part == "expert"]
         replicas = "dp_cp" if plan.cp > 1 else "dp"
         # kind, ranks, those among which they are sharded, label
-        every = (
+        every = [
             (self.dense, replicas, plan.dp * plan.cp, plan.shards, "gradient_sync"),
             (experts, "edp", plan.edp, plan.expert_shards, "expert_gradient_sync"),
-        )
+        ]
+        if self._twice:
+            every = [
+                (tensors, f"{group.partition('_')[0]}_pair", 2 * ranks, 2 * ranks, of)
+                for tensors, group, ranks, _, of in every
+            ]
         copies = [
             Copies(
                 tensors=tensors,

@@ -19,6 +19,7 @@ from moetraffic.patterns.layer_calls import CONTEXTS
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
+from moetraffic.patterns.schedules import SCHEDULES
 from moetraffic.patterns.time_model import Architecture, Configuration, traffic, unmet
 
 KINDS = {
@@ -77,11 +78,12 @@ def drawn(chance: random.Random) -> dict[str, Any]:
         "etp": chance.choice((0, 0, 1)),
         "virtual": chance.choice((1, 2)) if pp > 1 else 1,
         "micro_batch": chance.choice((1, 2, 4)),
-        "accumulation": 4 if pp > 1 else chance.choice((1, 2, 4)),
+        "accumulation": 8 if pp > 1 else chance.choice((1, 2, 4)),
         "zero": chance.choice((0, 0, 1, 2, 3)),
         "sequence_parallel": chance.random() < 0.5,
         "recompute": chance.choice(("none", "full")),
         "context": chance.choice(CONTEXTS),
+        "schedule": chance.choice(SCHEDULES) if pp > 1 else "1f1b",
         "shard": chance.choice((0, 0, 2, 4)),
         "dispatch_dtype": chance.choice(("", "float8")),
     }
@@ -131,6 +133,7 @@ def test_what_one_refuses_of_experts_under_tensor_parallelism_so_does_the_other(
 ):
     of = {**drawn(random.Random(0)), "model": "mixtral-8x7b", "tp": 2, "dp": 2}
     of |= {"pp": 1, "virtual": 1, "cp": 1, "ep": 2, "etp": 0, "zero": 0}
+    of |= {"schedule": "1f1b", "shard": 0}
     assert both({**of, "sequence_parallel": True}) is not None
     assert both({**of, "sequence_parallel": False}) is None
     with pytest.raises(LayoutError, match="k is 0"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Gating, ModelShape, Parallelism, megatron_pattern
 from moetraffic.patterns.pattern import Pattern
-from moetraffic.patterns.time_model import Configuration, memory, traffic
+from moetraffic.patterns.schedules import handed_on, passes
+from moetraffic.patterns.time_model import (
+    Configuration,
+    System,
+    estimate,
+    memory,
+    operations,
+    traffic,
+)
 from moetraffic.patterns.traffic import traffic_matrix
 
 SHAPE = ModelShape(
@@ -135,3 +144,103 @@ def test_tokens_in_eight_bits_come_back_in_sixteen() -> None:
         **dict.fromkeys(("combine", "dispatch_grad"), [copies * row] * 2),
     }
     assert summed(plan, "ep", MOE) == 3 / 4 * 2 * 2 * copies * (short + row)
+
+
+# ---- schedules -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 14), (6, 20), (8, 16)])
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "dualpipe"])
+def test_schedules_run_to_their_end(schedule: str, p: int, m: int) -> None:
+    left = {s: passes(s, p, m, 1, schedule) for s in range(p)}
+    for order in left.values():
+        whole = {(one.backward, one.micro_batch) for one in order}
+        assert len(whole) == len(order) == 2 * m
+    done: set[tuple[int, bool, int]] = set()  # (stage, backward, micro-batch)
+    while any(left.values()):
+        before = len(done)
+        for stage, order in left.items():
+            while order:
+                one = order[0]
+                waits, _ = handed_on(one, stage, p, 1, schedule)
+                needs = {(waits[0], one.backward, one.micro_batch)} if waits else set()
+                if one.backward:
+                    needs.add((stage, False, one.micro_batch))
+                if not needs <= done:
+                    break
+                done.add((stage, one.backward, one.micro_batch))
+                order.pop(0)
+        assert len(done) > before, "stages wait for each other"
+
+
+def test_dualpipe_sends_as_1f1b_and_sums_over_mirrored_stages() -> None:
+    p, m, d = 4, 8, 2
+    shape = replace(SHAPE, layers=4)
+    plain, both = (
+        Parallelism(pp=p, dp=d, accumulation=m, schedule=name)
+        for name in ("1f1b", "dualpipe")
+    )
+    messages = [
+        traffic_matrix(made(one, shape), traffic=["PP"]) for one in (plain, both)
+    ]
+    assert (messages[0] == messages[1]).all()
+    assert both.groups("dp_pair") == ((0, 1, 6, 7), (2, 3, 4, 5))
+    # layers 0 and 3, 1 and 2; the tied table once, and no exchange of it
+    h, kv = 256, 2 * 32
+    layer = 2 * h * h + 2 * h * kv + 2 * 4 * h * h + 2 * h
+    ends = 512 * h + 64 * h + h  # table, positions, last norm
+    for rank, elements in ((0, 2 * layer + ends), (2, 2 * layer)):
+        calls = [e.call for e in made(both, shape).program(rank)]
+        (sync,) = [c for c in calls if c.traffic == "DP"]
+        assert (sync.group, sync.size) == ("dp_pair", 4 * elements)
+        assert not [c for c in calls if c.traffic == "EmbTableSync"]
+    assert summed(both, "dp", shape) == 2 * 3 / 4 * 4 * (2 * layer + ends)
+
+
+@pytest.mark.parametrize("p", [4, 8])
+def test_bubbles_are_those_of_their_papers(p: int) -> None:
+    shape = replace(SHAPE, layers=8)
+    system = System(peak_flops=1e12, utilization=0.5)
+    forward = 1 / 3  # of F + B
+    flop = operations(Configuration.of(shape, Parallelism(pp=p, accumulation=32)))
+    weights = float(flop.weights / flop.all)
+    assert (
+        0.3 < weights < forward
+    )  # gradients of inputs, and of attention, are the rest
+    # in times of a micro-batch's F + B
+    expected = {
+        "1f1b": p - 1,
+        "zb-h1": (p - 1) * (1 - 2 * weights),
+        "zb-h2": (p - 1) * (1 - 3 * weights),
+        "dualpipe": (p / 2 - 1) * (1 + 2 / 3 - 3 * weights),
+    }
+    for schedule, bubble in expected.items():
+        plan = Parallelism(pp=p, accumulation=32, schedule=schedule)
+        found = estimate(Configuration.of(shape, plan), system)
+        one = float(found.compute) / 32
+        assert float(found.bubble) == pytest.approx(bubble * one)
+        assert float(found.bubble_of_ideal) == pytest.approx(bubble / 32)
+    kept = {
+        name: memory(
+            Configuration.of(
+                shape, Parallelism(pp=p, accumulation=32, schedule=name, tp=2)
+            )
+        )
+        for name in expected
+    }
+    flight = {name: float(m.activations) for name, m in kept.items()}
+    assert flight["zb-h1"] == flight["1f1b"]
+    assert flight["zb-h2"] == pytest.approx((2 - 1 / p) * flight["1f1b"])
+    assert flight["dualpipe"] > (p + 1) / p * flight["1f1b"]  # and the logits
+    held = [float(kept[name].weights) for name in ("zb-h1", "dualpipe")]
+    assert 1 < held[1] / held[0] <= 2  # a second stage, the same table
+
+
+def test_schedules_need_stages_and_micro_batches() -> None:
+    for wrong, said in (
+        ({"pp": 1, "schedule": "zb-h1"}, "several stages"),
+        ({"pp": 4, "accumulation": 6, "schedule": "dualpipe"}, "two for each stage"),
+        ({"pp": 2, "accumulation": 4, "schedule": "gpipe"}, "schedule is one of 1f1b"),
+    ):
+        with pytest.raises(LayoutError, match=said):
+            Parallelism(**wrong)

@@ -13,6 +13,7 @@ from moetraffic.patterns.element_types import element_bytes
 from moetraffic.patterns.layer_calls import CONTEXTS, room
 from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.routers import Gating
+from moetraffic.patterns.schedules import SCHEDULES
 from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.values import Float64, Values, anywhere, numbers
 
@@ -29,11 +30,11 @@ RECOMPUTE = ("none", "selective", "full")
 
 PLANNED = (
     *("pp", "tp", "dp", "ep", "cp", "virtual", "micro_batch", "zero", "recompute"),
-    *("context", "sequence_parallel", "shard"),
+    *("context", "sequence_parallel", "shard", "schedule"),
 )
 """Fields that a configuration and a :class:`~moetraffic.patterns.Parallelism` share."""
 
-NAMED = {"recompute": RECOMPUTE, "context": CONTEXTS}
+NAMED = {"recompute": RECOMPUTE, "context": CONTEXTS, "schedule": SCHEDULES}
 """Fields that are one of some names, which arrays hold as places among them."""
 
 
@@ -53,6 +54,7 @@ class Configuration:
     expert_tp: Values = 0  # tensor-parallel ranks of an expert; 0: tp
     cp: Values = 1  # context-parallel ranks of a sequence
     virtual: Values = 1  # pipeline stages a rank holds v (interleaved schedule)
+    schedule: Values = "1f1b"  # one of SCHEDULES
     micro_batch: Values = 1  # b sequences of a rank in one pass
     global_batch: Values = 1  # B sequences of an iteration
     element_bytes: Values = 2  # e of weights and activations
@@ -163,11 +165,29 @@ class Configuration:
         """
         return np.ceil(self.model.layers / (self.pp * self.virtual)) * self.virtual
 
+    @cached_property
+    def pair(self) -> Values:
+        """Stages that a rank holds, and copies of a stage in a pipeline: 2 of DualPipe,
+        which are mirrored."""
+        return np.where(self.schedule == SCHEDULES.index("dualpipe"), 2.0, 1.0)
+
+    @property
+    def last(self) -> Values:
+        """1 where a rank of the first stage is one of the last too, otherwise 0."""
+        return np.where((self.pp > 1) & (self.pair < 2), 0.0, 1.0)
+
+    @property
+    def copies_held(self) -> Values:
+        """Ranks that hold the same dense parameters."""
+        return self.dp * self.cp * self.pair
+
     @property
     def held(self) -> Values:
         """Parameters of a rank of the first stage, without experts."""
-        m, alone = self.model, np.where(self.pp > 1, 0.0, 1.0)
-        found = self.stage_layers * (m.layer_split / self.tp + m.layer_whole)
+        m, alone = self.model, self.last
+        found = (
+            self.stage_layers * self.pair * (m.layer_split / self.tp + m.layer_whole)
+        )
         found = found + m.first_whole + alone * m.last_whole
         found = found + self.table * (1 + alone * np.where(m.tied > 0, 0.0, 1.0))
         return found + alone * m.row_bias * self.table / m.hidden
@@ -183,7 +203,7 @@ class Configuration:
         """Parameters of a rank's experts."""
         m = self.model
         of_layer = m.experts * m.expert_weights * m.moe_layers / m.layers
-        return self.stage_layers * of_layer / (self.split * self.ep)
+        return self.stage_layers * self.pair * of_layer / (self.split * self.ep)
 
     @property
     def split(self) -> Values:
@@ -201,7 +221,7 @@ class Configuration:
     def expert_copies(self) -> Values:
         """Ranks that hold the same experts: expert parallelism is folded over the other
         ranks of a stage (Liu et al., arXiv 2504.14960)."""
-        return self.tp * self.cp * self.dp / (self.split * self.ep)
+        return self.pair * self.tp * self.cp * self.dp / (self.split * self.ep)
 
 
 def _places(field: str, given: Values) -> Values:
@@ -271,7 +291,7 @@ def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
             "change the global batch or virtual",
         ),
         (
-            c.expert_copies != np.round(c.expert_copies),
+            c.expert_copies % c.pair != 0,
             "ep divides dp (with expert_tp, ep times it divides tp x cp x dp)",
             "change ep or dp",
         ),
@@ -307,6 +327,23 @@ def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
             & ((c.dp * c.cp % np.maximum(c.shard, 1) != 0) | (c.zero < 1)),
             "shard divides dp x cp, and a ZeRO stage shards",
             "change shard or zero",
+        ),
+        (
+            (c.schedule > 0) & ((c.pp < 2) | (c.virtual > 1)),
+            "zero-bubble schedules and DualPipe have several stages, one of each rank",
+            "change schedule, pp or virtual",
+        ),
+        (
+            (c.pair > 1)
+            & (
+                (c.pp % 2 > 0)
+                | (batches % 2 > 0)
+                | (batches < 2 * c.pp)
+                | (c.shard > 0)
+            ),
+            "DualPipe has an even number of stages and of micro-batches, two for each "
+            "stage at least, and no shards of some ranks",
+            "change pp, the global batch or shard",
         ),
         (
             blocks != np.round(blocks),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.patterns.schedules import SCHEDULES
 from moetraffic.patterns.values import Float64, Values, anywhere
 from moetraffic.tables import Table
 
@@ -174,7 +175,8 @@ def estimate(
             work = passes(c, s.gpu)
             # other stages wait for the last one, which has the head
             compute = batches * (work.all + np.where(c.pp > 1, 0.0, work.head))
-            waiting = batches * np.where(c.pp > 1, work.head, 0.0)
+            # of DualPipe, with both ends on a rank, for half of the micro-batches
+            waiting = batches / c.pair * np.where(c.pp > 1, work.head, 0.0)
         layers = batches * c.stage_layers * s.layer_overhead_s
         moved = traffic(c, conventions)
         times, wire, micro = _sent(moved, s, c.shape)
@@ -183,17 +185,24 @@ def estimate(
         beat = (compute + layers) / batches
         if conventions.bubble == "with-communication":
             beat = beat + micro / batches
-        bubble = (c.pp - 1) / c.virtual * beat + waiting
+        bubble = (c.pp - 1) / c.virtual * beat
+        if anywhere(c.schedule > 0):
+            bubble = _other_bubbles(c, conventions, work, beat, bubble)
         cut = np.where(c.zero > 0, 1.0, 0.0)
-        updated = c.held / c.shards(c.dp * c.cp) ** cut
+        updated = c.held / c.shards(c.copies_held) ** cut
         updated = updated + c.experts_held / c.shards(c.expert_copies) ** cut
         optimizer = updated * s.optimizer_bytes / s.memory_bytes_s
         overhead = layers + s.iteration_overhead_s
+        ideal = np.where(
+            c.schedule > 0,
+            bubble / (batches * beat),
+            (c.pp - 1) / (c.virtual * batches),
+        )
+        bubble = bubble + waiting
         whole = compute + sum(times.values()) - hidden + bubble + overhead + optimizer
         needed = memory(c)
         room = s.memory_bytes - s.reserved_bytes
         fits = np.asarray(needed.total <= room)
-        ideal = (c.pp - 1) / (c.virtual * batches)
         share = bubble / whole
     shape = np.broadcast_shapes(c.shape, np.shape(whole), np.shape(fits))
     sound = np.ones(shape, bool)
@@ -245,6 +254,35 @@ def _sent(
         if calls.every_micro_batch:
             micro = micro + spent
     return times, wire, micro
+
+
+def _other_bubbles(
+    c: Configuration,
+    conventions: Conventions,
+    work: Operations | Passes,
+    beat: Values,
+    usual: Values,
+) -> Values:
+    """Bubbles of zero-bubble schedules and of DualPipe.
+
+    With F and B of a micro-batch's forward and whole backward pass, W of it for
+    gradients of weights: ``(p - 1)(F + B - 2 W)`` of ZB-H1, ``(p - 1)(F + B - 3 W)`` of
+    ZB-H2 (Qi et al., arXiv 2401.10241, table 2, whose B is without W), and
+    ``(p/2 - 1)(F&B + B - 3 W)`` of DualPipe, a forward and a backward pass of opposite
+    directions at once being F&B (DeepSeek-V3, arXiv 2412.19437, table 2): as long as
+    both, since they compute on the same GPU.  W is backward's share by FLOP.
+    """
+    flop = operations(c, conventions)
+    backward = beat * (work.backward + work.recomputed) / work.all
+    weights = beat * work.backward / work.all * flop.weights / flop.backward
+    forms = {
+        "zb-h1": (c.pp - 1) * np.maximum(beat - 2 * weights, 0),
+        "zb-h2": (c.pp - 1) * np.maximum(beat - 3 * weights, 0),
+        "dualpipe": (c.pp / 2 - 1) * np.maximum(beat + backward - 3 * weights, 0),
+    }
+    for name, bubble in forms.items():
+        usual = np.where(c.schedule == SCHEDULES.index(name), bubble, usual)
+    return usual
 
 
 def _hidden(

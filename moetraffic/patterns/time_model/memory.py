@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.patterns.values import Float64
+from moetraffic.patterns.schedules import SCHEDULES
+from moetraffic.patterns.values import Float64, anywhere
 
 from .configuration import Configuration
 
@@ -49,9 +50,8 @@ def memory(config: Configuration) -> Memory:
         Any.
     """
     c = config
-    replicas = c.dp * c.cp
     parts = []
-    for held, copies in ((c.held, replicas), (c.experts_held, c.expert_copies)):
+    for held, copies in ((c.held, c.copies_held), (c.experts_held, c.expert_copies)):
         shards = c.shards(copies)
         cut = [np.where(c.zero >= stage, shards, 1.0) for stage in (3, 2, 1)]
         sizes = (c.element_bytes, c.gradient_bytes, c.state_bytes)
@@ -87,7 +87,12 @@ def _activations(c: Configuration) -> Float64:
     # Step 2: layers in flight on the first stage.
     flight = np.minimum(c.pp, c.micro_batches) / c.pp
     flight = np.where(c.virtual > 1, 1 + (c.pp - 1) / (c.pp * c.virtual), flight)
+    if anywhere(c.schedule > 1):
+        # arXiv 2401.10241, section 2.2, and 2412.19437, table 2
+        deeper = np.minimum(2 * c.pp - 1, c.micro_batches) / c.pp
+        flight = np.where(c.schedule == SCHEDULES.index("zb-h2"), deeper, flight)
+        flight = np.where(c.pair > 1, (c.pp + 1) / c.pp, flight)
     again = np.where(c.recompute == 2, layer + core, 0.0)
     # Step 3: the ends, of a stage alone.
-    logits = (4 * c.tokens * m.vocabulary / c.tp + 4 * row * half / apart) * (c.pp == 1)
+    logits = (4 * c.tokens * m.vocabulary / c.tp + 4 * row * half / apart) * c.last
     return np.asarray(m.layers * kept * flight + again + logits)

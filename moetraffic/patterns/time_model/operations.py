@@ -19,6 +19,7 @@ class Operations:
     forward: Float64
     backward: Float64
     recomputed: Float64  # forward again, before backward
+    weights: Float64  # of backward, the gradients of weights
 
     @property
     def all(self) -> Float64:
@@ -53,7 +54,9 @@ def operations(config: Configuration, conventions: Conventions = SC21) -> Operat
     split = c.tp * m.layers / c.stage_layers
     if conventions.flops == "parameters":
         whole = (2 * m.parameters * c.tokens + routed) / split
-        return Operations(forward=whole, backward=2 * whole, recomputed=again * whole)
+        return Operations(
+            forward=whole, backward=2 * whole, recomputed=again * whole, weights=whole
+        )
     core = 4 * m.layers * c.tokens * m.sequence * m.attention / split
     layers = (2 * m.layers * m.weights * c.tokens + routed) / split + core
     head = 2 * c.tokens * m.hidden * m.vocabulary / c.tp
@@ -63,6 +66,7 @@ def operations(config: Configuration, conventions: Conventions = SC21) -> Operat
         forward=layers + head,
         backward=2 * (layers + head),
         recomputed=again * layers + np.where(c.recompute == 1, core, 0.0),
+        weights=layers - core + head,
     )
 
 

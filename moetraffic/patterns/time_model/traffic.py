@@ -54,11 +54,11 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
             sums.add(forward.all, number * forward_passes)
             sums.add(backward.all, number)
     if conventions.ends == "counted":
-        last = np.where(c.pp > 1, 0.0, 1.0)  # a stage alone is the last one too
-        sums.add(parts.embedded() + parts.embedded_gradient(), batches)
+        last, entering = c.last, batches / c.pair
+        sums.add(parts.embedded() + parts.embedded_gradient(), entering)
         if anywhere(last):
-            sums.add(parts.predicted() + parts.predicted_gradient(), batches * last)
-        own = c.stage_layers * m.layer_own + m.first_own + last * m.last_own
+            sums.add(parts.predicted() + parts.predicted_gradient(), entering * last)
+        own = c.stage_layers * c.pair * m.layer_own + m.first_own + last * m.last_own
         sums.add(parts.norms(own, c.gradient_bytes), 1.0)
     folded = c.split < c.tp  # then experts take the tokens of one rank
     found = sums.traffic(c, folded)
@@ -70,7 +70,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         if conventions.reduced == "mean":
             held = held / (c.pp * c.tp)
     lists = conventions.zero3 == "lists"
-    found += _gradients(c, "dp", held, c.dp * c.cp, c.tp, lists)
+    found += _gradients(c, "dp", held, c.copies_held, c.tp, lists)
     if anywhere(sparse_share > 0):
         among = np.where(folded, c.split, c.tp * c.cp) * c.ep
         # fully sharded experts are cut by whole experts, padded to the ranks
@@ -79,7 +79,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         cut = np.ceil(local / shards) * shards / local
         experts = c.experts_held * np.where(c.zero == 3, cut, 1.0)
         found += _gradients(c, "edp", experts, c.expert_copies, among, lists)
-    tables = (c.pp > 1) & (m.tied > 0)
+    tables = (c.last < 1) & (m.tied > 0)
     if anywhere(tables):
         found.append(
             Traffic(
