@@ -41,9 +41,13 @@ ALLOWED = 0.02
 PATHS, COURSES = 4, 6
 """Paths drawn in a trial of the time window, and of the exchange of experts."""
 
-EXCHANGES = (1.0, 1e6)
-"""Least and largest exchange of experts: at 1, experts change places as often as normal
-states with the variance of the time scales would be taken for each other."""
+LEAST = 1.0
+"""Least exchange of experts: experts change places as often as normal states with the
+variance of the time scales would be taken for each other."""
+
+MOST, MOST_START = 30.0, 1e6
+"""Largest exchange at a block's beginning, and at the first iteration, where experts
+of a router that has settled may be in any order."""
 
 TOLERATED = 0.1
 """Correlation above that of the runs that is accepted for less exchange."""
@@ -86,12 +90,14 @@ def fitted_options(
         wanted = correlation(loads)
         begin = correlation([load[:FIRST] for load in loads])
         start = _exchange(
-            lambda x, seed: paths(replace(chosen, start=x), seed)[:FIRST], begin
+            lambda x, seed: paths(replace(chosen, start=x), seed)[:FIRST],
+            begin,
+            MOST_START,
         )
         # at the least exchange experts begin as captured
-        chosen = replace(chosen, start=start if start > EXCHANGES[0] else 0.0)
+        chosen = replace(chosen, start=start if start > LEAST else 0.0)
     exchange = _exchange(
-        lambda x, seed: paths(replace(chosen, exchange=x), seed), wanted
+        lambda x, seed: paths(replace(chosen, exchange=x), seed), wanted, MOST
     )
     tick(2)
     return replace(chosen, exchange=exchange)
@@ -124,16 +130,21 @@ def _figures(share: Float64) -> Float64:
     return np.maximum(figures, 1e-12)
 
 
-def _exchange(draw: Callable[[float, int], Float64], wanted: float) -> float:
+def _exchange(
+    draw: Callable[[float, int], Float64], wanted: float, most: float
+) -> float:
     """Find the least exchange with which paths are as little correlated as wanted."""
-    low, high = np.log(EXCHANGES)
-    wanted += TOLERATED
-    if correlation([draw(EXCHANGES[0], seed) for seed in range(COURSES)]) <= wanted:
-        return EXCHANGES[0]
+
+    def enough(exchange: float) -> bool:
+        made = correlation([draw(exchange, seed) for seed in range(COURSES)])
+        return made <= wanted + TOLERATED
+
+    if enough(LEAST):
+        return LEAST
+    low, high = np.log([LEAST, most])
     for _ in range(HALVINGS):
-        middle = float(np.exp((low + high) / 2))
-        made = correlation([draw(middle, seed) for seed in range(COURSES)])
-        low, high = (low, np.log(middle)) if made <= wanted else (np.log(middle), high)
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(float(np.exp(middle))) else (middle, high)
     return float(np.exp(high))
 
 
