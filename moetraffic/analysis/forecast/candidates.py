@@ -52,6 +52,9 @@ PROMINENCE = 0.1
 """Minimum rise of the autocorrelation after its minimum for a candidate period."""
 
 
+FITTED = 512
+"""Series for which direct models are fitted at a time."""
+
 MEMORY = 8192
 """Minimum number of steps before a refit that it is fitted on."""
 
@@ -325,12 +328,12 @@ class SeriesBlock:
         key = (candidate.criterion, candidate.size, horizon, direct)
         if key not in self._models:
             if direct or horizon == 1:
-                fitted = (
-                    factored(self._moments(horizon), self._window)
+                order = self._order(candidate)
+                model = (
+                    self._direct(horizon, order)
                     if direct
-                    else self._step_fits[0]
+                    else solve(self._step_fits[0], order)
                 )
-                model = solve(fitted, self._order(candidate))
             else:
                 model = ahead(self._model(replace(candidate, direct=False), 1), horizon)
             if direct:
@@ -338,6 +341,31 @@ class SeriesBlock:
                 model.constant[few] = np.nan  # persistence takes over
             self._models[key] = model
         return self._models[key]
+
+    def _direct(self, horizon: int, order: Int64) -> Autoregression:
+        """Fit AR models at a horizon, of some series at a time to bound memory."""
+        order = np.broadcast_to(order, len(self.series))
+        fits = []
+        for first in range(0, len(self.series), FITTED):
+            some = slice(first, first + FITTED)
+            fitted = factored(self._moments(horizon, some), self._window)
+            fits.append(solve(fitted, order[some]))
+        return Autoregression(
+            constant=np.concatenate([f.constant for f in fits], axis=1),
+            weights=np.concatenate([f.weights for f in fits], axis=1),
+            order=np.concatenate([f.order for f in fits], axis=1),
+            rows=np.concatenate([f.rows for f in fits], axis=1),
+            horizon=horizon,
+        )
+
+    def forget(self, candidate: Candidate, horizon: int) -> None:
+        """Release the memory of models that will not be used again.
+
+        They would be fitted again.  Those of one step are kept, as others need them.
+        """
+        if horizon > 1:
+            key = (candidate.criterion, candidate.size, horizon, candidate.direct)
+            self._models.pop(key, None)
 
     def _order(self, candidate: Candidate) -> Int64:
         if candidate.size:
@@ -373,9 +401,9 @@ class SeriesBlock:
         used = (end <= refit) & (end > refit - MEMORY) & (end > begin)
         return used.astype(np.float64)
 
-    def _moments(self, horizon: int) -> Moments:
+    def _moments(self, horizon: int, some: slice = slice(None)) -> Moments:
         return moments(
-            self.series,
+            self.series[some],
             self._borders.tolist(),
             max_order=self.lags,
             horizon=horizon,
@@ -424,6 +452,11 @@ def tune(
             miss[unknown] = 0.0
             total = float((np.einsum("cn,cn->c", miss, miss) * square).sum())
             errors[h][candidate] = total / values if values else float("nan")
+            family = {
+                c: e for c, e in errors[h].items() if c.family == candidate.family
+            }
+            for other in family.keys() - {best_of(family)}:
+                block.forget(other, h)
     return {h: _ranked(found) for h, found in errors.items()}
 
 
