@@ -18,18 +18,23 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
-from moetraffic.units import bytes_per_second, seconds
+from moetraffic.units import byte_count, bytes_per_second, seconds
 
 from .output import present, progress
 
-CIRCUITS, PLANS = "Optical circuits", "Plans"
+CIRCUITS, PLACEMENT, PLANS = "Optical circuits", "Expert placement", "Plans"
 
-DEFAULT_POLICIES = "rotation,static-mean,birkhoff,solstice,eclipse,max-weight"
+DEFAULT_POLICIES = "packets,rotation,static-mean,birkhoff,solstice,eclipse,max-weight"
 
 
 def _rate(text: str) -> float:
     """Read a rate; 0 for none."""
     return 0.0 if text == "0" else bytes_per_second(text)
+
+
+def _size(text: str) -> int:
+    """Read a number of bytes; 0 for none."""
+    return 0 if text == "0" else byte_count(text)
 
 
 def _names(given: list[str]) -> list[str]:
@@ -126,6 +131,28 @@ def evaluate(
             shown="packets, or replan without packets",
         ),
     ] = None,
+    replicas: Annotated[
+        int, option("Slots beyond one for each expert.", panel=PLACEMENT, min=0)
+    ] = 0,
+    expert_bytes: Annotated[
+        int,
+        option(
+            "Size of an expert that is moved to another rank: 88MB.",
+            read=_size,
+            panel=PLACEMENT,
+        ),
+    ] = "0",  # type: ignore[assignment]
+    token_time: Annotated[
+        float,
+        option("Compute time of a token copy: 20ns.", read=seconds, panel=PLACEMENT),
+    ] = "0s",  # type: ignore[assignment]
+    nodes: Annotated[
+        int, option("Nodes of consecutive ranks.", panel=PLACEMENT, min=1)
+    ] = 1,
+    groups: Annotated[
+        int,
+        option("Groups of experts that share a node.", panel=PLACEMENT, min=1),
+    ] = 1,
     layers: Annotated[
         list[str] | None,
         option("Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"),
@@ -144,6 +171,7 @@ def evaluate(
     """
     validate_outputs((output,), traces, force=force)
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
+    from moetraffic.policies.service.cluster import Cluster
     from moetraffic.policies.service.optical import OpticalSwitch
     from moetraffic.report import policy_scores as report
 
@@ -155,9 +183,19 @@ def evaluate(
         window_s=window,
         rest=rest or ("packets" if packets else "replan"),
     )
+    cluster = Cluster(
+        rate_bytes_s=capacity,
+        token_s=token_time,
+        expert_bytes=expert_bytes,
+        replicas=replicas,
+        nodes=nodes,
+        groups=groups,
+    )
     names = _names(policy or [DEFAULT_POLICIES])
+    if policy is None and not packets:
+        names.remove("packets")
     asked: dict[str, Any] = selection(layers, iterations, phase) | {
-        "networks": {"optical": switch},
+        "networks": {"optical": switch, "cluster": cluster},
         "forecasters": forecaster.split(","),
         "age": age,
         "hold": hold,

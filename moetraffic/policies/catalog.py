@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import entry_points
 
 from moetraffic.errors import AnalysisError
@@ -10,9 +11,12 @@ from moetraffic.errors import AnalysisError
 from .circuits.birkhoff import Birkhoff, Solstice, StaticMean
 from .circuits.eclipse import Eclipse
 from .circuits.max_weight import MaxWeight
-from .circuits.regional import Regional
+from .circuits.regional import PacketsOnly, Regional
 from .circuits.rotation import Rotation
 from .family import FAMILIES
+from .placement.fixed import FixedPlacement
+from .placement.load_balancer import LoadBalancer
+from .placement.swaps import Swaps
 from .policy import Policy
 
 ENTRY_POINTS = "moetraffic.policies"
@@ -28,6 +32,12 @@ POLICIES: Mapping[str, Maker] = {
     "eclipse": Eclipse,
     "max-weight": MaxWeight,
     "regional": Regional,
+    "packets": PacketsOnly,
+    "contiguous": partial(FixedPlacement, name="contiguous"),
+    "strided": partial(FixedPlacement, name="strided"),
+    "eplb": LoadBalancer,
+    "eplb-nodes": partial(LoadBalancer, name="eplb-nodes", hierarchical=True),
+    "swaps": Swaps,
 }
 """The built-in policies by name."""
 

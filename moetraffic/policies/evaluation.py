@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +21,11 @@ from .exchange_series import (
     byte_series,
     first_point,
     forecast_points,
+    token_series,
 )
 from .family import FAMILIES, Family
 from .harness import PolicyFailure, PolicyRun, foresight, run_policy
+from .service.cluster import Cluster
 from .service.optical import OpticalSwitch
 
 if TYPE_CHECKING:
@@ -134,7 +136,8 @@ def evaluate(
     policies
         Names of :func:`.catalog.policy_names`, or functions that make a policy.
     networks
-        Name to what a family is served by; None: OPTICAL.
+        Name to what a family is served by; None: OPTICAL, and a
+        :class:`.service.cluster.Cluster` with ports of 400 Gbps for placements.
     forecasters
         Some of FORECASTERS; "oracle" is added, for the regret.
     age
@@ -183,7 +186,7 @@ def evaluate(
         for p in policies
     ]
     if networks is None:
-        networks = {"optical": OPTICAL}
+        networks = {"optical": OPTICAL, "cluster": Cluster(rate_bytes_s=50e9)}
     by_unit = {FAMILIES[maker().family].unit for maker in makers}
     if isinstance(trace, ExchangeSeries):
         series = dict.fromkeys(by_unit, trace)
@@ -207,6 +210,9 @@ def evaluate(
             for name, network in networks.items():
                 if not isinstance(network, family.network):
                     continue
+                if isinstance(network, Cluster) and not network.row_bytes:
+                    rows = series[family.unit].row_bytes
+                    network = replace(network, row_bytes=rows)
                 bench.audit(maker, family, network, age=age)
                 for at, (older, delay) in enumerate(cases):
                     kind = 0 if at == 0 else 1 if delay is None else 2
@@ -244,7 +250,10 @@ def evaluate(
     )
 
 
-READERS: Mapping[str, Callable[..., ExchangeSeries]] = {"bytes": byte_series}
+READERS: Mapping[str, Callable[..., ExchangeSeries]] = {
+    "bytes": byte_series,
+    "tokens": token_series,
+}
 """Readers of a trace by the unit of their series."""
 
 

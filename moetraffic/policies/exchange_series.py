@@ -17,6 +17,7 @@ from moetraffic.analysis.forecast.candidates import (
 from moetraffic.analysis.forecast.origins import Split
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, PHASES, Trace, WireForm
+from moetraffic.trace.relocation import routed_layers
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -44,6 +45,7 @@ class ExchangeSeries:
     phase: str
     iterations: Int64  # [T]
     layers: Mapping[int, Float64]  # [T, W, W] bytes or [T, W, E] token copies
+    row_bytes: int = 1  # of a token copy, where the unit is token copies
 
     def __post_init__(self) -> None:
         if len(self.iterations) < FEWEST_ITERATIONS:
@@ -130,6 +132,58 @@ def byte_series(
         found[layer] = out
     return ExchangeSeries(
         name=str(trace.name), phase=phase, iterations=when, layers=found
+    )
+
+
+def token_series(
+    trace: Trace,
+    *,
+    phase: str = "dispatch",
+    layers: Sequence[int] | None = None,
+    iterations: range | None = None,
+) -> ExchangeSeries:
+    """Read the token copies that each layer routes to its experts, by iteration.
+
+    Parameters
+    ----------
+    trace
+        Data- and expert-parallel, with known routing; micro-batches are summed.
+    phase, layers, iterations
+        As for :func:`byte_series`; the phase does not matter.
+
+    Returns
+    -------
+    ExchangeSeries
+        Copies that are sent, ``[T, W, E]``, of all ranks.
+
+    Raises
+    ------
+    TraceError
+        If the routing of all ranks is not known.
+    AnalysisError
+        If the run is too short, or has no such layer.
+    """
+    every = [r for r in routed_layers(trace) if layers is None or r.layer in layers]
+    if not every:
+        raise AnalysisError(
+            f"the MoE layers are {list(trace.layers)}, but the layers are "
+            f"{list(layers or [])}: choose among the former"
+        )
+    when = every[0].iteration
+    for one in every:
+        when = np.intersect1d(when, one.iteration)
+    if iterations is not None:
+        when = when[np.isin(when, np.arange(iterations.start, iterations.stop))]
+    found: dict[int, Float64] = {}
+    for one in every:
+        kept = one.kept[np.isin(one.iteration, when)].astype(np.float64)
+        found[one.layer] = found[one.layer] + kept if one.layer in found else kept
+    return ExchangeSeries(
+        name=str(trace.name),
+        phase=phase,
+        iterations=when,
+        layers=found,
+        row_bytes=every[0].row_bytes,
     )
 
 

@@ -9,6 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .service.cluster import (
+    Cluster,
+    balanced_seconds,
+    placement_violations,
+    serve_placement,
+)
 from .service.optical import (
     OpticalSwitch,
     Service,
@@ -41,5 +47,16 @@ CIRCUITS = Family(
     bound=circuit_bound,
 )
 
-FAMILIES: Mapping[str, Family] = {one.name: one for one in (CIRCUITS,)}
+PLACEMENT = Family(
+    name="placement",
+    network=Cluster,
+    unit="tokens",
+    violations=lambda plan, forecast, network: placement_violations(
+        plan, forecast.shape[1], len(forecast), network
+    ),
+    serve=serve_placement,
+    bound=balanced_seconds,
+)
+
+FAMILIES: Mapping[str, Family] = {one.name: one for one in (CIRCUITS, PLACEMENT)}
 """The families by name."""

@@ -44,21 +44,25 @@ def _sentence(found: Evaluation, family: str) -> str:
     best = min(usable, key=lambda s: s.completion_mean_s)
     text = (
         f"{family.capitalize()} on {best.network}: {_named(best)} is the fastest, "
-        f"{best.over_bound.value:.3g} times the lower bound"
+        f"{best.over_bound.value:.3g} times "
+        + ("the lower bound" if family == "circuits" else "a balanced layer")
     )
     if best.forecaster != NONE and isfinite(best.regret.value):
-        text += (
-            f"; a plan {best.age} {'iteration' if best.age == 1 else 'iterations'} old "
-            f"takes {_percent(best.regret)} longer than one made from the truth"
-        )
+        text += f"; a plan {best.age} {'iteration' if best.age == 1 else 'iterations'} "
+        if best.regret.low > 0:
+            text += f"old takes {_percent(best.regret)} longer than one from the truth"
+        else:
+            text += f"old and one from the truth do not differ: {_percent(best.regret)}"
     others = [s for s in usable if s.forecaster == NONE and s is not best]
     others = [s for s in others if s.network == best.network]
     if others:
         plainest = min(others, key=lambda s: s.completion_mean_s)
         gap = difference(best, plainest)
-        text += f", and {_percent(gap, less=True)} less time than {plainest.policy}"
+        text += (
+            f"; it takes {_percent(gap, less=True)} less time than {plainest.policy}"
+        )
         if gap.high >= 0:
-            text += " (no evidence of a difference)"
+            text += ", no evidence of a difference"
     if found.by_delay and best.forecaster != NONE:
         even = break_even_s(found, best.policy, best.forecaster)
         if isinf(even):

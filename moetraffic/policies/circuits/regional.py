@@ -34,6 +34,19 @@ class Regional:
         return HeldCircuits(number=number)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PacketsOnly:
+    """Establish no circuit: the baseline of a packet switch alone."""
+
+    name: str = "packets"
+    family: str = "circuits"
+    forecasts: bool = False
+
+    def plan(self, view: View) -> HeldCircuits:
+        """Return no circuits."""
+        return HeldCircuits(number=np.zeros((view.ranks, view.ranks), np.int64))
+
+
 def regional(matrix: npt.ArrayLike, *, circuits: int, stop: bool = True) -> Int64:
     """Assign duplex circuits greedily to the pair of ports with the longest time.
 

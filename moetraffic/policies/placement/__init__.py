@@ -1,0 +1,1 @@
+"""Policies that place and replicate experts on ranks."""
