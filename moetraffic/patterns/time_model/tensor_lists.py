@@ -41,6 +41,8 @@ def list_time(calls: Traffic, memory_bytes_s: Values) -> Float64:
     memory_bytes_s
         Of the GPU, as copies reach it.
     """
+    if not np.any(calls.entries):
+        return np.zeros(())  # most often: searches have no lists
     passes = GATHERED if calls.collective == "all_gather" else SCATTERED
     one = calls.entries * (ENTRY_S + COPY_START_S)
     one = one + passes * calls.buffer / memory_bytes_s
