@@ -170,7 +170,7 @@ class TrafficModel:
         """The model with its knobs applied, but drift and bursts, which samples get."""
         return replace(
             self,
-            dynamics=knobs.applied(self.dynamics),
+            dynamics=knobs.applied(self.dynamics, self.scenario.k),
             rows=replace(
                 self.rows,
                 factors=self.rows.factors * knobs.rows,

@@ -28,6 +28,13 @@ MOST_BURST = 1e6
 """Iterations between or of bursts, and factor of a weight, at most."""
 
 
+DRAWS = 8
+"""Draws of log-weights by which the skew of a layer is computed."""
+
+STEPS = 24
+"""Factors of log-weights to either side of 1 at which it is."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bursts:
     """Experts that become hot now and then, each by itself."""
@@ -103,17 +110,41 @@ class Knobs:
                 f"but {b.every:g}:{b.factor:g}:{b.length:g} was given: change --bursts"
             )
 
-    def applied(self, d: Dynamics) -> Dynamics:
+    def applied(self, d: Dynamics, k: int) -> Dynamics:
         """The dynamics with the knobs of skew and layers applied."""
-        total = (d.level**2).mean(axis=2) + d.variance.sum(axis=2)
-        size = np.sqrt(np.maximum(total.mean(axis=0), 1e-12))  # [L]
-        mean = float(np.exp(np.log(size).mean()))
-        ratio = self.skew * (size / mean) ** (self.layers - 1)
+        ratio = self.skew * _ratios(d, k, self.layers)
         return replace(
             d,
             level=d.level * ratio[:, None],
             variance=d.variance * ratio[:, None] ** 2,
         )
+
+
+def _ratios(d: Dynamics, k: int, factor: float) -> Float64:
+    """Factors ``[L]`` of log-weights that scale the differences in skew of layers.
+
+    Skew is one less the normalized entropy; the differences are those of its logits.
+    They are computed from log-weights that are drawn at each knot, always the same.
+    """
+    layers, experts = d.level.shape[1:]
+    if factor == 1 or layers == 1 or experts == 1:
+        return np.ones(layers)
+    z = generator(0, Use.BEGIN).standard_normal((DRAWS, 1, layers, experts))
+    x = d.level + np.sqrt(d.variance.sum(axis=2))[..., None] * z
+    ratios = np.geomspace(1 / MOST_FACTOR, MOST_FACTOR, 2 * STEPS + 1)
+    skew = np.empty((len(ratios), layers))
+    for at, ratio in enumerate(ratios):
+        share = np.maximum(probabilities(ratio * x, k) / k, 1e-12)
+        entropy = -(share * np.log(share)).sum(axis=3).mean(axis=(0, 1))
+        skew[at] = 1 - entropy / np.log(experts)
+    skew = np.clip(skew, 1e-9, 1 - 1e-9)
+    logit = np.maximum.accumulate(np.log(skew / (1 - skew)), axis=0)
+    mean = logit[STEPS].mean()
+    wanted = mean + factor * (logit[STEPS] - mean)
+    found = [
+        np.interp(w, at, np.log(ratios)) for w, at in zip(wanted, logit.T, strict=True)
+    ]
+    return np.exp(found)
 
 
 def parse_bursts(text: str) -> Bursts | None:
