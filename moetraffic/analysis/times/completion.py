@@ -10,6 +10,9 @@ Two times of a call:
     from the last member's issue (or the recorded start of the transfer) to the last
     end, on rank 0's clock: the time taken by the network.
 
+*Waiting* is the share of the members' time in calls before the last member's issue, and
+*busbw* the bytes of the busiest link over the transfer time, of all-to-alls.
+
 The iteration time of a rank lasts from its first call to its last end; that of the
 slowest rank is reported.  Calls of two traces match if their sites and iterations do:
 sites are matched by operation and by the kind and index of their group, so that a run
@@ -19,15 +22,16 @@ matches its replay on fewer ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.resampling import Interval, ratio
-from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
+from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
+from moetraffic.trace.model import WireForm
 
-from .call_times import times_in_blocks
+from .call_times import CELLS, times_in_blocks
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -45,6 +49,8 @@ class Completion:
     site: Int64  # [n]
     call_s: Float64  # [n]
     transfer_s: Float64  # [n]
+    wait_s: Float64  # [n] summed over members, until the last member's issue
+    inside_s: Float64  # [n] summed over members, issue (or start) to end
     last: Int64  # [n] world rank of the last issue, -1 for one member
 
     def __len__(self) -> int:
@@ -82,8 +88,11 @@ def completion(
     ]
     if not parts:
         none = np.zeros(0)
-        parts = [(none.astype(np.int64), none, none, none.astype(np.int64))]
-    at, call, transfer, last = (np.concatenate(c) for c in zip(*parts, strict=True))
+        whole = none.astype(np.int64)
+        parts = [(whole, none, none, none, none, whole)]
+    at, call, transfer, wait, inside, last = (
+        np.concatenate(c) for c in zip(*parts, strict=True)
+    )
     keep = np.flatnonzero(np.isfinite(call))
     order = keep[np.argsort(at[keep])]
     found = at[order]
@@ -93,14 +102,18 @@ def completion(
         site=trace.occurrences.site[found].astype(np.int64),
         call_s=call[order],
         transfer_s=transfer[order],
+        wait_s=wait[order],
+        inside_s=inside[order],
         last=last[order],
     )
 
 
 def _measured(
     issue: Int64, start: Int64, end: Int64, members: Int64
-) -> tuple[Float64, Float64, Int64]:
-    """Compute call and transfer times, s, and the last rank; NaN if times are missing.
+) -> tuple[Float64, Float64, Float64, Float64, Int64]:
+    """Compute call and transfer times, waiting and time inside, s, and the last rank.
+
+    NaN if times are missing.
 
     A send involves two members of a group that may be larger: ranks without issue and
     end did not take part.
@@ -117,9 +130,14 @@ def _measured(
     last = np.where(known.sum(axis=1) > 1, last, -1)
     # clock errors between ranks may make the difference negative
     moved = np.maximum(ended - np.where(whole, first, 0), 0) / 1e9
+    waits = np.minimum(end, first[:, None]) - began
+    waited = np.where(known, np.maximum(waits, 0), 0).sum(axis=1) / 1e9
+    inside = np.where(known, np.maximum(end - began, 0), 0).sum(axis=1) / 1e9
     return (
         np.where(whole, took / 1e9, np.nan),
         np.where(whole, moved, np.nan),
+        np.where(whole, waited, np.nan),
+        np.where(whole, inside, np.nan),
         np.asarray(last, np.int64),
     )
 
@@ -227,6 +245,8 @@ class TimeRatio:
     a: Quantiles
     b: Quantiles
     ratio: Interval  # sum of the second run over that of the first
+    waiting: tuple[float, float] | None = None  # of each run, with ``transfer``
+    busbw_gbs: tuple[float, float] | None = None  # of all-to-alls, likewise
 
 
 def compare_times(
@@ -261,15 +281,59 @@ def compare_times(
     if not len(rows[0]):
         return ()
     x, y = (of.take(at) for of, at in zip(every, rows, strict=True))
+    links = link_bytes(a, x.occurrence), link_bytes(b, y.occurrence)
     found = []
     for by, label, mine in parts(a, x):
         for measure in MEASURES:
             one, other = (getattr(of, f"{measure}_s")[mine] for of in (x, y))
             when = x.iteration[mine]
-            found.append(_time_ratio(by, label, measure, one, other, when, seed))
+            made = _time_ratio(by, label, measure, one, other, when, seed)
+            if measure == "transfer":
+                shares = [_share(of.wait_s[mine], of.inside_s[mine]) for of in (x, y)]
+                rates = [
+                    _share(link[mine] / 1e9, of.transfer_s[mine])
+                    for link, of in zip(links, (x, y), strict=True)
+                ]
+                made = replace(made, waiting=_pair(shares), busbw_gbs=_pair(rates))
+            found.append(made)
     (when, one, _), (_, other, _) = iteration_times(a, x), iteration_times(b, y)
     found.append(_time_ratio("iteration", "", "wall", one, other, when, seed))
     return tuple(found)
+
+
+def link_bytes(trace: Trace, occurrences: Int64) -> Float64:
+    """Compute the bytes of the busiest link of all-to-alls, ``[n]``; NaN for others.
+
+    The largest row or column sum without the diagonal; NaN also where bytes are
+    unknown.
+    """
+    out = np.full(len(occurrences), np.nan)
+    sites = trace.occurrences.site[occurrences]
+    known = np.array(
+        [s.operation == ALL_TO_ALL and s.wire != WireForm.UNKNOWN for s in trace.sites],
+        bool,
+    )
+    width = np.array([len(trace.groups[s.group].ranks) for s in trace.sites], np.int64)
+    for size in np.unique(width[sites]).tolist():
+        mine = np.flatnonzero(known[sites] & (width[sites] == size))
+        step = max(1, CELLS // size**2)
+        for first in range(0, len(mine), step):
+            at = mine[first : first + step]
+            off = trace.wire(occurrences[at]) * ~np.eye(size, dtype=bool)
+            out[at] = np.maximum(off.sum(axis=1), off.sum(axis=2)).max(axis=1)
+    return out
+
+
+def _pair(values: list[float]) -> tuple[float, float] | None:
+    """Return the values of two runs; None if one is unknown."""
+    return (values[0], values[1]) if np.isfinite(values).all() else None
+
+
+def _share(part: Float64, whole: Float64) -> float:
+    """Return the quotient of two sums over rows known in both; NaN if none is."""
+    both = np.isfinite(part) & np.isfinite(whole)
+    total = float(whole[both].sum())
+    return float(part[both].sum()) / total if total > 0 else float("nan")
 
 
 def parts(trace: Trace, calls: Completion) -> Iterator[tuple[str, str, Int64]]:

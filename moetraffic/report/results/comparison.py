@@ -51,6 +51,15 @@ def sentences(comparison: Comparison, above: Sequence[Distance] = ()) -> list[st
                 f"within-run noise {d.floor:.3g}."
             )
     for ratio in comparison.times:
+        exchanges = ratio.by == "operation" and ratio.label == "all_to_all"
+        if exchanges and ratio.busbw_gbs is not None and ratio.waiting is not None:
+            lines.append(
+                f"All-to-alls: busbw {ratio.busbw_gbs[0]:.3g} and "
+                f"{ratio.busbw_gbs[1]:.3g} GB/s, transfer {ratio.ratio.value:.3g} "
+                f"({LEVEL:.0%} CI {ratio.ratio.low:.3g} to {ratio.ratio.high:.3g}) "
+                f"times the first's, waiting {ratio.waiting[0]:.0%} and "
+                f"{ratio.waiting[1]:.0%}; intervals over iterations, not over runs."
+            )
         if ratio.by == "all":
             within = f"{ratio.ratio.low:.4g} to {ratio.ratio.high:.4g}"
             lines.append(
@@ -196,13 +205,17 @@ def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> 
             **{"part": "", "time": "", "calls": ""},
             **dict.fromkeys(quantiles, "s"),
             **{"ratio of totals": ".4g", f"{LEVEL:.0%} interval": ".4g"},
+            **dict.fromkeys(("waiting, first", "waiting, second"), ".0%"),
+            **dict.fromkeys(("busbw, first", "busbw, second"), ".3g"),
         },
         rows=[
             (
                 "all calls" if r.by == "all" else f"{r.by} {r.label}".strip(),
                 *(r.measure, r.number, r.a.p50, r.b.p50, r.a.p99, r.b.p99),
                 *(r.ratio.value, (r.ratio.low, r.ratio.high)),
+                *(*(r.waiting or (None, None)), *(r.busbw_gbs or (None, None))),
             )
             for r in ratios
         ],
+        notes=["busbw of all-to-alls, GB/s, by transfer time"],
     )

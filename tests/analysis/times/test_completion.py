@@ -16,10 +16,12 @@ from moetraffic.analysis.times.completion import (
     compare_times,
     completion,
     iteration_times,
+    link_bytes,
     matched,
     parts,
     site_keys,
 )
+from moetraffic.report.results.comparison import sentences
 from moetraffic.trace import UNKNOWN_TIME, Trace
 from moetraffic.trace.panel import ArrayPanel
 
@@ -182,3 +184,39 @@ def test_two_iterations_have_a_ratio_and_no_interval() -> None:
     assert np.isnan([found.low, found.high]).all()
     assert np.isnan(ratio([0.0], [1.0]).value)
     assert replace(found, value=0.0) != found
+
+
+def test_waiting_and_bandwidth_of_two_runs_stand_side_by_side(captured: Path) -> None:
+    """The second run moves the same bytes twice as fast, and waits for nobody."""
+    with Trace.open(captured) as trace:
+        found = trace.find(operation="all_to_all")
+        some = trace.select(found)
+        calls = completion(some)
+        want = []
+        for n in range(len(calls)):
+            one = calls.occurrence[n : n + 1]
+            wire = some.wire(one)[0].copy()
+            np.fill_diagonal(wire, 0)
+            want.append(max(wire.sum(axis=0).max(), wire.sum(axis=1).max()))
+        np.testing.assert_array_equal(link_bytes(some, calls.occurrence), want)
+
+        ends = np.arange(1, 10**6) * 4_000_000
+
+        def late(ns):
+            return lambda t: np.repeat(ends[: len(t), None] + ns, t.shape[1], 1)
+
+        slow = retimed(some, "issue", late(0))
+        slow = retimed(slow, "start", lambda t: np.full_like(t, UNKNOWN_TIME))
+        slow = retimed(slow, "end", late(2000))
+        fast = retimed(slow, "end", late(1000))
+        # rank 0 calls 1 us before the others
+        early = retimed(slow, "issue", lambda t: t - np.array([1000, 0, 0, 0]))
+        rows = {(r.by, r.label, r.measure): r for r in compare_times(early, fast)}
+        row = rows["operation", "all_to_all", "transfer"]
+        assert row.ratio.value == pytest.approx(0.5)
+        assert row.waiting == pytest.approx((1 / 9, 0.0))
+        rate = np.sum(want) / (2e-6 * len(want)) / 1e9
+        assert row.busbw_gbs == pytest.approx((rate, 2 * rate))
+        assert rows["all", "", "call"].waiting is None
+        text = " ".join(sentences(compare(early, fast)))
+        assert "waiting 11% and 0%" in text
