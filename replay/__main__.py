@@ -63,6 +63,9 @@ SCALING = field_options(
         "fold": "Combine ranks into N: N, N:strided, or nodes.",
         "expand": "Share each rank among more, N in total: N, or N:experts.",
         "ranks": "Replay only the ranks of a list, renumbered: 0,4:8.",
+        "dispatcher": "Algorithm that moves the captured routing: plain, padded, "
+        "two-level, or deduplicated (once for each node).",
+        "ranks_per_node": "Ranks of a node, for --dispatcher; 0 for the trace's nodes.",
         "rank_map": "Replay rank of each rank: a file, or 0,0,1,- (- leaves one out).",
         "factor": Setting(
             "Multiply all bytes by a factor: x0.1, x1/8.",

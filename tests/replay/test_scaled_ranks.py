@@ -8,8 +8,10 @@ import pytest
 import moetraffic.replay.results.audit  # noqa: F401 - once, not in each forked rank
 from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.selection import Depth, Verification
+from moetraffic.trace.dispatchers import redispatch
 from moetraffic.trace.rescaling.rescaling import Scaling
 from moetraffic.trace.trace import Trace
+from tests.trace.test_dispatchers import routed
 
 
 def wires(path, phase="dispatch"):
@@ -81,3 +83,19 @@ def test_a_missing_rank_is_refused_or_completed_when_asked(
     two, world = wires(tmp_path / "two.h5")
     assert world == 2
     np.testing.assert_array_equal(two, before[:, [0, 2]][:, :, [0, 2]])
+
+
+def test_another_dispatcher_moves_the_same_routing(replay_with, tmp_path):
+    trace, _ = routed(7)
+    trace.save(tmp_path / "routed.h5")
+    out = tmp_path / "deduplicated.h5"
+    scaling = Scaling(dispatcher="deduplicated", ranks_per_node=2)
+    summary = replay_with(tmp_path / "routed.h5", out=out, scaling=scaling)
+    assert summary.verified == "full"
+    made = redispatch(trace, "deduplicated", ranks_per_node=2)
+    with Trace.open(out) as found:
+        for phase in ("dispatch", "combine", "combine_grad", "dispatch_grad"):
+            want, sent = (t.find(phase=phase, kind=None) for t in (made, found))
+            assert made.wire(want).sum() == found.wire(sent).sum() > 0
+        labels = {found.sites[s].label for s in found.occurrences.site}
+        assert {"inter-node", "intra-node"} <= labels

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from moetraffic.errors import ReplayError
+from moetraffic.trace.dispatchers import redispatch
 from moetraffic.trace.trace import Trace
 
 from . import missing_rows, rank_map, sharing
@@ -30,6 +31,8 @@ class Scaling:
     factor: Fraction = Fraction(1)  # of all bytes
     self_traffic: bool = True  # whether a rank sends to itself
     missing: str = ""  # a rule of missing_rows.RULES; "": refuse gaps
+    dispatcher: str = ""  # of dispatchers.DISPATCHERS; "": the captured exchanges
+    ranks_per_node: int = 0  # of the dispatcher; 0: the trace's nodes
 
     def __post_init__(self) -> None:
         given = [f"--{name}" for name, text in self._ways().items() if text]
@@ -43,6 +46,12 @@ class Scaling:
                 "missing records are completed by "
                 f"{' or '.join(missing_rows.RULES)}, not {self.missing[:40]!r}: "
                 "choose one"
+            )
+        if self.ranks_per_node < 0 or (self.ranks_per_node and not self.dispatcher):
+            raise ReplayError(
+                "the ranks of a node are 1 or more, and used by a dispatcher, but "
+                f"--ranks-per-node is {self.ranks_per_node} with "
+                f"{self.dispatcher or 'no'} --dispatcher: change them"
             )
         rule = rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
         if rule and rule not in sharing.COLUMNS:
@@ -64,12 +73,17 @@ class Scaling:
         """
         if not self:
             return None
+        if self.dispatcher:
+            trace = redispatch(
+                trace, self.dispatcher, ranks_per_node=self.ranks_per_node
+            )
         return TraceScale(
             trace,
             self._map(trace),
             self_traffic=self.self_traffic,
             factor=self.factor,
             missing=self.missing,
+            dispatcher=self.dispatcher,
             columns=(
                 rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
             )
@@ -88,6 +102,10 @@ class Scaling:
             line += ["--self-traffic", "drop"]
         if self.missing:
             line += ["--complete-missing", self.missing]
+        if self.dispatcher:
+            line += ["--dispatcher", self.dispatcher]
+        if self.ranks_per_node:
+            line += ["--ranks-per-node", str(self.ranks_per_node)]
         return line
 
     def _ways(self) -> dict[str, str]:

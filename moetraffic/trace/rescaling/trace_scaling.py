@@ -48,6 +48,8 @@ class TraceScale:
         One of ``missing_rows.RULES``, or "" to refuse gaps.
     columns
         One of ``sharing.COLUMNS``: how experts are shared.
+    dispatcher
+        The dispatcher of the trace, for descriptions.
 
     Raises
     ------
@@ -64,6 +66,7 @@ class TraceScale:
         factor: Fraction = Fraction(1),
         missing: str = "",
         columns: str = "even",
+        dispatcher: str = "",
     ) -> None:
         if len(ranks.targets) != trace.meta.world:
             raise ReplayError(
@@ -74,6 +77,7 @@ class TraceScale:
         self.self_traffic = self_traffic
         self.factor = factor
         self.missing = missing
+        self.dispatcher = dispatcher
         self.columns = columns
         self.world = ranks.world
         self.groups = tuple(_image(ranks, g.ranks) for g in trace.groups)
@@ -189,6 +193,8 @@ class TraceScale:
         """What was asked for, and what it did to what went through so far."""
         kept = "kept" if self.self_traffic else "left out"
         asked = f"scale: {self.map.rule}; self traffic {kept}"
+        if self.dispatcher:
+            asked += f"; exchanges of the {self.dispatcher} dispatcher"
         if self.map.splits:
             asked += f"; rows split evenly, columns by {self.columns}"
         if self.missing:
