@@ -39,6 +39,10 @@ SHAPE = {
             ),
             "vocabulary": Setting("Vocabulary size.", "--vocab", shown="the model's"),
             "sequence": Setting("Number of tokens per sequence.", shown="the model's"),
+            "mtp": Setting(
+                "Number of modules that predict further tokens (MTP).",
+                shown="the model's",
+            ),
             "tied": Setting(
                 "Whether the output layer shares the embedding's weights.",
                 shown="the model's",

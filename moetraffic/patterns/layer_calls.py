@@ -156,6 +156,25 @@ class LayerCalls:
         """Backward of the head."""
         return self._matrices(self._target_rows, "head")
 
+    def joined(self) -> list[Part]:
+        """Forward: a token and what was computed before it are joined by a matrix split
+        by output, whose result is gathered (Megatron-LM,
+        ``multi_token_prediction.py``)."""
+        found = self._gathered(2 * self._source_rows, "join")
+        if anywhere(self._split):
+            rows = self._source_rows
+            found.append(Part("TP", "tp", "all_gather", rows, self._split, "join"))
+        return found
+
+    def joined_gradient(self) -> list[Part]:
+        """Backward: the parts of a rank's tokens are gathered, then the input again."""
+        rows = 2 * self._source_rows
+        return (
+            self._gathered(self._source_rows, "join")
+            + self._gathered(rows, "join", self.regathered)
+            + self._summed(rows, "join")
+        )
+
     def norms(self, elements: Values, gradient: Values) -> list[Part]:
         """Gradients of parameters that see a rank's own tokens alone, once an iteration
         (``finalize_model_grads.py``).

@@ -24,6 +24,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "vocabulary": (1, 100_000_000),
     "moe_every": (1, 10_000),
     "experts": (0, 1_000_000),
+    "mtp": (0, 1_000),
     # routing
     "k": (1, 1_000_000),
     "capacity_factor": (-LARGEST_NUMBER, 1_000_000),  # where it counts: above 0

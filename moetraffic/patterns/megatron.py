@@ -16,7 +16,7 @@ from .pattern import Call, Pattern
 from .routers import Gating
 from .shape import ModelShape
 from .stage import Stage, pattern_of
-from .synchronization import ROOT, Unit
+from .synchronization import ROOT
 from .tensors import ModelTensor, model_tensors, sees_own_tokens
 
 
@@ -115,36 +115,28 @@ class _Stage(Stage):
         if 0 in layers:
             calls += self._listed(self.layer_calls.embedded())
         for layer in layers:
-            calls += self.sync.before_forward(("block", layer))
-            halves = self._pass(self.layer_calls.forward, layer)
-            calls += self._listed(halves.before, layer)
-            calls += self.experts_unit(layer, self.sync.before_forward)
-            calls += self._listed(halves.experts + halves.behind, layer)
+            calls += self._layer(layer)
         if self.shape.layers - 1 in layers:
             calls += self._listed(self.layer_calls.predicted())
+            for layer in self.shape.predicting_layers:
+                calls += self._listed(self.layer_calls.embedded())
+                calls += self._listed(self.layer_calls.joined(), layer)
+                calls += self._layer(layer)
+                calls += self._listed(self.layer_calls.predicted())
         return calls
 
     def backward(self, layers: range) -> list[Call]:
         """The same, from the end."""
         calls, sync = self.sync.before_backward(ROOT), self.sync
         if self.shape.layers - 1 in layers:
+            for layer in reversed(self.shape.predicting_layers):
+                calls += self._listed(self.layer_calls.predicted_gradient())
+                calls += self._layer_gradient(layer, self.layer_calls.joined())
+                calls += self._listed(self.layer_calls.joined_gradient(), layer)
+                calls += self._listed(self.layer_calls.embedded_gradient())
             calls += self._listed(self.layer_calls.predicted_gradient())
         for layer in reversed(layers):
-            unit: Unit = ("block", layer)
-            calls += sync.before_backward(unit)
-            if self.plan.recompute == "full":
-                again = self._pass(self.layer_calls.forward, layer).all
-                calls += [
-                    replace(c, direction="recompute")
-                    for c in self._listed(again, layer)
-                ]
-            halves = self._pass(self.layer_calls.backward, layer)
-            calls += self._listed(halves.before, layer)
-            calls += self.experts_unit(layer, sync.before_backward)
-            calls += self._listed(halves.experts, layer)
-            calls += self.experts_unit(layer, sync.after_backward)
-            calls += self._listed(halves.behind, layer)
-            calls += sync.after_backward(unit)
+            calls += self._layer_gradient(layer)
         if 0 in layers:
             calls += self._listed(self.layer_calls.embedded_gradient())
         calls += sync.after_backward(ROOT) + sync.micro_batch()
@@ -153,9 +145,34 @@ class _Stage(Stage):
             for c in calls
         ]
 
+    def _layer(self, layer: int) -> list[Call]:
+        """A layer's forward pass."""
+        calls = self.sync.before_forward(("block", layer))
+        halves = self._pass(self.layer_calls.forward, layer)
+        calls += self._listed(halves.before, layer)
+        calls += self.experts_unit(layer, self.sync.before_forward)
+        return calls + self._listed(halves.experts + halves.behind, layer)
+
+    def _layer_gradient(self, layer: int, ahead: Sequence[Part] = ()) -> list[Call]:
+        """Its backward pass; ``ahead`` is computed again with it."""
+        sync, unit = self.sync, ("block", layer)
+        calls = sync.before_backward(unit)
+        if self.plan.recompute == "full":
+            again = [*ahead, *self._pass(self.layer_calls.forward, layer).all]
+            calls += [
+                replace(c, direction="recompute") for c in self._listed(again, layer)
+            ]
+        halves = self._pass(self.layer_calls.backward, layer)
+        calls += self._listed(halves.before, layer)
+        calls += self.experts_unit(layer, sync.before_backward)
+        calls += self._listed(halves.experts, layer)
+        calls += self.experts_unit(layer, sync.after_backward)
+        calls += self._listed(halves.behind, layer)
+        return calls + sync.after_backward(unit)
+
     def _pass(self, of: Callable[..., Halves], layer: int) -> Halves:
         crosses = self.shape.two_stacks and layer >= self.shape.encoder_layers
-        return of(sparse=layer in self.shape.moe_layers, crosses=crosses)
+        return of(sparse=self.shape.sparse(layer), crosses=crosses)
 
     def _listed(self, parts: Sequence[Part], layer: int = -1) -> list[Call]:
         """Parts call by call."""

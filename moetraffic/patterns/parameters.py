@@ -12,7 +12,7 @@ class ParameterCount:
     """Parameters of a model, each in one part."""
 
     embedding: int  # of tokens, learned positions and segments; a tied head is here
-    head: int  # an untied head, or a masked model's
+    head: int  # an untied head, a masked model's, what joins further tokens
     attention: int  # matrices and biases of attention, relative positions included
     ffn: int  # feed-forward of the layers without experts
     experts: int  # of all MoE layers
@@ -56,21 +56,25 @@ def parameter_count(shape: ModelShape, *, k: int = 1) -> ParameterCount:
     crossing = decoder if m.two_stacks else 0
     one_expert = (3 if m.gated else 2) * h * m.expert_width
     attention, inner_norms = _attention(m)
+    # modules that predict further tokens: a layer as the last one
+    further, sparse = m.mtp, m.sparse(m.layers - 1)
+    moe += further * sparse
+    layers = m.layers + further
     # Step 1: the ends of the model.
     embedding = (m.vocabulary + m.segments) * h
     if m.positions == "learned":
         embedding += m.sequence * h
-    head = 0 if m.tied else m.vocabulary * h
+    head = (0 if m.tied else m.vocabulary * h) + further * 2 * h * h
     # norms: two a layer, another around cross-attention; at the end of each stack, or,
     # where norms come after, behind the embedding
     ends = 2 if m.two_stacks and m.norm_place == "pre" else 1
-    norms = (2 * m.layers + crossing + ends) * norm
-    norms += m.layers * inner_norms + crossing * inner_norms
+    norms = (2 * layers + 3 * further + crossing + ends) * norm
+    norms += layers * inner_norms + crossing * inner_norms
     if m.masked:
         head += h * h + (h + m.vocabulary if m.bias else 0)
         norms += norm
     # Step 2: the layers.
-    attention *= m.layers + crossing
+    attention *= layers + crossing
     if m.positions == "relative":
         attention += 2 * RELATIVE_BUCKETS * m.heads
     ffn = (3 if m.gated else 2) * h * width
@@ -86,7 +90,7 @@ def parameter_count(shape: ModelShape, *, k: int = 1) -> ParameterCount:
         embedding=embedding,
         head=head,
         attention=attention,
-        ffn=(m.layers - moe) * ffn,
+        ffn=(layers - moe) * ffn,
         experts=moe * m.experts * one_expert,
         shared=moe * shared,
         router=moe * m.experts * h,

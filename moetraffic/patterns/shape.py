@@ -39,6 +39,8 @@ class ModelShape:
     target_sequence: int = 0  # the decoder's behind an encoder; 0: sequence
     vocabulary: int = BYTES  # the last entry of an encoder's is the mask
     tied: bool = True  # the output head is the embedding
+    mtp: int = 0  # modules that predict further tokens (DeepSeek-V3, arXiv 2412.19437,
+    # section 2.2): a layer behind the last one, embedding and head shared
     segments: int = 0  # BERT's segment embeddings
 
     # attention
@@ -90,6 +92,16 @@ class ModelShape:
             and place >= self.moe_first
             and (place + 1) % self.moe_every == 0
         )
+
+    def sparse(self, layer: int) -> bool:
+        """Whether a layer carries experts; those of further predictions follow the last
+        layer, and are as that one is."""
+        return min(layer, self.layers - 1) in self.moe_layers
+
+    @property
+    def predicting_layers(self) -> range:
+        """Layers of modules that predict further tokens, numbered after the others."""
+        return range(self.layers, self.layers + self.mtp)
 
     @property
     def two_stacks(self) -> bool:
@@ -217,6 +229,7 @@ def _out_of_range(m: ModelShape) -> list[Broken]:
                 *("experts", "encoder_layers", "target_sequence", "segments"),
                 *("kv_heads", "head_size", "query_rank", "kv_rank", "rope_size"),
                 *("value_size", "ffn", "expert_ffn", "shared_ffn", "moe_first"),
+                "mtp",
             ),
             0,
         ),
@@ -297,6 +310,13 @@ def _contradictions(m: ModelShape) -> list[Broken]:
             f"{m.positions}, rope-size is {m.rope_size} and encoder-layers is "
             f"{m.encoder_layers}",
             "set kv-rank to 0 or change these",
+        ),
+        (
+            m.mtp == 0 or (not m.encoder_layers and m.norm_place == "pre"),
+            "a decoder with norms before its layers predicts further tokens, but "
+            f"mtp is {m.mtp}, encoder-layers is {m.encoder_layers} and norm-place is "
+            f"{m.norm_place}",
+            "leave out --mtp",
         ),
         (
             m.kv_rank == 0 or m.groups == m.heads,

@@ -103,8 +103,9 @@ class Stage:
         return hook(unit) if unit in self.sync.units else []
 
     def embedding_sync(self) -> list[Call]:
-        """The tied embedding's gradient, of the first and the last stage."""
-        if self.plan.pp == 1 or not self.shape.tied or self._twice:
+        """The embedding's gradient, where the first and the last stage use it."""
+        shared = self.shape.tied or self.shape.mtp
+        if self.plan.pp == 1 or not shared or self._twice:
             return []
         if self.number not in (0, self.plan.pp - 1):
             return []
@@ -175,8 +176,11 @@ class Stage:
         if not copies:
             return Synchronization(copies=())
         units: list[Unit] = []
-        for layer in (layer for chunk in self.chunks for layer in chunk):
-            if plan.edp > 1 and layer in self.shape.moe_layers:
+        held = [layer for chunk in self.chunks for layer in chunk]
+        if self.shape.layers - 1 in held:
+            held += self.shape.predicting_layers
+        for layer in held:
+            if plan.edp > 1 and self.shape.sparse(layer):
                 units.append(("experts", layer))
             units.append(("block", layer))
         return SYNCHRONIZATIONS[plan.synchronized](

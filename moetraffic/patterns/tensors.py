@@ -108,7 +108,7 @@ def _all(m: ModelShape, held: range, split: int, gate: bool) -> Iterator[ModelTe
     if last and m.masked and m.bias:
         # a parameter of the model itself stands before those of its modules
         yield replace(table, name="unembed_bias", sizes=(rows,))
-    if first or (last and m.tied):
+    if first or (last and (m.tied or m.mtp)):
         yield replace(table, name="token.weight")
     if first and m.positions == "learned":
         yield ModelTensor(name="position.weight", sizes=(m.sequence, h))
@@ -127,11 +127,26 @@ def _all(m: ModelShape, held: range, split: int, gate: bool) -> Iterator[ModelTe
             yield replace(tensor, name=f"blocks.{layer}.{tensor.name}", layer=layer)
     if last and not post:
         yield from _norm(m, "norm")
+    for layer in m.predicting_layers if last else ():
+        for tensor in _predicting(m, layer, gate):
+            name = f"mtp.{layer - m.layers}.{tensor.name}"
+            yield replace(tensor, name=name, layer=layer)
     if last and m.masked:
         yield from _linear("transform", h, h, bias=m.bias)
         yield from _norm(m, "norm_transform")
     if last and not m.tied:
         yield replace(table, name="unembed.weight")
+
+
+def _predicting(m: ModelShape, layer: int, gate: bool) -> Iterator[ModelTensor]:
+    """A module that predicts a further token: norms of the token and of what was
+    computed, a matrix that joins them, a layer and a norm (Megatron-LM,
+    ``multi_token_prediction.py``)."""
+    yield from _norm(m, "norm_token")
+    yield from _norm(m, "norm_hidden")
+    yield from _linear("join", m.hidden, 2 * m.hidden, split=0)
+    yield from _block(m, layer, gate)
+    yield from _norm(m, "norm")
 
 
 def _block(m: ModelShape, layer: int, gate: bool) -> Iterator[ModelTensor]:
@@ -142,7 +157,7 @@ def _block(m: ModelShape, layer: int, gate: bool) -> Iterator[ModelTensor]:
         yield from _norm(m, "norm_cross")
         yield from _attention(m, "cross")
     yield from _norm(m, "norm_2")
-    if layer not in m.moe_layers:
+    if not m.sparse(layer):
         yield from _feedforward(m, "mlp", m.ffn_width)
         return
     if gate:

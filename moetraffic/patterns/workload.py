@@ -59,15 +59,15 @@ class Workload:
     def to_json(self) -> str:
         """The workload as one JSON object, field names as here.
 
-        A data seed, the split of experts and shards are fields only where they are set:
-        releases without them read the rest.
+        A data seed, the split of experts, shards and further predictions are fields
+        only where they are set: releases without them read the rest.
         """
         parts = asdict(self)
         if self.training.data_seed is None:
             del parts["training"]["data_seed"]
-        for name in ("etp", "shard"):
-            if not parts["layout"][name]:
-                del parts["layout"][name]
+        for part, name in (("layout", "etp"), ("layout", "shard"), ("model", "mtp")):
+            if not parts[part][name]:
+                del parts[part][name]
         return json.dumps(parts, sort_keys=True)
 
     @classmethod
@@ -134,6 +134,13 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
                 "a lossy network is simulated between the shards of one process, but "
                 "the run is not virtual",
                 "set virtual",
+            )
+        )
+    if m.mtp:
+        broken.append(
+            (
+                f"training predicts one token, but mtp is {m.mtp}",
+                "leave out --mtp",
             )
         )
     if not m.experts and p.ep > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.schedules import SCHEDULES
+from moetraffic.patterns.shape import unmet as unmet_by_shape
 from moetraffic.patterns.time_model import Architecture, Configuration, traffic, unmet
 
 KINDS = {
@@ -68,6 +70,8 @@ def summed(config: Configuration) -> Counter[str]:
 
 def drawn(chance: random.Random) -> dict[str, Any]:
     pp = chance.choice((1, 1, 2, 4))
+    zero = chance.choice((0, 1) if pp > 1 else (0, 0, 1, 2, 3))
+    schedule = chance.choice(("1f1b", *SCHEDULES)) if pp > 1 else "1f1b"
     return {
         "model": chance.choice(MODELS),
         "tp": chance.choice((1, 1, 2, 4, 8)),
@@ -76,15 +80,16 @@ def drawn(chance: random.Random) -> dict[str, Any]:
         "cp": chance.choice((1, 1, 1, 2)),
         "ep": chance.choice((1, 1, 2, 4, 8)),
         "etp": chance.choice((0, 0, 1)),
-        "virtual": chance.choice((1, 2)) if pp > 1 else 1,
+        "virtual": chance.choice((1, 2)) if pp > 1 and schedule == "1f1b" else 1,
         "micro_batch": chance.choice((1, 2, 4)),
         "accumulation": 8 if pp > 1 else chance.choice((1, 2, 4)),
-        "zero": chance.choice((0, 0, 1, 2, 3)),
+        "zero": zero,
         "sequence_parallel": chance.random() < 0.5,
         "recompute": chance.choice(("none", "full")),
         "context": chance.choice(CONTEXTS),
-        "schedule": chance.choice(SCHEDULES) if pp > 1 else "1f1b",
-        "shard": chance.choice((0, 0, 2, 4)),
+        "schedule": schedule,
+        "shard": chance.choice((0, 2, 4)) if zero and schedule != "dualpipe" else 0,
+        "mtp": chance.choice((0, 0, 1, 2)),
         "dispatch_dtype": chance.choice(("", "float8")),
     }
 
@@ -92,15 +97,18 @@ def drawn(chance: random.Random) -> dict[str, Any]:
 def both(of: dict[str, Any]) -> tuple[Counter[str], Counter[str]] | None:
     """Bytes of the pattern and of the time model; None where it cannot be."""
     known = preset(of["model"])
-    named = {name: value for name, value in of.items() if name != "model"}
+    named = {name: value for name, value in of.items() if name not in ("model", "mtp")}
+    shape = replace(known.model, mtp=of["mtp"])
+    if unmet_by_shape(shape):
+        return None
     try:
         plan = Parallelism(**named)
-        config = Configuration.of(known.model, plan, known.gating)
+        config = Configuration.of(shape, plan, known.gating)
         if any(broken.any() for broken, _, _ in unmet(config)):
             return None
         if known.model.layers % (plan.pp * plan.virtual):
             return None  # a first stage of another length than the longest
-        pattern = megatron_pattern(known.model, plan, known.gating)
+        pattern = megatron_pattern(shape, plan, known.gating)
     except LayoutError:
         return None
     return sent(pattern), summed(config)
@@ -133,7 +141,7 @@ def test_what_one_refuses_of_experts_under_tensor_parallelism_so_does_the_other(
 ):
     of = {**drawn(random.Random(0)), "model": "mixtral-8x7b", "tp": 2, "dp": 2}
     of |= {"pp": 1, "virtual": 1, "cp": 1, "ep": 2, "etp": 0, "zero": 0}
-    of |= {"schedule": "1f1b", "shard": 0}
+    of |= {"schedule": "1f1b", "shard": 0, "mtp": 0}
     assert both({**of, "sequence_parallel": True}) is not None
     assert both({**of, "sequence_parallel": False}) is None
     with pytest.raises(LayoutError, match="k is 0"):

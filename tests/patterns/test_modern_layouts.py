@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import Gating, ModelShape, Parallelism, megatron_pattern
+from moetraffic.patterns import (
+    Gating,
+    ModelShape,
+    Parallelism,
+    Workload,
+    megatron_pattern,
+    parameter_count,
+)
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.schedules import handed_on, passes
+from moetraffic.patterns.tensors import model_tensors
 from moetraffic.patterns.time_model import (
     Configuration,
     System,
@@ -244,3 +252,55 @@ def test_schedules_need_stages_and_micro_batches() -> None:
     ):
         with pytest.raises(LayoutError, match=said):
             Parallelism(**wrong)
+
+
+# ---- further predictions -------------------------------------------------------------
+
+
+def test_a_module_that_predicts_a_further_token_is_a_layer_a_head_and_a_matrix() -> (
+    None
+):
+    plain, further = replace(MOE, tied=False), replace(MOE, tied=False, mtp=1)
+    h = 256
+    layer = 4 * h * h + 8 * h + 8 * 2 * h * 4 * h + 2 * h  # attention, gate, experts
+    more = layer + 2 * h * h + 3 * h  # the matrix, and norms of both sides and behind
+    counts = [parameter_count(shape).total for shape in (plain, further)]
+    assert counts[1] - counts[0] == more
+    held = [sum(t.elements for t in model_tensors(s)) for s in (plain, further)]
+    assert held == counts
+    plan = Parallelism(pp=2, dp=2, ep=2, tp=2, sequence_parallel=True, accumulation=2)
+    row = 64 * h * 2  # a micro-batch, bfloat16
+    programs = [made(plan, shape).programs for shape in (plain, further)]
+
+    def of(program: Any, label: str) -> list[tuple[str, int]]:
+        return [(c.operation, c.size) for c, _ in program if c.label == label]
+
+    # the matrix gathers both inputs (twice) and its output, and reduces both gradients
+    gather, scatter = ("all_gather", row), ("reduce_scatter", 2 * row)
+    half = ("all_gather", row // 2)
+    once = [gather, half, half, gather, scatter]
+    assert sorted(of(programs[1][1], "join")) == sorted(2 * once)
+    assert not of(programs[1][0], "join")
+    # the last stage looks up tokens too, and shares the table with the first
+    for stage in (0, 1):
+        assert not of(programs[0][stage], "embedding_sync")
+        assert of(programs[1][stage], "embedding_sync") == [
+            ("all_reduce", 512 // 2 * h * 4)
+        ]
+    exchanges = [sum(c.traffic == "EP" for c, _ in program) for program in programs[1]]
+    assert exchanges == [4 * 2, 2 * 4 * 2]
+    losses = [of(p[1], "cross_entropy") for p in programs]
+    assert losses[1] == 2 * losses[0]
+    with pytest.raises(LayoutError, match="training predicts one token"):
+        Workload(model=further)
+
+
+def test_time_of_further_predictions_is_that_of_a_layer_and_a_head() -> None:
+    system = System(peak_flops=1e12, utilization=0.5)
+    plan = Parallelism(accumulation=4)
+    found = [
+        float(estimate(Configuration.of(replace(SHAPE, **more), plan), system).compute)
+        for more in ({}, {"mtp": 1}, {"layers": 3}, {"vocabulary": 1024})
+    ]
+    layer, head = found[2] - found[0], found[3] - found[0]
+    assert found[1] - found[0] == pytest.approx(layer + head)

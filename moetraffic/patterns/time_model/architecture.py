@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -48,6 +48,11 @@ class Architecture:
     first_own: Values = 0
     last_whole: Values = 0  # behind them, without the head
     last_own: Values = 0
+    mtp: Values = 0  # modules that predict further tokens, behind the last layer
+    mtp_sparse: Values = 0  # 1: they have experts
+    mtp_split: Values = 0  # parameters of one that tensor ranks share, no experts
+    mtp_whole: Values = 0  # and that each of them holds
+    mtp_own: Values = 0  # of these, whose gradients are of a rank's own tokens
     cross_layers: Values = 0  # of a decoder that attends to an encoder
     source: Values = 0  # tokens that are embedded; 0: sequence
     targets: Values = 0  # tokens that are predicted; 0: sequence
@@ -71,6 +76,7 @@ class Architecture:
     def parameters(self) -> Values:
         """Parameters N without the experts', each once, the vocabulary not padded."""
         layers = self.layers * (self.layer_split + self.layer_whole)
+        layers = layers + self.mtp * (self.mtp_split + self.mtp_whole)
         tables = self.hidden * np.where(self.tied > 0, 1, 2) + self.row_bias
         tables = self.vocabulary * tables
         return layers + tables + self.first_whole + self.last_whole
@@ -78,7 +84,8 @@ class Architecture:
     @property
     def expert_parameters(self) -> Values:
         """Parameters of all experts of all layers."""
-        return self.moe_layers * self.experts * self.expert_weights
+        layers = self.moe_layers + self.mtp * self.mtp_sparse
+        return layers * self.experts * self.expert_weights
 
     @classmethod
     def gpt(
@@ -144,7 +151,7 @@ class Architecture:
             raise LayoutError(
                 f"a token selects 1 to {shape.experts} experts, but k is 0: give k"
             )
-        count = parameter_count(shape, k=max(k, 1))
+        count = parameter_count(replace(shape, mtp=0), k=max(k, 1))
         moe = len(shape.moe_layers)
         one = (3 if shape.gated else 2) * shape.hidden * shape.expert_width
         decoder = shape.layers - shape.encoder_layers
@@ -172,6 +179,8 @@ class Architecture:
             k=k if moe else 0,
             tied=np.float64(shape.tied),
             row_bias=np.float64(shape.masked and shape.bias),
+            mtp=shape.mtp,
+            mtp_sparse=float(shape.sparse(shape.layers - 1)),
             **_held(shape),
             cross_layers=decoder if shape.two_stacks else 0,
             source=shape.sequence,
@@ -190,20 +199,26 @@ def _keys(shape: ModelShape) -> float:
 def _held(shape: ModelShape) -> dict[str, float]:
     """Parameters by where they are held, layers taken alike; no experts, no tables."""
     places = ("layer_split", "layer_whole", "layer_own", "first_whole", "first_own")
-    found = dict.fromkeys((*places, "last_whole", "last_own"), 0.0)
+    further = ("mtp_split", "mtp_whole", "mtp_own")
+    found = dict.fromkeys((*places, "last_whole", "last_own", *further), 0.0)
     for tensor in model_tensors(shape):
         if tensor.part == "expert" or tensor.name in TABLES:
             continue
         place = "layer"
-        if tensor.layer < 0:
+        if tensor.layer >= shape.layers:
+            place = "mtp"
+        elif tensor.layer < 0:
             place = "last" if tensor.name.split(".")[0] in BEHIND else "first"
-        alone = tensor.split < 0 or place != "layer"
+        alone = tensor.split < 0 or place in ("first", "last")
         size = tensor.elements
         found[f"{place}_{'whole' if alone else 'split'}"] += size
         if sees_own_tokens(tensor):
             found[f"{place}_own"] += size
     return {
-        name: size / shape.layers if name.startswith("layer") else size
+        name: size
+        / {"layer": shape.layers, "mtp": max(shape.mtp, 1)}.get(
+            name[: name.index("_")], 1
+        )
         for name, size in found.items()
     }
 

@@ -189,6 +189,7 @@ class Configuration:
             self.stage_layers * self.pair * (m.layer_split / self.tp + m.layer_whole)
         )
         found = found + m.first_whole + alone * m.last_whole
+        found = found + alone * m.mtp * (m.mtp_split / self.tp + m.mtp_whole)
         found = found + self.table * (1 + alone * np.where(m.tied > 0, 0.0, 1.0))
         return found + alone * m.row_bias * self.table / m.hidden
 
@@ -203,7 +204,9 @@ class Configuration:
         """Parameters of a rank's experts."""
         m = self.model
         of_layer = m.experts * m.expert_weights * m.moe_layers / m.layers
-        return self.stage_layers * self.pair * of_layer / (self.split * self.ep)
+        further = self.last * m.mtp * m.mtp_sparse * m.experts * m.expert_weights
+        layers = self.stage_layers * self.pair * of_layer + further
+        return layers / (self.split * self.ep)
 
     @property
     def split(self) -> Values:

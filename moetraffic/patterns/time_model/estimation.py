@@ -174,9 +174,12 @@ def estimate(
         else:
             work = passes(c, s.gpu)
             # other stages wait for the last one, which has the head
-            compute = batches * (work.all + np.where(c.pp > 1, 0.0, work.head))
+            # modules that predict further tokens are a mean layer and a head each
+            further = c.model.mtp * (work.head + work.all / c.stage_layers)
+            head = work.head + further
+            compute = batches * (work.all + np.where(c.pp > 1, 0.0, head))
             # of DualPipe, with both ends on a rank, for half of the micro-batches
-            waiting = batches / c.pair * np.where(c.pp > 1, work.head, 0.0)
+            waiting = batches / c.pair * np.where(c.pp > 1, head, 0.0)
         layers = batches * c.stage_layers * s.layer_overhead_s
         moved = traffic(c, conventions)
         times, wire, micro = _sent(moved, s, c.shape)

@@ -60,6 +60,8 @@ def operations(config: Configuration, conventions: Conventions = SC21) -> Operat
     core = 4 * m.layers * c.tokens * m.sequence * m.attention / split
     layers = (2 * m.layers * m.weights * c.tokens + routed) / split + core
     head = 2 * c.tokens * m.hidden * m.vocabulary / c.tp
+    # modules that predict further tokens are a mean layer and a head each
+    head = head + m.mtp * (head + layers / c.stage_layers)
     if conventions.stage == "mean":
         head = head / c.pp
     return Operations(
@@ -78,5 +80,6 @@ def model_operations(config: Configuration) -> Float64:
     c, m = config, config.model
     a_token = m.layers * (2 * m.weights + 4 * m.sequence * m.attention)
     a_token = a_token + 2 * m.k * m.expert_weights * m.moe_layers
-    a_token = a_token + 2 * m.hidden * m.vocabulary
+    a_token = a_token * (1 + m.mtp / m.layers)
+    a_token = a_token + 2 * m.hidden * m.vocabulary * (1 + m.mtp)
     return np.asarray(3 * a_token * c.global_batch * m.sequence)

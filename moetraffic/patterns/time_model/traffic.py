@@ -43,6 +43,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
     parts = layer_calls(c, conventions)
     sums = _Sums()
     forward_passes = np.where(c.recompute == 2, 2.0, 1.0)
+    entering = batches / c.pair  # micro-batches that begin or end on a rank
     sparse_share, decoder = m.moe_layers / m.layers, m.cross_layers / m.layers
     for sparse, crosses in product((False, True), repeat=2):
         share = sparse_share if sparse else 1 - sparse_share
@@ -53,12 +54,27 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
             backward = parts.backward(sparse=sparse, crosses=crosses)
             sums.add(forward.all, number * forward_passes)
             sums.add(backward.all, number)
+    further = entering * c.last * m.mtp
+    if anywhere(further):
+        for sparse in (False, True):
+            number = further * np.where(m.mtp_sparse > 0, sparse, not sparse)
+            if anywhere(number):
+                forward = parts.forward(sparse=sparse, crosses=False)
+                backward = parts.backward(sparse=sparse, crosses=False)
+                sums.add(forward.all, number * forward_passes)
+                sums.add(backward.all, number)
+        sums.add(parts.joined(), further * forward_passes)
+        sums.add(parts.joined_gradient(), further)
     if conventions.ends == "counted":
-        last, entering = c.last, batches / c.pair
+        last = c.last
         sums.add(parts.embedded() + parts.embedded_gradient(), entering)
         if anywhere(last):
-            sums.add(parts.predicted() + parts.predicted_gradient(), entering * last)
-        own = c.stage_layers * c.pair * m.layer_own + m.first_own + last * m.last_own
+            ends = entering * last * (1 + m.mtp)
+            sums.add(parts.predicted() + parts.predicted_gradient(), ends)
+            further = entering * last * m.mtp
+            sums.add(parts.embedded() + parts.embedded_gradient(), further)
+        own = c.stage_layers * c.pair * m.layer_own + m.first_own
+        own = own + last * (m.last_own + m.mtp * m.mtp_own)
         sums.add(parts.norms(own, c.gradient_bytes), 1.0)
     folded = c.split < c.tp  # then experts take the tokens of one rank
     found = sums.traffic(c, folded)
@@ -71,7 +87,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
             held = held / (c.pp * c.tp)
     lists = conventions.zero3 == "lists"
     found += _gradients(c, "dp", held, c.copies_held, c.tp, lists)
-    if anywhere(sparse_share > 0):
+    if anywhere(m.experts > 0):
         among = np.where(folded, c.split, c.tp * c.cp) * c.ep
         # fully sharded experts are cut by whole experts, padded to the ranks
         local = np.maximum(m.experts / c.ep, 1)
@@ -79,7 +95,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         cut = np.ceil(local / shards) * shards / local
         experts = c.experts_held * np.where(c.zero == 3, cut, 1.0)
         found += _gradients(c, "edp", experts, c.expert_copies, among, lists)
-    tables = (c.last < 1) & (m.tied > 0)
+    tables = (c.last < 1) & ((m.tied > 0) | (m.mtp > 0))
     if anywhere(tables):
         found.append(
             Traffic(
