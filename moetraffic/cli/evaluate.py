@@ -23,6 +23,7 @@ from moetraffic.units import byte_count, bytes_per_second, seconds
 from .output import present, progress
 
 CIRCUITS, PLACEMENT, PLANS = "Optical circuits", "Expert placement", "Plans"
+PACKETS = "Packet networks"
 
 DEFAULT_POLICIES = "packets,rotation,static-mean,birkhoff,solstice,eclipse,max-weight"
 
@@ -90,6 +91,23 @@ def evaluate(
             read=bytes_per_second,
         ),
     ] = "400Gbps",  # type: ignore[assignment]
+    network: Annotated[
+        list[str] | None,
+        option(
+            "Packet networks of transmission policies: single, leaf-spine, rails, "
+            "fat-tree, torus, or a JSON file, with commas.",
+            shown="single",
+            panel=PACKETS,
+        ),
+    ] = None,
+    optimum: Annotated[
+        bool,
+        typer.Option(
+            "--optimum",
+            help="Bound by the optimum of a linear program, not by ports and cuts.",
+            rich_help_panel=PACKETS,
+        ),
+    ] = False,
     reconfigure: Annotated[
         float,
         option("Reconfiguration delay: 10us, 15ms.", read=seconds, panel=CIRCUITS),
@@ -170,9 +188,11 @@ def evaluate(
     Example: moetraffic evaluate run.h5 --policy rotation,max-weight --ages 5,20
     """
     validate_outputs((output,), traces, force=force)
+    from moetraffic.fabric.named import load_fabric
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
     from moetraffic.policies.service.cluster import Cluster
     from moetraffic.policies.service.optical import OpticalSwitch
+    from moetraffic.policies.service.packet_network import PacketNetwork
     from moetraffic.report import policy_scores as report
 
     switch = OpticalSwitch(
@@ -195,7 +215,6 @@ def evaluate(
     if policy is None and not packets:
         names.remove("packets")
     asked: dict[str, Any] = selection(layers, iterations, phase) | {
-        "networks": {"optical": switch, "cluster": cluster},
         "forecasters": forecaster.split(","),
         "age": age,
         "hold": hold,
@@ -212,7 +231,16 @@ def evaluate(
             Trace.open(path) as trace,
             progress(str(path), len(names), quiet=as_json) as tick,
         ):
-            found = evaluate_policies(trace, names, on_run=tick, **asked)
+            networks: dict[str, Any] = {"optical": switch, "cluster": cluster}
+            for one in _names(network or ["single"]):
+                rate = None if one.endswith(".json") else f"{capacity:.0f}B/s"
+                fabric = load_fabric(one, trace.meta.world, capacity=rate)
+                networks[one] = PacketNetwork(
+                    topology=fabric.topology, slots=fabric.slots, optimum=optimum
+                )
+            found = evaluate_policies(
+                trace, names, networks=networks, on_run=tick, **asked
+            )
         told.append({"file": str(path), **report.as_dict(found)})
         shown += [report.verdict(found), *report.tables(found)]
     if not shown:

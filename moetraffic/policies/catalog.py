@@ -18,6 +18,7 @@ from .placement.fixed import FixedPlacement
 from .placement.load_balancer import LoadBalancer
 from .placement.swaps import Swaps
 from .policy import Policy
+from .transmission.rounds import AllAtOnce, BirkhoffRounds, ShiftedRounds
 
 ENTRY_POINTS = "moetraffic.policies"
 
@@ -33,6 +34,10 @@ POLICIES: Mapping[str, Maker] = {
     "max-weight": MaxWeight,
     "regional": Regional,
     "packets": PacketsOnly,
+    "all-at-once": AllAtOnce,
+    "sprayed": partial(AllAtOnce, name="sprayed", routing="ideal"),
+    "shifted-rounds": ShiftedRounds,
+    "birkhoff-rounds": BirkhoffRounds,
     "contiguous": partial(FixedPlacement, name="contiguous"),
     "strided": partial(FixedPlacement, name="strided"),
     "eplb": LoadBalancer,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.forecast.origins import gain
 from moetraffic.analysis.resampling import UNTOLD, Interval, ratio
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
@@ -359,7 +360,13 @@ class _Bench:
         ]
 
     def _score(
-        self, run: PolicyRun, bound: Float64, best: Float64 | None, **names: Any
+        self,
+        run: PolicyRun,
+        bound: Float64,
+        best: Float64 | None,
+        *,
+        age: int,
+        **names: Any,
     ) -> PolicyScore:
         flat = [one for row in run.services for one in row]
         took = _completions(run)
@@ -368,12 +375,10 @@ class _Bench:
         planned = sum(one.planned_bytes for one in flat)
         regret = UNTOLD
         if best is not None:
-            found = ratio(best.sum(axis=1), sums, seed=self.seed)
-            regret = Interval(
-                value=found.value - 1, low=found.low - 1, high=found.high - 1
-            )
+            regret = _longer(sums, best.sum(axis=1), span=max(age, self.hold))
         return PolicyScore(
             **names,
+            age=age,
             exchanges=took.size,
             completion_p50_s=float(np.quantile(took, 0.5)),
             completion_p99_s=float(np.quantile(took, 0.99)),
@@ -399,13 +404,21 @@ def _completions(run: PolicyRun) -> Float64:
     return np.array([[one.completion_s for one in row] for row in run.services])
 
 
-def difference(one: PolicyScore, other: PolicyScore, *, seed: int = 0) -> Interval:
+def difference(one: PolicyScore, other: PolicyScore) -> Interval:
     """Compute how much longer one policy takes than another, as a share of the other.
 
-    Paired by iteration, with a moving-block bootstrap interval.
+    Paired by iteration, with the interval of
+    :func:`moetraffic.analysis.forecast.origins.gain` (block jackknife, Student).  A
+    moving-block bootstrap of 32 iterations states more than twice as many differences
+    where there are none: 40 of 180 runs of balanced independent traffic, this one 13.
     """
-    found = ratio(other.by_iteration_s, one.by_iteration_s, seed=seed)
-    return Interval(value=found.value - 1, low=found.low - 1, high=found.high - 1)
+    mine, others = np.array(one.by_iteration_s), np.array(other.by_iteration_s)
+    return _longer(mine, others, span=max(one.age, other.age))
+
+
+def _longer(mine: Float64, others: Float64, *, span: int) -> Interval:
+    found = gain(mine, others, horizon=span)
+    return Interval(value=-found.value, low=-found.high, high=-found.low)
 
 
 def break_even_s(evaluation: Evaluation, policy: str, forecaster: str) -> float:

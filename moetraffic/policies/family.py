@@ -22,6 +22,12 @@ from .service.optical import (
     serve_circuits,
     violations,
 )
+from .service.packet_network import (
+    PacketNetwork,
+    packet_bound,
+    rounds_violations,
+    serve_rounds,
+)
 
 Float64 = npt.NDArray[np.float64]
 
@@ -58,5 +64,16 @@ PLACEMENT = Family(
     bound=balanced_seconds,
 )
 
-FAMILIES: Mapping[str, Family] = {one.name: one for one in (CIRCUITS, PLACEMENT)}
+TRANSMISSION = Family(
+    name="transmission",
+    network=PacketNetwork,
+    unit="bytes",
+    violations=lambda plan, forecast, network: rounds_violations(plan, len(forecast)),
+    serve=lambda truth, plan, network, last: serve_rounds(truth, plan, network),
+    bound=packet_bound,
+)
+
+FAMILIES: Mapping[str, Family] = {
+    one.name: one for one in (CIRCUITS, TRANSMISSION, PLACEMENT)
+}
 """The families by name."""

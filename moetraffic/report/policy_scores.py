@@ -27,17 +27,17 @@ def as_dict(found: Evaluation) -> dict[str, Any]:
 
 
 def verdict(found: Evaluation) -> str:
-    """Summarize an evaluation in one sentence per family.
+    """Summarize an evaluation in one sentence per family and network.
 
     The best deployable policy is compared with the same policy with the oracle, and
     with the best policy that uses no forecast; intervals are of 95%, paired.
     """
-    families = dict.fromkeys(s.family for s in found.scores)
-    return " ".join(_sentence(found, family) for family in families)
+    places = dict.fromkeys((s.family, s.network) for s in found.scores)
+    return " ".join(_sentence(found, *place) for place in places)
 
 
-def _sentence(found: Evaluation, family: str) -> str:
-    mine = [s for s in found.scores if s.family == family]
+def _sentence(found: Evaluation, family: str, network: str) -> str:
+    mine = [s for s in found.scores if (s.family, s.network) == (family, network)]
     usable = [s for s in mine if s.forecaster not in CONTROLS]
     if not usable:
         return f"{family.capitalize()}: no policy without the oracle was evaluated."
@@ -45,7 +45,7 @@ def _sentence(found: Evaluation, family: str) -> str:
     text = (
         f"{family.capitalize()} on {best.network}: {_named(best)} is the fastest, "
         f"{best.over_bound.value:.3g} times "
-        + ("the lower bound" if family == "circuits" else "a balanced layer")
+        + ("a balanced layer" if family == "placement" else "the lower bound")
     )
     if best.forecaster != NONE and isfinite(best.regret.value):
         text += f"; a plan {best.age} {'iteration' if best.age == 1 else 'iterations'} "
@@ -54,7 +54,6 @@ def _sentence(found: Evaluation, family: str) -> str:
         else:
             text += f"old and one from the truth do not differ: {_percent(best.regret)}"
     others = [s for s in usable if s.forecaster == NONE and s is not best]
-    others = [s for s in others if s.network == best.network]
     if others:
         plainest = min(others, key=lambda s: s.completion_mean_s)
         gap = difference(best, plainest)

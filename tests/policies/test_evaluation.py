@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic import Trace
+from moetraffic import Trace, load_fabric
 from moetraffic.analysis.resampling import Interval
 from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
@@ -31,12 +31,14 @@ from moetraffic.policies.exchange_series import (
     forecast_points,
 )
 from moetraffic.policies.policy import View
+from moetraffic.policies.service.cluster import Cluster
 from moetraffic.policies.service.optical import (
     Matchings,
     OpticalSwitch,
     Service,
     max_weight_matchings,
 )
+from moetraffic.policies.service.packet_network import PacketNetwork
 
 
 def counts(
@@ -309,7 +311,18 @@ def test_the_verb_prints_a_verdict_a_table_and_curves(
 
 
 def test_every_built_in_policy_conforms() -> None:
-    found = evaluate(drawn(16, ranks=5), list(POLICIES), forecasters=["persistence"])
+    fabric = load_fabric("single", 5, capacity="400Gbps")
+    packets = PacketNetwork(topology=fabric.topology, slots=fabric.slots)
+    found = evaluate(
+        drawn(16, ranks=5),
+        list(POLICIES),
+        networks={
+            "optical": OPTICAL,
+            "single": packets,
+            "cluster": Cluster(rate_bytes_s=1e9),
+        },
+        forecasters=["persistence"],
+    )
     assert found.failures == ()
     assert {s.policy for s in found.scores} == set(POLICIES)
     assert all(isinstance(s.regret, Interval) for s in found.scores)

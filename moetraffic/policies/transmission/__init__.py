@@ -1,0 +1,1 @@
+"""Policies for the order and the paths of transmissions on a packet network."""

@@ -1,0 +1,81 @@
+"""All flows at once, shifted rounds, and rounds of a forecast's permutations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moetraffic.policies.circuits.birkhoff import birkhoff
+from moetraffic.policies.policy import View
+from moetraffic.policies.service.optical import crossing
+from moetraffic.policies.service.packet_network import Rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllAtOnce:
+    """Send all flows at the same time, as NCCL's grouped sends and receives."""
+
+    name: str = "all-at-once"
+    family: str = "transmission"
+    forecasts: bool = False
+    routing: str = "ecmp"
+
+    def plan(self, view: View) -> Rounds:
+        """Return one round."""
+        return Rounds(shares=np.ones((1, view.ranks, view.ranks)), routing=self.routing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShiftedRounds:
+    """Send to rank i + k in round k, so that no receiver has two senders.
+
+    The spread-out algorithm of MPI libraries; a round lasts as long as its largest
+    transfer.
+    """
+
+    name: str = "shifted-rounds"
+    family: str = "transmission"
+    forecasts: bool = False
+    routing: str = "ecmp"
+
+    def plan(self, view: View) -> Rounds:
+        """Return W - 1 rounds."""
+        rank = np.arange(view.ranks)
+        ahead = (rank[None, :] - rank[:, None]) % view.ranks
+        shares = ahead == np.arange(1, view.ranks)[:, None, None]
+        return Rounds(shares=shares.astype(np.float64), routing=self.routing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BirkhoffRounds:
+    """Send the permutations of a forecast's decomposition in successive rounds.
+
+    Each pair's bytes are divided over the rounds as its forecast; pairs without one are
+    sent in a last round.
+
+    References
+    ----------
+    S. Lei et al., "FAST", NSDI 2026, arXiv 2505.09764, decomposes matrices of servers
+    in this way, after balancing inside them, which is not done here.
+    """
+
+    name: str = "birkhoff-rounds"
+    family: str = "transmission"
+    forecasts: bool = True
+    routing: str = "ecmp"
+
+    def plan(self, view: View) -> Rounds:
+        """Plan the forecast."""
+        left = crossing(np.rint(view.forecast))
+        whole = left.copy()
+        found = birkhoff(left)
+        parts = []
+        for to, room in zip(found.receivers, found.room, strict=True):
+            ports = np.flatnonzero(to >= 0)
+            sent = np.zeros_like(left)
+            sent[ports, to[ports]] = np.minimum(left[ports, to[ports]], room)
+            left -= sent
+            parts.append(np.divide(sent, whole, out=sent, where=whole > 0))
+        shares = np.array([*parts, np.where(whole > 0, 0.0, 1.0)])
+        return Rounds(shares=shares, routing=self.routing)
