@@ -8,7 +8,7 @@ from typing import Any
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Gating, ModelShape, preset, scaled
-from moetraffic.patterns.huggingface import read_config
+from moetraffic.patterns.presets import read_config
 from moetraffic.patterns.shape import unmet
 from moetraffic.report.console.options import Setting, field_options
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from .dropping import Dropping
 from .layout import ParallelLayout
 from .megatron import megatron_pattern
-from .model_card import Preset
 from .parallelism import Parallelism
 from .parameters import ParameterCount, parameter_count
 from .pattern import Call, Pattern
-from .presets import PRESETS, preset
+from .presets import PRESETS, Preset, preset, scaled
 from .router_table import ROUTERS
 from .routers import Gating
-from .scaling import scaled
 from .shape import ModelShape
 from .traffic import traffic_matrices, traffic_matrix
 from .training import Training

@@ -9,11 +9,10 @@ import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
 
-from . import gloo
-from .algorithms import ALGORITHMS, collective_matrix
+from .algorithms import ALGORITHMS, collective_matrix, gloo
+from .algorithms.ring import chunks
 from .element_types import ELEMENT_BYTES
 from .pattern import TRAFFIC, Call, Pattern
-from .ring import chunks
 
 Int64 = npt.NDArray[np.int64]
 

@@ -23,7 +23,8 @@ A message from a rank to itself and a group of one use no network.
 
 References
 ----------
-NVIDIA, nccl-tests, doc/PERFORMANCE.md, "Bandwidth"; :mod:`moetraffic.patterns.ring`.
+NVIDIA, nccl-tests, doc/PERFORMANCE.md, "Bandwidth";
+:mod:`moetraffic.patterns.algorithms`.
 """
 
 from __future__ import annotations

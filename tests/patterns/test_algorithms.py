@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import gloo
 from moetraffic.patterns.algorithms import (
     ALGORITHMS,
     collective_matrix,
     direct_all_reduce,
+    gloo,
 )
-from moetraffic.patterns.binomial import binomial_broadcast
-from moetraffic.patterns.ring import chunks, ring_all_gather, ring_all_reduce
-from moetraffic.patterns.trees import parents
+from moetraffic.patterns.algorithms.binomial import binomial_broadcast
+from moetraffic.patterns.algorithms.ring import chunks, ring_all_gather, ring_all_reduce
+from moetraffic.patterns.algorithms.trees import parents
 
 SIZES = st.integers(0, 10_000)
 RANKS = st.integers(1, 9)

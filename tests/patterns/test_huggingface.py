@@ -10,8 +10,8 @@ import pytest
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
-from moetraffic.patterns.huggingface import read_config
 from moetraffic.patterns.parameters import parameter_count
+from moetraffic.patterns.presets import read_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

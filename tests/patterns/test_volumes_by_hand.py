@@ -14,7 +14,7 @@ import pytest
 from moetraffic.patterns import preset
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.parallelism import Parallelism
-from moetraffic.patterns.scaling import scaled
+from moetraffic.patterns.presets import scaled
 from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.time_model import Architecture, Configuration
 from tests.patterns.test_agreement import sent, summed

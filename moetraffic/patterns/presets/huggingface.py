@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.shape import ModelShape, unmet
 
 from .model_card import GPT, LLAMA
-from .shape import ModelShape, unmet
 
 MOST_BYTES = 1 << 20
 """Size of a configuration at most; those of published models have a few kB."""

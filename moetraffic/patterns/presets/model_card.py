@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .parameters import ParameterCount, parameter_count
-from .routers import Gating
-from .shape import ModelShape
+from moetraffic.patterns.parameters import ParameterCount, parameter_count
+from moetraffic.patterns.routers import Gating
+from moetraffic.patterns.shape import ModelShape
 
 # building blocks of families, as fields of a shape
 GPT: Mapping[str, Any] = {"norm_bias": True, "bias": True, "experts": 0}

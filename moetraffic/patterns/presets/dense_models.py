@@ -5,8 +5,9 @@ Each is the exact published shape; the comment above it says what was assumed.
 
 from __future__ import annotations
 
+from moetraffic.patterns.shape import ModelShape
+
 from .model_card import GPT, LLAMA, T5, Preset
-from .shape import ModelShape
 
 DENSE = (
     # Radford et al. 2019, table 2; openai-community/gpt2-medium, gpt2-large, gpt2-xl.

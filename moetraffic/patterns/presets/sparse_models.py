@@ -6,9 +6,10 @@ above it says what was assumed; what is not built is in ``left_out``.
 
 from __future__ import annotations
 
+from moetraffic.patterns.routers import Gating
+from moetraffic.patterns.shape import ModelShape
+
 from .model_card import GPT, LLAMA, T5, Preset
-from .routers import Gating
-from .shape import ModelShape
 
 
 def _dropless(k: int, *, renormalize: bool, balance: float) -> Gating:

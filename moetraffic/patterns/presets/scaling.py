@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from .shape import BYTES, ModelShape
+from moetraffic.patterns.shape import BYTES, ModelShape
 
 SIZES = (
     *("layers", "hidden", "heads", "kv_heads", "head_size", "experts"),
