@@ -51,21 +51,48 @@ def mean_gini(tokens: int, experts: int, k: int, sources: int) -> float:
     return total / (2 * (sources * experts) ** 2 * tokens * p)
 
 
-def std_cv_squared(tokens: int, experts: int, k: int, sources: int) -> float:
-    """Compute the exact standard deviation of CV^2 of W x E counts.
+def std_cv_squared(
+    tokens: int, experts: int, k: int, sources: int, *, held: int = 1
+) -> float:
+    r"""Compute the exact standard deviation of CV^2 of W x E/h counts.
 
-    The squares of a row add up to ``k N`` and twice the experts that two tokens share,
-    of all pairs of tokens.  These numbers are hypergeometric, and of any two pairs
-    independent.
+    The squares of a row add up to those of its tokens, and twice the scalar product of
+    the copies of two tokens, of all pairs.  These products have the variance
+    :math:`\sigma^4 C^2 / (C - 1)`, with C cells and the variance :math:`\sigma^2` of
+    a token's copies in one, and those of any two pairs are uncorrelated.
 
     Parameters
     ----------
     tokens, experts, k, sources
         As in :func:`mean_entropy`.
+    held
+        Experts h of a cell.
     """
-    spread = k * (1 - k / experts)
-    row = 2 * tokens * (tokens - 1) * spread**2 / max(experts - 1, 1)
-    return float(experts * np.sqrt(row / sources)) / (tokens * k) ** 2
+    cells = experts // held
+    share = 1 / cells
+    spread = k * share * (1 - share) * (experts - k) / max(experts - 1, 1)
+    row = 2 * tokens * (tokens - 1) * (spread * cells) ** 2 / max(cells - 1, 1)
+    row += tokens * _variance_of_squares(experts, k, held)
+    return float(cells * np.sqrt(row / sources)) / (tokens * k) ** 2
+
+
+def _variance_of_squares(experts: int, k: int, held: int) -> float:
+    """Compute the variance of the sum over cells of a token's squared copies.
+
+    It is k and twice the pairs of copies in one cell.
+    """
+    if k < 2 or held < 2:
+        return 0.0
+    others = held - 1
+    one = others / (experts - 1)
+    # two pairs that share a copy, and two that share none: in the same cell, or not
+    three = one * (held - 2) / max(experts - 2, 1)
+    same, apart = (held - 2) * (held - 3), (experts - held) * others
+    four = one * (same + apart) / max((experts - 2) * (experts - 3), 1)
+    pairs, touching = comb(k, 2), k * (k - 1) * (k - 2)
+    variance = pairs * one + touching * three
+    variance += (pairs * (pairs - 1) - touching) * four - (pairs * one) ** 2
+    return 4 * max(variance, 0.0)
 
 
 def sparsity_moments(

@@ -259,8 +259,8 @@ def _matrix_moments(
     experts, k, sources = model.experts, model.k, model.sources
     law = (tokens, experts, k, sources)
     known = None
-    if diagonal and model.held == 1 and k < experts and tokens > 1:
-        known = "cv_squared", std_cv_squared(*law)
+    if diagonal and k < experts and tokens > 1 and model.cells > 1:
+        known = "cv_squared", std_cv_squared(*law, held=model.held)
     large = draws is None and by_rows(model, tokens, diagonal=diagonal)
     taken = measures if known is None or large else {*measures, "cv_squared"}
     names = {*taken, *(f"received.{name}" for name in received)}

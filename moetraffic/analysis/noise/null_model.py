@@ -243,8 +243,7 @@ class NullModel:
             Seed of the simulation.
         known
             Name and exact standard deviation of one of the statistics, which corrects
-            those of the others: errors of the standard deviations of two statistics
-            with the correlation r have the correlation r^2 (of normal ones).
+            those of the others: see :func:`correction`.
 
         Returns
         -------
@@ -267,13 +266,9 @@ class NullModel:
         if known is not None:
             reference = drawn[known[0]]
             factor = known[1] / float(reference.std(ddof=1))
-            reference = (reference - reference.mean()) / reference.std()
         for name, values in drawn.items():
-            mean, std = float(values.mean()), float(values.std(ddof=1))
-            if known is not None and std > 0:
-                shared = float(reference @ (values - mean)) / (number * std)
-                std *= factor ** (shared**2)
-            found[name] = mean, std
+            std = float(values.std(ddof=1)) * correction(values, reference, factor)
+            found[name] = float(values.mean()), std
         return found
 
     def simulate(
@@ -309,6 +304,25 @@ class NullModel:
             name: np.concatenate([np.asarray(p[name], np.float64) for p in parts])
             for name in parts[0]
         }
+
+
+def correction(values: Float64, reference: Float64, factor: float) -> float:
+    """Compute the factor by which to correct a simulated standard deviation.
+
+    Errors of the standard deviations of two statistics with the correlation r have the
+    correlation r^2, of normal ones.
+
+    Parameters
+    ----------
+    values, reference
+        ``[draws]`` the statistic, and one whose standard deviation is known.
+    factor
+        Known over simulated standard deviation of the reference.
+    """
+    around, apart = reference - reference.mean(), values - values.mean()
+    whole = float(around @ around) * float(apart @ apart)
+    shared = float(around @ apart) ** 2 / whole if whole > 0 else 0.0
+    return float(factor**shared)
 
 
 def token_counts(tokens: npt.ArrayLike) -> Int64:

@@ -12,7 +12,8 @@ rows therefore contain enough draws of rows.
             \operatorname{E} s = \bar s + \beta' (\operatorname{E} x - \bar x).
 
   The covariance of rows is estimated from all rows, W times as many as matrices, the
-  mean of x is exact, and what regression leaves is small (control variates).
+  mean of x is exact, and what regression leaves is small (control variates).  The
+  exact standard deviation of CV^2 of all cells corrects those of the others.
 - The largest cell has the distribution :math:`F^K` of the largest of K independent
   cells: the correlation of the cells of a row, -1/(C - 1), changes :math:`\log F^K` by
   about :math:`-z^2/2K`, with z the largest cell in standard deviations.
@@ -35,8 +36,9 @@ import numpy.typing as npt
 
 from moetraffic.analysis.skew.kernels import matrix_statistics
 
+from .closed_forms import std_cv_squared
 from .normal_counts import count_distribution, count_variance, normal_counts
-from .null_model import AT_ONCE, LEAST_VARIANCE, Counts, Moments, NullModel
+from .null_model import AT_ONCE, LEAST_VARIANCE, Counts, Moments, NullModel, correction
 
 Float64 = npt.NDArray[np.float64]
 Cells = Callable[[Counts], Float64]
@@ -49,6 +51,9 @@ FEWER, FEWEST = 4, 64
 
 BINS = 1 << 16
 """Maximum number of counts at which functions of a cell are tabulated."""
+
+ROUNDING = 1e-9
+"""Variation of a sum over rows, relative to the largest, that is due to rounding."""
 
 OF_LARGEST = {"max_over_mean": 0.0, "max_violation": 1.0}
 """Statistics of the largest cell, and what they subtract from max over mean."""
@@ -135,6 +140,7 @@ def _of_columns(
     """Estimate moments of statistics of column sums, which are drawn as such."""
     names = {name: name for name in measures}
     names |= {f"received.{name}": name for name in received}
+    names |= {"": "cv_squared"}
     single = NullModel(experts=model.experts, k=model.k, ranks=model.ranks)
     total = tokens * (model.sources - (not diagonal))
     draws = single.enough_draws(total)
@@ -157,7 +163,30 @@ def _of_columns(
         for name, plain in names.items():
             parts[name].append(np.asarray(getattr(of, plain), np.float64))
     values = {name: np.concatenate(each) for name, each in parts.items()}
-    return {name: (float(v.mean()), float(v.std(ddof=1))) for name, v in values.items()}
+    squares = values.pop("")
+    factor = _std_of_columns(model, total, diagonal) / float(squares.std(ddof=1))
+    return {
+        name: (
+            float(value.mean()),
+            float(value.std(ddof=1)) * correction(value, squares, factor),
+        )
+        for name, value in values.items()
+    }
+
+
+def _std_of_columns(model: NullModel, total: int, diagonal: bool) -> float:
+    """Compute the standard deviation of CV^2 of column sums.
+
+    Without the diagonal they are close to normal: their squares have a chi-square
+    distribution.
+    """
+    of, cells = (total, model.experts, model.k), model.cells
+    if diagonal:
+        return std_cv_squared(*of, 1, held=model.held)
+    spread = count_variance(total, experts=model.experts, k=model.k, held=model.held)
+    spread *= (cells - 1 / (cells - 1)) / (cells - 1)  # about their mean
+    mean = total * model.k / cells
+    return float(spread * np.sqrt(2 * (cells - 1)) / (cells * mean**2))
 
 
 def _largest(model: NullModel, tokens: int, diagonal: bool) -> tuple[float, float]:
@@ -191,7 +220,7 @@ def _regressed(
     level = (first + step * np.arange(last + 1)).astype(np.float64)
     mean = tokens * model.k / model.cells
     table = _of_cell(level, weight, mean)
-    at = np.arange(model.sources)
+    at, cells = np.arange(model.sources), model.sources * model.cells
 
     def statistics(counts: Counts) -> dict[str, npt.ArrayLike]:
         of = matrix_statistics(counts, diagonal=diagonal)
@@ -199,23 +228,29 @@ def _regressed(
         entry = bins(counts)
         # counts beyond the tails of their distribution are taken for its ends
         sums = [f.take(entry, mode="clip").sum(axis=2) for f in table]
+        total = np.asarray(counts.sum(axis=(1, 2)), np.float64)
+        apart = cells * sums[0].sum(axis=1) - (total - cells * mean) ** 2
+        found["whole"] = apart / total**2
         if not diagonal:
             own = np.clip(entry[:, at, at], 0, last)
             lines = level[own] - mean
             sums = [total - f[own] for total, f in zip(sums, table, strict=True)]
             sums += [lines, lines**2]
-        return found | {"": np.stack(sums, axis=2)}
+        return found | {"rows": np.stack(sums, axis=2)}
 
     draws = max(FEWEST, model.enough_draws(tokens) // FEWER)
     values = model.simulate(statistics, tokens, draws=draws, seed=seed)
-    rows = values.pop("")
+    rows = values.pop("rows")
     expected = table @ weight * (model.cells - (not diagonal))
     if not diagonal:
         lines = level - mean
         expected = np.append(expected, [lines @ weight, lines**2 @ weight])
-    # of the order of 1, as least squares are solved to a relative precision
+    # of the order of 1, as least squares are solved to a relative precision, without
+    # what varies by rounding alone
     rows = rows - expected
-    rows /= np.maximum(rows.std(axis=(0, 1)), np.finfo(np.float64).tiny)
+    spread = rows.std(axis=(0, 1))
+    varies = spread > ROUNDING * spread.max()
+    rows = rows[..., varies] / spread[varies]
     covariance = model.sources * np.cov(rows.reshape(-1, rows.shape[2]).T)
     sums = rows.sum(axis=1)
     bias = sums.mean(axis=0)
@@ -227,16 +262,24 @@ def _regressed(
         variance = float(slope @ covariance @ slope)
         variance += float(rest @ rest) / (draws - 1 - int(rank))
         found[name] = around - float(slope @ bias), float(np.sqrt(variance))
-    return found
+    # CV^2 of all cells, the diagonal included
+    reference, (_, std) = values["whole"], found.pop("whole")
+    law = (tokens, model.experts, model.k, model.sources)
+    factor = std_cv_squared(*law, held=model.held) / std
+    return {
+        name: (value, std * correction(values[name], reference, factor))
+        for name, (value, std) in found.items()
+    }
 
 
 def _of_cell(n: Float64, weight: Float64, mean: float) -> Float64:
-    """Tabulate functions of a count whose sums determine statistics, ``[3, counts]``.
+    """Tabulate functions of a count whose sums determine statistics, ``[4, counts]``.
 
     The squared deviation (CV), n log n (entropies), both without their linear part,
-    which the total determines, and the mean distance from another cell (Gini).
+    the mean distance from another cell (Gini), and the count: the sums of counts drawn
+    from normal variates vary a little.
     """
     slope = 2 * np.cumsum(weight) - 1
     apart = np.cumsum(slope) - slope
     bits = n * np.log2(np.maximum(n, 1) / mean) - (n - mean) / np.log(2)
-    return np.array([(n - mean) ** 2, bits, apart])
+    return np.array([(n - mean) ** 2, bits, apart, n - mean])

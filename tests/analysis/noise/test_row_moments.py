@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
@@ -36,7 +38,7 @@ def test_moments_that_have_a_closed_form(k, tokens):
         # a hundredth of what differs from draw to draw
         assert found[name][0] == pytest.approx(mean, abs=0.012 * found[name][1]), name
     assert found["cv_squared"][1] == pytest.approx(
-        closed_forms.std_cv_squared(*law), rel=0.013
+        closed_forms.std_cv_squared(*law), rel=1e-6
     )
     if k == 1:
         assert found["sparsity"] == pytest.approx(
@@ -45,6 +47,18 @@ def test_moments_that_have_a_closed_form(k, tokens):
     largest = row_moments(model, ("max_over_mean",), (), tokens, diagonal=True)
     mean, std = largest["max_over_mean"]
     assert found["max_violation"] == (mean - 1, std)
+
+
+@pytest.mark.parametrize(("k", "held"), [(1, 4), (3, 2), (4, 4), (5, 3)])
+def test_the_deviation_of_cv_squared_of_ranks_is_exact(k, held):
+    """Of two tokens, whose sets of experts are all equally likely."""
+    experts = 12
+    sets = np.array(list(combinations(range(experts), k))) // held
+    copies = (sets[:, :, None] == np.arange(experts // held)).sum(axis=1)
+    counts = (copies[:, None] + copies).reshape(-1, experts // held)
+    of = counts.var(axis=1) / counts.mean(axis=1) ** 2
+    exact = closed_forms.std_cv_squared(2, experts, k, 1, held=held)
+    assert exact == pytest.approx(of.std(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
