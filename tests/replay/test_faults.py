@@ -30,7 +30,7 @@ from moetraffic.replay.plan.program import Program
 from moetraffic.replay.plan.selection import Depth, Verification
 from moetraffic.replay.rendezvous import rendezvous
 from moetraffic.replay.request import Request
-from moetraffic.replay.results import audit
+from moetraffic.replay.results import conclusion
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size
 
@@ -337,13 +337,13 @@ def test_a_disk_that_is_surely_too_small_is_refused_before_any_rank_starts(
 
 def test_a_long_writing_is_no_silence(toy_file, replay_with, tmp_path):
     def fault(rank, arguments):
-        plain = audit.write
+        plain = conclusion.write
 
         def slow(*given, **named):
             time.sleep(2.5)  # the longest silence of an operation is 2.3 s
             plain(*given, **named)
 
-        audit.write = slow
+        conclusion.write = slow
 
     out = tmp_path / "out.h5"
     replay_with(toy_file(), fault, out=out, timeout_s=0.2)
