@@ -39,7 +39,9 @@ class FakeGroups(process_groups.ProcessGroups):
         monkeypatch.setattr(dist, "is_fake_available", lambda: True, raising=False)
 
 
-@pytest.mark.parametrize("world", [64, 256, pytest.param(1024, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "world", [64, *(pytest.param(n, marks=pytest.mark.slow) for n in (256, 1024))]
+)
 def test_one_of_many_ranks_goes_through_its_program(world, forked, monkeypatch):
     trace = make_trace(
         world=world,
