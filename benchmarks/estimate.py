@@ -56,12 +56,18 @@ def measure(number: int) -> dict[str, float]:
     )
     found = estimate(config, SYSTEM, strict=False)
     once = time.perf_counter() - began
+    single: list[float] = []
+    for _ in range(200):
+        started = time.thread_time()
+        estimate(Configuration(model=model, pp=4, dp=8, ep=8, global_batch=256), SYSTEM)
+        single.append(1e3 * (time.thread_time() - started))
     began = time.perf_counter()
     looked = search(model, SYSTEM, gpus=1024, global_batch=4096)
     return {
         "cores": len(os.sched_getaffinity(0)),
         "configurations": number,
         "seconds": round(once, 3),
+        "one_configuration_cpu_ms": round(float(np.median(single)), 3),
         "can_exist": int(found.sound.sum()),
         "fit": int(found.fits.sum()),
         "best_of_1024_gpus_tried": looked.tried,

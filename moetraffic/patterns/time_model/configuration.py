@@ -132,17 +132,17 @@ class Configuration:
                 f"{', '.join(shapes)}: give them one"
             ) from None
 
-    @property
+    @cached_property
     def world(self) -> Values:
         """Ranks."""
         return self.pp * self.tp * self.dp * self.cp
 
-    @property
+    @cached_property
     def micro_batches(self) -> Values:
         """``m = B/(b d)``; not whole where :func:`unmet` says so."""
         return self.global_batch / (self.micro_batch * self.dp)
 
-    @property
+    @cached_property
     def tokens(self) -> Values:
         """Of a micro-batch on a rank, ``b s`` over the context-parallel ranks."""
         return self.micro_batch * self.model.sequence / self.cp
@@ -157,7 +157,7 @@ class Configuration:
         padded = room(routed, m.experts, self.capacity_factor)
         return np.where(self.capacity_factor > 0, padded, routed * self.imbalance)
 
-    @property
+    @cached_property
     def stage_layers(self) -> Values:
         """Layers of the rank that has most: uneven where the stages do not divide them.
 
@@ -171,17 +171,17 @@ class Configuration:
         which are mirrored."""
         return np.where(self.schedule == SCHEDULES.index("dualpipe"), 2.0, 1.0)
 
-    @property
+    @cached_property
     def last(self) -> Values:
         """1 where a rank of the first stage is one of the last too, otherwise 0."""
         return np.where((self.pp > 1) & (self.pair < 2), 0.0, 1.0)
 
-    @property
+    @cached_property
     def copies_held(self) -> Values:
         """Ranks that hold the same dense parameters."""
         return self.dp * self.cp * self.pair
 
-    @property
+    @cached_property
     def held(self) -> Values:
         """Parameters of a rank of the first stage, without experts."""
         m, alone = self.model, self.last
@@ -193,13 +193,13 @@ class Configuration:
         found = found + self.table * (1 + alone * np.where(m.tied > 0, 0.0, 1.0))
         return found + alone * m.row_bias * self.table / m.hidden
 
-    @property
+    @cached_property
     def table(self) -> Values:
         """Parameters of a rank's embedding, the vocabulary padded as by Megatron-LM."""
         rows = np.ceil(self.model.vocabulary / (128 * self.tp)) * 128
         return rows * self.model.hidden
 
-    @property
+    @cached_property
     def experts_held(self) -> Values:
         """Parameters of a rank's experts."""
         m = self.model
@@ -208,7 +208,7 @@ class Configuration:
         layers = self.stage_layers * self.pair * of_layer + further
         return layers / (self.split * self.ep)
 
-    @property
+    @cached_property
     def split(self) -> Values:
         """Tensor-parallel ranks of an expert."""
         return np.where(self.expert_tp > 0, self.expert_tp, self.tp)
@@ -220,7 +220,7 @@ class Configuration:
         some = np.maximum(copies * self.shard / (self.dp * self.cp), 1)
         return np.where(self.shard > 0, some, copies)
 
-    @property
+    @cached_property
     def expert_copies(self) -> Values:
         """Ranks that hold the same experts: expert parallelism is folded over the other
         ranks of a stage (Liu et al., arXiv 2504.14960)."""
