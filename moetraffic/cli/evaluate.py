@@ -54,6 +54,13 @@ def evaluate(
             shown=DEFAULT_POLICIES,
         ),
     ] = None,
+    plan: Annotated[
+        list[Path] | None,
+        option(
+            "JSON file of plans that another program made; may be given again.",
+            "--plan",
+        ),
+    ] = None,
     forecaster: Annotated[
         str,
         option(
@@ -190,6 +197,7 @@ def evaluate(
     validate_outputs((output,), traces, force=force)
     from moetraffic.fabric.named import load_fabric
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
+    from moetraffic.policies.plan_file import plan_file
     from moetraffic.policies.service.cluster import Cluster
     from moetraffic.policies.service.optical import OpticalSwitch
     from moetraffic.policies.service.packet_network import PacketNetwork
@@ -211,7 +219,8 @@ def evaluate(
         nodes=nodes,
         groups=groups,
     )
-    names = _names(policy or [DEFAULT_POLICIES])
+    plans = [plan_file(path) for path in plan or []]
+    names: list[Any] = _names(policy or [DEFAULT_POLICIES])
     if policy is None and not packets:
         names.remove("packets")
     asked: dict[str, Any] = selection(layers, iterations, phase) | {
@@ -225,6 +234,7 @@ def evaluate(
         "most": most,
         "limit_s": limit,
     }
+    names += plans
     told, shown = [], []
     for path in traces:
         with (

@@ -1,0 +1,60 @@
+"""Plans in files are served as those of a policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetraffic import Trace
+from moetraffic.cli import main
+from moetraffic.errors import AnalysisError
+from moetraffic.policies.evaluation import evaluate
+from moetraffic.policies.plan_file import plan_file
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    rng = np.random.default_rng()
+    demand = rng.multinomial(64, np.full(4, 0.25), size=(20, 1, 2))
+    Trace.from_arrays(demand, row_bytes=4096).save(tmp_path / "run.h5")
+    return tmp_path / "run.h5"
+
+
+def test_a_schedule_is_evaluated_as_static_plans(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = trace.with_name("circuits.json")
+    assert main(["schedule", str(trace), "-o", str(made)]) == 0
+    capsys.readouterr()
+    asked = ["evaluate", str(trace), "--policy", "rotation", "--plan", str(made)]
+    assert main([*asked, "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert [s["policy"] for s in run["scores"]] == ["rotation", "circuits.json"]
+    # two ranks have one matching; the mean matrix carries most bytes
+    assert run["scores"][1]["reconfigurations"] == 1
+    assert run["scores"][1]["served_share"] > 0.7
+
+
+def test_a_placement_in_a_file(trace: Path) -> None:
+    path = trace.with_name("experts.json")
+    plan = {"experts": [0, 1, 2, 3], "ranks": [1, 0, 1, 0]}
+    path.write_text(json.dumps({"family": "placement", "layers": {"*": plan}}))
+    found = evaluate(Trace.open(trace), [plan_file(path), "contiguous"])
+    assert [s.policy for s in found.scores] == ["experts.json", "contiguous"]
+    path.write_text(json.dumps({"family": "placement", "layers": {"7": plan}}))
+    found = evaluate(Trace.open(trace), [plan_file(path), "contiguous"])
+    (sentence,) = found.failures
+    assert "none for this layer" in sentence
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"family": "x", "layers": {}}'])
+def test_other_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(AnalysisError, match="JSON with family and layers"):
+        plan_file(path)
+    with pytest.raises(AnalysisError, match="cannot be read"):
+        plan_file(tmp_path / "missing.json")
