@@ -319,7 +319,11 @@ def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
             "tp x cp divides the heads that an all-to-all gives to context ranks",
             "change cp or context",
         ),
-        (~np.isin(c.zero, (0, 1, 2, 3)), "the ZeRO stage is 0 to 3", "change zero"),
+        (
+            (c.zero < 0) | (c.zero > 3) | (c.zero % 1 > 0),
+            "the ZeRO stage is 0 to 3",
+            "change zero",
+        ),
         (
             (c.pp > 1) & (c.zero > 1),
             "a pipeline goes with ZeRO stage 0 or 1",
@@ -354,7 +358,7 @@ def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
             "change shard or ep",
         ),
         (
-            ~np.isin(c.recompute, (0, 1, 2)),
+            (c.recompute < 0) | (c.recompute > 2) | (c.recompute % 1 > 0),
             "recompute is 0, 1 or 2",
             "change recompute",
         ),

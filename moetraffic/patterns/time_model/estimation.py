@@ -250,7 +250,8 @@ def _sent(
             continue  # no bandwidth is asked for what nobody sends
         sent = calls.wire
         spent = calls.moved / system.speed(calls) + system.latency(calls)
-        spent = spent + list_time(calls, system.memory_bytes_s)
+        if anywhere(calls.entries):
+            spent = spent + list_time(calls, system.memory_bytes_s)
         spent = np.where(calls.calls > 0, spent, 0.0)
         times[calls.kind] = times[calls.kind] + spent
         wire[calls.kind] = wire[calls.kind] + sent

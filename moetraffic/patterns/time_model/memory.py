@@ -79,11 +79,8 @@ def _activations(c: Configuration) -> Float64:
     core = 5 * m.heads * m.sequence * c.tokens * half / c.tp
     core = np.where(c.fused_attention > 0, 0.0, core)  # scores stay on chip
     layer = row * half * ((8 + 2 * copies) / apart + wide / c.tp)
-    kept = np.select(
-        [c.recompute == 2, c.recompute == 1],
-        [2 * row * half / apart, layer],
-        layer + core,
-    )
+    kept = np.where(c.recompute == 1, layer, layer + core)
+    kept = np.where(c.recompute == 2, 2 * row * half / apart, kept)
     # Step 2: layers in flight on the first stage.
     flight = np.minimum(c.pp, c.micro_batches) / c.pp
     flight = np.where(c.virtual > 1, 1 + (c.pp - 1) / (c.pp * c.virtual), flight)

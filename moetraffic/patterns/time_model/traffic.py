@@ -273,10 +273,8 @@ def _gradients(
             buffer=parameter / layers,
             calls=there
             * layers
-            * np.select(
-                [c.zero == 3, (c.zero == 1) | (c.zero == 2)],
-                [np.where(thrice, 3, 2) * batches, 1.0],
-                0.0,
+            * np.where(
+                c.zero == 3, np.where(thrice, 3, 2) * batches, np.minimum(c.zero, 1.0)
             ),
             every_micro_batch=False,
             **one,
