@@ -19,6 +19,7 @@ from moetraffic.replay.plan.background import parse_background
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.selection import Verification
 from moetraffic.replay.results.console import print_result, progress_display
+from moetraffic.replay.results.expectation import expectation
 from moetraffic.replay.results.machine_load import load_now
 from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.result import Replay
@@ -41,6 +42,7 @@ from moetraffic.report.console.options import (
 from moetraffic.report.console.terminal import announce, run
 from moetraffic.trace.rescaling.byte_factor import factor_of
 from moetraffic.trace.rescaling.rescaling import Scaling
+from moetraffic.trace.trace import Trace
 
 from .failure import run_to_exit
 from .local import replay
@@ -261,8 +263,10 @@ def command(
             with progress_display(live=live, metrics=request.metrics) as display:
 
                 def planned(plan: Plan) -> None:
-                    """Print the plan, and a warning if this machine is busy."""
-                    display.plan(plan)
+                    """Print plan, duration and memory; warn if this machine is busy."""
+                    with Trace.open(request.trace) as opened:
+                        expected = expectation(opened, plan, request)
+                    display.plan(plan, expected)
                     before = load_now()
                     if before is not None and before.busy:
                         announce(f"this machine is busy ({before}): {BUSY_REMEDY}")

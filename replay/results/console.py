@@ -43,8 +43,11 @@ class ProgressDisplay:
         self.progress = Progress(1)
         self._line_s = self._metrics_s = time.monotonic()
 
-    def plan(self, plan: Plan) -> None:
-        """Print operations, bytes and buffer sizes of a replay before it starts."""
+    def plan(self, plan: Plan, *more: str) -> None:
+        """Print operations, bytes and buffer sizes of a replay before it starts.
+
+        ``more`` are further lines.
+        """
         self.progress = Progress(plan.world)
         self._source = plan.source
         line = (
@@ -54,7 +57,7 @@ class ProgressDisplay:
         )
         if plan.left_out:
             line += f"; not replayed: {counts(plan.left_out)}"
-        text = "\n".join((line, *plan.notes))
+        text = "\n".join((line, *plan.notes, *more))
         if self._live is None:
             say(text)
         else:
