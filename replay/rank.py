@@ -42,6 +42,10 @@ from .port_probe import PortProbe
 from .request import Request, grace_s, silence_s
 
 Times = dict[int, Timing]
+
+BETWEEN_RUNS_S = 1.0
+"""Pause between runs, s: the load of a machine or network lasts longer than a short
+pass, and runs one right after the other would share it."""
 Trial = tuple[Times, Times, Times]
 
 
@@ -143,6 +147,8 @@ def _replay(
             ports = PortProbe(planned, rank_env.rank, moves).run()
         meter, runs = LoadMeter(), []
         for run in range(request.repeat):
+            if run:
+                time.sleep(BETWEEN_RUNS_S)
             timing = engine.run()
             heartbeat.send("step", "the gathering of times")
             runs.append(gather_times(planned, rank_env.rank, moves, timing))
