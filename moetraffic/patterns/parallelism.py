@@ -38,6 +38,7 @@ class Parallelism(ParallelLayout):
     # one of SYNCHRONIZATIONS, in place of what the ZeRO stage means by itself
     synchronization: str = ""
     bucket_mib: float = 0.0  # of the synchronization "ddp"; 0: torch's 1, then 25
+    keep: bool = False  # of "fsdp2": parameters stay gathered until backward
     sequence_parallel: bool = False
     recompute: str = "none"  # one of RECOMPUTATIONS
     context: str = "ring"  # one of CONTEXTS

@@ -61,7 +61,7 @@ class Stage:
     @property
     def synchronization_options(self) -> Mapping[str, float]:
         """Options of the synchronization."""
-        return {"bucket_mib": self.plan.bucket_mib}
+        return {"bucket_mib": self.plan.bucket_mib, "keep": self.plan.keep}
 
     # ---- the iteration -----------------------------------------------------------
 

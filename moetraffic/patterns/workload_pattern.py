@@ -32,7 +32,11 @@ ADAPTIVE = frozenset({"deepseek"})
 
 
 def workload_pattern(
-    workload: Workload, synchronization: str = "", bucket_mib: float = 0.0
+    workload: Workload,
+    synchronization: str = "",
+    *,
+    bucket_mib: float = 0.0,
+    keep: bool = False,
 ) -> Pattern:
     """The collectives of one iteration of a workload, all of its ranks.
 
@@ -49,11 +53,15 @@ def workload_pattern(
         model that is wrapped otherwise.
     bucket_mib
         Of the synchronization "ddp"; 0: torch's.
+    keep
+        Of the synchronization "fsdp2": whether parameters stay gathered until the
+        backward pass.
     """
     plan = replace(
         workload.parallelism,
         synchronization=synchronization or LIBRARIES[workload.layout.zero],
         bucket_mib=bucket_mib,
+        keep=keep,
     )
     stages: list[Stage] = [
         _Stage(workload.model, plan, workload.gating, number, workload)

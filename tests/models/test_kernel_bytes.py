@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.patterns import ModelShape, ParallelLayout, Training, Workload, gloo
+from moetraffic.patterns import ModelShape, ParallelLayout, Training, Workload
+from moetraffic.patterns.algorithms import gloo
 from moetraffic.patterns.traffic import gloo_matrix, traffic_matrix
 from moetraffic.patterns.workload_pattern import workload_pattern
 
