@@ -39,6 +39,12 @@ sys.path[:] = json.loads(sys.argv[1])
 from moetraffic.capture.records.committer_process import main
 main(sys.argv[2], *map(int, sys.argv[3:]))
 """
+OF_ITS_OWN: dict[str, Any] = (
+    {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
+)
+"""A Ctrl-C must not end the committer, which still writes the records.  In the session
+of the training its niceness counts also where sessions share the processors evenly."""
+NICENESS = 10  # the training comes first, where both could run
 LOOK_S = 0.5  # interval between checks whether the training process is alive
 RETRY_S = 0.5  # interval between attempts to write a segment
 LAST_ATTEMPTS = 3  # after the training has ended
@@ -82,8 +88,7 @@ class CommitterProcess:
                 pass_fds=(reader, lock, ends),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                # a Ctrl-C must not end the committer, which still writes the records
-                start_new_session=True,
+                **OF_ITS_OWN,
             )
         except OSError as error:
             os.close(self._bell)
@@ -239,6 +244,7 @@ def main(folder: str, bell: int, ends: int, parent: int) -> None:
     # signals are for the training; the end of the log ends this process
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
+    os.nice(NICENESS)
     own, training = Path(folder), TrainingProcess(bell, ends, parent)
     writer, error = PatientWriter(own, training), ""
     try:
