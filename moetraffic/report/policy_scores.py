@@ -48,11 +48,15 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
         + ("a balanced layer" if family == "placement" else "the lower bound")
     )
     if best.forecaster != NONE and isfinite(best.regret.value):
-        text += f"; a plan {best.age} {'iteration' if best.age == 1 else 'iterations'} "
+        plan = f"a plan {best.age} iteration{'s' * (best.age != 1)} old"
         if best.regret.low > 0:
-            text += f"old takes {_percent(best.regret)} longer than one from the truth"
+            text += f"; {plan} takes {_percent(best.regret)} longer than the truth's"
+        elif best.regret.high < 0:
+            less = _percent(best.regret, less=True)
+            text += f"; {plan} takes {less} less time than the truth's"
         else:
-            text += f"old and one from the truth do not differ: {_percent(best.regret)}"
+            text += f"; no evidence that {plan} differs from the truth's: "
+            text += _percent(best.regret)
     others = [s for s in usable if s.forecaster == NONE and s is not best]
     if others:
         plainest = min(others, key=lambda s: s.completion_mean_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from moetraffic.policies.service.optical import (
     max_weight_matchings,
 )
 from moetraffic.policies.service.packet_network import PacketNetwork
+from moetraffic.report.policy_scores import verdict
 
 
 def counts(
@@ -327,3 +328,24 @@ def test_every_built_in_policy_conforms() -> None:
     assert {s.policy for s in found.scores} == set(POLICIES)
     assert all(isinstance(s.regret, Interval) for s in found.scores)
     assert OPTICAL.rest == "packets"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.01, 0.03, "takes 2% (1 to 3%) longer than the truth's"),
+        (-0.03, -0.01, "takes 2% (1 to 3%) less time than the truth's"),
+        (
+            -0.01,
+            0.05,
+            "no evidence that a plan 1 iteration old differs from the truth's",
+        ),
+    ],
+)
+def test_the_verdict_follows_the_interval_of_the_regret(
+    low: float, high: float, said: str
+) -> None:
+    found = evaluate(drawn(16, stay=0.9), ["birkhoff"], forecasters=["persistence"])
+    regret = Interval(value=(low + high) / 2, low=low, high=high)
+    scores = tuple(replace(score, regret=regret) for score in found.scores)
+    assert said in verdict(replace(found, scores=scores))
