@@ -7,6 +7,7 @@ error (printed as one sentence); 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.launch import current_rank
+from moetraffic.replay.backends.nccl_environment import nccl_settings
 from moetraffic.replay.execution.pace import Pace, parse_pace
 from moetraffic.replay.plan.background import parse_background
 from moetraffic.replay.plan.program import Plan
@@ -259,6 +261,9 @@ def command(
             ("verbose", "program", "hockney"),
             "a plan is printed by a dry run (add --dry-run)",
         )
+        told = rank_env is None or (rank_env.rank == 0 and summary is None)
+        if request.backend == "nccl" and told:
+            announce(nccl_settings(os.environ))
         if rank_env is None:
             with progress_display(live=live, metrics=request.metrics) as display:
 

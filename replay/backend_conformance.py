@@ -78,6 +78,8 @@ def conform(
             if rank in members and (kind != "send_recv" or rank in (sender, receiver)):
                 call = _call(moves, rank, members, kind, group, size, sender, receiver)
                 wrong += _violations(moves, call, rank, members, number)
+    if "send_recv" in moves.kinds:
+        wrong += _batch_violations(moves, rank, made[0], number + _AGAIN)
     first, second = (
         _call(moves, rank, made[group], ALL_TO_ALL, group, 64) for group in (0, 1)
     )
@@ -123,6 +125,25 @@ def _violations(
                 f"{call.kind} of {size} bytes in {members}, started {again + 1} times: "
                 f"{found[1]}"
             )
+
+
+def _batch_violations(
+    moves: Backend, rank: int, members: tuple[int, ...], number: int
+) -> Iterator[str]:
+    """Run a batch in which every rank receives from one neighbor and sends to one."""
+    world = len(members)
+    ends = [((rank - 1) % world, rank), (rank, (rank + 1) % world)]
+    calls = [_call(moves, rank, members, "send_recv", 0, _SIZES[-1], *e) for e in ends]
+    launch = moves.bind_batch(calls)
+    for again in range(_AGAIN):
+        operation = number + again
+        for call in calls:
+            fill_buffers(call, rank=rank, members=members, operation=operation)
+        finish(moves, launch())
+        for call in calls:
+            found = find_wrong(call, rank=rank, members=members, operation=operation)
+            if found is not None:
+                yield f"messages of a batch, started {again + 1} times: {found[1]}"
 
 
 def _overlap(moves: Backend, first: Call, second: Call, *, delay_s: float) -> bool:

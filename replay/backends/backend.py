@@ -127,6 +127,13 @@ class Backend(Protocol):
         """
         ...
 
+    def bind_batch(self, calls: Sequence[Call]) -> Launch:
+        """Return a callable that starts messages of one group together.
+
+        None of them waits for another, whatever their order; all end together.
+        """
+        ...
+
     def stop(self) -> None:
         """Disconnect from the other ranks; the backend is not used again."""
         ...

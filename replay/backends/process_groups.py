@@ -22,7 +22,8 @@ from moetraffic.launch import RankEnvironment, rendezvous
 from moetraffic.launch.machine_resources import own_gpu
 from moetraffic.replay.plan.program import KINDS
 
-from .backend import Backend, Call, Launch
+from .backend import Backend, Call, Launch, Work
+from .nccl_environment import NCCL_ENVIRONMENT
 
 _METHODS: Mapping[str, tuple[tuple[str, ...], Callable[[], Any]]] = {
     "all_to_all": (("all_to_all_single", "alltoall_base"), dist.AllToAllOptions),
@@ -122,10 +123,27 @@ class ProcessGroups:
             arguments = ()
         return partial(method, *arguments, options)
 
+    def bind_batch(self, calls: Sequence[Call]) -> Launch:
+        """Bind messages that start together; see :meth:`Backend.bind_batch`."""
+        launches = [self.bind(call) for call in calls]
+        return lambda: Works(list(filter(None, (launch() for launch in launches))))
+
     def stop(self) -> None:
         """Destroy the process groups; see :meth:`Backend.stop`."""
         self._groups = []
         dist.destroy_process_group()
+
+
+class Works:
+    """Handle of operations that were started together."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Wait until all have ended."""
+        for work in self._works:
+            work.wait()
 
 
 def _copy(receive: torch.Tensor, send: torch.Tensor) -> None:
@@ -151,18 +169,6 @@ NCCL counts it from the launch, and launches run ahead of the device by an itera
 The timed pass and the watchdog of the rank count from the last progress, end the rank
 before this, and name the operation.
 """
-
-NCCL_ENVIRONMENT = {
-    # more streams than hardware queues would wait for each other
-    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-    # a thread of torch that ends the process if its watchdog does not respond
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    # errors of the network end the process, without waiting for other ranks
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
-    # the last operations of each rank, for torch's report of an error
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-}
-"""Variables that NCCL and CUDA read at the start, where the environment lacks them."""
 
 
 class Nccl(ProcessGroups):
@@ -196,6 +202,30 @@ class Nccl(ProcessGroups):
         self.device = torch.device("cuda", gpu)
         torch.cuda.set_device(self.device)
         super().start(rank_env, groups, max(timeout_s, NCCL_TIMEOUT_S))
+
+    def bind(self, call: Call) -> Launch:
+        """Bind an operation; a message is a batch of its own."""
+        if call.kind == "send_recv" and call.sender != call.receiver:
+            return self.bind_batch([call])
+        return super().bind(call)
+
+    def bind_batch(self, calls: Sequence[Call]) -> Launch:
+        """Bind messages that are one group launch, as of ``batch_isend_irecv``.
+
+        On communicators made at the start, torch runs every message outside of such a
+        launch as an operation of the whole group, one after the other.
+        """
+        group = self._groups[calls[0].group]
+        launches = [super(Nccl, self).bind(call) for call in calls]
+
+        def launch() -> Work:
+            group._start_coalescing(self.device)
+            for one in launches:
+                one()
+            work: Work = group._end_coalescing(self.device)
+            return work
+
+        return launch
 
     def empty(self, size: int) -> torch.Tensor:
         """Allocate a buffer of uint8; see :meth:`Backend.empty`."""

@@ -4,7 +4,8 @@ Each stream of the plan is a CUDA stream; each group has a communicator, and so 
 stream of its own inside NCCL.  One host thread queues the operations in the order of
 the program, which is the same on all ranks, and does not wait for them: dependencies
 and gaps between operations are enforced on the device, so an operation or gap of one
-stream delays no other stream.  Only gaps that sleep, and open loop, wait on the host.
+stream delays no other stream.  Messages of a batch are one launch.  Only gaps that
+sleep, and open loop, wait on the host.
 
 Times come from events.  An operation is issued when its stream reaches it, after the
 operations and the gap that it waits for; the host may have queued it long before.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ import torch
 from moetraffic.errors import ReplayError
 from moetraffic.replay.backends.backend import Launch
 from moetraffic.replay.plan.program import UNKNOWN_GAP
+from moetraffic.trace.model import UNKNOWN_TIME
 
 from .device_gaps import device_gap
 from .host_pass import MAX_IN_FLIGHT
@@ -63,6 +65,7 @@ class Queued:
     marks: Marks
     reference: Reference
     queued_ns: int
+    shared: bool = False  # by the messages of a batch
 
 
 class DevicePass:
@@ -131,9 +134,10 @@ class DevicePass:
                 if self._graphs:
                     self._run_graph(begin, end, launches)
                     continue
-                for n in range(begin, end):
-                    self._wait_on_host(n)
-                    self._queue(n, next(launches))
+                for batch in timed.batches(begin, end):
+                    for n in batch:
+                        self._wait_on_host(n)
+                    self._queue(batch, launches)
                     self._reap()
             self._wait(0)
             self._set_due()
@@ -142,29 +146,27 @@ class DevicePass:
             first = next(iter(self._in_flight), n)
             raise timed.failure(first, error) from error
 
-    # ---- one operation -------------------------------------------------------------
+    # ---- one operation, or a batch of messages ---------------------------------------
 
-    def _queue(self, n: int, launch: Launch) -> None:
-        """Queue an operation, its gap and its events on its stream."""
-        program = self._timed.program
-        number, after = int(program.stream[n]), int(program.after[n])
-        before = self._in_flight.get(after)
-        if before is not None and not self._graphs and _has_ended(before):
-            self._read(after)
-            before = None
+    def _queue(self, batch: range, launches: Iterator[Launch]) -> None:
+        """Queue a batch, the gap before its last operation and its events."""
+        program, last = self._timed.program, batch[-1]
+        number = int(program.stream[last])
+        launch, *_ = [next(launches) for _ in batch]  # the first starts all
+        before = self._running({int(program.after[n]) for n in batch})
         stream, marks = self._streams[number], self._marks()
         with torch.cuda.stream(stream):
             if not self._open_loop:
-                if before is not None:
-                    stream.wait_event(before.marks.done)
-                self._fill_gap(n)
+                for one in before:
+                    stream.wait_event(one.marks.done)
+                self._fill_gap(max(batch, key=lambda n: int(program.due_ns[n])))
             marks.issued.record(stream)
             if self._graphs:
                 # an event that is read outside of a graph is no dependency in it
                 marks.done.record(stream)
             work = launch()
         side = stream
-        if self._open_loop or not program.waits[n]:
+        if self._open_loop or not program.waits[last]:
             # no operation waits for it: its end is recorded on a side stream
             side = self._side_streams[number]
             side.wait_event(marks.done if self._graphs else marks.issued)
@@ -174,9 +176,24 @@ class DevicePass:
             marks.ended.record(side)
             if self._graphs:
                 marks.done.record(side)
-        self._in_flight[n] = Queued(
-            marks=marks, reference=self._reference, queued_ns=time.monotonic_ns()
+        queued = Queued(
+            marks=marks,
+            reference=self._reference,
+            queued_ns=time.monotonic_ns(),
+            shared=len(batch) > 1,
         )
+        self._in_flight.update(dict.fromkeys(batch, queued))
+
+    def _running(self, operations: set[int]) -> list[Queued]:
+        """Return those of some operations that have not ended."""
+        running = []
+        for n in sorted(operations & self._in_flight.keys()):
+            queued = self._in_flight[n]
+            if not self._graphs and _has_ended(queued):
+                self._read(n)
+            else:
+                running.append(queued)
+        return running
 
     def _fill_gap(self, n: int) -> None:
         """Queue what is left of the gap before an operation on the current stream."""
@@ -258,11 +275,12 @@ class DevicePass:
         issue = reference.time_of(marks.issued)
         timed.issue[n] = issue
         timed.ended(n, max(issue, reference.time_of(marks.ended)))
-        self._free.append(marks)
+        if not queued.shared:
+            self._free.append(marks)
         self._last_end = time.monotonic_ns()
 
     def _set_due(self) -> None:
-        """Set when operations after a gap on the device were due."""
+        """Set when operations after a gap on the device, and batches, were due."""
         timed, program = self._timed, self._timed.program
         if self._gap is not None:
             known = np.flatnonzero(program.gap_ns != UNKNOWN_GAP)
@@ -270,6 +288,10 @@ class DevicePass:
             since = np.where(after >= 0, timed.end[after], self._begin)
             gaps = np.rint(gap_ns * timed.pace.factor).astype(np.int64)
             timed.due[known] = since + gaps
+        if timed.pace.timed:
+            latest = np.full_like(timed.due, UNKNOWN_TIME)
+            np.maximum.at(latest, program.batch, timed.due)
+            timed.due[:] = latest[program.batch]
 
     # ---- an iteration as a graph ---------------------------------------------------
 
@@ -277,21 +299,21 @@ class DevicePass:
         """Record the operations of an iteration as one graph and launch it."""
         timed, graph = self._timed, torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            recorded = torch.cuda.current_stream(self._device)
+            current = torch.cuda.current_stream(self._device)
             for stream in (*self._streams.values(), *self._side_streams.values()):
-                stream.wait_stream(recorded)
-            for n in range(begin, end):
-                self._queue(n, next(launches))
+                stream.wait_stream(current)
+            for batch in timed.batches(begin, end):
+                self._queue(batch, launches)
             for stream in (*self._streams.values(), *self._side_streams.values()):
-                recorded.wait_stream(stream)
-        recorded_marks = {n: q.marks for n, q in self._in_flight.items()}
+                current.wait_stream(stream)
+        recorded = dict(self._in_flight)
         self._in_flight.clear()  # nothing of it runs yet
         timed.barrier()  # recording takes long, and not equally long on all ranks
         self._reference, now = self._new_reference(), time.monotonic_ns()
         graph.replay()
-        for n, marks in recorded_marks.items():
-            self._in_flight[n] = Queued(
-                marks=marks, reference=self._reference, queued_ns=now
+        for n, queued in recorded.items():
+            self._in_flight[n] = replace(
+                queued, reference=self._reference, queued_ns=now
             )
         self._wait(0)
         torch.cuda.synchronize(self._device)  # the graph is not needed any more

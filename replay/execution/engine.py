@@ -59,7 +59,8 @@ class Engine:
         self._timeout_s = timeout_s
         self._threads = threads
         validate_kinds(plan, self._program, backend)
-        self._binder = Binder(plan, self._program, backend, dtype)
+        on_device = backend.device.type == "cuda"
+        self._binder = Binder(plan, self._program, backend, dtype, batched=on_device)
         self._counter = heartbeat.counter()
         self._passed = passed  # operations of earlier passes
 

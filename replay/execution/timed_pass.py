@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,8 @@ class Binder:
     needs.  Operations of a stream that overlap share them: the timed pass does not
     check bytes.
 
+    ``batched``: the first of a batch of messages starts all of them.
+
     Reductions compute in ``dtype``, or in bytes if the size of a buffer is not a
     multiple of it.
 
@@ -76,12 +78,19 @@ class Binder:
     """
 
     def __init__(
-        self, plan: Plan, program: Program, backend: Backend, dtype: torch.dtype
+        self,
+        plan: Plan,
+        program: Program,
+        backend: Backend,
+        dtype: torch.dtype,
+        *,
+        batched: bool = False,
     ) -> None:
         self._plan = plan
         self._program = program
         self._backend = backend
         self._dtype = dtype
+        self._batched = batched
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         try:
             for stream in np.unique(program.stream).tolist():
@@ -140,7 +149,17 @@ class Binder:
 
     def launch(self, n: int) -> Launch:
         """Return the callable that starts the n-th operation."""
-        return self._backend.bind(self.call(n))
+        batch = self._program.batch
+        if not self._batched:
+            return self._backend.bind(self.call(n))
+        if batch[n] < n:
+            return _started
+        end = n + 1
+        while end < len(batch) and batch[end] == n:
+            end += 1
+        if end == n + 1:
+            return self._backend.bind(self.call(n))
+        return self._backend.bind_batch([self.call(m) for m in range(n, end)])
 
     def launches(self, begin: int, end: int) -> list[Launch]:
         """Return the callables that start operations of the range [begin, end)."""
@@ -149,6 +168,10 @@ class Binder:
             release(self._program.send_bytes)
             release(self._program.receive_bytes)
         return made
+
+
+def _started() -> None:
+    """Start a message that the first of its batch has started."""
 
 
 class TimedPass:
@@ -212,6 +235,12 @@ class TimedPass:
         edges = (np.flatnonzero(np.diff(when)) + 1).tolist()
         ranges = list(zip([0, *edges], [*edges, len(when)], strict=True))
         return ranges if len(when) else []
+
+    def batches(self, begin: int, end: int) -> list[range]:
+        """Return the batches in a half-open range of program indices; most are one."""
+        firsts = np.flatnonzero(self.program.batch[begin:end] == np.arange(begin, end))
+        edges = [*(begin + firsts).tolist(), end]
+        return [range(a, b) for a, b in pairwise(edges)]
 
     def ended(self, n: int, now_ns: int) -> None:
         """Record the end of the n-th operation."""

@@ -8,6 +8,9 @@ expert exchanges are stream 0, background traffic has one stream per kind of gro
   previous one has ended, unless :attr:`Program.waits` is false for the previous one;
 - an operation is issued after the operation in :attr:`Program.after`, of any stream,
   has ended: in the capture, the last to end before the operation was issued;
+- messages of a batch follow each other in the program, belong to one group and one
+  iteration, and each was issued before any of them had ended; a CUDA device issues
+  them together, when the last of them is due;
 - no operation of an iteration is issued before all operations of the previous
   iteration, of all streams, have ended.
 
@@ -63,6 +66,7 @@ class Program:
     receive_bytes: Int64  # [first[N]] from each member
     waits: Bool  # [N] whether the stream's next operation waits for this one's end
     after: Int64  # [N] index in the program of the operation to wait for; -1: none
+    batch: Int64  # [N] index of the first of the messages that may be launched as one
     gap_ns: Int64  # [N] captured, from the end of ``after`` to this issue; -1 unknown
     due_ns: Int64  # [N] captured issue, from the plan's first; -1 unknown
 

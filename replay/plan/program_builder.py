@@ -107,12 +107,13 @@ def dependencies(
     *,
     stream: Int8,
     group: Int32,
+    iteration: Int64,
     message: Bool,
     sent: Bool,
 ) -> dict[str, Any]:
     """Compute which operation each operation of a rank waits for, and the gap between.
 
-    Returns the fields ``waits``, ``after``, ``gap_ns`` and ``due_ns`` of a
+    Returns the fields ``waits``, ``after``, ``batch``, ``gap_ns`` and ``due_ns`` of a
     :class:`~moetraffic.replay.plan.program.Program`.
 
     Parameters
@@ -120,8 +121,8 @@ def dependencies(
     operation
         ``[N]`` operations of the rank in issue order; those beyond ``issue_order`` are
         background traffic without times.
-    stream, group
-        ``[N]`` stream and group of each operation.
+    stream, group, iteration
+        ``[N]`` stream, group and iteration of each operation.
     message
         ``[N]`` whether the operation is a message.
     sent
@@ -153,7 +154,28 @@ def dependencies(
         waits[now] = ~(overlapped & free)
     if not timed:
         waits &= ~sent  # in a common order, only receivers may wait
-    return {"waits": waits, "after": after, "gap_ns": gap, "due_ns": due}
+    follows = message[:-1] & message[1:] & ~waits[:-1]
+    follows &= (group[:-1] == group[1:]) & (iteration[:-1] == iteration[1:])
+    batch = _batches(np.flatnonzero(follows), after, issue, end)
+    found = {"waits": waits, "after": after, "batch": batch}
+    return {**found, "gap_ns": gap, "due_ns": due}
+
+
+def _batches(follows: Int64, after: Int64, issue: Int64, end: Int64) -> Int64:
+    """Find the first message of each message's batch, ``[N]``.
+
+    ``follows`` are the operations that the next one may join; it does if it was issued
+    before any of the batch had ended, and waits for none of them.  Where ranks follow
+    one order, batches cause no deadlock: launching an operation earlier delays no
+    other, and a batch ends no later than its last operation would.
+    """
+    first = np.arange(len(after))
+    earliest = np.where(end == UNKNOWN_TIME, _LATE, end)  # end in the batch so far
+    for n in follows.tolist():
+        if after[n + 1] < first[n] and issue[n + 1] < earliest[n]:
+            first[n + 1] = first[n]
+            earliest[n + 1] = min(earliest[n], earliest[n + 1])
+    return first
 
 
 def _ended_before(here: Int64, issue: Int64, end: Int64) -> Int64:
@@ -330,6 +352,7 @@ class ProgramBuilder:
             order,
             stream=stream,
             group=group,
+            iteration=table.iteration[order],
             message=message,
             sent=message & (table.sender[order] == rank),
         )

@@ -17,7 +17,7 @@ What an operation really took is in :attr:`SimulatedCuda.transfers`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,8 +138,8 @@ class SimulatedCuda:
         self.communicators: dict[int, Stream] = {}
         self.transfers: list[list[tuple[int, int, int]]] = []
 
-    def communicate(self, group: int, number: int, duration_ns: int) -> Work:
-        """Start an operation of a communicator; its times go to ``transfers[number]``.
+    def communicate(self, group: int, numbers: Iterable[int], duration_ns: int) -> Work:
+        """Start operations of a communicator together; times go to ``transfers``.
 
         These are when the current stream reached it, its begin and its end.
         """
@@ -151,7 +151,8 @@ class SimulatedCuda:
         def step(earliest: int) -> None:
             begin = max(comm.tail, earliest)
             comm.tail = begin + duration_ns
-            self.transfers[number].append((ready.at or 0, begin, comm.tail))
+            for number in numbers:
+                self.transfers[number].append((ready.at or 0, begin, comm.tail))
 
         comm.do(step)
         comm.record(end)

@@ -21,6 +21,7 @@ from moetraffic.replay.failure import RankError
 from moetraffic.replay.plan.background import BackgroundPattern
 from moetraffic.replay.plan.program import KINDS, Plan, Program, Timing
 from moetraffic.trace.model import UNKNOWN_TIME
+from tests.replay.plan.test_batches import messages
 
 from .simulated_cuda import LATENCY_NS, LAUNCH_NS, PRODUCT_NS, SimulatedCuda
 from .test_pace import MS, at_times, beside, spaced
@@ -45,7 +46,14 @@ class SimulatedNccl:
         number = len(self.cuda.transfers)
         self.cuda.transfers.append([])
         duration = int(self.durations[number])
-        return lambda: self.cuda.communicate(call.group, number, duration)
+        return lambda: self.cuda.communicate(call.group, [number], duration)
+
+    def bind_batch(self, calls):
+        first = len(self.cuda.transfers)
+        numbers = range(first, first + len(calls))
+        self.cuda.transfers += [[] for _ in calls]
+        duration = int(max(self.durations[n] for n in numbers))
+        return lambda: self.cuda.communicate(calls[0].group, numbers, duration)
 
 
 @dataclass
@@ -214,6 +222,30 @@ def test_a_graph_times_its_operations_and_keeps_their_dependencies(
     assert (found.begin[waiting] >= found.end[program.after[waiting]]).all()
     if when is beside:
         assert overlapping(found) > 0
+
+
+@pytest.mark.parametrize("pace", ["asap", "captured", "open-loop"])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_messages_of_a_batch_are_one_launch(on_device, pace, graphs):
+    if graphs and pace != "asap":
+        return
+    # in each iteration two messages cross, and 9 ms later a third follows alone
+    times = {(0, 1): (0, 5), (1, 0): (2, 6), (0, 2): (15, 18)}
+    plan = make_plan(messages(times, iterations=6), in_common=True)
+    program = plan.programs[0]
+    batch = 3 * (np.arange(18) // 3) + np.tile([0, 0, 2], 6)
+    assert program.batch.tolist() == batch.tolist()
+    found = on_device(plan, pace, durations=drawn(18), graphs=graphs)
+    assert_totals(found, since="called" if pace == "open-loop" else "begin")
+    for name in ("issue", "end", "due"):
+        measured = getattr(found.timing, name)
+        assert (measured == measured[batch]).all()
+    if pace == "captured":  # issued when the last is due
+        gaps = found.begin[3::3] - found.end[2:-1:3]
+        np.testing.assert_allclose(gaps, 24 * MS, atol=40 * US)
+    if pace == "open-loop":
+        since = (found.begin - found.begin[0])[::3]
+        np.testing.assert_allclose(since, 40 * MS * np.arange(6), atol=60 * US)
 
 
 def test_an_operation_that_does_not_end_is_named(toy, on_device):

@@ -24,7 +24,7 @@ from moetraffic.patterns import (
 from moetraffic.trace.model import PHASES, TRANSPOSED_PHASES, Presence
 from moetraffic.trace.order import common_order, merged
 from moetraffic.trace.panel import ArrayPanel
-from moetraffic.trace.rescaling import rank_map, sharing
+from moetraffic.trace.rescaling import rank_map, rescale, sharing
 from moetraffic.trace.rescaling.byte_factor import factor_of, times
 from moetraffic.trace.rescaling.missing_rows import complete
 from moetraffic.trace.rescaling.rescaling import Scaling
@@ -250,6 +250,26 @@ def test_bytes_are_multiplied_to_the_nearest_multiple_of_their_alignment(nbytes,
         assert abs(error) <= Fraction(unit, 2) or (after == unit > before * factor)
         if error == Fraction(unit, 2):
             raise AssertionError("halves go up")
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        Scaling(fold="3", factor=Fraction(1, 3)),
+        Scaling(fold="16:strided", factor=Fraction(7, 1000)),
+        Scaling(expand="96"),
+        Scaling(expand="128:experts", factor=Fraction(1, 10)),
+        Scaling(ranks="0,5:9", factor=Fraction(3, 7)),
+    ],
+    ids=str,
+)
+def test_offsets_in_buffers_stay_aligned(wide, scaling):
+    # rows are of 16 float32: every cell, and so every offset, is a multiple of 16 bytes
+    made = rescale(scaling.scale(wide))
+    for at, wire in exchanges(made).values():
+        assert len(at)
+        for axis in (1, 2):
+            assert not (np.cumsum(wire, axis=axis) % 16).any()
 
 
 def test_factors_are_read_exactly():
