@@ -54,7 +54,7 @@ from .recorded_iterations import RecordedIterations
 
 WINDOW_BYTES = 4 << 20
 PENDING_S = 2.0  # how long a commit waits for calls that have not ended
-COMMIT_S = 1.0  # between commits: writing a segment takes as long as 2,000 records
+COMMIT_S = 4.0  # between commits: writing a segment takes as long as 2,000 records
 IDLE_S = 10.0  # time until calls of a run without steps are committed
 TAKEN_WORDS = 2 << 20  # of the log, most of which may not be recorded
 

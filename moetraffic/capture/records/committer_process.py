@@ -45,7 +45,10 @@ OF_ITS_OWN: dict[str, Any] = (
 """A Ctrl-C must not end the committer, which still writes the records.  In the session
 of the training its niceness counts also where sessions share the processors evenly."""
 NICENESS = 10  # the training comes first, where both could run
-LOOK_S = 0.5  # interval between checks whether the training process is alive
+LOOK_S = 0.5  # interval between checks of the log, and whether the training is alive
+RING_BYTES = 1 << 20
+"""The committer is woken earlier when the log has grown by this much.  Each wake-up
+takes a core, and its cache, from the training; many records at once cost a third."""
 RETRY_S = 0.5  # interval between attempts to write a segment
 LAST_ATTEMPTS = 3  # after the training has ended
 
@@ -73,7 +76,7 @@ class CommitterProcess:
         self.error = ""
         self.report: dict[str, Any] | None = None  # the final one
         self._unread = b""
-        self._ringing = threading.Lock()
+        self._ringing, self._grown = threading.Lock(), 0
         reader, self._bell = os.pipe()
         os.set_blocking(self._bell, False)
         lock, ends = inherited
@@ -102,8 +105,12 @@ class CommitterProcess:
         self._output = self._process.stdout.fileno()
         os.set_blocking(self._output, False)
 
-    def ring(self) -> None:
-        """Wake the process, because the log has grown."""
+    def ring(self, size: int) -> None:
+        """Wake the process if the log, by ``size`` bytes now, has grown by many."""
+        self._grown += size
+        if self._grown < RING_BYTES:
+            return
+        self._grown = 0
         # a full pipe has woken it already, and its death is noticed by ended()
         with self._ringing, contextlib.suppress(OSError):
             os.write(self._bell, b".")
@@ -155,7 +162,7 @@ class TrainingProcess:
         self.over = False  # the log does not grow any more
 
     def wait(self, seconds: float) -> None:
-        """Wait until the log grows or the training ends, for a time at most."""
+        """Wait until the log has grown or the training ends, for a time at most."""
         if self.over:
             time.sleep(seconds)
             return
@@ -238,8 +245,8 @@ def _unwritable(own: Path, error: OSError) -> str:
 def main(folder: str, bell: int, ends: int, parent: int) -> None:
     """Commit the records in a rank's folder until the training, ``parent``, has ended.
 
-    ``bell`` is a pipe that is written when the log has grown, and closed when it does
-    not grow any more; ``ends`` see :class:`CommitterProcess`.
+    ``bell`` is a pipe that is written when the log has grown by many bytes, and closed
+    when it does not grow any more; ``ends`` see :class:`CommitterProcess`.
     """
     # signals are for the training; the end of the log ends this process
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -140,7 +140,9 @@ class Journal:
         self._pending: list[bytes] = []
         self._messages: list[dict[str, Any]] = []
         self._pending_bytes = 0
-        self._log = LogAppender(log, lambda: self._committer.ring(), self._report)
+        self._log = LogAppender(
+            log, lambda size: self._committer.ring(size), self._report
+        )
 
     def send(self, **fields: Any) -> None:
         """Send a JSON message to the committer, in order with the records."""

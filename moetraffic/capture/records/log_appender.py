@@ -25,7 +25,7 @@ class LogAppender:
     log
         The log.
     appended
-        Called after data have been appended.
+        Called with the number of bytes after they have been appended.
     report
         Called with the reason when appending fails, or a waiting thread gives up.
     """
@@ -33,7 +33,7 @@ class LogAppender:
     def __init__(
         self,
         log: LogWriter,
-        appended: Callable[[], None],
+        appended: Callable[[int], None],
         report: Callable[[str], None],
     ) -> None:
         self.log = log
@@ -107,7 +107,7 @@ class LogAppender:
                 self.request = max(self.request, chunk.request)
             self.progress()
             if chunk.data:
-                self._appended()
+                self._appended(len(chunk.data))
 
     def _written(self, chunk: Chunk) -> bool:
         """Append a chunk, if necessary repeatedly; return False if it is lost."""

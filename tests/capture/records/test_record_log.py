@@ -315,7 +315,7 @@ def test_a_failing_disk_is_reported_at_once_and_does_not_stop_the_training(
 ) -> None:
     disk, said = Disk(stalls=stalls), list[str]()
     log: Any = disk
-    appender = LogAppender(log, lambda: None, said.append)
+    appender = LogAppender(log, lambda _: None, said.append)
     given = [Chunk(data=b"x", steps=n) for n in (1, 2)]
     for chunk in given:
         appender.append(chunk)
@@ -337,7 +337,7 @@ def test_a_failing_disk_is_reported_at_once_and_does_not_stop_the_training(
 def test_records_that_are_never_written_are_counted() -> None:
     disk, said = Disk(stalls=False), list[str]()
     log: Any = disk
-    appender = LogAppender(log, lambda: None, said.append)
+    appender = LogAppender(log, lambda _: None, said.append)
     for _ in range(3):
         appender.append(Chunk(data=b"xy"))
     assert appender.close() == "6 bytes of records are lost at the end"
