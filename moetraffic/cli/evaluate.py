@@ -23,7 +23,8 @@ from moetraffic.units import byte_count, bytes_per_second, seconds
 from .output import present, progress
 
 CIRCUITS, PLACEMENT, PLANS = "Optical circuits", "Expert placement", "Plans"
-PACKETS = "Packet networks"
+PACKETS, COMPUTE = "Packet networks", "Layers and iterations"
+SCOPES = ("exchange", "layer", "iteration")
 
 DEFAULT_POLICIES = "packets,rotation,static-mean,birkhoff,solstice,eclipse,max-weight"
 
@@ -156,6 +157,27 @@ def evaluate(
             shown="packets, or replan without packets",
         ),
     ] = None,
+    completion: Annotated[
+        str,
+        option(
+            "What completion times are of: the exchange; the layer (dispatch, experts, "
+            "combine); the iteration (both passes of all layers).",
+            choices=SCOPES,
+            panel=COMPUTE,
+        ),
+    ] = "exchange",
+    token_time: Annotated[
+        float,
+        option("Compute time of a token copy: 20ns.", read=seconds, panel=COMPUTE),
+    ] = "0s",  # type: ignore[assignment]
+    other_time: Annotated[
+        float,
+        option(
+            "Forward compute of a layer beside its experts: 2ms.",
+            read=seconds,
+            panel=COMPUTE,
+        ),
+    ] = "0s",  # type: ignore[assignment]
     replicas: Annotated[
         int, option("Slots beyond one for each expert.", panel=PLACEMENT, min=0)
     ] = 0,
@@ -167,10 +189,6 @@ def evaluate(
             panel=PLACEMENT,
         ),
     ] = "0",  # type: ignore[assignment]
-    token_time: Annotated[
-        float,
-        option("Compute time of a token copy: 20ns.", read=seconds, panel=PLACEMENT),
-    ] = "0s",  # type: ignore[assignment]
     nodes: Annotated[
         int, option("Nodes of consecutive ranks.", panel=PLACEMENT, min=1)
     ] = 1,
@@ -199,6 +217,7 @@ def evaluate(
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
     from moetraffic.policies.plan_file import plan_file
     from moetraffic.policies.service.cluster import Cluster
+    from moetraffic.policies.service.layer import Scope
     from moetraffic.policies.service.optical import OpticalSwitch
     from moetraffic.policies.service.packet_network import PacketNetwork
     from moetraffic.report import policy_scores as report
@@ -231,6 +250,11 @@ def evaluate(
         if ages
         else (),
         "delays_s": [seconds(part) for part in delays.split(",")] if delays else (),
+        "scope": Scope(
+            name=completion,
+            token_s=0.0 if completion == "exchange" else token_time,
+            other_s=other_time,
+        ),
         "most": most,
         "limit_s": limit,
     }

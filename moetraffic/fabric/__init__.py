@@ -21,6 +21,7 @@ from .compatibility import (
     score,
     unify,
 )
+from .congestion import BalancedPaths, balance_paths
 from .decomposition import (
     MATCHINGS,
     Decomposition,
@@ -48,6 +49,7 @@ __all__ = [
     "MATCHINGS",
     "PLACEMENTS",
     "ROUTINGS",
+    "BalancedPaths",
     "Circle",
     "Compatibility",
     "Decomposition",
@@ -56,6 +58,7 @@ __all__ = [
     "Job",
     "Routes",
     "Topology",
+    "balance_paths",
     "bisection_bytes_s",
     "block",
     "collisions",

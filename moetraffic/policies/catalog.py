@@ -18,6 +18,7 @@ from .placement.fixed import FixedPlacement
 from .placement.load_balancer import LoadBalancer
 from .placement.swaps import Swaps
 from .policy import Policy
+from .transmission.balanced_paths import BalancedPaths
 from .transmission.rounds import AllAtOnce, BirkhoffRounds, ShiftedRounds
 
 ENTRY_POINTS = "moetraffic.policies"
@@ -38,6 +39,7 @@ POLICIES: Mapping[str, Maker] = {
     "sprayed": partial(AllAtOnce, name="sprayed", routing="ideal"),
     "shifted-rounds": ShiftedRounds,
     "birkhoff-rounds": BirkhoffRounds,
+    "balanced-paths": BalancedPaths,
     "contiguous": partial(FixedPlacement, name="contiguous"),
     "strided": partial(FixedPlacement, name="strided"),
     "eplb": LoadBalancer,

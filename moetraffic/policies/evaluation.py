@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from .exchange_series import (
 from .family import FAMILIES, Family
 from .harness import PolicyFailure, PolicyRun, foresight, run_policy
 from .service.cluster import Cluster
+from .service.layer import EXCHANGE, Scope, bound_layer
 from .service.optical import OpticalSwitch
 
 if TYPE_CHECKING:
@@ -49,7 +51,8 @@ NONE = "none"
 class PolicyScore:
     """Result of one policy with one forecaster, on one network, at one age and delay.
 
-    Times are per exchange, over the iterations and layers that were served.
+    Times are per exchange or layer, over the iterations and layers that were served, or
+    per iteration.
     """
 
     policy: str
@@ -79,6 +82,7 @@ class Evaluation(ShownAsTables):
 
     run: str
     phase: str
+    completion: str  # one of SCOPES: what the times are of
     iterations: tuple[int, int]  # first and last that were served
     layers: tuple[int, ...]
     ranks: int
@@ -117,6 +121,7 @@ def evaluate(
     hold: int = 1,
     ages: Sequence[int] = (),
     delays_s: Sequence[float] = (),
+    scope: Scope = EXCHANGE,
     phase: str = "dispatch",
     layers: Sequence[int] | None = None,
     iterations: range | None = None,
@@ -147,6 +152,8 @@ def evaluate(
         Iterations that a plan serves.
     ages, delays_s
         Further ages, and further delays of optical switches, evaluated one at a time.
+    scope
+        What completion times are of; a placement's are of a layer at least.
     phase, layers, iterations
         Selection of exchanges.
     most
@@ -182,6 +189,11 @@ def evaluate(
             f"a forecaster is one of {', '.join(FORECASTERS)}, not "
             f"{', '.join(map(repr, sorted(unknown)))}: choose among these"
         )
+    if scope.name != "exchange" and phase != "dispatch":
+        raise AnalysisError(
+            f"a layer begins with its dispatch, but the phase is {phase}: leave out "
+            "--phase"
+        )
     makers = [
         policy_maker(p) if isinstance(p, str) else validated(p, str(p))
         for p in policies
@@ -198,6 +210,7 @@ def evaluate(
         series=series,
         forecasters=tuple(dict.fromkeys((*forecasters, "oracle"))),
         hold=hold,
+        scope=scope,
         most=most,
         limit_s=limit_s,
         seed=seed,
@@ -211,9 +224,16 @@ def evaluate(
             for name, network in networks.items():
                 if not isinstance(network, family.network):
                     continue
-                if isinstance(network, Cluster) and not network.row_bytes:
-                    rows = series[family.unit].row_bytes
+                if isinstance(network, Cluster):
+                    rows = network.row_bytes or series[family.unit].row_bytes
                     network = replace(network, row_bytes=rows)
+                    if scope.name != "exchange":
+                        network = replace(
+                            network,
+                            token_s=scope.token_s,
+                            other_s=scope.other_s,
+                            backward=scope.name == "iteration",
+                        )
                 bench.audit(maker, family, network, age=age)
                 for at, (older, delay) in enumerate(cases):
                     kind = 0 if at == 0 else 1 if delay is None else 2
@@ -241,6 +261,7 @@ def evaluate(
     return Evaluation(
         run=one.name,
         phase=one.phase,
+        completion=scope.name,
         iterations=(int(one.iterations[points[0]]), int(one.iterations[points[-1]])),
         layers=tuple(one.layers),
         ranks=max(truth.shape[1] for truth in one.layers.values()),
@@ -267,13 +288,14 @@ class _Bench:
         series: Mapping[str, ExchangeSeries],
         forecasters: tuple[str, ...],
         hold: int,
+        scope: Scope,
         most: int,
         limit_s: float,
         seed: int,
     ) -> None:
         self.series = series
         self.forecasters = forecasters
-        self.hold, self.most = hold, most
+        self.hold, self.scope, self.most = hold, scope, most
         self.limit_s, self.seed = limit_s, seed
         self._forecasts: dict[tuple[str, str, int], dict[int, Float64]] = {}
         self._bounds: dict[tuple[str, str], Float64] = {}
@@ -323,11 +345,15 @@ class _Bench:
         points = self.points(series)
         policy = maker()
         forecasters = self.forecasters if policy.forecasts else (NONE,)
+        bound_of = partial(
+            bound_layer,
+            family.bound,
+            network=network,
+            scope=self.scope if family.unit == "bytes" else EXCHANGE,
+            row_bytes=series.row_bytes,
+        )
         bound = np.array(
-            [
-                [family.bound(t[p], network) for t in series.layers.values()]
-                for p in points
-            ]
+            [[bound_of(t[p]) for t in series.layers.values()] for p in points]
         )
         runs: dict[str, PolicyRun] = {}
         for forecaster in forecasters:
@@ -343,6 +369,7 @@ class _Bench:
                     *(maker, series, forecasts, points, network),
                     age=age,
                     hold=self.hold,
+                    scope=self.scope,
                     limit_s=self.limit_s,
                 )
         best = _completions(runs["oracle"]) if "oracle" in runs else None
@@ -371,6 +398,7 @@ class _Bench:
         flat = [one for row in run.services for one in row]
         took = _completions(run)
         sums = took.sum(axis=1)
+        each = sums if self.scope.name == "iteration" else took
         demand = sum(one.demand_bytes for one in flat)
         planned = sum(one.planned_bytes for one in flat)
         regret = UNTOLD
@@ -380,9 +408,9 @@ class _Bench:
             **names,
             age=age,
             exchanges=took.size,
-            completion_p50_s=float(np.quantile(took, 0.5)),
-            completion_p99_s=float(np.quantile(took, 0.99)),
-            completion_mean_s=float(took.mean()),
+            completion_p50_s=float(np.quantile(each, 0.5)),
+            completion_p99_s=float(np.quantile(each, 0.99)),
+            completion_mean_s=float(each.mean()),
             over_bound=ratio(bound.sum(axis=1), sums, seed=self.seed),
             regret=regret,
             served_share=planned / demand if demand else float("nan"),

@@ -45,7 +45,7 @@ class ExchangeSeries:
     phase: str
     iterations: Int64  # [T]
     layers: Mapping[int, Float64]  # [T, W, W] bytes or [T, W, E] token copies
-    row_bytes: int = 1  # of a token copy, where the unit is token copies
+    row_bytes: int = 1  # of a token copy on the wire; 0: not known
 
     def __post_init__(self) -> None:
         if len(self.iterations) < FEWEST_ITERATIONS:
@@ -130,8 +130,13 @@ def byte_series(
                 sent[grid] = trace.wire(part)
                 np.add.at(out, rows, sent)
         found[layer] = out
+    rows = {trace.sites[number].row_bytes for of in sites.values() for number in of}
     return ExchangeSeries(
-        name=str(trace.name), phase=phase, iterations=when, layers=found
+        name=str(trace.name),
+        phase=phase,
+        iterations=when,
+        layers=found,
+        row_bytes=rows.pop() if len(rows) == 1 else 0,
     )
 
 

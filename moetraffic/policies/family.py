@@ -68,7 +68,9 @@ TRANSMISSION = Family(
     name="transmission",
     network=PacketNetwork,
     unit="bytes",
-    violations=lambda plan, forecast, network: rounds_violations(plan, len(forecast)),
+    violations=lambda plan, forecast, network: rounds_violations(
+        plan, len(forecast), network
+    ),
     serve=lambda truth, plan, network, last: serve_rounds(truth, plan, network),
     bound=packet_bound,
 )

@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csr_array
 
 from .catalog import Maker
 from .exchange_series import ExchangeSeries, forecast_points
 from .family import FAMILIES
 from .policy import ObservingPolicy, View
+from .service.layer import EXCHANGE, Scope, serve_layer, transposed
 from .service.optical import Service
 
 Float64 = npt.NDArray[np.float64]
@@ -55,6 +57,7 @@ def run_policy(
     *,
     age: int = 1,
     hold: int = 1,
+    scope: Scope = EXCHANGE,
     limit_s: float = 10.0,
 ) -> PolicyRun:
     """Let a policy plan each exchange of some iterations, and serve its plans.
@@ -75,6 +78,8 @@ def run_policy(
         Iterations from the newest known one to the planned one.
     hold
         Iterations that a plan serves; its age grows meanwhile.
+    scope
+        What the completion times of plans between ranks are of; a cluster has its own.
     limit_s
         Maximum time of one plan.
 
@@ -112,11 +117,18 @@ def run_policy(
                 planning.append(time.thread_time() - began)
                 with _failures(policy.name, where):
                     why = family.violations(plans[layer], view.forecast, network)
+                    if family.unit == "bytes" and scope.name != "exchange" and not why:
+                        transposed(plans[layer], network)
                 if why:
                     raise PolicyFailure(
                         f"{policy.name} made an impossible plan{where}: {why}"
                     )
-            served = family.serve(truth[point], plans[layer], network, last)
+            served = serve_layer(
+                *(family.serve, truth[point], plans[layer], network),
+                last=last,
+                scope=scope if family.unit == "bytes" else EXCHANGE,
+                row_bytes=series.row_bytes,
+            )
             _conserved(policy.name, served)
             row.append(served)
             if isinstance(policy, ObservingPolicy):
@@ -204,6 +216,8 @@ def same_plan(one: Any, other: Any) -> bool:
         )
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other)
+    if isinstance(one, csr_array):
+        return one.shape == other.shape and not (one != other).nnz
     return bool(one == other)
 
 

@@ -11,6 +11,7 @@ expert with several replicas are spread evenly over them.
 with the token copies M between ranks, the largest line sum :math:`\phi` without
 rank-local copies (dispatch and combine), the compute time c of a copy, and the
 :math:`m_j` expert replicas of b bytes that rank j receives where the placement changes.
+Of an iteration, the backward pass is added as in :mod:`.layer`.
 
 References
 ----------
@@ -27,6 +28,7 @@ import numpy.typing as npt
 from moetraffic.errors import FabricError
 from moetraffic.fabric.topology import positive
 
+from .layer import BACKWARD
 from .optical import Service, crossing, line_bytes
 
 Float64 = npt.NDArray[np.float64]
@@ -50,11 +52,13 @@ class Cluster:
     replicas: int = 0  # slots beyond one for each expert
     nodes: int = 1  # of consecutive ranks
     groups: int = 1  # of consecutive experts that should share a node
+    backward: bool = False  # whether both passes are served, not the forward one alone
+    other_s: float = 0.0  # forward compute of a layer beside its experts
 
     def __post_init__(self) -> None:
         positive(self.rate_bytes_s, "the rate of a port")
         for name, least in (
-            *(("row_bytes", 0), ("token_s", 0), ("expert_bytes", 0)),
+            *(("row_bytes", 0), ("token_s", 0), ("expert_bytes", 0), ("other_s", 0)),
             *(("replicas", 0), ("nodes", 1), ("groups", 1)),
         ):
             value = getattr(self, name)
@@ -62,6 +66,15 @@ class Cluster:
                 raise FabricError(
                     f"{name} is {least} or more and finite, but is {value}: correct it"
                 )
+
+    def layer_seconds(self, line: float, load: float) -> float:
+        """Time of a layer by its largest line sum, bytes, and a rank's most copies.
+
+        The backward pass has as many exchanges, and BACKWARD times the compute.
+        """
+        passes, work = (2, 1 + BACKWARD) if self.backward else (1, 1.0)
+        compute = self.token_s * load + self.other_s
+        return passes * 2 * line / self.rate_bytes_s + work * compute
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,11 +169,11 @@ def serve_placement(
     if last is not None and last is not plan:
         count = holders(plan, experts, ranks) - holders(last, experts, ranks)
         moved = np.maximum(count, 0).sum(axis=0) * cluster.expert_bytes
-    seconds = (2 * line_bytes(sent) + moved.max()) / cluster.rate_bytes_s
+    seconds = cluster.layer_seconds(line_bytes(sent), float(load.max()))
     total = float(sent.sum())
     mean = float(load.mean())
     return Service(
-        completion_s=float(seconds + cluster.token_s * load.max()),
+        completion_s=seconds + float(moved.max()) / cluster.rate_bytes_s,
         demand_bytes=total,
         planned_bytes=total,
         rest_bytes=0.0,
@@ -178,4 +191,4 @@ def balanced_seconds(tokens: npt.ArrayLike, cluster: Cluster) -> float:
     ranks = len(given)
     each = float(given.sum()) / ranks
     sent = each * (1 - 1 / ranks) * cluster.row_bytes
-    return 2 * sent / cluster.rate_bytes_s + cluster.token_s * each
+    return cluster.layer_seconds(sent, each)

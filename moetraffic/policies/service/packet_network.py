@@ -3,17 +3,21 @@ r"""Packet network: plans of rounds and routing, max-min fair service, LP optimu
 All flows of a round grow at one rate; those on a full link stop growing, until all are
 fixed (progressive filling).  When a flow ends, rates are computed anew.  This is the
 fairness of ideal congestion control, and not optimal; rounds are separated by barriers.
+Rates in proportion to the bytes of the flows are the alternative (:data:`RATES`).
 
 References
 ----------
 D. Bertsekas, R. Gallager, "Data Networks" (1992), section 6.5.2: max-min fairness.
 F. Shahrokhi, D. W. Matula, "The maximum concurrent flow problem", J. ACM 37 (1990) 318:
 the LP of :func:`optimum_seconds`.
+M. Chowdhury, Y. Zhong, I. Stoica, "Efficient Coflow Scheduling with Varys", SIGCOMM
+2014: rates with which all flows end together.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +33,10 @@ from .optical import Service, crossing
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
+
+RATES = ("fair", "proportional")
+"""How flows share links: equally (max-min fair), or in proportion to their bytes, so
+that all flows of a link end together (as in Varys, SIGCOMM 2014)."""
 
 MOST_LP_RANKS = 64
 """Maximum ranks of the linear program."""
@@ -46,12 +54,30 @@ class PacketNetwork:
     optimum: bool = False  # whether the bound is the LP optimum, not ports and cuts
     _routes: dict[str, csr_array] = field(default_factory=dict, repr=False)
 
-    def shares(self, routing: str) -> csr_array:
+    def shares(self, routing: str | csr_array) -> csr_array:
         """Return the share of each rank pair's bytes on each link, ``[W*W, L]``."""
+        if not isinstance(routing, str):
+            return routing
         if routing not in self._routes:
             found = route(self.topology, self.slots, routing=routing)
             self._routes[routing] = found.matrix.astype(np.float64)
         return self._routes[routing]
+
+    @cached_property
+    def balance(self) -> csr_array:
+        """What leaves (1) and enters (-1) each node by each link, ``[L, N]``."""
+        nodes = {name: at for at, name in enumerate(self.topology.graph.nodes)}
+        ends = np.array([[nodes[a], nodes[b]] for a, b in self.topology.links])
+        row = np.arange(len(ends)).repeat(2)
+        sign = np.tile([1.0, -1.0], len(ends))
+        return csr_array((sign, (row, ends.ravel())), shape=(len(ends), len(nodes)))
+
+    @cached_property
+    def nodes(self) -> Int64:
+        """Node of each rank, ``[W]`` in the order of the graph."""
+        every = {name: at for at, name in enumerate(self.topology.graph.nodes)}
+        size = self.topology.hosts.ranks
+        return np.array([every[slot_name(*divmod(int(s), size))] for s in self.slots])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,21 +85,52 @@ class Rounds:
     """Shares of each pair's bytes that are sent in successive rounds, and routing."""
 
     shares: Float64  # [K, W, W]; sums over rounds are 1 off the diagonal
-    routing: str  # one of moetraffic.fabric.ROUTINGS
+    routing: str | csr_array  # one of moetraffic.fabric.ROUTINGS, or [W*W, L] shares
+    rates: str = "fair"  # one of RATES
 
 
-def rounds_violations(plan: object, ranks: int) -> str:
-    """Describe why rounds are impossible; empty if they are possible."""
+def rounds_violations(plan: object, ranks: int, network: PacketNetwork) -> str:
+    """Describe why rounds are impossible on a network; empty if they are possible."""
     if not isinstance(plan, Rounds):
         return f"a plan of transmission is Rounds, not {type(plan)}"
-    if plan.routing not in ROUTINGS:
-        return f"routing is one of {', '.join(ROUTINGS)}, not {plan.routing!r}"
+    if plan.rates not in RATES:
+        return f"rates are one of {', '.join(RATES)}, not {plan.rates!r}"
+    if isinstance(plan.routing, str):
+        if plan.routing not in ROUTINGS:
+            return f"routing is one of {', '.join(ROUTINGS)}, not {plan.routing!r}"
+    elif why := _path_violations(plan.routing, ranks, network):
+        return why
     shares = np.asarray(plan.shares)
     if shares.ndim != 3 or shares.shape[1:] != (ranks, ranks):
         return f"shares are [K, {ranks}, {ranks}], but the shape is {shares.shape}"
     between = ~np.eye(ranks, dtype=bool)
     if not (shares >= 0).all() or not np.allclose(shares.sum(axis=0)[between], 1):
         return "shares are 0 or more, and those of a pair sum to 1 over the rounds"
+    return ""
+
+
+def _path_violations(given: object, ranks: int, network: PacketNetwork) -> str:
+    size = (ranks * ranks, len(network.topology.links))
+    if not isinstance(given, csr_array) or given.shape != size:
+        return f"routing by shares is a csr_array [{size[0]}, {size[1]}]"
+    source, target = np.divmod(np.arange(ranks * ranks), ranks)
+    pair = np.flatnonzero(source != target)
+    leaves = csr_array(given[pair] @ network.balance)
+    ends = csr_array(
+        (
+            np.tile([1.0, -1.0], len(pair)),
+            (
+                np.arange(len(pair)).repeat(2),
+                network.nodes[np.stack((source[pair], target[pair]), 1).ravel()],
+            ),
+        ),
+        shape=leaves.shape,
+    )
+    if (given.data < 0).any() or abs(leaves - ends).max() > 1e-6:
+        return (
+            "the shares of a pair are 0 or more, and all bytes that enter a node other "
+            "than its two ranks leave it"
+        )
     return ""
 
 
@@ -98,8 +155,9 @@ def serve_rounds(
     """
     truth = crossing(demand)
     shares, capacity = network.shares(plan.routing), network.topology.capacity
+    last_s = fluid_seconds if plan.rates == "fair" else bottleneck_seconds
     seconds = sum(
-        fluid_seconds((truth * part).ravel(), shares, capacity) for part in plan.shares
+        last_s((truth * part).ravel(), shares, capacity) for part in plan.shares
     )
     total = float(truth.sum())
     return Service(
@@ -118,6 +176,14 @@ def packet_bound(demand: npt.ArrayLike, network: PacketNetwork) -> float:
     ports = port_bound(network.topology, network.slots, matrix)
     cuts = cut_bounds(network.topology, network.slots, matrix)
     return float(max([ports, *cuts.values()]))
+
+
+def bottleneck_seconds(sent: Float64, shares: csr_array, capacity: Float64) -> float:
+    """Compute when flows end whose rates are proportional to their bytes, seconds.
+
+    All end with the most loaded link; parameters are those of :func:`fluid_seconds`.
+    """
+    return float((sent @ shares / capacity).max(initial=0.0))
 
 
 def fluid_seconds(sent: Float64, shares: csr_array, capacity: Float64) -> float:
@@ -215,27 +281,14 @@ def optimum_seconds(demand: npt.ArrayLike, network: PacketNetwork) -> float:
     if not total:
         return 0.0
     topology = network.topology
-    nodes = {name: at for at, name in enumerate(topology.graph.nodes)}
-    links = len(topology.links)
-    ends = np.array([[nodes[a], nodes[b]] for a, b in topology.links])
-    number = np.arange(links)
-    into = csr_array(
-        (
-            np.concatenate((np.ones(links), -np.ones(links))),
-            (np.concatenate((ends[:, 1], ends[:, 0])), np.concatenate((number,) * 2)),
-        ),
-        shape=(len(nodes), links),
-    )
-    size = topology.hosts.ranks
-    at = [nodes[slot_name(int(s) // size, int(s) % size)] for s in network.slots]
+    links, at = len(topology.links), network.nodes
+    into = csr_array(-network.balance.T)
     matrix /= total  # of order 1 for the solver's tolerances
     speed = topology.capacity / topology.capacity.max()
     sources = np.flatnonzero(matrix.sum(axis=1))
-    received = np.zeros((len(sources), len(nodes)))
+    received = np.zeros((len(sources), into.shape[0]))
     received[:, at] = matrix[sources]
-    received[np.arange(len(sources)), np.array(at)[sources]] -= matrix[sources].sum(
-        axis=1
-    )
+    received[np.arange(len(sources)), at[sources]] -= matrix[sources].sum(axis=1)
     flows = len(sources) * links
     balance: Any = hstack(
         [block_diag([into] * len(sources)), csr_array((received.size, 1))]
