@@ -41,7 +41,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def kill_a_capture(folder: Path) -> None:
-    """Leave killed.h5.segments, which the README merges."""
+    """Leave killed.h5.segments, which the page of the command line merges."""
     run = subprocess.Popen(
         [
             *(sys.executable, "-m", "moetraffic", "capture", "-o", "killed.h5"),
@@ -60,6 +60,56 @@ def kill_a_capture(folder: Path) -> None:
     time.sleep(1.0)  # the kernel ends its ranks
 
 
+README_LINES = 120
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < README_LINES
+
+
+PICTURE = re.compile(r"!\[[^]]*\]\((?:docs/)?([\w/-]+\.png)\)\n\n(?:\*`([^`]+)`)?")
+
+
+def commands_of(page: Path) -> set[str]:
+    every = blocks(page, "sh") + blocks(page, "slow")
+    return {line for block in every for line in block.splitlines()}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if "![" in p.read_text()],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
+def test_every_picture_is_made_by_the_command_below_it(page: Path) -> None:
+    """And that command is one that the tests of the pages run."""
+    run = set().union(*map(commands_of, PAGES))
+    found = PICTURE.findall(page.read_text())
+    assert len(found) == page.read_text().count("![")
+    for picture, command in found:
+        assert (ROOT / "docs" / picture).is_file()
+        assert command in run, f"{page.name}: {picture} is made by {command!r}"
+
+
+SCHEDULER = "for-schedulers.md"
+
+
+def test_the_program_for_schedulers_runs_on_a_capture(captured: Path) -> None:
+    page = ROOT / "docs" / SCHEDULER
+    (program,) = blocks(page, "python")
+    (own,) = (b for b in blocks(page, "text") if "Trace.open" in b)
+    rest = program[program.index("steps, ranks") :]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(
+            compile(own.replace("run.h5", str(captured)) + rest, page.name, "exec"), {}
+        )
+    shares = [
+        int(line.split()[-1].rstrip("%")) for line in printed.getvalue().splitlines()
+    ]
+    assert len(shares) == 4
+    assert max(shares) == shares[-1] <= 100  # the iteration itself
+
+
 GO_ON = ("for-training.md", "for-networks.md", "for-schedulers.md")
 """Pages that go on in the tutorial's folder, with its run.h5."""
 
@@ -70,10 +120,11 @@ TRAINING = {
     "command-line.md",
     "export.md",
     "fabric.md",
+    "first-results.md",
     "generate.md",
     "import.md",
-    "index.md",
     "json.md",
+    "own-run.md",
     "patterns.md",
     "policies.md",
     "replay-scale.md",
@@ -101,17 +152,17 @@ TRAINING = {
     ids=lambda page: page.name,
 )
 def test_every_command_runs(page: Path, place: Path) -> None:
-    if page.name == "README.md":
+    if "killed.h5.segments" in page.read_text():
         kill_a_capture(place)
     pages = [page]
     if page.name == "tutorial.md":
         pages += [page.with_name(name) for name in GO_ON]
     assert run_all(pages, "sh", place, patience_s=200) >= len(pages)
-    if page.name == "README.md":
-        the_readme_leaves_what_it_says(place)
+    if page.name == "command-line.md":
+        the_verbs_leave_what_they_say(place)
 
 
-def the_readme_leaves_what_it_says(place: Path) -> None:
+def the_verbs_leave_what_they_say(place: Path) -> None:
     made = {path.name for path in place.iterdir()}
     assert {"run.h5", "replayed.h5", "killed.h5", "small", "many.h5", "own.h5"} <= made
     # under torchrun the ranks merge by themselves

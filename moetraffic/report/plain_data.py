@@ -11,7 +11,7 @@ from moetraffic.analysis.forecast.accuracy import mean_of_known
 from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.analysis.times.time_breakdown import PARTS as TIME_PARTS
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
-from moetraffic.errors import AnalysisError
+from moetraffic.errors import AnalysisError, install_command
 from moetraffic.tables import SCHEMA_VERSION, plain
 from moetraffic.trace.hdf5.durable import remedy, replacing, validate_output
 
@@ -137,8 +137,8 @@ def write_records(frame: Any, path: Path, *, force: bool = False) -> None:
                 frame.to_parquet(temporary, index=False)
     except ImportError:
         raise AnalysisError(
-            "Parquet is written by pyarrow, which is not installed: pip install "
-            "'moetraffic[tables]', or choose a .csv"
+            "Parquet is written by pyarrow, which is not installed: "
+            f"{install_command('tables')}, or choose a .csv"
         ) from None
     except OSError as error:
         raise AnalysisError(

@@ -51,7 +51,7 @@ def router(
 
     ::
 
-        capture.router(MyGate, lambda inputs, output: output[1])
+        capture.router(MyGate, lambda inputs, output: output[1], experts=8)
 
     Parameters
     ----------
@@ -62,7 +62,8 @@ def router(
         of this rank's tokens: integer ids of any shape (-1 for none), a bool mask
         ``[..., E]``, or None where nothing was routed.
     experts
-        The number of experts E; by default the router's attribute ``num_experts``.
+        The number of experts E; by default the router's attribute ``num_experts`` or
+        the like. Masks need none.
 
     Returns
     -------

@@ -84,9 +84,11 @@ def experts_of(module: nn.Module) -> int:
             count = getattr(holder, name, None)
             if isinstance(count, int) and count > 0:
                 return count
+    # the remedy first: what is stored of an omitted record is cut off at 200 characters
     raise ValueError(
-        f"a router of class {type(module).__name__} has none of the attributes "
-        f"{', '.join(EXPERT_COUNTS)}: give router() its number of experts"
+        f"capture.router({type(module).__name__}, ..., experts=E) is needed, because "
+        "the number of experts E is not an attribute of this router, such as "
+        "num_experts"
     )
 
 

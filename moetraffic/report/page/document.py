@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic import __version__
-from moetraffic.errors import AnalysisError
+from moetraffic.errors import AnalysisError, install_command
 from moetraffic.fabric.named import TOPOLOGIES, Network, load_fabric
 from moetraffic.report.chart import Missing
 from moetraffic.tables import Table, plain
@@ -139,8 +139,8 @@ def plotly_script() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise AnalysisError(
-            "a report holds plotly's script, but plotly is not installed: pip install "
-            "'moetraffic[report]'"
+            "a report holds plotly's script, but plotly is not installed: "
+            f"{install_command('report')}"
         ) from None
     return str(get_plotlyjs())
 
