@@ -19,7 +19,10 @@ from .placement.load_balancer import LoadBalancer
 from .placement.swaps import Swaps
 from .policy import Policy
 from .transmission.balanced_paths import BalancedPaths
+from .transmission.balancing import Balanced
+from .transmission.rails import RailSpray
 from .transmission.rounds import AllAtOnce, BirkhoffRounds, ShiftedRounds
+from .transmission.two_level import Forwarded, TwoLevel
 
 ENTRY_POINTS = "moetraffic.policies"
 
@@ -40,6 +43,12 @@ POLICIES: Mapping[str, Maker] = {
     "shifted-rounds": ShiftedRounds,
     "birkhoff-rounds": BirkhoffRounds,
     "balanced-paths": BalancedPaths,
+    "fast": Balanced,
+    "rail-spray": RailSpray,
+    "rail-lpt": partial(RailSpray, name="rail-lpt", chunks=True),
+    "two-level": TwoLevel,
+    "forwarded": Forwarded,
+    "deduplicated": partial(Forwarded, name="deduplicated", once=True),
     "contiguous": partial(FixedPlacement, name="contiguous"),
     "strided": partial(FixedPlacement, name="strided"),
     "eplb": LoadBalancer,

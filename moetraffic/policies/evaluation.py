@@ -30,6 +30,7 @@ from .harness import PolicyFailure, PolicyRun, foresight, run_policy
 from .service.cluster import Cluster
 from .service.layer import EXCHANGE, Scope, bound_layer
 from .service.optical import OpticalSwitch
+from .transmission.two_level import with_distinct_tokens
 
 if TYPE_CHECKING:
     import pandas
@@ -234,6 +235,8 @@ def evaluate(
                             other_s=scope.other_s,
                             backward=scope.name == "iteration",
                         )
+                if getattr(maker(), "once", False) and isinstance(trace, Trace):
+                    network = with_distinct_tokens(network, trace, phase=phase)
                 bench.audit(maker, family, network, age=age)
                 for at, (older, delay) in enumerate(cases):
                     kind = 0 if at == 0 else 1 if delay is None else 2

@@ -28,6 +28,7 @@ from .service.packet_network import (
     rounds_violations,
     serve_rounds,
 )
+from .service.relays import Hops, hops_violations, serve_hops
 
 Float64 = npt.NDArray[np.float64]
 
@@ -68,10 +69,16 @@ TRANSMISSION = Family(
     name="transmission",
     network=PacketNetwork,
     unit="bytes",
-    violations=lambda plan, forecast, network: rounds_violations(
-        plan, len(forecast), network
+    violations=lambda plan, forecast, network: (
+        hops_violations(plan, len(forecast), network)
+        if isinstance(plan, Hops)
+        else rounds_violations(plan, len(forecast), network)
     ),
-    serve=lambda truth, plan, network, last: serve_rounds(truth, plan, network),
+    serve=lambda truth, plan, network, last: (
+        serve_hops(truth, plan, network)
+        if isinstance(plan, Hops)
+        else serve_rounds(truth, plan, network)
+    ),
     bound=packet_bound,
 )
 

@@ -29,7 +29,7 @@ from moetraffic.errors import FabricError
 from moetraffic.fabric import ROUTINGS, Topology, cut_bounds, port_bound, route
 from moetraffic.fabric.topology import slot_name
 
-from .optical import Service, crossing
+from .optical import Service, crossing, line_bytes
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -52,7 +52,26 @@ class PacketNetwork:
     topology: Topology
     slots: Int64  # [W] slot of each rank
     optimum: bool = False  # whether the bound is the LP optimum, not ports and cuts
+    # [W, W] distinct tokens over token copies of two-level hops (distinct_tokens)
+    distinct: Float64 | None = None
     _routes: dict[str, csr_array] = field(default_factory=dict, repr=False)
+
+    def rank_grid(self) -> Int64:
+        """Return the ranks of each host in the order of their slots, ``[H, g]``.
+
+        Raises
+        ------
+        FabricError
+            If hosts have different numbers of ranks.
+        """
+        host = self.slots // self.topology.hosts.ranks
+        each = np.unique(host, return_counts=True)[1]
+        if len(set(each.tolist())) > 1:
+            raise FabricError(
+                "relays inside hosts need as many ranks on each, but hosts have "
+                f"{each.min()} to {each.max()}: give another network"
+            )
+        return np.argsort(self.slots, kind="stable").reshape(len(each), -1)
 
     def shares(self, routing: str | csr_array) -> csr_array:
         """Return the share of each rank pair's bytes on each link, ``[W*W, L]``."""
@@ -92,7 +111,7 @@ class Rounds:
 def rounds_violations(plan: object, ranks: int, network: PacketNetwork) -> str:
     """Describe why rounds are impossible on a network; empty if they are possible."""
     if not isinstance(plan, Rounds):
-        return f"a plan of transmission is Rounds, not {type(plan)}"
+        return f"a plan of transmission is Rounds or Hops, not {type(plan)}"
     if plan.rates not in RATES:
         return f"rates are one of {', '.join(RATES)}, not {plan.rates!r}"
     if isinstance(plan.routing, str):
@@ -169,13 +188,22 @@ def serve_rounds(
 
 
 def packet_bound(demand: npt.ArrayLike, network: PacketNetwork) -> float:
-    """Compute a lower bound on completion, seconds: ports and cuts, or the LP."""
+    """Compute a lower bound on completion, seconds: ports and cuts, or the LP.
+
+    Hosts of several ranks are bounded by all their NICs together, as a rank may send by
+    way of others.
+    """
     matrix = crossing(demand)
     if network.optimum:
         return optimum_seconds(matrix, network)
-    ports = port_bound(network.topology, network.slots, matrix)
     cuts = cut_bounds(network.topology, network.slots, matrix)
-    return float(max([ports, *cuts.values()]))
+    bounds = [float(cut) for cut in cuts.values()]
+    hosts = network.topology.hosts
+    if hosts.ranks == 1:
+        bounds.append(float(port_bound(network.topology, network.slots, matrix)))
+    else:  # two links leave a rank inside its host, to its NIC and to the bus
+        bounds.append(line_bytes(matrix) / (2 * hosts.inside_bytes_s))
+    return max(bounds)
 
 
 def bottleneck_seconds(sent: Float64, shares: csr_array, capacity: Float64) -> float:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic.policies.circuits.birkhoff import birkhoff
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import crossing
 from moetraffic.policies.service.packet_network import Rounds
+
+Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +55,7 @@ class BirkhoffRounds:
     """Send the permutations of a forecast's decomposition in successive rounds.
 
     Each pair's bytes are divided over the rounds as its forecast; pairs without one are
-    sent in a last round.
-
-    References
-    ----------
-    S. Lei et al., "FAST", NSDI 2026, arXiv 2505.09764, decomposes matrices of servers
-    in this way, after balancing inside them, which is not done here.
+    sent in a last round.  Between ranks, not hosts as :class:`.balancing.Balanced`.
     """
 
     name: str = "birkhoff-rounds"
@@ -67,15 +65,32 @@ class BirkhoffRounds:
 
     def plan(self, view: View) -> Rounds:
         """Plan the forecast."""
-        left = crossing(np.rint(view.forecast))
-        whole = left.copy()
-        found = birkhoff(left)
-        parts = []
-        for to, room in zip(found.receivers, found.room, strict=True):
-            ports = np.flatnonzero(to >= 0)
-            sent = np.zeros_like(left)
-            sent[ports, to[ports]] = np.minimum(left[ports, to[ports]], room)
-            left -= sent
-            parts.append(np.divide(sent, whole, out=sent, where=whole > 0))
-        shares = np.array([*parts, np.where(whole > 0, 0.0, 1.0)])
-        return Rounds(shares=shares, routing=self.routing)
+        return Rounds(shares=round_shares(view.forecast), routing=self.routing)
+
+
+def round_shares(matrix: npt.ArrayLike) -> Float64:
+    """Divide the bytes of each pair over the permutations of a decomposition.
+
+    Parameters
+    ----------
+    matrix
+        ``[n, n]`` bytes, rounded to whole ones.
+
+    Returns
+    -------
+    float64 array ``[K + 1, n, n]``
+        Share of each pair's bytes in each round, shortest permutation first; those of a
+        pair sum to 1.  Pairs without bytes are in the last round.
+    """
+    left = crossing(np.rint(matrix))
+    whole = left.copy()
+    found = birkhoff(left)
+    parts = []
+    for to, room in zip(found.receivers, found.room, strict=True):
+        ports = np.flatnonzero(to >= 0)
+        sent = np.zeros_like(left)
+        sent[ports, to[ports]] = np.minimum(left[ports, to[ports]], room)
+        left -= sent
+        parts.append(np.divide(sent, whole, out=sent, where=whole > 0))
+    order = np.argsort(found.room, kind="stable")
+    return np.array([*(parts[k] for k in order), np.where(whole > 0, 0.0, 1.0)])
