@@ -8,7 +8,7 @@ HTML.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import singledispatch
@@ -19,7 +19,7 @@ from .text import html_text, visible
 from .units import bit_rate, byte_size, duration
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 SCHEMA_VERSION = 2
 """Version of all JSON that the command line prints (``docs/json.md``).
@@ -140,35 +140,12 @@ class Table:
     def _repr_html_(self) -> str:
         return self.to_html()
 
-    def __rich__(self) -> RenderableType:
-        """Build the rich renderable that prints the table on a terminal."""
-        from rich.console import Group
-        from rich.table import Table as Grid
-        from rich.text import Text
-
-        grid = Grid(
-            box=None,
-            header_style="bold",
-            show_header=bool(self.columns),
-            padding=(0, 1),
-        )
-        for name, right in zip(
-            self.columns or [""] * len(self.formats()), self.right(), strict=True
-        ):
-            grid.add_column(
-                Text(visible(name)),
-                justify="right" if right and self.columns else "left",
-                overflow="fold",
-                min_width=max(map(len, name.split()), default=0),
-            )
-        for row in self.texts():
-            grid.add_row(*(Text(c, style=self.styles.get(c, "")) for c in row))
-        return Group(
-            *([Text(self.heading(), style="bold")] if self.title else []),
-            grid,
-            *(Text(visible(note)) for note in self.notes),
-            "",
-        )
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        """Yield what prints the table in the width of a terminal."""
+        fitting = import_module("moetraffic.report.console.fitting")
+        yield from fitting.fitted(self, options.max_width)
 
 
 def written(value: object, form: str = "") -> str:

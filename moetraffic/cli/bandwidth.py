@@ -112,7 +112,7 @@ def _presets(as_json: bool, only: Sequence[str], tables: bool) -> None:
                 title=part.capitalize(),
                 columns=["", *(row["name"] for row in rows)],
                 rows=[
-                    [field.replace("_", " "), *(str(row[field] or "") for row in rows)]
+                    [field.replace("_", " "), *(row[field] for row in rows)]
                     for field in list(rows[0])[1:]
                 ],
             )

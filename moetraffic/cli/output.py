@@ -30,9 +30,7 @@ from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_whole
 if TYPE_CHECKING:
     from moetraffic.report.chart import Chart
 
-# a log or a pipe has no width of its own: rows stay whole, for grep
-WIDTH = None if sys.stdout is not None and sys.stdout.isatty() else 200
-console = Paper(width=WIDTH)
+console = Paper()
 
 TRACE_PARTS = ("sources", "calls")
 """Parts of what :func:`present_trace` prints."""
@@ -85,8 +83,7 @@ def present(
     if as_json:
         print(json_text(data))
         return
-    for one in selected(shown, parts or {}, only=only, tables=tables):
-        console.print(one, soft_wrap=isinstance(one, str))
+    console.show(selected(shown, parts or {}, only=only, tables=tables))
     files = ", ".join(str(path) for path in (*written, plot, output) if path)
     if files:
         console.print(f"written: {files}", soft_wrap=True)

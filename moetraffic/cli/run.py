@@ -27,7 +27,6 @@ from moetraffic.trace.choices import NO_SAMPLE
 from moetraffic.trace.segments.series import clear, make_room
 
 from .build import offer
-from .output import WIDTH
 
 CONTEXT = {"allow_interspersed_args": False}
 
@@ -112,11 +111,11 @@ def harvest(
 
     A trace without the experts of ``token_sample`` tokens is reported.
     """
-    paper = Paper(stderr=True, highlight=False, width=WIDTH)
+    paper = Paper(stderr=True)
     made = SegmentMerger(output, began, force=force, say=announce).gather(notes)
     for name in made:
         with Trace.open(name) as trace:
-            paper.print(*tables(trace, name))
+            paper.show(tables(trace, name))
             if token_sample and not any(site.choices for site in trace.sites):
                 announce(NO_SAMPLE)
     if made:

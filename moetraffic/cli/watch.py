@@ -19,8 +19,6 @@ from moetraffic.tables import plain
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.iterations import number_list
 
-from .output import WIDTH
-
 if TYPE_CHECKING:
     from moetraffic.watch import Snapshot
 
@@ -86,7 +84,7 @@ def _show(snapshots: Iterator[Snapshot], *, once: bool, experts: bool) -> None:
     """Show snapshots on a terminal that refreshes, or as lines; the last one whole."""
     from moetraffic.report.results.watch import line, tables
 
-    paper = Paper(width=WIDTH)
+    paper = Paper()
     live = Live(console=paper, transient=True, auto_refresh=False)
     refreshes = paper.is_terminal and not once
     last: Snapshot | None = None
@@ -98,11 +96,11 @@ def _show(snapshots: Iterator[Snapshot], *, once: bool, experts: bool) -> None:
                     found = tables(last, experts=experts, most=most)
                     live.update(Group(*found), refresh=True)
                 elif not (once or last.ended):
-                    paper.print(line(last), soft_wrap=True)
+                    paper.say(line(last))
     finally:
         # also after Ctrl-C
         if last is not None:
-            paper.print(*tables(last, experts=experts))
+            paper.show(tables(last, experts=experts))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -128,16 +127,6 @@ def render_progress(progress: Progress) -> Group:
     return Group(*parts)
 
 
-def print_tables(tables: Sequence[Table | str]) -> None:
-    """Print tables and sentences on stdout, 120 columns wide in a log or a pipe."""
-    console = Paper(highlight=False, width=None if sys.stdout.isatty() else 120)
-    for table in tables:
-        if isinstance(table, str):
-            console.print(table, soft_wrap=True)
-        else:
-            console.print(table, "")
-
-
 def print_result(
     summary: Sequence[str],
     parts: Mapping[str, Sequence[Table]],
@@ -146,4 +135,4 @@ def print_result(
     tables: bool = False,
 ) -> None:
     """Print the summary of a result, all its tables, or those of some parts."""
-    print_tables(selected(summary, parts, only=only, tables=tables))
+    Paper().show(selected(summary, parts, only=only, tables=tables))

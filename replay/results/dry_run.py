@@ -22,13 +22,13 @@ from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.measurements import read_table
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
+from moetraffic.report.console.terminal import Paper
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size, duration, rank_span
 
 from .baselines import Bounds, Estimate, bounds, by_hockney, by_table, parse_hockney
-from .console import print_tables
 from .output import write_text
 
 FORMATS = (".json", ".csv")
@@ -280,7 +280,7 @@ def print_dry_run(
     if as_json:
         print(json.dumps(found.as_dict()))
     else:
-        print_tables(found.tables(verbose=verbose))
+        Paper().show(found.tables(verbose=verbose))
 
 
 def _stream(plan: Plan, stream: int) -> dict[str, Any]:

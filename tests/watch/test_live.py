@@ -78,7 +78,6 @@ class Terminal:
                 os.environ |= {"TERM": "xterm", "COLUMNS": "160", "LINES": "50"}
                 sys.stdout = os.fdopen(1, "w", encoding="utf-8")
                 sys.stderr = os.fdopen(2, "w", encoding="utf-8")
-                verb.WIDTH = None
                 code = main([str(a) for a in arguments])
                 sys.stdout.flush()
                 sys.stderr.flush()

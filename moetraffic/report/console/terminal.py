@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import (
+    Console,
+    ConsoleDimensions,
+    ConsoleOptions,
+    RenderableType,
+)
 from rich.segment import Segment
 
 from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
@@ -27,16 +33,50 @@ from . import configuration
 WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]
 
 
+LOG_WIDTH = 200
+"""Characters of a line in a log or a pipe, which have no width of their own."""
+
+
 class Paper(Console):
     """Console that prints text literally: no markup, no control characters.
 
-    Names in files may look like markup or contain terminal escape sequences.
+    Names in files may look like markup or contain terminal escape sequences.  A table
+    is as wide as the terminal, and in a log or a pipe always of the same width.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, width: int | None = None, **options: Any) -> None:
         super().__init__(
             **{"markup": False, "emoji": False, "highlight": False} | options
         )
+        self._fixed = width
+
+    @property  # type: ignore[misc]  # it is not set
+    def size(self) -> ConsoleDimensions:
+        """Width and height in characters."""
+        found = super().size
+        width = self._fixed or (found.width if self.is_terminal else LOG_WIDTH)
+        return ConsoleDimensions(width, found.height)
+
+    def say(self, sentence: str) -> None:
+        """Print sentences: wrapped on a terminal, one line each in a log, for grep."""
+        for line in sentence.split("\n"):
+            if self.is_terminal:
+                line = textwrap.fill(
+                    line,
+                    self.width,
+                    subsequent_indent="  ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            self.print(line, soft_wrap=True)
+
+    def show(self, results: Iterable[Any]) -> None:
+        """Print tables and sentences."""
+        for one in results:
+            if isinstance(one, str):
+                self.say(one)
+            else:
+                self.print(one)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -1,0 +1,197 @@
+"""What every verb prints on terminals of three widths, and in a log, is whole."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetraffic.cli import output
+from moetraffic.cli.app import VERBS, main
+from moetraffic.data import path
+from moetraffic.report.console.terminal import Paper
+from moetraffic.tables import Table
+
+RUN, OTHER = path("golden-v1.h5"), path("golden-v1.1.h5")
+WIDTHS = (80, 100, 120)
+PRESET = "top2-balanced-early"
+SMALL = ("--nproc", 2, "--iterations", 4)
+
+LONG = "{0}/long.h5"
+FAST: dict[str, tuple[object, ...]] = {
+    "info": (RUN, "--tables"),
+    "compare": (RUN, OTHER, "--only", "distances,times"),
+    "bandwidth": ("big-red-200",),
+    "export": (RUN, "--to", "csv", "-o", "{0}/run.csv"),
+    "place": (RUN, "--ep", 1, "-o", "{0}/placed.h5"),
+    "fabric": (RUN, "--tables"),
+    "estimate": ("--dp", 8, "--bandwidth", "25GB/s", "--tables"),
+    "schedule": (RUN,),
+    "anonymize": (RUN, "-o", "{0}/anonymous.h5"),
+    "models": (),
+    "pattern": ("--dp", 4, "--tables"),
+}
+SLOW: dict[str, tuple[object, ...]] = {
+    "analyze": (RUN, "--tables"),
+    "validate": (LONG, "--against", "{0}/again.h5", "--tables"),
+    "reproduce": ("apnet24",),
+    "generate": (LONG, "-o", "{0}/synthetic.h5", "--force", "--tables"),
+    "evaluate": (LONG, "--most", 2),
+    "doctor": (),
+    "demo": ("-o", "{0}/demo", *SMALL),
+    "capture": ("-o", "{0}/captured.h5", *SMALL),
+    "watch": (RUN, "--once"),
+}
+ELSEWHERE = {
+    "replay": "tests/replay prints its tables through the same console",
+    "bench": "tests/replay prints its tables through the same console",
+    "plot": "names the pictures",
+    "report": "names the page",
+    "run": "prints what info prints",
+    "merge": "prints what info prints",
+    "import": "prints what info prints",
+    "build": "prints a sentence",
+    "tolerance": "trains for minutes",
+}
+
+
+def on_terminal(width: int, act: Callable[[], None]) -> str:
+    """Return what is printed on a pseudo-terminal of a width."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    parts = []
+
+    def read() -> None:
+        while True:
+            try:
+                part = os.read(ours, 1 << 16)
+            except OSError:  # closed
+                return
+            parts.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        patch.setenv("TERM", "xterm")
+        with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
+            patch.setattr(sys, "stdout", terminal)
+            patch.setattr(output, "console", Paper())
+            act()
+    reader.join(10)
+    os.close(ours)
+    return re.sub(r"\x1b\[[0-9;]*m", "", b"".join(parts).decode()).replace("\r", "")
+
+
+def numbers(text: str) -> set[str]:
+    """Return the numbers, but those in words as long as paths."""
+    words = [word for word in text.split() if len(word) <= 32]
+    found = re.findall(r"\d[\d.,]*", " ".join(words))
+    return {number.rstrip(".,") for number in found}
+
+
+def check(
+    verb: str,
+    arguments: tuple[object, ...],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Run a verb, and print what it shows again on each terminal and in a log."""
+    results: list[Any] = []
+    show = Paper.show
+
+    def keep(paper: Paper, shown: Iterable[Any]) -> None:
+        results.extend(shown)
+
+    monkeypatch.setattr(Paper, "show", keep)
+    code = main([verb, *(str(a).format(folder) for a in arguments)])
+    assert code in (0, 1, 3), capsys.readouterr().err
+    assert results
+    capsys.readouterr()
+    show(Paper(), results)
+    log = capsys.readouterr().out
+    for width in WIDTHS:
+        shown = on_terminal(width, lambda: show(Paper(), results))
+        assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+        assert numbers(log) <= numbers(shown)
+        for line in shown.splitlines():
+            # no word is broken for the width, so that paths can be copied
+            assert len(line) <= width or max(map(len, line.split())) > width - 32
+
+
+@pytest.mark.parametrize("verb", FAST)
+def test_no_number_is_cut_at_any_width(
+    verb: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check(verb, FAST[verb], tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", SLOW)
+def test_no_number_is_cut_of_what_takes_longer(
+    verb: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for seed, name in enumerate(("long", "again") if LONG in SLOW[verb] else ()):
+        output = f"--iterations 120 -o {tmp_path}/{name}.h5 --seed {seed}"
+        assert main(f"generate --from {PRESET} {output}".split()) == 0
+    check(verb, SLOW[verb], tmp_path, monkeypatch, capsys)
+
+
+def test_every_verb_is_tried() -> None:
+    assert {*FAST, *SLOW, *ELSEWHERE} == set(VERBS)
+
+
+WORDS = st.text("abc 0123456789.%-", min_size=0, max_size=30)
+
+
+@given(
+    columns=st.integers(1, 14),
+    rows=st.integers(0, 7),
+    width=st.sampled_from((40, *WIDTHS)),
+    drawn=st.data(),
+)
+def test_every_cell_of_any_table_is_shown_whole(
+    columns: int, rows: int, width: int, drawn: st.DataObject
+) -> None:
+    line = st.tuples(*[st.one_of(WORDS, st.floats(-1e9, 1e9), st.none())] * columns)
+    table = Table(
+        title="Any",
+        columns=[drawn.draw(WORDS) for _ in range(columns)],
+        rows=[drawn.draw(line) for _ in range(rows)],
+    )
+    shown = "".join(segment.text for segment in Paper(width=width).render(table))
+    assert max(map(len, shown.splitlines()), default=0) <= width
+    seen = Counter(shown.split())
+    for word in {w for row in table.texts() for cell in row for w in cell.split()}:
+        assert seen[word] or seen[f"{word};"] or seen[f"{word}."]
+
+
+def test_a_log_has_the_same_width_whatever_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = []
+    for width in ("60", "300"):
+        monkeypatch.setenv("COLUMNS", width)
+        Paper().show([Table(columns=["name"] * 30, rows=[["12345678"] * 30] * 9)])
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
