@@ -14,7 +14,6 @@ import numpy as np
 
 from moetraffic.patterns import preset
 from moetraffic.patterns.time_model import (
-    Architecture,
     Configuration,
     NodeLinks,
     System,
@@ -22,6 +21,7 @@ from moetraffic.patterns.time_model import (
     search,
 )
 
+MODEL = preset("mixtral-8x7b").model
 SYSTEM = System(
     peak_flops=312e12,
     utilization=0.5,
@@ -35,14 +35,14 @@ SYSTEM = System(
 
 def measure(number: int) -> dict[str, float]:
     drawn = np.random.default_rng(0)
-    model = Architecture.of(preset("mixtral-8x7b").model, k=2)
 
     def powers(least: int, most: int) -> np.ndarray:
         return 2.0 ** drawn.integers(least, most, number)
 
     began = time.perf_counter()
     config = Configuration(
-        model=model,
+        model=MODEL,
+        k=2,
         pp=powers(0, 6),
         tp=powers(0, 4),
         dp=powers(0, 7),
@@ -59,10 +59,11 @@ def measure(number: int) -> dict[str, float]:
     single: list[float] = []
     for _ in range(200):
         started = time.thread_time()
-        estimate(Configuration(model=model, pp=4, dp=8, ep=8, global_batch=256), SYSTEM)
+        config = Configuration(model=MODEL, k=2, pp=4, dp=8, ep=8, global_batch=256)
+        estimate(config, SYSTEM)
         single.append(1e3 * (time.thread_time() - started))
     began = time.perf_counter()
-    looked = search(model, SYSTEM, gpus=1024, global_batch=4096)
+    looked = search(MODEL, SYSTEM, gpus=1024, global_batch=4096, k=2)
     return {
         "cores": len(os.sched_getaffinity(0)),
         "configurations": number,

@@ -13,7 +13,7 @@ from moetraffic.patterns import time_model
 from moetraffic.patterns.layer_calls import CONTEXTS
 from moetraffic.patterns.platforms import protocols
 from moetraffic.patterns.schedules import SCHEDULES
-from moetraffic.patterns.time_model import GPUS, Architecture, Configuration, System
+from moetraffic.patterns.time_model import GPUS, Configuration, System
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -115,9 +115,7 @@ PARALLELISM = field_options(
             kind=float,
             rule={"above": 0},
         ),
-        "expert_tp": Setting(
-            "Number of tensor-parallel ranks of an expert.", "--etp", shown="tp"
-        ),
+        "etp": Setting("Number of tensor-parallel ranks of an expert.", shown="tp"),
         "fp8": Setting("Multiply layers' weights in 8 bits.", "--fp8"),
         "fused_attention": Setting(
             "Fused attention (FlashAttention).", "--fused-attention"
@@ -399,8 +397,7 @@ def estimate(
     fit: FromTrace | None = None
     if calibrate is None:
         of, gating, _ = model_of(model, shape)
-        k = gating.k if of.experts else 0
-        config = Configuration(model=Architecture.of(of, k=k))
+        config = Configuration(model=of, k=gating.k)
         fixed = given("utilization")
         known = nominal(
             *(platform, gpu, protocol),

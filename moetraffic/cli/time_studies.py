@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import time_model
-from moetraffic.patterns.time_model import Architecture, Configuration, System
+from moetraffic.patterns import ModelShape, time_model
+from moetraffic.patterns.time_model import Configuration, System
 from moetraffic.report.console.options import positive_numbers
 from moetraffic.report.results import time_model as report
 from moetraffic.trace import Trace
@@ -119,15 +119,9 @@ def varied(
         rates = np.array([bytes_per_second(value) for value in values])
         system = replace(system, bandwidth=rates)
     else:
-        models = []
-        for value in values:
-            of, gating, _ = model_of(value, {})
-            models.append(Architecture.of(of, k=gating.k if of.experts else 0))
-        stacked = {
-            name: np.stack([getattr(model, name) for model in models])
-            for name in vars(models[0])
-        }
-        config = replace(config, model=Architecture(**stacked))
+        models, gatings, _ = zip(*(model_of(v, {}) for v in values), strict=True)
+        k = [float(gating.k) for gating in gatings]
+        config = replace(config, model=models, k=k)
     found = time_model.estimate(config, system, conventions=conventions, strict=False)
     head = {"bandwidth": "bandwidth", "size": "model"}[what]
     title = f"Iteration time by {head}"
@@ -149,6 +143,7 @@ def best_layouts(
     """Search the fastest layouts of a number of GPUs."""
     number = int(config.world) if gpus is None else gpus
     whole = 8 * number if batch is None else batch
+    assert isinstance(config.model, ModelShape)  # an option names one model
     found = time_model.search(
         config.model,
         system,
@@ -156,6 +151,7 @@ def best_layouts(
         global_batch=whole,
         conventions=conventions,
         gradient_bytes=float(config.gradient_bytes),
+        k=config.k,
     )
     if not len(found.order):
         least = float(found.estimate.memory.total.min()) / 1e9

@@ -18,11 +18,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from .values import Values, anywhere
+
+if TYPE_CHECKING:
+    from .configuration import Configuration
 
 CONTEXTS = ("ring", "all-gather", "all-to-all")
 """How attention sees the whole sequence: keys and values round a ring (Liu et al.,
@@ -81,6 +84,48 @@ class LayerCalls:
     shared: Values = 0  # 1: a MoE layer has shared experts
     counted: Values = 1  # 1: ranks exchange how many copies will come
     regathered: Values = 1  # 1: backward gathers a matrix's input again
+
+    @classmethod
+    def of(
+        cls, c: Configuration, *, counted: Values = 0, regathered: Values = 1
+    ) -> LayerCalls:
+        """What a layer of a configuration sends.
+
+        Parameters
+        ----------
+        c
+            One, or arrays of them.
+        counted, regathered
+            As the fields.
+        """
+        m = c.sizes
+        row = m.hidden * c.element_bytes
+        short = anywhere(c.dispatch_bytes > 0)
+        dispatched = np.where(c.dispatch_bytes > 0, c.dispatch_bytes, c.element_bytes)
+        return cls(
+            tp=c.tp,
+            cp=c.cp,
+            ep=c.ep,
+            etp=c.expert_tp,
+            sequence_parallel=np.where(c.sequence_parallel > 0, 1.0, 0.0),
+            context=c.context,
+            micro_batch=c.micro_batch,
+            source=m.source,
+            targets=m.targets,
+            row=row,
+            dispatch_row=m.hidden * dispatched if short else row,
+            element=c.element_bytes,
+            heads=m.heads,
+            key_heads=m.key_heads,
+            key_width=m.key_width,
+            value_width=m.value_width,
+            source_copies=c.copies(m.source),
+            target_copies=c.copies(m.targets),
+            experts=m.experts,
+            shared=np.where(m.shared_ffn > 0, 1.0, 0.0),
+            counted=counted,
+            regathered=regathered,
+        )
 
     # ---- a layer ---------------------------------------------------------------
 

@@ -19,12 +19,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from moetraffic.errors import LayoutError
 
+from .rules import Rule, refuse, sentences
 from .schedules import chunk_layers
+from .values import Values
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
 ZERO_STAGES = (0, 1, 2, 3)  # Rajbhandari et al., arXiv 1910.02054, section 5; 0: none
+
+RULED = (*AXES, "etp", "zero", "shard")
+"""Fields of which :func:`layout_rules` are."""
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -77,52 +84,16 @@ class ParallelLayout:
     shard: int = 0
 
     def __post_init__(self) -> None:
-        for axis in AXES:
-            size = getattr(self, axis)
-            if size < 1:
-                raise LayoutError(
-                    f"every parallel size must be at least 1, but {axis} is {size}: "
-                    f"give --{axis} a positive number"
-                )
-        if self.etp < 0:
-            raise LayoutError(
-                f"etp must be at least 1, or 0 for that of tp, but is {self.etp}: "
-                "give --etp a positive number"
-            )
         if sorted(self.order.split("-")) != sorted(AXES):
             raise LayoutError(
                 f"the order must name {', '.join(AXES)} once each, but is "
                 f"{self.order!r}: the default is 'tp-cp-ep-dp-pp'"
             )
-        ranks = self.tp * self.cp * self.dp
-        if ranks % (self.expert_tp * self.ep):
-            raise LayoutError(
-                "ep must divide dp (where experts are folded over other ranks, etp x "
-                "ep must divide tp x cp x dp), but etp x ep is "
-                f"{self.expert_tp} x {self.ep} and tp x cp x dp is {self.tp} x "
-                f"{self.cp} x {self.dp}: change --ep, --etp or --dp"
-            )
+        refuse(layout_rules(**{name: getattr(self, name) for name in RULED}))
         if self.pp > 1 and self._stride("pp") != self._expert_stride("pp"):
             raise LayoutError(
                 "both grids must have the same pipelines, but with the order "
                 f"{self.order} they differ: put pp last, or first"
-            )
-        copies = self.dp * self.cp
-        if self.shard < 0 or copies % self.shards:
-            raise LayoutError(
-                f"shard must divide dp x cp, but is {self.shard} for {self.dp} x "
-                f"{self.cp}: change --shard"
-            )
-        if self.edp * self.shards > copies and self.edp * self.shards % copies:
-            raise LayoutError(
-                "each block of shards must have as many copies of an expert, but there "
-                f"are {self.edp} for {copies // self.shards} blocks: change --shard or "
-                "--ep"
-            )
-        if self.zero not in ZERO_STAGES:
-            raise LayoutError(
-                f"the ZeRO stage is one of {', '.join(map(str, ZERO_STAGES))}, but "
-                f"zero is {self.zero}: choose one of them with --zero"
             )
 
     @property
@@ -276,24 +247,134 @@ def _before(axis: str, sizes: Mapping[str, int]) -> int:
     return prod(sizes[name] for name in names[: names.index(axis)])
 
 
-def unmet(
-    layout: ParallelLayout,
+def layout_rules(
     *,
-    layers: int,
-    heads: int,
-    width: int,
-    experts: int,
-    accumulation: int,
+    tp: Values,
+    cp: Values,
+    dp: Values,
+    pp: Values,
+    ep: Values,
+    etp: Values,
+    zero: Values,
+    shard: Values,
+) -> list[Rule]:
+    """The rules of the fields of a layout, or of arrays of them."""
+    axes = {"tp": tp, "cp": cp, "ep": ep, "dp": dp, "pp": pp}
+    split = np.where(np.asarray(etp) > 0, etp, tp)
+    ranks, copies = tp * cp * dp, np.maximum(dp * cp, 1)
+    shards = np.where(np.asarray(shard) > 0, shard, copies)
+    # copies of an expert that are shards, of which one rank has a whole number
+    blocks = ranks / np.maximum(split * ep, 1) * shards / copies
+    return [
+        *(
+            Rule(
+                size < 1,
+                f"every parallel size must be at least 1, but {axis} is {{}}",
+                (size,),
+                f"give --{axis} a positive number",
+            )
+            for axis, size in axes.items()
+        ),
+        Rule(
+            etp < 0,
+            "etp must be at least 1, or 0 for that of tp, but is {}",
+            (etp,),
+            "give --etp a positive number",
+        ),
+        Rule(
+            ranks % np.maximum(split * ep, 1) != 0,
+            "ep must divide dp (where experts are folded over other ranks, etp x ep "
+            "must divide tp x cp x dp), but etp x ep is {} x {} and tp x cp x dp is "
+            "{} x {} x {}",
+            (split, ep, tp, cp, dp),
+            "change --ep, --etp or --dp",
+        ),
+        Rule(
+            (np.asarray(shard) < 0) | (copies % shards != 0),
+            "shard must divide dp x cp, but is {} for {} x {}",
+            (shard, dp, cp),
+            "change --shard",
+        ),
+        Rule(
+            (blocks > 1) & (blocks % 1 > 0),
+            "each block of shards must have as many copies of an expert, but with shard"
+            " {}, dp {} and ep {} it has not",
+            (shard, dp, ep),
+            "change --shard or --ep",
+        ),
+        Rule(
+            np.isin(zero, ZERO_STAGES, invert=True),
+            f"the ZeRO stage is one of {', '.join(map(str, ZERO_STAGES))}, but zero is "
+            "{}",
+            (zero,),
+            "choose one of them with --zero",
+        ),
+    ]
+
+
+def split_rules(
+    *,
+    layers: Values,
+    heads: Values,
+    experts: Values,
+    tp: Values,
+    ep: Values,
+    pp: Values,
+    virtual: Values,
+    zero: Values,
+) -> list[Rule]:
+    """The rules of a model that is split, whoever trains it.
+
+    Parameters
+    ----------
+    layers, heads, experts
+        Of the model: its blocks, attention heads, and experts of a MoE layer.
+    tp, ep, pp, virtual, zero
+        Of a layout; ``virtual`` chunks of layers on each stage.
+    """
+    return [
+        Rule(
+            experts % np.maximum(ep, 1) != 0,
+            "ep must divide the experts, but there are {} experts for ep {}",
+            (experts, ep),
+            "change --experts or --ep",
+        ),
+        Rule(
+            heads % np.maximum(tp, 1) != 0,
+            "tp must divide the attention heads, but there are {} heads for tp {}",
+            (heads, tp),
+            "change --heads or --tp",
+        ),
+        Rule(
+            layers < pp * virtual,
+            "every chunk of a pipeline holds a layer, but there are {} layers for "
+            "pp x virtual = {} x {}",
+            (layers, pp, virtual),
+            "raise --layers, or lower --pp or --virtual-stages",
+        ),
+        Rule(
+            # as DeepSpeed refuses it: each micro-batch's backward would reduce, or
+            # gather, while its stage's neighbors wait
+            (np.asarray(pp) > 1) & (np.asarray(zero) > 1),
+            "a pipeline goes with ZeRO stage 0 or 1, whose gradients wait for all "
+            "micro-batches, but pp is {} and zero is {}",
+            (pp, zero),
+            "use --zero 1 or --pp 1",
+        ),
+    ]
+
+
+def unmet(
+    layout: ParallelLayout, *, layers: int, heads: int, experts: int, accumulation: int
 ) -> list[tuple[str, str]]:
-    """The rules that a model and its training break under a layout.
+    """The rules that a model and its training by this library break under a layout.
 
     Parameters
     ----------
     layout
         The layout.
-    layers, heads, width, experts
-        Of the model: its blocks, attention heads, feed-forward width (of an expert
-        too), and experts of a MoE layer.
+    layers, heads, experts
+        As of :func:`split_rules`.
     accumulation
         Micro-batches of a step.
 
@@ -303,60 +384,39 @@ def unmet(
         Each broken rule with its values, and the remedy.
     """
     p = layout
-    rules = [
-        (
-            experts % p.ep == 0,
-            f"ep must divide the experts, but there are {experts} experts for ep "
-            f"{p.ep}",
-            "change --experts or --ep",
-        ),
-        (
-            heads % p.tp == 0,
-            f"tp must divide the attention heads, but there are {heads} heads for tp "
-            f"{p.tp}",
-            "change --heads or --tp",
-        ),
-        (
-            width % p.tp == 0,
-            f"tp must divide the feed-forward width, but it is {width} for tp {p.tp}",
-            "change --hidden or --tp",
-        ),
-        (
-            p.pp <= layers,
-            f"a pipeline stage holds at least one layer, but there are {layers} layers "
-            f"for pp {p.pp}",
-            "raise --layers or lower --pp",
-        ),
-        (
-            p.pp == 1 or accumulation >= p.pp,
-            "1F1B needs as many micro-batches as stages, but accumulation is "
-            f"{accumulation} for pp {p.pp}",
+    of_all = split_rules(
+        layers=layers,
+        heads=heads,
+        experts=experts,
+        virtual=1,
+        **{name: getattr(p, name) for name in ("tp", "ep", "pp", "zero")},
+    )
+    own = [
+        Rule(
+            p.pp > 1 and accumulation < p.pp,
+            "1F1B needs as many micro-batches as stages, but accumulation is {} for pp "
+            "{}",
+            (accumulation, p.pp),
             f"give --accumulation {p.pp} or more",
         ),
-        (
-            p.pp == 1 or p.zero < 2,
-            # as DeepSpeed refuses it: each micro-batch's backward would reduce, or
-            # gather, while its stage's neighbors wait
-            "a pipeline goes with ZeRO stage 0 or 1, whose gradients wait for all "
-            f"micro-batches, but pp is {p.pp} and zero is {p.zero}",
-            "use --zero 1 or --pp 1",
-        ),
-        (
-            p.shard == 0,
-            f"training shards over all copies, but shard is {p.shard}",
+        Rule(
+            p.shard > 0,
+            "training shards over all copies, but shard is {}",
+            (p.shard,),
             "leave out --shard",
         ),
-        (
-            p.nested or p.cp > 1,
+        Rule(
+            not p.nested and p.cp == 1,
             "training splits experts as their layers and copies them over data-"
-            f"parallel ranks, but etp is {p.expert_tp}, tp is {p.tp} and the order is "
-            f"{p.order}",
+            "parallel ranks, but etp is {}, tp is {} and the order is {}",
+            (p.expert_tp, p.tp, p.order),
             "leave out --etp, and put ep next to dp in --order",
         ),
-        (
-            p.cp == 1,
-            f"training does not support context parallelism, but cp is {p.cp}",
+        Rule(
+            p.cp > 1,
+            "training does not support context parallelism, but cp is {}",
+            (p.cp,),
             "leave out --cp",
         ),
     ]
-    return [(rule, remedy) for kept, rule, remedy in rules if not kept]
+    return sentences([*of_all, *own])

@@ -6,12 +6,15 @@ What a layer sends is :mod:`.layer_calls`; here stages, schedules and synchroniz
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
+from .configuration import Configuration, refuse_unsound
 from .element_types import element_bytes
-from .layer_calls import CONTEXTS, Halves, LayerCalls, Part, room
-from .parallelism import Parallelism, check
+from .layer_calls import Halves, LayerCalls, Part, room
+from .parallelism import Parallelism
 from .pattern import Call, Pattern
 from .routers import Gating
 from .shape import ModelShape
@@ -41,49 +44,29 @@ def megatron_pattern(
         If the model cannot be spread so.
     """
     gating = gating or Gating(k=1)
-    check(shape, gating, plan)
-    return pattern_of([_Stage(shape, plan, gating, n) for n in range(plan.pp)])
+    config = Configuration.of(shape, plan, gating)
+    refuse_unsound(config)
+    calls = layer_calls(config, gating)
+    return pattern_of([_Stage(shape, plan, gating, n, calls) for n in range(plan.pp)])
 
 
-def layer_calls(shape: ModelShape, plan: Parallelism, gating: Gating) -> LayerCalls:
-    """What a layer of a model sends, spread so."""
-    spread = plan.cp * (plan.tp if plan.sequence_parallel else 1)
-
-    def copies(tokens: int) -> float:
-        """Token copies that a rank sends, and gets if all experts get as much."""
-        routed = gating.k * plan.micro_batch * tokens // spread
-        if gating.dispatch == "dropless":
-            return routed
-        padded = float(room(routed, shape.experts, gating.capacity_factor))
-        return padded if gating.dispatch == "padded" else min(routed, padded)
-
-    return LayerCalls(
-        tp=plan.tp,
-        cp=plan.cp,
-        ep=plan.ep,
-        etp=plan.expert_tp,
-        sequence_parallel=int(plan.sequence_parallel),
-        context=CONTEXTS.index(plan.context),
-        micro_batch=plan.micro_batch,
-        source=shape.sequence,
-        targets=shape.targets,
-        row=plan.row_bytes(shape.hidden),
-        dispatch_row=plan.row_bytes(shape.hidden, dispatched=True),
-        element=element_bytes(plan.dtype),
-        heads=shape.heads,
-        key_heads=shape.heads if shape.kv_rank else shape.groups,
-        key_width=shape.key_width,
-        value_width=shape.value_width,
-        source_copies=copies(shape.sequence),
-        target_copies=copies(shape.targets),
-        experts=shape.experts,
-        shared=int(shape.shared_ffn > 0),
-        counted=int(gating.dispatch != "padded"),
-    )
+def layer_calls(config: Configuration, gating: Gating) -> LayerCalls:
+    """What a layer sends, with the exchange of counts, and what capacity drops."""
+    found = LayerCalls.of(config, counted=int(gating.dispatch != "padded"))
+    if gating.dispatch != "dropped":
+        return found
+    kept = {}
+    for name in ("source_copies", "target_copies"):
+        routed, experts = getattr(found, name), config.sizes.experts
+        kept[name] = np.minimum(routed, room(routed, experts, gating.capacity_factor))
+    return replace(found, **kept)
 
 
+@dataclass(frozen=True)
 class _Stage(Stage):
     """What the ranks of one pipeline stage call."""
+
+    layer_calls: LayerCalls
 
     def end(self) -> list[Call]:
         """Behind the last backward pass (``finalize_model_grads.py``)."""
@@ -171,8 +154,8 @@ class _Stage(Stage):
         return calls + sync.after_backward(unit)
 
     def _pass(self, of: Callable[..., Halves], layer: int) -> Halves:
-        crosses = self.shape.two_stacks and layer >= self.shape.encoder_layers
-        return of(sparse=self.shape.sparse(layer), crosses=crosses)
+        sparse, crosses = self.shape.sparse(layer), self.shape.crosses(layer)
+        return of(sparse=sparse, crosses=crosses)
 
     def _listed(self, parts: Sequence[Part], layer: int = -1) -> list[Call]:
         """Parts call by call."""
@@ -210,11 +193,6 @@ class _Stage(Stage):
         )
 
     # ---- sizes -----------------------------------------------------------------
-
-    @cached_property
-    def layer_calls(self) -> LayerCalls:
-        """What a layer sends."""
-        return layer_calls(self.shape, self.plan, self.gating)
 
     @property
     def handed_on(self) -> int:

@@ -22,7 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from moetraffic.errors import LayoutError
+import numpy as np
+
+from .rules import Rule, refuse
+from .values import Values
 
 SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "dualpipe")
 """Orders of passes; the first is interleaved where a rank has virtual stages."""
@@ -67,25 +70,15 @@ def passes(
     >>> "".join("B" if p.backward else "F" for p in passes(0, 2, 3))
     'FFBFBB'
     """
-    if virtual > 1 and (stages == 1 or micro_batches % stages):
-        raise LayoutError(
-            "an interleaved schedule has several stages and a multiple of them of "
-            f"micro-batches, but there are {stages} stages and {micro_batches} "
-            "micro-batches: change --pp, --virtual or --accumulation"
+    refuse(
+        schedule_rules(
+            pp=stages,
+            accumulation=micro_batches,
+            virtual=virtual,
+            schedule=SCHEDULES.index(schedule),
         )
-    if schedule != "1f1b" and (stages == 1 or virtual > 1):
-        raise LayoutError(
-            f"{schedule} is of several stages, each of a rank, but there are {stages} "
-            f"stages and {virtual} virtual ones of a rank: raise --pp, or leave out "
-            "--schedule or --virtual-stages"
-        )
+    )
     if schedule == "dualpipe":
-        if stages % 2 or micro_batches % 2 or micro_batches < 2 * stages:
-            raise LayoutError(
-                "DualPipe has an even number of stages and of micro-batches, at least "
-                f"two for each stage, but there are {stages} stages and "
-                f"{micro_batches} micro-batches: change --pp or --accumulation"
-            )
         return _from_both_ends(stage, stages, micro_batches // 2)
     if stages == 1:
         return [Pass(b, i) for i in range(micro_batches) for b in (False, True)]
@@ -99,6 +92,45 @@ def passes(
     for n in range(total - warm_up):
         order += [forward[warm_up + n], backward[n]]
     return order + backward[total - warm_up :]
+
+
+def schedule_rules(
+    *, pp: Values, accumulation: Values, virtual: Values, schedule: Values
+) -> list[Rule]:
+    """The rules of a schedule, or of arrays of them.
+
+    Parameters
+    ----------
+    pp, accumulation, virtual
+        Stages, micro-batches, and chunks of a rank.
+    schedule
+        Place in SCHEDULES.
+    """
+    pp, several = np.asarray(pp), np.asarray(virtual) > 1
+    return [
+        Rule(
+            several & ((pp < 2) | (accumulation % np.maximum(pp, 1) != 0)),
+            "an interleaved schedule has several stages and a multiple of them of "
+            "micro-batches, but there are {} stages and {} micro-batches",
+            (pp, accumulation),
+            "change --pp, --virtual-stages or the micro-batches",
+        ),
+        Rule(
+            (np.asarray(schedule) > 0) & ((pp < 2) | several),
+            "zero-bubble schedules and DualPipe are of several stages, each of a rank, "
+            "but there are {} stages and {} virtual ones of a rank",
+            (pp, virtual),
+            "raise --pp, or leave out --schedule or --virtual-stages",
+        ),
+        Rule(
+            (np.asarray(schedule) == SCHEDULES.index("dualpipe"))
+            & ((pp % 2 > 0) | (accumulation % 2 > 0) | (accumulation < 2 * pp)),
+            "DualPipe has an even number of stages and of micro-batches, at least "
+            "two for each stage, but there are {} stages and {} micro-batches",
+            (pp, accumulation),
+            "change --pp or the micro-batches",
+        ),
+    ]
 
 
 def handed_on(

@@ -8,6 +8,7 @@ as its comment says.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 Broken = tuple[str, str]
 """A rule that is broken, with its values, and the remedy."""
@@ -73,30 +74,26 @@ class ModelShape:
     moe_every: int = 2  # every n-th layer of a stack carries experts: n-1, 2n-1, ...
     moe_first: int = 0  # but no layer of a stack before this one
 
-    @property
+    @cached_property
     def moe_layers(self) -> tuple[int, ...]:
         """Global indices of the layers that carry experts.
 
         The decoder's layers are numbered after the encoder's, but counted from its own
         first one.
         """
-        stacks = (
-            range(self.encoder_layers),
-            range(self.encoder_layers, self.layers),
-        )
-        return tuple(
-            layer
-            for stack in stacks
-            for place, layer in enumerate(stack)
-            if self.experts
-            and place >= self.moe_first
-            and (place + 1) % self.moe_every == 0
-        )
+        return tuple(filter(self.sparse, range(self.layers)))
 
     def sparse(self, layer: int) -> bool:
         """Whether a layer carries experts; those of further predictions follow the last
         layer, and are as that one is."""
-        return min(layer, self.layers - 1) in self.moe_layers
+        place = min(layer, self.layers - 1)
+        place -= self.encoder_layers if place >= self.encoder_layers else 0
+        every = (place + 1) % self.moe_every == 0
+        return self.experts > 0 and place >= self.moe_first and every
+
+    def crosses(self, layer: int) -> bool:
+        """Whether a layer is of a decoder, and attends to an encoder's tokens."""
+        return self.two_stacks and layer >= self.encoder_layers
 
     @property
     def predicting_layers(self) -> range:

@@ -8,10 +8,10 @@ a name in SYNCHRONIZATIONS.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from math import ceil
-from typing import Any
+from typing import ClassVar, NamedTuple
 
 from .pattern import Call
 from .tensors import ModelTensor
@@ -76,9 +76,51 @@ class Copies:
         return [call]
 
 
+class ZeroCall(NamedTuple):
+    """A collective of a ZeRO stage."""
+
+    point: str  # where it is called: one of POINTS
+    operation: str
+    gradients: bool  # or parameters
+    across: bool = False  # over those who hold the same shard, of that shard
+
+    @property
+    def of_shard(self) -> bool:
+        """Whether a member's input is its share, not the whole buffer."""
+        return self.across or self.operation == "all_gather"
+
+
+UNIT_POINTS = ("before_forward", "before_backward", "after_backward")
+POINTS = (*UNIT_POINTS, "micro_batch", "gradients", "parameters")
+"""Of an iteration: for each unit of each micro-batch, at the end of each backward pass,
+when all micro-batches' gradients are there, and when the parameters have moved."""
+
+ZERO: tuple[tuple[ZeroCall, ...], ...] = (
+    (ZeroCall("gradients", "all_reduce", True),),
+    (
+        ZeroCall("gradients", "reduce_scatter", True),
+        ZeroCall("gradients", "all_reduce", True, across=True),
+        ZeroCall("parameters", "all_gather", False),
+    ),
+    (
+        ZeroCall("micro_batch", "reduce_scatter", True),
+        ZeroCall("gradients", "all_reduce", True, across=True),
+        ZeroCall("parameters", "all_gather", False),
+    ),
+    (
+        ZeroCall("before_forward", "all_gather", False),
+        ZeroCall("before_backward", "all_gather", False),
+        ZeroCall("after_backward", "reduce_scatter", True),
+        ZeroCall("after_backward", "all_reduce", True, across=True),
+    ),
+)
+"""By stage, what is called (Rajbhandari et al., arXiv 1910.02054, section 7); under
+accumulation stage 2 reduces, and stage 3 gathers and reduces, in each micro-batch."""
+
+
 @dataclass(kw_only=True)
 class Synchronization:
-    """What is called at each point of an iteration; here nothing.
+    """What is called at each point of an iteration: that of a ZeRO stage, or nothing.
 
     ``copies`` are those of the dense parameters and of the experts, where there are
     several; ``units`` in the order in which their forward passes end.
@@ -88,6 +130,7 @@ class Synchronization:
     units: Sequence[Unit] = ()
     label: str = ""
     options: Mapping[str, float] = field(default_factory=dict)
+    stage: ClassVar[int | None] = None  # of ZeRO
 
     def before_forward(self, unit: Unit) -> list[Call]:
         """Before a unit's forward pass."""
@@ -103,28 +146,46 @@ class Synchronization:
 
     def micro_batch(self) -> list[Call]:
         """At the end of each backward pass."""
-        return []
+        return self._of_all("micro_batch")
 
     def gradients(self) -> list[Call]:
         """When all micro-batches' gradients are there."""
-        return []
+        return self._of_all("gradients")
 
     def parameters(self) -> list[Call]:
         """When the parameters have moved."""
-        return []
+        return self._of_all("parameters")
+
+    def _of_all(self, point: str) -> list[Call]:
+        every = (self._at(point, c, self._padded(c)) for c in self.copies if c.elements)
+        return list(chain(*every))
+
+    def _at(self, point: str, c: Copies, elements: int, label: str = "") -> list[Call]:
+        """The calls of this stage at a point, on a buffer of some elements."""
+        calls: list[Call] = []
+        for one in ZERO[self.stage] if self.stage is not None else ():
+            if one.point == point:
+                calls += c.call(
+                    one.operation,
+                    elements // c.ranks if one.of_shard else elements,
+                    gradients=one.gradients,
+                    across=one.across,
+                    direction="backward" if point in IN_BACKWARD else "forward",
+                    label=label,
+                )
+        return calls
+
+    def _padded(self, c: Copies) -> int:
+        return c.elements
+
+
+IN_BACKWARD = ("before_backward", "after_backward", "micro_batch")
 
 
 class AllReduce(Synchronization):
     """One all-reduce of all gradients: ``moetraffic.models``, Megatron-LM."""
 
-    def gradients(self) -> list[Call]:
-        """When all micro-batches' gradients are there."""
-        return [
-            call
-            for c in self.copies
-            for call in c.call("all_reduce", c.elements, gradients=True)
-            if c.elements
-        ]
+    stage = 0
 
 
 class Buckets(Synchronization):
@@ -160,30 +221,7 @@ class DistributedOptimizer(Synchronization):
     (``param_and_grad_buffer.py``).
     """
 
-    def gradients(self) -> list[Call]:
-        """When all micro-batches' gradients are there."""
-        calls: list[Call] = []
-        for c in self.copies:
-            if c.elements:
-                calls += c.call("reduce_scatter", self._padded(c), gradients=True)
-                calls += self._across(c)
-        return calls
-
-    def parameters(self) -> list[Call]:
-        """When the parameters have moved."""
-        return [
-            call
-            for c in self.copies
-            for call in c.call(
-                "all_gather", self._padded(c) // c.ranks, gradients=False
-            )
-            if c.elements
-        ]
-
-    def _across(self, c: Copies) -> list[Call]:
-        """The sum over those who hold the same shard."""
-        shard = self._padded(c) // c.ranks
-        return c.call("all_reduce", shard, gradients=True, across=True)
+    stage = 1
 
     def _padded(self, c: Copies) -> int:
         unit = c.ranks * int(self.options.get("align", 1))
@@ -193,18 +231,7 @@ class DistributedOptimizer(Synchronization):
 class ShardedGradients(DistributedOptimizer):
     """ZeRO's second stage as published: a reduce-scatter each micro-batch."""
 
-    def micro_batch(self) -> list[Call]:
-        """At the end of each backward pass."""
-        return [
-            replace(call, direction="backward")
-            for c in self.copies
-            for call in c.call("reduce_scatter", self._padded(c), gradients=True)
-            if c.elements
-        ]
-
-    def gradients(self) -> list[Call]:
-        """They are where they belong, or summed over those who hold the same."""
-        return [call for c in self.copies for call in self._across(c)]
+    stage = 2
 
 
 class OwnedStates(AllReduce):
@@ -285,9 +312,11 @@ class FullyShard(Synchronization):
     over these too (``_fsdp_collectives.py``: ``foreach_reduce``).
     """
 
+    stage = 3
+
     def before_forward(self, unit: Unit) -> list[Call]:
         """Before a unit's forward pass."""
-        return self._gather(unit, "forward")
+        return self._of_unit("before_forward", unit)
 
     def before_backward(self, unit: Unit) -> list[Call]:
         """Before a unit's backward pass: the next one's is prepared."""
@@ -296,28 +325,15 @@ class FullyShard(Synchronization):
         order = list(reversed(self.units))
         at = order.index(unit)
         due = order[: 2 if at == 0 else 0] or order[at + 1 : at + 2]
-        return list(chain(*(self._gather(u, "backward") for u in due)))
+        return list(chain(*(self._of_unit("before_backward", u) for u in due)))
 
     def after_backward(self, unit: Unit) -> list[Call]:
         """When a unit's gradients are there."""
-        c, shard = self.part(unit)
-        how: dict[str, Any] = {
-            "gradients": True,
-            "direction": "backward",
-            "label": self.label,
-        }
-        scattered = c.call("reduce_scatter", shard * c.ranks, **how)
-        return scattered + c.call("all_reduce", shard, across=True, **how)
+        return self._of_unit("after_backward", unit)
 
-    def _gather(self, unit: Unit, direction: str) -> list[Call]:
+    def _of_unit(self, point: str, unit: Unit) -> list[Call]:
         c, shard = self.part(unit)
-        return c.call(
-            "all_gather",
-            shard,
-            gradients=False,
-            direction=direction,
-            label=self.label,
-        )
+        return self._at(point, c, shard * c.ranks, self.label)
 
     def part(self, unit: Unit) -> tuple[Copies, int]:
         """The copies that a unit belongs to, and the elements of a rank's shard."""

@@ -6,7 +6,7 @@ gets whole tensors, and a shard is padded to rows of a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -50,7 +50,7 @@ class ModelTensor:
 def model_tensors(
     shape: ModelShape,
     *,
-    layers: range | None = None,
+    layers: Sequence[int] | None = None,
     vocabulary_split: int = 0,
     gate: bool = True,
 ) -> tuple[ModelTensor, ...]:
@@ -80,6 +80,30 @@ def model_tensors(
     return tuple(_all(shape, held, vocabulary_split, gate))
 
 
+def counted_tensors(shape: ModelShape) -> Iterator[tuple[ModelTensor, int]]:
+    """Each different parameter of a model once, with how many are like it.
+
+    Parameters
+    ----------
+    shape
+        A sound shape.
+
+    Yields
+    ------
+    ModelTensor, int
+        Of the first layer of its kind, the last layer, or no layer.
+    """
+    kinds: dict[tuple[bool, bool], int] = {}
+    times: dict[int, int] = {}
+    last = shape.layers - 1
+    for layer in range(shape.layers):
+        first = kinds.setdefault((shape.sparse(layer), shape.crosses(layer)), layer)
+        like = last if layer == last else first  # both ends come with their layers
+        times[like] = times.get(like, 0) + 1
+    for tensor in model_tensors(shape, layers=tuple(times)):
+        yield tensor, times.get(tensor.layer, 1)
+
+
 def padded_vocabulary(vocabulary: int, ranks: int) -> int:
     """The vocabulary made divisible by 128 a tensor-parallel rank, as Megatron-LM does.
 
@@ -100,7 +124,9 @@ def sees_own_tokens(tensor: ModelTensor) -> bool:
     )
 
 
-def _all(m: ModelShape, held: range, split: int, gate: bool) -> Iterator[ModelTensor]:
+def _all(
+    m: ModelShape, held: Sequence[int], split: int, gate: bool
+) -> Iterator[ModelTensor]:
     first, last = 0 in held, m.layers - 1 in held
     h, post = m.hidden, m.norm_place == "post"
     rows = padded_vocabulary(m.vocabulary, split) if split else m.vocabulary
@@ -153,7 +179,7 @@ def _block(m: ModelShape, layer: int, gate: bool) -> Iterator[ModelTensor]:
     h = m.hidden
     yield from _norm(m, "norm_1")
     yield from _latent(m) if m.kv_rank else _attention(m, "attention")
-    if layer >= m.encoder_layers and m.two_stacks:
+    if m.crosses(layer):
         yield from _norm(m, "norm_cross")
         yield from _attention(m, "cross")
     yield from _norm(m, "norm_2")

@@ -170,7 +170,6 @@ def _broken(work: Workload) -> list[tuple[str, str]]:
         p,
         layers=m.layers,
         heads=m.heads,
-        width=m.ffn_width,
         experts=m.experts,
         accumulation=t.accumulation,
     )

@@ -144,7 +144,7 @@ class _Stage(Stage):
     def _block(self, layer: int, *, gathers: bool = False) -> list[Call]:
         """A block's forward pass."""
         shape = self.shape
-        crosses = shape.two_stacks and layer >= shape.encoder_layers
+        crosses = shape.crosses(layer)
         tokens = self._tokens(layer)
         calls = [self._reduced(layer, tokens) for _ in range(1 + crosses)]
         if layer not in shape.moe_layers:
@@ -164,7 +164,7 @@ class _Stage(Stage):
 
     def _block_gradient(self, layer: int) -> list[Call]:
         shape = self.shape
-        crosses = shape.two_stacks and layer >= shape.encoder_layers
+        crosses = shape.crosses(layer)
         tokens, own = self._tokens(layer), self.work.training.dtype
         attention = [self._reduced(layer, tokens, own)]
         if crosses:  # what it asks, before what asks
@@ -279,8 +279,7 @@ class _Stage(Stage):
 
     def _tokens(self, layer: int) -> int:
         shape = self.shape
-        decodes = shape.two_stacks and layer >= shape.encoder_layers
-        sequence = shape.targets if decodes else shape.sequence
+        sequence = shape.targets if shape.crosses(layer) else shape.sequence
         return self.work.training.micro_batch * sequence
 
     @cached_property

@@ -18,7 +18,6 @@ from moetraffic.patterns.layout import ParallelLayout
 from moetraffic.patterns.presets import preset
 from moetraffic.patterns.time_model import (
     APNET24,
-    Architecture,
     Configuration,
     Conventions,
     System,
@@ -113,7 +112,7 @@ def _stripes(sizes: tuple[int, int, int]) -> Table:
     shape = preset("gpt-3b").model
     # heads and layers of the preset divide by these
     config = Configuration(
-        model=Architecture.of(shape),
+        model=shape,
         pp=p,
         tp=t,
         dp=d,
@@ -172,15 +171,8 @@ def _configurations() -> Iterator[tuple[str, Configuration, System]]:
         p, t, d = ASSUMED[gpus]
         # an odd number of heads (GPT-2 XL has 25) does not split: 32 are assumed
         shape = preset(SHAPES[size]).model
-        model = Architecture.gpt(
-            layers=shape.layers,
-            hidden=shape.hidden,
-            heads=32,
-            sequence=shape.sequence,
-            vocabulary=shape.vocabulary,
-        )
         config = Configuration(
-            model=model,
+            model=replace(shape, heads=32),
             pp=p,
             tp=t,
             dp=d,

@@ -180,7 +180,7 @@ def _slower_host(one: Measured, factor: float) -> float:
 
 
 def _busier_rank(one: Measured, factor: float) -> float:
-    if not np.any(one.config.model.experts > 0):
+    if not np.any(one.config.sizes.experts > 0):
         return np.nan
     config = replace(one.config, imbalance=factor)
     return float(replace(one, config=config).errors()[0])

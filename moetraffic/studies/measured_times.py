@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.data import published
-from moetraffic.patterns import preset
+from moetraffic.patterns import ModelShape, preset
+from moetraffic.patterns.presets.model_card import GPT
 from moetraffic.patterns.time_model import (
     A100,
     H100,
     SC21,
-    Architecture,
     Configuration,
     Conventions,
     Gpu,
@@ -81,17 +81,17 @@ class Measured:
 
     def part(self, rows: slice) -> Measured:
         """Return some of the rows."""
-        model = self.config.model
-        cut = {n: _cut(getattr(model, n), rows) for n in vars(model)}
         parts = {
             f.name: _cut(getattr(self.config, f.name), rows)
             for f in fields(Configuration)
             if f.name != "model"
         }
+        models = self.config.model
+        models = models if isinstance(models, ModelShape) else models[rows]
         return replace(
             self,
             labels=self.labels[rows],
-            config=Configuration(model=Architecture(**cut), **parts),
+            config=Configuration(model=models, **parts),
             times=self.times[rows],
             overlap={n: _cut(v, rows) for n, v in self.overlap.items()},
         )
@@ -115,22 +115,27 @@ def _columns(name: str) -> dict[str, npt.NDArray[Any]]:
     return found
 
 
-def _gpt(column: Mapping[str, Any], **others: Any) -> Architecture:
-    names = {"sequence": "seq", "vocabulary": "vocab"}
-    taken = {name: column[key] for name, key in names.items() if key in column}
-    return Architecture.gpt(
-        layers=column["layers"],
-        hidden=column["hidden"],
-        heads=column["heads"],
-        **{**taken, **others},
+def gpt(row: Mapping[str, Any]) -> ModelShape:
+    """Return the GPT of a row, where not told of 2048 tokens and 51,200 words."""
+    return ModelShape(
+        layers=int(row["layers"]),
+        hidden=int(row["hidden"]),
+        heads=int(row["heads"]),
+        sequence=int(row.get("seq", 2048)),
+        vocabulary=int(row.get("vocab", 51_200)),
+        **GPT,
     )
+
+
+def _gpts(name: str) -> list[ModelShape]:
+    return [gpt(row) for row in published(name)]
 
 
 def sc21_table1() -> Measured:
     """Return table 1 of SC'21: ten models on 32 to 3072 A100s."""
     c = _columns("megatron_sc21_table1")
     config = Configuration(
-        model=_gpt(c),
+        model=_gpts("megatron_sc21_table1"),
         tp=c["t"],
         pp=c["p"],
         dp=c["d"],
@@ -160,10 +165,9 @@ def sc21_table2() -> Measured:
     The FLOP a GPU that it prints are turned into times by equation 3.
     """
     c = _columns("megatron_sc21_table2")
-    model = _gpt(c, sequence=2048, vocabulary=51_200)
     zero = c["method"] == "zero3"
     config = Configuration(
-        model=model,
+        model=_gpts("megatron_sc21_table2"),
         tp=c["t"],
         pp=c["p"],
         dp=c["gpus"] / (c["t"] * c["p"]),
@@ -198,12 +202,10 @@ def korthikanti_table5() -> Measured:
     reduce-scatters) beside products of weight gradients: a third (a quarter) of them.
     """
     c = _columns("korthikanti22_table5")
-    twice = {
-        n: np.tile(c[n], 2) for n in ("layers", "hidden", "heads", *"tpv", "batch")
-    }
+    twice = {n: np.tile(c[n], 2) for n in (*"tpv", "batch")}
     small, half = np.tile(c["microbatch"], 2), np.repeat([0.0, 1.0], len(c["t"]))
     config = Configuration(
-        model=_gpt(twice, sequence=2048, vocabulary=51_200),
+        model=2 * _gpts("korthikanti22_table5"),
         tp=twice["t"],
         pp=twice["p"],
         virtual=twice["v"],
@@ -231,7 +233,7 @@ def vtrain(nodes: str) -> Measured:
     """Return vTrain's validation data: ``single`` or ``multi`` node."""
     c = _columns(f"vtrain_{nodes}_node")
     config = Configuration(
-        model=_gpt(c, vocabulary=50_257),
+        model=[replace(m, vocabulary=50_257) for m in _gpts(f"vtrain_{nodes}_node")],
         tp=c["t"],
         pp=c["p"],
         dp=c["d"],
@@ -263,26 +265,24 @@ def megatron_bridge(sparse: bool) -> Measured:
         for row in published("megatron_bridge_h100")
         if bool(preset(row["model"]).model.experts) is sparse
     ]
-    models = []
-    for row in rows:
-        found = preset(row["model"])
-        shape = replace(found.model, sequence=int(row["seq"]))
-        models.append(Architecture.of(shape, k=found.gating.k if sparse else 0))
+    known = [preset(row["model"]) for row in rows]
+    lengths = [int(row["seq"]) for row in rows]
+    models = zip(known, lengths, strict=True)
     cells = {
         n: np.array([float(row[n]) for row in rows])
         for n in rows[0]
         if n not in ("release", "model", "precision", "dispatch")
     }
-    stacked = {n: np.stack([getattr(m, n) for m in models]) for n in vars(models[0])}
     t = cells["t"]
     config = Configuration(
-        model=Architecture(**stacked),
+        model=[replace(one.model, sequence=tokens) for one, tokens in models],
+        k=[float(one.gating.k) for one in known],
         tp=t,
         pp=cells["p"],
         cp=cells["cp"],
         dp=cells["gpus"] / (t * cells["p"] * cells["cp"]),
         ep=cells["ep"],
-        expert_tp=1,
+        etp=1,
         deduplicated=[row["dispatch"] == "once a node" for row in rows],
         node_limit=[4.0 * (row["model"] == "deepseek-v3") for row in rows],
         virtual=cells["v"],

@@ -25,7 +25,6 @@ from moetraffic.patterns import preset
 from moetraffic.patterns.time_model import (
     A100,
     GPUS,
-    Architecture,
     Gpu,
     NodeLinks,
     Search,
@@ -35,6 +34,7 @@ from moetraffic.patterns.time_model import (
 )
 from moetraffic.tables import Table
 
+from .measured_times import gpt
 from .study import Study, compared, rounded
 
 Bool = npt.NDArray[np.bool_]
@@ -90,9 +90,8 @@ class Chosen:
 def sc21(row: Mapping[str, str]) -> Chosen:
     """Return a row of table 1 of SC'21: full recomputation, no ZeRO, fp16."""
     number = {name: float(row[name]) for name in row if name != "recompute"}
-    shape = {name: number[name] for name in ("layers", "hidden", "heads")}
     found = search(
-        Architecture.gpt(**shape, sequence=number["seq"], vocabulary=number["vocab"]),
+        gpt(row),
         _system(A100, 200e9),
         gpus=int(number["gpus"]),
         global_batch=int(number["batch"]),
@@ -117,14 +116,12 @@ def modern(row: Mapping[str, str]) -> Chosen:
     """Return a row of ``published_layouts.csv``: fused attention, no recomputation."""
     known = preset(row["model"])
     sparse = bool(known.model.experts)
-    shape = replace(known.model, sequence=int(row["seq"]))
-    model = Architecture.of(shape, k=known.gating.k if sparse else 0)
     gpu = replace(GPUS[row["gpu"]], inside_bytes_s=float(row["inside_gbs"]) * 1e9)
     overlap = dict.fromkeys(row["overlap"].split(), 1.0)
     gpus, batch = int(row["gpus"]), int(row["batch"])
     given = zip(("t", "p", "cp", "ep", "v", "microbatch"), STATED, strict=True)
     found = search(
-        model,
+        replace(known.model, sequence=int(row["seq"])),
         _system(gpu, 400e9, overlap),
         gpus=gpus,
         global_batch=batch,
@@ -134,7 +131,8 @@ def modern(row: Mapping[str, str]) -> Chosen:
         sequence_parallel=(False, True),
         context=(1, 2, 4, 8, 16),
         gradient_bytes=4,
-        expert_tp=1 if sparse else 0,
+        k=known.gating.k,
+        etp=1 if sparse else 0,
         fused_attention=True,
         fp8=float(row["fp8"]),
         deduplicated=float(row["node_limit"]) > 0,

@@ -60,7 +60,7 @@ def _sizes(first: Measured) -> Table:
         rows.append(
             (
                 f"{size:g}B",
-                *compared(float(size), config.model.parameters[at] / 1e9, 2, 4),
+                *compared(float(size), config.sizes.parameters[at] / 1e9, 2, 4),
                 *compared(float(column["tflops_per_gpu"][at]), flops[at], 2, 5),
                 *rounded((needed[at],), 1),
             )

@@ -16,7 +16,6 @@ import numpy as np
 from moetraffic.data import published
 from moetraffic.patterns.presets import preset
 from moetraffic.patterns.time_model import (
-    Architecture,
     Configuration,
     Estimate,
     NodeLinks,
@@ -116,9 +115,7 @@ def hierarchical_s(name: str, gpus: int, size: float) -> float:
 
 def ring_s(name: str, gpus: int, size: float) -> float:
     """Compute the time of a flat ring all-reduce, s."""
-    one = Configuration(
-        model=Architecture.of(preset("gpt-1.3b").model), dp=gpus, global_batch=gpus
-    )
+    one = Configuration(model=preset("gpt-1.3b").model, dp=gpus, global_batch=gpus)
     sized = replace(one, gradient_bytes=size / one.held)
     return float(estimate(sized, system(name)).dp)
 
@@ -196,7 +193,7 @@ def _projection() -> Table:
 def _scaled(name: str, stage: int) -> Estimate:
     gpus = _links(name).gpus * 2.0 ** np.arange(7)
     config = Configuration(
-        model=Architecture.of(preset("gpt-1.3b").model),
+        model=preset("gpt-1.3b").model,
         dp=gpus,
         micro_batch=4,
         global_batch=4 * gpus,
@@ -238,9 +235,6 @@ def _systems() -> Table:
 
 def _model_parallel() -> Table:
     """Compare tensor- and pipeline-parallel layouts of an 18.4B GPT on 64 GPUs."""
-    model = Architecture.gpt(
-        layers=40, hidden=6144, heads=48, sequence=2048, vocabulary=51200
-    )
     rows = []
     for name in (LOW, HIGH):
         node = int(_links(name).gpus)
@@ -252,7 +246,7 @@ def _model_parallel() -> Table:
         }
         for what, (t, p) in told.items():
             config = Configuration(
-                model=model,
+                model=preset("megatron-18.4b").model,
                 tp=t,
                 pp=p,
                 dp=64 // (t * p),

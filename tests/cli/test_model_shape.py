@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,9 @@ import pytest
 
 from moetraffic.analysis.skew.rank_imbalance import rank_imbalance
 from moetraffic.cli import main
-from moetraffic.patterns import time_model
+from moetraffic.patterns import preset, time_model
 from moetraffic.patterns.time_model import (
     A100,
-    Architecture,
     Configuration,
     NodeLinks,
     System,
@@ -57,8 +57,8 @@ def test_sizes_on_the_command_line_are_those_of_the_model(
     )
     estimate = found["estimate"]
     assert isinstance(estimate, dict)
-    model = Architecture.gpt(
-        layers=96, hidden=12288, heads=96, sequence=2048, vocabulary=51200
+    model = replace(
+        preset("gpt-1.3b").model, layers=96, hidden=12288, heads=96, vocabulary=51200
     )
     config = Configuration(
         model=model, tp=8, pp=12, dp=2, global_batch=96, recompute="full"

@@ -20,9 +20,10 @@ from moetraffic.patterns.layer_calls import CONTEXTS
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
+from moetraffic.patterns.rules import sentences
 from moetraffic.patterns.schedules import SCHEDULES
 from moetraffic.patterns.shape import unmet as unmet_by_shape
-from moetraffic.patterns.time_model import Architecture, Configuration, traffic, unmet
+from moetraffic.patterns.time_model import Configuration, traffic, unmet
 
 KINDS = {
     **{"TP": "tp", "PP": "pp", "DP": "dp", "EP": "ep", "CP": "cp"},
@@ -104,7 +105,7 @@ def both(of: dict[str, Any]) -> tuple[Counter[str], Counter[str]] | None:
     try:
         plan = Parallelism(**named)
         config = Configuration.of(shape, plan, known.gating)
-        if any(broken.any() for broken, _, _ in unmet(config)):
+        if sentences(unmet(config)):
             return None
         if known.model.layers % (plan.pp * plan.virtual):
             return None  # a first stage of another length than the longest
@@ -145,4 +146,4 @@ def test_what_one_refuses_of_experts_under_tensor_parallelism_so_does_the_other(
     assert both({**of, "sequence_parallel": True}) is not None
     assert both({**of, "sequence_parallel": False}) is None
     with pytest.raises(LayoutError, match="k is 0"):
-        Architecture.of(preset("mixtral-8x7b").model)
+        Configuration(model=preset("mixtral-8x7b").model)

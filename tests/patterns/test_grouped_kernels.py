@@ -10,14 +10,13 @@ import pytest
 from moetraffic.patterns import preset
 from moetraffic.patterns.time_model import (
     H100,
-    Architecture,
     Configuration,
     memory,
 )
 from moetraffic.patterns.time_model.roofline import passes
 from moetraffic.studies.measured_times import megatron_bridge
 
-MOE = Architecture.of(preset("qwen3-30b-a3b").model, k=8)
+MOE = preset("qwen3-30b-a3b").model
 
 
 @pytest.mark.parametrize(("fp8", "kernels"), [(False, 6), (True, 18)])
@@ -25,7 +24,7 @@ def test_each_local_expert_has_its_kernels(fp8: bool, kernels: int) -> None:
     slow = replace(H100, dispatch_s=1e-3)  # all else waits for the host
 
     def layer(ep: int) -> float:
-        config = Configuration(model=MOE, dp=32, ep=ep, global_batch=32, fp8=fp8)
+        config = Configuration(model=MOE, k=8, dp=32, ep=ep, global_batch=32, fp8=fp8)
         found = passes(config, slow)
         return float(found.forward + found.backward) / 48
 
@@ -35,7 +34,7 @@ def test_each_local_expert_has_its_kernels(fp8: bool, kernels: int) -> None:
 
 
 def test_fused_attention_keeps_no_scores() -> None:
-    config = Configuration(model=MOE, dp=8, ep=8, global_batch=8)
+    config = Configuration(model=MOE, k=8, dp=8, ep=8, global_batch=8)
     scores = memory(config).activations
     fused = memory(replace(config, fused_attention=True)).activations
     # 5 a s/h of the 34 + 5 a s/h bytes of arXiv 2205.05198, 32 heads, 4096 tokens

@@ -169,7 +169,11 @@ def test_stages_divide_the_layers_evenly(pp: int, layers: int) -> None:
         ({"tp": 4}, {"hidden": 12, "ffn": 12, "heads": 4}, None),
         ({"tp": 2}, {"hidden": 4, "ffn": 4}, None),
         ({"tp": 4}, {"hidden": 6, "ffn": 6, "heads": 2}, "tp must divide"),
-        ({"pp": 5}, {}, "at least one layer, but there are 4 layers for pp 5"),
+        (
+            {"pp": 5},
+            {},
+            "there are 4 layers for pp x virtual = 5 x 1",
+        ),
         ({"pp": 2}, {"accumulation": 1}, "needs as many micro-batches as stages"),
         ({"pp": 2, "zero": 1}, {}, None),
         ({"pp": 2, "zero": 2}, {}, "ZeRO stage 0 or 1"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from moetraffic.patterns import preset
 from moetraffic.patterns.time_model import (
     A100,
     GPUS,
-    Architecture,
     Configuration,
     NodeLinks,
     System,
@@ -23,10 +21,15 @@ from moetraffic.patterns.time_model import (
 )
 from moetraffic.patterns.time_model.roofline import matmul, passes
 
-GPT = Architecture.gpt(
-    layers=96, hidden=12288, heads=96, sequence=2048, vocabulary=51200
+GPT = replace(
+    preset("gpt-1.3b").model,
+    layers=96,
+    hidden=12288,
+    heads=96,
+    sequence=2048,
+    vocabulary=51200,
 )
-MOE = Architecture.of(preset("qwen3-30b-a3b").model, k=8)
+MOE = preset("qwen3-30b-a3b").model
 LINKS = NodeLinks.nominal(gpus=8, inside_bytes_s=300e9, nic_bytes_s=200e9)
 NODES = System.of_gpu(A100, LINKS)
 
@@ -72,8 +75,13 @@ def test_no_product_beats_the_peak_or_the_memory(
 
 def test_large_layers_are_near_the_share_and_small_ones_are_not() -> None:
     def share(hidden: float, tp: float) -> float:
-        model = Architecture.gpt(
-            layers=4, hidden=hidden, heads=16, sequence=2048, vocabulary=51200
+        model = replace(
+            preset("gpt-1.3b").model,
+            layers=4,
+            hidden=hidden,
+            heads=16,
+            sequence=2048,
+            vocabulary=51200,
         )
         config = told(model=model, tp=tp, pp=1, recompute="full")
         work = operations(config).all
@@ -105,33 +113,33 @@ def test_eight_bits_need_a_gpu_that_has_them() -> None:
 def test_a_stage_that_has_the_head_is_waited_for() -> None:
     alone, piped = (estimate(told(pp=p), NODES) for p in (1, 8))
     assert float(alone.bubble) == 0
-    small = replace(GPT, vocabulary=np.float64(8))
+    small = replace(GPT, vocabulary=8)
     heads = [float(passes(told(model=m), A100).head) for m in (GPT, small)]
     waited = float(piped.bubble - estimate(told(model=small), NODES).bubble)
     assert waited == pytest.approx(64 * (heads[0] - heads[1]))
 
 
 def test_uneven_stages_take_what_the_longest_takes() -> None:
-    model = replace(GPT, layers=np.float64(94))
+    model = replace(GPT, layers=94)
     uneven, even = (passes(told(model=m, pp=8), A100) for m in (model, GPT))
     assert float(uneven.forward) == float(even.forward)  # 12 layers either way
 
 
 def test_expert_parallelism_folds_over_tensor_parallel_ranks() -> None:
     c = Configuration(
-        model=MOE, tp=2, dp=4, ep=8, expert_tp=1, sequence_parallel=True, global_batch=8
+        model=MOE, k=8, tp=2, dp=4, ep=8, etp=1, sequence_parallel=True, global_batch=8
     )
     found = estimate(c, NODES)
     whole = estimate(replace(c, tp=1, dp=8), NODES)
     # a rank routes its half of the tokens of two ranks' sequences
     assert float(found.wire["ep"]) == pytest.approx(float(whole.wire["ep"]))
-    assert float(c.experts_held) == pytest.approx(MOE.expert_parameters / 8)
+    assert float(c.experts_held) == pytest.approx(c.sizes.expert_parameters / 8)
     assert float(c.expert_copies) == 1
 
 
 def test_a_token_that_goes_once_to_a_node_saves_what_is_expected() -> None:
     def time(**named: Any) -> float:
-        c = Configuration(model=MOE, dp=32, ep=32, global_batch=32, **named)
+        c = Configuration(model=MOE, k=8, dp=32, ep=32, global_batch=32, **named)
         return float(estimate(c, NODES).communication["ep"])
 
     # eight of a token's copies fall on 4 (1 - (3/4)^8) = 3.6 of four nodes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from moetraffic.patterns import preset
 from moetraffic.patterns.time_model import (
     A100,
-    Architecture,
     Configuration,
     Conventions,
     System,
@@ -16,7 +17,14 @@ from moetraffic.patterns.time_model import (
 )
 from moetraffic.patterns.time_model.tensor_lists import COPY_START_S, ENTRY_S
 
-GPT = Architecture.gpt(layers=10, hidden=4096, heads=32, sequence=2048, vocabulary=1024)
+GPT = replace(
+    preset("gpt-1.3b").model,
+    layers=10,
+    hidden=4096,
+    heads=32,
+    sequence=2048,
+    vocabulary=1024,
+)
 LISTS = Conventions(zero3="lists")
 SYSTEM = System(peak_flops=A100.peak_flops, bandwidth=1e10, memory_bytes_s=1e12)
 

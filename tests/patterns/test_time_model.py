@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import preset
+from moetraffic.patterns import parameter_count, preset
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
+from moetraffic.patterns.model_sizes import model_sizes
 from moetraffic.patterns.time_model import (
     APNET24,
     KINDS,
-    Architecture,
     Configuration,
     Conventions,
     MeasuredLinks,
@@ -36,8 +36,10 @@ from moetraffic.patterns.time_model import (
 )
 
 L, H, A, S, V = 24, 2048, 16, 1024, 51200
-GPT = Architecture.gpt(layers=L, hidden=H, heads=A, sequence=S, vocabulary=V)
-MOE = Architecture.of(preset("mixtral-8x7b").model, k=2)
+GPT = replace(
+    preset("gpt-1.3b").model, layers=L, hidden=H, heads=A, sequence=S, vocabulary=V
+)
+MOE = preset("mixtral-8x7b").model
 FLAT = System(peak_flops=100e12, utilization=0.5, bandwidth=10e9)
 
 
@@ -63,7 +65,7 @@ def test_the_terms_are_the_formulas_of_the_studies() -> None:
     p, t, d, b, batch = 4, 2, 2, 2, 64
     config = told(pp=p, tp=t, dp=d, recompute="full", gradient_bytes=4)
     found = estimate(config, FLAT, conventions=APNET24)
-    m, n = batch / (b * d), float(GPT.parameters)
+    m, n = batch / (b * d), float(parameter_count(GPT).total)
     speed = 10e9
     micro = 8 * n / (p * t) * b * S / (0.5 * 100e12)
     tensor = m * (L / p) * 6 * 2 * (t - 1) / t * 2 * b * S * H / speed
@@ -115,12 +117,12 @@ def test_zero_moves_what_its_paper_says() -> None:
     config = told(dp=4, micro_batch=4)
     found = zero_stages(config, FLAT)
     m = 64 / 16
-    psi = float(GPT.parameters) * 2 * 3 / 4
+    psi = float(parameter_count(GPT).total) * 2 * 3 / 4
     assert found.wire["dp"] == pytest.approx(
         [2 * psi, 2 * psi, (m + 1) * psi, 3 * m * psi]
     )
     held = found.memory
-    n = float(GPT.parameters)
+    n = float(parameter_count(GPT).total)
     assert np.broadcast_to(held.weights, 4) == pytest.approx([2 * n] * 3 + [n / 2])
     assert held.gradients == pytest.approx([2 * n, 2 * n, n / 2, n / 2])
     assert held.optimizer == pytest.approx([12 * n] + [3 * n] * 3)
@@ -146,7 +148,7 @@ def test_activations_are_those_of_the_recomputation_paper() -> None:
 
 
 def test_experts_send_what_is_routed() -> None:
-    config = told(model=MOE, dp=8, ep=4, micro_batch=1)
+    config = told(model=MOE, k=2, dp=8, ep=4, micro_batch=1)
     found = {(c.kind, c.collective): c for c in traffic(config)}
     calls = found["ep", "all_to_all"]
     # 4 all-to-alls of each layer and micro-batch, k copies of each token
@@ -169,9 +171,8 @@ def test_experts_send_what_is_routed() -> None:
 def test_presets_have_their_parameters() -> None:
     for name in ("gpt2-large", "bert-large", "t5-large", "mixtral-8x7b"):
         card = preset(name)
-        k = card.gating.k if card.model.experts else 0
-        model = Architecture.of(card.model, k=k)
-        total = float(model.parameters + model.expert_parameters)
+        sizes = model_sizes(card.model)
+        total = float(sizes.parameters + sizes.expert_parameters)
         assert total == card.parameters.total
 
 
@@ -236,14 +237,14 @@ def test_a_faster_network_never_takes_longer(factor: float, kind: str, t: int) -
 
 def test_what_cannot_be_is_refused_or_left_open() -> None:
     wrong = {
-        "divides the global batch": {"micro_batch": 3},
-        "tp divides the attention heads": {"tp": 3},
-        "each stage has a layer": {"pp": 25},
-        "virtual stages need a pipeline": {"virtual": 2},
-        "ep divides dp": {"dp": 2, "ep": 4},
+        "must divide the global batch": {"micro_batch": 3},
+        "tp must divide the attention heads": {"tp": 3},
+        "every chunk of a pipeline holds a layer": {"pp": 25},
+        "an interleaved schedule has several stages": {"virtual": 2},
+        "ep must divide dp": {"dp": 2, "ep": 4},
         "no experts to spread": {"dp": 2, "ep": 2},
         "ZeRO stage 0 or 1": {"pp": 2, "zero": 3},
-        "pp is at least 1": {"pp": 0},
+        "at least 1, but pp is 0": {"pp": 0},
     }
     for rule, named in wrong.items():
         with pytest.raises(LayoutError, match=rule):
@@ -302,7 +303,7 @@ def test_measured_bandwidth_is_asked_by_nodes() -> None:
     links = MeasuredLinks(table=BandwidthTable(samples), gpus=4)
     system = replace(FLAT, bandwidth=links)
     found = estimate(told(dp=[4.0, 8.0]), system)
-    psi = float(GPT.parameters) * 2
+    psi = float(parameter_count(GPT).total) * 2
     wire = np.array([2 * 3 / 4 * psi / 100e9, 2 * 7 / 8 * psi / 10e9])
     assert found.dp == pytest.approx(wire, rel=1e-6)
 
@@ -449,7 +450,7 @@ def test_the_search_finds_the_fastest_that_fits() -> None:
     rows = {tuple(row.values()) for row in found.rows(len(found.order))}
     assert len(rows) == len(found.order)
     with_experts = search(
-        MOE, replace(system, memory_bytes=1e12), gpus=8, global_batch=8
+        MOE, replace(system, memory_bytes=1e12), gpus=8, global_batch=8, k=2
     )
     assert {row["ep"] for row in with_experts.rows(10**6)} >= {1.0, 2.0, 4.0, 8.0}
     with pytest.raises(LayoutError, match="no configuration of 29 GPUs"):

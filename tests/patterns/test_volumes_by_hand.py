@@ -16,7 +16,7 @@ from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.presets import scaled
 from moetraffic.patterns.shape import ModelShape
-from moetraffic.patterns.time_model import Architecture, Configuration
+from moetraffic.patterns.time_model import Configuration
 from tests.patterns.test_agreement import sent, summed
 
 GPT_3 = scaled(preset("megatron-145.6b").model, {"layers": 96, "vocabulary": 51_200})
@@ -32,7 +32,8 @@ def both(
         megatron_pattern(model, Parallelism(accumulation=micro_batches, **how), gating)
     )
     config = Configuration(
-        model=Architecture.of(model, k=k),
+        model=model,
+        k=k,
         global_batch=micro_batches * how.get("dp", 1),
         **how,
     )

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from .architecture import Architecture
+from moetraffic.patterns.configuration import Configuration, refuse_unsound, unmet
+
 from .calibration import Calibration, calibrate
 from .calls import Traffic
-from .configuration import Configuration, refuse_unsound, unmet
 from .conventions import APNET24, CHOICES, SC21, Conventions
 from .estimation import Estimate, estimate
 from .gpus import A100, GPUS, H100, Gpu
@@ -31,7 +31,6 @@ __all__ = [
     "KINDS",
     "SC21",
     "SCALINGS",
-    "Architecture",
     "Calibration",
     "Configuration",
     "Conventions",

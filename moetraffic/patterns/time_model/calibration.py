@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.configuration import Configuration
 from moetraffic.patterns.values import Float64, Values
 
-from .configuration import Configuration
 from .conventions import SC21, Conventions
 from .estimation import estimate
 from .system import System

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.patterns.configuration import Configuration, unmet
+from moetraffic.patterns.rules import refuse
 from moetraffic.patterns.schedules import SCHEDULES
 from moetraffic.patterns.values import Float64, Values, anywhere
 from moetraffic.tables import Table
 
 from .calls import Traffic
-from .configuration import Configuration, refuse_unsound, unmet
 from .conventions import SC21, Conventions
 from .memory import Memory, memory
 from .operations import Operations, model_operations, operations
@@ -111,7 +112,7 @@ class Estimate:
     def tokens_s(self) -> Float64:
         """Tokens a second of all ranks."""
         c = self.config
-        return np.asarray(c.global_batch * c.model.sequence / self.iteration)
+        return np.asarray(c.global_batch * c.sizes.sequence / self.iteration)
 
     @property
     def flops_gpu(self) -> Float64:
@@ -163,7 +164,7 @@ def estimate(
     c, s = config, system
     rules = unmet(c)
     if strict:
-        refuse_unsound(c, rules)
+        refuse(rules)
     with np.errstate(divide="ignore", invalid="ignore"):
         batches = c.micro_batches
         work: Operations | Passes
@@ -175,7 +176,7 @@ def estimate(
             work = passes(c, s.gpu)
             # other stages wait for the last one, which has the head
             # modules that predict further tokens are a mean layer and a head each
-            further = c.model.mtp * (work.head + work.all / c.stage_layers)
+            further = c.sizes.mtp * (work.head + work.all / c.stage_layers)
             head = work.head + further
             compute = batches * (work.all + np.where(c.pp > 1, 0.0, head))
             # of DualPipe, with both ends on a rank, for half of the micro-batches
@@ -209,9 +210,9 @@ def estimate(
         share = bubble / whole
     shape = np.broadcast_shapes(c.shape, np.shape(whole), np.shape(fits))
     sound = np.ones(shape, bool)
-    for broken, _rule, _remedy in rules:
-        if anywhere(broken):
-            sound = sound & ~broken
+    for rule in rules:
+        if anywhere(rule.broken):
+            sound = sound & ~np.asarray(rule.broken)
     every = bool(sound.all())
 
     def known(value: Values) -> Float64:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.patterns.configuration import Configuration
 from moetraffic.patterns.schedules import SCHEDULES
 from moetraffic.patterns.values import Float64, anywhere
-
-from .configuration import Configuration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,7 @@ def memory(config: Configuration) -> Memory:
 
 
 def _activations(c: Configuration) -> Float64:
-    m = c.model
+    m = c.sizes
     half = c.element_bytes / 2  # the paper counts 2 bytes an element
     row = c.tokens * m.hidden
     apart = np.where(c.sequence_parallel > 0, c.tp, 1.0)
@@ -74,8 +73,8 @@ def _activations(c: Configuration) -> Float64:
     # tensor parallelism alone leaves whole; 16 of the 24 are the feed-forward's width.
     padded = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
     share = np.where(m.layers > 0, m.moe_layers / m.layers, 0.0)
-    copies = (1 - share) + share * np.maximum(m.k * padded, 1)
-    wide = 8 + 4 * m.ffn / m.hidden
+    copies = (1 - share) + share * np.maximum(c.k * padded, 1)
+    wide = 8 + 4 * c.ffn / m.hidden
     core = 5 * m.heads * m.sequence * c.tokens * half / c.tp
     core = np.where(c.fused_attention > 0, 0.0, core)  # scores stay on chip
     layer = row * half * ((8 + 2 * copies) / apart + wide / c.tp)

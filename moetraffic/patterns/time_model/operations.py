@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.patterns.configuration import Configuration
 from moetraffic.patterns.values import Float64
 
-from .configuration import Configuration
 from .conventions import SC21, Conventions
 
 
@@ -47,10 +47,10 @@ def operations(config: Configuration, conventions: Conventions = SC21) -> Operat
     conventions
         How it is counted.
     """
-    c, m = config, config.model
+    c, m = config, config.sizes
     again = np.where(c.recompute == 2, 1.0, 0.0)
     spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
-    routed = 2 * m.k * m.expert_weights * m.moe_layers * spread * c.tokens
+    routed = 2 * c.k * m.expert_weights * m.moe_layers * spread * c.tokens
     split = c.tp * m.layers / c.stage_layers
     if conventions.flops == "parameters":
         whole = (2 * m.parameters * c.tokens + routed) / split
@@ -77,9 +77,9 @@ def model_operations(config: Configuration) -> Float64:
 
     ``72 B s l h^2 (1 + s/6h + V/12lh)`` of a GPT; what model FLOP utilization counts.
     """
-    c, m = config, config.model
+    c, m = config, config.sizes
     a_token = m.layers * (2 * m.weights + 4 * m.sequence * m.attention)
-    a_token = a_token + 2 * m.k * m.expert_weights * m.moe_layers
+    a_token = a_token + 2 * c.k * m.expert_weights * m.moe_layers
     a_token = a_token * (1 + m.mtp / m.layers)
     a_token = a_token + 2 * m.hidden * m.vocabulary * (1 + m.mtp)
     return np.asarray(3 * a_token * c.global_batch * m.sequence)

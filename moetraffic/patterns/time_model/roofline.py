@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from moetraffic.patterns.configuration import Configuration
 from moetraffic.patterns.values import Float64, Values, anywhere
 
-from .configuration import Configuration
 from .gpus import Gpu
 
 TILES = ((256, 128), (128, 128), (128, 64), (64, 64))
@@ -114,7 +114,7 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     divides, of which the activation's grow with the width; of an attention score 9 and
     11.  Fused attention has neither scores in memory nor the masked half of them.
     """
-    c, m = config, config.model
+    c, m = config, config.sizes
     tokens, whole = c.tokens, m.hidden
     rate = gpu.memory_bytes_s * gpu.memory_share
     apart = np.where(c.sequence_parallel > 0, c.tp, 1.0)
@@ -136,8 +136,8 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     if sparse:
         spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
         local = np.maximum(m.experts / c.ep, 1)
-        copies = m.k * tokens * spread * c.split / c.tp
-        networks["experts"] = copies / local, m.expert_ffn / c.split, local
+        copies = c.k * tokens * spread * c.expert_tp / c.tp
+        networks["experts"] = copies / local, m.expert_ffn / c.expert_tp, local
         products["router"] = tokens, np.maximum(m.experts, 1), whole, 1, False
         if anywhere(m.shared_ffn > 0):
             networks["shared"] = tokens, m.shared_ffn / c.tp, 1
@@ -187,7 +187,7 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
         if "shared" in networks:
             experts = experts + np.where(m.shared_ffn > 0, network("shared"), 0.0)
         # rows are read and written before and after the experts
-        moved = 8 * copies * whole / np.where(c.sequence_parallel > 0, c.split, 1.0)
+        moved = 8 * copies * whole / np.where(c.sequence_parallel > 0, c.expert_tp, 1.0)
         time = time + share * (experts + moved / rate)
         local = np.maximum(m.experts / c.ep, 1)
         one = pair(*PRODUCTS) + np.where(fp8, pair(*QUANTIZED), 0.0)

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.configuration import Configuration
+from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.values import Values
 
-from .architecture import Architecture
-from .configuration import Configuration
 from .conventions import SC21, Conventions
 from .estimation import Estimate, estimate
 from .system import System
@@ -51,7 +51,7 @@ def divisors(number: int) -> list[int]:
 
 
 def search(
-    model: Architecture,
+    model: ModelShape,
     system: System,
     *,
     gpus: int,
@@ -71,7 +71,7 @@ def search(
     Parameters
     ----------
     model
-        One, no arrays.
+        One, no list; ``k`` is among ``same``.
     system
         What it runs on; its ``memory_bytes`` decides what fits.
     gpus, global_batch
@@ -96,13 +96,13 @@ def search(
     spread = [
         (p, t, gpus // (p * t * c), e, c)
         for p in divisors(gpus)
-        if p <= float(model.layers)
+        if p <= model.layers
         for t in divisors(gpus // p)
-        if float(model.heads) % t == 0
+        if model.heads % t == 0
         for c in context
         if gpus // (p * t) % c == 0
         for e in (divisors(gpus // (p * t * c)) if model.experts > 0 else [1])
-        if e == 1 or float(model.experts) % e == 0
+        if e == 1 or model.experts % e == 0
     ]
     levels = [("none", "selective", "full").index(name) for name in recompute]
     rest = product(virtual, micro_batches, zero, levels, map(float, sequence_parallel))

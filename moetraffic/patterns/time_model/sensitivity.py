@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from moetraffic.patterns.configuration import Configuration
 from moetraffic.patterns.values import Float64
 
-from .configuration import Configuration
 from .conventions import CHOICES, SC21, Conventions
 from .estimation import estimate
 from .system import System

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.configuration import Configuration, refuse_unsound
 from moetraffic.patterns.values import Float64, numbers
 
-from .configuration import Configuration, refuse_unsound
 from .conventions import SC21, Conventions
 from .estimation import Estimate, estimate
 from .system import System

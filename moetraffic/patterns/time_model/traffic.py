@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.patterns.configuration import Configuration
 from moetraffic.patterns.layer_calls import LayerCalls, Part
+from moetraffic.patterns.synchronization import UNIT_POINTS, ZERO
 from moetraffic.patterns.values import Values, anywhere, numbers
 
 from .calls import Traffic
-from .configuration import Configuration
 from .conventions import SC21, Conventions
 
 KINDS = ("tp", "cp", "pp", "ep", "dp", "edp", "embedding", "ends")
@@ -38,9 +39,10 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
     conventions
         How sequence-parallel gathers, reduced parameters and ends are counted.
     """
-    c, m = config, config.model
+    c, m = config, config.sizes
     batches = c.micro_batches
-    parts = layer_calls(c, conventions)
+    again = 1 if conventions.gathers == "megatron" else 0
+    parts = LayerCalls.of(c, regathered=again)  # exchanged counts are a few bytes
     sums = _Sums()
     forward_passes = np.where(c.recompute == 2, 2.0, 1.0)
     entering = batches / c.pair  # micro-batches that begin or end on a rank
@@ -76,7 +78,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         own = c.stage_layers * c.pair * m.layer_own + m.first_own
         own = own + last * (m.last_own + m.mtp * m.mtp_own)
         sums.add(parts.norms(own, c.gradient_bytes), 1.0)
-    folded = c.split < c.tp  # then experts take the tokens of one rank
+    folded = c.expert_tp < c.tp  # then experts take the tokens of one rank
     found = sums.traffic(c, folded)
     if anywhere(c.pp > 1):
         found.append(_handed_on(c, parts))
@@ -88,7 +90,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
     lists = conventions.zero3 == "lists"
     found += _gradients(c, "dp", held, c.copies_held, c.tp, lists)
     if anywhere(m.experts > 0):
-        among = np.where(folded, c.split, c.tp * c.cp) * c.ep
+        among = np.where(folded, c.expert_tp, c.tp * c.cp) * c.ep
         # fully sharded experts are cut by whole experts, padded to the ranks
         local = np.maximum(m.experts / c.ep, 1)
         shards = c.shards(c.expert_copies)
@@ -109,38 +111,6 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
             )
         )
     return found
-
-
-def layer_calls(c: Configuration, conventions: Conventions = SC21) -> LayerCalls:
-    """What a layer of a configuration sends."""
-    m = c.model
-    row = m.hidden * c.element_bytes
-    short = anywhere(c.dispatch_bytes > 0)
-    dispatched = np.where(c.dispatch_bytes > 0, c.dispatch_bytes, c.element_bytes)
-    return LayerCalls(
-        tp=c.tp,
-        cp=c.cp,
-        ep=c.ep,
-        etp=c.split,
-        sequence_parallel=np.where(c.sequence_parallel > 0, 1.0, 0.0),
-        context=c.context,
-        micro_batch=c.micro_batch,
-        source=m.source,
-        targets=m.targets,
-        row=row,
-        dispatch_row=m.hidden * dispatched if short else row,
-        element=c.element_bytes,
-        heads=m.heads,
-        key_heads=m.key_heads,
-        key_width=m.key_width,
-        value_width=m.value_width,
-        source_copies=c.copies(m.source),
-        target_copies=c.copies(m.targets),
-        experts=m.experts,
-        shared=np.where(m.shared_ffn > 0, 1.0, 0.0),
-        counted=0,  # a few bytes
-        regathered=1 if conventions.gathers == "megatron" else 0,
-    )
 
 
 class _Sums:
@@ -164,10 +134,10 @@ class _Sums:
 
     def traffic(self, c: Configuration, folded: Values) -> list[Traffic]:
         """All of it."""
-        groups = {"tp": (c.tp, 1.0), "etp": (c.split, 1.0), "cp": (c.cp, c.tp)}
-        groups["ep"] = c.ep, np.where(folded, c.split, c.tp * c.cp)
+        groups = {"tp": (c.tp, 1.0), "etp": (c.expert_tp, 1.0), "cp": (c.cp, c.tp)}
+        groups["ep"] = c.ep, np.where(folded, c.expert_tp, c.tp * c.cp)
         limited = {
-            "copies": np.where(c.deduplicated > 0, c.model.k, 0),
+            "copies": np.where(c.deduplicated > 0, c.k, 0),
             "most_nodes": np.where(c.node_limit > 0, c.node_limit, np.inf),
         }
         return [
@@ -189,7 +159,7 @@ def _handed_on(c: Configuration, parts: LayerCalls) -> Traffic:
     """Activations and their gradients between stages."""
     buffer = parts.handed_on
     if anywhere(c.scatter_gather > 0):
-        whole = c.tokens * c.model.hidden * c.element_bytes
+        whole = c.tokens * c.sizes.hidden * c.element_bytes
         buffer = np.where(c.scatter_gather > 0, whole / c.tp, buffer)
     piped = np.where(c.pp > 1, c.micro_batches, 0.0)
     return Traffic(
@@ -213,70 +183,50 @@ def _gradients(
     stride: Values,
     lists: bool,
 ) -> list[Traffic]:
-    """Gradients, and with ZeRO parameters: arXiv 1910.02054, section 7.
+    """Gradients, and with ZeRO parameters, as :data:`ZERO` lists them.
 
-    Under accumulation stage 2 reduces each micro-batch's gradients, and stage 3 gathers
-    each one's parameters twice, with a call for each layer or part of it; where modules
-    that are computed again release them in between, three times (arXiv 2104.07857,
-    section 4.1).
+    Stage 3 has a call for each layer or part of it; where modules that are computed
+    again release their parameters in between, these are gathered three times (arXiv
+    2104.07857, section 4.1).
     """
     batches = c.micro_batches
     shards: Values = np.where(c.zero > 0, c.shards(ranks), ranks)
-    layers = np.where(c.zero == 3, c.stage_layers * c.gathers, 1.0)
-    thrice = lists & (c.recompute == 2)
-    one = {
-        "kind": kind,
-        "ranks": shards,
-        "stride": stride,
-        "entries": np.where(lists & (c.zero == 3), shards, 0),
-    }
+    units = np.where(c.zero == 3, c.stage_layers * c.gathers, 1.0)
     # shares of the distributed optimizer are equally long
     padded = np.ceil(np.round(held, 3) / shards) * shards
-    padded = np.where((c.zero == 1) | (c.zero == 2), padded, held)
-    gradient, parameter = padded * c.gradient_bytes, padded * c.element_bytes
-    there = np.where(held > 0, 1.0, 0.0)
+    padded = np.where((c.zero == 1) | (c.zero == 2), padded, held) / units
+    again = np.where(lists & (c.recompute == 2), 2.0, 1.0)
+    times: dict[tuple[str, bool, bool], Values] = {}
+    for stage, calls in enumerate(ZERO):
+        chosen = np.where((c.zero == stage) & (held > 0), 1.0, 0.0)
+        if not anywhere(chosen):
+            continue
+        for call in calls:
+            number = chosen
+            if call.point in UNIT_POINTS:
+                number = number * units * batches
+            elif call.point == "micro_batch":
+                number = number * batches
+            if call.point == "before_backward":
+                number = number * again
+            key = call.operation, call.gradients, call.across
+            times[key] = times.get(key, 0.0) + number
+    found = []
     across = ranks / shards
-    replicas = []
-    if anywhere(across > 1):  # those who hold the same shard
-        replicas.append(
+    for (operation, gradients, other), number in times.items():
+        buffer = padded * (c.gradient_bytes if gradients else c.element_bytes)
+        if other and not anywhere(across > 1):
+            continue
+        found.append(
             Traffic(
                 kind=kind,
-                collective="all_reduce",
-                ranks=across,
-                stride=stride * shards,
-                buffer=gradient / layers / shards,
-                calls=there * layers * (across > 1) * np.where(c.zero == 3, batches, 1),
+                collective=operation,
+                ranks=across if other else shards,
+                stride=stride * shards if other else stride,
+                buffer=buffer / shards if other else buffer,
+                calls=number * (across > 1) if other else number,
                 every_micro_batch=False,
+                entries=0 if other else np.where(lists & (c.zero == 3), shards, 0),
             )
         )
-    return [
-        *replicas,
-        Traffic(
-            collective="all_reduce",
-            buffer=gradient,
-            calls=there * (c.zero == 0),
-            every_micro_batch=False,
-            **one,
-        ),
-        Traffic(
-            collective="reduce_scatter",
-            buffer=gradient / layers,
-            calls=there
-            * layers
-            * np.where(c.zero >= 2, batches, np.where(c.zero == 1, 1.0, 0.0)),
-            every_micro_batch=False,
-            **one,
-        ),
-        Traffic(
-            collective="all_gather",
-            # a layer's before each of its passes
-            buffer=parameter / layers,
-            calls=there
-            * layers
-            * np.where(
-                c.zero == 3, np.where(thrice, 3, 2) * batches, np.minimum(c.zero, 1.0)
-            ),
-            every_micro_batch=False,
-            **one,
-        ),
-    ]
+    return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.patterns.configuration import RECOMPUTE
 from moetraffic.patterns.time_model import (
     Estimate,
     Search,
@@ -15,7 +16,6 @@ from moetraffic.patterns.time_model import (
     Sweep,
     projected_speedup,
 )
-from moetraffic.patterns.time_model.configuration import RECOMPUTE
 from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
 from moetraffic.tables import Table, plain
 from moetraffic.units import byte_size, duration

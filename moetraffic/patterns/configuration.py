@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -9,19 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.element_types import element_bytes
-from moetraffic.patterns.layer_calls import CONTEXTS, room
-from moetraffic.patterns.parallelism import Parallelism
-from moetraffic.patterns.routers import Gating
-from moetraffic.patterns.schedules import SCHEDULES
-from moetraffic.patterns.shape import ModelShape
-from moetraffic.patterns.values import Float64, Values, anywhere, numbers
 
-from .architecture import Architecture
+from .element_types import element_bytes
+from .layer_calls import CONTEXTS, room
+from .layout import RULED, layout_rules, split_rules
+from .model_sizes import ModelSizes, model_sizes
+from .parallelism import Parallelism
+from .routers import Gating
+from .rules import Rule, positive, refuse
+from .schedules import SCHEDULES, schedule_rules
+from .shape import ModelShape
+from .values import Values, anywhere, numbers
 
 Bool = npt.NDArray[np.bool_]
-
-SIZES = ("pp", "tp", "dp", "ep", "cp", "virtual", "micro_batch", "global_batch")
 
 RECOMPUTE = ("none", "selective", "full")
 """What is computed again in backward; selective: the attention matrices alone
@@ -29,8 +30,8 @@ RECOMPUTE = ("none", "selective", "full")
 
 
 PLANNED = (
-    *("pp", "tp", "dp", "ep", "cp", "virtual", "micro_batch", "zero", "recompute"),
-    *("context", "sequence_parallel", "shard", "schedule"),
+    *("pp", "tp", "dp", "ep", "etp", "cp", "virtual", "micro_batch", "zero"),
+    *("recompute", "context", "sequence_parallel", "shard", "schedule"),
 )
 """Fields that a configuration and a :class:`~moetraffic.patterns.Parallelism` share."""
 
@@ -46,12 +47,13 @@ class Configuration:
     :class:`~moetraffic.patterns.time_model.Conventions`; nothing is assumed silently.
     """
 
-    model: Architecture
+    model: ModelShape | Sequence[ModelShape]  # several: of an array's elements
+    k: Values = 0  # experts of a token; of no matter to a dense model
     pp: Values = 1  # pipeline stages p
     tp: Values = 1  # tensor-parallel ranks t
     dp: Values = 1  # data-parallel ranks d, those of ep included
     ep: Values = 1  # expert-parallel ranks
-    expert_tp: Values = 0  # tensor-parallel ranks of an expert; 0: tp
+    etp: Values = 0  # tensor-parallel ranks of an expert; 0: tp
     cp: Values = 1  # context-parallel ranks of a sequence
     virtual: Values = 1  # pipeline stages a rank holds v (interleaved schedule)
     schedule: Values = "1f1b"  # one of SCHEDULES
@@ -85,6 +87,12 @@ class Configuration:
             if field.name != "model":
                 object.__setattr__(self, field.name, numbers(field.name, given))
         _ = self.shape  # refuses arrays that do not broadcast
+        experts = self.sizes.experts
+        if anywhere((experts > 0) & (self.k < 1)):
+            raise LayoutError(
+                f"a token selects 1 to {np.max(experts):g} experts, but k is 0: give k"
+            )
+        object.__setattr__(self, "k", np.where(experts > 0, self.k, 0.0))
 
     @classmethod
     def of(
@@ -108,21 +116,25 @@ class Configuration:
         row = plan.row_bytes(shape.hidden, dispatched=True)
         fields_: dict[str, Values] = {
             **{name: getattr(plan, name) for name in PLANNED},
-            "expert_tp": plan.etp,
+            "k": gating.k,
             "global_batch": plan.micro_batch * plan.accumulation * plan.dp,
             "element_bytes": element_bytes(plan.dtype),
             "gradient_bytes": element_bytes(plan.gradients),
             "dispatch_bytes": row / shape.hidden if plan.dispatch_dtype else 0,
             "capacity_factor": gating.capacity_factor if padded else 0,
         }
-        model = Architecture.of(shape, k=gating.k if shape.experts else 0)
-        return cls(model=model, **{**fields_, **more})
+        return cls(model=shape, **{**fields_, **more})
+
+    @cached_property
+    def sizes(self) -> ModelSizes:
+        """Numbers of the model's shape."""
+        return model_sizes(self.model)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Of all fields together."""
         parts = [getattr(self, f.name) for f in fields(self) if f.name != "model"]
-        parts += [getattr(self.model, f.name) for f in fields(self.model)]
+        parts.append(self.sizes.layers)
         try:
             return np.broadcast_shapes(*(part.shape for part in parts))
         except ValueError:
@@ -145,13 +157,13 @@ class Configuration:
     @cached_property
     def tokens(self) -> Values:
         """Of a micro-batch on a rank, ``b s`` over the context-parallel ranks."""
-        return self.micro_batch * self.model.sequence / self.cp
+        return self.micro_batch * self.sizes.sequence / self.cp
 
     def copies(self, tokens: Values) -> Values:
         """Token copies of sequences that a rank routes in a layer, or their room."""
-        m = self.model
+        m = self.sizes
         ranks = self.cp * np.where(self.sequence_parallel > 0, self.tp, 1)
-        routed = m.k * self.micro_batch * tokens / ranks
+        routed = self.k * self.micro_batch * tokens / ranks
         if not anywhere(self.capacity_factor):
             return routed * self.imbalance
         padded = room(routed, m.experts, self.capacity_factor)
@@ -163,7 +175,7 @@ class Configuration:
 
         Every virtual stage of it is as large as the largest.
         """
-        return np.ceil(self.model.layers / (self.pp * self.virtual)) * self.virtual
+        return np.ceil(self.sizes.layers / (self.pp * self.virtual)) * self.virtual
 
     @cached_property
     def pair(self) -> Values:
@@ -184,7 +196,7 @@ class Configuration:
     @cached_property
     def held(self) -> Values:
         """Parameters of a rank of the first stage, without experts."""
-        m, alone = self.model, self.last
+        m, alone = self.sizes, self.last
         found = (
             self.stage_layers * self.pair * (m.layer_split / self.tp + m.layer_whole)
         )
@@ -196,22 +208,30 @@ class Configuration:
     @cached_property
     def table(self) -> Values:
         """Parameters of a rank's embedding, the vocabulary padded as by Megatron-LM."""
-        rows = np.ceil(self.model.vocabulary / (128 * self.tp)) * 128
-        return rows * self.model.hidden
+        rows = np.ceil(self.sizes.vocabulary / (128 * self.tp)) * 128
+        return rows * self.sizes.hidden
 
     @cached_property
     def experts_held(self) -> Values:
         """Parameters of a rank's experts."""
-        m = self.model
+        m = self.sizes
         of_layer = m.experts * m.expert_weights * m.moe_layers / m.layers
         further = self.last * m.mtp * m.mtp_sparse * m.experts * m.expert_weights
         layers = self.stage_layers * self.pair * of_layer + further
-        return layers / (self.split * self.ep)
+        return layers / (self.expert_tp * self.ep)
 
     @cached_property
-    def split(self) -> Values:
+    def expert_tp(self) -> Values:
         """Tensor-parallel ranks of an expert."""
-        return np.where(self.expert_tp > 0, self.expert_tp, self.tp)
+        return np.where(self.etp > 0, self.etp, self.tp)
+
+    @cached_property
+    def ffn(self) -> Values:
+        """Feed-forward width that a token passes through in a mean layer."""
+        m, moe = self.sizes, self.sizes.moe_layers
+        passed = (m.layers - moe) * m.dense_ffn
+        passed = passed + moe * (self.k * m.expert_ffn + m.shared_ffn)
+        return passed / m.layers
 
     def shards(self, copies: Values) -> Values:
         """Ranks among which ZeRO shards parameters that so many ranks hold."""
@@ -224,7 +244,7 @@ class Configuration:
     def expert_copies(self) -> Values:
         """Ranks that hold the same experts: expert parallelism is folded over the other
         ranks of a stage (Liu et al., arXiv 2504.14960)."""
-        return self.pair * self.tp * self.cp * self.dp / (self.split * self.ep)
+        return self.pair * self.tp * self.cp * self.dp / (self.expert_tp * self.ep)
 
 
 def _places(field: str, given: Values) -> Values:
@@ -244,152 +264,121 @@ def _places(field: str, given: Values) -> Values:
     return np.where(made, len(names) - 1.0, 0.0) if made.dtype == bool else given
 
 
-def unmet(config: Configuration) -> list[tuple[Bool, str, str]]:
-    """The rules of a configuration, and where it breaks them.
-
-    Returns
-    -------
-    list of (ndarray, str, str)
-        Of each rule: bool, of the configuration's shape, true where it is broken; the
-        rule; the remedy.
-    """
+def unmet(config: Configuration) -> list[Rule]:
+    """The rules of a configuration, broken or not; they are those of a pattern, too."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        rules = _rules(config)
-    shape = config.shape
-    if not shape:
-        return [(np.asarray(broken), rule, remedy) for broken, rule, remedy in rules]
-    return [
-        (np.broadcast_to(np.asarray(broken), shape), rule, remedy)
-        for broken, rule, remedy in rules
-    ]
+        return _rules(config)
 
 
-def _rules(config: Configuration) -> list[tuple[Values, str, str]]:
-    c, m = config, config.model
-    positive = [(getattr(c, n) < 1, f"{n} is at least 1", f"raise {n}") for n in SIZES]
-    batches, blocks = c.micro_batches, c.shards(c.expert_copies)
-    return [
-        *positive,
-        (
-            batches != np.round(batches),
-            "micro_batch times dp divides the global batch",
-            "change the global batch, micro_batch or dp",
-        ),
-        (m.heads % c.tp != 0, "tp divides the attention heads", "change tp"),
-        (m.hidden % c.tp != 0, "tp divides the hidden size", "change tp"),
-        (
-            m.layers < c.pp * c.virtual,
-            "each stage has a layer",
-            "change pp, virtual or layers",
-        ),
-        (
-            (m.experts > 0) & (c.tp > 1) & (c.sequence_parallel == 0),
-            "experts under tensor parallelism need sequence parallelism",
-            "set sequence_parallel (--sequence-parallel)",
-        ),
-        ((c.virtual > 1) & (c.pp < 2), "virtual stages need a pipeline", "raise pp"),
-        (
-            (c.virtual > 1) & (batches % c.pp != 0),
-            "an interleaved schedule has a multiple of pp micro-batches (SC'21, 2.2)",
-            "change the global batch or virtual",
-        ),
-        (
-            c.expert_copies % c.pair != 0,
-            "ep divides dp (with expert_tp, ep times it divides tp x cp x dp)",
-            "change ep or dp",
-        ),
-        (
-            (c.ep > 1) & (m.experts % np.maximum(c.ep, 1) != 0),
-            "ep divides the experts",
-            "change ep",
-        ),
-        (
-            (c.ep > 1) & (m.experts < 1),
-            "a dense model has no experts to spread",
-            "set ep to 1",
-        ),
-        (
-            (m.source % c.cp != 0) | (m.targets % c.cp != 0),
-            "cp divides the sequence",
-            "change cp",
-        ),
-        (
-            (c.context == CONTEXTS.index("all-to-all"))
-            & (m.heads % (c.tp * c.cp) != 0),
-            "tp x cp divides the heads that an all-to-all gives to context ranks",
-            "change cp or context",
-        ),
-        (
-            (c.zero < 0) | (c.zero > 3) | (c.zero % 1 > 0),
-            "the ZeRO stage is 0 to 3",
-            "change zero",
-        ),
-        (
-            (c.pp > 1) & (c.zero > 1),
-            "a pipeline goes with ZeRO stage 0 or 1",
-            "lower zero or pp",
-        ),
-        (
-            (c.shard > 0)
-            & ((c.dp * c.cp % np.maximum(c.shard, 1) != 0) | (c.zero < 1)),
-            "shard divides dp x cp, and a ZeRO stage shards",
-            "change shard or zero",
-        ),
-        (
-            (c.schedule > 0) & ((c.pp < 2) | (c.virtual > 1)),
-            "zero-bubble schedules and DualPipe have several stages, one of each rank",
-            "change schedule, pp or virtual",
-        ),
-        (
-            (c.pair > 1)
-            & (
-                (c.pp % 2 > 0)
-                | (batches % 2 > 0)
-                | (batches < 2 * c.pp)
-                | (c.shard > 0)
-            ),
-            "DualPipe has an even number of stages and of micro-batches, two for each "
-            "stage at least, and no shards of some ranks",
-            "change pp, the global batch or shard",
-        ),
-        (
-            blocks != np.round(blocks),
-            "as many copies of an expert are in each block of shards",
-            "change shard or ep",
-        ),
-        (
-            (c.recompute < 0) | (c.recompute > 2) | (c.recompute % 1 > 0),
-            "recompute is 0, 1 or 2",
-            "change recompute",
-        ),
-    ]
-
-
-def refuse_unsound(
-    config: Configuration, rules: list[tuple[Bool, str, str]] | None = None
-) -> None:
+def refuse_unsound(config: Configuration) -> None:
     """Refuse a configuration with any element that cannot exist.
-
-    Parameters
-    ----------
-    config
-        Any.
-    rules
-        What :func:`unmet` gave for it, if that is known.
 
     Raises
     ------
     LayoutError
         If a rule is broken anywhere.
     """
-    for broken, rule, remedy in unmet(config) if rules is None else rules:
-        if anywhere(broken):
-            where = ", ".join(
-                f"{name} {_first(getattr(config, name), broken):g}" for name in SIZES
-            )
-            raise LayoutError(f"{rule}, but not with {where}: {remedy}")
+    refuse(unmet(config))
 
 
-def _first(values: Float64, broken: Bool) -> float:
-    """Of the first element that breaks a rule."""
-    return float(np.broadcast_to(values, broken.shape)[broken].flat[0])
+def _rules(config: Configuration) -> list[Rule]:
+    c, m = config, config.sizes
+    batches, sparse = c.micro_batches, m.experts > 0
+    spread = c.cp * np.where(c.sequence_parallel > 0, c.tp, 1)
+    exchanged = c.context == CONTEXTS.index("all-to-all")
+    of_split = ("tp", "ep", "pp", "virtual", "zero")
+    return [
+        *layout_rules(**{name: getattr(c, name) for name in RULED}),
+        *(
+            positive(getattr(c, name), name.replace("_", "-"))
+            for name in ("virtual", "micro_batch", "global_batch")
+        ),
+        Rule(
+            batches != np.round(batches),
+            "micro-batch x dp must divide the global batch, but is {} x {} for {}",
+            (c.micro_batch, c.dp, c.global_batch),
+            "change --global-batch, --micro-batch or --dp",
+        ),
+        Rule(
+            ~sparse & ((c.ep > 1) | ((c.etp > 1) & (c.etp != c.tp))),
+            "a dense model has no experts to spread, but ep is {} and etp is {}",
+            (c.ep, c.etp),
+            "set --ep 1",
+        ),
+        *split_rules(
+            layers=m.layers,
+            heads=m.heads,
+            experts=m.experts,
+            **{name: getattr(c, name) for name in of_split},
+        ),
+        Rule(
+            (m.key_heads % c.tp != 0) & (c.tp % m.key_heads != 0),
+            "tp must divide the key and value heads, or they tp, but there are {} for "
+            "tp {}",
+            (m.key_heads, c.tp),
+            "change --tp",
+        ),
+        Rule(
+            (m.dense_ffn % c.tp != 0) | (m.shared_ffn % c.tp != 0),
+            "tp must divide every feed-forward width, but for tp {} they are {}, and "
+            "{} of shared experts",
+            (c.tp, m.dense_ffn, m.shared_ffn),
+            "change --tp",
+        ),
+        Rule(
+            sparse & (m.expert_ffn % c.expert_tp != 0),
+            "etp must divide an expert's width, but it is {} for etp {}",
+            (m.expert_ffn, c.expert_tp),
+            "change --etp",
+        ),
+        Rule(
+            (c.pp > 1) & (m.encoder_layers > 0),
+            "a pipeline's stages hand on one decoder's activations, but the model has "
+            "{} encoder layers and pp is {}",
+            (m.encoder_layers, c.pp),
+            "use --pp 1",
+        ),
+        Rule(
+            (m.source % spread != 0) | (m.targets % spread != 0),
+            "ranks that share a sequence must divide it, but it has {} tokens for {} "
+            "ranks",
+            (np.where(m.source % spread != 0, m.source, m.targets), spread),
+            "change --cp or --tp, or leave out --sequence-parallel",
+        ),
+        Rule(
+            sparse & (c.tp > 1) & (c.sequence_parallel == 0),
+            "experts under tensor parallelism have each token once with sequence "
+            "parallelism alone, but tp is {}",
+            (c.tp,),
+            "give --sequence-parallel",
+        ),
+        Rule(
+            exchanged & (c.cp > 1) & (m.heads % (c.tp * c.cp) != 0),
+            "context ranks that exchange heads for tokens divide a tensor rank's heads,"
+            " but there are {} heads for tp x cp = {} x {}",
+            (m.heads, c.tp, c.cp),
+            "change --cp or --context",
+        ),
+        Rule(
+            sparse & (c.k > m.experts),
+            "a token's k experts are distinct, but k is {} and there are {} experts",
+            (c.k, m.experts),
+            "lower --k",
+        ),
+        *schedule_rules(
+            pp=c.pp, accumulation=batches, virtual=c.virtual, schedule=c.schedule
+        ),
+        Rule(
+            (c.shard > 0) & ((c.zero < 1) | (c.pair > 1)),
+            "ZeRO shards, without DualPipe's copies on two stages, but shard is {} and "
+            "zero is {}",
+            (c.shard, c.zero),
+            "give --zero 1, 2 or 3, or leave out --shard",
+        ),
+        Rule(
+            (c.recompute < 0) | (c.recompute > 2) | (c.recompute % 1 > 0),
+            "recompute is 0, 1 or 2, but it is {}",
+            (c.recompute,),
+            "change --recompute",
+        ),
+    ]

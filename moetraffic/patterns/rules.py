@@ -1,0 +1,59 @@
+"""Rules of a parallel run, each once for one layout and for arrays of layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from moetraffic.errors import LayoutError
+
+from .values import Values, anywhere
+
+
+class Rule(NamedTuple):
+    """A rule, where it is broken, and what to do then."""
+
+    broken: Values  # bool, of the values' common shape
+    text: str  # with a place {} for each of the values
+    values: tuple[Values, ...]
+    remedy: str
+
+    @property
+    def sentence(self) -> tuple[str, str]:
+        """The rule with the values that break it first, and the remedy."""
+        return self.text.format(*(self._first(v) for v in self.values)), self.remedy
+
+    def _first(self, value: Values) -> str:
+        if isinstance(value, str) or not np.ndim(self.broken):
+            return _figure(value)
+        of = np.broadcast_to(value, np.shape(self.broken))
+        return _figure(of[np.asarray(self.broken)].flat[0])
+
+
+def _figure(value: Values) -> str:
+    return value if isinstance(value, str) else f"{float(value):.12g}"
+
+
+def positive(size: Values, option: str) -> Rule:
+    """A size is 1 or more."""
+    text = f"{option} must be at least 1, but is {{}}"
+    return Rule(size < 1, text, (size,), f"give --{option} a positive number")
+
+
+def sentences(rules: Sequence[Rule]) -> list[tuple[str, str]]:
+    """Those that are broken, with their remedies."""
+    return [rule.sentence for rule in rules if anywhere(rule.broken)]
+
+
+def refuse(rules: Sequence[Rule]) -> None:
+    """Refuse what breaks a rule anywhere.
+
+    Raises
+    ------
+    LayoutError
+        Of the first rule that is broken.
+    """
+    for rule, remedy in sentences(rules):
+        raise LayoutError(f"{rule}: {remedy}")
