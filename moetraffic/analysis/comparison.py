@@ -38,7 +38,7 @@ from .distances import (
     wasserstein,
 )
 from .engine import Tick, in_threads, observed
-from .exchange import OF, Rows, Source, sources
+from .exchange import OF, Rows, Source, read, sources, windows
 from .observation import SKEW
 from .resampling import LEVEL, block_means, block_values
 
@@ -103,6 +103,7 @@ class Comparison(ShownAsTables):
     distances: tuple[Distance, ...]
     notes: tuple[str, ...]  # reasons for missing comparisons
     times: tuple[TimeRatio, ...] = ()
+    identical: str = ""  # what has equal counts and bytes in each iteration; "": none
 
     def to_frame(self) -> pandas.DataFrame:
         """Convert the distances to a data frame with one row per distance.
@@ -182,9 +183,12 @@ def compare(
             f"share nothing ({'; '.join(dict.fromkeys(notes)) or 'no exchange'}): give "
             "two runs of one model"
         )
+    traffic = [d.value for d in found if not d.of.startswith("duration")]
     return Comparison(
         distances=tuple(found),
         notes=tuple(dict.fromkeys(notes)),
+        # the matrices are read again only where no statistic differs
+        identical="" if any(traffic) else _identical(a, b, pairs),
         times=compare_times(a, b, iterations=iterations, seed=seed),
     )
 
@@ -204,6 +208,32 @@ def _matched(
             )
         pairs += list(zip(of_a, of_b, strict=False))
     return pairs
+
+
+def _identical(a: Trace, b: Trace, pairs: Sequence[tuple[Source, Source]]) -> str:
+    """Describe the exchanges if their matrices are equal in each iteration, or ""."""
+    of: set[str] = set()
+    for one, other in pairs:
+        if not np.array_equal(one.iterations, other.iterations):
+            return ""
+        for part in windows(one):
+            x, y = read(a, one, part), read(b, other, part)
+            for name, first, second in (
+                ("demand", x.demand, y.demand),
+                (f"bytes of {one.phase}", x.wire, y.wire),
+            ):
+                units = (x.wire_unit, y.wire_unit) if first is x.wire else (1, 1)
+                if (first is None) != (second is None):
+                    return ""
+                if first is None or second is None:
+                    continue
+                of.add(name)
+                if not np.array_equal(first * units[0], second * units[1]):
+                    return ""
+    if not of:
+        return ""
+    number = len(pairs[0][0].iterations)
+    return f"{' and '.join(sorted(of))}, {number} iterations of {len(pairs)} exchanges"
 
 
 def _of_exchange(

@@ -80,6 +80,7 @@ def compare(
     beyond = worst(found, thresholds)
     data = {
         "first": str(first),
+        "identical": found.identical,
         "second": str(second),
         "distances": [
             asdict(d) | {"beyond_chance": d.beyond_chance} for d in found.distances
@@ -96,8 +97,8 @@ def compare(
     distances, *times = report.tables(found, beyond)
     present(
         data,
-        report.claim_sentence(*claimed),
         *report.sentences(found, beyond),
+        report.claim_sentence(*claimed),
         as_json=as_json,
         parts={
             "claims": report.claims(*claimed),

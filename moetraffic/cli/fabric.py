@@ -31,7 +31,7 @@ TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
 
 NETWORK, TRAFFIC = "Network", "Traffic"
 
-PARTS = ("links", "collisions")
+PARTS = ("network", "times", "links", "collisions")
 
 
 def fabric(
@@ -181,9 +181,11 @@ def fabric(
     source = f"{trace.name}: {world} ranks, {slots}, on a {made.name}, {routing}"
     present(
         {"file": str(trace), **report.as_dict(found, chosen)},
-        *shown[:2],
+        *report.sentences(found),
         as_json=as_json,
-        parts={"links": shown[2:3], "collisions": shown[3:]},
+        parts={
+            name: shown[at : at + 1] for at, name in enumerate(PARTS) if at < len(shown)
+        },
         only=names,
         tables=tables,
         chart=report.figure(found, chosen, source),

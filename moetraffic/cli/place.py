@@ -8,13 +8,24 @@ from typing import Annotated
 
 from moetraffic.patterns import ParallelLayout
 from moetraffic.patterns.placement import PLACEMENTS
-from moetraffic.report.console.options import AsJson, Force, TraceFile, option
+from moetraffic.report.console.options import (
+    AllTables,
+    AsJson,
+    Force,
+    TraceFile,
+    only_option,
+    option,
+    parts_of,
+)
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.totals import totals
+from moetraffic.units import byte_size
 
 from .output import present
+
+PARTS = ("totals",)
 
 
 def place(
@@ -50,6 +61,8 @@ def place(
         str, option("Order of the parallel axes over ranks, fastest-varying first.")
     ] = ParallelLayout().order,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute a run's traffic under another EP degree, placement or replication.
@@ -59,6 +72,7 @@ def place(
 
     Example: moetraffic place run.h5 --ep 2 --placement greedy --every 50 -o placed.h5
     """
+    names = parts_of(only, PARTS, tables=tables)
     validate_outputs((output,), (trace,), force=force)
     from moetraffic.analysis.expert_placement import place as place_experts
 
@@ -84,4 +98,21 @@ def place(
         for path, one in zip((trace, output), sums.values(), strict=True)
     ]
     table = Table(columns=columns, rows=rows)
-    present({"file": str(output), **sums}, table, as_json=as_json)
+    before, after = sums.values()
+    change = after["bytes_between_ranks"] / max(before["bytes_between_ranks"], 1) - 1
+    line = (
+        f"Between ranks: {byte_size(after['bytes_between_ranks'])} with EP "
+        f"{after['ep']} on {after['ranks']} ranks, {change:+.1%} of the captured "
+        f"{byte_size(before['bytes_between_ranks'])}; busiest rank over mean "
+        f"{after['busiest_rank_over_mean']:.3f} (captured: "
+        f"{before['busiest_rank_over_mean']:.3f})."
+    )
+    present(
+        {"file": str(output), **sums},
+        line,
+        as_json=as_json,
+        parts={"totals": [table]},
+        only=names,
+        tables=tables,
+        written=(output,),
+    )

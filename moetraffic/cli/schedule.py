@@ -9,10 +9,13 @@ import typer
 
 from moetraffic.errors import FabricError
 from moetraffic.report.console.options import (
+    AllTables,
     AsJson,
     Force,
     Iterations,
+    only_option,
     option,
+    parts_of,
     picture,
     refuse_idle,
     selection,
@@ -30,8 +33,9 @@ CIRCUIT_OPTIONS = ("reconfigure", "matching", "matrices", "layers", "phase")
 JOB_OPTIONS = ("demand", "tolerance", "plot")
 
 
-Shown = tuple[dict[str, Any], Any, Any]
-"""Plain data, table, and chart or None."""
+PARTS = ("circuits", "jobs")
+Shown = tuple[dict[str, Any], list[str], Any, Any]
+"""Plain data, sentences, table, and chart or None."""
 
 
 def _matrices(text: str) -> int | None:
@@ -114,12 +118,15 @@ def schedule(
         option("PNG picture of the jobs to write.", callback=picture, panel=SHIFTS),
     ] = None,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Schedule one run's all-to-alls on circuits, or shift several runs on one link.
 
     Example: moetraffic schedule a.h5 b.h5 --capacity 400Gbps -o shifts.json
     """
+    names = parts_of(only, PARTS, tables=tables)
     single = len(traces) == 1
     refuse_idle(
         context,
@@ -131,10 +138,22 @@ def schedule(
     if single:
         asked = selection(layers, iterations, phase)
         asked |= {"matching": matching, "matrices": matrices}
-        data, shown, chart = _circuits(traces[0], capacity, reconfigure, asked)
+        data, lines, table, chart = _circuits(traces[0], capacity, reconfigure, asked)
     else:
-        data, shown, chart = _shifts(traces, capacity, demand, tolerance, iterations)
-    present(data, shown, as_json=as_json, output=output, chart=chart, plot=plot)
+        data, lines, table, chart = _shifts(
+            traces, capacity, demand, tolerance, iterations
+        )
+    present(
+        data,
+        *lines,
+        as_json=as_json,
+        parts={PARTS[not single]: [table]},
+        only=names,
+        tables=tables,
+        output=output,
+        chart=chart,
+        plot=plot,
+    )
 
 
 def _shifts(
@@ -177,7 +196,7 @@ def _shifts(
         jobs, cadences, found, capacity_bytes_s=rate, demand=demand
     )
     table = report.jobs_tables(jobs, cadences, found, capacity_bytes_s=rate)
-    return told, table, drawn
+    return told, report.jobs_sentences(jobs, cadences, found), table, drawn
 
 
 def _circuits(path: Path, rate: float, delay: float, asked: dict[str, Any]) -> Shown:
@@ -189,4 +208,5 @@ def _circuits(path: Path, rate: float, delay: float, asked: dict[str, Any]) -> S
         served = circuits(opened, **asked)
     limits = {"capacity_bytes_s": rate, "reconfigure_s": delay}
     told = {"file": str(path), **report.circuits_as_dict(served, **limits)}
-    return told, report.circuits_table(served, **limits), None
+    lines = report.circuits_sentences(served, **limits)
+    return told, lines, report.circuits_table(served, **limits), None

@@ -60,6 +60,10 @@ class Hockney:
         return self.alpha_s * steps(collective, ranks) + wire / self.beta_bytes_s
 
 
+USABLE = 0.5
+"""Median residual at sizes left out, above which a fit is not to be used."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class HockneyFit:
     """A fit and how far each measurement is from it."""
@@ -73,6 +77,11 @@ class HockneyFit:
     def median(self) -> float:
         """Median of the absolute residuals that were left out."""
         return float(np.median(np.abs(self.left_out)))
+
+    @property
+    def usable(self) -> bool:
+        """Whether times at sizes that were left out are within half of the fit's."""
+        return self.median <= USABLE
 
 
 def hockney_fit(

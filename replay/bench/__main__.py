@@ -19,22 +19,28 @@ from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat, RankEnvironment, current_rank
 from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
 from moetraffic.replay.failure import run_to_exit
+from moetraffic.replay.results.console import print_result
 from moetraffic.replay.results.output import from_json
 from moetraffic.report.console.options import (
+    AllTables,
     AsJson,
     Force,
     Setting,
     field_options,
+    only_option,
     option,
+    parts_of,
     takes,
 )
 from moetraffic.report.console.terminal import refuse, run, say
 from moetraffic.trace.hdf5.durable import validate_output
 
-from .result import ENDINGS, Bench, lines
+from .result import ENDINGS, Bench, sentences
+from .result import tables as measurements
 from .sweep import Sweep, matrix_rows, measure, size_range, validate_sweep
 
 _RANKS = 2
+PARTS = ("measurements",)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -96,6 +102,8 @@ def command(
         Path | None, option("CSV or JSON file to write.", "-o", "--output")
     ] = None,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
     given: Annotated[Path | None, typer.Option("--sweep", hidden=True)] = None,
     summary: Annotated[Path | None, typer.Option(hidden=True)] = None,
@@ -107,6 +115,7 @@ def command(
     Example: moetraffic bench all_reduce all_to_all -b 1K -e 1M -f 4 -o bench.csv
     """
     rank_env = current_rank()
+    names = parts_of(only, PARTS, tables=tables)
 
     def work() -> Bench | None:
         if output is not None:
@@ -138,9 +147,13 @@ def command(
         return 0
     if output is not None:
         result.save(output)
-    print(result.to_json() if as_json else "\n".join(lines(result)))
-    if output is not None and not as_json:
-        print(f"{output}: written")
+    if as_json:
+        print(result.to_json())
+    else:
+        parts = {"measurements": measurements(result)}
+        print_result(sentences(result), parts, names, tables=tables)
+        if output is not None:
+            print(f"written: {output}")
     if result.wrong:
         sys.stdout.flush()
         return refuse(

@@ -17,9 +17,13 @@ import numpy as np
 from moetraffic.patterns.collective import wire_bytes
 from moetraffic.patterns.hockney import HockneyFit, hockney_fit
 from moetraffic.replay.results.output import to_json, write_text
+from moetraffic.tables import Table
+from moetraffic.units import byte_size
 
 ENDINGS = (".csv", ".json")
 PLACES = {"out": "out of place", "in": "in place"}
+SHOWN = 6
+"""Collectives in the summary, which has at most eight lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,57 +113,61 @@ def hockney_fits(rows: Sequence[Row]) -> dict[tuple[str, str], HockneyFit]:
     return found
 
 
-def lines(bench: Bench) -> list[str]:
-    """Format a table with nccl-tests' columns, one block per collective."""
-    text = []
-    for collective in dict.fromkeys(row.collective for row in bench.rows):
-        mine = [row for row in bench.rows if row.collective == collective]
-        text += [
-            f"# {collective}: {bench.backend}, {bench.ranks} ranks on "
-            f"{len(set(bench.nodes))} host(s), {bench.iterations} iterations after "
-            f"{bench.warmup}",
-            f"#{'':>49}{'out-of-place':>38}{'in-place':>36}",
-            f"#{'size':>12}{'count':>13}{'type':>9}{'redop':>8}{'root':>7}"
-            + 2 * f"{'time':>11}{'algbw':>9}{'busbw':>9}{'#wrong':>8}",
-            f"#{'(B)':>12}{'(elements)':>13}{'':>24}"
-            + 2 * f"{'(us)':>11}{'(GB/s)':>9}{'(GB/s)':>9}{'':>8}",
+def sentences(bench: Bench) -> list[str]:
+    """Summarize a benchmark in at most eight lines, collectives by bus bandwidth."""
+    hosts = len(set(bench.nodes))
+    lines = [
+        f"Measured: {bench.backend}, {bench.ranks} ranks on {hosts} host"
+        f"{'s' if hosts > 1 else ''}, {bench.iterations} iterations after "
+        f"{bench.warmup}; wrong elements: {bench.wrong}."
+    ]
+    fits = hockney_fits(bench.rows)
+    names = list(dict.fromkeys(row.collective for row in bench.rows))
+    for name in names[:SHOWN]:
+        mine = [row for row in bench.rows if row.collective == name]
+        best = max(mine, key=lambda row: row.busbw_gbs)
+        kinds = [
+            f"{PLACES[p]}: {_fitted(f)}" for (n, p), f in fits.items() if n == name
         ]
-        for size in dict.fromkeys(row.size_bytes for row in mine):
-            places = {row.place: row for row in mine if row.size_bytes == size}
-            some = next(iter(places.values()))
-            line = (
-                f" {size:>12}{some.count:>13}{some.dtype:>9}{some.redop:>8}"
-                f"{some.root:>7}"
-            )
-            for place in ("out", "in"):
-                line += _measured(places.get(place))
-            text.append(line)
+        rate = f"busbw up to {best.busbw_gbs:.4g} GB/s, at {byte_size(best.size_bytes)}"
+        lines.append(f"{name}: {rate}; {'; '.join(kinds) or 'no fit below 3 sizes'}.")
+    if left := names[SHOWN:]:
+        lines.append(f"{len(left)} more collectives are in the tables.")
+    return lines
+
+
+def tables(bench: Bench) -> list[Table]:
+    """Tabulate the measurements with nccl-tests' quantities, a table per collective."""
+    made = []
+    for name in dict.fromkeys(row.collective for row in bench.rows):
+        mine = [row for row in bench.rows if row.collective == name]
         mean = sum(row.busbw_gbs for row in mine) / len(mine)
-        bad = sum(max(row.wrong, 0) for row in mine)
-        text.append(
-            f"# wrong elements: {bad}{' OK' if not bad else ''}; average bus "
-            f"bandwidth: {mean:.5g} GB/s"
+        made.append(
+            Table(
+                title=f"{name}, {mine[0].dtype}, redop {mine[0].redop}, "
+                f"root {mine[0].root}",
+                columns={
+                    **{"size [B]": "", "count": "", "buffers": "", "time [us]": ".2f"},
+                    **{"algbw [GB/s]": ".3f", "busbw [GB/s]": ".3f", "wrong": ""},
+                },
+                rows=[
+                    (
+                        *(row.size_bytes, row.count, PLACES[row.place], row.time_us),
+                        *(row.algbw_gbs, row.busbw_gbs),
+                        row.wrong if row.wrong >= 0 else None,
+                    )
+                    for row in mine
+                ],
+                notes=[f"average bus bandwidth: {mean:.5g} GB/s"],
+            )
         )
-        text += [
-            f"# fit, {PLACES[place]}: {_fitted(fit)}"
-            for (_, place), fit in hockney_fits(mine).items()
-        ]
-        text.append("")
-    return text
-
-
-def _measured(row: Row | None) -> str:
-    if row is None:
-        return f"{'N/A':>11}{'N/A':>9}{'N/A':>9}{'N/A':>8}"
-    wrong = str(row.wrong) if row.wrong >= 0 else "N/A"
-    return f"{row.time_us:>11.2f}{row.algbw_gbs:>9.3f}{row.busbw_gbs:>9.3f}{wrong:>8}"
+    return made
 
 
 def _fitted(fit: HockneyFit) -> str:
+    held_out = f"{fit.median:.0%} median error at sizes left out"
+    if not fit.usable:
+        return f"no usable fit ({held_out})"
     beta = fit.model.beta_bytes_s / 1e9
     rate = f"beta {beta:.4g} GB/s" if beta < float("inf") else "no beta (flat in size)"
-    return (
-        f"alpha {fit.model.alpha_s * 1e6:.4g} us a step, {rate}; residuals up to "
-        f"{abs(fit.residual).max():.1%}, median {fit.median:.1%} leaving a size out, "
-        f"{int(fit.outlier.sum())} outliers"
-    )
+    return f"alpha {fit.model.alpha_s * 1e6:.4g} us a step, {rate}, {held_out}"

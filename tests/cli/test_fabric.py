@@ -136,7 +136,7 @@ def test_time_shifts_of_two_runs(
     files = ["-o", str(path), "--plot", str(picture)]
     assert main([*asked, *files]) == 0
     said = capsys.readouterr().out
-    assert "compatibility" in said
+    assert "Compatibility" in said
     assert picture.read_bytes().startswith(b"\x89PNG")
     found = json.loads(path.read_text())
     assert found["capacity_bytes_s"] == 50e9

@@ -15,15 +15,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetraffic.analysis import compare
 from moetraffic.cli import output
 from moetraffic.cli.app import VERBS, main
 from moetraffic.data import path
 from moetraffic.report.console.terminal import Paper
 from moetraffic.tables import Table
+from moetraffic.trace import Trace
 
 RUN, OTHER = path("golden-v1.h5"), path("golden-v1.1.h5")
 WIDTHS = (80, 100, 120)
@@ -155,6 +158,43 @@ def test_no_number_is_cut_of_what_takes_longer(
         output = f"--iterations 120 -o {tmp_path}/{name}.h5 --seed {seed}"
         assert main(f"generate --from {PRESET} {output}".split()) == 0
     check(verb, SLOW[verb], tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        ("fabric", (RUN,)),
+        ("schedule", (RUN,)),
+        ("schedule", (RUN, OTHER)),
+        ("place", (RUN, "--ep", 1, "-o", "{0}/placed.h5")),
+        ("estimate", ("--dp", 8, "--bandwidth", "25GB/s")),
+    ],
+)
+def test_a_verdict_is_sentences_in_at_most_eight_lines(
+    verb: str,
+    arguments: tuple[object, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([verb, *(str(a).format(tmp_path) for a in arguments)]) == 0
+    *lines, hint = (
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if not line.startswith("written:")
+    )
+    assert 1 <= len(lines) <= 8
+    assert all(line.endswith(".") for line in lines)
+    assert hint.startswith("Tables: --tables")
+
+
+def test_only_equal_matrices_are_byte_identical() -> None:
+    noise = np.random.default_rng()
+    demand = noise.integers(1, 99, (12, 1, 4, 8))
+    runs = [
+        Trace.from_arrays(demand=d, k=2) for d in (demand, demand, demand[::-1].copy())
+    ]
+    assert "12 iterations" in compare(runs[0], runs[1]).identical
+    assert not compare(runs[0], runs[2]).identical
 
 
 def test_every_verb_is_tried() -> None:

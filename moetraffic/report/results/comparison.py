@@ -37,12 +37,14 @@ def sentences(comparison: Comparison, above: Sequence[Distance] = ()) -> list[st
     """
     every = comparison.distances
     number = sum(d.beyond_chance for d in every)
+    same = [f"Byte-identical: {comparison.identical}."] if comparison.identical else []
     lines = [
+        *same,
         f"Distances: {number} of {len(every)} exceed within-run noise (95th percentile;"
-        f" {(1 - LEVEL) * len(every):.2g} expected by chance)."
+        f" {(1 - LEVEL) * len(every):.2g} expected by chance).",
     ]
     for measure, scale in SCALES.items():
-        of = [d for d in every if d.measure == measure and np.isfinite(d.value)]
+        of = [d for d in every if d.measure == measure and d.value > 0]
         if of:
             # the farthest from its noise, which differs by statistic
             d = max(of, key=lambda d: (d.beyond_chance, d.value - d.floor))

@@ -24,7 +24,7 @@ from moetraffic.report.chart import (
 )
 from moetraffic.tables import Table, tables_of
 from moetraffic.trace import Trace
-from moetraffic.units import bit_rate, byte_size
+from moetraffic.units import bit_rate, byte_size, duration
 
 DRAWN = 16  # links in the chart
 SETS = 6  # of links, in the table of collisions
@@ -78,6 +78,37 @@ def as_dict(found: Assessment, iterations: Sequence[int]) -> dict[str, Any]:
             for one in found.collisions
         ],
     }
+
+
+def sentences(found: Assessment) -> list[str]:
+    """Summarize an assessment: the bottleneck and its bound, traffic, collisions."""
+    network, mean = found.topology, float(found.bottleneck_s.mean())
+    bounds = {name: float(values.mean()) for name, values in _times(found)[1:]}
+    where = f"{network.name}, {bit_rate(network.hosts.nic_bytes_s)} NICs"
+    link = f", mostly {found.hot[0].name}" if found.hot else ""
+    lines = [
+        f"Bottleneck link{link}: {duration(mean)} an iteration (mean; at most "
+        f"{duration(float(found.bottleneck_s.max()))}) on {where}, {found.routing}.",
+        f"Traffic: {byte_size(found.bytes_between_hosts.mean())} an iteration between "
+        f"hosts, {byte_size(found.bytes_inside_hosts.mean())} inside, mean of "
+        f"{len(found.bottleneck_s)} iterations, all sent at once.",
+    ]
+    if bounds and mean:
+        name = max(bounds, key=lambda name: bounds[name])
+        lines.insert(
+            1,
+            f"Its time is {mean / (bounds[name] or mean):.3g} times the largest {name} "
+            f"({duration(bounds[name])}).",
+        )
+    if found.collisions:
+        one = found.collisions[0]
+        lines.append(
+            f"ECMP collisions, worst of {len(found.collisions)} sets of links: "
+            f"{one.max_flows:.3g} of {one.flows:.3g} flows on one link (random "
+            f"hashing: {one.expected_max_flows:.3g}), {one.bytes_over_even:.3g} times "
+            "its even share of bytes."
+        )
+    return lines
 
 
 @tables_of.register

@@ -138,6 +138,61 @@ def circuits_table(
     )
 
 
+def circuits_sentences(
+    served: Sequence[CircuitPlan], *, capacity_bytes_s: float, reconfigure_s: float
+) -> list[str]:
+    """Summarize circuit schedules: times over their bound, circuits, duty cycle."""
+    limits: dict[str, Any] = {
+        "capacity_bytes_s": capacity_bytes_s,
+        "reconfigure_s": reconfigure_s,
+    }
+    every = [(one, f, duty(f, **limits)) for one in served for f in one.schedules]
+    some = [(one, f, cycle) for one, f, cycle in every if cycle.bound_s > 0]
+    if not some:
+        return ["Circuits: no exchange sends bytes between ranks."]
+    ratios = np.array([cycle.total_s / cycle.bound_s for *_, cycle in some])
+    slowest, _, longest = max(some, key=lambda one: one[2].total_s)
+    circuits = [cycle.terms for *_, cycle in some]
+    needed = {share: [terms_for(f, share) for _, f, _ in some] for share in SHARES}
+    shares = ", ".join(f"{mean(n):.3g} for {share:.0%}" for share, n in needed.items())
+    where = f"layer {slowest.layer}, " if slowest.layer >= 0 else ""
+    return [
+        f"Circuits of {bit_rate(capacity_bytes_s)}, {some[0][1].matching} matching: "
+        f"{duration(longest.total_s)} for the slowest of {len(some)} exchanges "
+        f"({where}{slowest.name}, {slowest.about}), {ratios.max():.3g} times its lower "
+        f"bound; median of all {np.median(ratios):.3g} times.",
+        f"Reconfiguration of {duration(reconfigure_s)}: {min(circuits)} to "
+        f"{max(circuits)} circuits an exchange, mean duty cycle "
+        f"{mean([cycle.duty for *_, cycle in some]):.1%}.",
+        f"Circuits needed for a share of the bytes, mean: {shares}.",
+    ]
+
+
+def jobs_sentences(
+    jobs: Sequence[Job], cadences: Sequence[TypicalIteration], found: Compatibility
+) -> list[str]:
+    """Summarize what time shifts gain, and how regular the jobs are."""
+    best = "best of all shifts" if found.exhaustive else "best of a local search"
+    return [
+        f"Compatibility: {found.score:.3f} with time shifts ({best}), "
+        f"{found.unshifted:.3f} without, {found.worst:.3f} at worst; 1: the load never "
+        "exceeds the capacity.",
+        "Time shifts: "
+        + "; ".join(
+            f"{job.name} by {duration(shift)} of {duration(job.period_s)}"
+            for job, shift in zip(jobs, found.shifts_s, strict=True)
+        )
+        + f"; periods change by at most {found.circle.deviation:.2%}.",
+        "Regularity, which shifts need: "
+        + "; ".join(
+            f"{job.name}: autocorrelation at the period {seen.rhythm.acf:.2f}, jitter "
+            f"{seen.rhythm.jitter:.1%}"
+            for job, seen in zip(jobs, cadences, strict=True)
+        )
+        + ".",
+    ]
+
+
 def jobs_as_dict(
     jobs: Sequence[Job],
     cadences: Sequence[TypicalIteration],
