@@ -1,8 +1,10 @@
-"""Map British option names of earlier versions to the current American spelling."""
+"""Current names for those of earlier versions, and the nearest to a wrong one."""
 
 from __future__ import annotations
 
+import difflib
 import logging
+from collections.abc import Iterable
 from functools import cache
 
 RENAMED = {
@@ -26,6 +28,18 @@ def current_name(name: str) -> str:
     if name in RENAMED:
         _warn(name)
     return RENAMED.get(name, name)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the beginning of a remedy: "did you mean ..., or ", or nothing.
+
+    Examples
+    --------
+    >>> nearest("gpt-3", ["gpt-3b", "tiny"])
+    'did you mean gpt-3b, or '
+    """
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {near[0]}, or " if near else ""
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Gating, ModelShape, preset, scaled
 from moetraffic.patterns.presets import read_config
-from moetraffic.patterns.shape import unmet
+from moetraffic.patterns.shape import broken_rules
 from moetraffic.report.console.options import Setting, field_options
 
 _FOLLOWS = "the model's, or in proportion"
@@ -95,7 +95,7 @@ def model_of(model: str, chosen: Mapping[str, Any]) -> tuple[ModelShape, Gating,
     made = replace(made, vocabulary=given.get("vocabulary", shape.vocabulary))
     if k is not None:
         gating = replace(gating, k=k)
-    for rule, remedy in unmet(made):
+    for rule, remedy in broken_rules(made):
         raise LayoutError(f"{rule}: {remedy.replace('--vocabulary', '--vocab')}")
     if made.experts and not 1 <= gating.k <= made.experts:
         raise LayoutError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .rules import Broken, unmet
+
 SITES = ("dispatch", "combine", "dispatch_grad", "combine_grad", "gradient_sync")
 """Exchanges that can lose data: a MoE layer's four, and the gradients' all-reduce."""
 
@@ -28,56 +30,46 @@ class Dropping:
     burst_packets: float = 8.0  # mean length of a run of lost packets
 
 
-def unmet(dropping: Dropping) -> list[tuple[str, str]]:
+def broken_rules(dropping: Dropping) -> list[Broken]:
     """The rules that it breaks, each with its remedy."""
-    d, broken = dropping, []
-    if d.site not in SITES:
-        broken.append(
-            (f"the site is one of {', '.join(SITES)}, not {d.site!r}", "see --site")
-        )
-    if d.pattern not in PATTERNS:
-        broken.append(
-            (
-                f"the pattern is one of {', '.join(PATTERNS)}, not {d.pattern!r}",
-                "see --pattern",
-            )
-        )
-    if not 0 <= d.share < 1:
-        broken.append(
-            (
-                f"the share dropped is at least 0 and below 1, but is {d.share}",
-                "give percentages below 100",
-            )
-        )
-    if d.packet_bytes < 64:
-        broken.append(
-            (
-                f"a packet has at least 64 bytes, but packet-bytes is {d.packet_bytes}",
-                "raise --packet-bytes",
-            )
-        )
-    if not 1 <= d.burst_packets < 1e6:
-        broken.append(
-            (
-                "a burst has at least 1 packet and fewer than a million, but "
-                f"burst-packets is {d.burst_packets}",
-                "change --burst-packets",
-            )
-        )
-    if d.pattern == "bursts" and d.share / (1 - d.share) > d.burst_packets:
-        broken.append(
-            (
-                f"bursts of {d.burst_packets} packets drop at most "
-                f"{d.burst_packets / (1 + d.burst_packets):.1%}, but the share is "
-                f"{d.share:.1%}",
-                "raise --burst-packets",
-            )
-        )
-    if d.site == "gradient_sync" and d.pattern == "lowest_weight":
-        broken.append(
-            (
-                "gate weights order token copies, but gradient_sync sends gradients",
-                "choose another --pattern",
-            )
-        )
-    return broken
+    d = dropping
+    most = d.burst_packets / (1 + d.burst_packets) if d.burst_packets > 0 else 0.0
+    return unmet(
+        (
+            d.site in SITES,
+            f"the site is one of {', '.join(SITES)}, not {d.site!r}",
+            "see --site",
+        ),
+        (
+            d.pattern in PATTERNS,
+            f"the pattern is one of {', '.join(PATTERNS)}, not {d.pattern!r}",
+            "see --pattern",
+        ),
+        (
+            0 <= d.share < 1,
+            f"the share dropped is at least 0 and below 1, but is {d.share}",
+            "give percentages below 100",
+        ),
+        (
+            d.packet_bytes >= 64,
+            f"a packet has at least 64 bytes, but packet-bytes is {d.packet_bytes}",
+            "raise --packet-bytes",
+        ),
+        (
+            1 <= d.burst_packets < 1e6,
+            "a burst has at least 1 packet and fewer than a million, but "
+            f"burst-packets is {d.burst_packets}",
+            "change --burst-packets",
+        ),
+        (
+            d.pattern != "bursts" or d.share <= most,
+            f"bursts of {d.burst_packets} packets drop at most {most:.1%}, but the "
+            f"share is {d.share:.1%}",
+            "raise --burst-packets",
+        ),
+        (
+            (d.site, d.pattern) != ("gradient_sync", "lowest_weight"),
+            "gate weights order token copies, but gradient_sync sends gradients",
+            "choose another --pattern",
+        ),
+    )

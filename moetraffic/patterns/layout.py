@@ -23,7 +23,7 @@ import numpy as np
 
 from moetraffic.errors import LayoutError
 
-from .rules import Rule, refuse, sentences
+from .rules import Broken, Rule, refuse, sentences
 from .schedules import chunk_layers
 from .values import Values
 
@@ -364,9 +364,9 @@ def split_rules(
     ]
 
 
-def unmet(
+def broken_rules(
     layout: ParallelLayout, *, layers: int, heads: int, experts: int, accumulation: int
-) -> list[tuple[str, str]]:
+) -> list[Broken]:
     """The rules that a model and its training by this library break under a layout.
 
     Parameters

@@ -35,7 +35,7 @@ def parameter_count(shape: ModelShape, *, k: int = 1) -> ParameterCount:
     Parameters
     ----------
     shape
-        A sound shape: :func:`~moetraffic.patterns.shape.unmet` is empty.
+        A sound shape: :func:`~moetraffic.patterns.shape.broken_rules` is empty.
     k
         Experts of a token, for ``active``.
 

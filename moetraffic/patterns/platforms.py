@@ -6,12 +6,14 @@ What a source does not tell is NaN (or 0 for counts, "" for words), never assume
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any, TypeVar
 
 from moetraffic.data import published
 from moetraffic.errors import LayoutError
+from moetraffic.spelling import nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,42 +66,19 @@ class Protocol:
         return nominal * self.efficiency * 1e9 / 8
 
 
+Kind = TypeVar("Kind", Platform, Protocol)
+
+
 @cache
 def platforms() -> dict[str, Platform]:
     """All platforms by name."""
-    return {
-        row["platform"]: Platform(
-            name=row["platform"],
-            system=row["system"],
-            nodes=int(row["nodes"] or 0),
-            gpus_per_node=int(row["gpus_per_node"] or 0),
-            gpu=row["gpu"],
-            gpu_memory_gb=_number(row["gpu_memory_gb"]),
-            gpu_memory_gbs=_number(row["gpu_memory_gbs"]),
-            peak_tflops=_number(row["peak_tflops"]),
-            p2p_gbs=_number(row["p2p_gbs"]),
-            nic=row["nic"],
-            nics_per_node=int(row["nics_per_node"] or 0),
-            nic_gbps_per_node=_number(row["nic_gbps_per_node"]),
-            protocol=row["protocol"],
-        )
-        for row in published("platforms")
-    }
+    return {row["platform"]: _read(Platform, row) for row in published("platforms")}
 
 
 @cache
 def protocols() -> dict[str, Protocol]:
     """All protocols by name."""
-    return {
-        row["protocol"]: Protocol(
-            name=row["protocol"],
-            link_gbps=float(row["link_gbps"]),
-            achieved_gbps=float(row["achieved_gbps"]),
-            measured_with=row["measured_with"],
-            source=row["source"],
-        )
-        for row in published("protocols")
-    }
+    return {row["protocol"]: _read(Protocol, row) for row in published("protocols")}
 
 
 def platform(name: str) -> Platform:
@@ -115,39 +94,38 @@ def platform(name: str) -> Platform:
     >>> platform("tg40").nic_bytes_s / 1e9
     200.0
     """
-    found = platforms().get(name)
-    if found is None:
-        raise LayoutError(_unknown("platform", name, tuple(platforms())))
-    return found
+    return _named("platform", name, platforms())
 
 
 def protocol(name: str) -> Protocol:
-    """The protocol of a name.
-
-    Raises
-    ------
-    LayoutError
-        If there is none.
+    """The protocol of a name; see :func:`platform`.
 
     Examples
     --------
     >>> protocol("IPoIB").bytes_s() / 1e9
     2.5
     """
-    found = protocols().get(name)
-    if found is None:
-        raise LayoutError(_unknown("protocol", name, tuple(protocols())))
-    return found
+    return _named("protocol", name, protocols())
 
 
-def _number(text: str) -> float:
-    return float(text) if text else float("nan")
+def _read(kind: type[Kind], row: Mapping[str, str]) -> Kind:
+    """A row whose first cell is the name, empty numbers as NaN, empty counts as 0."""
+    empty = {"float": "nan", "int": "0", "str": ""}
+    made: dict[str, Any] = {"name": next(iter(row.values()))}
+    for field in fields(kind):
+        if field.name != "name":
+            text = row[field.name] or empty[str(field.type)]
+            made[field.name] = _TYPES[str(field.type)](text)
+    return kind(**made)
 
 
-def _unknown(what: str, name: str, there: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, there, 1)
-    perhaps = f"did you mean {near[0]}, or " if near else ""
-    return (
-        f"a {what} is one of {', '.join(there)}, not {name!r}: {perhaps}choose one of "
-        "these"
-    )
+_TYPES = {"float": float, "int": int, "str": str}
+
+
+def _named(what: str, name: str, there: Mapping[str, Kind]) -> Kind:
+    if name not in there:
+        raise LayoutError(
+            f"a {what} is one of {', '.join(there)}, not {name!r}: "
+            f"{nearest(name, there)}choose one of these"
+        )
+    return there[name]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
+from .rules import Broken
+
 OptionValue: TypeAlias = float | int | bool | str
-Broken: TypeAlias = tuple[str, str]  # a rule with the values that broke it; the remedy
 
 DISPATCH_FORMS = ("padded", "dropped", "dropless")
 

@@ -6,85 +6,100 @@ The command line, the checks before a run and :mod:`moetraffic.gating` read them
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
-from .router_spec import Broken, RouterOption, RouterSpec, Setup
+from .router_spec import RouterOption, RouterSpec, Setup
+from .rules import Broken, unmet
 
 
 def _groups_fit(setup: Setup) -> list[Broken]:
     """DeepSeek's group-limited selection."""
     groups, top = setup.whole("groups"), setup.whole("top_groups")
-    if setup.experts % groups:
-        return [
-            (
-                f"the groups must divide the experts, but there are {setup.experts} "
-                f"experts in {groups} groups",
-                "change --router-option groups=... or --experts",
-            )
-        ]
-    if top > groups:
-        return [
-            (
-                f"a token's top_groups are some of the groups, but there are {groups} "
-                f"groups and top_groups is {top}",
-                "lower --router-option top_groups=...",
-            )
-        ]
-    if setup.k > (reach := top * (setup.experts // groups)):
-        return [
-            (
-                f"a token's k experts lie in its top_groups, but these hold {reach} "
-                f"experts and k is {setup.k}",
-                "raise --router-option top_groups=... or lower --k",
-            )
-        ]
-    return []
+    reach = top * (setup.experts // groups)
+    return unmet(
+        (
+            setup.experts % groups == 0,
+            f"the groups must divide the experts, but there are {setup.experts} "
+            f"experts in {groups} groups",
+            "change --router-option groups=... or --experts",
+        ),
+        (
+            top <= groups,
+            f"a token's top_groups are some of the groups, but there are {groups} "
+            f"groups and top_groups is {top}",
+            "lower --router-option top_groups=...",
+        ),
+        (
+            setup.k <= reach,
+            f"a token's k experts lie in its top_groups, but these hold {reach} "
+            f"experts and k is {setup.k}",
+            "raise --router-option top_groups=... or lower --k",
+        ),
+    )[:1]
 
 
 def _after_is_normalized(setup: Setup) -> list[Broken]:
     """Top-k: a softmax over the chosen experts sums to 1."""
     options = setup.options
-    if options["softmax"] == "after" and options["renormalize"] is False:
-        return [
-            (
-                "a softmax over the chosen experts has the sum 1, but renormalize is "
-                "false and softmax is after",
-                "leave out one of them",
-            )
-        ]
-    return []
+    return unmet(
+        (
+            options["softmax"] != "after" or options["renormalize"] is not False,
+            "a softmax over the chosen experts has the sum 1, but renormalize is "
+            "false and softmax is after",
+            "leave out one of them",
+        )
+    )
 
 
 def _tokens_divide(setup: Setup) -> list[Broken]:
     """The assertion of fairscale's Top2Gate."""
-    if setup.tokens % setup.experts:
-        return [
-            (
-                "fairscale's Top2Gate wants the tokens of a micro-batch to divide by "
-                f"the experts, but there are {setup.tokens} tokens and "
-                f"{setup.experts} experts",
-                "change --micro-batch, --sequence or --experts",
-            )
-        ]
-    return []
+    return unmet(
+        (
+            setup.tokens % setup.experts == 0,
+            "fairscale's Top2Gate wants the tokens of a micro-batch to divide by "
+            f"the experts, but there are {setup.tokens} tokens and "
+            f"{setup.experts} experts",
+            "change --micro-batch, --sequence or --experts",
+        )
+    )
 
 
 def _ranks_are_real(setup: Setup) -> list[Broken]:
     """fairscale's MOELayer sends in every forward pass."""
-    if setup.virtual:
-        return [
-            (
-                "fairscale's MOELayer is an exchange between real ranks, but training "
-                "is virtual",
-                "use --router fairscale-top2, its gate alone, or leave out --virtual",
-            )
-        ]
-    return _tokens_divide(setup)
+    return unmet(
+        (
+            not setup.virtual,
+            "fairscale's MOELayer is an exchange between real ranks, but training "
+            "is virtual",
+            "use --router fairscale-top2, its gate alone, or leave out --virtual",
+        )
+    ) or _tokens_divide(setup)
 
 
-_FAIRSCALE = "fairscale 0.4.13, fairscale/nn/moe/"
-_SEED = RouterOption(
-    name="seed", kind=int, default=0, text="draws another assignment", least=0
+def _number(
+    name: str, default: float, text: str, least: float = -inf, most: float = inf
+) -> RouterOption:
+    kind = type(default)
+    return RouterOption(
+        name=name, kind=kind, default=default, text=text, least=least, most=most
+    )
+
+
+def _choice(name: str, choices: tuple[str, ...], text: str) -> RouterOption:
+    """One of some words, the first where none is given."""
+    return RouterOption(
+        name=name, kind=str, default=choices[0], text=text, choices=choices
+    )
+
+
+_RENORMALIZE = RouterOption(
+    name="renormalize",
+    kind=bool,
+    default=None,
+    text="divide a token's weights by their sum; if not given, where k > 1",
 )
+_FAIRSCALE = "fairscale 0.4.13, fairscale/nn/moe/"
+_SEED = _number("seed", 0, "draws another assignment", 0)
 
 ROUTERS: Mapping[str, RouterSpec] = {
     spec.name: spec
@@ -96,13 +111,12 @@ ROUTERS: Mapping[str, RouterSpec] = {
             source="Fedus et al., arXiv 2101.03961",
             k=1,
             options=(
-                RouterOption(
-                    name="jitter",
-                    kind=float,
-                    default=0.0,
-                    text="input noise in training: times 1-jitter to 1+jitter",
-                    least=0,
-                    most=1,
+                _number(
+                    "jitter",
+                    0.0,
+                    "input noise in training: times 1-jitter to 1+jitter",
+                    0,
+                    1,
                 ),
             ),
         ),
@@ -112,20 +126,12 @@ ROUTERS: Mapping[str, RouterSpec] = {
             text="the k most probable experts (Mixtral, Qwen)",
             source="Shazeer et al., arXiv 1701.06538; Jiang et al., arXiv 2401.04088",
             options=(
-                RouterOption(
-                    name="softmax",
-                    kind=str,
-                    default="before",
-                    text="over all experts, or over the chosen",
-                    choices=("before", "after"),
+                _choice(
+                    "softmax",
+                    ("before", "after"),
+                    "over all experts, or over the chosen",
                 ),
-                RouterOption(
-                    name="renormalize",
-                    kind=bool,
-                    default=None,
-                    text="divide a token's weights by their sum; if not given, where "
-                    "k > 1",
-                ),
+                _RENORMALIZE,
             ),
             rule=_after_is_normalized,
         ),
@@ -136,20 +142,16 @@ ROUTERS: Mapping[str, RouterSpec] = {
             source="Lepikhin et al., arXiv 2006.16668, algorithm 1",
             k=2,
             options=(
-                RouterOption(
-                    name="second",
-                    kind=str,
-                    default="proportional",
-                    text="the next best, sent with probability 2 g2; drawn from the "
+                _choice(
+                    "second",
+                    ("proportional", "gumbel", "always"),
+                    "the next best, sent with probability 2 g2; drawn from the "
                     "softmax without the first; or the next best, always",
-                    choices=("proportional", "gumbel", "always"),
                 ),
-                RouterOption(
-                    name="weights",
-                    kind=str,
-                    default="chosen",
-                    text="sum to 1 over the chosen experts, or over those with room",
-                    choices=("chosen", "kept"),
+                _choice(
+                    "weights",
+                    ("chosen", "kept"),
+                    "sum to 1 over the chosen experts, or over those with room",
                 ),
             ),
         ),
@@ -185,51 +187,22 @@ ROUTERS: Mapping[str, RouterSpec] = {
             text="sigmoid scores, loss-free bias, experts from the best groups",
             source="DeepSeek-V3, arXiv 2412.19437; V2, arXiv 2405.04434",
             options=(
-                RouterOption(
-                    name="score",
-                    kind=str,
-                    default="sigmoid",
-                    text="of an expert: V3's or V2's",
-                    choices=("sigmoid", "softmax"),
+                _choice("score", ("sigmoid", "softmax"), "of an expert: V3's or V2's"),
+                _number("groups", 1, "of experts", 1),
+                _number("top_groups", 1, "groups that a token's experts come from", 1),
+                _choice(
+                    "group_score",
+                    ("top2", "max"),
+                    "the sum of a group's two best scores (V3), or its best (V2)",
                 ),
-                RouterOption(
-                    name="groups", kind=int, default=1, text="of experts", least=1
+                _number(
+                    "bias_rate",
+                    0.001,
+                    "step of the loss-free bias; 0 switches it off",
+                    0,
                 ),
-                RouterOption(
-                    name="top_groups",
-                    kind=int,
-                    default=1,
-                    text="groups that a token's experts come from",
-                    least=1,
-                ),
-                RouterOption(
-                    name="group_score",
-                    kind=str,
-                    default="top2",
-                    text="the sum of a group's two best scores (V3), or its best (V2)",
-                    choices=("top2", "max"),
-                ),
-                RouterOption(
-                    name="bias_rate",
-                    kind=float,
-                    default=0.001,
-                    text="step of the loss-free bias; 0 switches it off",
-                    least=0,
-                ),
-                RouterOption(
-                    name="renormalize",
-                    kind=bool,
-                    default=None,
-                    text="divide a token's weights by their sum; if not given, where "
-                    "k > 1",
-                ),
-                RouterOption(
-                    name="scale",
-                    kind=float,
-                    default=1.0,
-                    text="factor of the weights (V3: 2.5, V2: 16)",
-                    least=1e-6,
-                ),
+                _RENORMALIZE,
+                _number("scale", 1.0, "factor of the weights (V3: 2.5, V2: 16)", 1e-06),
             ),
             rule=_groups_fit,
         ),
@@ -247,27 +220,13 @@ ROUTERS: Mapping[str, RouterSpec] = {
             text="a balanced assignment in training (S-BASE)",
             source="Clark et al., arXiv 2202.01169; Megatron-Core",
             options=(
-                RouterOption(
-                    name="score",
-                    kind=str,
-                    default="auto",
-                    text="of the weights; auto: sigmoid where k is 1, else softmax",
-                    choices=("auto", "sigmoid", "softmax"),
+                _choice(
+                    "score",
+                    ("auto", "sigmoid", "softmax"),
+                    "of the weights; auto: sigmoid where k is 1, else softmax",
                 ),
-                RouterOption(
-                    name="tolerance",
-                    kind=float,
-                    default=1e-4,
-                    text="ends the normalization",
-                    least=1e-9,
-                ),
-                RouterOption(
-                    name="rounds",
-                    kind=int,
-                    default=1000,
-                    text="of normalization at most",
-                    least=1,
-                ),
+                _number("tolerance", 0.0001, "ends the normalization", 1e-09),
+                _number("rounds", 1000, "of normalization at most", 1),
             ),
         ),
         RouterSpec(
@@ -276,21 +235,12 @@ ROUTERS: Mapping[str, RouterSpec] = {
             text="a stress source: Zipf popularity, drifting hot set",
             source="this library",
             options=(
-                RouterOption(
-                    name="exponent",
-                    kind=float,
-                    default=1.0,
-                    text="of Zipf's law; 0 is uniform",
-                    least=0,
-                    most=50,
-                ),
-                RouterOption(
-                    name="period",
-                    kind=int,
-                    default=50,
-                    text="steps after which the hot set moves on by one expert; 0: "
-                    "never",
-                    least=0,
+                _number("exponent", 1.0, "of Zipf's law; 0 is uniform", 0, 50),
+                _number(
+                    "period",
+                    50,
+                    "steps after which the hot set moves on by one expert; 0: never",
+                    0,
                 ),
                 _SEED,
             ),

@@ -12,8 +12,9 @@ from math import inf
 
 from moetraffic.spelling import current_name
 
-from .router_spec import DISPATCH_FORMS, Broken, OptionValue, RouterSpec, Setup
+from .router_spec import DISPATCH_FORMS, OptionValue, RouterSpec, Setup
 from .router_table import ROUTERS
+from .rules import Broken, unmet
 
 BALANCE_SCOPES = ("micro_batch", "sequence", "global")
 ENTRY_POINTS = "moetraffic.routers"
@@ -94,71 +95,55 @@ def broken_rules(
 
 def _broken_by_any(g: Gating, experts: int) -> list[Broken]:
     """Rules of all routers."""
-    broken = []
-    if g.k < 1:
-        broken.append(
-            (f"k must be at least 1, but is {g.k}", "give --k a positive number")
-        )
-    if g.k > experts:
-        broken.append(
-            (
-                f"a token's k experts are distinct, but k is {g.k} and there are "
-                f"{experts} experts",
-                "lower --k",
-            )
-        )
-    if g.dispatch not in DISPATCH_FORMS:
-        broken.append(
-            (
-                f"the dispatch form is one of {', '.join(DISPATCH_FORMS)}, "
-                f"not {g.dispatch!r}",
-                "see --dispatch",
-            )
-        )
-    if g.dispatch != "dropless" and not 0 < g.capacity_factor < inf:
-        broken.append(
-            (
-                f"the capacity factor must be above 0, but is {g.capacity_factor}",
-                "raise --capacity-factor or use --dispatch dropless",
-            )
-        )
-    if g.balance_scope not in BALANCE_SCOPES:
-        broken.append(
-            (
-                f"the balance scope is one of {', '.join(BALANCE_SCOPES)}, "
-                f"not {g.balance_scope!r}",
-                "see --balance-scope",
-            )
-        )
-    return broken
+    return unmet(
+        (g.k >= 1, f"k must be at least 1, but is {g.k}", "give --k a positive number"),
+        (
+            g.k <= experts,
+            f"a token's k experts are distinct, but k is {g.k} and there are {experts} "
+            "experts",
+            "lower --k",
+        ),
+        (
+            g.dispatch in DISPATCH_FORMS,
+            f"the dispatch form is one of {', '.join(DISPATCH_FORMS)}, not "
+            f"{g.dispatch!r}",
+            "see --dispatch",
+        ),
+        (
+            g.dispatch == "dropless" or 0 < g.capacity_factor < inf,
+            f"the capacity factor must be above 0, but is {g.capacity_factor}",
+            "raise --capacity-factor or use --dispatch dropless",
+        ),
+        (
+            g.balance_scope in BALANCE_SCOPES,
+            f"the balance scope is one of {', '.join(BALANCE_SCOPES)}, not "
+            f"{g.balance_scope!r}",
+            "see --balance-scope",
+        ),
+    )
 
 
 def _broken_by_spec(spec: RouterSpec, g: Gating) -> list[Broken]:
     """What this router cannot be combined with."""
-    broken = []
-    if spec.k is not None and g.k != spec.k:
-        experts = f"{_NUMBERS[spec.k]} expert{'s' if spec.k > 1 else ''}"
-        broken.append(
-            (
-                f"{spec.title} routes a token to {experts}, but k is {g.k}",
-                f"set --k {spec.k}",
-            )
-        )
-    if g.dispatch not in spec.dispatch:
-        broken.append(
-            (
-                f"{spec.title} has the dispatch form {' or '.join(spec.dispatch)}, "
-                f"not {g.dispatch}",
-                f"set --dispatch {spec.dispatch[0]}",
-            )
-        )
-    factor = spec.capacity_factor
-    if factor is not None and g.capacity_factor != factor:
-        broken.append(
-            (
-                f"{spec.title} has the capacity factor {factor:g} alone, but it is "
-                f"{g.capacity_factor:g}",
-                f"set --capacity-factor {factor:g}",
-            )
-        )
-    return broken
+    k, factor = spec.k or g.k, spec.capacity_factor or g.capacity_factor
+    number = _NUMBERS[k] if spec.k else ""
+    return unmet(
+        (
+            g.k == k,
+            f"{spec.title} routes a token to {number} expert{'s' if k > 1 else ''}, but"
+            f" k is {g.k}",
+            f"set --k {k}",
+        ),
+        (
+            g.dispatch in spec.dispatch,
+            f"{spec.title} has the dispatch form {' or '.join(spec.dispatch)}, not "
+            f"{g.dispatch}",
+            f"set --dispatch {spec.dispatch[0]}",
+        ),
+        (
+            g.capacity_factor == factor,
+            f"{spec.title} has the capacity factor {factor:g} alone, but it is "
+            f"{g.capacity_factor:g}",
+            f"set --capacity-factor {factor:g}",
+        ),
+    )

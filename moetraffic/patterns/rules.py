@@ -36,13 +36,22 @@ def _figure(value: Values) -> str:
     return value if isinstance(value, str) else f"{float(value):.12g}"
 
 
+Broken = tuple[str, str]
+"""A rule that is broken, with its values, and the remedy."""
+
+
+def unmet(*rules: tuple[bool, str, str]) -> list[Broken]:
+    """Those of some rules that are not kept: whether it is, the rule, the remedy."""
+    return [(rule, remedy) for kept, rule, remedy in rules if not kept]
+
+
 def positive(size: Values, option: str) -> Rule:
     """A size is 1 or more."""
     text = f"{option} must be at least 1, but is {{}}"
     return Rule(size < 1, text, (size,), f"give --{option} a positive number")
 
 
-def sentences(rules: Sequence[Rule]) -> list[tuple[str, str]]:
+def sentences(rules: Sequence[Rule]) -> list[Broken]:
     """Those that are broken, with their remedies."""
     return [rule.sentence for rule in rules if anywhere(rule.broken)]
 

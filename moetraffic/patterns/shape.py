@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-Broken = tuple[str, str]
-"""A rule that is broken, with its values, and the remedy."""
+from .rules import Broken, unmet
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative")
 NORMS = ("layer", "rms")
@@ -160,7 +159,7 @@ class ModelShape:
         return tuple(sorted(used))
 
 
-def unmet(shape: ModelShape) -> list[Broken]:
+def broken_rules(shape: ModelShape) -> list[Broken]:
     """The rules that a shape breaks.
 
     Returns
@@ -172,7 +171,7 @@ def unmet(shape: ModelShape) -> list[Broken]:
     return _out_of_range(shape) or _contradictions(shape)
 
 
-def unmet_in_parallel(shape: ModelShape, *, tp: int, pp: int) -> list[Broken]:
+def broken_in_parallel(shape: ModelShape, *, tp: int, pp: int) -> list[Broken]:
     """The rules of tensor and pipeline parallelism that a sound shape breaks.
 
     Parameters
@@ -183,7 +182,7 @@ def unmet_in_parallel(shape: ModelShape, *, tp: int, pp: int) -> list[Broken]:
         Tensor-parallel ranks and pipeline stages.
     """
     m = shape
-    rules = [
+    return unmet(
         (
             m.groups % tp == 0,
             f"tp must divide the key and value heads, but there are {m.groups} for tp "
@@ -209,8 +208,7 @@ def unmet_in_parallel(shape: ModelShape, *, tp: int, pp: int) -> list[Broken]:
             f"{m.encoder_layers} encoder layers and pp is {pp}",
             "use --pp 1",
         ),
-    ]
-    return [(rule, remedy) for kept, rule, remedy in rules if not kept]
+    )
 
 
 def _out_of_range(m: ModelShape) -> list[Broken]:
@@ -257,7 +255,7 @@ def _out_of_range(m: ModelShape) -> list[Broken]:
 
 def _contradictions(m: ModelShape) -> list[Broken]:
     rotated = m.rope_size if m.kv_rank else m.head_width
-    rules = [
+    return unmet(
         (
             m.head_size > 0 or m.hidden % m.heads == 0,
             f"heads must divide hidden, but {m.heads} does not divide {m.hidden}",
@@ -327,8 +325,7 @@ def _contradictions(m: ModelShape) -> list[Broken]:
             f"{m.query_rank} and kv-rank is 0",
             "set kv-rank too",
         ),
-    ]
-    return [(rule, remedy) for kept, rule, remedy in rules if not kept]
+    )
 
 
 def _option(field: str) -> str:

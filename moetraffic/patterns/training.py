@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .rules import Broken, unmet
+
 DTYPES = ("float32", "float64", "bfloat16")
 """Element types of parameters and activations."""
 
@@ -42,16 +44,10 @@ class Training:
         return self.seed if self.data_seed is None else self.data_seed
 
 
-def unmet(training: Training) -> list[tuple[str, str]]:
-    """The rules that a training breaks by itself; ranges are :mod:`.limits`'.
-
-    Returns
-    -------
-    list of (str, str)
-        Each broken rule with its values, and the remedy.
-    """
+def broken_rules(training: Training) -> list[Broken]:
+    """The rules that a training breaks by itself; ranges are :mod:`.limits`'."""
     t = training
-    rules = [
+    return unmet(
         (
             t.device in DEVICES,
             f"the device is {' or '.join(DEVICES)}, not {t.device!r}",
@@ -68,5 +64,4 @@ def unmet(training: Training) -> list[tuple[str, str]]:
             f"precision is {t.precision!r} and dtype is {t.dtype!r}",
             "change --precision or --dtype",
         ),
-    ]
-    return [(rule, remedy) for holds, rule, remedy in rules if not holds]
+    )

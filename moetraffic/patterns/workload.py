@@ -12,13 +12,14 @@ from typing import Any
 
 from moetraffic.errors import LayoutError
 
-from . import dropping, layout, shape, training
+from . import dropping, layout, routers, shape, training
 from .dropping import Dropping
 from .layout import ParallelLayout
 from .limits import outside
 from .parallelism import Parallelism
 from .router_table import ROUTERS
-from .routers import Gating, broken_rules
+from .routers import Gating
+from .rules import Broken, unmet
 from .shape import ModelShape
 from .training import Training
 
@@ -102,76 +103,67 @@ class Workload:
         return cls(**made)
 
 
-def _broken(work: Workload) -> list[tuple[str, str]]:
+def _broken(work: Workload) -> list[Broken]:
     """The rules that a workload breaks, each with its remedy."""
     m, g, p, t = work.model, work.gating, work.layout, work.training
     parts = (m, g, p, t, work.dropping)
     broken = [rule for part in parts for rule in outside(part)]
     # what follows computes with the numbers before
-    broken = broken or shape.unmet(m)
+    broken = broken or shape.broken_rules(m)
     if broken:
         return broken
-    broken += training.unmet(t) + dropping.unmet(work.dropping)
-    if t.virtual and (p.tp, p.pp, p.cp, p.zero) != (1, 1, 1, 0):
-        broken.append(
-            (
-                "virtual ranks have data and expert parallelism alone, but tp x pp x "
-                f"cp is {p.tp} x {p.pp} x {p.cp} and the ZeRO stage {p.zero}",
-                "leave these out, or train real ranks",
-            )
-        )
-    if t.until_steady and not t.virtual:
-        broken.append(
-            (
-                "ranks of a distributed run do not exchange expert loads, so only a "
-                "virtual run can end when the loads are steady",
-                "set virtual",
-            )
-        )
-    if work.dropping.share and not t.virtual:
-        broken.append(
-            (
-                "a lossy network is simulated between the shards of one process, but "
-                "the run is not virtual",
-                "set virtual",
-            )
-        )
-    if m.mtp:
-        broken.append(
-            (
-                f"training predicts one token, but mtp is {m.mtp}",
-                "leave out --mtp",
-            )
-        )
-    if not m.experts and p.ep > 1:
-        broken.append(
-            (
-                f"a dense model has no experts to spread, but ep is {p.ep}",
-                "set --ep 1, or --experts",
-            )
-        )
+    broken = training.broken_rules(t) + dropping.broken_rules(work.dropping)
+    spec = ROUTERS.get(g.router) if m.experts else None
+    broken += unmet(
+        (
+            not t.virtual or (p.tp, p.pp, p.cp, p.zero) == (1, 1, 1, 0),
+            "virtual ranks have data and expert parallelism alone, but tp x pp x cp is "
+            f"{p.tp} x {p.pp} x {p.cp} and the ZeRO stage {p.zero}",
+            "leave these out, or train real ranks",
+        ),
+        (
+            t.virtual or not t.until_steady,
+            "ranks of a distributed run do not exchange expert loads, so only a "
+            "virtual run can end when the loads are steady",
+            "set virtual",
+        ),
+        (
+            t.virtual or not work.dropping.share,
+            "a lossy network is simulated between the shards of one process, but the "
+            "run is not virtual",
+            "set virtual",
+        ),
+        (
+            m.mtp == 0,
+            f"training predicts one token, but mtp is {m.mtp}",
+            "leave out --mtp",
+        ),
+        (
+            m.experts > 0 or p.ep == 1,
+            f"a dense model has no experts to spread, but ep is {p.ep}",
+            "set --ep 1, or --experts",
+        ),
+    )
     if m.experts:
-        broken += broken_rules(
-            g,
-            experts=m.experts,
-            tokens=t.micro_batch * m.sequence,
-            virtual=t.virtual,
+        tokens = t.micro_batch * m.sequence
+        broken += routers.broken_rules(
+            g, experts=m.experts, tokens=tokens, virtual=t.virtual
         )
-    spec = ROUTERS.get(g.router)
-    if m.experts and spec is not None and spec.needs_ids and p.pp > 1:
-        broken.append(
+    if spec is not None:
+        broken += unmet(
             (
+                not spec.needs_ids or p.pp == 1,
                 f"{spec.title} routes by token ids, which the first pipeline stage "
                 f"alone has, but pp is {p.pp}",
                 "use --pp 1 or another --router",
             )
         )
-    broken += layout.unmet(
+    broken += layout.broken_rules(
         p,
         layers=m.layers,
         heads=m.heads,
         experts=m.experts,
         accumulation=t.accumulation,
     )
-    broken += shape.unmet_in_parallel(m, tp=p.tp, pp=p.pp)
+    broken += shape.broken_in_parallel(m, tp=p.tp, pp=p.pp)
     return broken

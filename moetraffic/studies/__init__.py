@@ -6,12 +6,12 @@ A study is a module of this folder with a function ``reproduce() -> Study``;
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 from collections.abc import Callable
 
 from moetraffic.errors import LayoutError
+from moetraffic.spelling import nearest
 
 from .study import Study
 
@@ -41,8 +41,7 @@ def reproduce(name: str) -> Study:
     """
     names = there()
     if name not in names:
-        near = difflib.get_close_matches(name, names, 1)
-        perhaps = f"did you mean {near[0]}, or " if near else ""
+        perhaps = nearest(name, names)
         raise LayoutError(
             f"a study is one of {', '.join(names)}, not {name!r}: {perhaps}give all"
         )

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from moetraffic.data import published
 from moetraffic.patterns import ModelShape, preset
-from moetraffic.patterns.presets.model_card import GPT
+from moetraffic.patterns.presets.catalog import GPT
 from moetraffic.patterns.time_model import (
     A100,
     H100,

@@ -22,7 +22,7 @@ from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.rules import sentences
 from moetraffic.patterns.schedules import SCHEDULES
-from moetraffic.patterns.shape import unmet as unmet_by_shape
+from moetraffic.patterns.shape import broken_rules
 from moetraffic.patterns.time_model import Configuration, traffic, unmet
 
 KINDS = {
@@ -100,7 +100,7 @@ def both(of: dict[str, Any]) -> tuple[Counter[str], Counter[str]] | None:
     known = preset(of["model"])
     named = {name: value for name, value in of.items() if name not in ("model", "mtp")}
     shape = replace(known.model, mtp=of["mtp"])
-    if unmet_by_shape(shape):
+    if broken_rules(shape):
         return None
     try:
         plan = Parallelism(**named)

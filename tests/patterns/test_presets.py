@@ -4,14 +4,14 @@ import pytest
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import PRESETS, ModelShape, Preset, parameter_count, preset
-from moetraffic.patterns.shape import unmet
+from moetraffic.patterns.shape import broken_rules
 
 every = pytest.mark.parametrize("found", PRESETS.values(), ids=PRESETS)
 
 
 @every
 def test_a_preset_is_sound_and_says_where_it_is_from(found: Preset) -> None:
-    assert unmet(found.model) == []
+    assert broken_rules(found.model) == []
     assert found.source
     assert 1 <= found.gating.k <= max(found.model.experts, 2)
 

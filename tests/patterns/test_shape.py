@@ -19,7 +19,7 @@ from moetraffic.patterns import (
     preset,
     scaled,
 )
-from moetraffic.patterns.shape import unmet, unmet_in_parallel
+from moetraffic.patterns.shape import broken_in_parallel, broken_rules
 
 LATENT = {"kv_rank": 8, "rope_size": 4, "positions": "rotary"}
 TWO = {"encoder_layers": 2, "positions": "relative"}
@@ -98,8 +98,8 @@ def test_what_parallelism_cannot_split(
     fields: dict[str, Any], tp: int, pp: int, said: str
 ) -> None:
     shape = ModelShape(**fields)
-    assert unmet(shape) == unmet_in_parallel(shape, tp=1, pp=1) == []
-    ((rule, _),) = unmet_in_parallel(shape, tp=tp, pp=pp)
+    assert broken_rules(shape) == broken_in_parallel(shape, tp=1, pp=1) == []
+    ((rule, _),) = broken_in_parallel(shape, tp=tp, pp=pp)
     assert said in rule
 
 
@@ -174,7 +174,7 @@ def test_every_preset_stays_sound(
     hidden = 2 * heads * width  # what is rotated is even
     chosen = {"hidden": hidden, "heads": heads, "layers": layers, "experts": experts}
     shape = scaled(preset(name).model, chosen)
-    assert unmet(shape) == []
+    assert broken_rules(shape) == []
     assert len(shape.moe_layers) > 0
     assert parameter_count(shape).total > 0
 
@@ -182,5 +182,5 @@ def test_every_preset_stays_sound(
 @pytest.mark.parametrize("field", ["hidden", "heads", "layers", "sequence"])
 def test_a_size_of_zero_is_refused_not_divided_by(field: str) -> None:
     for found in PRESETS.values():
-        rules = unmet(scaled(found.model, {field: 0}))
+        rules = broken_rules(scaled(found.model, {field: 0}))
         assert f"{field} must be at least 1, but is 0" in [rule for rule, _ in rules]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .catalog import PRESETS, preset
+from .catalog import PRESETS, Preset, preset
 from .huggingface import read_config
-from .model_card import Preset
 from .scaling import scaled
 
 __all__ = ["PRESETS", "Preset", "preset", "read_config", "scaled"]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.shape import ModelShape, unmet
+from moetraffic.patterns.shape import ModelShape, broken_rules
 
-from .model_card import GPT, LLAMA
+from .catalog import GPT, LLAMA
 
 MOST_BYTES = 1 << 20
 """Size of a configuration at most; those of published models have a few kB."""
@@ -78,7 +78,7 @@ def read_config(path: str | Path) -> Read:
             f"the sizes of {file} are numbers, but one is missing or is not ({error}): "
             "complete it"
         ) from None
-    for rule, remedy in unmet(shape):
+    for rule, remedy in broken_rules(shape):
         raise LayoutError(f"{rule} ({file}): {remedy.replace('give --', 'correct ')}")
     return Read(shape=shape, k=k)
 

@@ -43,7 +43,7 @@ def scaled(shape: ModelShape, chosen: Mapping[str, Any]) -> ModelShape:
     Returns
     -------
     ModelShape
-        It need not be sound: see :func:`~moetraffic.patterns.shape.unmet`.
+        It need not be sound: see :func:`~moetraffic.patterns.shape.broken_rules`.
     """
     known = {f.name for f in fields(ModelShape)}
     new: dict[str, Any] = {n: v for n, v in chosen.items() if n in known}

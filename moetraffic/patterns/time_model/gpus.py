@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from moetraffic.data import published
 
 MATMUL_SHARE, MEMORY_SHARE = 0.714, 0.722
 """Fitted to the even rows of table 1 of SC'21, on A100s; :mod:`moetraffic.studies` has
@@ -27,90 +30,19 @@ class Gpu:
     # it is faster; fitted to the even rows of vTrain's single-node table
 
 
-A100 = Gpu(
-    name="A100",
-    peak_flops=312e12,
-    memory_bytes_s=2.039e12,
-    memory_bytes=80e9,
-    multiprocessors=108,
-    inside_bytes_s=300e9,
-)
-"""A100 80 GB SXM: NVIDIA's data sheet."""
-
-H100 = Gpu(
-    name="H100",
-    peak_flops=989e12,
-    memory_bytes_s=3.35e12,
-    memory_bytes=80e9,
-    multiprocessors=132,
-    inside_bytes_s=450e9,
-    fp8_speed=2.0,
-)
-"""H100 SXM: NVIDIA's data sheet, without sparsity."""
-
-GPUS = {
-    gpu.name: gpu
-    for gpu in (
-        A100,
-        H100,
-        # V100 SXM2: NVIDIA's data sheet
-        Gpu(
-            name="V100",
-            peak_flops=125e12,
-            memory_bytes_s=900e9,
-            memory_bytes=32e9,
-            multiprocessors=80,
-            inside_bytes_s=150e9,
-        ),
-        # RTX 3090: NVIDIA's GA102 white paper; fp16 with fp32 accumulation, PCIe 4
-        Gpu(
-            name="RTX3090",
-            peak_flops=71e12,
-            memory_bytes_s=936e9,
-            memory_bytes=24e9,
-            multiprocessors=82,
-            inside_bytes_s=32e9,
-        ),
-        # H200 SXM: NVIDIA's data sheet
-        Gpu(
-            name="H200",
-            peak_flops=989e12,
-            memory_bytes_s=4.8e12,
-            memory_bytes=141e9,
-            multiprocessors=132,
-            inside_bytes_s=450e9,
-            fp8_speed=2.0,
-        ),
-        # B200 in a DGX: NVIDIA's data sheet
-        Gpu(
-            name="B200",
-            peak_flops=2250e12,
-            memory_bytes_s=8e12,
-            memory_bytes=180e9,
-            multiprocessors=148,
-            inside_bytes_s=900e9,
-            fp8_speed=2.0,
-        ),
-        # B200 of a GB200 NVL72: NVIDIA's data sheet
-        Gpu(
-            name="GB200",
-            peak_flops=2500e12,
-            memory_bytes_s=8e12,
-            memory_bytes=186e9,
-            multiprocessors=148,
-            inside_bytes_s=900e9,
-            fp8_speed=2.0,
-        ),
-        # MI300X: AMD's data sheet; seven links of 64 GB/s each way
-        Gpu(
-            name="MI300X",
-            peak_flops=1307e12,
-            memory_bytes_s=5.3e12,
-            memory_bytes=192e9,
-            multiprocessors=304,
-            inside_bytes_s=448e9,
-            fp8_speed=2.0,
-        ),
+def _read(row: Mapping[str, str]) -> Gpu:
+    return Gpu(
+        name=row["gpu"],
+        peak_flops=float(row["peak_tflops"]) * 1e12,
+        memory_bytes_s=float(row["memory_gbs"]) * 1e9,
+        memory_bytes=float(row["memory_gb"]) * 1e9,
+        multiprocessors=int(row["multiprocessors"]),
+        inside_bytes_s=float(row["inside_gbs"]) * 1e9,
+        fp8_speed=float(row["fp8_speed"]),
     )
-}
+
+
+GPUS = {row["gpu"]: _read(row) for row in published("gpus")}
 """By name."""
+
+A100, H100 = GPUS["A100"], GPUS["H100"]
