@@ -14,8 +14,11 @@ from .circuits.max_weight import MaxWeight
 from .circuits.regional import PacketsOnly, Regional
 from .circuits.rotation import Rotation
 from .family import FAMILIES
+from .placement.affinity import Affinity
 from .placement.fixed import FixedPlacement
 from .placement.load_balancer import LoadBalancer
+from .placement.popularity import Popularity
+from .placement.replication import Replication
 from .placement.swaps import Swaps
 from .policy import Policy
 from .transmission.balanced_paths import BalancedPaths
@@ -54,6 +57,9 @@ POLICIES: Mapping[str, Maker] = {
     "eplb": LoadBalancer,
     "eplb-nodes": partial(LoadBalancer, name="eplb-nodes", hierarchical=True),
     "swaps": Swaps,
+    "flexmoe": Replication,
+    "lina": Popularity,
+    "affinity": Affinity,
 }
 """The built-in policies by name."""
 

@@ -20,12 +20,14 @@ from .catalog import Maker, policy_maker, validated
 from .exchange_series import (
     FORECASTERS,
     ExchangeSeries,
+    LayerKey,
     byte_series,
     first_point,
     forecast_points,
+    number_of,
     token_series,
 )
-from .family import FAMILIES, Family
+from .family import FAMILIES, Family, network_of
 from .harness import PolicyFailure, PolicyRun, foresight, run_policy
 from .service.cluster import Cluster
 from .service.layer import EXCHANGE, Scope, bound_layer
@@ -266,7 +268,7 @@ def evaluate(
         phase=one.phase,
         completion=scope.name,
         iterations=(int(one.iterations[points[0]]), int(one.iterations[points[-1]])),
-        layers=tuple(one.layers),
+        layers=tuple(dict.fromkeys(map(number_of, one.layers))),
         ranks=max(truth.shape[1] for truth in one.layers.values()),
         scores=tuple(scores[0]),
         by_age=tuple(scores[1]),
@@ -300,7 +302,7 @@ class _Bench:
         self.forecasters = forecasters
         self.hold, self.scope, self.most = hold, scope, most
         self.limit_s, self.seed = limit_s, seed
-        self._forecasts: dict[tuple[str, str, int], dict[int, Float64]] = {}
+        self._forecasts: dict[tuple[str, str, int], dict[LayerKey, Float64]] = {}
         self._bounds: dict[tuple[str, str], Float64] = {}
 
     def points(self, series: ExchangeSeries) -> Int64:
@@ -308,7 +310,9 @@ class _Bench:
         steps = len(series.iterations)
         return np.arange(max(first_point(steps), steps - self.most), steps)
 
-    def forecasts(self, unit: str, forecaster: str, age: int) -> dict[int, Float64]:
+    def forecasts(
+        self, unit: str, forecaster: str, age: int
+    ) -> dict[LayerKey, Float64]:
         """Forecast every layer at the points; kept for the next policy."""
         key = (unit, forecaster, age)
         if key not in self._forecasts:
@@ -351,12 +355,17 @@ class _Bench:
         bound_of = partial(
             bound_layer,
             family.bound,
-            network=network,
             scope=self.scope if family.unit == "bytes" else EXCHANGE,
             row_bytes=series.row_bytes,
         )
         bound = np.array(
-            [[bound_of(t[p]) for t in series.layers.values()] for p in points]
+            [
+                [
+                    bound_of(truth[p], network=network_of(network, series.ranks.get(n)))
+                    for n, truth in series.layers.items()
+                ]
+                for p in points
+            ]
         )
         runs: dict[str, PolicyRun] = {}
         for forecaster in forecasters:
@@ -426,7 +435,7 @@ class _Bench:
         )
 
 
-def _equal(one: Mapping[int, Float64], other: Mapping[int, Float64]) -> bool:
+def _equal(one: Mapping[LayerKey, Float64], other: Mapping[LayerKey, Float64]) -> bool:
     return all(np.array_equal(one[layer], other[layer]) for layer in one)
 
 

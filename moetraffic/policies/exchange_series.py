@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,19 @@ from moetraffic.analysis.forecast.candidates import (
 from moetraffic.analysis.forecast.origins import Split
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, PHASES, Trace, WireForm
-from moetraffic.trace.relocation import routed_layers
+from moetraffic.trace.model import ROUTING
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
+
+LayerKey = int | tuple[int, int]
+"""A layer, or a layer and an expert-parallel group where a layer has several."""
+
+
+def number_of(layer: LayerKey) -> int:
+    """Return the number of a layer, without that of a group."""
+    return layer if isinstance(layer, int) else layer[0]
+
 
 FORECASTERS = ("shuffled", "mean", "persistence", "ema", "best", "oracle")
 """Forecasters of the next exchange: a random earlier one (a control), the mean of all
@@ -44,8 +54,10 @@ class ExchangeSeries:
     name: str
     phase: str
     iterations: Int64  # [T]
-    layers: Mapping[int, Float64]  # [T, W, W] bytes or [T, W, E] token copies
+    layers: Mapping[LayerKey, Float64]  # [T, W, W] bytes or [T, W, E] token copies
     row_bytes: int = 1  # of a token copy on the wire; 0: not known
+    # world ranks of a layer's rows, as those of its pipeline stage; absent: all ranks
+    ranks: Mapping[LayerKey, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.iterations) < FEWEST_ITERATIONS:
@@ -105,15 +117,15 @@ def byte_series(
         layer: trace.complete(training[np.isin(trace.occurrences.site[training], of)])
         for layer, of in sites.items()
     }
-    when = _common(trace, calls, sites)
-    widths = [_ranks(trace, of) for of in sites.values()]
+    when = _common(trace, calls)
+    widths = [_ranks(trace, of) for _, of in sorted(sites.items())]
     size = sum(len(when) * len(w) ** 2 * 8 for w in widths)
     if size > MOST_BYTES:
         raise AnalysisError(
             f"the matrices of an evaluation take at most {MOST_BYTES >> 30} GiB, but "
             f"these would take {size / 2**30:.1f}: select --layers or --iterations"
         )
-    found = {}
+    found: dict[LayerKey, Float64] = {}
     for (layer, of), ranks in zip(sorted(sites.items()), widths, strict=True):
         at = {rank: i for i, rank in enumerate(ranks)}
         out = np.zeros((len(when), len(ranks), len(ranks)))
@@ -137,6 +149,10 @@ def byte_series(
         iterations=when,
         layers=found,
         row_bytes=rows.pop() if len(rows) == 1 else 0,
+        ranks={
+            layer: tuple(ranks)
+            for (layer, _), ranks in zip(sorted(sites.items()), widths, strict=True)
+        },
     )
 
 
@@ -152,43 +168,70 @@ def token_series(
     Parameters
     ----------
     trace
-        Data- and expert-parallel, with known routing; micro-batches are summed.
+        With known routing; micro-batches are summed.
     phase, layers, iterations
         As for :func:`byte_series`; the phase does not matter.
 
     Returns
     -------
     ExchangeSeries
-        Copies that are sent, ``[T, W, E]``, of all ranks.
+        Copies that are sent, ``[T, W, E]``, of the ranks of an expert-parallel group;
+        each group of a layer holds all experts and has a series of its own.
 
     Raises
     ------
-    TraceError
-        If the routing of all ranks is not known.
     AnalysisError
-        If the run is too short, or has no such layer.
+        If the routing is not known, or the run is too short or has no such layer.
     """
-    every = [r for r in routed_layers(trace) if layers is None or r.layer in layers]
-    if not every:
+    sites: dict[tuple[int, int], list[int]] = {}
+    for number, site in enumerate(trace.sites):
+        chosen = layers is None or site.layer in layers
+        forward = site.operation == ROUTING and site.direction == "forward"
+        if forward and chosen:
+            sites.setdefault((site.layer, site.group), []).append(number)
+    if not sites:
         raise AnalysisError(
-            f"the MoE layers are {list(trace.layers)}, but the layers are "
-            f"{list(layers or [])}: choose among the former"
+            "experts are placed by the routing of tokens, but "
+            f"{trace.name} has none"
+            + (f" in layers {list(layers)}" if layers else "")
+            + f": its MoE layers are {list(trace.layers)}; capture with a router hook"
         )
-    when = every[0].iteration
-    for one in every:
-        when = np.intersect1d(when, one.iteration)
-    if iterations is not None:
-        when = when[np.isin(when, np.arange(iterations.start, iterations.stop))]
-    found: dict[int, Float64] = {}
-    for one in every:
-        kept = one.kept[np.isin(one.iteration, when)].astype(np.float64)
-        found[one.layer] = found[one.layer] + kept if one.layer in found else kept
+    routed = trace.find(operation=ROUTING, iterations=iterations)
+    calls = {
+        key: trace.complete(routed[np.isin(trace.occurrences.site[routed], of)])
+        for key, of in sites.items()
+    }
+    when = _common(trace, calls)
+    several = {layer for layer, _ in sites}
+    several = {n for n in several if sum(layer == n for layer, _ in sites) > 1}
+    found: dict[LayerKey, Float64] = {}
+    ranks: dict[LayerKey, tuple[int, ...]] = {}
+    for layer, group in sorted(sites):
+        key: LayerKey = (layer, group) if layer in several else layer
+        ranks[key] = trace.groups[group].ranks
+        for number in sites[layer, group]:
+            mine = calls[layer, group]
+            mine = mine[trace.occurrences.site[mine] == number]
+            mine = mine[np.isin(trace.occurrences.iteration[mine], when)]
+            kept = trace.demand(mine).astype(np.float64)
+            if trace.any_dropped(mine):
+                kept -= trace.dropped(mine)
+            if key not in found:
+                found[key] = np.zeros((len(when), *kept.shape[1:]))
+            rows = np.searchsorted(when, trace.occurrences.iteration[mine])
+            np.add.at(found[key], rows, kept)
+    rows_of = (
+        site.row_bytes
+        for site in trace.sites
+        if site.operation == ALL_TO_ALL and site.phase == PHASES[0]
+    )
     return ExchangeSeries(
         name=str(trace.name),
         phase=phase,
         iterations=when,
         layers=found,
-        row_bytes=every[0].row_bytes,
+        row_bytes=next(rows_of, 0),
+        ranks=ranks,
     )
 
 
@@ -196,15 +239,11 @@ def _ranks(trace: Trace, sites: Sequence[int]) -> list[int]:
     return sorted({r for s in sites for r in trace.groups[trace.sites[s].group].ranks})
 
 
-def _common(
-    trace: Trace, calls: Mapping[int, Int64], sites: Mapping[int, Sequence[int]]
-) -> Int64:
+def _common(trace: Trace, calls: Mapping[Any, Int64]) -> Int64:
     """Return the iterations with all calls that most iterations have, ``[T]``."""
     kept: Int64 | None = None
-    for layer in sites:
-        when, number = np.unique(
-            trace.occurrences.iteration[calls[layer]], return_counts=True
-        )
+    for of in calls.values():
+        when, number = np.unique(trace.occurrences.iteration[of], return_counts=True)
         when = when[number == np.median(number)] if len(number) else when
         kept = when if kept is None else np.intersect1d(kept, when)
     return np.asarray(kept, np.int64)

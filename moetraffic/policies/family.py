@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,13 @@ class Family:
     violations: Callable[[Any, Float64, Any], str]  # plan, forecast, network
     serve: Callable[[Float64, Any, Any, Any], Service]  # truth, plan, network, last
     bound: Callable[[Float64, Any], float]  # truth, network -> seconds
+
+
+def network_of(network: Any, ranks: Sequence[int] | None) -> Any:
+    """Return the part of a network that some world ranks use; None: all ranks."""
+    if isinstance(network, PacketNetwork) and ranks is not None:
+        return network.part(tuple(ranks))
+    return network
 
 
 CIRCUITS = Family(

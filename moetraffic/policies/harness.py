@@ -20,8 +20,8 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 
 from .catalog import Maker
-from .exchange_series import ExchangeSeries, forecast_points
-from .family import FAMILIES
+from .exchange_series import ExchangeSeries, LayerKey, forecast_points, number_of
+from .family import FAMILIES, network_of
 from .policy import ObservingPolicy, View
 from .service.layer import EXCHANGE, Scope, serve_layer, transposed
 from .service.optical import Service
@@ -51,7 +51,7 @@ class PolicyRun:
 def run_policy(
     maker: Maker,
     series: ExchangeSeries,
-    forecasts: Mapping[int, Float64],
+    forecasts: Mapping[LayerKey, Float64],
     points: Int64,
     network: Any,
     *,
@@ -91,7 +91,7 @@ def run_policy(
     with _failures(getattr(maker, "__name__", str(maker)), ""):
         policy = maker()
     family = FAMILIES[policy.family]
-    plans: dict[int, Any] = {}
+    plans: dict[LayerKey, Any] = {}
     waiting: list[tuple[int, View, Service]] = []
     services, planning = [], []
     for number, point in enumerate(points.tolist()):
@@ -103,10 +103,11 @@ def run_policy(
         row = []
         for layer, truth in series.layers.items():
             last = plans.get(layer)
+            on = network_of(network, series.ranks.get(layer))
             if number % hold == 0:
                 view = _view(
                     *(series, layer, point, forecasts[layer][number]),
-                    network=network,
+                    network=on,
                     age=age,
                     hold=hold,
                 )
@@ -116,15 +117,15 @@ def run_policy(
                     plans[layer] = policy.plan(view)
                 planning.append(time.thread_time() - began)
                 with _failures(policy.name, where):
-                    why = family.violations(plans[layer], view.forecast, network)
+                    why = family.violations(plans[layer], view.forecast, on)
                     if family.unit == "bytes" and scope.name != "exchange" and not why:
-                        transposed(plans[layer], network)
+                        transposed(plans[layer], on)
                 if why:
                     raise PolicyFailure(
                         f"{policy.name} made an impossible plan{where}: {why}"
                     )
             served = serve_layer(
-                *(family.serve, truth[point], plans[layer], network),
+                *(family.serve, truth[point], plans[layer], on),
                 last=last,
                 scope=scope if family.unit == "bytes" else EXCHANGE,
                 row_bytes=series.row_bytes,
@@ -254,7 +255,7 @@ class _Wrapped:
 
 def _view(
     series: ExchangeSeries,
-    layer: int,
+    layer: LayerKey,
     point: int,
     forecast: Float64,
     *,
@@ -266,6 +267,7 @@ def _view(
     known = point - age + 1
     order = list(series.layers)
     before = order[: order.index(layer)] if age == 1 else []
+    before = [n for n in before if number_of(n) < number_of(layer)]
     truth = series.layers[layer]
     alike = [
         series.layers[n][point]

@@ -22,6 +22,7 @@ import numpy as np
 from moetraffic.errors import AnalysisError
 
 from .catalog import Maker
+from .exchange_series import number_of
 from .policy import View
 from .service.cluster import ExpertPlacement
 from .service.optical import Matchings
@@ -38,7 +39,8 @@ class FixedPlans:
 
     def plan(self, view: View) -> Any:
         """Return the layer's plan."""
-        key = str(view.layer) if str(view.layer) in self.plans else "*"
+        own = str(number_of(view.layer))
+        key = own if own in self.plans else "*"
         if key not in self.plans:
             raise LookupError(
                 f"the file has plans for {', '.join(self.plans)}, but none for this "

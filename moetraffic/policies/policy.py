@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from .exchange_series import LayerKey
 from .service.optical import Service
 
 Float64 = npt.NDArray[np.float64]
@@ -23,7 +24,7 @@ class View:
     """
 
     iteration: int  # that the plan will serve first
-    layer: int
+    layer: LayerKey  # (layer, group) where several groups have experts of their own
     phase: str
     age: int  # iterations from the newest known one to the one that is served first
     hold: int  # iterations that the plan will serve

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from moetraffic import Trace
+from moetraffic import Trace, load_fabric
 from moetraffic.errors import FabricError, LayoutError
-from moetraffic.policies.evaluation import evaluate
+from moetraffic.patterns.placement import place
+from moetraffic.policies.evaluation import OPTICAL, evaluate
+from moetraffic.policies.exchange_series import byte_series, token_series
+from moetraffic.policies.placement.affinity import beside_tokens
 from moetraffic.policies.placement.load_balancer import balance, pack
+from moetraffic.policies.placement.popularity import simplex, transitions
+from moetraffic.policies.placement.replication import Replication
 from moetraffic.policies.placement.swaps import Swaps, swapped
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.cluster import (
@@ -24,6 +31,8 @@ from moetraffic.policies.service.cluster import (
     rank_copies,
     serve_placement,
 )
+from moetraffic.policies.service.packet_network import PacketNetwork
+from moetraffic.trace.relocation import Relocation, relocate
 
 from .conftest import view_of
 
@@ -135,6 +144,128 @@ def test_impossible_placements(plan: object, why: str) -> None:
 def test_impossible_clusters() -> None:
     with pytest.raises(FabricError, match="token_s is 0 or more"):
         Cluster(rate_bytes_s=1, token_s=-1)
+
+
+def test_a_replica_more_for_the_busiest_rank() -> None:
+    """EPLB's case with 12 slots: from contiguous experts down to near its 1.05."""
+    cluster = Cluster(rate_bytes_s=1, replicas=4, token_s=1)
+    policy = Replication(most=32)
+    plan = policy.plan(view_of(np.tile(LOAD / 4, (4, 1)), cluster))
+    assert placement_violations(plan, 8, 4, cluster) == ""
+    experts, ranks = place("contiguous", LOAD, 4, 12)
+    first = ExpertPlacement(experts=experts, ranks=ranks)
+    assert max(rank_loads(plan, LOAD)) < max(rank_loads(first, LOAD))
+    assert max(rank_loads(plan, LOAD)) / 20 <= 1.15
+    # no change below the threshold, or where it costs more than it saves
+    again = policy.plan(view_of(np.ones((4, 8)) * 5, cluster))
+    same = Replication(threshold=99).plan(view_of(np.tile(LOAD / 4, (4, 1)), cluster))
+    assert same.experts.tolist() == first.experts.tolist()
+    dear = Cluster(rate_bytes_s=1, replicas=4, token_s=1, expert_bytes=1e9)
+    kept = Replication().plan(view_of(np.tile(LOAD / 4, (4, 1)), dear))
+    assert kept.experts.tolist() == first.experts.tolist()
+    assert placement_violations(again, 8, 4, cluster) == ""
+
+
+def test_transitions_between_layers_are_found() -> None:
+    rng = np.random.default_rng()
+    true = rng.dirichlet(np.full(6, 0.3), size=6).T  # columns sum to 1
+    x = rng.dirichlet(np.ones(6), size=40)
+    found = transitions(x, x @ true.T, np.ones(40))
+    assert found.sum(axis=0) == pytest.approx(np.ones(6))
+    assert found == pytest.approx(true, abs=0.02)
+    far = rng.normal(size=(5, 3)) * 3
+    near = simplex(far)
+    assert near.min() >= 0
+    # the projection: no other point of the simplex is closer
+    other = rng.dirichlet(np.ones(5), size=(200, 3)).transpose(0, 2, 1)
+    apart = ((near - far) ** 2).sum(axis=0)
+    assert (((other - far) ** 2).sum(axis=1) >= apart - 1e-9).all()
+
+
+def test_popularity_follows_the_layer_before() -> None:
+    """Loads without persistence, but the second layer is that of the first, moved."""
+    rng = np.random.default_rng()
+    share = rng.dirichlet(np.full(8, 0.4), size=64)
+    first = np.array([rng.multinomial(4000, s, size=4) for s in share])
+    second = np.array([rng.multinomial(4000, np.roll(s, 3), size=4) for s in share])
+    found = evaluate(
+        Trace.from_arrays(np.stack((first, second), axis=1)),
+        ["lina", "eplb", "contiguous"],
+        networks={"cluster": Cluster(rate_bytes_s=1e9, token_s=1e-8, replicas=8)},
+        forecasters=["persistence"],
+    )
+    assert found.failures == ()
+    load = {(s.policy, s.forecaster): s.load_imbalance for s in found.scores}
+    # half of the exchanges are of the first layer, of which nothing is known
+    assert load["eplb", "oracle"] < load["lina", "none"] < load["eplb", "persistence"]
+
+
+def test_affinity_keeps_the_most_copies_on_their_rank() -> None:
+    rng = np.random.default_rng()
+    tokens = rng.integers(0, 50, (3, 6))
+    plan = beside_tokens(tokens, 6)
+    best = max(
+        tokens[np.array(ranks), np.arange(6)].sum()
+        for ranks in set(permutations([0, 0, 1, 1, 2, 2]))
+    )
+    assert tokens[plan.ranks, plan.experts].sum() == best
+
+
+def stages_and_groups(steps: int = 20) -> Trace:
+    """Two pipeline stages of four ranks, each with two groups of two."""
+    rng = np.random.default_rng()
+    share = rng.dirichlet(np.full(4, 0.5))
+    run = Trace.from_arrays(rng.multinomial(500, share, size=(steps, 1, 8)))
+    groups = [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+    def place(load: np.ndarray, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(4), np.arange(4) * ranks // 4
+
+    run = relocate(run, Relocation(ranks=8, groups=groups, place=place))
+    sites = [replace(s, layer=s.group // 2) for s in run.sites]
+    placements = run.placements.copy()
+    placements["layer"] = placements["group"] // 2
+    return Trace(
+        meta=replace(run.meta, pp=2, dp=4),
+        groups=run.groups,
+        placements=placements,
+        sites=sites,
+        occurrences=run.occurrences,
+        panels=run.panels,
+        steps=run.steps,
+        clocks=run.clocks,
+        programs=run.programs,
+        container=run.container,
+    )
+
+
+def test_several_groups_and_pipeline_stages() -> None:
+    trace = stages_and_groups()
+    sent, routed = byte_series(trace), token_series(trace)
+    assert {n: x.shape[1:] for n, x in sent.layers.items()} == {0: (4, 4), 1: (4, 4)}
+    assert sent.ranks == {0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}
+    assert not sent.layers[0][:, :2, 2:].any()  # nothing between groups
+    assert list(routed.layers) == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    for key, tokens in routed.layers.items():
+        at = [r % 4 for r in routed.ranks[key]]
+        own = tokens.reshape(len(tokens), 2, 2, 2).sum(axis=3)
+        between = sent.layers[key[0]][:, at][:, :, at]  # type: ignore[index]
+        assert (own * routed.row_bytes == between).all()
+    fabric = load_fabric("leaf-spine", 8, capacity="400Gbps")
+    found = evaluate(
+        trace,
+        ["rotation", "static-mean", "all-at-once", "fast", "eplb", "swaps", "lina"],
+        networks={
+            "optical": OPTICAL,
+            "leaves": PacketNetwork(topology=fabric.topology, slots=fabric.slots),
+            "cluster": Cluster(rate_bytes_s=1e9, token_s=1e-9),
+        },
+        forecasters=["persistence"],
+    )
+    assert found.failures == ()
+    assert len({s.policy for s in found.scores}) == 7
+    assert found.layers == (0, 1)
+    assert min(s.over_bound.value for s in found.scores if s.family != "placement") >= 1
 
 
 def skewed(steps: int = 32) -> Trace:

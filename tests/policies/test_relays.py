@@ -18,6 +18,7 @@ from moetraffic.errors import FabricError
 from moetraffic.fabric import Hosts, block, rail_optimized, single_switch
 from moetraffic.policies.evaluation import evaluate
 from moetraffic.policies.policy import View
+from moetraffic.policies.service.layer import transposed
 from moetraffic.policies.service.optical import crossing, line_bytes
 from moetraffic.policies.service.packet_network import (
     PacketNetwork,
@@ -113,6 +114,7 @@ def test_all_bytes_arrive_and_none_before_the_bound(
     for policy in RELAYED:
         plan = policy.plan(view_of(guess, on))
         assert hops_violations(plan, 6, on) == ""
+        assert hops_violations(transposed(plan, on), 6, on) == ""
         took = serve_hops(truth, plan, on).completion_s
         assert took >= packet_bound(truth, on) * (1 - 1e-6)
     grid = on.rank_grid()

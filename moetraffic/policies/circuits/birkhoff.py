@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.fabric import Decomposition, decompose
+from moetraffic.policies.exchange_series import LayerKey
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import Matchings, crossing, line_bytes
 
@@ -74,7 +75,7 @@ class StaticMean:
     name: str = "static-mean"
     family: str = "circuits"
     forecasts: bool = False
-    plans: dict[int, Matchings] = field(default_factory=dict)  # by layer
+    plans: dict[LayerKey, Matchings] = field(default_factory=dict)  # by layer
 
     def plan(self, view: View) -> Matchings:
         """Return the layer's plan, which its first call makes."""

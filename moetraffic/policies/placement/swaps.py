@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.patterns.placement import place
+from moetraffic.policies.exchange_series import LayerKey
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.cluster import ExpertPlacement
 
@@ -31,7 +32,7 @@ class Swaps:
     family: str = "placement"
     forecasts: bool = True
     most: int = 8  # swaps of a plan
-    held: dict[int, ExpertPlacement] = field(default_factory=dict)  # by layer
+    held: dict[LayerKey, ExpertPlacement] = field(default_factory=dict)  # by layer
 
     def plan(self, view: View) -> ExpertPlacement:
         """Change the layer's placement for the forecast load."""
@@ -48,12 +49,23 @@ class Swaps:
         cost = cluster.expert_bytes / cluster.rate_bytes_s
         least = cost / (a_copy * view.hold) if a_copy else 0.0
         for _ in range(self.most):
-            changed = swapped(plan, load, ranks, least_gain=least)
+            changed = self.changed(plan, load, ranks, least_gain=least)
             if changed is None:
                 break
             plan = changed
         self.held[view.layer] = plan
         return plan
+
+    def changed(
+        self, plan: ExpertPlacement, load: Float64, ranks: int, *, least_gain: float
+    ) -> ExpertPlacement | None:
+        """Return the placement after the best change; None if none pays."""
+        return swapped(plan, load, ranks, least_gain=least_gain)
+
+
+def slot_loads(plan: ExpertPlacement, load: Float64) -> Float64:
+    """Return the load of each slot ``[S]``, for loads of experts ``[E]``."""
+    return np.asarray(load[plan.experts] / np.bincount(plan.experts)[plan.experts])
 
 
 def swapped(
@@ -77,7 +89,7 @@ def swapped(
     ExpertPlacement or None
         None if no swap lowers the larger of both loads by more.
     """
-    share = load[plan.experts] / np.bincount(plan.experts)[plan.experts]
+    share = slot_loads(plan, load)
     total = np.bincount(plan.ranks, share, ranks)
     high, low = int(np.argmax(total)), int(np.argmin(total))
     one, other = np.flatnonzero(plan.ranks == high), np.flatnonzero(plan.ranks == low)

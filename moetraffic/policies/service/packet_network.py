@@ -55,6 +55,24 @@ class PacketNetwork:
     # [W, W] distinct tokens over token copies of two-level hops (distinct_tokens)
     distinct: Float64 | None = None
     _routes: dict[str, csr_array] = field(default_factory=dict, repr=False)
+    _parts: dict[tuple[int, ...], PacketNetwork] = field(
+        default_factory=dict, repr=False
+    )
+
+    def part(self, ranks: tuple[int, ...]) -> PacketNetwork:
+        """Return the same network with some ranks only, such as a pipeline stage's."""
+        if ranks == tuple(range(len(self.slots))):
+            return self
+        if ranks not in self._parts:
+            mine = np.array(ranks)
+            distinct = self.distinct
+            self._parts[ranks] = PacketNetwork(
+                topology=self.topology,
+                slots=self.slots[mine],
+                optimum=self.optimum,
+                distinct=None if distinct is None else distinct[np.ix_(mine, mine)],
+            )
+        return self._parts[ranks]
 
     def rank_grid(self) -> Int64:
         """Return the ranks of each host in the order of their slots, ``[H, g]``.

@@ -10,13 +10,14 @@ a relay never sends what it has not received.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.fabric import ROUTINGS
 
+from .layer import transposed
 from .optical import Service, crossing
 from .packet_network import PacketNetwork, fluid_seconds
 
@@ -38,6 +39,7 @@ class Hops:
     share: Float64  # [N] of the pair's bytes
     routing: str  # one of moetraffic.fabric.ROUTINGS
     once: bool = False  # whether a token crosses each hop once (see PacketNetwork)
+    back: bool = False  # whether hops are those of a dispatch in the other direction
 
 
 def hops_violations(plan: Hops, ranks: int, network: PacketNetwork) -> str:
@@ -111,11 +113,25 @@ def serve_hops(demand: npt.ArrayLike, plan: Hops, network: PacketNetwork) -> Ser
         part = truth.ravel()[plan.pair[now]] * plan.share[now]
         sent = np.asarray(np.bincount(hop, part, ranks * ranks), np.float64)
         if plan.once and network.distinct is not None:
-            sent = sent * network.distinct.ravel()
+            share = network.distinct.T if plan.back else network.distinct
+            sent = sent * share.ravel()
         seconds += fluid_seconds(sent, links, capacity)
     return Service(
         completion_s=seconds,
         demand_bytes=total,
         planned_bytes=total,
         rest_bytes=0.0,
+    )
+
+
+@transposed.register
+def _(plan: Hops, network: PacketNetwork) -> Hops:
+    ranks = len(network.slots)
+    return replace(
+        plan,
+        round=plan.round.max(initial=0) - plan.round,
+        pair=plan.pair % ranks * ranks + plan.pair // ranks,
+        sender=plan.receiver,
+        receiver=plan.sender,
+        back=not plan.back,
     )
