@@ -358,12 +358,10 @@ class _Bench:
             scope=self.scope if family.unit == "bytes" else EXCHANGE,
             row_bytes=series.row_bytes,
         )
+        parts = {n: network_of(network, series.ranks.get(n)) for n in series.layers}
         bound = np.array(
             [
-                [
-                    bound_of(truth[p], network=network_of(network, series.ranks.get(n)))
-                    for n, truth in series.layers.items()
-                ]
+                [bound_of(t[p], network=parts[n]) for n, t in series.layers.items()]
                 for p in points
             ]
         )
