@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ROUTERS
-from moetraffic.patterns.router_spec import OptionValue, Setup
+from moetraffic.patterns.workloads.router_spec import OptionValue, Setup
 
 from .capacity import limit
 from .losses import load_balancing_loss, router_z_loss

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moetraffic.patterns import ModelShape, Training
-from moetraffic.patterns import text as texts
+from moetraffic.patterns.workloads import text as texts
 
 from .gpt import IGNORED
 from .random_streams import Stream, generator
@@ -65,7 +65,7 @@ class Corpus:
 
 
 def load(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> Corpus:
-    """Read a corpus; parameters and errors are :func:`moetraffic.patterns.text.read`'s.
+    """Read a corpus, as :func:`moetraffic.patterns.workloads.text.read` does.
 
     Raises
     ------

@@ -243,6 +243,6 @@ class Request:
 
             load_fabric(self.topology, ranks, capacity=self.capacity)
         if self.bandwidth is not None:
-            from moetraffic.patterns.measurements import read_table
+            from moetraffic.patterns.bandwidth.measurements import read_table
 
             read_table(self.bandwidth)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ParallelLayout
-from moetraffic.patterns.placement import place as place_experts
+from moetraffic.patterns.layouts.placement import place as place_experts
 from moetraffic.trace import Trace
 from moetraffic.trace.relocation import Relocation, relocate
 
@@ -41,7 +41,7 @@ def place(
     ranks
         Number of ranks, a divisor of the trace's; shards of neighbors are joined.
     placement
-        A name of :data:`moetraffic.patterns.placement.PLACEMENTS`.
+        A name of :data:`moetraffic.patterns.layouts.placement.PLACEMENTS`.
     replicas
         Further replicas, assigned to the experts with the largest load per replica.
     every

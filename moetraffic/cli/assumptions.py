@@ -42,9 +42,9 @@ def nominal(
     from dataclasses import replace
     from math import isfinite
 
-    from moetraffic.patterns.measurements import big_red_200
-    from moetraffic.patterns.platforms import platform as named
-    from moetraffic.patterns.platforms import protocol as named_protocol
+    from moetraffic.patterns.bandwidth.measurements import big_red_200
+    from moetraffic.patterns.bandwidth.platforms import platform as named
+    from moetraffic.patterns.bandwidth.platforms import protocol as named_protocol
     from moetraffic.patterns.time_model import GPUS, MeasuredLinks, NodeLinks
 
     if protocol and not platform:
@@ -124,7 +124,7 @@ def read_bandwidth(text: str, gpus_per_node: int) -> Any:
         return {kind: bytes_per_second(rate) for kind, rate in rates.items()}
     if text[0].isdigit():
         return bytes_per_second(text)
-    from moetraffic.patterns.measurements import read_table
+    from moetraffic.patterns.bandwidth.measurements import read_table
     from moetraffic.patterns.time_model import MeasuredLinks
 
     return MeasuredLinks(table=read_table(text), gpus=gpus_per_node)

@@ -68,7 +68,7 @@ def bandwidth(
             f"--only selects among the presets, but {table} is named, too: leave one "
             "out"
         )
-    from moetraffic.patterns.measurements import big_red_200, read_table
+    from moetraffic.patterns.bandwidth.measurements import big_red_200, read_table
     from moetraffic.report.results import bandwidth as report
 
     shipped = str(table) == BIG_RED_200
@@ -100,7 +100,7 @@ def bandwidth(
 
 
 def _presets(as_json: bool, only: Sequence[str], tables: bool) -> None:
-    from moetraffic.patterns.platforms import platforms, protocols
+    from moetraffic.patterns.bandwidth.platforms import platforms, protocols
 
     found = {
         "platforms": [asdict(p) for p in platforms().values()],

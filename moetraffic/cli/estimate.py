@@ -10,9 +10,9 @@ import typer
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import time_model
+from moetraffic.patterns.bandwidth.platforms import protocols
 from moetraffic.patterns.layer_calls import CONTEXTS
-from moetraffic.patterns.platforms import protocols
-from moetraffic.patterns.schedules import SCHEDULES
+from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.time_model import GPUS, Configuration, System
 from moetraffic.report.console.options import (
     AllTables,

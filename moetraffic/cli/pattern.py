@@ -21,14 +21,14 @@ from moetraffic.patterns import (
 )
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.patterns.layer_calls import CONTEXTS
+from moetraffic.patterns.layouts.parallelism import RECOMPUTATIONS, Parallelism
+from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.parallelism import RECOMPUTATIONS, Parallelism
 from moetraffic.patterns.pattern import Pattern
-from moetraffic.patterns.router_spec import DISPATCH_FORMS
-from moetraffic.patterns.schedules import SCHEDULES
 from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
+from moetraffic.patterns.workloads.router_spec import DISPATCH_FORMS
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from moetraffic.patterns import ParallelLayout
-from moetraffic.patterns.placement import PLACEMENTS
+from moetraffic.patterns.layouts.placement import PLACEMENTS
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,

@@ -180,7 +180,7 @@ def best_layouts(
 def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> Shown:
     """Project a captured run to other numbers of ranks."""
     from moetraffic.analysis.times.projection import measured_efficiency, profile
-    from moetraffic.patterns.measurements import read_table
+    from moetraffic.patterns.bandwidth.measurements import read_table
 
     ranks = positive_numbers(sizes, "sizes are numbers of ranks", "--sizes 16,32")
     if not efficiency:

@@ -12,7 +12,7 @@ from moetraffic.errors import Interrupted
 from moetraffic.launch.lossy_training import final_losses
 from moetraffic.launch.machine_resources import check_workload
 from moetraffic.patterns import Dropping
-from moetraffic.patterns.dropping import PATTERNS, SITES
+from moetraffic.patterns.workloads.dropping import PATTERNS, SITES
 from moetraffic.report.console.options import (
     AsJson,
     Force,

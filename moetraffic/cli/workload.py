@@ -22,8 +22,8 @@ from moetraffic.patterns import (
     preset,
     scaled,
 )
-from moetraffic.patterns.router_spec import OptionValue
-from moetraffic.patterns.routers import BALANCE_SCOPES
+from moetraffic.patterns.workloads.router_spec import OptionValue
+from moetraffic.patterns.workloads.routers import BALANCE_SCOPES
 from moetraffic.report.console.options import (
     Setting,
     field_options,

@@ -15,11 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from moetraffic.patterns import PRESETS, Workload
-from moetraffic.patterns.dropping import PATTERNS, SITES, Dropping
-from moetraffic.patterns.layout import ParallelLayout
-from moetraffic.patterns.router_spec import DISPATCH_FORMS
-from moetraffic.patterns.router_table import ROUTERS
-from moetraffic.patterns.routers import BALANCE_SCOPES, Gating
+from moetraffic.patterns.layouts.layout import ParallelLayout
 from moetraffic.patterns.shape import (
     ACTIVATIONS,
     NORM_PLACES,
@@ -27,7 +23,11 @@ from moetraffic.patterns.shape import (
     POSITIONS,
     ModelShape,
 )
-from moetraffic.patterns.training import DEVICES, Training
+from moetraffic.patterns.workloads.dropping import PATTERNS, SITES, Dropping
+from moetraffic.patterns.workloads.router_spec import DISPATCH_FORMS
+from moetraffic.patterns.workloads.router_table import ROUTERS
+from moetraffic.patterns.workloads.routers import BALANCE_SCOPES, Gating
+from moetraffic.patterns.workloads.training import DEVICES, Training
 from moetraffic.trace import ALL_TO_ALL, DIRECTIONS, PHASES, ROUTING, Trace
 from moetraffic.trace.model import Meta
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from .dropping import Dropping
-from .layout import ParallelLayout
+from .layouts.layout import ParallelLayout
+from .layouts.parallelism import Parallelism
 from .megatron import megatron_pattern
-from .parallelism import Parallelism
 from .parameters import ParameterCount, parameter_count
 from .pattern import Call, Pattern
 from .presets import PRESETS, Preset, preset, scaled
-from .router_table import ROUTERS
-from .routers import Gating
 from .shape import ModelShape
 from .traffic import traffic_matrices, traffic_matrix
-from .training import Training
-from .workload import Workload
 from .workload_pattern import workload_pattern
+from .workloads.dropping import Dropping
+from .workloads.router_table import ROUTERS
+from .workloads.routers import Gating
+from .workloads.training import Training
+from .workloads.workload import Workload
 
 __all__ = [
     "PRESETS",

@@ -25,7 +25,7 @@ import numpy as np
 from .values import Values, anywhere
 
 if TYPE_CHECKING:
-    from .configuration import Configuration
+    from .layouts.configuration import Configuration
 
 CONTEXTS = ("ring", "all-gather", "all-to-all")
 """How attention sees the whole sequence: keys and values round a ring (Liu et al.,

@@ -11,16 +11,16 @@ from functools import cached_property
 
 import numpy as np
 
-from .configuration import Configuration, refuse_unsound
 from .element_types import element_bytes
 from .layer_calls import Halves, LayerCalls, Part, room
-from .parallelism import Parallelism
+from .layouts.configuration import Configuration, refuse_unsound
+from .layouts.parallelism import Parallelism
 from .pattern import Call, Pattern
-from .routers import Gating
 from .shape import ModelShape
 from .stage import Stage, pattern_of
 from .synchronization import ROOT
 from .tensors import ModelTensor, model_tensors, sees_own_tokens
+from .workloads.routers import Gating
 
 
 def megatron_pattern(

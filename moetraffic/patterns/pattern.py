@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from .layout import Groups, ParallelLayout
+from .layouts.layout import Groups, ParallelLayout
 
 TRAFFIC = ("TP", "PP", "DP", "EmbTableSync", "EP", "CP", "control")
 """Kinds of traffic; control: norms, losses, counts, of a few bytes."""

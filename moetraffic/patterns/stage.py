@@ -14,13 +14,13 @@ from functools import cached_property
 from typing import ClassVar
 
 from .element_types import element_bytes
-from .parallelism import Parallelism
+from .layouts.parallelism import Parallelism
+from .layouts.schedules import chunk_layers, handed_on, passes
 from .pattern import Call, Event, Pattern
-from .routers import Gating
-from .schedules import chunk_layers, handed_on, passes
 from .shape import ModelShape
 from .synchronization import ROOT, SYNCHRONIZATIONS, Copies, Synchronization, Unit
 from .tensors import ModelTensor
+from .workloads.routers import Gating
 
 
 @dataclass(frozen=True)

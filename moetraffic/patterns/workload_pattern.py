@@ -18,11 +18,11 @@ from typing import ClassVar
 from .element_types import element_bytes
 from .layer_calls import room
 from .pattern import Call, Pattern
-from .router_table import ROUTERS
 from .stage import Stage, pattern_of
 from .synchronization import ROOT
 from .tensors import ModelTensor, model_tensors
-from .workload import Workload
+from .workloads.router_table import ROUTERS
+from .workloads.workload import Workload
 
 LIBRARIES = ("all-reduce", "oss", "sharded-ddp", "fsdp2")
 """How each ZeRO stage is done."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from moetraffic.data import published
-from moetraffic.patterns.layout import ParallelLayout
+from moetraffic.patterns.layouts.layout import ParallelLayout
 from moetraffic.patterns.presets import preset
 from moetraffic.patterns.time_model import (
     APNET24,

@@ -20,8 +20,8 @@ import numpy as np
 
 from moetraffic.data import published
 from moetraffic.patterns.bandwidth import Curve
-from moetraffic.patterns.collective import wire_bytes
-from moetraffic.patterns.measurements import big_red_200
+from moetraffic.patterns.bandwidth.collective import wire_bytes
+from moetraffic.patterns.bandwidth.measurements import big_red_200
 from moetraffic.patterns.parameters import parameter_count
 from moetraffic.patterns.presets import preset
 from moetraffic.tables import Table

@@ -17,7 +17,7 @@ import typer
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat, RankEnvironment, current_rank
-from moetraffic.patterns.collective import COLLECTIVES, UNEVEN
+from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN
 from moetraffic.replay.failure import run_to_exit
 from moetraffic.replay.results.console import print_result
 from moetraffic.replay.results.output import from_json

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from moetraffic.patterns.collective import UNEVEN
+from moetraffic.patterns.bandwidth.collective import UNEVEN
 from moetraffic.replay.backends.backend import Backend, Call
 from moetraffic.replay.plan.program import REDUCTIONS
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import moetraffic
 from moetraffic.launch import RankEnvironment, heartbeat
-from moetraffic.patterns.collective import UNEVEN, uneven_bytes, wire_bytes
+from moetraffic.patterns.bandwidth.collective import UNEVEN, uneven_bytes, wire_bytes
 from moetraffic.replay.backends.backend import Backend, backend
 from moetraffic.replay.execution.control import exchange
 from moetraffic.replay.failure import backend_errors

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from moetraffic.patterns.collective import wire_bytes
-from moetraffic.patterns.hockney import HockneyFit, hockney_fit
+from moetraffic.patterns.bandwidth.collective import wire_bytes
+from moetraffic.patterns.bandwidth.hockney import HockneyFit, hockney_fit
 from moetraffic.replay.results.output import to_json, write_text
 from moetraffic.tables import Table
 from moetraffic.units import byte_size

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
-from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, uneven_bytes
+from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN, uneven_bytes
 from moetraffic.replay.local import start_ranks
 from moetraffic.replay.results.output import to_json
 

@@ -43,8 +43,13 @@ from moetraffic.errors import AnalysisError, ReplayError
 from moetraffic.fabric import cut_bounds, port_bound
 from moetraffic.fabric.named import Network
 from moetraffic.patterns.bandwidth import BandwidthTable
-from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, convention, wire_bytes
-from moetraffic.patterns.hockney import Hockney
+from moetraffic.patterns.bandwidth.collective import (
+    COLLECTIVES,
+    UNEVEN,
+    convention,
+    wire_bytes,
+)
+from moetraffic.patterns.bandwidth.hockney import Hockney
 from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.replay.plan.sizes import Matrices, operation_matrices
 from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
@@ -299,8 +304,8 @@ def parse_hockney(text: str) -> Hockney:
 def by_hockney(plan: Plan, model: Hockney) -> Estimate:
     """Estimate operation times: alpha steps + (bytes of the busiest link) / beta.
 
-    See :mod:`moetraffic.patterns.hockney` and, for the rounds of a collective on a
-    ring, :mod:`moetraffic.patterns.collective`.
+    See :mod:`moetraffic.patterns.bandwidth.hockney` and, for the rounds of a
+    collective on a ring, :mod:`moetraffic.patterns.bandwidth.collective`.
     """
     took = np.zeros(len(plan))
     width = np.array([len(g) for g in plan.groups], np.float64)[plan.group]

@@ -19,7 +19,7 @@ import numpy as np
 
 from moetraffic.errors import ReplayError
 from moetraffic.fabric.named import load_fabric
-from moetraffic.patterns.measurements import read_table
+from moetraffic.patterns.bandwidth.measurements import read_table
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
 from moetraffic.report.console.terminal import Paper

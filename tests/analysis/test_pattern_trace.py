@@ -10,8 +10,8 @@ from moetraffic.analysis.pattern_trace import pattern_trace
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
+from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.traffic import traffic_matrix
 from moetraffic.patterns.workload_pattern import workload_pattern

@@ -19,7 +19,7 @@ from moetraffic.patterns.time_model import (
     System,
 )
 from moetraffic.trace import Trace
-from tests.patterns.test_huggingface import CONFIGS, write
+from tests.patterns.presets.test_huggingface import CONFIGS, write
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:

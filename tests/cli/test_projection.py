@@ -12,7 +12,7 @@ from moetraffic.analysis.times.projection import profile
 from moetraffic.cli import main
 from moetraffic.data import published
 from moetraffic.patterns import PRESETS
-from moetraffic.patterns.measurements import big_red_200
+from moetraffic.patterns.bandwidth.measurements import big_red_200
 from moetraffic.replay.bench.result import Bench, Row
 
 GB = 1e9

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from moetraffic.gating import Routing, TopKRouter, build, capacity, check_router
 from moetraffic.patterns import ROUTERS, Gating
-from moetraffic.patterns.routers import broken_rules
+from moetraffic.patterns.workloads.routers import broken_rules
 
 FORMS = [(spec.name, form) for spec in ROUTERS.values() for form in spec.dispatch]
 ANY_K = {"expert-choice", "fairscale", "fairscale-top2"}  # copies of a token vary

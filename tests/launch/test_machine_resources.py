@@ -10,7 +10,7 @@ import torch
 from moetraffic.errors import LayoutError
 from moetraffic.launch import machine_resources
 from moetraffic.patterns import ModelShape, ParallelLayout, Training, Workload
-from moetraffic.patterns.footprint import RANK_BYTES, least_bytes
+from moetraffic.patterns.workloads.footprint import RANK_BYTES, least_bytes
 
 
 def test_memory_that_is_surely_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from moetraffic.errors import LayoutError
 from moetraffic.models.corpus import Corpus, load
-from moetraffic.patterns.text import STANDARD_LIBRARY_BYTES, check
+from moetraffic.patterns.workloads.text import STANDARD_LIBRARY_BYTES, check
 
 
 def text_of(corpus: Corpus) -> bytes:

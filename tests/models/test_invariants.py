@@ -17,7 +17,7 @@ from moetraffic.gating import build
 from moetraffic.models import MixtureOfExperts
 from moetraffic.models.layers.moe import Shards
 from moetraffic.patterns import ROUTERS, Gating
-from moetraffic.patterns.routers import broken_rules
+from moetraffic.patterns.workloads.routers import broken_rules
 from moetraffic.trace import PHASES, Group, Meta, Steps, Trace
 from moetraffic.trace.model import TRANSPOSED_PHASES
 from moetraffic.trace.placement import contiguous_placement

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from moetraffic.patterns import ModelShape, ParallelLayout, Training, Workload
+from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.workload_pattern import workload_pattern
 from moetraffic.trace import Trace
 

@@ -17,11 +17,11 @@ import pytest
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
 from moetraffic.patterns.layer_calls import CONTEXTS
+from moetraffic.patterns.layouts.parallelism import Parallelism
+from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.rules import sentences
-from moetraffic.patterns.schedules import SCHEDULES
 from moetraffic.patterns.shape import broken_rules
 from moetraffic.patterns.time_model import Configuration, traffic, unmet
 

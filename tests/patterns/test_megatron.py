@@ -10,8 +10,8 @@ import pytest
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import Gating, ModelShape, preset
+from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.tensors import model_tensors, padded_vocabulary
 from moetraffic.patterns.traffic import traffic_matrices, traffic_matrix

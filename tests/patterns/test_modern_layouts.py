@@ -17,8 +17,8 @@ from moetraffic.patterns import (
     megatron_pattern,
     parameter_count,
 )
+from moetraffic.patterns.layouts.schedules import handed_on, passes
 from moetraffic.patterns.pattern import Pattern
-from moetraffic.patterns.schedules import handed_on, passes
 from moetraffic.patterns.tensors import model_tensors
 from moetraffic.patterns.time_model import (
     Configuration,

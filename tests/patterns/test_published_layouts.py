@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from moetraffic.patterns import preset
+from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.presets import scaled
 from moetraffic.patterns.time_model import (
     GPUS,

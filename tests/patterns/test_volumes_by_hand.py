@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from moetraffic.patterns import preset
+from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.megatron import megatron_pattern
-from moetraffic.patterns.parallelism import Parallelism
 from moetraffic.patterns.presets import scaled
 from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.time_model import Configuration

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 
 from moetraffic import Trace, load_fabric
 from moetraffic.errors import FabricError, LayoutError
-from moetraffic.patterns.placement import place
+from moetraffic.patterns.layouts.placement import place
 from moetraffic.policies.evaluation import OPTICAL, evaluate
 from moetraffic.policies.exchange_series import byte_series, token_series
 from moetraffic.policies.placement.affinity import beside_tokens

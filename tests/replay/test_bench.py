@@ -13,8 +13,8 @@ import torch
 
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import ReplayError
-from moetraffic.patterns.collective import COLLECTIVES, UNEVEN, wire_bytes
-from moetraffic.patterns.measurements import read_table
+from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN, wire_bytes
+from moetraffic.patterns.bandwidth.measurements import read_table
 from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.bench import __main__ as bench
 from moetraffic.replay.bench import operations, rank, sweep

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from moetraffic.errors import LayoutError, TraceError
 from moetraffic.patterns import ParallelLayout
-from moetraffic.patterns.placement import place
+from moetraffic.patterns.layouts.placement import place
 from moetraffic.trace import ROUTING, Group, Meta, Steps, Trace
 from moetraffic.trace.model import PLACEMENT, TRANSPOSED_PHASES
 from moetraffic.trace.relocation import Relocation, relocate, routed_layers

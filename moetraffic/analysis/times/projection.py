@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
 from moetraffic.patterns.bandwidth import BandwidthTable
-from moetraffic.patterns.collective import COLLECTIVES, wire_bytes
+from moetraffic.patterns.bandwidth.collective import COLLECTIVES, wire_bytes
 from moetraffic.trace import Trace
 
 from .iteration_traffic import world_matrices

@@ -10,8 +10,8 @@ from typing import Any
 from moetraffic.data import path
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.parameters import ParameterCount, parameter_count
-from moetraffic.patterns.routers import Gating
 from moetraffic.patterns.shape import ModelShape
+from moetraffic.patterns.workloads.routers import Gating
 from moetraffic.spelling import nearest
 
 # building blocks of families, as fields of a shape

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
-from moetraffic.patterns.configuration import Configuration, refuse_unsound, unmet
+from moetraffic.patterns.layouts.configuration import (
+    Configuration,
+    refuse_unsound,
+    unmet,
+)
 
 from .calibration import Calibration, calibrate
 from .calls import Traffic

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.configuration import Configuration
+from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.values import Float64, Values
 
 from .conventions import SC21, Conventions

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.patterns.configuration import Configuration, unmet
+from moetraffic.patterns.layouts.configuration import Configuration, unmet
+from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.rules import refuse
-from moetraffic.patterns.schedules import SCHEDULES
 from moetraffic.patterns.values import Float64, Values, anywhere
 from moetraffic.tables import Table
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.patterns.configuration import Configuration
+from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.values import Float64
 
 from .conventions import SC21, Conventions

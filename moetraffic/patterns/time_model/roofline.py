@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from moetraffic.patterns.configuration import Configuration
+from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.values import Float64, Values, anywhere
 
 from .gpus import Gpu

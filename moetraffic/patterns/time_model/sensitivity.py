@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from moetraffic.patterns.configuration import Configuration
+from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.values import Float64
 
 from .conventions import CHOICES, SC21, Conventions

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.configuration import Configuration, refuse_unsound
+from moetraffic.patterns.layouts.configuration import Configuration, refuse_unsound
 from moetraffic.patterns.values import Float64, numbers
 
 from .conventions import SC21, Conventions

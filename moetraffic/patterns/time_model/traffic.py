@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.patterns.configuration import Configuration
 from moetraffic.patterns.layer_calls import LayerCalls, Part
+from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.synchronization import UNIT_POINTS, ZERO
 from moetraffic.patterns.values import Values, anywhere, numbers
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.placement import replicate
+from moetraffic.patterns.layouts.placement import replicate
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.cluster import ExpertPlacement
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.patterns.configuration import RECOMPUTE
+from moetraffic.patterns.layouts.configuration import RECOMPUTE
 from moetraffic.patterns.time_model import (
     Estimate,
     Search,

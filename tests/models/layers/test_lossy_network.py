@@ -20,7 +20,7 @@ from moetraffic.patterns import (
     Training,
     Workload,
 )
-from moetraffic.patterns.dropping import PATTERNS
+from moetraffic.patterns.workloads.dropping import PATTERNS
 
 ROWS, WIDTH = 4096, 128  # a row has 512 bytes: 8 of them fill a packet
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.patterns.algorithms import collective_matrix
-from moetraffic.patterns.collective import wire_bytes
+from moetraffic.patterns.bandwidth.collective import wire_bytes
 from moetraffic.replay import make_plan, scratch_file
 from moetraffic.replay.backends.backend import Call
 from moetraffic.replay.backends.process_groups import Gloo

@@ -17,7 +17,7 @@ from moetraffic.analysis.times.completion import (
 from moetraffic.errors import ReplayError
 from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
-from moetraffic.patterns.collective import wire_bytes
+from moetraffic.patterns.bandwidth.collective import wire_bytes
 from moetraffic.replay import make_plan
 from moetraffic.replay.execution.pace import parse_pace
 from moetraffic.replay.plan.program import Timing

@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .rules import Rule, refuse
-from .values import Values
+from moetraffic.patterns.rules import Rule, refuse
+from moetraffic.patterns.values import Values
 
 SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "dualpipe")
 """Orders of passes; the first is interleaved where a rank has virtual stages."""

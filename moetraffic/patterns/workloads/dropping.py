@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .rules import Broken, unmet
+from moetraffic.patterns.rules import Broken, unmet
 
 SITES = ("dispatch", "combine", "dispatch_grad", "combine_grad", "gradient_sync")
 """Exchanges that can lose data: a MoE layer's four, and the gradients' all-reduce."""

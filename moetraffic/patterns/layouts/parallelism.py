@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from math import ceil
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.element_types import element_bytes
+from moetraffic.patterns.layer_calls import CONTEXTS
+from moetraffic.patterns.rules import Rule, positive, refuse
+from moetraffic.patterns.synchronization import (
+    IN_EACH_MICRO_BATCH,
+    OF_STAGE,
+    SHARDED,
+    SYNCHRONIZATIONS,
+)
 
-from .element_types import element_bytes
-from .layer_calls import CONTEXTS
 from .layout import ParallelLayout
-from .rules import Rule, positive, refuse
 from .schedules import SCHEDULES, schedule_rules
-from .synchronization import IN_EACH_MICRO_BATCH, OF_STAGE, SHARDED, SYNCHRONIZATIONS
 
 RECOMPUTATIONS = ("none", "full")
 FLOAT8_TILE = 128

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
+from moetraffic.patterns.rules import Broken, unmet
+
 from .router_spec import RouterOption, RouterSpec, Setup
-from .rules import Broken, unmet
 
 
 def _groups_fit(setup: Setup) -> list[Broken]:

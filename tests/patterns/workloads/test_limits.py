@@ -18,7 +18,7 @@ from moetraffic.patterns import (
     Workload,
     parameter_count,
 )
-from moetraffic.patterns.footprint import least_bytes
+from moetraffic.patterns.workloads.footprint import least_bytes
 
 
 def made(part: str, **fields: Any) -> Workload:

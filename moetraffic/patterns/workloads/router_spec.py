@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
-from .rules import Broken
+from moetraffic.patterns.rules import Broken
 
 OptionValue: TypeAlias = float | int | bool | str
 

@@ -22,10 +22,10 @@ from math import prod
 import numpy as np
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.rules import Broken, Rule, refuse, sentences
+from moetraffic.patterns.values import Values
 
-from .rules import Broken, Rule, refuse, sentences
 from .schedules import chunk_layers
-from .values import Values
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
 ZERO_STAGES = (0, 1, 2, 3)  # Rajbhandari et al., arXiv 1910.02054, section 5; 0: none

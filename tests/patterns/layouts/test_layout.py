@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from moetraffic.cli.workload import describe
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, ParallelLayout, Training, Workload
-from moetraffic.patterns.layout import AXES, KINDS
+from moetraffic.patterns.layouts.layout import AXES, KINDS
 
 ORDERS = ["-".join(order) for order in permutations(AXES)]
 SIZES = some.integers(1, 3)

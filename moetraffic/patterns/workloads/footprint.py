@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .parameters import parameter_count
+from moetraffic.patterns.parameters import parameter_count
+
 from .workload import Workload
 
 RANK_BYTES = 100_000_000

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from math import inf
 
+from moetraffic.patterns.rules import Broken, unmet
 from moetraffic.spelling import current_name
 
 from .router_spec import DISPATCH_FORMS, OptionValue, RouterSpec, Setup
 from .router_table import ROUTERS
-from .rules import Broken, unmet
 
 BALANCE_SCOPES = ("micro_batch", "sequence", "global")
 ENTRY_POINTS = "moetraffic.routers"

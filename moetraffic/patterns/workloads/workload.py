@@ -11,16 +11,18 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns import shape
+from moetraffic.patterns.layouts import layout
+from moetraffic.patterns.layouts.layout import ParallelLayout
+from moetraffic.patterns.layouts.parallelism import Parallelism
+from moetraffic.patterns.rules import Broken, unmet
+from moetraffic.patterns.shape import ModelShape
 
-from . import dropping, layout, routers, shape, training
+from . import dropping, routers, training
 from .dropping import Dropping
-from .layout import ParallelLayout
 from .limits import outside
-from .parallelism import Parallelism
 from .router_table import ROUTERS
 from .routers import Gating
-from .rules import Broken, unmet
-from .shape import ModelShape
 from .training import Training
 
 

@@ -10,17 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.element_types import element_bytes
+from moetraffic.patterns.layer_calls import CONTEXTS, room
+from moetraffic.patterns.model_sizes import ModelSizes, model_sizes
+from moetraffic.patterns.rules import Rule, positive, refuse
+from moetraffic.patterns.shape import ModelShape
+from moetraffic.patterns.values import Values, anywhere, numbers
+from moetraffic.patterns.workloads.routers import Gating
 
-from .element_types import element_bytes
-from .layer_calls import CONTEXTS, room
 from .layout import RULED, layout_rules, split_rules
-from .model_sizes import ModelSizes, model_sizes
 from .parallelism import Parallelism
-from .routers import Gating
-from .rules import Rule, positive, refuse
 from .schedules import SCHEDULES, schedule_rules
-from .shape import ModelShape
-from .values import Values, anywhere, numbers
 
 Bool = npt.NDArray[np.bool_]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.schedules import (
+from moetraffic.patterns.layouts.schedules import (
     Pass,
     chunk_layers,
     handed_on,

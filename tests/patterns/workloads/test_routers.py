@@ -10,8 +10,12 @@ import pytest
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ROUTERS, Gating, ModelShape, Training, Workload
-from moetraffic.patterns.router_spec import RouterOption
-from moetraffic.patterns.routers import BALANCE_SCOPES, broken_rules, known_routers
+from moetraffic.patterns.workloads.router_spec import RouterOption
+from moetraffic.patterns.workloads.routers import (
+    BALANCE_SCOPES,
+    broken_rules,
+    known_routers,
+)
 
 
 @pytest.mark.parametrize("name", ROUTERS)

@@ -41,7 +41,7 @@ Bool = npt.NDArray[np.bool_]
 class Sample:
     """A measured collective."""
 
-    collective: str  # of patterns.collective.COLLECTIVES
+    collective: str  # of COLLECTIVES
     ranks: int
     span: int  # nodes that the ranks lie on
     size_bytes: int  # as nccl-tests counts it

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.placement import PLACEMENTS, place, replicate
+from moetraffic.patterns.layouts.placement import PLACEMENTS, place, replicate
 
 LOADS = st.lists(st.integers(0, 1000), min_size=1, max_size=16)
 

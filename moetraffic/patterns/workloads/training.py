@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .rules import Broken, unmet
+from moetraffic.patterns.rules import Broken, unmet
 
 DTYPES = ("float32", "float64", "bfloat16")
 """Element types of parameters and activations."""

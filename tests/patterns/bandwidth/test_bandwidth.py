@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.patterns.algorithms import ring_all_reduce
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
-from moetraffic.patterns.collective import (
+from moetraffic.patterns.bandwidth.collective import (
     COLLECTIVES,
     UNEVEN,
     steps,
     uneven_bytes,
     wire_bytes,
 )
-from moetraffic.patterns.hockney import Hockney, hockney_fit
-from moetraffic.patterns.measurements import big_red_200, read_table
-from moetraffic.patterns.platforms import (
+from moetraffic.patterns.bandwidth.hockney import Hockney, hockney_fit
+from moetraffic.patterns.bandwidth.measurements import big_red_200, read_table
+from moetraffic.patterns.bandwidth.platforms import (
     platform,
     platforms,
     protocol,

@@ -19,7 +19,7 @@ from typing import Any
 from moetraffic.data import published
 from moetraffic.errors import AnalysisError
 
-from .bandwidth import BandwidthTable, Sample
+from .bandwidth_table import BandwidthTable, Sample
 from .collective import COLLECTIVES
 
 NEEDED = ("collective", "ranks", "size_bytes", "time_us")

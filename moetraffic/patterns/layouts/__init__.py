@@ -1,0 +1,1 @@
+"""Parallel layouts: groups of ranks, schedules, configurations and placements."""

@@ -1,0 +1,1 @@
+"""Workloads: what is trained, routed and read, and the rules of each."""
