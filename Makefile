@@ -45,7 +45,7 @@ lint: $(VENV)/.ready-test tools
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) --editable '.[hook]'
 	touch $@
 
 # all at once: pip need not resolve and build a second time

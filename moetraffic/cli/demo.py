@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +23,12 @@ from moetraffic.report.results.overview import overview, tables
 from moetraffic.trace import Trace
 
 from .capture import OVERWRITE, refuse_empty_corpus
-from .output import json_text, make_folder, present, progress
+from .output import console, json_text, make_folder, present, progress
 
 EXPERTS = 8
-WRITES = ("run.h5", "replayed.h5", "summary.txt", "summary.json")
+WRITES = ("run.h5", "replayed.h5", "report.html", "summary.txt", "summary.json")
+BUILD_S = 60.0
+"""Time after the report for which a compilation is awaited."""
 
 
 def demo(
@@ -42,7 +49,7 @@ def demo(
 ) -> None:
     """Train a MoE GPT on real text, capture it, analyze it and replay it.
 
-    Writes run.h5, replayed.h5, summary.txt, summary.json and pictures.
+    Writes run.h5, replayed.h5, report.html, summary.txt, summary.json and pictures.
 
     Example: moetraffic demo -o demo
     """
@@ -56,44 +63,83 @@ def demo(
     )
     check_workload(workload, ranks=nproc)
     make_folder(output, WRITES, force=force)
-    run, replayed = output / "run.h5", output / "replayed.h5"
-    _stage(f"1/4 train on {nproc} ranks and capture every collective", as_json)
+    run, replayed, page = (output / name for name in WRITES[:3])
+    _stage(f"1/3 train on {nproc} ranks and capture every collective", as_json)
     with progress("training", iterations, quiet=as_json) as tick:
         trace = capture_run(
             workload, run, force=force, on_step=tick, overwrite=OVERWRITE
         )
     assert trace is not None  # this process is no rank
+    from moetraffic.analysis import analyze
+    from moetraffic.analysis.engine import SUMMARY_PARTS
+    from moetraffic.report.answer import sentences
+    from moetraffic.report.page import write_report
+    from moetraffic.report.plain_data import as_dict
+    from moetraffic.report.results import pictures, summary
+
     with trace:
         held = overview(trace, run)
-    _stage("2/4 replay its all-to-alls and verify every byte", as_json)
+        first = sentences(analyze(trace, parts=SUMMARY_PARTS), file=str(run))[:-1]
+    if not as_json:
+        console.show(["", *first, ""])
+    _stage("2/3 replay its all-to-alls and verify every byte", as_json)
     replay = _replay(run, replayed, nproc)
-    _stage("3/4 analyze the trace", as_json)
-    with Trace.open(run) as trace:
-        from moetraffic.analysis import analyze
-        from moetraffic.report.answer import sentences
-        from moetraffic.report.plain_data import as_dict
-        from moetraffic.report.results import pictures, summary
+    with compiled():  # not beside the ranks, whose times it would change
+        _stage("3/3 draw the report", as_json)
+        with Trace.open(run) as trace, Trace.open(replayed) as again:
+            found = analyze(trace)
+            drawn = pictures.draw(trace, found, output)
+            write_report(trace, page, replay=again, force=True)
+            told = {
+                "capture": held,
+                "analysis": as_dict(found, file=str(run)),
+                "replay": replay,
+                "pictures": [path.name for path in drawn],
+            }
+            lines = [*sentences(found, file=str(run))[:-1]]
+            lines.append(summary.replay_sentence(replay))
+            (output / "summary.json").write_text(json_text(told) + "\n")
+            with (output / "summary.txt").open("w") as file:
+                paper = Paper(file=file, width=120)
+                paper.show([*lines, "", *tables(trace, run), *summary.tables(found)])
+    present(told, "", *lines, "", *_next(output), as_json=as_json)
 
-        found = analyze(trace)
-        _stage("4/4 plot", as_json)
-        drawn = pictures.draw(trace, found, output)
-        told = {
-            "capture": held,
-            "analysis": as_dict(found, file=str(run)),
-            "replay": replay,
-            "pictures": [path.name for path in drawn],
-        }
-        (output / "summary.json").write_text(json_text(told) + "\n")
-        with (output / "summary.txt").open("w") as file:
-            paper = Paper(file=file, width=120, highlight=False)
-            paper.print(*tables(trace, run))
-            lines = sentences(found, file=str(run))
-            replayed_table = summary.replay_table(replay)
-            for line in lines:
-                paper.print(line, soft_wrap=True)
-            paper.print("", *summary.tables(found), replayed_table)
-    written = [*(output / name for name in WRITES), *drawn]
-    present(told, *lines, replayed_table, as_json=as_json, written=written)
+
+@contextmanager
+def compiled() -> Iterator[None]:
+    """Compile the capture hook in a process beside the block, where that is possible.
+
+    Later captures use it. Without a compiler and ninja nothing is started, and a
+    failure is left to ``moetraffic build``, which states it.
+    """
+    if shutil.which(os.environ.get("CXX", "c++")) is None or not shutil.which("ninja"):
+        yield
+        return
+    command = [sys.executable, "-m", "moetraffic", "build", "--json"]
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(
+        command, stdout=nothing, stderr=nothing, start_new_session=True
+    ) as building:
+        try:
+            yield
+            with suppress(subprocess.TimeoutExpired):
+                building.wait(BUILD_S)
+        finally:
+            if building.poll() is None:  # and the compilers that it started
+                os.killpg(building.pid, signal.SIGTERM)
+
+
+def _next(output: Path) -> list[str]:
+    """Name the page, and the next command of each of three users."""
+    return [
+        f"Report: {output / 'report.html'} (open it in a browser); tables: "
+        f"{output / 'summary.txt'}",
+        "Next, to capture your training: moetraffic run -o mine.h5 -- torchrun "
+        "--nproc-per-node 2 train.py",
+        f"Next, to judge a network: moetraffic fabric {output / 'run.h5'} --topology "
+        "leaf-spine --oversubscription 2 --capacity 100Gbps",
+        f"Next, for a scheduler: moetraffic evaluate {output / 'run.h5'}",
+    ]
 
 
 def _stage(text: str, quiet: bool) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from moetraffic.analysis import Analysis, OnOffStatistics, Rhythm, SourceStatistics
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.report.plain_data import as_dict
-from moetraffic.report.results.summary import replay_table, tables
+from moetraffic.report.results.summary import replay_sentence, tables
 from moetraffic.tables import Table
 
 NAN = float("nan")
@@ -59,14 +59,21 @@ def test_what_is_not_known_is_blank() -> None:
     assert as_dict(analysis)["rhythm"]["about"] == about
 
 
-def test_a_replay_on_one_rank_has_no_busbw() -> None:
+def test_a_replay_counts_all_to_alls_as_such() -> None:
+    calls = {"by": "operation", "network_bytes": 0, "busbw_gbs": None}
     told = {
-        "time_us": {"p50": 1.0, "p90": 2.0, "p99": 3.0},
-        "busbw_gbs": None,
-        "operations": 4,
-        "backend": "gloo",
-        "verified": True,
-        "total_bytes": 12,
-        "wall_s": 0.5,
+        **{"ranks": 1, "backend": "gloo", "verified": "full"},
+        "fidelity": {
+            "parts": [
+                {"by": "all", "label": "", "number": 3600},
+                {"label": "all_to_all", "number": 3000, "total_bytes": 5_000, **calls},
+                {"label": "all_reduce", "number": 600, "total_bytes": 7_000, **calls},
+            ]
+        },
     }
-    assert "busbw" not in printed([replay_table(told)])
+    shown = replay_sentence(told)
+    assert "3,000 all-to-alls, 5.00 kB, 0 B of it between 1 ranks" in shown
+    assert "beside 600 all_reduce, 7.00 kB" in shown
+    assert "busbw" not in shown  # of one rank nothing crosses a network
+    told["fidelity"]["parts"][1]["busbw_gbs"] = 0.25
+    assert "busbw 0.25 GB/s" in replay_sentence(told)

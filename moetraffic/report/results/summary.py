@@ -19,7 +19,7 @@ from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.analysis.noise.floors import LARGEST_Z
 from moetraffic.tables import Table, tables_of
-from moetraffic.units import rank_span
+from moetraffic.units import byte_size, rank_span
 
 from .experts import expert_tables
 from .forecasts import bound_table, forecast_tables, lead_time_table
@@ -262,17 +262,25 @@ def _with(share: float, uniform: float) -> str:
     return f"{share:.1%}{beside}" if np.isfinite(share) else ""
 
 
-def replay_table(found: Mapping[str, Any]) -> Table:
-    """Tabulate the measurements of a replay from its plain-data summary."""
-    times, rates = found["time_us"], found["busbw_gbs"]
-    verified = "every size and byte verified" if found["verified"] else "not verified"
-    rows = {
-        "replay": f"{found['operations']} all-to-alls, {found['backend']}, {verified}",
-        "bytes": f"{found['total_bytes']:,}, as in the trace",
-        "wall time": f"{found['wall_s']:.2f} s, as soon as possible",
-        "operation": f"p50 {times['p50']:.0f}, p90 {times['p90']:.0f}, "
-        f"p99 {times['p99']:.0f} us",
-    }
-    if rates is not None:  # on one rank nothing crosses a network
-        rows["busbw"] = f"p50 {rates['p50']:.3f}, max {rates['max']:.3f} GB/s"
-    return Table(rows=list(rows.items()))
+def replay_sentence(found: Mapping[str, Any]) -> str:
+    """State all-to-alls, bytes and busbw of a replay from its plain data."""
+    every = found["fidelity"]["parts"]
+    parts = {part["label"]: part for part in every if part["by"] == "operation"}
+    part = parts.pop("all_to_all", None)
+    if part is None:
+        return "Replay: no all-to-all."
+    beside = "; ".join(
+        f"{other['number']:,} {name}, {byte_size(other['total_bytes'])}"
+        for name, other in parts.items()
+    )
+    busbw = part["busbw_gbs"]
+    rate = "" if busbw is None else f"; busbw {busbw:.3g} GB/s by transfer time"
+    checked = "every size and byte verified" if found["verified"] else "not verified"
+    return (
+        f"Replay: {part['number']:,} all-to-alls, {byte_size(part['total_bytes'])}, "
+        f"{byte_size(part['network_bytes'])} of it between {found['ranks']} ranks, "
+        f"{found['backend']}, {checked}"
+        + rate
+        + (f"; beside {beside}" if beside else "")
+        + "."
+    )
