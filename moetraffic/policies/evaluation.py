@@ -46,6 +46,9 @@ OPTICAL = OpticalSwitch(
 """Circuits of 400 Gbps and a packet switch of 50 Gbps a port: 8 to 1, as in Etalon
 (M. K. Mukerjee et al., NSDI 2020)."""
 
+Forecasts = dict[LayerKey, Sequence[Float64] | Float64]
+"""Forecasts ``[n, ...]`` at the served iterations, by layer."""
+
 NONE = "none"
 """Forecaster of policies that use no forecast."""
 
@@ -302,17 +305,15 @@ class _Bench:
         self.forecasters = forecasters
         self.hold, self.scope, self.most = hold, scope, most
         self.limit_s, self.seed = limit_s, seed
-        self._forecasts: dict[tuple[str, str, int], dict[LayerKey, Float64]] = {}
-        self._bounds: dict[tuple[str, str], Float64] = {}
+        self._forecasts: dict[tuple[str, str, int], Forecasts] = {}
+        self._bounds: dict[tuple[str, Any], Float64] = {}
 
     def points(self, series: ExchangeSeries) -> Int64:
         """Return the iterations that are served, ``[n]`` consecutive indices."""
         steps = len(series.iterations)
         return np.arange(max(first_point(steps), steps - self.most), steps)
 
-    def forecasts(
-        self, unit: str, forecaster: str, age: int
-    ) -> dict[LayerKey, Float64]:
+    def forecasts(self, unit: str, forecaster: str, age: int) -> Forecasts:
         """Forecast every layer at the points; kept for the next policy."""
         key = (unit, forecaster, age)
         if key not in self._forecasts:
@@ -344,6 +345,25 @@ class _Bench:
         if why:
             raise PolicyFailure(why)
 
+    def bounds(self, family: Family, network: Any) -> Float64:
+        """Bound completions ``[n, layers]`` from below; kept for the next policy."""
+        if (family.name, network) not in self._bounds:
+            series = self.series[family.unit]
+            bound = partial(
+                bound_layer,
+                family.bound,
+                scope=self.scope if family.unit == "bytes" else EXCHANGE,
+                row_bytes=series.row_bytes,
+            )
+            parts = {n: network_of(network, series.ranks.get(n)) for n in series.layers}
+            self._bounds[family.name, network] = np.array(
+                [
+                    [bound(t[p], network=parts[n]) for n, t in series.layers.items()]
+                    for p in self.points(series).tolist()
+                ]
+            )
+        return self._bounds[family.name, network]
+
     def scores(
         self, maker: Maker, family: Family, name: str, network: Any, *, age: int
     ) -> Iterable[PolicyScore]:
@@ -352,19 +372,7 @@ class _Bench:
         points = self.points(series)
         policy = maker()
         forecasters = self.forecasters if policy.forecasts else (NONE,)
-        bound_of = partial(
-            bound_layer,
-            family.bound,
-            scope=self.scope if family.unit == "bytes" else EXCHANGE,
-            row_bytes=series.row_bytes,
-        )
-        parts = {n: network_of(network, series.ranks.get(n)) for n in series.layers}
-        bound = np.array(
-            [
-                [bound_of(t[p], network=parts[n]) for n, t in series.layers.items()]
-                for p in points
-            ]
-        )
+        bound = self.bounds(family, network)
         runs: dict[str, PolicyRun] = {}
         for forecaster in forecasters:
             used = "persistence" if forecaster == NONE else forecaster
@@ -433,8 +441,11 @@ class _Bench:
         )
 
 
-def _equal(one: Mapping[LayerKey, Float64], other: Mapping[LayerKey, Float64]) -> bool:
-    return all(np.array_equal(one[layer], other[layer]) for layer in one)
+def _equal(one: Forecasts, other: Forecasts) -> bool:
+    """Compare forecasts in memory; others are of simple forecasters, which differ."""
+    pairs = [(one[layer], other[layer]) for layer in one]
+    held = all(isinstance(a, np.ndarray) for pair in pairs for a in pair)
+    return held and all(np.array_equal(a, b) for a, b in pairs)
 
 
 def _completions(run: PolicyRun) -> Float64:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,11 +42,53 @@ of :mod:`moetraffic.analysis.forecast` on the second quarter, the exchange itsel
 FEWEST_ITERATIONS = 16
 """Iterations of a run below which nothing is evaluated."""
 
-MOST_BYTES = 4 << 30
-"""Maximum memory of the matrices of one evaluation."""
+HELD_BYTES = 1 << 30
+"""Memory of the matrices of one evaluation above which they are read as needed."""
+
+WINDOW_BYTES = 64 << 20
+"""Memory of the matrices of a layer that are kept where they are read as needed."""
 
 AT_ONCE = 64
 """Exchanges that are read at a time."""
+
+
+class MatrixWindow:
+    """Matrices ``[T, W, W]`` of which the newest that were used are in memory.
+
+    ``series[t]`` and ``series[a:b]`` read what is needed, as arrays of float64.
+
+    Parameters
+    ----------
+    read
+        Reads one matrix by its index.
+    shape
+        ``(T, W, W)``.
+    """
+
+    def __init__(
+        self, read: Callable[[int], Float64], shape: tuple[int, int, int]
+    ) -> None:
+        self.shape, self.ndim = shape, len(shape)
+        self._read = read
+        self._most = max(2, WINDOW_BYTES // (8 * shape[1] * shape[2]))
+        self._kept: OrderedDict[int, Float64] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: int | slice) -> Float64:
+        if isinstance(index, slice):
+            every = [self._one(at) for at in range(*index.indices(len(self)))]
+            return np.array(every).reshape(-1, *self.shape[1:])
+        return self._one(range(len(self))[index])
+
+    def _one(self, at: int) -> Float64:
+        if at not in self._kept:
+            if len(self._kept) >= self._most:
+                self._kept.popitem(last=False)
+            self._kept[at] = self._read(at)
+        self._kept.move_to_end(at)
+        return self._kept[at]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,7 +98,8 @@ class ExchangeSeries:
     name: str
     phase: str
     iterations: Int64  # [T]
-    layers: Mapping[LayerKey, Float64]  # [T, W, W] bytes or [T, W, E] token copies
+    # [T, W, W] bytes or [T, W, E] token copies
+    layers: Mapping[LayerKey, Float64 | MatrixWindow]
     row_bytes: int = 1  # of a token copy on the wire; 0: not known
     # world ranks of a layer's rows, as those of its pipeline stage; absent: all ranks
     ranks: Mapping[LayerKey, tuple[int, ...]] = field(default_factory=dict)
@@ -118,30 +163,19 @@ def byte_series(
         for layer, of in sites.items()
     }
     when = _common(trace, calls)
-    widths = [_ranks(trace, of) for _, of in sorted(sites.items())]
-    size = sum(len(when) * len(w) ** 2 * 8 for w in widths)
-    if size > MOST_BYTES:
-        raise AnalysisError(
-            f"the matrices of an evaluation take at most {MOST_BYTES >> 30} GiB, but "
-            f"these would take {size / 2**30:.1f}: select --layers or --iterations"
-        )
-    found: dict[LayerKey, Float64] = {}
-    for (layer, of), ranks in zip(sorted(sites.items()), widths, strict=True):
-        at = {rank: i for i, rank in enumerate(ranks)}
-        out = np.zeros((len(when), len(ranks), len(ranks)))
-        for number in of:
-            mine = calls[layer][trace.occurrences.site[calls[layer]] == number]
-            mine = mine[np.isin(trace.occurrences.iteration[mine], when)]
-            group = trace.groups[trace.sites[number].group]
-            members = np.array([at[r] for r in group.ranks])
-            for first in range(0, len(mine), AT_ONCE):
-                part = mine[first : first + AT_ONCE]
-                rows = np.searchsorted(when, trace.occurrences.iteration[part])
-                grid = np.ix_(np.arange(len(part)), members, members)
-                sent = np.zeros((len(part), *out.shape[1:]))
-                sent[grid] = trace.wire(part)
-                np.add.at(out, rows, sent)
-        found[layer] = out
+    widths = {layer: _ranks(trace, of) for layer, of in sites.items()}
+    held = sum(len(when) * len(w) ** 2 * 8 for w in widths.values()) <= HELD_BYTES
+    found: dict[LayerKey, Float64 | MatrixWindow] = {}
+    for layer, of in sorted(sites.items()):
+        ranks = widths[layer]
+        read = partial(_matrices, trace, calls[layer], of, ranks)
+        if held:
+            parts = np.array_split(when, -(-len(when) // AT_ONCE))
+            found[layer] = np.concatenate([read(part) for part in parts])
+        else:
+            found[layer] = MatrixWindow(
+                partial(_one_matrix, read, when), (len(when), len(ranks), len(ranks))
+            )
     rows = {trace.sites[number].row_bytes for of in sites.values() for number in of}
     return ExchangeSeries(
         name=str(trace.name),
@@ -149,10 +183,7 @@ def byte_series(
         iterations=when,
         layers=found,
         row_bytes=rows.pop() if len(rows) == 1 else 0,
-        ranks={
-            layer: tuple(ranks)
-            for (layer, _), ranks in zip(sorted(sites.items()), widths, strict=True)
-        },
+        ranks={layer: tuple(ranks) for layer, ranks in widths.items()},
     )
 
 
@@ -235,6 +266,28 @@ def token_series(
     )
 
 
+def _matrices(
+    trace: Trace, calls: Int64, sites: Sequence[int], ranks: list[int], when: Int64
+) -> Float64:
+    """Read the bytes between ranks in some iterations, ``[n, W, W]``."""
+    at = {rank: i for i, rank in enumerate(ranks)}
+    out = np.zeros((len(when), len(ranks), len(ranks)))
+    mine = calls[np.isin(trace.occurrences.iteration[calls], when)]
+    for number in sites:
+        group = trace.groups[trace.sites[number].group]
+        members = np.array([at[r] for r in group.ranks])
+        part = mine[trace.occurrences.site[mine] == number]
+        rows = np.searchsorted(when, trace.occurrences.iteration[part])
+        wire = trace.wire(part)
+        for row, sent in zip(rows, wire, strict=True):
+            out[row][np.ix_(members, members)] += sent
+    return out
+
+
+def _one_matrix(read: Callable[[Int64], Float64], when: Int64, at: int) -> Float64:
+    return np.asarray(read(when[at : at + 1])[0])
+
+
 def _ranks(trace: Trace, sites: Sequence[int]) -> list[int]:
     return sorted({r for s in sites for r in trace.groups[trace.sites[s].group].ranks})
 
@@ -249,14 +302,32 @@ def _common(trace: Trace, calls: Mapping[Any, Int64]) -> Int64:
     return np.asarray(kept, np.int64)
 
 
+class _Chosen(Sequence[Float64]):
+    """Some matrices of a series that is read as needed."""
+
+    def __init__(self, series: MatrixWindow, at: Int64) -> None:
+        self._series, self._at = series, at
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._series[int(self._at[index])]
+
+
 def first_point(steps: int) -> int:
     """Return the first iteration that is served: the second half of T steps."""
     return steps // 2
 
 
 def forecast_points(
-    series: Float64, points: Int64, *, age: int, forecaster: str, seed: int = 0
-) -> Float64:
+    series: Float64 | MatrixWindow,
+    points: Int64,
+    *,
+    age: int,
+    forecaster: str,
+    seed: int = 0,
+) -> Sequence[Float64] | Float64:
     """Forecast a series at some iterations from what is known ``age`` before.
 
     Parameters
@@ -274,17 +345,33 @@ def forecast_points(
 
     Returns
     -------
-    float64 array ``[n, ...]``
+    float64 array ``[n, ...]``, or a sequence that is read as needed
         Depends on ``series[: point - age + 1]`` only, but for the oracle.
+
+    Raises
+    ------
+    AnalysisError
+        If the forecaster needs matrices in memory, but they are read as needed.
     """
-    if forecaster == "oracle":
-        return series[points]
     newest = points - age
-    if forecaster == "persistence":
-        return series[newest]
-    if forecaster == "shuffled":
+    chosen: Int64 | None = None
+    if forecaster == "oracle":
+        chosen = points
+    elif forecaster == "persistence":
+        chosen = newest
+    elif forecaster == "shuffled":
         rng = np.random.default_rng(seed)
-        return series[rng.integers(0, newest + 1)]
+        chosen = rng.integers(0, newest + 1)
+    if chosen is not None:
+        if isinstance(series, MatrixWindow):
+            return _Chosen(series, chosen)
+        return series[chosen]
+    if isinstance(series, MatrixWindow):
+        raise AnalysisError(
+            f"the forecaster {forecaster!r} needs all matrices in memory, at most "
+            f"{HELD_BYTES >> 30} GiB: choose persistence, shuffled and oracle, or "
+            "fewer --layers or --iterations"
+        )
     if forecaster == "mean":
         sums = np.cumsum(series, axis=0)[newest]
         return sums / (newest + 1).reshape(-1, *[1] * (series.ndim - 1))

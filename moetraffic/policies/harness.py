@@ -10,9 +10,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,13 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 
 from .catalog import Maker
-from .exchange_series import ExchangeSeries, LayerKey, forecast_points, number_of
+from .exchange_series import (
+    ExchangeSeries,
+    LayerKey,
+    MatrixWindow,
+    forecast_points,
+    number_of,
+)
 from .family import FAMILIES, network_of
 from .policy import ObservingPolicy, View
 from .service.layer import EXCHANGE, Scope, serve_layer, transposed
@@ -31,6 +38,10 @@ Int64 = npt.NDArray[np.int64]
 
 MEMORY = 64
 """Iterations of the past in a view."""
+
+MEMORY_BYTES = 64 << 20
+"""Memory of the past in a view; of large matrices it has fewer than MEMORY, 2 or more.
+"""
 
 AUDITED = 3
 """Consecutive decision points at which :func:`foresight` runs a policy."""
@@ -51,7 +62,7 @@ class PolicyRun:
 def run_policy(
     maker: Maker,
     series: ExchangeSeries,
-    forecasts: Mapping[LayerKey, Float64],
+    forecasts: Mapping[LayerKey, Sequence[Float64] | Float64],
     points: Int64,
     network: Any,
     *,
@@ -180,9 +191,8 @@ def foresight(
     for number, (layer, truth) in enumerate(series.layers.items()):
         # layers before the audited one are known in the same iteration, for age 1
         begin = newest + 1 + (age == 1 and number < audited)
-        other = np.array(truth)
-        other[begin:] = np.roll(other[begin:], 1, axis=(1, 2)) * 2 + 1
-        altered[layer] = other
+        # of the altered series, only what policies and forecasts see is read
+        altered[layer] = MatrixWindow(partial(_altered, truth, begin), truth.shape)
     forecasts = {
         layer: forecast_points(truth, some, age=age, forecaster="persistence")
         for layer, truth in series.layers.items()
@@ -205,6 +215,12 @@ def foresight(
             f"{layers[audited]} changes with later exchanges"
         )
     return ""
+
+
+def _altered(truth: Float64 | MatrixWindow, begin: int, at: int) -> Float64:
+    """Return a matrix with another order of ranks and other values from `begin` on."""
+    one = truth[at]
+    return one if at < begin else np.roll(one, 1, axis=(0, 1)) * 2 + 1
 
 
 def same_plan(one: Any, other: Any) -> bool:
@@ -269,6 +285,7 @@ def _view(
     before = order[: order.index(layer)] if age == 1 else []
     before = [n for n in before if number_of(n) < number_of(layer)]
     truth = series.layers[layer]
+    most = min(MEMORY, max(2, MEMORY_BYTES // (8 * truth.shape[1] * truth.shape[2])))
     alike = [
         series.layers[n][point]
         for n in before
@@ -280,7 +297,7 @@ def _view(
         phase=series.phase,
         age=age,
         hold=hold,
-        past=np.array(truth[max(0, known - MEMORY) : known]),
+        past=np.array(truth[max(0, known - most) : known]),
         earlier=np.array(alike).reshape(len(alike), *truth.shape[1:]),
         forecast=np.array(forecast),
         network=network,

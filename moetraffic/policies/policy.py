@@ -28,7 +28,7 @@ class View:
     phase: str
     age: int  # iterations from the newest known one to the one that is served first
     hold: int  # iterations that the plan will serve
-    past: Float64  # [n, W, W] or [n, W, E], oldest first; the newest 64 at most
+    past: Float64  # [n, W, W] or [n, W, E], oldest first; at most 64, 64 MiB
     earlier: Float64  # [l, ...] layers before this one in the served iteration, age 1
     forecast: Float64  # [W, W] or [W, E], by the forecaster of this evaluation
     network: Any  # OpticalSwitch, PacketNetwork or Cluster, as the family has it

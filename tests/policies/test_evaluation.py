@@ -27,6 +27,7 @@ from moetraffic.policies.evaluation import (
 from moetraffic.policies.exchange_series import (
     FORECASTERS,
     ExchangeSeries,
+    MatrixWindow,
     byte_series,
     forecast_points,
 )
@@ -195,6 +196,31 @@ def test_series_of_a_trace_are_its_matrices() -> None:
     for layer, sent in read.layers.items():
         expected = trace.matrix(7, layer, "combine", of="wire").values
         assert (sent[5] == expected).all()
+
+
+def test_matrices_that_are_read_as_needed_give_the_same_scores() -> None:
+    known = drawn(20)
+    reads = []
+
+    def window(matrices: Any) -> MatrixWindow:
+        def read(at: int) -> np.ndarray:
+            reads.append(at)
+            return np.array(matrices[at])
+
+        return MatrixWindow(read, matrices.shape)
+
+    windows = {layer: window(x) for layer, x in known.layers.items()}
+    asked: dict[str, Any] = {"forecasters": ["persistence", "shuffled"]}
+    names = ["rotation", "max-weight", "regional"]
+    one = evaluate(known, names, **asked)
+    other = evaluate(replace(known, layers=windows), names, **asked)
+    assert [s.by_iteration_s for s in one.scores] == [
+        s.by_iteration_s for s in other.scores
+    ]
+    assert 0 < len(reads) < 10 * 20 * 2
+    assert np.array_equal(windows[0][3:7], known.layers[0][3:7])
+    with pytest.raises(AnalysisError, match="needs all matrices in memory"):
+        evaluate(replace(known, layers=windows), names, forecasters=["best"])
 
 
 def by_name(scores: tuple[PolicyScore, ...]) -> dict[tuple[str, str], PolicyScore]:

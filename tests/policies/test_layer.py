@@ -35,8 +35,10 @@ from moetraffic.policies.service.packet_network import (
     rounds_violations,
     serve_rounds,
 )
+from moetraffic.policies.service.relays import hops_violations
+from moetraffic.policies.transmission.two_level import TwoLevel
 
-from .conftest import A, B
+from .conftest import A, B, view_of
 
 SWITCH = OpticalSwitch(rate_bytes_s=1, delay_s=1)
 
@@ -87,6 +89,8 @@ def test_the_transposed_plan_serves_the_transposed_matrix(name: str) -> None:
         assert serve_rounds(matrix.T, back, network).completion_s == pytest.approx(
             there
         )
+    hops = TwoLevel().plan(view_of(matrix, network))
+    assert hops_violations(transposed(hops, network), 6, network) == ""
     for serve, on, made in (
         (CIRCUITS, SWITCH, birkhoff(A)),
         (TRANSMISSION, network, plan),

@@ -14,18 +14,20 @@ from moetraffic.errors import FabricError
 from moetraffic.fabric import (
     Hosts,
     block,
+    cut_bounds,
     leaf_spine,
+    port_bound,
     single_switch,
     spreading_bound,
 )
 from moetraffic.fabric.congestion import balance_paths
 from moetraffic.policies.circuits.birkhoff import birkhoff
 from moetraffic.policies.evaluation import evaluate
+from moetraffic.policies.service.fluid import fair_rates, fluid_seconds
 from moetraffic.policies.service.optical import crossing, line_bytes
 from moetraffic.policies.service.packet_network import (
     PacketNetwork,
     Rounds,
-    fluid_seconds,
     optimum_seconds,
     packet_bound,
     rounds_violations,
@@ -135,7 +137,11 @@ def test_the_lp_equals_another_formulation_and_bounds_every_policy(number: int) 
         matrix = crossing(rng.integers(0, 10, (4, 4)) * 1e9)
         best = optimum_seconds(matrix, network)
         assert best == pytest.approx(by_pairs(matrix / 1e9, network), rel=1e-6)
-        assert packet_bound(matrix, network) <= best * (1 + 1e-6)
+        bound = packet_bound(matrix, network)
+        assert bound <= best * (1 + 1e-6)
+        parts = port_bound(found.topology, found.slots, matrix)
+        cuts = cut_bounds(found.topology, found.slots, matrix)
+        assert bound == pytest.approx(max([parts, *cuts.values()]))
         took = [seconds(policy, matrix, network) for policy in POLICIES]
         assert min(took) >= best * (1 - 1e-6)
         # all flows at once are not slower than the slowest policy, one by one
@@ -204,6 +210,32 @@ def test_policies_on_a_network_are_scored_against_the_optimum() -> None:
     assert found.failures == ()
     assert {s.policy for s in found.scores} == set(names)
     assert min(s.over_bound.value for s in found.scores) >= 1 - 1e-6
+
+
+@pytest.mark.slow  # compiles
+def test_compiled_flows_end_as_those_of_a_plain_loop() -> None:
+    """Also with shares of several links, and with another rate every 1e-3."""
+    pytest.importorskip("numba")
+    rng = np.random.default_rng()
+    found = load_fabric("torus", 12, capacity="8Gbps")
+    network = PacketNetwork(topology=found.topology, slots=found.slots)
+    capacity = found.topology.capacity
+    for routing in ("ecmp", "ideal"):
+        shares = network.shares(routing)
+        sent = crossing(rng.integers(0, 9, (12, 12)) * 1e9).ravel()
+        left, clock, on = sent, 0.0, shares
+        while True:
+            some = left > 1e-6 * sent.max()
+            left, on = left[some], csr_array(on[some])
+            if not some.any():
+                break
+            rate = fair_rates(on, capacity)
+            clock += (left / rate).min()
+            left = left - rate * (left / rate).min()
+        exact = fluid_seconds(sent, shares, capacity)
+        assert exact == pytest.approx(clock)
+        coarse = fluid_seconds(sent, shares, capacity, resolution=1e-2)
+        assert exact * (1 - 1e-9) <= coarse <= 1.2 * exact
 
 
 def test_the_lp_is_for_few_ranks() -> None:

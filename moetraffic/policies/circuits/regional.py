@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -80,25 +81,18 @@ def regional(matrix: npt.ArrayLike, *, circuits: int, stop: bool = True) -> Int6
     ranks = len(both)
     number = np.zeros((ranks, ranks), np.int64)
     free = np.full(ranks, circuits)
-    open_pairs = {
-        (i, j) for i in range(ranks) for j in range(i + 1, ranks) if both[i, j] > 0
-    }
-    while open_pairs:
-        i, j = max(
-            open_pairs,
-            key=lambda p: (
-                both[p] / number[p] if number[p] else np.inf,
-                both[p],
-                -p[0],
-                -p[1],
-            ),
-        )
+    one, other = np.nonzero(np.triu(both, 1))
+    first = np.lexsort((other, one, -both[one, other]))
+    # pairs without a circuit come first; those that have one wait in a heap
+    without = iter(zip(one[first].tolist(), other[first].tolist(), strict=True))
+    served: list[tuple[float, float, int, int]] = []
+    while (pair := next(without, None)) or served:
+        i, j = pair or heappop(served)[2:]
         if free[i] and free[j]:
             number[i, j] += 1
             number[j, i] += 1
             free[[i, j]] -= 1
+            heappush(served, (-both[i, j] / number[i, j], -both[i, j], i, j))
         elif stop:
             break
-        else:
-            open_pairs.discard((i, j))
     return number

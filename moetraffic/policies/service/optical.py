@@ -308,6 +308,7 @@ class _Pass:
 
     def __init__(self, *, left: Float64, switch: OpticalSwitch) -> None:
         self.left = left  # [W, W] bytes, changed in place
+        self.pairs = np.count_nonzero(left)  # with remaining bytes
         self.switch = switch
         self.clock_s = self.last_s = 0.0
         self.reconfigurations = 0
@@ -318,7 +319,7 @@ class _Pass:
         """Serve remaining bytes by one pass of a plan; stop when there are none."""
         rate = self.switch.port_bytes_s
         for to, room in zip(plan.receivers, plan.room, strict=True):
-            if not self.left.any():
+            if not self.pairs:
                 return
             if self._standing is None or (to != self._standing).any():
                 before = self.switch.exposed_s(self.reconfigurations)
@@ -329,6 +330,8 @@ class _Pass:
             moved = np.minimum(self.left[ports, to[ports]], room)
             self.left[ports, to[ports]] -= moved
             if moved.any():
+                ended = (moved > 0) & (self.left[ports, to[ports]] == 0)
+                self.pairs -= np.count_nonzero(ended)
                 self.last_s = self.clock_s + float(moved.max()) / rate
             self.clock_s += float(room) / rate
 

@@ -1,13 +1,11 @@
 r"""Packet network: plans of rounds and routing, max-min fair service, LP optimum.
 
-All flows of a round grow at one rate; those on a full link stop growing, until all are
-fixed (progressive filling).  When a flow ends, rates are computed anew.  This is the
-fairness of ideal congestion control, and not optimal; rounds are separated by barriers.
+The flows of a round have max-min fair rates (:mod:`.fluid`): the fairness of ideal
+congestion control, which is not optimal; rounds are separated by barriers.
 Rates in proportion to the bytes of the flows are the alternative (:data:`RATES`).
 
 References
 ----------
-D. Bertsekas, R. Gallager, "Data Networks" (1992), section 6.5.2: max-min fairness.
 F. Shahrokhi, D. W. Matula, "The maximum concurrent flow problem", J. ACM 37 (1990) 318:
 the LP of :func:`optimum_seconds`.
 M. Chowdhury, Y. Zhong, I. Stoica, "Efficient Coflow Scheduling with Varys", SIGCOMM
@@ -23,13 +21,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
-from scipy.sparse import block_diag, csr_array, hstack, identity
+from scipy.sparse import block_diag, csr_array, hstack, identity, kron
 
 from moetraffic.errors import FabricError
-from moetraffic.fabric import ROUTINGS, Topology, cut_bounds, port_bound, route
+from moetraffic.fabric import ROUTINGS, Topology, route
+from moetraffic.fabric.routing import host_links
 from moetraffic.fabric.topology import slot_name
 
-from .optical import Service, crossing, line_bytes
+from .fluid import bottleneck_seconds, fluid_seconds
+from .optical import Service, crossing
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -40,9 +40,6 @@ that all flows of a link end together (as in Varys, SIGCOMM 2014)."""
 
 MOST_LP_RANKS = 64
 """Maximum ranks of the linear program."""
-
-ENDED = 1e-9
-"""Share of a flow's bytes, or of a link's capacity, that counts as nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,6 +105,35 @@ class PacketNetwork:
         row = np.arange(len(ends)).repeat(2)
         sign = np.tile([1.0, -1.0], len(ends))
         return csr_array((sign, (row, ends.ravel())), shape=(len(ends), len(nodes)))
+
+    @cached_property
+    def ports_and_cuts(self) -> csr_array:
+        """Seconds that a byte of a rank pair takes of each port and cut, ``[W*W, n]``.
+
+        Those of :func:`moetraffic.fabric.port_bound`, where hosts have one rank, and
+        :func:`moetraffic.fabric.cut_bounds`, kept for many matrices.
+        """
+        hosts, ranks = self.topology.hosts, len(self.slots)
+        if hosts.ranks == 1:
+            inside = host_links(self.topology, self.slots).inside
+            parts = [csr_array(inside * (1 / self.topology.capacity))]
+        else:  # two links leave a rank inside its host, to its NIC and to the bus
+            one, every = (
+                identity(ranks) / (2 * hosts.inside_bytes_s),
+                np.ones((ranks, 1)),
+            )
+            parts = [csr_array(kron(one, every)), csr_array(kron(every, one))]
+        host = self.slots // hosts.ranks
+        for cut in (cut for cuts in self.topology.cuts.values() for cut in cuts):
+            within = np.isin(host, cut.hosts)
+            for crosses, room in zip(
+                (np.outer(within, ~within), np.outer(~within, within)),
+                self.topology.crossing(cut),
+                strict=True,
+            ):
+                if crosses.any():
+                    parts.append(csr_array(crosses.reshape(-1, 1) / room))
+        return csr_array(hstack(parts, format="csr"))
 
     @cached_property
     def nodes(self) -> Int64:
@@ -214,83 +240,7 @@ def packet_bound(demand: npt.ArrayLike, network: PacketNetwork) -> float:
     matrix = crossing(demand)
     if network.optimum:
         return optimum_seconds(matrix, network)
-    cuts = cut_bounds(network.topology, network.slots, matrix)
-    bounds = [float(cut) for cut in cuts.values()]
-    hosts = network.topology.hosts
-    if hosts.ranks == 1:
-        bounds.append(float(port_bound(network.topology, network.slots, matrix)))
-    else:  # two links leave a rank inside its host, to its NIC and to the bus
-        bounds.append(line_bytes(matrix) / (2 * hosts.inside_bytes_s))
-    return max(bounds)
-
-
-def bottleneck_seconds(sent: Float64, shares: csr_array, capacity: Float64) -> float:
-    """Compute when flows end whose rates are proportional to their bytes, seconds.
-
-    All end with the most loaded link; parameters are those of :func:`fluid_seconds`.
-    """
-    return float((sent @ shares / capacity).max(initial=0.0))
-
-
-def fluid_seconds(sent: Float64, shares: csr_array, capacity: Float64) -> float:
-    """Compute when the last of several flows ends under max-min fairness.
-
-    Parameters
-    ----------
-    sent
-        ``[F]`` bytes of each flow.
-    shares
-        ``[F, L]`` share of a flow's bytes on each link.
-    capacity
-        ``[L]`` bytes/s.
-
-    Returns
-    -------
-    float
-        Seconds; flows without a link end at once.
-
-    Examples
-    --------
-    >>> three = csr_array(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
-    >>> fluid_seconds(np.ones(3), three, np.ones(2))
-    2.0
-    """
-    some = (sent > 0) & (np.diff(shares.indptr) > 0)
-    left, on = sent[some].astype(np.float64), csr_array(shares[some])
-    small = left * ENDED
-    clock = 0.0
-    while len(left):
-        rate = fair_rates(on, capacity)
-        step = float((left / rate).min())
-        clock += step
-        left = left - rate * step
-        going = left > small
-        left, small, on = left[going], small[going], csr_array(on[going])
-    return clock
-
-
-def fair_rates(shares: csr_array, capacity: Float64) -> Float64:
-    """Compute the max-min fair rates of flows by progressive filling, ``[F]``.
-
-    Parameters
-    ----------
-    shares
-        ``[F, L]`` share of a flow's bytes on each link; every flow has one.
-    capacity
-        ``[L]`` bytes/s.
-    """
-    rate = np.zeros(shares.shape[0])
-    growing = np.ones(len(rate), bool)
-    room = capacity.astype(np.float64)
-    while growing.any():
-        used = np.asarray(growing.astype(np.float64) @ shares)
-        on = used > 0
-        step = float((room[on] / used[on]).min())
-        rate[growing] += step
-        room = room - step * used
-        full = on & (room <= ENDED * capacity)
-        growing &= ~(np.asarray(shares @ full.astype(np.float64)) > 0)
-    return rate
+    return float((matrix.ravel() @ network.ports_and_cuts).max(initial=0.0))
 
 
 def optimum_seconds(demand: npt.ArrayLike, network: PacketNetwork) -> float:

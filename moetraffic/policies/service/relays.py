@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from moetraffic.fabric import ROUTINGS
 
+from .fluid import fluid_seconds
 from .layer import transposed
 from .optical import Service, crossing
-from .packet_network import PacketNetwork, fluid_seconds
+from .packet_network import PacketNetwork
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
