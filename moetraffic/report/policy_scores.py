@@ -7,7 +7,7 @@ from math import isfinite, isinf
 from typing import Any
 
 from moetraffic.analysis.resampling import Interval
-from moetraffic.policies.evaluation import (
+from moetraffic.policies.scores import (
     NONE,
     Evaluation,
     PolicyScore,

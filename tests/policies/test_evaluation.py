@@ -17,13 +17,7 @@ from moetraffic.analysis.resampling import Interval
 from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
 from moetraffic.policies.catalog import POLICIES
-from moetraffic.policies.evaluation import (
-    OPTICAL,
-    PolicyScore,
-    break_even_s,
-    difference,
-    evaluate,
-)
+from moetraffic.policies.evaluation import OPTICAL, evaluate
 from moetraffic.policies.exchange_series import (
     FORECASTERS,
     ExchangeSeries,
@@ -32,6 +26,7 @@ from moetraffic.policies.exchange_series import (
     forecast_points,
 )
 from moetraffic.policies.policy import View
+from moetraffic.policies.scores import PolicyScore, break_even_s, difference
 from moetraffic.policies.service.cluster import Cluster
 from moetraffic.policies.service.optical import (
     Matchings,
