@@ -120,6 +120,7 @@ TRAINING = {
     "command-line.md",
     "export.md",
     "fabric.md",
+    "figures.md",
     "first-results.md",
     "generate.md",
     "import.md",

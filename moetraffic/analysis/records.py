@@ -37,6 +37,7 @@ class Record:
     iteration: int = -1  # -1: all iterations
     horizon: int = -1  # iterations ahead; -1: no forecast
     forecaster: str = ""
+    chosen: bool = False  # the forecaster that was the best on the validation part
     value: float
     low: float = float("nan")  # interval
     high: float = float("nan")
@@ -208,8 +209,10 @@ def _of_experts(experts: ExpertStatistics, here: Mapping[str, Any]) -> Iterator[
 
 
 def _of_horizon(horizon: HorizonScores, row: Callable[..., Record]) -> Iterator[Record]:
+    verdict = horizon.verdict
     for score in horizon.scores:
-        of = partial(row, forecaster=score.forecaster)
+        chosen = score.forecaster == verdict.forecaster
+        of = partial(row, forecaster=score.forecaster, chosen=chosen)
         yield of(statistic="mse", value=score.mse)
         nmse = 1 - score.skill.high, 1 - score.skill.low
         yield of(
@@ -232,8 +235,7 @@ def _of_horizon(horizon: HorizonScores, row: Callable[..., Record]) -> Iterator[
             **_interval(score.reduction, score.reduction.value),
         )
         yield of(statistic="hot_recall", value=score.hot_recall)
-    verdict = horizon.verdict
-    best = partial(row, forecaster=verdict.forecaster)
+    best = partial(row, forecaster=verdict.forecaster, chosen=True)
     for tolerance, share in zip(verdict.tolerances, verdict.within, strict=True):
         name = f"bytes_within_{100 * tolerance:g}_percent"
         yield best(statistic=name, unit="share", value=share)

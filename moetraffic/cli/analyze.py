@@ -40,7 +40,7 @@ PARTS = (
     *("within", "occupation"),
 )
 """Those of :data:`moetraffic.analysis.PARTS`, which takes a second to import."""
-WRITTEN = (".json", ".csv", ".parquet")
+WRITTEN = (".json", ".csv", ".parquet", ".xlsx")
 
 
 def analyze(
@@ -74,7 +74,7 @@ def analyze(
     output: Annotated[
         Path | None,
         option(
-            "File to write: .json, or a flat table .csv or .parquet.",
+            "File to write: .json, or a flat table .csv, .parquet or .xlsx.",
             *("-o", "--output"),
         ),
     ] = None,

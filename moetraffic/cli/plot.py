@@ -5,29 +5,50 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from moetraffic.errors import AnalysisError
+from moetraffic.report.chart import Missing
 from moetraffic.report.console.options import (
+    PICTURES,
     Algorithm,
     AsJson,
     Force,
+    Layers,
     Operations,
     TraceFile,
+    layer_numbers,
     operation_names,
     option,
+    parts_of,
+    refuse_idle,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import number_list
 
 from .output import make_folder, present
 
-TRAFFIC = "traffic.png"
+NAMES = ("traffic", "demand", "timeline", "entropy", "occupation", "complexity")
+"""Pictures, as in :data:`moetraffic.report.results.pictures.PICTURES`."""
+
+LOOK = "Appearance"
 
 
 def plot(
+    context: typer.Context,
     trace: TraceFile,
     output: Annotated[Path, option("Folder to write.", "-o", "--output")] = Path(
         "pictures"
     ),
+    only: Annotated[
+        str | None,
+        option(
+            f"Draw these pictures alone, with commas: {', '.join(NAMES)}.",
+            "--only",
+            shown="all",
+            metavar="TEXT",
+        ),
+    ] = None,
     iterations: Annotated[
         str | None,
         option(
@@ -36,31 +57,116 @@ def plot(
             shown="first, middle, last",
         ),
     ] = None,
+    layers: Layers = None,
+    phase: Annotated[
+        str | None, option("Use only the all-to-alls of this phase.", shown="all")
+    ] = None,
     operations: Operations = None,
     algorithm: Algorithm = "ring",
+    formats: Annotated[
+        str,
+        option(
+            f"File formats, with commas: {', '.join(PICTURES)}.",
+            "--format",
+            panel=LOOK,
+        ),
+    ] = "png",
+    width: Annotated[
+        str | None,
+        option(
+            "Width of each picture, such as 3.4in, 86mm or 252pt.",
+            panel=LOOK,
+            shown="9 to 12 in",
+        ),
+    ] = None,
+    title: Annotated[
+        bool, option("Write the headline and a description of the data.", panel=LOOK)
+    ] = True,
+    style: Annotated[
+        str,
+        option(
+            "Style of matplotlib, or a .mplstyle file.",
+            panel=LOOK,
+            shown="yours, from matplotlibrc",
+        ),
+    ] = "",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Plot demand, traffic between ranks, the on-off timeline, entropy and complexity.
 
-    Example: moetraffic plot run.h5 -o pictures --operations all_to_all,all_reduce
+    Example: moetraffic plot run.h5 -o pictures --format pdf --width 3.4in --no-title
     """
     from moetraffic.analysis import analyze
     from moetraffic.report import figures
+    from moetraffic.report.chart import Chart
+    from moetraffic.report.figure_style import FigureStyle, inches
     from moetraffic.report.results import pictures
 
+    names = parts_of(only, NAMES) or NAMES
+    endings = _formats(formats)
+    look = FigureStyle(
+        width_in=None if width is None else inches(width), title=title, style=style
+    )
+    with look.applied():  # an unknown style ends here
+        pass
+    chosen_layers = layer_numbers(layers)
+    if chosen_layers is not None or phase is not None:
+        why = "with --layer or --phase the bytes are those of their all-to-alls"
+        refuse_idle(context, ["operations", "algorithm"], why)
+    if "traffic" not in names:
+        why = "these options are those of the picture traffic"
+        refuse_idle(context, ["operations", "algorithm", "iterations"], why)
     with Trace.open(trace) as opened:
         chosen = _iterations(iterations, opened)
-        names = operation_names(opened, operations)
-        shown = pictures.traffic(opened, chosen, operations=names, algorithm=algorithm)
-        make_folder(output, ("*.png",), force=force)
-        found = analyze(opened, parts=["skew", "complexity", "rhythm", "occupation"])
-        drawn = [
-            figures.save(shown, output / TRAFFIC),
-            *pictures.draw(opened, found, output),
+        of = operation_names(opened, operations)
+        made: dict[str, Chart | Missing] = {}
+        if "traffic" in names:
+            made["traffic"] = pictures.traffic(
+                opened,
+                chosen,
+                operations=of,
+                algorithm=algorithm,
+                layers=chosen_layers,
+                phase=phase,
+            )
+        make_folder(output, [f"*.{ending}" for ending in endings], force=force)
+        parts = sorted({pictures.PARTS[n] for n in names if n in pictures.PARTS})
+        found = analyze(
+            opened,
+            parts=parts or ["skew"],
+            layers=chosen_layers,
+            phase=phase or "dispatch",
+        )
+        rest = [name for name in names if name != "traffic"]
+        made |= pictures.charts(opened, found, rest, phase=phase)
+        drawn = {n: c for n, c in made.items() if isinstance(c, Chart)}
+        paths = [
+            figures.save(chart, output / f"{name}.{ending}", look)
+            for name, chart in drawn.items()
+            for ending in endings
         ]
-    data = {"folder": str(output), "pictures": [p.name for p in drawn]}
-    present(data, as_json=as_json, written=drawn)
+    missing = {n: c.reason for n, c in made.items() if isinstance(c, Missing)}
+    data = {
+        "folder": str(output),
+        "pictures": [p.name for p in paths],
+        "captions": {
+            n: {"title": c.title, "text": figures.caption(c)} for n, c in drawn.items()
+        },
+        "missing": missing,
+    }
+    notes = [f"not drawn: {name}: {reason}" for name, reason in missing.items()]
+    present(data, *notes, as_json=as_json, written=paths)
+
+
+def _formats(text: str) -> list[str]:
+    asked = list(dict.fromkeys(text.lower().split(",")))
+    if unknown := [one for one in asked if one not in PICTURES]:
+        raise AnalysisError(
+            f"--format takes {', '.join(PICTURES)}, but "
+            f"{', '.join(map(repr, unknown))} is none of these: choose among them"
+        )
+    return asked
 
 
 def _iterations(asked: str | None, trace: Trace) -> list[int]:

@@ -159,7 +159,7 @@ def best_layouts(
             f"no configuration of {number} GPUs fits into memory, the smallest "
             f"of which needs {least:.1f} GB: give more GPUs or --memory-gb"
         )
-    names = report.search_names(found, SHOWN)
+    names, common = report.search_names(found, SHOWN)
     title = f"Best of {number} GPUs, {whole} sequences an iteration"
     rows = found.rows(SHOWN)
     times = found.estimate.iteration[found.order[: len(rows)]].tolist()
@@ -171,7 +171,7 @@ def best_layouts(
             names,
             at=found.order[: len(names)],
             title=title,
-            source=source,
+            source=f"{source}. All with {common}" if common else source,
         ),
         {"gpus": number, "global_batch": whole, "tried": found.tried, "best": data},
     )

@@ -1,4 +1,4 @@
-"""Render charts as PNG with matplotlib, without pyplot.
+"""Render charts as PNG, PDF or SVG with matplotlib, without pyplot.
 
 Each figure has a headline, and below it a description of the underlying data.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib import colormaps
+from matplotlib import colormaps, rcParams
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection
@@ -20,12 +20,14 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from moetraffic.errors import AnalysisError
+from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.text import visible
 
 from .chart import Axis, Chart, Panel, Series
+from .console.options import PICTURES
+from .figure_style import SETTINGS, FigureStyle, color_of, points
 
 PIXELS = 100
 """Pixels per inch of a chart's size."""
@@ -36,21 +38,46 @@ LEGEND_LETTERS = 130
 MOST_WRITTEN = 128
 """Maximum number of heatmap cells for which the values are written into the cells."""
 
+MOST_PLAIN = 1e4
+"""Largest value of a logarithmic axis without powers of ten."""
+
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 SYMBOLS = {"circle": "o", "diamond": "D", "tick": "|"}
 
 
-def save(chart: Chart, path: str | Path, *, dpi: int = 150) -> Path:
-    """Write a chart as a PNG file of 9 to 12 inches; equal charts give equal bytes.
+LEAST_PANEL_IN = (2.2, 1.5)
+"""Smallest width and height of a panel in a figure of a given width."""
 
-    An existing file is replaced; ``dpi`` is in pixels per inch.
+HIGHEST_STACKED_IN = 1.7
+"""Largest height of panels that are drawn below instead of beside each other."""
+
+METADATA: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "svg": {"Date": None, "Creator": None},
+}
+"""Without times and versions equal charts give equal bytes."""
+
+
+def save(chart: Chart, path: str | Path, style: FigureStyle | None = None) -> Path:
+    """Write a chart as a PNG, PDF or SVG file, by the extension of its name.
+
+    Without a width in ``style`` it is 9 to 12 inches wide. Equal charts give equal
+    bytes, and an existing file is replaced.
     """
-    target = Path(path)
-    draw(chart).savefig(target, format="png", dpi=dpi, metadata={"Software": None})
+    target, style = Path(path), style or FigureStyle()
+    kind = target.suffix.lower().lstrip(".")
+    if kind not in PICTURES:
+        raise MoetrafficError(
+            f"pictures are PNG, PDF or SVG files, but {target.name!r} has another file "
+            f"extension: name it {target.stem or 'picture'}.png"
+        )
+    with style.applied():
+        draw(chart, style).savefig(target, format=kind, metadata=METADATA[kind])
     return target
 
 
-def draw(chart: Chart) -> Figure:
+def draw(chart: Chart, style: FigureStyle | None = None) -> Figure:
     """Draw all panels of a chart, with axes shared in rows and columns.
 
     Raises
@@ -63,36 +90,64 @@ def draw(chart: Chart) -> Figure:
             f"a chart needs data, but there are none for {chart.title!r}: choose "
             "iterations or layers that the trace has"
         )
-    lines = -(-len(chart.panels) // chart.across)
-    figure = Figure(
-        figsize=(chart.width / PIXELS, lines * chart.height / PIXELS),
-        layout="constrained",
-    )
+    style = style or FigureStyle()
+    with style.applied():
+        return _draw(chart, style)
+
+
+def _draw(chart: Chart, style: FigureStyle) -> Figure:
+    across, size = _layout(chart, style.width_in)
+    lines = -(-len(chart.panels) // across)
+    named = {s.name for p in chart.panels for s in p.series if s.legend and s.name}
+    # a narrow figure has more lines of legend
+    legend = 0.12 * len(named) * (1 - size[0] / 9) if style.width_in is not None else 0
+    whole = lines * size[1] + max(legend, 0)
+    figure = Figure(figsize=(size[0], whole), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(
-        lines, chart.across, squeeze=False, sharex="col", sharey="row"
+        lines, across, squeeze=False, sharex="col", sharey="row"
     ).ravel()
     colors = _color_scale(chart)
     images = []
+    panel_in = (size[0] / across * 0.8, size[1] * 0.7)
     for number, (axes, panel) in enumerate(zip(grid, chart.panels, strict=False)):
-        image = _panel(axes, panel, colors, several=len(chart.panels) > 1)
+        image = _panel(
+            axes, panel, colors, several=len(chart.panels) > 1, size_in=panel_in
+        )
         if image is not None:
             images.append((axes, image, panel.series[0].unit))
         # shared axes are labeled once
-        axes.label_outer(remove_inner_ticks=number % chart.across > 0)
+        axes.label_outer(remove_inner_ticks=number % across > 0)
     for axes in grid[len(chart.panels) :]:
         axes.set_visible(False)
     if images:
         shown = [axes for axes, _, _ in images]
         bar = figure.colorbar(images[0][1], ax=shown, pad=0.015, fraction=0.04)
         bar.set_label(images[0][2])
-    _legend(figure, grid[: len(chart.panels)])
+    _legend(figure, grid[: len(chart.panels)], narrow=style.width_in is not None)
+    if style.title:
+        headline(figure, chart.title, caption(chart))
+    return figure
+
+
+def caption(chart: Chart) -> str:
+    """Describe the data of a chart, with the notes on its panels."""
     smooth = max(panel.smooth for panel in chart.panels)
     smoothed = f"thick: mean of {smooth} points" if smooth > 1 else ""
     notes = dict.fromkeys(panel.note for panel in chart.panels)
-    texts = [t.rstrip(".") for t in (chart.source, *notes, smoothed) if t]
-    headline(figure, chart.title, ". ".join(texts))
-    return figure
+    return ". ".join(t.rstrip(".") for t in (chart.source, *notes, smoothed) if t)
+
+
+def _layout(chart: Chart, width: float | None) -> tuple[int, tuple[float, float]]:
+    """Return panels side by side, and width of all and height of one in inches."""
+    own = (chart.width / PIXELS, chart.height / PIXELS)
+    if width is None:
+        return chart.across, own
+    across = max(1, min(chart.across, int(width / LEAST_PANEL_IN[0])))
+    shape = own[1] / (own[0] / chart.across)  # height over width of a panel
+    height = max(LEAST_PANEL_IN[1], shape * width / across)
+    most = 1.1 * own[1] if across == chart.across else HIGHEST_STACKED_IN
+    return across, (width, min(height, most))
 
 
 def _color_scale(chart: Chart) -> Normalize:
@@ -108,12 +163,17 @@ def _color_scale(chart: Chart) -> Normalize:
 
 
 def _panel(
-    axes: Axes, panel: Panel, colors: Normalize, *, several: bool
+    axes: Axes,
+    panel: Panel,
+    colors: Normalize,
+    *,
+    several: bool,
+    size_in: tuple[float, float],
 ) -> AxesImage | None:
     image = None
     for series in panel.series:
         if series.kind == "heatmap":
-            image = _heatmap(axes, series, colors)
+            image = _heatmap(axes, series, colors, size_in[0])
         elif series.kind == "band":
             axes.fill_between(
                 *(series.x, series.y, series.upper),
@@ -126,16 +186,16 @@ def _panel(
             axes.barh(
                 *(series.y, series.x, series.width),
                 left=0 if series.base is None else series.base,
-                color=series.color,
-                edgecolor=series.color,
+                color=color_of(series.color),
+                edgecolor=color_of(series.color),
                 linewidth=0.3,  # keeps bars shorter than a pixel visible
                 label=_label(series),
             )
         else:
-            _marks(axes, series, panel.smooth)
+            _marks(axes, series, panel.smooth, min(1.0, size_in[0] / 5))
     for rule in panel.rules:
         style: dict[str, Any] = {
-            "color": rule.color,
+            "color": color_of(rule.color),
             "linewidth": rule.width,
             "linestyle": DASHES[rule.dash],
             "zorder": 0 if image is None else 2,
@@ -151,7 +211,7 @@ def _panel(
                 xycoords=("data", "axes fraction"),
                 xytext=(2, 2),
                 textcoords="offset points",
-                fontsize=8,
+                fontsize=points(0.8),
             )
     for label in panel.labels:
         axes.text(
@@ -159,44 +219,42 @@ def _panel(
             ha=label.across,
             va={"middle": "center"}.get(label.up, label.up),
             color=label.color,
-            fontsize=8,
+            fontsize=points(0.8),
         )
     if several and panel.name:
         name = _plain(", ".join(panel.name))
-        axes.set_title(name, loc="left", fontsize=10, pad=16 if panel.rules else None)
-    _axis(axes, "x", panel.x)
-    _axis(axes, "y", panel.y)
+        size = points(1.0, "axes.titlesize")
+        axes.set_title(name, loc="left", fontsize=size, pad=16 if panel.rules else None)
+    _axis(axes, "x", panel.x, size_in[0])
+    _axis(axes, "y", panel.y, size_in[1])
     if image is None:
-        axes.grid(color="#E5E5E5", linewidth=0.6)
-        axes.set_axisbelow(True)
+        axes.grid(visible=True)
         axes.spines[["right", "top"]].set_visible(False)
     return image
 
 
-def _marks(axes: Axes, series: Series, smooth: int) -> None:
+def _marks(axes: Axes, series: Series, smooth: int, scale: float) -> None:
     """Draw a line with its moving mean, or points with their intervals."""
     style: dict[str, Any] = {
-        "color": series.color,
+        "color": color_of(series.color),
         "linestyle": DASHES[series.dash],
         "marker": "o" if series.marked or np.size(series.x) == 1 else None,
-        "markersize": 4,
     }
+    thick = rcParams["lines.linewidth"] / SETTINGS["lines.linewidth"]
     label = _label(series)
     for name, ends in (("xerr", series.x_interval), ("yerr", series.y_interval)):
         if ends is not None:
             at = np.asarray(series.x if name == "xerr" else series.y, np.float64)
             reach = [at - np.asarray(ends[0]), np.asarray(ends[1]) - at]
             bars: dict[str, Any] = {name: np.nan_to_num(np.maximum(reach, 0))}
-            color = "black" if np.ndim(series.size) else series.color
-            axes.errorbar(
-                series.x, series.y, **bars, fmt="none", ecolor=color, capsize=2
-            )
+            color = "black" if np.ndim(series.size) else color_of(series.color)
+            axes.errorbar(series.x, series.y, **bars, fmt="none", ecolor=color)
     if series.kind == "points":
-        points = np.asarray(series.size, np.float64)
+        across = np.asarray(series.size, np.float64)
         axes.scatter(
             *(series.x, series.y),
-            s=(0.75 * points) ** 2,
-            color=series.color,
+            s=(0.75 * scale * across) ** 2,
+            color=color_of(series.color),
             alpha=series.opacity,
             marker=SYMBOLS[series.symbol],
             label=label,
@@ -205,13 +263,16 @@ def _marks(axes: Axes, series: Series, smooth: int) -> None:
     elif smooth > 1 and not series.reference:
         values = pd.Series(np.asarray(series.y, np.float64))
         mean = values.rolling(smooth, center=True, min_periods=1).mean()
-        axes.plot(series.x, values, **style | {"linewidth": 0.7, "alpha": 0.35})
+        axes.plot(series.x, values, **style | {"linewidth": 0.7 * thick, "alpha": 0.35})
         axes.plot(series.x, mean.where(values.notna()), **style, label=label)
     else:
-        axes.plot(series.x, series.y, **style, linewidth=series.width, label=label)
+        width = series.width * thick
+        axes.plot(series.x, series.y, **style, linewidth=width, label=label)
 
 
-def _heatmap(axes: Axes, series: Series, colors: Normalize) -> AxesImage:
+def _heatmap(
+    axes: Axes, series: Series, colors: Normalize, width_in: float
+) -> AxesImage:
     cells = np.asarray(series.z, np.float64)
     if isinstance(colors, LogNorm):
         cells = np.where(cells > 0, cells, np.nan)
@@ -220,45 +281,54 @@ def _heatmap(axes: Axes, series: Series, colors: Normalize) -> AxesImage:
     step = (at[-1] - at[0]) / (columns - 1) if columns > 1 else 1
     image = axes.imshow(
         np.ma.masked_invalid(cells),
-        cmap="viridis",
+        cmap=rcParams["image.cmap"],
         norm=colors,
         aspect="auto",
         interpolation="nearest",
         extent=(at[0] - step / 2, at[-1] + step / 2, rows - 0.5, -0.5),
     )
-    axes.set_yticks(*_ticks(series.y))
+    axes.set_yticks(*_ticks(series.y, 16))
     if isinstance(series.x[0], str):
-        axes.set_xticks(*_ticks(series.x))
+        axes.set_xticks(*_ticks(series.x, 16 if width_in > 3 else 6))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if rows * columns <= MOST_WRITTEN and columns <= 16:
+    size = 7.5 if columns <= 8 else 6.0
+    size *= rcParams["font.size"] / 10
+    # four digits and a space
+    fits = width_in / columns > 5 * 0.6 * size / 72
+    if rows * columns <= MOST_WRITTEN and columns <= 16 and fits:
         for (row, column), value in np.ndenumerate(cells):
             if np.isfinite(value):
-                red, green, blue, _ = colormaps["viridis"](colors(float(value)))
+                red, green, blue, _ = colormaps[rcParams["image.cmap"]](
+                    colors(float(value))
+                )
                 light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
                 axes.text(
                     *(at[0] + column * step, row),
                     f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}",
                     ha="center",
                     va="center",
-                    fontsize=7.5 if columns <= 8 else 6.0,
+                    fontsize=size,
                     color="black" if light else "white",
                 )
     return image
 
 
-def _ticks(names: Any) -> tuple[list[int], list[str]]:
-    """Choose positions and texts of at most 16 ticks."""
-    step = -(-len(names) // 16)
+def _ticks(names: Any, most: int) -> tuple[list[int], list[str]]:
+    """Choose positions and texts of at most ``most`` ticks."""
+    step = -(-len(names) // most)
     at = list(range(0, len(names), step))
     return at, [_plain(str(names[n])) for n in at]
 
 
-def _axis(axes: Axes, side: str, axis: Axis) -> None:
+def _axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
     of = axes.xaxis if side == "x" else axes.yaxis
-    of.set_label_text(_plain(axis.label))
+    letters = max(12, int(length_in * 72 / (0.58 * rcParams["font.size"])))
+    of.set_label_text("\n".join(textwrap.wrap(_plain(axis.label), letters)))
     if axis.log:
         axes.set(**{f"{side}scale": "log"})
+        if max(of.get_view_interval()) <= MOST_PLAIN:
+            of.set_major_formatter(StrMethodFormatter("{x:g}"))
     if axis.names:
         of.set_ticks(range(len(axis.names)), [_plain(n) for n in axis.names])
         axes.set(**{f"{side}lim": (-0.5, len(axis.names) - 0.5)})
@@ -272,20 +342,22 @@ def _axis(axes: Axes, side: str, axis: Axis) -> None:
         of.set_inverted(True)
 
 
-def _legend(figure: Figure, panels: npt.NDArray[Any]) -> None:
+def _legend(figure: Figure, panels: npt.NDArray[Any], *, narrow: bool) -> None:
     found: dict[str, Any] = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
     if len(found) > 1 or any("interval" in n or "balanced" in n for n in found):
         longest = max(map(len, found)) + 9
+        inches = figure.get_size_inches()[0] if narrow else 9.0
+        letters = LEGEND_LETTERS * inches / 9 * 10 / rcParams["font.size"]
         legend = figure.legend(
             list(found.values()),
             list(found),
             loc="outside lower center",
-            ncols=max(1, min(len(found), LEGEND_LETTERS // longest)),
+            ncols=max(1, min(len(found), int(letters // longest))),
             frameon=False,
-            fontsize=9,
+            fontsize=points(0.9, "legend.fontsize"),
         )
         for handle in legend.legend_handles:
             if isinstance(handle, PathCollection):
@@ -304,18 +376,20 @@ def _plain(text: str) -> str:
 def headline(figure: Figure, title: str, source: str) -> None:
     """Place title and data description above the axes, and enlarge the figure."""
     width, height = figure.get_size_inches()
-    lines = textwrap.wrap(_plain(source), int(width * 14))
-    deep = 0.42 + 0.17 * len(lines)  # inches
+    scale = rcParams["font.size"] / 10
+    heads = textwrap.wrap(_plain(title), int(width * 9.5 / scale)) or [""]
+    lines = textwrap.wrap(_plain(source), int(width * 14 / scale))
+    deep = scale * (0.2 + 0.22 * len(heads) + 0.17 * len(lines))  # inches
     whole = height + deep
     figure.set_size_inches(width, whole)
     place: dict[str, Any] = {"ha": "left", "va": "top"}
-    across, down = 0.1 / width, 0.1 / whole
-    figure.text(
-        across, 1 - down, _plain(title), fontsize=13, fontweight="bold", **place
-    )
-    figure.text(
-        across, 1 - 3.8 * down, "\n".join(lines), fontsize=9, color="#555555", **place
-    )
+    across, down = 0.1 * scale / width, 0.1 * scale / whole
+    size = points(1.3, "figure.titlesize")
+    head = "\n".join(heads)
+    figure.text(across, 1 - down, head, fontsize=size, fontweight="bold", **place)
+    below = 1 - (1.6 + 2.2 * len(heads)) * down
+    text = "\n".join(lines)
+    figure.text(across, below, text, fontsize=points(0.9), color="#555555", **place)
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(rect=(0, 0, 1, 1 - deep / whole))

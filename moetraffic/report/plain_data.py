@@ -117,27 +117,43 @@ def _curve(curve: Curve) -> dict[str, Any]:
     return found
 
 
+FRAMES = (".csv", ".parquet", ".xlsx")
+"""File extensions of data frames."""
+
+MOST_ROWS = 1_048_576
+"""Maximum number of rows of an XLSX worksheet, with the header."""
+
+
 def write_records(frame: Any, path: Path, *, force: bool = False) -> None:
-    """Write an analysis data frame as CSV or Parquet, by the file's extension.
+    """Write an analysis data frame as CSV, Parquet or XLSX, by the file's extension.
 
     AnalysisError: the extension is another, the file exists and ``force`` is not set,
-    pyarrow is not installed, or the file cannot be written.
+    a package is not installed, the rows are too many, or the file cannot be written.
     """
     validate_output(path, force=force, error=AnalysisError)
-    if path.suffix not in (".csv", ".parquet"):
+    if path.suffix not in FRAMES:
         raise AnalysisError(
-            f"records are written as .csv or .parquet, but {path.name} is neither: "
-            "choose one of these file extensions"
+            f"records are written as {', '.join(FRAMES)}, but {path.name} is none of "
+            "these: choose one of these file extensions"
+        )
+    if path.suffix == ".xlsx" and len(frame) >= MOST_ROWS:
+        raise AnalysisError(
+            f"a worksheet has at most {MOST_ROWS:,} rows, but the analysis has "
+            f"{len(frame):,}: choose a .parquet or .csv, or --only some parts"
         )
     try:
         with replacing(path) as temporary:
             if path.suffix == ".csv":
                 frame.to_csv(temporary, index=False)
+            elif path.suffix == ".xlsx":
+                with temporary.open("wb") as file:
+                    frame.to_excel(file, index=False, engine="openpyxl")
             else:
                 frame.to_parquet(temporary, index=False)
     except ImportError:
+        package = "openpyxl" if path.suffix == ".xlsx" else "pyarrow"
         raise AnalysisError(
-            "Parquet is written by pyarrow, which is not installed: "
+            f"{path.suffix} files are written by {package}, which is not installed: "
             f"{install_command('tables')}, or choose a .csv"
         ) from None
     except OSError as error:

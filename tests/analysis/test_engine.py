@@ -197,6 +197,30 @@ def test_an_analysis_is_told_as_plain_data_as_tables_and_as_records(
     assert len(table) == len(rows)
     again = pandas.read_parquet(tmp_path / "figures.parquet")
     assert np.allclose(again["value"], table["value"], equal_nan=True)
+    # the chosen forecaster is the one of the sentences
+    scored = rows[(rows.statistic == "skill") & rows.chosen]
+    for exchange in found.exchanges:
+        for subject in exchange.subjects:
+            for horizon in subject.forecasts.horizons if subject.forecasts else ():
+                chosen = scored[
+                    (scored.layer == exchange.layer)
+                    & (scored.subject == subject.name)
+                    & (scored.horizon == horizon.horizon)
+                ]
+                wanted = [horizon.verdict.forecaster] if horizon.scores else []
+                assert chosen.forecaster.tolist() == wanted
+
+
+def test_records_as_a_worksheet(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl", reason="the extra tables is not installed")
+    rows = pandas.DataFrame({"layer": [1, 3], "value": [0.5, np.nan]})
+    plain_data.write_records(rows, tmp_path / "figures.xlsx")
+    pandas.testing.assert_frame_equal(
+        pandas.read_excel(tmp_path / "figures.xlsx"), rows
+    )
+    many = pandas.DataFrame({"value": np.zeros(plain_data.MOST_ROWS, np.int8)})
+    with pytest.raises(AnalysisError, match="a worksheet has at most 1,048,576 rows"):
+        plain_data.write_records(many, tmp_path / "many.xlsx")
 
 
 def test_results_do_not_depend_on_threads_or_on_a_cluster(captured: Path) -> None:

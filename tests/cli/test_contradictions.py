@@ -74,7 +74,7 @@ def test_what_would_do_nothing_or_cannot_be_is_refused(
         ("schedule run.h5 -o run.h5 --force", "is the input itself"),
         ("estimate --calibrate run.h5 -o run.h5 --force", "is the input itself"),
         ("estimate --calibrate run.h5 --model gpt-3b", "takes these from a run"),
-        ("fabric run.h5 --plot run.h5 --force", "pictures are PNG files"),
+        ("fabric run.h5 --plot run.h5 --force", "pictures are PNG, PDF or SVG files"),
         ("generate run.h5 -o g.h5 --save-model g.h5", "cannot hold two outputs"),
     ],
 )

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from moetraffic.cli import main
+from moetraffic.cli import main, plot
+from moetraffic.report.chart import Chart
+from moetraffic.report.results import pictures
+from moetraffic.trace import Trace
+from moetraffic.trace.model import PHASES
 
 
 def test_pictures_of_a_capture(
@@ -24,6 +31,51 @@ def test_pictures_of_a_capture(
     assert "not overwritten" in capsys.readouterr().err
 
 
+def test_names_of_the_pictures() -> None:
+    assert plot.NAMES == pictures.PICTURES
+
+
+def test_figures_for_a_paper(
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "paper"
+    asked = ["plot", str(captured), "-o", str(folder), "--only", "traffic,entropy"]
+    look = ["--format", "pdf,svg", "--width", "86mm", "--no-title", "--layer", "1"]
+    assert main([*asked, *look, "--phase", "combine", "--json"]) == 0
+    drawn = {path.name for path in folder.iterdir()}
+    assert drawn == {"traffic.pdf", "traffic.svg", "entropy.pdf", "entropy.svg"}
+    wide = re.search(
+        r'<svg [^>]*width="([\d.]+)pt"', (folder / "entropy.svg").read_text()
+    )
+    assert wide is not None
+    assert float(wide[1]) == pytest.approx(86 / 25.4 * 72, abs=0.1)
+    told = json.loads(capsys.readouterr().out)
+    assert "layers: 1" in told["captions"]["traffic"]["title"]
+    assert told["missing"] == {}
+
+
+def test_traffic_of_all_layers_and_phases_is_that_of_the_all_to_alls(
+    captured: Path,
+) -> None:
+    """The bytes of phases add up; those of one phase are its matrix."""
+    with Trace.open(captured) as trace:
+        each = [pictures.traffic(trace, [3], phase=phase) for phase in PHASES]
+        one = pictures.traffic(trace, [3], phase="dispatch", layers=[1])
+        wanted = np.asarray(
+            trace.matrix(
+                iteration=3, layer=1, phase="dispatch", of="wire", space="world"
+            )
+        ) * (1 - np.eye(trace.meta.world))
+        every = pictures.traffic(trace, [3], layers=trace.layers)
+
+    def cells(chart: Chart) -> np.ndarray:
+        series = chart.panels[0].series[0]
+        return np.asarray(series.z) * {"MB": 1e6, "kB": 1e3}[series.unit]
+
+    np.testing.assert_allclose(cells(one), wanted)
+    np.testing.assert_allclose(cells(every), sum(map(cells, each)))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -33,6 +85,13 @@ def test_pictures_of_a_capture(
         (["--operations", "gossip"], "the trace has all_reduce, all_to_all"),
         (["--algorithm", "star"], "the algorithm is one of ring, direct"),
         (["-o", "nowhere/pictures"], "does not exist"),
+        (["--format", "eps"], "--format takes png, pdf, svg"),
+        (["--width", "3.4"], "a width is a number with in, cm, mm, pt"),
+        (["--style", "nature"], "a style is a name of matplotlib's"),
+        (["--only", "load"], "--only takes traffic, demand"),
+        (["--phase", "all"], "--phase is 'all'"),
+        (["--layer", "1", "--operations", "all_to_all"], "--operations is given"),
+        (["--only", "entropy", "--iterations", "3"], "--iterations is given"),
     ],
 )
 def test_impossible_pictures(

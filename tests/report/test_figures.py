@@ -1,4 +1,4 @@
-"""Charts as PNG: they show what they are given, and nothing covers anything."""
+"""Charts as files: they show what they are given, and nothing covers anything."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import struct
 import subprocess
 import sys
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from moetraffic.errors import AnalysisError
+from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.report.chart import (
     LINE_COLORS,
     PHASE_COLORS,
@@ -25,6 +26,7 @@ from moetraffic.report.chart import (
     in_legend,
     line_colors,
 )
+from moetraffic.report.figure_style import FigureStyle, inches
 from moetraffic.report.figures import draw, save
 from moetraffic.report.results.pictures import matrix_chart
 from moetraffic.trace.model import PHASES
@@ -92,9 +94,12 @@ EVERY = {
 }
 
 
+@pytest.mark.parametrize("width_in", [None, 3.4, 7.0])
 @pytest.mark.parametrize("name", sorted(EVERY))
-def test_nothing_covers_anything_and_nothing_is_cut_off(name):
-    figure = draw(EVERY[name]())
+def test_nothing_covers_anything_and_nothing_is_cut_off(name, width_in):
+    figure = draw(EVERY[name](), FigureStyle(width_in=width_in))
+    if width_in is not None:
+        assert figure.get_size_inches()[0] == width_in
     FigureCanvasAgg(figure).draw()
     renderer = figure.canvas.get_renderer()
     parts: dict[str, list[object]] = {
@@ -245,3 +250,71 @@ def test_pyplot_is_never_loaded():
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
     assert isinstance(draw(times()), Figure)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("3.4in", 3.4), ("86mm", 86 / 25.4), ("252pt", 252 / 72.27)]
+)
+def test_widths_have_units(text, wanted):
+    assert inches(text) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("text", ["3.4", "0in", "-3in", "nanin", "in", "9e9cm", ""])
+def test_other_widths_are_rejected(text):
+    with pytest.raises(
+        MoetrafficError, match="a width is a number with in, cm, mm, pt"
+    ):
+        inches(text)
+
+
+def test_without_title_the_figure_has_no_text():
+    assert draw(curves(), FigureStyle(title=False)).texts == []
+
+
+@pytest.mark.parametrize(
+    ("ending", "magic"), [("pdf", b"%PDF-"), ("svg", b"<?xml"), ("png", b"\x89PNG")]
+)
+def test_formats_follow_the_name_and_are_always_the_same(ending, magic, tmp_path):
+    style = FigureStyle(width_in=3.4, title=False)
+    one = save(curves(), tmp_path / f"one.{ending}", style).read_bytes()
+    two = save(curves(), tmp_path / f"two.{ending}", style).read_bytes()
+    assert one.startswith(magic)
+    assert one == two
+    if ending == "pdf":
+        assert b"/Subtype /Type3" not in one  # publishers reject these fonts
+
+
+def test_the_users_settings_win(tmp_path):
+    own = tmp_path / "paper.mplstyle"
+    own.write_text(
+        "font.size: 7\nlines.linewidth: 3.2\ngrid.color: red\n"
+        "axes.prop_cycle: cycler('color', ['111111', '222222'])\nimage.cmap: magma\n"
+    )
+    style = FigureStyle(style=str(own))
+    before = dict(mpl.rcParams)
+    axes = draw(curves(), style).axes[0]
+    assert {line.get_color() for line in axes.lines} <= {
+        "#111111",
+        "#222222",
+        "111111",
+        "222222",
+    }
+    thick = [line.get_linewidth() for line in axes.lines]
+    assert max(thick) == 3.2
+    assert axes.xaxis.label.get_size() == 7.0
+    assert axes.get_xgridlines()[0].get_color() == "red"
+    assert draw(heatmaps(), style).axes[0].images[0].get_cmap().name == "magma"
+    assert dict(mpl.rcParams) == before
+
+
+def test_matplotlibrc_wins_without_a_style():
+    with mpl.rc_context({"font.size": 14.0, "axes.titlesize": 5.0}):
+        axes = draw(curves(), FigureStyle(width_in=3.4)).axes[0]
+    assert axes.xaxis.label.get_size() == 14.0
+    assert axes.get_title(loc="left") == "a"
+    assert axes._left_title.get_size() == 5.0
+
+
+def test_unknown_styles_are_rejected():
+    with pytest.raises(MoetrafficError, match="a style is a name of matplotlib's"):
+        draw(curves(), FigureStyle(style="nature"))

@@ -91,11 +91,15 @@ def _within(
     return checked
 
 
+PICTURES = ("png", "pdf", "svg")
+"""File formats of pictures."""
+
+
 def picture(path: Path | None) -> Path | None:
-    """Return the path of a picture after checking that it ends in .png."""
-    if path is not None and path.suffix.lower() != ".png":
+    """Return the path of a picture after checking its file extension."""
+    if path is not None and path.suffix.lower().lstrip(".") not in PICTURES:
         raise MoetrafficError(
-            f"pictures are PNG files, but {path.name!r} has another file "
+            f"pictures are PNG, PDF or SVG files, but {path.name!r} has another file "
             f"extension: name it {path.stem or 'picture'}.png"
         )
     return path
@@ -161,7 +165,9 @@ TokenSample = Annotated[
         min=0,
     ),
 ]
-Plot = Annotated[Path | None, option("PNG picture to write.", callback=picture)]
+Plot = Annotated[
+    Path | None, option("PNG, PDF or SVG picture to write.", callback=picture)
+]
 Iterations = Annotated[
     range | None,
     option(

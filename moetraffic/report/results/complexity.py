@@ -6,7 +6,7 @@ on the x axis, temporal complexity on the y axis, their product as the area.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -30,12 +30,18 @@ DISC = 46.0
 LEVELS = (0.1, 0.25, 0.5, 0.75)
 """Products of both complexities that are drawn as curves."""
 
+PARTS = (1.5, 1.0, 0.75, 0.5, 0.25)
+"""The same where axes begin above 0: shares of the longer axis below 1."""
+
 CORNERS = (
-    (0.01, 0.01, "bursty and skewed", "left", "bottom"),
-    (1.05, 0.01, "bursty", "right", "bottom"),
-    (0.01, 1.14, "skewed", "left", "top"),
-    (1.05, 1.14, "uniform and random", "right", "top"),
+    ("bursty and skewed", "left", "bottom"),
+    ("bursty", "right", "bottom"),
+    ("skewed", "left", "top"),
+    ("uniform and random", "right", "top"),
 )
+
+SPANS = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Lengths of the axes below 1: the first on which every value and interval lies."""
 
 TITLE = "Complexity map"
 
@@ -62,9 +68,14 @@ def complexity_map(
     if not known:
         why = reason or "no packets between different ranks were observed"
         return Missing(title=TITLE, reason=why)
+    left, bottom = _begin(known.values())
     series = []
-    for level in LEVELS:
-        x = np.linspace(level, 1.0, 40)
+    levels: tuple[float, ...] = LEVELS
+    if left > 0 and bottom > 0:
+        levels = tuple(1 - part * max(1 - left, 1 - bottom) for part in PARTS)
+    for level in levels:
+        x = np.linspace(max(level, left), 1.0, 80)
+        x = x[level / x >= bottom]
         series.append(
             Series(
                 x=x,
@@ -113,10 +124,22 @@ def complexity_map(
         "NT, area as Ψ = T · NT; bars: 95% over windows; dot: T corrected for the "
         "compressor; gray: equal Ψ"
     )
+    right, top = 1.0 + 0.06 * (1 - left), 1.0 + 0.16 * (1 - bottom)
+    ends = {"left": left, "right": right, "bottom": bottom, "top": top}
+    # in a part of the map only one corner is what its name is
     corners = [
-        Label(x=x, y=y, text=text, across=across, up=up)
-        for x, y, text, across, up in CORNERS
+        Label(
+            x=ends[across] + (0.01 if across == "left" else -0.01) * (1 - left),
+            y=ends[up] + (0.01 if up == "bottom" else -0.02) * (1 - bottom),
+            text=text,
+            across=across,
+            up=up,
+        )
+        for text, across, up in CORNERS
+        if left == bottom == 0.0 or text == "uniform and random"
     ]
+    if left or bottom:
+        about += f"; NT from {left:g} and T from {bottom:g} on are drawn"
     return Chart(
         key="complexity",
         title=TITLE,
@@ -126,10 +149,10 @@ def complexity_map(
             Panel(
                 x=Axis(
                     label="non-temporal complexity NT (1 = all pairs equally likely)",
-                    limits=(0.0, 1.06),
+                    limits=(left, right),
                 ),
                 y=Axis(
-                    label="temporal complexity T (1 = no order)", limits=(0.0, 1.16)
+                    label="temporal complexity T (1 = no order)", limits=(bottom, top)
                 ),
                 series=tuple(series),
                 labels=tuple(corners),
@@ -137,3 +160,15 @@ def complexity_map(
         ),
         height=560,
     )
+
+
+def _begin(found: Collection[Complexity]) -> tuple[float, float]:
+    """Return where the axes of NT and T begin."""
+    lowest = [np.nanmin([[one.non_temporal, one.temporal] for one in found], axis=0)]
+    for one in found:
+        ends = one.non_temporal_interval[0], one.temporal_interval[0]
+        lowest.append(np.array(ends, float))
+        lowest.append(np.array([np.nan, one.temporal_corrected]))
+    least = np.nanmin(lowest, axis=0)
+    begin = [1 - next(s for s in SPANS if s >= min(1.0, 1.2 * (1 - x))) for x in least]
+    return begin[0], begin[1]

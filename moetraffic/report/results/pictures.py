@@ -1,4 +1,4 @@
-"""Draw the charts of one trace, and write them as PNG files."""
+"""Charts of one trace, and their files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.times.iteration_traffic import world_matrices
-from moetraffic.errors import TraceError
+from moetraffic.errors import AnalysisError, TraceError
 from moetraffic.report import figures
-from moetraffic.report.chart import Axis, Chart, Panel, Rule, Series
-from moetraffic.trace import ROUTING, Trace
+from moetraffic.report.chart import Axis, Chart, Missing, Panel, Rule, Series
+from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 
 from .complexity import complexities, complexity_map
 from .overview import about
@@ -24,25 +24,59 @@ AVERAGED = 10  # iterations in each heatmap
 MOST_BORDERS = 16  # lines between ranks above which none are drawn
 
 
+PICTURES = ("traffic", "demand", "timeline", "entropy", "occupation", "complexity")
+"""Names of the pictures of a trace."""
+
+PARTS = {
+    "demand": "skew",
+    "entropy": "skew",
+    "occupation": "occupation",
+    "complexity": "complexity",
+}
+"""Parts of an analysis that pictures are drawn from."""
+
+
 def draw(trace: Trace, analysis: Analysis, folder: Path) -> list[Path]:
     """Draw a trace's charts: demand, timeline, entropy, time breakdown, complexity.
 
     Existing PNG files in the folder are replaced; the files are returned.
     """
-    source = about(trace)
-    routed = [e for e in analysis.exchanges if subject_of(e, "demand")]
-    charts = {
-        **{_demand_name(e, routed): heatmaps(trace, e) for e in routed},
-        "timeline.png": timeline(trace, source=source),
-        "entropy.png": entropy(analysis, source),
-        "occupation.png": time_chart(analysis.occupation, source),
-        "complexity.png": complexity_map(complexities(analysis), source=source),
-    }
+    made = charts(trace, analysis, PICTURES[1:])
     return [
-        figures.save(chart, folder / name)
-        for name, chart in charts.items()
+        figures.save(chart, folder / f"{name}.png")
+        for name, chart in made.items()
         if isinstance(chart, Chart)
     ]
+
+
+def charts(
+    trace: Trace, analysis: Analysis, names: Sequence[str], *, phase: str | None = None
+) -> dict[str, Chart | Missing]:
+    """Return the charts of these names, which may be several each, by file name.
+
+    The layers are those of the analysis; the timeline has the all-to-alls of ``phase``
+    in these layers, or of all if the analysis has all.
+    """
+    source = about(trace)
+    made: dict[str, Chart | Missing] = {}
+    for name in names:
+        if name == "demand":
+            routed = [e for e in analysis.exchanges if subject_of(e, "demand")]
+            made |= {_demand_name(e, routed): heatmaps(trace, e) for e in routed}
+            if not routed:
+                why = "the demand of no layer was recorded"
+                made[name] = Missing(title="Demand", reason=why)
+        elif name == "timeline":
+            layers = {e.layer for e in analysis.exchanges}
+            some = layers if layers != set(trace.layers) else None
+            made[name] = timeline(trace, source=source, layers=some, phase=phase)
+        elif name == "entropy":
+            made[name] = entropy(analysis, source)
+        elif name == "occupation":
+            made[name] = time_chart(analysis.occupation, source)
+        elif name == "complexity":
+            made[name] = complexity_map(complexities(analysis), source=source)
+    return made
 
 
 def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:
@@ -144,47 +178,89 @@ def traffic(
     *,
     operations: Sequence[str] | None = None,
     algorithm: str = "ring",
+    layers: Sequence[int] | None = None,
+    phase: str | None = None,
 ) -> Chart:
     """Draw the bytes between all ranks in a few iterations, summed over collectives.
+
+    With ``layers`` or a ``phase``, only over the all-to-alls of these.
 
     ``operations`` and ``algorithm`` are those of
     :func:`moetraffic.analysis.times.iteration_traffic.world_matrices`.
     """
-    matrices = world_matrices(
-        trace, iterations, operations=operations, algorithm=algorithm
-    )
+    if layers is None and phase is None:
+        matrices = world_matrices(
+            trace, iterations, operations=operations, algorithm=algorithm
+        )
+        what = " + ".join(operations) if operations else "all collectives"
+        how = f"all-reduces and the like as {algorithm}; "
+    else:
+        matrices = _of_layers(trace, iterations, layers or trace.layers, phase)
+        which = ", ".join(map(str, layers)) if layers else "all"
+        what = f"{phase or 'all phases'}, layers: {which}"
+        how = ""
     top = int(matrices.max(initial=0))
     factor, unit = (1e6, "MB") if top >= 1e6 else (1e3, "kB")
-    what = " + ".join(operations) if operations else "all collectives"
     return matrix_chart(
         {
             f"iteration {i}": matrix / factor
             for i, matrix in zip(iterations, matrices, strict=True)
         },
         title=f"Bytes between ranks: {what}",
-        source=f"{about(trace)}. Sums of one iteration; all-reduces and the like as "
-        f"{algorithm}; without rank-local (self) traffic",
+        source=f"{about(trace)}. Sums of one iteration; {how}without rank-local "
+        "(self) traffic",
         unit=unit,
         column="receiving rank",
     )
 
 
-def entropy(analysis: Analysis, source: str) -> Chart | None:
+def _of_layers(
+    trace: Trace, iterations: Sequence[int], layers: Sequence[int], phase: str | None
+) -> np.ndarray:
+    """Sum the wire matrices of layers and phases, ``[n, R, R]`` bytes."""
+    found = trace.find(operation=ALL_TO_ALL)
+    sites = [trace.sites[int(n)] for n in trace.occurrences.site[found]]
+    phases = {s.phase for s in sites if s.phase}
+    if phase is not None and phase not in phases:
+        raise AnalysisError(
+            f"the trace has the phases {', '.join(sorted(phases)) or 'of no call'}, "
+            f"but --phase is {phase!r}: choose among these"
+        )
+    world = trace.meta.world
+    out = np.zeros((len(iterations), world, world), np.int64)
+    for at, iteration in enumerate(iterations):
+        for layer in layers:
+            here = trace.find(
+                operation=ALL_TO_ALL,
+                layer=layer,
+                iterations=range(iteration, iteration + 1),
+            )
+            for o in here.tolist():
+                site = trace.sites[int(trace.occurrences.site[o])]
+                if site.phase and phase in (None, site.phase):
+                    ranks = np.array(trace.groups[site.group].ranks)
+                    out[at][np.ix_(ranks, ranks)] += trace.wire(np.array([o]))[0]
+    out[:, np.arange(world), np.arange(world)] = 0
+    return out
+
+
+def entropy(analysis: Analysis, source: str) -> Chart | Missing:
     """Draw normalized entropy and max/mean of the expert load over the run."""
     chart = curves(analysis)
     if not isinstance(chart, Chart):
-        return None
+        return chart
     shown = ("normalized entropy", "max over mean")
     panels = [
         p for p in chart.panels if p.name[0] == "expert load" and p.name[1] in shown
     ]
+    if not panels:
+        return Missing(title=chart.title, reason="the load of no expert was recorded")
     source = f"{source}. Token copies that each expert is given"
-    made = replace(chart, source=source, panels=tuple(panels), height=280)
-    return made if panels else None
+    return replace(chart, source=source, panels=tuple(panels), height=280)
 
 
 def _demand_name(exchange: ExchangeAnalysis, every: Sequence[ExchangeAnalysis]) -> str:
     """Build the file name of a layer's demand chart; groups are numbered."""
     of_layer = [e.group for e in every if e.layer == exchange.layer]
     which = f"-group-{of_layer.index(exchange.group)}" if len(of_layer) > 1 else ""
-    return f"demand-layer-{exchange.layer}{which}.png"
+    return f"demand-layer-{exchange.layer}{which}"

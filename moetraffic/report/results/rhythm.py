@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,20 @@ TIME_TITLE = "Time breakdown of a training step"
 _ORDER = (0, 2, 1, 3)  # columns of TimeBreakdown.shares
 
 
-def calls(trace: Trace, chosen: range) -> list[npt.NDArray[Any]]:
+def calls(
+    trace: Trace,
+    chosen: range,
+    *,
+    layers: Collection[int] | None = None,
+    phase: str | None = None,
+) -> list[npt.NDArray[Any]]:
     """List starts and ends [ns of rank 0's clock], ranks and phases of all-to-alls."""
     found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=chosen))
+    wanted = [
+        (layers is None or s.layer in layers) and phase in (None, s.phase)
+        for s in trace.sites
+    ]
+    found = found[np.array(wanted, bool)[trace.occurrences.site[found]]]
     phases = np.array([site.phase for site in trace.sites], object)
     widths = np.array([trace.size(int(o)) for o in found], np.int64)
     parts: list[list[npt.NDArray[Any]]] = [[np.zeros(0, np.int64)] * 4]
@@ -54,23 +66,31 @@ def calls(trace: Trace, chosen: range) -> list[npt.NDArray[Any]]:
         of = found[widths == width]
         issue, start, end = trace.times(of)
         begin = np.where(start != UNKNOWN_TIME, start, issue.max(axis=1, keepdims=True))
-        phase = np.broadcast_to(phases[trace.occurrences.site[of]][:, None], end.shape)
-        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (phase != "")
-        every = (np.minimum(begin, end), end, np.asarray(trace.members(of)), phase)
+        names = np.broadcast_to(phases[trace.occurrences.site[of]][:, None], end.shape)
+        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (names != "")
+        every = (np.minimum(begin, end), end, np.asarray(trace.members(of)), names)
         parts.append([each[known] for each in every])
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
-def timeline(trace: Trace, *, source: str = "", reason: str = "") -> Chart | Missing:
+def timeline(
+    trace: Trace,
+    *,
+    source: str = "",
+    reason: str = "",
+    layers: Collection[int] | None = None,
+    phase: str | None = None,
+) -> Chart | Missing:
     """Draw each rank's all-to-alls as bars over time, colored by phase.
 
-    ``reason`` explains why the trace has no times, if known.
+    ``layers`` and ``phase`` select some (None: all). ``reason`` explains why the trace
+    has no times, if known.
     """
     title = "On-off timeline of the all-to-alls"
     when = trace.iterations
     first = int(when[max(0, len(when) // 2 - 1)]) if len(when) else 0
     chosen = range(first, first + SHOWN)
-    start, end, rank, phases = calls(trace, chosen)
+    start, end, rank, phases = calls(trace, chosen, layers=layers, phase=phase)
     if not len(start):
         why = reason or "the times of the all-to-alls are not recorded"
         return Missing(title=title, reason=why)
@@ -89,8 +109,8 @@ def timeline(trace: Trace, *, source: str = "", reason: str = "") -> Chart | Mis
         note += f" The first {MOST_BARS} calls are drawn."
     origin = min([int(start[shown].min()), *begins.values()])
     series = []
-    for phase in dict.fromkeys([*PHASE_COLORS, *sorted(set(phases[shown]))]):
-        mine = shown & (phases == phase)
+    for name in dict.fromkeys([*PHASE_COLORS, *sorted(set(phases[shown]))]):
+        mine = shown & (phases == name)
         if not mine.any():
             continue
         series.append(
@@ -99,8 +119,8 @@ def timeline(trace: Trace, *, source: str = "", reason: str = "") -> Chart | Mis
                 x=(end[mine] - start[mine]) / 1e6,
                 y=rank[mine],
                 base=(start[mine] - origin) / 1e6,
-                name=phase,
-                color=PHASE_COLORS.get(phase, OTHER_COLOR),
+                name=name,
+                color=PHASE_COLORS.get(name, OTHER_COLOR),
                 width=0.74 * each,
                 hover="rank %{y}<br>at %{base:.3f} ms, for %{x:.3f} ms",
             )

@@ -300,7 +300,7 @@ def jobs_figure(
         sum_of_all = Series(x=at, y=total, name="sum", color="#8C8C8C", width=3)
         panels.append(
             Panel(
-                name=(f"{name}: score {score:.3f}",),
+                name=(f"{name}: {_above(total)}, score {score:.3f}",),
                 x=Axis(label=f"phase within the common period of the jobs [{unit}]"),
                 y=Axis(label="load / capacity", from_zero=True),
                 series=(sum_of_all, *series),
@@ -312,6 +312,18 @@ def jobs_figure(
         source=source,
         panels=tuple(panels),
         height=260,
+    )
+
+
+def _above(load: npt.NDArray[np.float64]) -> str:
+    """Describe for how long a load exceeds the capacity, and by how much at most."""
+    # the sum of rates that fill the link is not exactly 1
+    excess = load > 1 + 1e-9
+    if not excess.any():
+        return "never above the capacity"
+    return (
+        f"above the capacity {excess.mean():.1%} of the time, at most "
+        f"{load.max():.2f} times"
     )
 
 

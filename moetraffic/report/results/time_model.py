@@ -44,14 +44,17 @@ SHARES = {
     "bubble_of_ideal": "bubble / ideal time, (p-1)/(v m)",
 }
 
-SIGNS = {
-    **{"pp": "p", "tp": "t", "dp": "d", "ep": "e", "cp": "c"},
-    **{"virtual": "v", "zero": "Z", "micro_batch": "b"},
+WORDS = {
+    **{"pp": "PP", "tp": "TP", "dp": "DP", "ep": "EP", "cp": "CP"},
+    **{"virtual": "virtual stages", "zero": "ZeRO", "micro_batch": "micro-batch"},
 }
-"""Letters of sizes in the name of a configuration, by field."""
+"""Words for sizes in the name of a configuration, by field."""
 
 LEFT_OUT = {"ep": 1, "cp": 1, "virtual": 1, "zero": 0}
-"""Sizes that the name of a configuration leaves out."""
+"""Sizes that the words for all configurations leave out."""
+
+SAME = 0.01
+"""Largest relative difference of a term that is the same in all configurations."""
 
 COLORS = {
     "compute": LINE_COLORS[0],
@@ -261,19 +264,34 @@ def search_table(found: Search, number: int, title: str) -> Table:
     )
 
 
-def search_names(found: Search, number: int) -> list[str]:
-    """Describe each of the best configurations of a search in one line."""
-    made = []
-    for row in found.rows(number):
-        sizes = [
-            f"{sign}{row[name]:.0f}"
-            for name, sign in SIGNS.items()
-            if row[name] != LEFT_OUT.get(name)
-        ]
-        recompute = ("", "selective", "full")[int(row["recompute"])]
-        parts = (*sizes, recompute, "SP" if row["sequence_parallel"] else "")
-        made.append(" ".join(filter(None, parts)))
-    return made
+def search_names(found: Search, number: int) -> tuple[list[str], str]:
+    """Describe each of the best configurations by what distinguishes it.
+
+    Returns
+    -------
+    names : list of str
+        One line per configuration.
+    common : str
+        What all of them have in common.
+    """
+    rows = [_words(row) for row in found.rows(number)]
+    same = {key for key in rows[0] if len({row[key] for row in rows}) == 1}
+    names = [
+        ", ".join(filter(None, (row[key] for key in row if key not in same)))
+        for row in rows
+    ]
+    left_out = {f"{WORDS[key]} {size}" for key, size in LEFT_OUT.items()}
+    common = [rows[0][key] for key in rows[0] if key in same]
+    return names, ", ".join(c for c in common if c and c not in left_out)
+
+
+def _words(row: Mapping[str, Any]) -> dict[str, str]:
+    recompute = ("", "selective recomputation", "full recomputation")
+    return {
+        **{name: f"{word} {row[name]:.0f}" for name, word in WORDS.items()},
+        "recompute": recompute[int(row["recompute"])],
+        "sequence_parallel": "SP" if row["sequence_parallel"] else "no SP",
+    }
 
 
 def sensitivity_table(found: Sensitivity, title: str) -> Table:
@@ -311,6 +329,13 @@ def figure(
 
     places = np.arange(len(names))
     parts = {term: flat(getattr(found, term)) for term in TERMS}
+    # a long bar that is the same everywhere would hide what differs
+    computed = parts["compute"]
+    largest = float(computed.max(initial=0))
+    equal = largest > 0 and computed.min() > (1 - SAME) * largest
+    if equal and len(names) > 2 and not shares:
+        parts["compute"] = np.zeros(len(names))
+        source += f". Not drawn: compute, {largest:.4g} s in each"
     total = np.sum(list(parts.values()), axis=0)
     unit = np.where(total > 0, total, 1) / 100 if shares else np.ones(len(names))
     left = np.zeros(len(names))
@@ -335,7 +360,7 @@ def figure(
         series.append(
             Series(
                 kind="points",
-                x=whole / unit,
+                x=(whole - computed + parts["compute"]) / unit,
                 y=places,
                 name="T_iter with overlap",
                 color="#000000",
@@ -347,7 +372,8 @@ def figure(
         f"{name}: {t:.4g} s" if t else f"{name}: impossible"
         for name, t in zip(names, whole.tolist(), strict=True)
     ]
-    label = "share of all terms' time [%]" if shares else "iteration time [s]"
+    drawn = "iteration time" if parts["compute"].any() else "time besides compute"
+    label = "share of all terms' time [%]" if shares else f"{drawn} [s]"
     return Chart(
         title=title,
         source=source,
