@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from moetraffic.errors import AnalysisError
-from moetraffic.report.chart import Missing
+from moetraffic.report.chart import FILE_FORMATS, Missing
 from moetraffic.report.console.options import (
-    PICTURES,
     Algorithm,
     AsJson,
     Force,
@@ -66,7 +65,7 @@ def plot(
     formats: Annotated[
         str,
         option(
-            f"File formats, with commas: {', '.join(PICTURES)}.",
+            f"File formats, with commas: {', '.join(FILE_FORMATS)}.",
             "--format",
             panel=LOOK,
         ),
@@ -161,9 +160,9 @@ def plot(
 
 def _formats(text: str) -> list[str]:
     asked = list(dict.fromkeys(text.lower().split(",")))
-    if unknown := [one for one in asked if one not in PICTURES]:
+    if unknown := [one for one in asked if one not in FILE_FORMATS]:
         raise AnalysisError(
-            f"--format takes {', '.join(PICTURES)}, but "
+            f"--format takes {', '.join(FILE_FORMATS)}, but "
             f"{', '.join(map(repr, unknown))} is none of these: choose among them"
         )
     return asked

@@ -31,6 +31,9 @@ PHASE_COLORS = {
 
 OTHER_COLOR = "#8C8C8C"
 
+FILE_FORMATS = ("png", "pdf", "svg")
+"""File extensions of pictures."""
+
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 MOST_NAMED = 18

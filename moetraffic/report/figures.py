@@ -25,8 +25,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.text import visible
 
-from .chart import Axis, Chart, Panel, Series
-from .console.options import PICTURES
+from .chart import FILE_FORMATS, Axis, Chart, Panel, Series
 from .figure_style import SETTINGS, FigureStyle, color_of, points
 
 PIXELS = 100
@@ -67,7 +66,7 @@ def save(chart: Chart, path: str | Path, style: FigureStyle | None = None) -> Pa
     """
     target, style = Path(path), style or FigureStyle()
     kind = target.suffix.lower().lstrip(".")
-    if kind not in PICTURES:
+    if kind not in FILE_FORMATS:
         raise MoetrafficError(
             f"pictures are PNG, PDF or SVG files, but {target.name!r} has another file "
             f"extension: name it {target.stem or 'picture'}.png"

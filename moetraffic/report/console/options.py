@@ -14,6 +14,7 @@ import typer
 
 from moetraffic.errors import AnalysisError, LayoutError, MoetrafficError
 from moetraffic.patterns.algorithms import ALGORITHMS
+from moetraffic.report.chart import FILE_FORMATS
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, number_list
 from moetraffic.units import byte_count
@@ -91,13 +92,9 @@ def _within(
     return checked
 
 
-PICTURES = ("png", "pdf", "svg")
-"""File formats of pictures."""
-
-
 def picture(path: Path | None) -> Path | None:
     """Return the path of a picture after checking its file extension."""
-    if path is not None and path.suffix.lower().lstrip(".") not in PICTURES:
+    if path is not None and path.suffix.lower().lstrip(".") not in FILE_FORMATS:
         raise MoetrafficError(
             f"pictures are PNG, PDF or SVG files, but {path.name!r} has another file "
             f"extension: name it {path.stem or 'picture'}.png"
