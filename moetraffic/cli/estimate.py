@@ -100,6 +100,11 @@ PARALLELISM = field_options(
         ),
         "recompute": "Activation recomputation: none, selective or full.",
         "context": f"Attention over context-parallel ranks: {', '.join(CONTEXTS)}.",
+        "ulysses": Setting(
+            "Number of neighboring context-parallel ranks that exchange heads for "
+            "tokens (Ulysses); the others form rings.",
+            shown="none, or all with --context all-to-all",
+        ),
         "dispatch_bytes": Setting(
             "Bytes of an element of tokens sent to experts; FP8 with scales: 1.03125.",
             shown="as activations",

@@ -101,6 +101,11 @@ TRAINING = field_options(
         ),
         "recompute": f"Activation recomputation: {', '.join(RECOMPUTATIONS)}.",
         "context": f"Attention over context-parallel ranks: {', '.join(CONTEXTS)}.",
+        "ulysses": Setting(
+            "Number of neighboring context-parallel ranks that exchange heads for "
+            "tokens (Ulysses); the others form rings.",
+            shown="none, or all with --context all-to-all",
+        ),
         "dtype": "Data type of parameters and activations.",
         "dispatch_dtype": Setting(
             "Data type of tokens sent to experts, such as float8 (with a scale per "
@@ -237,6 +242,7 @@ def _made(
         "--virtual-stages": s.virtual != own.virtual,
         "--sequence-parallel": s.sequence_parallel,
         "--context": s.context != own.context,
+        "--ulysses": s.ulysses > 0,
         "--gradient-dtype": bool(s.gradient_dtype),
         "--dispatch-dtype": bool(s.dispatch_dtype),
         "--shard": s.shard > 0,

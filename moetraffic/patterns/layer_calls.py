@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 CONTEXTS = ("ring", "all-gather", "all-to-all")
 """How attention sees the whole sequence: keys and values round a ring (Liu et al.,
 arXiv 2310.01889), gathered (Llama 3, arXiv 2407.21783, section 3.3.2), or heads for
-tokens exchanged (Ulysses, Jacobs et al., arXiv 2309.14509)."""
+tokens exchanged (Ulysses, Jacobs et al., arXiv 2309.14509).  Neighbors may exchange
+heads while those between them form rings, or gather (Fang and Zhao, arXiv 2405.07719;
+``a2a+p2p`` of Megatron-LM)."""
 
 
 class Part(NamedTuple):
@@ -68,6 +70,7 @@ class LayerCalls:
     etp: Values  # tensor-parallel ranks of an expert
     sequence_parallel: Values  # 1 or 0
     context: Values  # place in CONTEXTS
+    inner: Values  # ranks of cp that exchange heads for tokens; 1: none do
     micro_batch: Values  # b
     source: Values  # tokens that are embedded
     targets: Values  # tokens that are predicted
@@ -109,6 +112,7 @@ class LayerCalls:
             etp=c.expert_tp,
             sequence_parallel=np.where(c.sequence_parallel > 0, 1.0, 0.0),
             context=c.context,
+            inner=c.inner,
             micro_batch=c.micro_batch,
             source=m.source,
             targets=m.targets,
@@ -291,20 +295,26 @@ class LayerCalls:
 
     def _context(self, crosses: bool, *, backward: bool) -> list[Part]:
         """What one attention sends so that its tokens see the whole sequence."""
-        spread = (np.asarray(self.cp) > 1) * 1.0
-        if not anywhere(spread):
+        if not anywhere(np.asarray(self.cp) > 1):
             return []
-        both, whole, *each = self._target_heads if crosses else self._source_heads
-        way = [spread * (self.context == place) for place in range(len(CONTEXTS))]
+        both, whole, *asked, out = self._target_heads if crosses else self._source_heads
+        exchanged = (np.asarray(self.inner) > 1) * 1.0
+        outer = self.cp / np.asarray(self.inner)
+        gathered = (outer > 1) * (self.context == CONTEXTS.index("all-gather"))
         # on a ring the gradients of keys and values follow them on the way back
-        parts = [("send_recv", both, way[0] * (self.cp - 1) * (2 if backward else 1))]
-        parts.append(("all_gather", whole, way[1]))
+        hops = (outer - 1) * np.where(gathered, 0.0, 2.0 if backward else 1.0)
+        parts = [
+            *(("cp_heads", "all_to_all", size, exchanged) for size in asked),
+            ("cp_ring", "send_recv", both, hops),
+            ("cp_ring", "all_gather", whole, gathered * 1.0),
+            ("cp_heads", "all_to_all", out, exchanged),
+        ]
         if backward:
-            parts.append(("reduce_scatter", whole, way[1]))
-        parts += [("all_to_all", size, way[2]) for size in each]
+            parts.insert(-1, ("cp_ring", "reduce_scatter", whole, gathered * 1.0))
+            parts = [parts[-1], *parts[len(asked) : -1], *parts[: len(asked)]]
         return [
-            Part("CP", "cp", operation, size, times, "context")
-            for operation, size, times in parts
+            Part("CP", group, operation, size, times, "context")
+            for group, operation, size, times in parts
             if anywhere(times)
         ]
 
@@ -317,14 +327,15 @@ class LayerCalls:
         return self._heads(self.targets)
 
     def _heads(self, tokens: Values) -> tuple[Values, ...]:
-        """Bytes of a rank's keys and values, of those of the whole sequence, and of its
-        queries, keys, values and output."""
+        """Bytes of a rank's keys and values, of those on its ring, and of its queries,
+        keys, values and output."""
         element = self.micro_batch * tokens / self.cp * self.element / self.tp
-        # tensor ranks beyond the key heads hold copies of them
-        heads = np.maximum(self.key_heads, self.tp)
+        # ranks beyond the key heads hold copies of them
+        heads = np.maximum(self.key_heads, self.tp * self.inner)
         query, key = (of * self.key_width * element for of in (self.heads, heads))
         out, value = (of * self.value_width * element for of in (self.heads, heads))
-        return key + value, (key + value) * self.cp, query, key, value, out
+        ring = (key + value) * self.cp / self.inner
+        return key + value, ring, query, key, value, out
 
     # ---- experts ---------------------------------------------------------------
 

@@ -168,10 +168,12 @@ class _Stage(Stage):
     def _call(self, part: Part, layer: int) -> Call:
         plan, size = self.plan, round(float(part.buffer))
         padded = self.gating.dispatch == "padded"
+        mixed = 1 < plan.ulysses < plan.cp
         out = part.phase in ("dispatch", "combine_grad")
         dtypes = {"cross_entropy": "float32", "count_exchange": "int64"}
         if part.operation == "all_gather":
-            groups = {"tp": plan.tp, "cp": plan.cp, "etp": plan.expert_tp}
+            rings = plan.cp // max(plan.ulysses, 1)
+            groups = {"tp": plan.tp, "cp_ring": rings, "etp": plan.expert_tp}
             size //= groups.get(part.group, plan.expert_tp * plan.ep)
         if out or (part.label, part.operation) == ("experts", "all_gather"):
             dtype = plan.dispatched
@@ -180,7 +182,7 @@ class _Stage(Stage):
         row = plan.row_bytes(self.shape.hidden, dispatched=out) if part.phase else 0
         return Call(
             traffic=part.traffic,
-            group=part.group,
+            group="cp" if part.traffic == "CP" and not mixed else part.group,
             operation=part.operation,
             size=size,
             dtype=dtype,

@@ -73,12 +73,14 @@ def drawn(chance: random.Random) -> dict[str, Any]:
     pp = chance.choice((1, 1, 2, 4))
     zero = chance.choice((0, 1) if pp > 1 else (0, 0, 1, 2, 3))
     schedule = chance.choice(("1f1b", *SCHEDULES)) if pp > 1 else "1f1b"
+    cp = chance.choice((1, 1, 1, 2, 4))
     return {
         "model": chance.choice(MODELS),
         "tp": chance.choice((1, 1, 2, 4, 8)),
         "pp": pp,
         "dp": chance.choice((1, 2, 4, 8)),
-        "cp": chance.choice((1, 1, 1, 2)),
+        "cp": cp,
+        "ulysses": chance.choice((0, 0, 2)) if cp > 1 else 0,
         "ep": chance.choice((1, 1, 2, 4, 8)),
         "etp": chance.choice((0, 0, 1)),
         "virtual": chance.choice((1, 2)) if pp > 1 and schedule == "1f1b" else 1,
@@ -141,7 +143,7 @@ def test_what_one_refuses_of_experts_under_tensor_parallelism_so_does_the_other(
     None
 ):
     of = {**drawn(random.Random(0)), "model": "mixtral-8x7b", "tp": 2, "dp": 2}
-    of |= {"pp": 1, "virtual": 1, "cp": 1, "ep": 2, "etp": 0, "zero": 0}
+    of |= {"pp": 1, "virtual": 1, "cp": 1, "ep": 2, "etp": 0, "zero": 0, "ulysses": 0}
     of |= {"schedule": "1f1b", "shard": 0, "mtp": 0}
     assert both({**of, "sequence_parallel": True}) is not None
     assert both({**of, "sequence_parallel": False}) is None

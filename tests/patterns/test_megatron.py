@@ -200,6 +200,38 @@ def test_context_parallelism(context: str) -> None:
     assert {x.group for x, _ in pattern.program(0) if x.traffic == "DP"} == {"dp_cp"}
 
 
+def test_neighbors_exchange_heads_and_form_rings_with_others() -> None:
+    pattern = made({"cp": 4, "ulysses": 2})
+    local = B * GPT.sequence // 4 * GPT.hidden * E  # of one of q, k, v, out
+    matrix = traffic_matrix(pattern, traffic=["CP"])
+    # half of q, k, v and out to the neighbor, forward and of their gradients; keys and
+    # values of half of the heads and twice the tokens once round a ring of two, and
+    # backward again with their gradients
+    neighbor, ring = 8 * local // 2, 3 * 2 * local
+    layer = np.array(
+        [
+            [0, neighbor, ring, 0],
+            [neighbor, 0, 0, ring],
+            [ring, 0, 0, neighbor],
+            [0, ring, neighbor, 0],
+        ]
+    )
+    assert matrix.tolist() == (M * GPT.layers * layer).tolist()
+    calls = [c for c, _ in pattern.program(0) if c.traffic == "CP" and c.layer == 0]
+    forward = [(c.group, c.operation) for c in calls[:5]]
+    a2a, sent = ("cp_heads", "all_to_all"), ("cp_ring", "send_recv")
+    assert forward == [a2a, a2a, a2a, sent, a2a]
+
+
+def test_ranks_that_exchange_few_key_heads_hold_copies_of_them() -> None:
+    few = replace(GPT, kv_heads=2)
+    local = B * few.sequence // 4 * few.hidden * E
+    pattern = made({"cp": 4}, few, context="all-to-all")
+    sizes = of_rank(pattern, 0, "CP", direction="forward")
+    # queries and output have 8 heads; of keys and values each of 4 ranks needs one
+    assert sizes[:4] == [local, local // 2, local // 2, local]
+
+
 @pytest.mark.parametrize(
     ("p", "t", "d", "model"),
     [(4, 2, 4, "gpt2-large"), (4, 4, 4, "gpt2-large"), (2, 8, 4, "gpt-3b")],
@@ -250,6 +282,9 @@ def test_nodes_see_a_ring_once() -> None:
         ({}, {"micro_batch": 0}, GPT, "micro-batch must be at least 1"),
         ({}, {"context": "star"}, GPT, "context is one of ring"),
         ({"cp": 16}, {"context": "all-to-all"}, GPT, "tp x cp = 1 x 16"),
+        ({"cp": 16, "ulysses": 16}, {}, GPT, "tp x cp = 1 x 16"),
+        ({"cp": 4, "ulysses": 3}, {}, GPT, "ulysses must divide cp, but is 3 for cp 4"),
+        ({"cp": 4, "ulysses": 2}, {"context": "all-to-all"}, GPT, "use --context ring"),
     ],
 )
 def test_what_cannot_be_is_said(

@@ -125,11 +125,19 @@ def test_context_parallelism_sends_keys_and_values_or_heads(recompute: str) -> N
     expected = {
         "ring": (c - 1) * 2 * keys * (3 + again),
         "all-gather": (c - 1) * 2 * keys * (3 + again),  # two gathers, one scatter
-        "all-to-all": (c - 1) / c * 2 * (heads + keys) * (2 + again),
+        # two key heads for four ranks: each has a copy of one
+        "all-to-all": (c - 1) / c * 2 * (heads + 2 * keys) * (2 + again),
+        # pairs exchange heads, and two of them are a ring of the same keys and values
+        "mixed": (heads + keys) * (2 + again) + 2 * keys * (3 + again),
     }
     for context, of_layer in expected.items():
         plan = Parallelism(
-            cp=c, micro_batch=2, accumulation=3, context=context, recompute=recompute
+            cp=c,
+            ulysses=2 if context == "mixed" else 0,
+            micro_batch=2,
+            accumulation=3,
+            context="ring" if context == "mixed" else context,
+            recompute=recompute,
         )
         assert summed(plan, "cp") == 3 * 2 * of_layer
         matrix = traffic_matrix(made(plan), traffic=["CP"])

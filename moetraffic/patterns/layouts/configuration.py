@@ -31,7 +31,7 @@ RECOMPUTE = ("none", "selective", "full")
 
 PLANNED = (
     *("pp", "tp", "dp", "ep", "etp", "cp", "virtual", "micro_batch", "zero"),
-    *("recompute", "context", "sequence_parallel", "shard", "schedule"),
+    *("recompute", "context", "ulysses", "sequence_parallel", "shard", "schedule"),
 )
 """Fields that a configuration and a :class:`~moetraffic.patterns.Parallelism` share."""
 
@@ -65,6 +65,7 @@ class Configuration:
     # copy and two moments in fp32; 8 without the copy
     recompute: Values = "none"  # one of RECOMPUTE
     context: Values = "ring"  # one of CONTEXTS: attention over the ranks of cp
+    ulysses: Values = 0  # context ranks that exchange heads; 0: none, or all of cp
     dispatch_bytes: Values = 0  # of an element sent to experts; 0: element_bytes
     sequence_parallel: Values = False  # Megatron's, over the tensor-parallel ranks
     scatter_gather: Values = False  # a stage's tp ranks send a t-th each (SC'21, 4.1)
@@ -233,6 +234,12 @@ class Configuration:
         passed = passed + moe * (self.k * m.expert_ffn + m.shared_ffn)
         return passed / m.layers
 
+    @cached_property
+    def inner(self) -> Values:
+        """Context-parallel ranks that exchange heads for tokens; 1: none do."""
+        all_do = self.context == CONTEXTS.index("all-to-all")
+        return np.where(all_do, self.cp, np.maximum(self.ulysses, 1))
+
     def shards(self, copies: Values) -> Values:
         """Ranks among which ZeRO shards parameters that so many ranks hold."""
         if not anywhere(self.shard):
@@ -285,7 +292,6 @@ def _rules(config: Configuration) -> list[Rule]:
     c, m = config, config.sizes
     batches, sparse = c.micro_batches, m.experts > 0
     spread = c.cp * np.where(c.sequence_parallel > 0, c.tp, 1)
-    exchanged = c.context == CONTEXTS.index("all-to-all")
     of_split = ("tp", "ep", "pp", "virtual", "zero")
     return [
         *layout_rules(**{name: getattr(c, name) for name in RULED}),
@@ -353,11 +359,18 @@ def _rules(config: Configuration) -> list[Rule]:
             "give --sequence-parallel",
         ),
         Rule(
-            exchanged & (c.cp > 1) & (m.heads % (c.tp * c.cp) != 0),
+            m.heads % (c.tp * c.inner) != 0,
             "context ranks that exchange heads for tokens divide a tensor rank's heads,"
             " but there are {} heads for tp x cp = {} x {}",
-            (m.heads, c.tp, c.cp),
-            "change --cp or --context",
+            (m.heads, c.tp, c.inner),
+            "change --cp, --ulysses or --context",
+        ),
+        Rule(
+            (c.ulysses > 0) & (c.inner != c.ulysses),
+            "all context ranks exchange heads where --context is all-to-all, but "
+            "ulysses is {} and cp is {}",
+            (c.ulysses, c.cp),
+            "leave out --ulysses, or use --context ring",
         ),
         Rule(
             sparse & (c.k > m.experts),

@@ -30,7 +30,7 @@ from .schedules import chunk_layers
 AXES = ("tp", "cp", "ep", "dp", "pp")
 ZERO_STAGES = (0, 1, 2, 3)  # Rajbhandari et al., arXiv 1910.02054, section 5; 0: none
 
-RULED = (*AXES, "etp", "zero", "shard")
+RULED = (*AXES, "etp", "ulysses", "zero", "shard")
 """Fields of which :func:`layout_rules` are."""
 
 Groups = tuple[tuple[int, ...], ...]
@@ -56,7 +56,13 @@ PAIR_KINDS = ("dp_pair", "edp_pair")
 SHARD_KINDS = ("dp_shard", "dp_replicate", "edp_shard", "edp_replicate")
 """Of copies that ZeRO shards within some ranks and replicates over the others."""
 
-KINDS = (*DENSE_KINDS, *EXPERT_KINDS, *SHARD_KINDS, *PAIR_KINDS, "embedding")
+CONTEXT_KINDS = ("cp_heads", "cp_ring")
+"""Of context-parallel ranks that exchange heads for tokens, and that form rings."""
+
+KINDS = (
+    *(*DENSE_KINDS, *EXPERT_KINDS, *CONTEXT_KINDS, *SHARD_KINDS, *PAIR_KINDS),
+    "embedding",
+)
 """Kinds of process groups."""
 
 
@@ -79,6 +85,9 @@ class ParallelLayout:
     etp: int = 0  # tensor-parallel ranks of an expert; 0: tp
     order: str = "tp-cp-ep-dp-pp"  # fastest-varying axis first
     zero: int = 0  # ZeRO stage: 1 shards optimizer states, 2 gradients, 3 parameters
+    # neighboring context-parallel ranks that exchange heads for tokens, while those
+    # between them form rings (Fang and Zhao, arXiv 2405.07719); 0: none, or all of cp
+    ulysses: int = 0
     # neighboring copies of the dense parameters among which ZeRO shards them, such as a
     # node's (HSDP; Zhao et al., arXiv 2304.11277, section 3.2.2); 0: all copies
     shard: int = 0
@@ -214,11 +223,11 @@ class ParallelLayout:
         if kind in SHARD_KINDS:
             base, _, part = kind.partition("_")
             size = self.shards if base == "dp" else self.expert_shards
-            found: list[tuple[int, ...]] = []
-            for group in self.groups("dp_cp" if base == "dp" else base):
-                blocks = [group[i : i + size] for i in range(0, len(group), size)]
-                found += blocks if part == "shard" else zip(*blocks, strict=True)
-            return tuple(sorted(found))
+            of = self.groups("dp_cp" if base == "dp" else base)
+            return _blocks(of, size, across=part != "shard")
+        if kind in CONTEXT_KINDS:
+            size = max(self.ulysses, 1)
+            return _blocks(self.groups("cp"), size, across=kind == "cp_ring")
         if kind in DENSE_KINDS:
             return _groups(self._dense_axes, DENSE_KINDS[kind])
         if kind in EXPERT_KINDS:
@@ -226,6 +235,15 @@ class ParallelLayout:
         raise LayoutError(
             f"a group kind is one of {', '.join(KINDS)}, not {kind!r}: choose one"
         )
+
+
+def _blocks(groups: Groups, size: int, *, across: bool) -> Groups:
+    """Blocks of so many neighbors of each group, or their members of the same place."""
+    found: list[tuple[int, ...]] = []
+    for group in groups:
+        blocks = [group[i : i + size] for i in range(0, len(group), size)]
+        found += zip(*blocks, strict=True) if across else blocks
+    return tuple(sorted(found))
 
 
 def _groups(sizes: Mapping[str, int], varying: Sequence[str]) -> Groups:
@@ -255,6 +273,7 @@ def layout_rules(
     pp: Values,
     ep: Values,
     etp: Values,
+    ulysses: Values,
     zero: Values,
     shard: Values,
 ) -> list[Rule]:
@@ -288,6 +307,12 @@ def layout_rules(
             "{} x {} x {}",
             (split, ep, tp, cp, dp),
             "change --ep, --etp or --dp",
+        ),
+        Rule(
+            (np.asarray(ulysses) < 0) | (cp % np.maximum(ulysses, 1) != 0),
+            "ulysses must divide cp, but is {} for cp {}",
+            (ulysses, cp),
+            "change --ulysses or --cp",
         ),
         Rule(
             (np.asarray(shard) < 0) | (copies % shards != 0),

@@ -134,7 +134,9 @@ class _Sums:
 
     def traffic(self, c: Configuration, folded: Values) -> list[Traffic]:
         """All of it."""
-        groups = {"tp": (c.tp, 1.0), "etp": (c.expert_tp, 1.0), "cp": (c.cp, c.tp)}
+        groups = {"tp": (c.tp, 1.0), "etp": (c.expert_tp, 1.0)}
+        groups["cp_heads"] = c.inner, c.tp
+        groups["cp_ring"] = c.cp / c.inner, c.tp * c.inner
         groups["ep"] = c.ep, np.where(folded, c.expert_tp, c.tp * c.cp)
         limited = {
             "copies": np.where(c.deduplicated > 0, c.k, 0),

@@ -68,9 +68,11 @@ class Workload:
         parts = asdict(self)
         if self.training.data_seed is None:
             del parts["training"]["data_seed"]
-        for part, name in (("layout", "etp"), ("layout", "shard"), ("model", "mtp")):
-            if not parts[part][name]:
-                del parts[part][name]
+        for name in ("etp", "shard", "ulysses"):
+            if not parts["layout"][name]:
+                del parts["layout"][name]
+        if not self.model.mtp:
+            del parts["model"]["mtp"]
         return json.dumps(parts, sort_keys=True)
 
     @classmethod

@@ -83,6 +83,7 @@ def test_both_grids_partition_the_world(
         "world": grid.world,
         **{"dp_shard": grid.dp * cp, "dp_replicate": 1},  # all copies shard
         **{"edp_shard": edp, "edp_replicate": 1},
+        **{"cp_heads": 1, "cp_ring": cp},
         # a stage's and the mirrored one's; the middle one is its own
         "dp_pair": grid.dp * cp * (2 if pp % 2 == 0 else 1),
         "edp_pair": edp * (2 if pp % 2 == 0 else 1),
