@@ -173,7 +173,11 @@ def best_layouts(
             title=title,
             source=f"{source}. All with {common}" if common else source,
         ),
-        {"gpus": number, "global_batch": whole, "tried": found.tried, "best": data},
+        {
+            **{"gpus": number, "global_batch": whole, "tried": found.tried},
+            **{"model_error": time_model.MODEL_ERROR, "within_error": found.unranked},
+            "best": data,
+        },
     )
 
 

@@ -24,6 +24,12 @@ COLUMNS = (
 )
 
 
+MODEL_ERROR = 0.11
+"""Relative error of an iteration's time: the mean of a published table whose rows a fit
+to all other tables has not seen, in the median of seven tables
+(``moetraffic reproduce iteration_times``).  Nearer times are not ranked."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """All configurations that were looked at."""
@@ -31,6 +37,13 @@ class Search:
     estimate: Estimate  # arrays [n], of those that can exist
     order: npt.NDArray[np.int64]  # those that fit, the fastest first
     tried: int
+
+    @property
+    def unranked(self) -> int:
+        """Number of those that fit whose time is within :data:`MODEL_ERROR` of the
+        fastest one's: which of them is the fastest, the model cannot say."""
+        times = self.estimate.iteration[self.order]
+        return int((times <= times[:1] * (1 + MODEL_ERROR)).sum())
 
     def rows(self, number: int) -> list[dict[str, float]]:
         """The best ones' fields."""

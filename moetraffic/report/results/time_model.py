@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from moetraffic.patterns.layouts.configuration import RECOMPUTE
 from moetraffic.patterns.time_model import (
+    MODEL_ERROR,
     Estimate,
     Search,
     Sensitivity,
@@ -259,7 +260,10 @@ def search_table(found: Search, number: int, title: str) -> Table:
         rows=rows,
         notes=[
             f"{found.tried:,} configurations tried, {len(best.iteration):,} are "
-            f"possible, {len(found.order):,} fit"
+            f"possible, {len(found.order):,} fit",
+            f"{found.unranked:,} of these are within {MODEL_ERROR:.0%} of the fastest: "
+            "they cannot be ranked, because the model's error on published tables is "
+            "as large",
         ],
     )
 
