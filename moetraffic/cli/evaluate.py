@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,8 +23,12 @@ from moetraffic.units import byte_count, bytes_per_second, seconds
 
 from .output import present, progress
 
+if TYPE_CHECKING:
+    from moetraffic.policies.evaluation import Evaluation
+
 CIRCUITS, PLACEMENT, PLANS = "Optical circuits", "Expert placement", "Plans"
 PACKETS, COMPUTE = "Packet networks", "Layers and iterations"
+JOBS = "Several jobs"
 SCOPES = ("exchange", "layer", "iteration")
 
 DEFAULT_POLICIES = "packets,rotation,static-mean,birkhoff,solstice,eclipse,max-weight"
@@ -196,6 +201,14 @@ def evaluate(
         int,
         option("Groups of experts that share a node.", panel=PLACEMENT, min=1),
     ] = 1,
+    communication: Annotated[
+        float,
+        typer.Option(
+            "--communication",
+            help="Part of a job's iteration that it communicates, where it is alone.",
+            rich_help_panel=JOBS,
+        ),
+    ] = 0.5,
     layers: Annotated[
         list[str] | None,
         option("Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"),
@@ -214,6 +227,7 @@ def evaluate(
     """
     validate_outputs((output,), traces, force=force)
     from moetraffic.fabric.named import load_fabric
+    from moetraffic.policies.catalog import policy_family
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
     from moetraffic.policies.plan_file import plan_file
     from moetraffic.policies.service.cluster import Cluster
@@ -260,7 +274,17 @@ def evaluate(
     }
     names += plans
     told, shown = [], []
-    for path in traces:
+    shifts = [n for n in names if isinstance(n, str) and policy_family(n) == "jobs"]
+    if shifts:
+        found = _together(
+            *(traces, shifts, network, capacity, communication),
+            quiet=as_json,
+            **{k: v for k, v in asked.items() if k not in ("layers", "phase")},
+        )
+        told.append({"file": found.run, **report.as_dict(found)})
+        shown += [report.verdict(found), *report.tables(found)]
+    names = [n for n in names if n not in shifts]
+    for path in traces if names else []:
         with (
             Trace.open(path) as trace,
             progress(str(path), len(names), quiet=as_json) as tick,
@@ -280,3 +304,41 @@ def evaluate(
     if not shown:
         raise AnalysisError("policies are evaluated on traces: name one or more")
     present({"runs": told}, *shown, as_json=as_json, output=output)
+
+
+def _together(
+    paths: list[Path],
+    names: list[str],
+    networks: list[str] | None,
+    capacity: float,
+    communication: float,
+    *,
+    quiet: bool,
+    iterations: range | None = None,
+    **asked: Any,
+) -> Evaluation:
+    """Evaluate policies for several jobs on one network; a port without a network."""
+    from moetraffic.fabric.named import load_fabric
+    from moetraffic.policies.evaluation import evaluate as evaluate_policies
+    from moetraffic.policies.jobs.exchanges import job_series
+
+    with ExitStack() as stack:
+        every = [stack.enter_context(Trace.open(path)) for path in paths]
+        tick = stack.enter_context(progress("jobs", len(names), quiet=quiet))
+        where: dict[str, Any] = {}
+        name = networks[0] if networks else "port"
+        if networks:
+            rate = None if name.endswith(".json") else f"{capacity:.0f}B/s"
+            slots = len(every) * max(trace.meta.world for trace in every)
+            fabric = load_fabric(name, slots, capacity=rate)
+            where = {"topology": fabric.topology, "slots": fabric.slots}
+        series, links = job_series(
+            every,
+            capacity_bytes_s=capacity,
+            communication=communication,
+            iterations=iterations,
+            **where,
+        )
+        return evaluate_policies(
+            series, names, networks={name: links}, on_run=tick, **asked
+        )

@@ -14,6 +14,7 @@ from .circuits.max_weight import MaxWeight
 from .circuits.regional import PacketsOnly, Regional
 from .circuits.rotation import Rotation
 from .family import FAMILIES
+from .jobs.shifts import Compatible, RandomShifts, Unshifted
 from .placement.affinity import Affinity
 from .placement.fixed import FixedPlacement
 from .placement.load_balancer import LoadBalancer
@@ -52,6 +53,9 @@ POLICIES: Mapping[str, Maker] = {
     "two-level": TwoLevel,
     "forwarded": Forwarded,
     "deduplicated": partial(Forwarded, name="deduplicated", once=True),
+    "unshifted": Unshifted,
+    "random-shifts": RandomShifts,
+    "cassini": Compatible,
     "contiguous": partial(FixedPlacement, name="contiguous"),
     "strided": partial(FixedPlacement, name="strided"),
     "eplb": LoadBalancer,
@@ -90,6 +94,11 @@ def policy_maker(name: str) -> Maker:
     raise AnalysisError(
         f"a policy is one of {', '.join(policy_names())}, not {name[:40]!r}: choose one"
     )
+
+
+def policy_family(name: str) -> str:
+    """Return the family of a policy by its name."""
+    return policy_maker(name)().family
 
 
 def validated(maker: Maker, name: str) -> Maker:

@@ -27,6 +27,7 @@ from .exchange_series import (
 )
 from .family import FAMILIES, Family, network_of
 from .harness import PolicyFailure, PolicyRun, foresight, run_policy
+from .jobs.exchanges import single_job
 from .scores import NONE, Evaluation, PolicyScore, longer
 from .service.cluster import Cluster
 from .service.layer import EXCHANGE, Scope, bound_layer
@@ -96,10 +97,8 @@ def evaluate(
         Selection of exchanges.
     most
         Maximum number of iterations that are served.
-    limit_s
-        Maximum time of one plan, seconds.
-    seed
-        Of the bootstrap and the shuffled control.
+    limit_s, seed
+        Seconds for one plan; of the bootstrap and the shuffled control.
     on_run
         Called after each policy with the number done and its name.
 
@@ -215,6 +214,7 @@ def evaluate(
 READERS: Mapping[str, Callable[..., ExchangeSeries]] = {
     "bytes": byte_series,
     "tokens": token_series,
+    "jobs": single_job,
 }
 """Readers of a trace by the unit of their series."""
 

@@ -29,6 +29,12 @@ from .service.packet_network import (
     serve_rounds,
 )
 from .service.relays import Hops, hops_violations, serve_hops
+from .service.shared_links import (
+    SharedLinks,
+    serve_shifts,
+    shared_bound,
+    shift_violations,
+)
 
 Float64 = npt.NDArray[np.float64]
 
@@ -39,7 +45,7 @@ class Family:
 
     name: str
     network: type  # that serves its plans
-    unit: str  # of the series: "bytes" between ranks, or "tokens" of experts
+    unit: str  # of the series: "bytes" between ranks, "tokens" of experts, or "jobs"
     violations: Callable[[Any, Float64, Any], str]  # plan, forecast, network
     serve: Callable[[Float64, Any, Any, Any], Service]  # truth, plan, network, last
     bound: Callable[[Float64, Any], float]  # truth, network -> seconds
@@ -89,7 +95,18 @@ TRANSMISSION = Family(
     bound=packet_bound,
 )
 
+JOBS = Family(
+    name="jobs",
+    network=SharedLinks,
+    unit="jobs",
+    violations=lambda plan, forecast, network: shift_violations(
+        plan, forecast, network
+    ),
+    serve=lambda truth, plan, network, last: serve_shifts(truth, plan, network),
+    bound=shared_bound,
+)
+
 FAMILIES: Mapping[str, Family] = {
-    one.name: one for one in (CIRCUITS, TRANSMISSION, PLACEMENT)
+    one.name: one for one in (CIRCUITS, TRANSMISSION, PLACEMENT, JOBS)
 }
 """The families by name."""
