@@ -24,7 +24,7 @@ from moetraffic.units import byte_count, bytes_per_second, seconds
 from .output import present, progress
 
 if TYPE_CHECKING:
-    from moetraffic.policies.evaluation import Evaluation
+    from moetraffic.policies.scores import Evaluation
 
 CIRCUITS, PLACEMENT, PLANS = "Optical circuits", "Expert placement", "Plans"
 PACKETS, COMPUTE = "Packet networks", "Layers and iterations"

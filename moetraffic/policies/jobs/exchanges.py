@@ -119,7 +119,7 @@ def _matrices(trace: Trace, iterations: range | None) -> list[Float64]:
             if phase in known
         ]
         for layer in sorted({n for s in series for n in s.layers}, key=_number)[::sign]:
-            calls += [s.layers[layer] for s in series if layer in s.layers]
+            calls += [s.layers[layer][:] for s in series if layer in s.layers]
     return calls
 
 
