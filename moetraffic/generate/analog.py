@@ -1,12 +1,10 @@
 r"""Analog generator: synthetic traffic assembled from near moments of one captured run.
 
-1. *Path*: blocks of captured iterations that follow each other like captured ones, and
-   experts that change places where they are alike (:mod:`.analog_path`).
-2. *Rows*: the captured rows of that iteration, all layers of a rank together, with the
-   path's numbers of experts.  So each row sums to k times the tokens, and rows persist,
-   differ and are coupled across layers as captured.
-3. *Copies*: a rank whose rows of all layers are the captured ones, because no expert
-   with a copy has another number, exchanges a copy with another rank.
+1. *Path*: blocks of captured iterations that follow each other like captured ones, with
+   other labels of the experts (:mod:`.analog_path`).
+2. *Rows*: the captured rows of that iteration, all layers of a rank together, with
+   these labels.  So each row sums to k times the tokens, and rows persist, differ and
+   are coupled across layers as captured.
 
 What is new in a sample is the order of the blocks, which expert has which load, and how
 layers combine these; the ordered loads within a block are captured ones.  It serves
@@ -41,13 +39,10 @@ Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
 
 FIT_STEPS = 3
-"""Steps of a fit: the states, the time window and the exchange of experts."""
+"""Steps of a fit: the states, the time window and the exchange of labels."""
 
 SHORTEST = 30
 """Fewest iterations of a run that is fitted."""
-
-TRIES = 16
-"""Exchanges of a copy that are tried until a row differs from the captured one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +55,6 @@ class Analog:
     scenario: Scenario
     counts: Int32  # [T, L, Q, E] captured token copies
     states: RunStates
-    first: int = 0  # iterations trained before the first one captured
     options: PathOptions = field(default_factory=PathOptions)
     rhythm: Rhythm | None = None  # None: the times of the trace were not known
 
@@ -101,8 +95,8 @@ class Analog:
                 f"{trace.name} has {len(when)} that are whole: capture more"
             )
         counts = stacked_rows(scenario, layers)
-        states, first = run_states(counts), int(when[0])
         loads = [_load(counts)]
+        states = run_states(loads[0], scenario.ep)
         for rerun in reruns:
             other, others = scenario_of(rerun)
             check_same_size(scenario, other)
@@ -117,8 +111,7 @@ class Analog:
             scenario=scenario,
             counts=counts,
             states=states,
-            first=first,
-            options=fitted_options(states, loads, first, step),
+            options=fitted_options(states, loads, step),
             rhythm=Rhythm.fit(trace, scenario),
         )
 
@@ -161,8 +154,8 @@ class Analog:
                 f"and {asked[1]} were asked for: use the parametric model"
             )
         rng = generator(seed, Use.STATE)
-        path = analog_path(self.states, iterations, self.options, rng, first=self.first)
-        return AnalogDemand(fitted=self, iterations=iterations, seed=seed, path=path)
+        path = analog_path(self.states, iterations, self.options, rng)
+        return AnalogDemand(fitted=self, iterations=iterations, path=path)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,7 +164,6 @@ class AnalogDemand:
 
     fitted: Analog
     iterations: int  # N
-    seed: int
     path: AnalogPath
 
     @property
@@ -186,62 +178,16 @@ class AnalogDemand:
         layer = [scene.layers.index(x.layer) for x in scene.exchanges]
         slot = [scene.slots.index(x.slot) for x in scene.exchanges]
         for first in range(0, self.iterations, step):
-            span = range(first, min(first + step, self.iterations))
-            drawn = np.stack([self.drawn(n) for n in span])
-            apart = drawn.reshape(
-                len(span), len(scene.layers), len(scene.slots), scene.ranks, -1
+            cut = slice(first, min(first + step, self.iterations))
+            found = np.take_along_axis(
+                self.fitted.counts[self.path.iteration[cut]],
+                self.path.captured[cut, :, None],
+                axis=3,
+            )
+            apart = found.reshape(
+                len(found), len(scene.layers), len(scene.slots), scene.ranks, -1
             )
             yield first, np.ascontiguousarray(apart[:, layer, slot])
-
-    def drawn(self, n: int) -> Int32:
-        """Draw the rows of iteration n, ``[L, Q, E]``."""
-        captured = self.fitted.counts[self.path.iteration[n]]
-        found = np.take_along_axis(captured, self.path.captured[n][:, None], axis=2)
-        rng = generator(self.seed, Use.COUNTS, n)
-        for chance in range(TRIES):
-            same = np.flatnonzero((found == captured).all(axis=(0, 2)))
-            for row in same.tolist():
-                exchange_copy(
-                    found, row, self.scenario.tokens, rng, filled=chance < TRIES // 2
-                )
-        return found
-
-
-def exchange_copy(
-    counts: Int32, row: int, tokens: int, rng: np.random.Generator, *, filled: bool
-) -> None:
-    """Exchange a copy of a row with another row of a layer, both drawn, in place.
-
-    Sums of rows and the load stay as they are.
-
-    Parameters
-    ----------
-    counts
-        ``[L, Q, E]`` token copies.
-    row
-        The row that is changed, unless what is drawn cannot be exchanged.
-    tokens
-        Largest count of a cell.
-    rng
-        Randomness.
-    filled
-        Empty cells stay empty.
-    """
-    depth, rows, experts = counts.shape
-    if rows < 2:
-        return
-    layer, other = int(rng.integers(depth)), int(rng.integers(rows - 1))
-    one, two = counts[layer, row], counts[layer, other + (other >= row)]
-    give, take = one * (two < tokens), two * (one < tokens)
-    if filled:
-        give, take = give * (two > 0), take * (one > 0)
-    if not (give.any() and take.any()):
-        return
-    gives = rng.choice(experts, p=give / give.sum())
-    takes = rng.choice(experts, p=take / take.sum())
-    if gives != takes:
-        one[[gives, takes]] += np.array([-1, 1], np.int32)
-        two[[gives, takes]] += np.array([1, -1], np.int32)
 
 
 def _load(counts: Int32) -> Float64:

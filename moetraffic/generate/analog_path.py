@@ -2,24 +2,20 @@ r"""Path through a captured run: which iteration comes next, and who is which ex
 
 A path follows blocks of consecutive captured iterations, all layers together.  A block
 begins near the same time in training, at one of the candidates whose states are nearest
-to the state that would have come next.  At its beginning experts change places: the
-expert that goes on as captured expert f did is drawn by a permutation :math:`\pi` with
+to the state that would have come next, further away than the shortest block: a closer
+one would repeat iterations that have just been.
 
-.. math:: P(\pi) \propto \exp\Big(-\sum_e
-          \frac{|z_{\pi(e)} - z_e|^2}{2 \tau \sigma^2} - \sum_e u_{\pi(e), e}\Big),
+*Labels.*  Experts are relabeled once, at the beginning, and again where a path turns
+round beyond the end of the run.  In each layer a permutation :math:`\pi` is drawn with
 
-where z are means of the angles :math:`\arcsin\sqrt p` of an expert's load p over the
-past on three time scales, :math:`\sigma^2` their variance in time, :math:`\tau \ge 1`
-the exchange and u how unlike the documents of two experts are.  So all that does not
-depend on the experts' numbers stays as captured within a block, while the course of an
-expert becomes another one.
+.. math:: P(\pi) \propto \exp\Big(-\sum_e d_{e, \pi(e)} / \tau
+          - \kappa \, |\{e : \pi(e) = e\}|\Big),
 
-*Documents of experts.*  Some routers send the same ranks' documents to the same experts
-for a whole run; reruns share this, and with it which experts of a rank are busy
-together.  C are the correlations of the experts' counts over ranks, and u is the
-squared distance of two experts' correlations with the others, in units of its mean over
-pairs, times :data:`ALIKE` and the share of the variance of C that its first and its
-last third of the run have in common.
+where d is the squared distance of two experts' smoothed loads, :math:`\tau` the
+exchange and :math:`\kappa` is :data:`KEPT`.  It permutes experts of a rank and whole
+sets of neighboring ranks, never single experts of different ranks: routers that select
+groups of experts make those of a rank or of neighboring ranks busy together, on which
+the bytes of the ports depend.
 """
 
 from __future__ import annotations
@@ -29,11 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import uniform_filter1d
-from scipy.optimize import linear_sum_assignment
-from scipy.spatial.distance import cdist
 
 Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 SCALES = (1, 4, 32)
@@ -42,17 +35,22 @@ SCALES = (1, 4, 32)
 LOCAL = 41
 """Iterations over which the variance of the states is taken."""
 
-BLOCK = 20
-"""Mean iterations of a block, which has half to one and a half times as many."""
+SMOOTHED = 25
+"""Iterations of the moving average of loads."""
+
+BLOCK, BLOCKS = 40, 6
+"""Mean iterations of a block, which has half to one and a half times as many; shorter
+where a run would not have so many of them."""
 
 CANDIDATES, NEAREST = 16, 4
 """Candidates of a block's beginning that are drawn, and those of which one is taken."""
 
-ALIKE = 5.0
-"""Logarithm of how much less often experts of unlike documents change places."""
+KEPT = 3.0
+"""Logarithm of how much less often an expert keeps its label."""
 
-SWEEPS = 10
-"""Proposed exchanges of a draw of a permutation, a multiple of the experts."""
+SWEEPS, DRAWS = 10, 7
+"""Proposed exchanges of a draw of a permutation, a multiple of the experts; and draws,
+of which one is taken: two samples are as correlated as any other two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,35 +58,17 @@ class PathOptions:
     """Options of a path, which are chosen in a fit."""
 
     growth: float = 0.2  # time window, as a share of the iterations trained until then
-    exchange: float = 1.0  # tau: how unlike the experts are that change places
-    start: float = 0.0  # tau at the first iteration; 0: experts begin as captured
+    exchange: float = 0.0  # tau; 0: experts keep their labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStates:
     """States of a run: T iterations, L layers, E experts, S time scales."""
 
-    past: Float64  # [T, L, E, S] means of the angle
+    past: Float64  # [T, L, E, S] means of the angle arcsin sqrt p of the load p
     variance: Float64  # [T, L, S] of the means in time, mean over experts
-    unlike: Float64  # [L, E, E] u: cost of experts of unlike documents
-
-    def cost(self, before: int, begin: int, order: Int64, tau: float) -> Float64:
-        """Cost of each expert going on as each captured one, ``[L, E, E]``.
-
-        Parameters
-        ----------
-        before, begin
-            Captured iteration that would have come next, and that comes.
-        order
-            ``[L, E]`` captured expert that each synthetic one has followed.
-        tau
-            Exchange.
-        """
-        z = np.take_along_axis(self.past[before], order[..., None], axis=1)
-        apart = (z[:, :, None] - self.past[begin][:, None]) ** 2
-        scaled = (apart / self.variance[begin][:, None, None]).sum(axis=3)
-        unlike = np.take_along_axis(self.unlike, order[..., None], axis=1)
-        return np.asarray(scaled / (2 * tau) + unlike)
+    apart: Float64  # [L, E, E] d, relative to the mean variance of the smoothed loads
+    levels: tuple[tuple[int, int], ...]  # of labels, see :func:`label_levels`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +86,16 @@ class AnalogPath:
         return found
 
 
-def run_states(counts: Int32) -> RunStates:
-    """Describe the states of a run of token copies ``[T, L, Q, E]``."""
-    load = counts.sum(axis=2) / counts[0, 0].sum()
+def run_states(load: Float64, ep: int) -> RunStates:
+    """Describe the states of a run.
+
+    Parameters
+    ----------
+    load
+        ``[T, L, E]`` shares of experts.
+    ep
+        Ranks of a group, which hold as many consecutive experts each.
+    """
     past = np.repeat(np.arcsin(np.sqrt(load.clip(0, 1)))[..., None], len(SCALES), 3)
     weight = 1 / np.array(SCALES)
     for t in range(1, len(past)):
@@ -116,20 +103,48 @@ def run_states(counts: Int32) -> RunStates:
     mean, square = (
         uniform_filter1d(x, LOCAL, axis=0, mode="nearest") for x in (past, past**2)
     )
+    smooth = smoothed(load)
+    apart = ((smooth[..., None] - smooth[:, :, None]) ** 2).sum(axis=0)
+    scale = 2 * np.square(smooth).sum(axis=0).mean(axis=1)
     return RunStates(
         past=past,
         variance=np.maximum(square - mean**2, 1e-12).mean(axis=2),
-        unlike=np.stack([_unlike(counts[:, at]) for at in range(counts.shape[1])]),
+        apart=apart / np.maximum(scale, 1e-300)[:, None, None],
+        levels=label_levels(load.shape[2], ep),
     )
 
 
+def smoothed(load: Float64) -> Float64:
+    """Moving average of loads ``[T, L, E]``, above a balanced load."""
+    smooth = uniform_filter1d(load, SMOOTHED, axis=0, mode="nearest")
+    return np.asarray(smooth - 1 / load.shape[2])
+
+
+def label_levels(experts: int, ep: int) -> tuple[tuple[int, int], ...]:
+    """Blocks of labels that are exchanged: how long, and how many are siblings.
+
+    Experts of a rank, then ranks and ever larger sets of neighboring ranks, by the
+    prime factors of their number.
+
+    Examples
+    --------
+    >>> label_levels(12, 4)
+    ((1, 3), (3, 2), (6, 2))
+    """
+    left, factor = (1 if experts % ep else ep), 2  # spread unevenly: any two experts
+    size = experts // left
+    found = [(1, size)]
+    while left > 1:
+        if left % factor:
+            factor += 1
+        else:
+            found.append((size, factor))
+            size, left = size * factor, left // factor
+    return tuple((size, siblings) for size, siblings in found if siblings > 1)
+
+
 def analog_path(
-    states: RunStates,
-    iterations: int,
-    options: PathOptions,
-    rng: np.random.Generator,
-    *,
-    first: int = 0,
+    states: RunStates, iterations: int, options: PathOptions, rng: np.random.Generator
 ) -> AnalogPath:
     """Draw a path.
 
@@ -143,32 +158,32 @@ def analog_path(
         Of the path.
     rng
         Randomness.
-    first
-        Iterations trained before the first one captured.
     """
     past, variance = states.past, states.variance
     total, depth, experts = past.shape[:3]
-    clock = _clock(total, iterations)
+    clock, turns = _clock(total, iterations)
     at = np.empty(iterations, np.int64)
     captured = np.empty((iterations, depth, experts), np.int64)
     order = np.tile(np.arange(experts), (depth, 1))
-    now = begin = follows = 0
+    mean = max(2, min(BLOCK, total // BLOCKS))
+    shortest = mean // 2
+    now, follows, turn = 0, 0, -1
     while now < iterations:
-        length = int(rng.integers(BLOCK // 2, BLOCK * 3 // 2 + 1))
+        length = int(rng.integers(shortest, mean + shortest + 1))
         length = min(length, iterations - now, total)
-        if now:
-            near = max(1, int(options.growth * (first + clock[now])))
-            low, high = np.clip(clock[now] + [-near, near], 0, total - length)
-            drawn = np.unique(rng.integers(low, high + 1, CANDIDATES))
+        near = int(options.growth * clock[now])
+        low, high = np.clip(clock[now] + [-near, near], 0, total - length)
+        begins = np.arange(low, high + 1)
+        begins = begins[np.abs(begins - follows) > shortest]
+        begin = min(follows, total - length)
+        if now and len(begins):
+            drawn = rng.choice(begins, min(len(begins), CANDIDATES), replace=False)
             apart = (past[follows] - past[drawn]) ** 2 / variance[clock[now], :, None]
             nearest = np.argsort(apart.mean(axis=(1, 2, 3)), kind="stable")
             begin = int(drawn[rng.choice(nearest[:NEAREST])])
-        tau = options.exchange if now else options.start
-        if tau > 0:
-            cost = states.cost(follows, begin, order, tau)
-            for layer in range(depth):
-                best = linear_sum_assignment(cost[layer])[1]
-                order[layer] = permuted(cost[layer], best, rng)
+        if turns[now] > turn and options.exchange > 0:
+            order = _relabeled_layers(states, order, options.exchange, rng)
+        turn = turns[now]
         span = slice(now, now + length)
         at[span] = np.arange(begin, begin + length)
         captured[span] = order
@@ -177,7 +192,31 @@ def analog_path(
     return AnalogPath(iteration=at, captured=captured)
 
 
-def permuted(cost: Float64, order: Int64, rng: np.random.Generator) -> Int64:
+def _relabeled_layers(
+    states: RunStates, order: Int64, exchange: float, rng: np.random.Generator
+) -> Int64:
+    """Draw labels of all layers, ``[L, E]``: those of median distance of DRAWS."""
+    every = np.arange(order.shape[1])
+    drawn, far = [], []
+    for _ in range(DRAWS):
+        new = np.empty_like(order)
+        for layer, old in enumerate(order):
+            apart = states.apart[layer][old]
+            cost = apart / exchange
+            cost[every, old] += KEPT
+            new[layer] = relabeled(cost, old, states.levels, rng)
+            far.append(apart[every, new[layer]].sum())
+        drawn.append(new)
+    total = np.reshape(far, (DRAWS, -1)).sum(axis=1)
+    return drawn[int(np.argsort(total)[DRAWS // 2])]
+
+
+def relabeled(
+    cost: Float64,
+    order: Int64,
+    levels: tuple[tuple[int, int], ...],
+    rng: np.random.Generator,
+) -> Int64:
     """Draw a permutation with probability proportional to exp(-cost), by Metropolis.
 
     Parameters
@@ -186,59 +225,51 @@ def permuted(cost: Float64, order: Int64, rng: np.random.Generator) -> Int64:
         ``[E, E]`` of each place e taking f.
     order
         ``[E]`` permutation to begin with.
+    levels
+        Blocks that are exchanged.
     rng
         Randomness.
 
     Returns
     -------
     int64 array ``[E]``
-        After SWEEPS E proposed exchanges of two.
+        After SWEEPS E proposed exchanges of two blocks.
     """
-    found, costs = order.tolist(), cost.tolist()
-    steps = SWEEPS * len(found)
-    pairs = rng.integers(len(found), size=(steps, 2)).tolist()
-    bars = np.log(1 - rng.random(steps)).tolist()
-    for (a, b), bar in zip(pairs, bars, strict=True):
-        f, g = found[a], found[b]
-        if bar < costs[a][f] + costs[b][g] - costs[a][g] - costs[b][f]:
-            found[a], found[b] = g, f
+    found, costs, experts = order.tolist(), cost.tolist(), len(order)
+    if not levels:
+        return order
+    steps = SWEEPS * experts
+    blocks = np.array([experts // size for size, _ in levels])
+    level = rng.choice(len(levels), steps, p=blocks / blocks.sum())
+    size, siblings = np.array(levels)[level].T
+    one = rng.integers(blocks[level])
+    parent = one - one % siblings
+    other = parent + (one + rng.integers(1, siblings)) % siblings
+    bars = np.log(1 - rng.random(steps))
+    for width, a, b, bar in zip(
+        size.tolist(),
+        (one * size).tolist(),
+        (other * size).tolist(),
+        bars.tolist(),
+        strict=True,
+    ):
+        saved = 0.0
+        for x, y in zip(range(a, a + width), range(b, b + width), strict=True):
+            f, g = found[x], found[y]
+            saved += costs[x][f] + costs[y][g] - costs[x][g] - costs[y][f]
+        if bar < saved:
+            left, right = slice(a, a + width), slice(b, b + width)
+            found[left], found[right] = found[right], found[left]
     return np.array(found, np.int64)
 
 
-def _clock(total: int, iterations: int) -> Int64:
-    """Captured iteration of each: as captured, then back and forth at the end."""
+def _clock(total: int, iterations: int) -> tuple[Int64, Int64]:
+    """Captured iteration of each, back and forth beyond the end, and turns until it."""
     clock = np.minimum(np.arange(iterations), total - 1)
     tail = max(1, total // 3)
-    turn = np.arange(max(0, iterations - total)) % (2 * tail)
+    beyond = np.arange(max(0, iterations - total))
+    turn = beyond % (2 * tail)
     clock[total:] = total - 1 - np.minimum(turn, 2 * tail - 1 - turn)
-    return clock
-
-
-def _unlike(counts: Int32) -> Float64:
-    """Cost of experts of unlike documents, ``[E, E]``, of ``[T, Q, E]`` of a layer."""
-    experts, third = counts.shape[2], max(1, len(counts) // 3)
-    nothing = np.zeros((experts, experts))
-    if experts < 3:
-        return nothing
-    others = ~np.eye(experts, dtype=bool)
-    early, late = (
-        _correlations(part)[others] for part in (counts[:third], counts[-third:])
-    )
-    if not early.std() * late.std() > 0:
-        return nothing
-    lasting = max(0.0, float(np.corrcoef(early, late)[0, 1])) ** 2
-    every = _correlations(counts)
-    # correlations with the others: without those of the two, and with themselves
-    apart = cdist(every, every, "sqeuclidean") - 2 * (1 - every) ** 2
-    apart = np.where(others, apart.clip(0), 0.0)
-    return np.asarray(ALIKE * lasting * apart / max(apart[others].mean(), 1e-12))
-
-
-def _correlations(counts: Int32) -> Float64:
-    """Correlate the counts of experts over ranks, ``[E, E]``; 0 where constant."""
-    apart = (counts - counts.mean(axis=1, keepdims=True)).reshape(-1, counts.shape[2])
-    squared = apart.T @ apart
-    scale = np.sqrt(np.maximum(np.diag(squared), 1e-12))
-    found = squared / scale / scale[:, None]
-    np.fill_diagonal(found, 1.0)
-    return np.asarray(found)
+    turns = np.zeros(iterations, np.int64)
+    turns[total:] = 1 + beyond // tail
+    return clock, turns
