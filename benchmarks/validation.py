@@ -1,20 +1,28 @@
 """Measure false alarms and detection of ``validate`` on captured reruns.
 
-Needs the captures of ``benchmarks/reruns.py capture``: of each setting a run and its
-reruns.  Each of the four is tested against the other three: a failure is a false alarm.
-Then generators are fitted to the run, and one sample of each is tested against the
-three reruns, which it has not seen::
+Needs the captures of ``benchmarks/reruns.py capture``: of each setting a run, its
+reruns, and runs of other seeds.  Each of a run and three reruns is tested against the
+other three, and so is each of a run and three of other seeds: a failure is a false
+alarm.  Then generators are fitted to the run, and one sample of each is tested against
+the three reruns, which it has not seen, and against these and the run, which a user has
+as well::
 
-    python benchmarks/validation.py --folder reruns --share dev --write table.md
+    python benchmarks/validation.py --folder reruns --share final
+        --write docs/validate.md
+
+``--figures`` leaves out the classifiers, which take most of the time.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from page import replace
 from reruns import settings_of
 
 from moetraffic.generate.baselines import BASELINES
@@ -25,19 +33,23 @@ from moetraffic.validation.acceptance import FEWEST, Acceptance, accept
 from moetraffic.validation.features import Features, count_features, trace_features
 from moetraffic.validation.routing_counts import routing_counts
 
-GENERATORS: dict[str, type[Generator]] = {"model": TrafficModel, **BASELINES}
-REAL = "rerun"
-"""Stands for a generator that makes no error."""
+GENERATORS: dict[str, Callable[[Trace], Generator]] = {
+    "parametric": TrafficModel.fit,
+    "parametric, not calibrated": partial(TrafficModel.fit, calibrate=False),
+    **{name: kind.fit for name, kind in BASELINES.items()},
+}
+FALSE_ALARMS = ("rerun, three others", "other seed, three others")
+
+BEGIN, END = "<!-- detection: begin -->", "<!-- detection: end -->"
 
 
 def sampled(name: str, path: Path, seed: int = 1) -> Features:
     """Compute the features of one sample, as long as the run that it is fitted to."""
     with Trace.open(path) as trace:
         run = routing_counts(trace)
-        demand = (
-            GENERATORS[name].fit(trace).sample(iterations=len(run.counts), seed=seed)
-        )
-        drawn = np.concatenate([block for _, block in demand.blocks()])
+        fitted = GENERATORS[name](trace)
+    demand = fitted.sample(iterations=len(run.counts), seed=seed)
+    drawn = np.concatenate([block for _, block in demand.blocks()])
     # exchanges lie by slot, then layer: micro-batches are summed
     depth = len(run.layers)
     counts = drawn.reshape(len(drawn), -1, depth, *drawn.shape[2:]).sum(axis=1)
@@ -46,42 +58,62 @@ def sampled(name: str, path: Path, seed: int = 1) -> Features:
     )
 
 
-def judged(setting: str, folder: Path) -> dict[str, list[Acceptance]]:
-    """Test each real run, and a sample of each generator."""
-    paths = [folder / f"{setting}-{name}.h5" for name in ("run", "rerun1", "rerun2")]
-    paths.append(folder / f"{setting}-rerun{FEWEST}.h5")
-    real = []
-    for path in paths:
-        with Trace.open(path) as trace:
-            real.append(trace_features(trace))
-    found = {
-        REAL: [
-            accept(run, [other for other in real if other is not run]) for run in real
-        ]
-    }
+def judged(setting: str, folder: Path, classify: bool) -> dict[str, Acceptance]:
+    """Test each real run, and a sample of each generator, by what is tested."""
+    found: dict[str, Acceptance] = {}
+    run = _features([folder / f"{setting}-run.h5"])
+    reruns = run
+    for kind, title in zip(("rerun", "seed"), FALSE_ALARMS, strict=True):
+        paths = [folder / f"{setting}-{kind}{n + 1}.h5" for n in range(FEWEST)]
+        if not all(path.exists() for path in paths):
+            continue
+        real = run + _features(paths)
+        if kind == "rerun":
+            reruns = real
+        for at, one in enumerate(real):
+            others = [other for other in real if other is not one]
+            found[f"{title}/{at}"] = accept(one, others, classify=classify)
     for name in GENERATORS:
-        found[name] = [accept(sampled(name, paths[0]), real[1:])]
-        test = found[name][0]
-        print(setting, name, test.outcome, [t.name for t in test.failures], flush=True)
+        sample = sampled(name, folder / f"{setting}-run.h5")
+        for title, real in ("three reruns", reruns[1:]), ("these and the run", reruns):
+            found[f"{name}, {title}"] = accept(sample, real, classify=classify)
+    for name, test in found.items():
+        seen = [t.name for t in test.failures]
+        print(setting, name, test.outcome, f"{test.together:.2g}", seen, flush=True)
     return found
 
 
-def table(found: dict[str, dict[str, list[Acceptance]]]) -> str:
+def _features(paths: Sequence[Path]) -> list[Features]:
+    found = []
+    for path in paths:
+        with Trace.open(path) as trace:
+            found.append(trace_features(trace))
+    return found
+
+
+def table(found: Mapping[str, Mapping[str, Acceptance]]) -> str:
     """Tabulate outcomes over settings, in Markdown."""
     lines = [
-        "| trace | tested | failed | by figures | by a classifier | cannot be judged | "
-        "most frequent figure |",
+        "| trace, and what it is tested against | tested | failed | by figures | "
+        "by a classifier | cannot be judged | wrong at |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name in (REAL, *GENERATORS):
-        tests = [test for each in found.values() for test in each[name]]
-        first = Counter(t.failures[0].name for t in tests if t.failures)
-        outcomes = Counter(t.outcome for t in tests)
+    rows: dict[str, list[tuple[str, Acceptance]]] = defaultdict(list)
+    for setting, tests in found.items():
+        for name, test in tests.items():
+            rows[name.partition("/")[0]].append((setting, test))
+    for name, tests in rows.items():
+        outcomes = Counter(test.outcome for _, test in tests)
+        wrong = [
+            setting
+            for setting, test in tests
+            if (test.outcome == "failed") == (name in FALSE_ALARMS)
+        ]
         lines.append(
             f"| {name} | {len(tests)} | {outcomes['failed']} | "
-            f"{sum(bool(t.failures) for t in tests)} | "
-            f"{sum(t.recognized for t in tests)} | {outcomes['cannot be judged']} | "
-            f"{first.most_common(1)[0][0] if first else ''} |"
+            f"{sum(test.differs for _, test in tests)} | "
+            f"{sum(test.recognized for _, test in tests)} | "
+            f"{outcomes['cannot be judged']} | {', '.join(wrong)} |"
         )
     return "\n".join(lines)
 
@@ -90,17 +122,18 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--folder", type=Path, default=Path("reruns"))
     asked.add_argument("--share", choices=("dev", "final"), default="dev")
-    asked.add_argument("--write", type=Path)
+    asked.add_argument("--figures", action="store_true", help="Without classifiers.")
+    asked.add_argument("--write", type=Path, help="Page to write the table into.")
     told = asked.parse_args()
     found = {}
     for setting in settings_of(told.folder):
         last = told.folder / f"{setting.name}-rerun{FEWEST}.h5"
         if setting.name.startswith(told.share) and last.exists():
-            found[setting.name] = judged(setting.name, told.folder)
-    text = table(found)
+            found[setting.name] = judged(setting.name, told.folder, not told.figures)
+            text = table(found)
+            if told.write:
+                replace(told.write, BEGIN, END, text)
     print(text)
-    if told.write:
-        told.write.write_text(text + "\n")
 
 
 if __name__ == "__main__":

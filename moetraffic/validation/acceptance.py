@@ -1,8 +1,8 @@
 """Acceptance: is a synthetic trace as close to real runs as these are to each other?
 
-Two tests, each at level LEVEL: one of each figure (:mod:`.figures`, corrected together
-by Holm's method), and one of classifiers (:mod:`.classifier`).  A synthetic trace that
-neither rejects has passed only if they have power: if a change of max/mean by CHANGE
+Tests, each at its LEVEL: of figures (:mod:`.figures`), one by one, corrected by Holm's
+method, and together; and one of classifiers (:mod:`.classifier`).  A synthetic trace
+that none rejects has passed only if they have power: if a change of max/mean by CHANGE
 would have been found.  Otherwise it cannot be judged.
 
 Real runs are reruns of one training (same initialization, other order of the data), or
@@ -24,8 +24,10 @@ from moetraffic.trace import Trace
 from .classifier import BLOCK, WINDOW, AucTest, fits_auc_test, runs_auc_test
 from .features import Features, trace_features
 from .figures import (
+    LEVEL,
     FigureTest,
     Spread,
+    combined,
     detected,
     figure_tests,
     shifts,
@@ -74,7 +76,7 @@ class Acceptance:
     real: tuple[str, ...]
     way: Literal["runs", "fits"]
     figures: tuple[FigureTest, ...]  # the most significant first; empty: too few runs
-    classifier: AucTest | None  # None: too few runs
+    classifier: AucTest | None  # None: too few runs, or left out
     power: Power
     notes: tuple[str, ...]
 
@@ -84,6 +86,16 @@ class Acceptance:
         return tuple(t for t in self.figures if not t.passed)
 
     @property
+    def together(self) -> float:
+        """P-value of all figures together."""
+        return combined(self.figures)
+
+    @property
+    def differs(self) -> bool:
+        """Whether a figure fails, or all of them together."""
+        return bool(self.failures) or self.together < LEVEL
+
+    @property
     def recognized(self) -> bool:
         """Whether a classifier distinguishes synthetic and real runs."""
         return self.classifier is not None and not self.classifier.passed
@@ -91,7 +103,7 @@ class Acceptance:
     @property
     def outcome(self) -> Outcome:
         """Failed, passed, or neither where a change would not have been found."""
-        if self.failures or self.recognized:
+        if self.differs or self.recognized:
             return "failed"
         enough = self.power.probability >= LEAST_POWER
         return "passed" if enough else "cannot be judged"
@@ -148,10 +160,13 @@ def validate(
     return accept_fits(found[: len(several)], found[len(several) :])
 
 
-def accept(synthetic: Features, real: Sequence[Features]) -> Acceptance:
+def accept(
+    synthetic: Features, real: Sequence[Features], *, classify: bool = True
+) -> Acceptance:
     """Test whether a synthetic trace is as close to real runs as these to each other.
 
     Arguments, result and errors as of :func:`validate`, with features for traces.
+    ``classify=False`` leaves out the classifiers, which take most of the time.
     """
     (synthetic, *real), notes = _aligned([synthetic], real)
     values = vectors([synthetic, *real])
@@ -164,6 +179,7 @@ def accept(synthetic: Features, real: Sequence[Features]) -> Acceptance:
         {name: x[0] - centers[name] for name, x in values.items()},
         lambda runs: 1 + 1 / runs,
         notes,
+        classify,
     )
 
 
@@ -193,6 +209,7 @@ def accept_fits(synthetic: Sequence[Features], real: Sequence[Features]) -> Acce
         {name: x.mean(axis=0) for name, x in apart.items()},
         lambda number: 1 / number,
         notes,
+        True,
     )
 
 
@@ -204,6 +221,7 @@ def _judged(
     away: dict[str, Float64],
     factor: Callable[[int], float],
     notes: list[str],
+    classify: bool,
 ) -> Acceptance:
     """Test what is ``away [D]`` from the mean of runs or fits.
 
@@ -215,7 +233,7 @@ def _judged(
     several = len(synthetic) > 1
     spread = spreads(deviations, factor(runs)) if runs > 1 else {}
     test = None
-    if runs >= FEWEST:
+    if classify and runs >= FEWEST:
         test = (
             fits_auc_test(synthetic, real)
             if several

@@ -91,6 +91,18 @@ def test_passed_failed_by_a_classifier_and_cannot_be_judged() -> None:
     assert "no practical number" in verdict(never)
 
 
+def test_figures_that_differ_only_together_are_described() -> None:
+    several = [compared(name=f"row {n}", adjusted=0.06) for n in range(5)]
+    bad = found(*several)
+    assert bad.outcome == "failed"
+    assert verdict(bad) == "failed: 5 figures together differ, p = 0.03"
+    assert [line.split(":")[0] for line in sentences(bad)[1:4]] == [
+        "row 0",
+        "row 1",
+        "row 2",
+    ]
+
+
 def test_the_data_are_json_and_have_the_verdict() -> None:
     told = json.loads(json.dumps(as_dict(found(compared(adjusted=0.01)))))
     assert told["outcome"] == "failed"

@@ -55,7 +55,7 @@ def test_a_rerun_passes_with_its_power_stated(
 @pytest.mark.parametrize(
     ("baseline", "named"),
     [
-        (uniform, {"max over mean", "entropy", "row dispersion"}),
+        (uniform, {"max over mean", "row dispersion"}),
         (iid, {"row dispersion", "change over sampling noise"}),
         (frozen, {"row persistence"}),
     ],
@@ -69,7 +69,9 @@ def test_a_baseline_fails_against_three_runs(
     found = accept(count_features(baseline(simulated(1))), real)
     assert found.outcome == "failed"
     assert named <= {t.name for t in found.failures}
-    assert found.recognized
+    # three runs of 12 windows set no limit to an AUC
+    assert found.classifier is not None
+    assert found.classifier.auc > max(0.9, *found.classifier.real)
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from moetraffic.validation.features import count_features
@@ -13,7 +15,10 @@ from moetraffic.validation.figures import (
     FIGURES,
     LEVEL,
     SECTIONS,
+    Figure,
+    FigureTest,
     Spread,
+    combined,
     figure_tests,
     spreads,
     tempered,
@@ -124,6 +129,41 @@ def test_the_figure_that_differs_is_the_first(
     assert [t.p for t in found] == sorted(t.p for t in found)
     assert all(t.adjusted >= t.p for t in found)
     assert all((t.distance > t.limit) <= (not t.passed) for t in found)
+
+
+def figure_test(p: float) -> FigureTest:
+    return FigureTest(
+        name="entropy",
+        synthetic=1.0,
+        real=(1.0,),
+        own=(1.0,),
+        distance=1.0,
+        limit=1.0,
+        p=p,
+        adjusted=min(1.0, 13 * p),
+    )
+
+
+@given(st.floats(1e-6, 0.99), st.integers(1, 20))
+def test_equal_p_values_combine_to_themselves(p: float, number: int) -> None:
+    assert combined([figure_test(p)] * number) == pytest.approx(p, rel=1e-6)
+
+
+def test_one_small_p_value_combines_to_about_bonferronis() -> None:
+    one = [figure_test(1e-6), *[figure_test(0.5)] * 12]
+    assert combined(one) == pytest.approx(13e-6, rel=1e-3)
+    assert combined([]) == 1
+    # many that are half as significant as Holm's method asks for a single one
+    assert combined([figure_test(0.005)] * 6 + [figure_test(0.5)] * 7) < LEVEL / 4
+
+
+@given(st.floats(-0.9, 1.0))
+def test_scales_are_undone_and_ratios_count_beyond_the_resolved(x: float) -> None:
+    figure = Figure(series="row coupling", scale="asinh")
+    assert figure.unscaled(float(figure.scaled(np.array(x)))) == pytest.approx(x)
+    twice = figure.scaled(np.array([0.4, 0.8, -0.4, -0.8]))
+    assert np.abs(np.diff(twice)[[0, 2]]) == pytest.approx(np.log(2), abs=1e-3)
+    assert figure.scaled(np.array(1e-4)) == pytest.approx(0.01, rel=1e-4)
 
 
 @pytest.mark.parametrize("change", [0.05, 0.2, 0.5])

@@ -41,6 +41,7 @@ def as_dict(found: Acceptance) -> dict[str, Any]:
         "outcome": found.outcome,
         "passed": found.passed,
         "level": LEVEL,
+        "together": found.together,
         "recognized": found.recognized,
         **told,
     }
@@ -53,6 +54,8 @@ def verdict(found: Acceptance) -> str:
         parts = []
         if found.failures:
             parts.append(f"{len(found.failures)} of {number} figures differ")
+        elif found.together < LEVEL:
+            parts.append(f"{number} figures together differ, p = {found.together:.2g}")
         if test is not None and found.recognized:
             parts.append(f"classifier AUC {test.auc:.2f}, limit {test.limit:.2f}")
         return f"failed: {'; '.join(parts)}"
@@ -82,6 +85,8 @@ def sentences(found: Acceptance) -> list[str]:
     more = [t.name for t in failed[SHOWN_FAILURES:]]
     if more:
         lines.append(f"and {', '.join(more)}")
+    elif not failed and found.together < LEVEL:
+        lines += [described(t) for t in found.figures[:SHOWN_FAILURES]]
     elif found.figures and not failed:
         lines.append(f"closest to rejection: {described(found.figures[0])}")
     if found.classifier is not None:
