@@ -40,7 +40,8 @@ def memory(config: Configuration) -> Memory:
     all.  Recomputing the attention matrices (or never storing them) leaves
     ``34 s b h``, full recomputation the layer's input ``2 s b h`` and one layer that
     is being computed again.  1F1B keeps ``min(p, m)`` micro-batches of a stage in
-    flight, an interleaved schedule ``1 + (p - 1)/(p v)`` of all layers.  A last stage
+    flight, an interleaved schedule ``min(1 + (p - 1)/(p v), m/p)`` of all layers: with
+    few micro-batches all of their chunks.  A last stage
     has the logits in fp32; a stage alone is the last one.  Weights are a mean stage's.
 
     Parameters
@@ -82,7 +83,9 @@ def _activations(c: Configuration) -> Float64:
     kept = np.where(c.recompute == 2, 2 * row * half / apart, kept)
     # Step 2: layers in flight on the first stage.
     flight = np.minimum(c.pp, c.micro_batches) / c.pp
-    flight = np.where(c.virtual > 1, 1 + (c.pp - 1) / (c.pp * c.virtual), flight)
+    interleaved = 1 + (c.pp - 1) / (c.pp * c.virtual)
+    interleaved = np.minimum(interleaved, c.micro_batches / c.pp)
+    flight = np.where(c.virtual > 1, interleaved, flight)
     if anywhere(c.schedule > 1):
         # arXiv 2401.10241, section 2.2, and 2412.19437, table 2
         deeper = np.minimum(2 * c.pp - 1, c.micro_batches) / c.pp

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import parameter_count, preset
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
+from moetraffic.patterns.layouts import schedules
 from moetraffic.patterns.model_sizes import model_sizes
 from moetraffic.patterns.time_model import (
     APNET24,
@@ -145,6 +146,22 @@ def test_activations_are_those_of_the_recomputation_paper() -> None:
     assert kept(recompute="full") == pytest.approx(layers * 2 + sbh * (34 + score))
     interleaved = kept(virtual=4)
     assert interleaved == pytest.approx(layers * (34 + score) * (1 + 1 / 8))
+
+
+@given(
+    p=st.sampled_from([2, 4, 8]), v=st.sampled_from([2, 3]), rounds=st.integers(1, 4)
+)
+def test_chunks_in_flight_are_those_of_the_schedule(
+    p: int, v: int, rounds: int
+) -> None:
+    held = peak = 0
+    for one in schedules.passes(0, p, rounds * p, v):
+        held += -1 if one.backward else 1
+        peak = max(peak, held)
+    config = told(pp=p, virtual=v, micro_batch=1, global_batch=rounds * p)
+    layer = 2 * S * H / 2 * (34 + 5 * A * S / H)
+    layers = float(memory(config).activations) / layer
+    assert layers == pytest.approx(peak * L / (p * v))
 
 
 def test_experts_send_what_is_routed() -> None:
