@@ -7,6 +7,11 @@ their hosts may send.  Beside the transfer time (from the last member's call on)
 the least that the operations can take, one after another, on that network (port and
 cut bounds of each one's matrix), and the wall time of iterations over their bound.
 
+At one switch the same is measured with separate connections for the two directions of
+each pair (backend gloo-duplex).  gloo itself sends one direction after the other where
+both are busy, so the difference is what that takes; ``--exchange`` shows it with two
+ranks of which one sends, or both, where nothing else is there.
+
 Headers of Ethernet, IP and TCP take 66 of 1514 bytes of a frame, and a token bucket
 counts them: 1.045 is what a full link gives.  Without the rights to make namespaces it
 says so and measures nothing.
@@ -21,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,9 +34,11 @@ import numpy as np
 from rate_limited import Hosts, hosts, limit, ranks
 
 from moetraffic import Trace
+from moetraffic.interop import import_files
 
 HOSTS = 4
 BURST = "32kb"  # well below an operation's bytes: a bucket's content passes at once
+BACKENDS = ("gloo", "gloo-duplex")
 MODEL = (
     *("--layers", "4", "--hidden", "128", "--heads", "4", "--sequence", "128"),
     *("--micro-batch", "8", "--experts", "8", "--ffn", "64"),
@@ -55,6 +63,20 @@ def captured(folder: Path, iterations: int) -> Path:
     return alone
 
 
+def pair(folder: Path, senders: list[tuple[int, int]]) -> Path:
+    """All-to-alls in which these pairs of source and destination alone have 1 MB."""
+    lines = ["iteration,layer,phase,source,destination,bytes"]
+    for at in np.ndindex(4, 4, HOSTS, HOSTS):
+        iteration, layer, source, to = at
+        nbytes = 1_000_000 * ((source, to) in senders)
+        lines.append(f"{iteration},{layer},dispatch,{source},{to},{nbytes}")
+    table, path = (folder / f"pair-{len(senders)}.{end}" for end in ("csv", "h5"))
+    table.write_text("\n".join(lines) + "\n")
+    _, merged = import_files([table])
+    merged.trace.save(path)
+    return path
+
+
 def replayed(
     at: Hosts, trace: Path, network: dict[str, Any], port: int, *more: str
 ) -> Any:
@@ -73,6 +95,7 @@ def row(
     oversubscription: float,
     port: int,
     runs: int,
+    backend: str = "gloo",
 ) -> dict[str, Any]:
     # two racks: what half of the hosts may send, over the link between the racks
     between = HOSTS / 2 * rate / oversubscription
@@ -85,11 +108,13 @@ def row(
             "spines": 1,
             "oversubscription": oversubscription,
         }
-    told = replayed(at, trace, network, port, "--repeat", str(runs))
+    how = ("--repeat", str(runs), "--backend", backend)
+    told = replayed(at, trace, network, port, *how)
     every, walls = (told["fidelity"]["parts"][at] for at in (0, -1))
     measured, ratio = every["transfer_s"]["total"], every["over_bound"]
     return {
         "network": name,
+        "backend": backend,
         "rate_mbps": rate,
         "operations": told["operations"],
         "verified": told["verified"],
@@ -110,16 +135,31 @@ def row(
 
 
 def measure(
-    rates: list[float], share: float, iterations: int, runs: int
+    rates: list[float],
+    share: float,
+    iterations: int,
+    runs: int,
+    *,
+    exchange: bool = False,
 ) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         with hosts(HOSTS) as at:  # before the capture: it takes long
-            trace = captured(Path(folder), iterations)
-            for number, rate in enumerate(rates):
+            if exchange:
+                traces = {
+                    "one way": pair(Path(folder), [(0, 1)]),
+                    "both ways": pair(Path(folder), [(0, 1), (1, 0)]),
+                }
+            else:
+                traces = {"one switch": captured(Path(folder), iterations)}
+            cases = list(product(rates, traces.items(), BACKENDS))
+            for number, (rate, (name, trace), backend) in enumerate(cases):
                 port = 21_000 + number
-                rows.append(row(at, trace, "one switch", rate, 1.0, port, runs))
-                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+                one = row(at, trace, name, rate, 1.0, port, runs, backend)
+                rows.append(one)
+                print(json.dumps(one), file=sys.stderr, flush=True)
+        if exchange or not share:
+            return rows
         with hosts(HOSTS, racks=2) as at:
             name = f"two racks, {share:g}:1"
             for number, rate in enumerate(rates):
@@ -131,13 +171,14 @@ def measure(
 
 def table(rows: list[dict[str, Any]]) -> str:
     heads = f"{'Mbit/s':>7} {'transfer':>10} {'bound':>10} {'wall':>6} {'waiting':>8}"
-    lines = [f"{'network':18} {heads}  ratio"]
+    lines = [f"{'network':18} {'backend':12} {heads}  ratio"]
     for r in rows:
         interval = ""
         if r["ratio_low"] is not None:
             interval = f" ({r['ratio_low']:.3f} to {r['ratio_high']:.3f})"
         lines.append(
-            f"{r['network']:18} {r['rate_mbps']:7g} {r['measured_s']:8.3f} s "
+            f"{r['network']:18} {r['backend']:12} {r['rate_mbps']:7g} "
+            f"{r['measured_s']:8.3f} s "
             f"{r['bound_s']:8.3f} s {r['wall_ratio']:6.3f} {r['waiting']:8.1%}  "
             f"{r['ratio']:.3f}{interval}"
         )
@@ -151,7 +192,12 @@ def leave(number: int, _: object) -> NoReturn:
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--rates", default="50,100,200", help="Mbit/s, with commas")
-    asked.add_argument("--oversubscription", type=float, default=4.0)
+    asked.add_argument(
+        "--oversubscription", type=float, default=4.0, help="0 for no second network"
+    )
+    asked.add_argument(
+        "--exchange", action="store_true", help="two ranks, one way and both ways"
+    )
     asked.add_argument("--iterations", type=int, default=10)
     asked.add_argument("--runs", type=int, default=3, help="timed passes")
     asked.add_argument("--json", action="store_true")
@@ -163,6 +209,7 @@ def main() -> None:
             told.oversubscription,
             told.iterations,
             told.runs,
+            exchange=told.exchange,
         )
     except (OSError, subprocess.SubprocessError) as error:
         print(json.dumps({"skipped": f"no rate-limited namespaces here: {error}"}))

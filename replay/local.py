@@ -153,7 +153,7 @@ def replay_trace(
     >>> result = replay_trace("run.h5", out="replayed.h5")  # doctest: +SKIP
     >>> result.to_frame().loc[:, ["part", "label", "time_p50_s"]]  # doctest: +SKIP
     """
-    for name in ("out", "bandwidth", "fidelity", "metrics"):
+    for name in ("out", "bandwidth", "fidelity", "metrics", "resume"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
     made = parse_pace(pace) if isinstance(pace, str) else pace

@@ -33,7 +33,7 @@ LONGEST_S = 7 * 86_400.0
 _OWN = frozenset(
     {
         *("trace", "out", "force"),
-        *("capacity", "topology", "bandwidth", "fidelity", "metrics"),
+        *("capacity", "topology", "bandwidth", "fidelity", "metrics", "resume"),
     }
 )
 """Names of options whose values may differ between ranks."""
@@ -78,6 +78,7 @@ class Request:
     topology: str | None = None  # a name, or a JSON file, of moetraffic.fabric.named
     bandwidth: Path | None = None  # a table that moetraffic bench wrote
     fidelity: Path | None = None  # JSON to write
+    resume: Path | None = None  # folder of times, from which an abort is resumed
     metrics: Path | None = None  # Prometheus text file, updated during the replay
 
     # ranks, bytes and background traffic
@@ -130,6 +131,12 @@ class Request:
             if f.name not in _OWN
         }
 
+    def resumed_settings(self) -> str:
+        """Options that must be those of the replay that is resumed, as text."""
+        waits = ("timeout_s", "start_timeout_s")
+        settings = self.common_settings().items()
+        return " ".join(f"{k}={v}" for k, v in settings if k not in waits)
+
     def arguments(self) -> list[str]:
         """Return the command-line arguments that start a rank of this replay."""
         span, checks = self.iterations, self.verify
@@ -153,6 +160,7 @@ class Request:
             "capacity": self.capacity,
             "topology": self.topology,
             "bandwidth": self.bandwidth,
+            "resume": self.resume,
             "verify": checks.depth.value,
             "sample": checks.share,
             "sample-seed": checks.seed,

@@ -202,8 +202,7 @@ class DevicePass:
             return
         after, gap_ns = int(program.after[n]), self._gap_ns(n)
         if after not in self._in_flight:
-            since_ns = int(timed.end[after]) if after >= 0 else self._begin
-            gap_ns += since_ns - time.monotonic_ns()
+            gap_ns += timed.since_ns(n, self._begin) - time.monotonic_ns()
         if gap_ns > 0:
             self._gap.fill(gap_ns)
 
@@ -284,8 +283,9 @@ class DevicePass:
         timed, program = self._timed, self._timed.program
         if self._gap is not None:
             known = np.flatnonzero(program.gap_ns != UNKNOWN_GAP)
+            known = known[known >= timed.first]
             after, gap_ns = program.after[known], program.gap_ns[known]
-            since = np.where(after >= 0, timed.end[after], self._begin)
+            since = np.where(after >= timed.first, timed.end[after], self._begin)
             gaps = np.rint(gap_ns * timed.pace.factor).astype(np.int64)
             timed.due[known] = since + gaps
         if timed.pace.timed:

@@ -11,7 +11,7 @@ from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, run
 from moetraffic.replay.failure import RankError, backend_errors
 from moetraffic.replay.plan.program import Plan, Timing
-from moetraffic.trace.model import Bool
+from moetraffic.trace.model import Bool, Int64
 
 from .control import barrier
 from .host_pass import StreamThreads, run_in_order
@@ -116,8 +116,12 @@ class Engine:
                 sent_ns = now_ns
                 heartbeat.send("step", "the warm-up")
 
-    def run(self) -> Timing:
+    def run(self, times: Int64 | None = None, first: int = 0) -> Timing:
         """Run a timed pass through the program and record the times of operations.
+
+        ``times`` ``[3, N]`` receives issue, end and due times, ns; without it they are
+        allocated.  It has those of the ``first`` operations, whole iterations, already:
+        these do not run again.
 
         Raises
         ------
@@ -133,6 +137,8 @@ class Engine:
             self._barrier,
             self._counter,
             self._passed,
+            times=times,
+            first=first,
         )
         if self._backend.device.type == "cuda":
             # torch's CUDA parts are imported only where there is a device

@@ -64,7 +64,9 @@ def read_issue_order(
     for at in blocks(trace, occurrences, _BLOCK_CELLS):
         these = occurrences[at]
         members, part = trace.members(these), takes_part(trace, these)
-        issue, end = (_times(trace, name, these, members) for name in ("issue", "end"))
+        issue, end = (
+            read_times(trace, name, these, members) for name in ("issue", "end")
+        )
         if digest is not None:
             digest.update(issue.astype("<i8").tobytes() + end.astype("<i8").tobytes())
         known = issue != UNKNOWN_TIME
@@ -83,7 +85,7 @@ def read_issue_order(
     )
 
 
-def _times(trace: Trace, name: str, occurrences: Int64, members: Int64) -> Int64:
+def read_times(trace: Trace, name: str, occurrences: Int64, members: Int64) -> Int64:
     """Read issue or end times of operations, ``[b, W]``, on rank 0's clock."""
     panel = f"{name}_{members.shape[1]}"
     read = take(trace.panels[panel], trace.rows_of(panel)[occurrences])

@@ -1,7 +1,8 @@
 """Duration and memory of a replay, estimated before it starts.
 
-The duration is at most about that of the captured iterations, for each pass, where the
-network is as fast as the captured run's; at a given link capacity it is at least that
+Passes without gaps (``asap``, verification, warm-up) take as long as the captured
+transfers of each stream, on a network as fast as the captured run's; passes with gaps
+take as long as its iterations.  At a given link capacity the duration is at least that
 of the busiest links' bytes.
 """
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from moetraffic.replay.execution.pace import Schedule
 from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.plan.program_builder import read_times
+from moetraffic.replay.plan.selection import blocks, takes_part
 from moetraffic.replay.request import Request
 from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
@@ -18,6 +20,8 @@ from moetraffic.units import byte_size, bytes_per_second, duration
 
 TIMES_BYTES = 5 * 8
 """Bytes that the times of one operation take on one rank."""
+
+_BLOCK_CELLS = 1 << 20
 
 
 def captured_s(trace: Trace, plan: Plan) -> float:
@@ -46,25 +50,57 @@ def memory_bytes(plan: Plan, runs: int) -> int:
     return plan.world * (buffers + runs * len(plan) * TIMES_BYTES)
 
 
+def transfers_s(trace: Trace, plan: Plan) -> float:
+    """Sum the captured transfer times of the stream with the most, s; NaN if unknown.
+
+    A transfer lasts from the last member's call to the last end.  Background traffic
+    has none, and counts nothing.
+    """
+    (mine,) = np.nonzero(plan.occurrence >= 0)
+    occurrences, least = plan.occurrence[mine], np.iinfo(np.int64).min
+    took = np.full(len(mine), np.nan)
+    for at in blocks(trace, occurrences, _BLOCK_CELLS):
+        these = occurrences[at]
+        members, part = trace.members(these), takes_part(trace, these)
+        issue, end = (read_times(trace, n, these, members) for n in ("issue", "end"))
+        known = ((issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) | ~part).all(axis=1)
+        last, ended = (np.where(part, t, least).max(axis=1) for t in (issue, end))
+        took[at[known]] = np.maximum(ended - last, 0)[known] / 1e9
+    streams = plan.stream[mine]
+    sums = [float(took[streams == s].sum()) for s in np.unique(streams)]
+    return max(sums, default=float("nan"))  # NaN where one is
+
+
 def expectation(trace: Trace, plan: Plan, request: Request) -> str:
     """State how long a replay takes and what memory it needs, in one sentence."""
     iterations = len(np.unique(plan.iteration))
-    passes = request.passes + min(request.warm_up, iterations) / iterations
-    factor = request.pace.factor if request.pace.schedule is Schedule.SCALED else 1.0
-    whole = captured_s(trace, plan) * passes * factor
+    runs = request.repeat + 3 * request.pairs  # with, without, and empty ones
+    quick = (
+        request.passes - request.repeat + min(request.warm_up, iterations) / iterations
+    )
+    moved, whole = transfers_s(trace, plan), captured_s(trace, plan)
+    if request.pace.timed:
+        paced = moved + max(whole - moved, 0.0) * request.pace.factor
+        takes, rests = runs * paced + quick * moved, "iterations and transfers"
+    else:
+        takes, rests = (runs + quick) * moved, "transfers"
     parts = []
-    if np.isfinite(whole):
+    if np.isfinite(takes):
+        parts.append(f"about {duration(takes)} if {rests} take as long as captured")
+    elif np.isfinite(whole):
+        most = (runs + quick) * whole * max(1.0, request.pace.factor)
         parts.append(
-            f"up to {duration(whole)} where the network is as fast as the captured "
-            "run's"
+            f"up to {duration(most)} where the network is as fast as the captured "
+            "run's, of which no transfer is known"
         )
+    passes = runs + quick
     if request.capacity is not None:
         rate = bytes_per_second(request.capacity)
         least = passes * float(plan.bottleneck_bytes.sum()) / rate
         parts.append(f"at least {duration(least)} at {request.capacity} a rank")
-    takes = " and ".join(parts) or "unknown, as the trace has no times of iterations"
+    expected = " and ".join(parts) or "unknown, as the trace has no times"
     memory = byte_size(memory_bytes(plan, request.repeat))
     return (
-        f"expected duration ({passes:.3g} passes): {takes}; memory of all ranks: up to "
-        f"{memory} for buffers and times, and that of torch in each"
+        f"expected duration ({passes:.3g} passes): {expected}; memory of all ranks: up "
+        f"to {memory} for buffers and times, and that of torch in each"
     )

@@ -17,6 +17,7 @@ from moetraffic.replay.backends.backend import Call, run
 
 BACKENDS = [
     "gloo",
+    "gloo-duplex",
     pytest.param(
         "nccl",
         marks=[
@@ -144,7 +145,9 @@ def test_only_nccl_registers_buffers():
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():
-    with pytest.raises(ReplayError, match=r"one of gloo, nccl, mpi, ucc.*, not 'ib'"):
+    with pytest.raises(
+        ReplayError, match=r"one of gloo, gloo-duplex, nccl, mpi, ucc.*, not 'ib'"
+    ):
         backend.backend("ib")
 
 

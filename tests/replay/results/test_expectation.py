@@ -14,8 +14,10 @@ from moetraffic.replay.results.expectation import (
     captured_s,
     expectation,
     memory_bytes,
+    transfers_s,
 )
 from moetraffic.trace.model import UNKNOWN_TIME
+from moetraffic.trace.panel import take
 
 
 @pytest.fixture
@@ -27,28 +29,49 @@ def run(toy):
     return trace.replace(steps=replace(trace.steps, start=start, end=end))
 
 
-def test_each_pass_takes_as_long_as_the_captured_iterations(run, toy_file):
+def test_passes_take_as_long_as_captured_transfers_or_iterations(run, toy_file):
     plan = make_plan(run, ranks=())
     assert captured_s(run, plan) == pytest.approx(6.0)
     some = make_plan(run, ranks=(), iterations=range(1, 3))
     assert captured_s(run, some) == pytest.approx(5.0)
+    # each of 21 operations takes 20 ns, three of them on a stream of their own
+    assert transfers_s(run, plan) == pytest.approx(18 * 20e-9)
     # one verifying pass, two runs, and one iteration of three as warm-up
     request = Request(trace=toy_file(), repeat=2, capacity="8Mbps")
     said = expectation(run, plan, request)
-    assert "(3.33 passes): up to 20 s" in said
+    assert "(3.33 passes): about 1.2 us if transfers take as long as captured" in said
     least = 10 / 3 * plan.bottleneck_bytes.sum() / 1e6
     assert f"at least {least * 1e3:.3g} ms at 8Mbps" in said
-    slower = replace(request, pace=parse_pace("scaled:2"))
-    assert "up to 40 s" in expectation(run, plan, slower)
+    for pace, text in (
+        ("captured", "12 s"),
+        ("open-loop", "12 s"),
+        ("scaled:2", "24 s"),
+    ):
+        paced = replace(request, pace=parse_pace(pace))
+        expected = f"about {text} if iterations and transfers"
+        assert expected in expectation(run, plan, paced)
 
 
-def test_an_unknown_iteration_makes_the_duration_unknown(run, toy_file):
+def test_a_late_member_is_no_transfer(run):
+    issue, end = (take(run.panels[f"{n}_2"], np.arange(21)) for n in ("issue", "end"))
+    # rank 0 calls 5 us before rank 1, and ends with it
+    late = run.replace(issue={2: issue - [5000, 0]}, end={2: end})
+    plan = make_plan(late, ranks=())
+    assert transfers_s(late, plan) == pytest.approx(18 * 20e-9)
+
+
+def test_unknown_times_make_the_duration_a_bound_or_unknown(run, toy_file):
+    request = Request(trace=toy_file(), repeat=2)
+    unknown = np.full(run.panels["issue_2"].shape, UNKNOWN_TIME)
+    lacking = run.replace(issue={2: unknown})
+    said = expectation(lacking, make_plan(lacking, ranks=()), request)
+    assert "up to 20 s where" in said
     end = run.steps.end.copy()
     end[1] = UNKNOWN_TIME
-    lacking = run.replace(steps=replace(run.steps, end=end))
+    lacking = lacking.replace(steps=replace(run.steps, end=end))
     plan = make_plan(lacking, ranks=())
     assert np.isnan(captured_s(lacking, plan))
-    assert "unknown" in expectation(lacking, plan, Request(trace=toy_file()))
+    assert "unknown" in expectation(lacking, plan, request)
 
 
 def test_memory_is_of_the_buffers_and_times_of_all_ranks(run):
