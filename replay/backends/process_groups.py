@@ -44,7 +44,9 @@ _METHODS: Mapping[str, tuple[tuple[str, ...], Callable[[], Any]]] = {
 
 def _method(kind: str, group: Any) -> Callable[..., Any]:
     names, _ = _METHODS[kind]
-    return next(getattr(group, name) for name in names if hasattr(group, name))
+    found: Callable[..., Any]
+    found = next(getattr(group, name) for name in names if hasattr(group, name))
+    return found
 
 
 class ProcessGroups:
