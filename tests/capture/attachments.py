@@ -236,7 +236,8 @@ SCENES: dict[str, tuple[int, Callable[[Path, int, int], Any]]] = {
     "terminated": (2, terminated),
     "handles": (1, handles),
     "handles_later": (1, handles_later),
-    "again": (2, again),
+    # torch 2.4 waits forever in the second of two groups that files connect
+    **({} if torch.__version__ < "2.5" else {"again": (2, again)}),
     "forks": (1, forks),
     "own": (2, own),
     "refused": (2, refused),

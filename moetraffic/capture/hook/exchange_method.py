@@ -33,7 +33,7 @@ HAS_CALLBACKS = "_ZN2at12hasCallbacksEv"
 _REGISTERED = re.compile(r"^(?!debug)([\w ()]+): registered at (\S+)", re.MULTILINE)
 _grad = torch.is_grad_enabled
 _task = torch._C._current_graph_task_id
-_raw = DispatchKeySet.raw_repr
+_raw: Any = getattr(DispatchKeySet, "raw_repr", None)  # torch 2.4 has none
 _keys, _included = torch._C._dispatch_keys, torch._C._dispatch_tls_local_include_set
 
 
@@ -46,6 +46,8 @@ def install(sink: CallSink, names: GroupNames) -> Callable[[], None]:
         has_callbacks = ctypes.PyDLL(torch._C.__file__)[HAS_CALLBACKS]
         in_flight = torch._C._distributed_c10d._allow_inflight_collective_as_graph_input
     except (AttributeError, OSError):
+        return lambda: None
+    if _raw is None:
         return lambda: None
     has_callbacks.restype = ctypes.c_bool
     methods: Any = vars(dist.ProcessGroup)

@@ -58,6 +58,11 @@ COLLECTIVES: dict[str, tuple[str, int, int]] = {
     "alltoall_": ("all_to_all", 2, 1),
 }
 
+_identity: Callable[[Any], object] = getattr(
+    torch._C.DispatchKeySet,
+    "raw_repr",
+    repr,  # torch 2.4 has no number of a key set
+)
 _installed: list[Callable[[], None]] = []
 _stop_attached: Callable[[], None] | None = None
 
@@ -199,11 +204,11 @@ def _kernel(
     describe = _DESCRIBE.get(name) or _describer(name)
     single, record, before = name == OPERATOR, recording(sink, names), sink.before
     # methods of key sets take microseconds, and few sets occur
-    following: dict[int, tuple[Any, bool]] = {}
+    following: dict[object, tuple[Any, bool]] = {}
 
     def kernel(keyset: Any, *args: Any) -> Any:
         number, output, event = -1, None, None
-        bits = keyset.raw_repr()
+        bits = _identity(keyset)
         known = following.get(bits)
         if known is None:
             # a dispatch mode or tensor subclass calls the operator again with the plain
