@@ -124,6 +124,7 @@ TRAINING = {
     "first-results.md",
     "generate.md",
     "import.md",
+    "integrations.md",
     "json.md",
     "own-run.md",
     "patterns.md",
@@ -300,3 +301,37 @@ def test_examples_in_docstrings_are_true() -> None:
             assert result.failed == 0, name
             tried += result.attempted
     assert tried > 20
+
+
+CLAIM_ROW = re.compile(r"(false|found): (\d+)%?.*? / (\d+)")
+
+
+def errors_of(name: str) -> str:
+    """The line of docs/statistics.md that sums up the column of docs/claims.md."""
+    page = (ROOT / "docs" / "claims.md").read_text()
+    table = page[page.index("| process | skewed |") :].split("\n\n")[0].splitlines()
+    column = [cell.strip() for cell in table[0].split("|")].index(name)
+    cells = [CLAIM_ROW.match(row.split("|")[column].strip()) for row in table[2:]]
+    kinds: dict[str, list[tuple[int, int]]] = {"false": [], "found": []}
+    for cell in filter(None, cells):
+        kinds[cell[1]].append((int(cell[2]), int(cell[3])))
+    worst = [max(ends) for ends in zip(*kinds["false"], strict=True)]
+    least = [min(ends) for ends in zip(*kinds["found"], strict=True)]
+    number = len(kinds["false"])
+    of = f"each of {number} processes" if number > 1 else "1 process"
+    return (
+        f"*Errors: false in at most {worst[0]} / {worst[1]} of 300 runs of {of}; "
+        f"found in at least {least[0]}% / {least[1]}%.*"
+    )
+
+
+def test_each_statistic_has_the_error_rates_of_the_benchmark() -> None:
+    page = (ROOT / "docs" / "statistics.md").read_text()
+    claims = (ROOT / "docs" / "claims.md").read_text()
+    names = re.search(r"\| process \| (skewed .*) \|", claims)
+    assert names is not None
+    for name in names[1].split(" | "):
+        section = page.split(f"\n## {name.capitalize()}\n")[1].split("\n## ")[0]
+        assert errors_of(name) in section, name
+        for part in ("Test: ", "Example: ", "It misleads: "):
+            assert f"- {part}" in section

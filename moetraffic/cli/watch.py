@@ -20,6 +20,7 @@ from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_ou
 from moetraffic.trace.iterations import number_list
 
 if TYPE_CHECKING:
+    from moetraffic.report.event_files import StepLog
     from moetraffic.watch import Snapshot
 
 ABOVE_LAYERS = 20
@@ -52,6 +53,13 @@ def watch(
     tensorboard: Annotated[
         Path | None, option("Folder for TensorBoard event files.")
     ] = None,
+    wandb: Annotated[
+        str | None,
+        option(
+            "Project of Weights & Biases in which to log a run; WANDB_MODE=offline "
+            "writes files alone."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch a run while it trains: expert load, imbalance, bytes and time by layer.
@@ -71,7 +79,7 @@ def watch(
     snapshots = watch_run(
         trace, last=last, layers=layers, interval_s=interval, follow=not once
     )
-    with _files(metrics, tensorboard) as write:
+    with _files(metrics, _logs(trace, tensorboard, wandb)) as write:
         written = map(write, snapshots)
         if as_json:
             for snapshot in written:
@@ -103,39 +111,50 @@ def _show(snapshots: Iterator[Snapshot], *, once: bool, experts: bool) -> None:
             paper.show(tables(last, experts=experts))
 
 
+def _logs(trace: Path, tensorboard: Path | None, wandb: str | None) -> list[StepLog]:
+    """Open the logs of steps that were asked for."""
+    if tensorboard is None and wandb is None:
+        return []
+    from moetraffic.report.event_files import EventFiles, WandbRun
+
+    logs: list[StepLog] = []
+    if tensorboard is not None:
+        logs.append(EventFiles(tensorboard))
+    if wandb is not None:
+        name = trace.name.removesuffix(".segments").removesuffix(".h5")
+        logs.append(WandbRun(wandb, name))
+    return logs
+
+
 @contextlib.contextmanager
 def _files(
-    metrics: Path | None, tensorboard: Path | None
+    metrics: Path | None, logs: list[StepLog]
 ) -> Iterator[Callable[[Snapshot], Snapshot]]:
     """Open the outputs of a watch; yield the function that writes a snapshot."""
     from moetraffic.report.results.watch import write_snapshot_metrics
 
-    events = None
-    if tensorboard is not None:
-        from moetraffic.report.event_files import EventFiles
-
-        events = EventFiles(tensorboard)
-
     written = 0
 
     def write(snapshot: Snapshot) -> Snapshot:
-        nonlocal metrics, events, written
+        nonlocal metrics, written
         try:
             if metrics is not None:
                 write_snapshot_metrics(metrics, snapshot)
-            if events is not None:
-                events.add(snapshot)
+            for log in logs:
+                log.add(snapshot)
         except MoetrafficError as error:
             if not written:
                 raise
             # a full disk does not end the view
             announce(f"{error}; files are no longer written")
-            metrics = events = None
+            metrics = None
+            while logs:
+                logs.pop().close()
         written += 1
         return snapshot
 
     try:
         yield write
     finally:
-        if events is not None:
-            events.close()
+        for log in logs:
+            log.close()

@@ -1,11 +1,13 @@
-"""Write snapshots of a run in progress as TensorBoard event files."""
+"""Write snapshots of a run in progress for TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from moetraffic.errors import MoetrafficError, install_command
 from moetraffic.trace.hdf5.durable import remedy
@@ -30,36 +32,12 @@ OF_LAYER = {
 """Scalars of every step, by their tag: fields of a snapshot and of its layers."""
 
 
-class EventFiles:
-    """Writer of scalars of every step, and of load heatmaps, into a TensorBoard folder.
+class StepLog(ABC):
+    """Log of scalars of every step, and of load heatmaps, each written once."""
 
-    Parameters
-    ----------
-    folder
-        Folder of the event files, which is made if it does not exist.  Files in it are
-        kept: TensorBoard shows all of a folder together.
+    target: str  # where it is written, for errors
 
-    Raises
-    ------
-    MoetrafficError
-        If tensorboard is not installed, or the folder cannot be written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MoetrafficError(
-                "event files need the package tensorboard, which is not installed: "
-                f"run {install_command('tensorboard')}"
-            ) from None
-        try:
-            self._writer: Any = SummaryWriter(str(folder))
-        except OSError as error:
-            raise MoetrafficError(
-                f"{folder} cannot be written ({error.strerror}): {remedy(error)}"
-            ) from None
-        self._folder = folder
+    def __init__(self) -> None:
         self._last = self._drawn = -1  # iterations
 
     def add(self, snapshot: Snapshot) -> None:
@@ -81,10 +59,10 @@ class EventFiles:
                 self._heatmap(snapshot)
                 self._drawn = int(when[-1])
             self._last = int(when[-1])
-            self._writer.flush()
+            self._flush()
         except OSError as error:
             raise MoetrafficError(
-                f"{self._folder} cannot be written ({error.strerror}): {remedy(error)}"
+                f"{self.target} cannot be written ({error.strerror}): {remedy(error)}"
             ) from None
 
     def _scalars(self, snapshot: Snapshot, rows: list[int]) -> None:
@@ -93,17 +71,127 @@ class EventFiles:
             layer = f"layer_{each.layer:03d}" if each.layer >= 0 else "layer_unknown"
             for tag, name in OF_LAYER.items():
                 values[f"{tag}/{layer}"] = getattr(each, name)
-        for tag, column in values.items():
-            for row in rows:
-                if np.isfinite(column[row]):
-                    step = int(snapshot.iteration[row])
-                    self._writer.add_scalar(tag, float(column[row]), step)
+        for row in rows:
+            finite = {
+                t: float(c[row]) for t, c in values.items() if np.isfinite(c[row])
+            }
+            self._write(int(snapshot.iteration[row]), finite)
 
     def _heatmap(self, snapshot: Snapshot) -> None:
         if (chart := load_chart(snapshot)) is not None:
-            step = int(snapshot.iteration[-1])
-            self._writer.add_figure("load", draw(chart), step)
+            self._draw(int(snapshot.iteration[-1]), draw(chart))
+
+    @abstractmethod
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        """Write the scalars of a step, by tag."""
+
+    @abstractmethod
+    def _draw(self, step: int, figure: Figure) -> None:
+        """Write the heatmap of a window of steps."""
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Write what is buffered."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is buffered, and end the log."""
+
+
+class EventFiles(StepLog):
+    """Writer of a log into a TensorBoard folder.
+
+    Parameters
+    ----------
+    folder
+        Folder of the event files, which is made if it does not exist.  Files in it are
+        kept: TensorBoard shows all of a folder together.
+
+    Raises
+    ------
+    MoetrafficError
+        If tensorboard is not installed, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.target = str(folder)
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MoetrafficError(
+                "event files need the package tensorboard, which is not installed: "
+                f"run {install_command('tensorboard')}"
+            ) from None
+        try:
+            self._writer: Any = SummaryWriter(str(folder))
+        except OSError as error:
+            raise MoetrafficError(
+                f"{folder} cannot be written ({error.strerror}): {remedy(error)}"
+            ) from None
+
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, step)
+
+    def _draw(self, step: int, figure: Figure) -> None:
+        self._writer.add_figure("load", figure, step)
+
+    def _flush(self) -> None:
+        self._writer.flush()
 
     def close(self) -> None:
         """Write what is buffered, and close the files."""
         self._writer.close()
+
+
+class WandbRun(StepLog):
+    """Writer of a log into a run of Weights & Biases.
+
+    Whether it is uploaded is decided by wandb's own settings: ``WANDB_MODE=offline``
+    writes files alone.
+
+    Parameters
+    ----------
+    project
+        Project of the run.
+    name
+        Name of the run.
+
+    Raises
+    ------
+    MoetrafficError
+        If wandb is not installed, or it cannot start a run.
+    """
+
+    def __init__(self, project: str, name: str) -> None:
+        super().__init__()
+        self.target = f"the run {name} of the project {project}"
+        try:
+            import wandb
+        except ImportError:
+            raise MoetrafficError(
+                "a run of Weights & Biases needs the package wandb, which is not "
+                f"installed: run {install_command('wandb')}"
+            ) from None
+        try:
+            self._run: Any = wandb.init(project=project, name=name)
+        except (wandb.Error, OSError) as error:
+            raise MoetrafficError(
+                f"wandb cannot start {self.target} ({error}): set WANDB_MODE=offline "
+                "to write files alone"
+            ) from None
+        self._image = wandb.Image
+
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        self._run.log(values, step=step)
+
+    def _draw(self, step: int, figure: Figure) -> None:
+        self._run.log({"load": self._image(figure)}, step=step)
+
+    def _flush(self) -> None:
+        pass  # wandb has a process that writes
+
+    def close(self) -> None:
+        """Write what is buffered, and finish the run."""
+        self._run.finish()

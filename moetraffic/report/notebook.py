@@ -6,6 +6,6 @@ Importing this module registers them with :func:`moetraffic.tables.tables_of`.
 from __future__ import annotations
 
 from . import policy_scores
-from .results import comparison, fabric, overview, summary
+from .results import acceptance, comparison, fabric, overview, summary
 
-__all__ = ["comparison", "fabric", "overview", "policy_scores", "summary"]
+__all__ = ["acceptance", "comparison", "fabric", "overview", "policy_scores", "summary"]

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
+from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
 
 from .classifier import BLOCK, WINDOW, AucTest, fits_auc_test, runs_auc_test
@@ -69,7 +70,7 @@ class Power:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Acceptance:
+class Acceptance(ShownAsTables):
     """Result of the tests."""
 
     synthetic: tuple[str, ...]

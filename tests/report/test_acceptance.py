@@ -121,3 +121,10 @@ def test_the_picture_has_a_row_a_test(distance: float) -> None:
     assert panel.y.names == ("max over mean", "entropy", "classifier AUC")
     assert {"#0072B2", "#D55E00"} <= {series.color for series in panel.series}
     draw(chart).canvas.draw()
+
+
+def test_a_notebook_shows_the_tables() -> None:
+    judged = found(compared(adjusted=0.01))
+    html = judged._repr_html_()
+    for table in tables(judged):
+        assert table.to_html() in html

@@ -16,7 +16,7 @@ from moetraffic.report.chart import (
     Rule,
     Series,
 )
-from moetraffic.tables import Table
+from moetraffic.tables import Table, tables_of
 from moetraffic.validation.acceptance import Acceptance, Power
 from moetraffic.validation.classifier import AucTest
 from moetraffic.validation.figures import LEVEL, FigureTest
@@ -139,6 +139,7 @@ def power(found: Power) -> str:
     return line
 
 
+@tables_of.register
 def tables(found: Acceptance) -> list[Table]:
     """Tabulate the figures and the classifiers."""
     figures = Table(
