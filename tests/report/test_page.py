@@ -22,7 +22,7 @@ from hypothesis.extra.numpy import arrays
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import Network
-from moetraffic.report.chart import Chart, Missing
+from moetraffic.report.chart import PHASE_COLORS, Chart, Missing
 from moetraffic.report.page import Content, content, document, highlights
 from moetraffic.report.page.document import data_text
 from moetraffic.report.page.matrices import Matrices
@@ -34,7 +34,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def parts(of: Content) -> list[Any]:
-    return [p for s in of.sections for p in s.parts]
+    return [*of.headline, *(p for s in of.sections for p in s.parts)]
 
 
 def chart(of: Content, key: str) -> Chart:
@@ -136,6 +136,54 @@ def test_half_of_the_time_is_a_ratio_of_a_half(shown: Content) -> None:
         assert np.allclose(panel.series[0].x, 0.0)
     same = {p.name[0]: p for p in chart(shown, "comparison-ratios").panels}
     assert np.allclose(same["call"].series[-1].x, 1.0)
+
+
+def test_the_first_charts_are_drawn_once_and_first(shown: Content) -> None:
+    assert [c.key for c in shown.headline] == [
+        *("evenness", "timeline", "bottleneck"),
+    ]  # 12 iterations are too few for forecasts
+    page = document(shown)
+    at = [page.index(f'id="figure-{c.key}"') for c in shown.headline]
+    assert at == sorted(at)
+    assert at[-1] < page.index('id="figure-layers"')
+    assert all(page.count(f'id="figure-{c.key}"') == 1 for c in shown.headline)
+
+
+def test_what_is_unavailable_has_no_card_and_no_entry(
+    golden: Trace, fabric: Network
+) -> None:
+    page = document(content(golden, fabric))
+    assert 'href="#comparison"' not in page
+    assert 'href="#replay"' not in page
+    assert 'class="card absent"' not in page
+    end = page.index('id="unavailable"')
+    assert page.index("no second trace was given") > end
+    assert page.index("Forecast accuracy by horizon") > end
+
+
+def test_a_phase_has_one_color_in_every_chart(shown: Content) -> None:
+    found: dict[str, set[str]] = {}
+    for each in parts(shown):
+        for panel in each.panels if isinstance(each, Chart) else ():
+            for series in panel.series:
+                name = series.name.removeprefix("phase ")
+                if name in PHASE_COLORS:
+                    found.setdefault(name, set()).add(series.color)
+    assert found == {phase: {color} for phase, color in PHASE_COLORS.items()}
+
+
+def test_a_transfer_over_its_bound_is_the_rate_of_a_port_over_busbw(
+    golden: Trace, shown: Content
+) -> None:
+    title = "Bus bandwidth, lower bound and waiting of the all-to-alls"
+    (table, *_) = [p for p in parts(shown) if isinstance(p, Table) and p.title == title]
+    assert "100 Gbps" in table.notes[0]
+    calls = table.rows[0]
+    assert calls[0] == "operation all_to_all"
+    captured, replayed, over, over_replayed, *waiting = calls[1:]
+    assert captured * over == pytest.approx(12.5)
+    assert replayed * over_replayed == pytest.approx(12.5)
+    assert all(0 <= share <= 1 for share in waiting)
 
 
 def test_one_circuit_is_seen_and_few_stand_apart(shown: Content) -> None:
@@ -255,7 +303,7 @@ def test_without_plotly_the_remedy_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(AnalysisError, match=r"moetraffic\[report\]"):
+    with pytest.raises(AnalysisError, match=r"\[report\]"):
         document(shown)
 
 

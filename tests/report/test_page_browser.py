@@ -197,3 +197,31 @@ def test_nothing_is_cut_at_any_width(opened: Any, width: int) -> None:
     wide = opened.execute_script("return document.documentElement.scrollWidth")
     assert wide <= width
     assert opened.execute_script(CUT) == []
+
+
+def test_the_navigation_stays_and_names_the_section(opened: Any) -> None:
+    opened.execute_script("document.querySelector('#about').scrollIntoView()")
+    wait(opened, "return document.querySelector('nav').getBoundingClientRect().top < 1")
+    wait(opened, "return document.querySelector('nav a[aria-current]')")
+
+
+def test_the_page_is_dark_where_the_screen_is(opened: Any) -> None:
+    paper = "return document.querySelector('.plot').layout.paper_bgcolor"
+    found = {}
+    for mode in ("light", "dark"):
+        opened.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": mode}]},
+        )
+        # also without another load of the page
+        expected = "#fff" if mode == "light" else "#1d2024"
+        wait(opened, f"{paper} === {expected!r}")
+        found[mode] = opened.execute_script(
+            "return getComputedStyle(document.body).backgroundColor"
+        )
+    assert found["light"] != found["dark"]
+
+
+def test_cells_of_a_small_matrix_have_numbers(opened: Any) -> None:
+    cell = "#figure-matrices .heatmap-label, #figure-matrices .hm text"
+    wait(opened, f"return document.querySelector({cell!r})")

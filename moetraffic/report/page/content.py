@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moetraffic.analysis import analyze, compare
@@ -29,6 +29,9 @@ from .matrices import MOST_BYTES, Kept, Matrices, matrices
 
 Part = Chart | Missing | Table | Matrices
 
+HEADLINE = ("evenness", "forecasts", "timeline", "bottleneck")
+"""Charts of the summary: load, predictability, calls over time, and network."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
@@ -45,6 +48,7 @@ class Content:
     """Complete content of the HTML report of a run."""
 
     title: str
+    headline: tuple[Chart, ...]  # drawn first; the sections have the others
     tiles: tuple[highlights.Tile, ...]
     lines: tuple[str, ...]  # sentences of the summary
     notes: tuple[str, ...]  # unavailable statistics, with reasons
@@ -182,6 +186,7 @@ def content(
         _beside(
             trace,
             replay,
+            network,
             key="replay",
             title="Replay fidelity",
             name="replay",
@@ -192,6 +197,7 @@ def content(
         _beside(
             trace,
             other,
+            network,
             key="comparison",
             title="Comparison",
             name="second run",
@@ -201,17 +207,34 @@ def content(
         ),
         Section(key="about", title="Metadata", parts=(highlights.about(known),)),
     )
+    charts = {p.key: p for s in sections for p in s.parts if isinstance(p, Chart)}
+    first = tuple(charts[key] for key in HEADLINE if key in charts)
     return Content(
         title=title or trace.name.rsplit("/", 1)[-1],
+        headline=first,
         tiles=tuple(highlights.tiles(trace, found)),
         lines=tuple(highlights.run_in_words(trace, found)),
         notes=notes,
-        sections=sections,
+        sections=tuple(
+            replace(s, parts=tuple(p for p in s.parts if not _is_any(p, first)))
+            for s in sections
+        ),
     )
 
 
+def _is_any(part: Part, charts: Sequence[Chart]) -> bool:
+    # charts hold arrays, which have no single truth value when compared
+    return any(part is chart for chart in charts)
+
+
 def _beside(
-    trace: Trace, other: Trace | None, *, name: str, absent: str, **section: str
+    trace: Trace,
+    other: Trace | None,
+    network: Network,
+    *,
+    name: str,
+    absent: str,
+    **section: str,
 ) -> Section:
     """Build the section that compares a trace with a second one, if there is one."""
     lacking = Missing(title=section["title"], reason=absent)
@@ -223,11 +246,18 @@ def _beside(
         lacking = Missing(title=section["title"], reason=str(error))
         return Section(key=section["key"], title=section["title"], parts=(lacking,))
     asked = (found, section["key"], "this run", name)
+    if found.identical:
+        section["about"] += f" Byte-identical: {found.identical}."
     times = f"Times of common calls: this run and {name}"
+    hosts = network.topology.hosts
+    port_bytes_s = hosts.nic_bytes_s * hosts.nics / hosts.ranks
+    rates = side_by_side.rates(found, name, port_bytes_s)
     return Section(
         **section,
         parts=(
-            *(side_by_side.ratios(*asked), side_by_side.distances(*asked)),
+            *([rates] if rates else []),
+            side_by_side.ratios(*asked),
+            side_by_side.distances(*asked),
             *([comparison.times(found.times, times)] if found.times else []),
         ),
     )

@@ -6,8 +6,10 @@ are in ``application/json`` elements in which no tag can begin.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import zlib
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,9 @@ def document(content: Content) -> str:
     style = (folder / "page.css").read_text(encoding="utf-8")
     behavior = (folder / "page.js").read_text(encoding="utf-8")
     title = escape(content.title)
-    links = "".join(
-        f'<a href="#{s.key}">{escape(s.title)}</a>' for s in content.sections
-    )
-    body = "".join(_section(s, content) for s in content.sections)
+    shown = [s for s in content.sections if _any_shown(s) or s.key == "summary"]
+    links = "".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in shown)
+    body = "".join(_section(s, content) for s in shown)
     return "".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
@@ -56,13 +57,13 @@ def document(content: Content) -> str:
             f"<title>{title} · moetraffic</title>\n<style>\n{style}</style>\n",
             "</head>\n<body>\n",
             f'<header><p class="maker">moetraffic report</p><h1>{title}</h1>',
-            f'<nav aria-label="Sections">{links}</nav></header>\n',
+            f'</header>\n<nav aria-label="Sections"><div>{links}</div></nav>\n',
             "<noscript><p class='missing'>The figures are drawn by a script, which "
             "this browser does not run; words and tables are here.</p></noscript>\n",
             f"<main>\n{body}</main>\n",
             f"<footer><p>Made by moetraffic {escape(__version__)}. Works "
             "offline; nothing is sent anywhere.</p></footer>\n",
-            f'<script type="text/plain" id="plotly">{script}</script>\n',
+            f'<script type="text/plain" id="plotly">{packed_text(script)}</script>\n',
             f"<script>\n{behavior}</script>\n",
             "</body>\n</html>\n",
         ]
@@ -145,10 +146,16 @@ def plotly_script() -> str:
     return str(get_plotlyjs())
 
 
+def _any_shown(section: Section) -> bool:
+    return any(not isinstance(part, Missing) for part in section.parts)
+
+
 def _section(section: Section, content: Content) -> str:
-    inside = "".join(_part(p) for p in section.parts)
+    inside = "".join(_part(p) for p in section.parts if not isinstance(p, Missing))
     if section.key == "summary":
         inside = _summary(content) + inside
+    if section.key == "about":
+        inside += _unavailable(content)
     about = f'<p class="about">{escape(section.about)}</p>' if section.about else ""
     return (
         f'<section id="{section.key}"><h2>{escape(section.title)}</h2>{about}'
@@ -164,26 +171,29 @@ def _summary(content: Content) -> str:
         for t in content.tiles
     )
     lines = "".join(f"<li>{escape(line)}</li>" for line in content.lines)
-    notes = ""
-    if content.notes:
-        told = "".join(f"<li>{escape(note)}</li>" for note in content.notes)
-        notes = (
-            f'<article class="card"><h3>Unavailable statistics</h3>'
-            f'<ul class="notes">{told}</ul></article>'
-        )
+    charts = "".join(_part(chart) for chart in content.headline)
     return (
         f'<div class="tiles">{tiles}</div><article class="card"><h3>Findings</h3>'
-        f'<ul class="words">{lines}</ul></article>{notes}'
+        f'<ul class="words">{lines}</ul></article>'
+        + (f'<div class="headline">{charts}</div>' if charts else "")
+    )
+
+
+def _unavailable(content: Content) -> str:
+    """List what the page does not show, with the reason of each."""
+    lacking = [p for s in content.sections for p in s.parts if isinstance(p, Missing)]
+    lines = [f"{part.title}: {part.reason.rstrip('.')}." for part in lacking]
+    lines += [note for note in content.notes if not any(note in one for one in lines)]
+    if not lines:
+        return ""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return (
+        '<article class="card" id="unavailable"><h3>Unavailable</h3>'
+        f'<ul class="notes">{items}</ul></article>'
     )
 
 
 def _part(part: Any) -> str:
-    if isinstance(part, Missing):
-        why = part.reason[:1].upper() + part.reason[1:]
-        return (
-            f'<article class="card absent"><h3>{escape(part.title)}</h3>'
-            f'<p class="missing">Unavailable: {escape(why.rstrip("."))}.</p></article>'
-        )
     if isinstance(part, Table):
         key = re.sub(r"[^a-z0-9]+", "-", part.title.lower()).strip("-")
         return (
@@ -207,6 +217,11 @@ def _part(part: Any) -> str:
         f'<script type="application/json" id="data-{part.key}">{data_text(data)}'
         "</script></article>"
     )
+
+
+def packed_text(text: str) -> str:
+    """Compress a text with deflate and encode it as base64; the page inflates it."""
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def data_text(value: Any) -> str:

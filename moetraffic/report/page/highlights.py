@@ -80,7 +80,9 @@ def tiles(trace: Trace, analysis: Analysis) -> Iterator[Tile]:
             )
     if np.isfinite(analysis.leads.iteration_s):
         seconds = duration(analysis.leads.iteration_s)
-        yield Tile(value=seconds, what="iteration time, median")
+        yield Tile(
+            value=seconds, what="iteration time", beside="step of rank 0, median"
+        )
     source = next((b for b in analysis.beats.found if b.by == "rank"), None)
     if source is not None and np.isfinite(source.rhythm.duty):
         yield Tile(
@@ -99,7 +101,11 @@ def run_in_words(trace: Trace, analysis: Analysis) -> list[str]:
     """Describe the run in a few sentences, after the summary of its analysis."""
     meta = trace.meta
     complete = "complete" if meta.complete else f"not complete: {meta.missing}"
-    lines = sentences(analysis, file=Path(trace.name).name)
+    lines = [
+        line
+        for line in sentences(analysis, file=Path(trace.name).name)
+        if not line.startswith("Next: ")  # steps on the command line
+    ]
     lines.append(f"{about_run(trace)}; the trace is {complete}.")
     if meta.schedule:
         lines.append(f"Steps, layers and phases: {meta.schedule}.")

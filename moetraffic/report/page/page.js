@@ -11,9 +11,25 @@
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
   };
   const narrow = () => window.innerWidth < 641;
+  const dark = window.matchMedia("screen and (prefers-color-scheme: dark)");
+  let printing = false;
+
+  // Colors of the page, which a style sheet has for light and dark screens.
+  function theme() {
+    const style = getComputedStyle(document.documentElement);
+    const light = { ink: "#1b1b1b", grid: "#e9e9e9", edge: "#999", paper: "#fff" };
+    return printing ? light : Object.fromEntries(
+      Object.keys(light).map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  }
+  // Black marks are drawn in the color of text.
+  const inked = (value, ink) => JSON.parse(JSON.stringify(value).replaceAll('"#000000"', JSON.stringify(ink)));
 
   // ---- data ------------------------------------------------------------------
-  const bytesOf = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  function bytesOf(text) {
+    const raw = atob(text), bytes = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+    return bytes;
+  }
 
   async function inflated(text) {
     const stream = new Blob([bytesOf(text)]).stream();
@@ -95,19 +111,20 @@
 
   function layoutOf(more) {
     const small = narrow();
+    const { ink, grid, edge, paper } = theme();
     const axis = {
-      automargin: true, gridcolor: "#e9e9e9", zerolinecolor: "#bdbdbd", linecolor: "#888",
-      ticks: "outside", tickcolor: "#bbb", tickfont: { size: small ? 10 : 12 },
+      automargin: true, gridcolor: grid, zerolinecolor: edge, linecolor: edge,
+      ticks: "outside", tickcolor: edge, tickfont: { size: small ? 10 : 12 },
       title: { font: { size: small ? 11 : 13 }, standoff: 8 },
     };
     return mixed({
       margin: { l: 10, r: 14, t: small ? 12 : 34, b: 10, pad: 0 },
-      font: { family: "system-ui, Segoe UI, Roboto, Helvetica, Arial, sans-serif", size: small ? 11 : 13, color: "#1b1b1b" },
-      paper_bgcolor: "#fff", plot_bgcolor: "#fff",
+      font: { family: "system-ui, Segoe UI, Roboto, Helvetica, Arial, sans-serif", size: small ? 11 : 13, color: ink },
+      paper_bgcolor: paper, plot_bgcolor: paper,
       legend: { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", font: { size: small ? 10 : 12 }, traceorder: "normal" },
       hovermode: "closest", dragmode: small ? false : "zoom",
       xaxis: { ...axis }, yaxis: { ...axis },
-    }, more);
+    }, inked(more || {}, ink));
   }
 
   // Long axis titles in two lines, where there is little room.
@@ -170,14 +187,33 @@
     card.querySelector(".downloads").append(button);
   }
 
-  const plots = new Set();
+  // Numbers in the cells of a heatmap, where they fit.
+  function labeled(trace, plot) {
+    if (trace.type !== "heatmap") return trace;
+    const rows = numbers(trace.y).values.length, columns = numbers(trace.x).values.length;
+    const fits = (plot.clientWidth - 150) / columns >= 40 && (plot.clientHeight - 90) / rows >= 15;
+    return fits ? { ...trace, texttemplate: trace.digits || "%{z:.3~s}", textfont: { size: 11 } } : trace;
+  }
+
+  // A mark in the color of text, also in a dark page.
+  function visible(trace, ink) {
+    const black = (part) => (part && part.color === "#000000" ? { ...part, color: ink } : part);
+    return { ...trace, ...(trace.line ? { line: black(trace.line) } : {}), ...(trace.marker ? { marker: black(trace.marker) } : {}) };
+  }
+
+  const plots = new Map();
 
   function show(card, traces, layout) {
     const plot = card.querySelector(".plot");
-    plots.add(plot);
-    if (narrow()) traces = traces.map(slender);
-    return Plotly.react(plot, traces, wrapped(layoutOf(layout)), CONFIG);
+    plots.set(plot, () => show(card, traces, layout));
+    const { ink } = theme();
+    let drawn = traces.map((trace) => labeled(visible(trace, ink), plot));
+    if (narrow()) drawn = drawn.map(slender);
+    const config = plot.clientWidth < 700 ? { ...CONFIG, displayModeBar: false } : CONFIG;
+    return Plotly.react(plot, drawn, wrapped(layoutOf(layout)), config);
   }
+  const redraw = () => Promise.all([...plots.values()].map((draw) => draw()));
+  dark.addEventListener("change", redraw);
 
   function chart(card, data) {
     const controls = card.querySelector(".controls");
@@ -346,9 +382,10 @@
 
   // Plotly's script is run after words and tables have been shown.
   const plotly = new Promise((done) => {
-    requestAnimationFrame(() => setTimeout(() => {
+    requestAnimationFrame(() => setTimeout(async () => {
       const script = document.createElement("script");
-      script.textContent = document.getElementById("plotly").textContent;
+      const packed = await inflated(document.getElementById("plotly").textContent);
+      script.textContent = new TextDecoder().decode(packed);
       document.head.append(script);
       done();
     }));
@@ -388,9 +425,26 @@
   }
 
   window.addEventListener("beforeprint", () => {
-    for (const plot of plots) Plotly.relayout(plot, { width: Math.min(plot.clientWidth, 680), autosize: false });
+    printing = true;
+    redraw();
+    for (const plot of plots.keys()) Plotly.relayout(plot, { width: Math.min(plot.clientWidth, 680), autosize: false });
   });
   window.addEventListener("afterprint", () => {
-    for (const plot of plots) Plotly.relayout(plot, { width: undefined, autosize: true });
+    printing = false;
+    redraw();
+    for (const plot of plots.keys()) Plotly.relayout(plot, { width: undefined, autosize: true });
   });
+
+  // The section in view is marked in the navigation.
+  const links = new Map([...document.querySelectorAll("nav a")].map((a) => [a.hash.slice(1), a]));
+  const marker = new IntersectionObserver((seen) => {
+    for (const { target, isIntersecting } of seen) {
+      if (!isIntersecting) continue;
+      links.forEach((link, key) => {
+        if (key === target.id) link.setAttribute("aria-current", "true");
+        else link.removeAttribute("aria-current");
+      });
+    }
+  }, { rootMargin: "-60px 0px -75% 0px" });
+  document.querySelectorAll("main section").forEach((section) => marker.observe(section));
 })();

@@ -19,6 +19,8 @@ from moetraffic.report.chart import (
     Rule,
     Series,
 )
+from moetraffic.tables import Table
+from moetraffic.units import bit_rate
 
 
 def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Missing:
@@ -43,6 +45,41 @@ def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Miss
         "slowest member; transfer: from the last member's issue.",
         columns=("ratio (dimensionless)", "part"),
         choices=("time",),
+    )
+
+
+def rates(found: Comparison, second: str, port_bytes_s: float) -> Table | None:
+    """Tabulate busbw, its ratio to the bound of a rank's port, and waiting.
+
+    busbw is the bytes of the bottleneck port over the transfer time, so that the rate
+    of a port over it is the transfer time over its lower bound.  None where no
+    all-to-all has times.
+    """
+    rows = []
+    for ratio in found.times:
+        if ratio.busbw_gbs is None or ratio.by == "all":
+            continue
+        name = f"{ratio.by} {ratio.label}".strip()
+        over = [port_bytes_s / 1e9 / rate for rate in ratio.busbw_gbs]
+        waiting = ratio.waiting or (None, None)
+        rows.append((name, *ratio.busbw_gbs, *over, *waiting))
+    if not rows:
+        return None
+    names = ("busbw [GB/s]", "transfer/lower bound", "waiting")
+    forms = (".3g", ",.1f", ".0%")
+    return Table(
+        title="Bus bandwidth, lower bound and waiting of the all-to-alls",
+        columns={"part": ""}
+        | {
+            f"{name}, {run}": form
+            for name, form in zip(names, forms, strict=True)
+            for run in ("captured", second)
+        },
+        rows=rows,
+        notes=[
+            f"Lower bound: each rank sends and receives {bit_rate(port_bytes_s)}. "
+            "Waiting: share of the time of calls before the last member's issue."
+        ],
     )
 
 

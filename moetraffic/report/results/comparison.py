@@ -219,5 +219,8 @@ def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> 
             )
             for r in ratios
         ],
-        notes=["busbw of all-to-alls, GB/s, by transfer time"],
+        notes=[
+            "busbw of all-to-alls, GB/s, by transfer time; wall: from an iteration's "
+            "first call to the end of its last, without the compute around them"
+        ],
     )

@@ -164,7 +164,7 @@ def spectrum(trace: Trace, analysis: Analysis) -> Chart | Missing:
         title=title,
         source="Fourier power of the on-off series, 32 bins an iteration, averaged "
         f"over {one.windows} overlapping windows (Welch), as a share of all but the "
-        f"mean. An iteration takes {duration(1 / one.step_hz)}, the median of rank 0.",
+        f"mean. Iteration time {duration(1 / one.step_hz)}, the median of rank 0.",
         columns=("frequency [1/s]", "share of the power"),
         choices=("source",),
         panels=tuple(
@@ -185,8 +185,14 @@ def _spectrum(found: list[Spectrum], kind: str, periods: dict[str, float]) -> Pa
         x=Axis(label="frequency [1/s]"),
         y=Axis(label="share of the power [%]", from_zero=True),
         series=tuple(
-            Series(x=s.frequency_hz, y=100 * s.share, name=s.name, color=c, width=1.2)
-            for s, c in zip(found, line_colors(len(found)), strict=True)
+            Series(
+                x=s.frequency_hz,
+                y=100 * s.share,
+                name=s.name,
+                color=PHASE_COLORS.get(s.name.removeprefix("phase "), color),
+                width=1.2,
+            )
+            for s, color in zip(found, line_colors(len(found)), strict=True)
         ),
         rules=(Rule(x=found[0].step_hz, text="once per iteration"),),
         note=f"Periods: {', '.join(own)}." if own else "",
@@ -245,7 +251,11 @@ def statistics_tables(
                 "steps would not show it. Jitter: CV of all steps."
             ],
         ),
-        *([Table(title="Step time", columns=_STEP_TIME, rows=steps)] if steps else []),
+        *(
+            [Table(title=FROM_STEP_TO_STEP, columns=_STEP_TIME, rows=steps)]
+            if steps
+            else []
+        ),
         Table(
             title="Burstiness",
             columns={
@@ -265,6 +275,7 @@ def statistics_tables(
     ]
 
 
+FROM_STEP_TO_STEP = "Time from an iteration's first burst to the next one's"
 _STEP_TIME = {
     **{"source": "", "steps": "", "p50": "s", "p90": "s", "p99": "s", "max": "s"},
     **{"CV": ".1%", "tail index": ".2f", "95% low": ".2f", "95% high": ".2f"},
@@ -300,13 +311,13 @@ def time_chart(
         return Missing(title=TIME_TITLE, reason=why)
     shares = 100 * np.nan_to_num(found.shares[:, _ORDER])
     ranks = np.arange(len(shares))
-    length_ms = found.total.sum(axis=0) / np.maximum(found.known.sum(axis=0), 1) / 1e6
+    first = found.total[found.known[:, 0], 0]
+    length = f"iteration time {duration(np.median(first) / 1e9)}, the median of rank 0"
     base = np.cumsum(shares, axis=1) - shares
     how = "compute inferred from gaps between collectives (no profile)"
     about = (
-        f"{len(found.iteration)} training steps of "
-        f"{np.mean(length_ms):.3g} ms on average, all collectives; communication "
-        f"{np.mean(found.communication_fraction):.1%}; "
+        f"{len(found.iteration)} training steps{f', {length}' if len(first) else ''}; "
+        f"all collectives; communication {np.mean(found.communication_fraction):.1%}; "
         + (how if found.inferred else "compute from kernels")
     )
     return Chart(

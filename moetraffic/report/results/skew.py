@@ -88,12 +88,15 @@ def curves(analysis: Analysis) -> Chart | Missing:
             ):
                 name = (kind.replace("_", " "), metric.replace("_", " "))
                 panels.append(_panel(analysis, found, name, label, step))
+    smoothed = any(panel.smooth > 1 for panel in panels)
     kinds = "; ".join(f"{kind.replace('_', ' ')}: {of}" for kind, of in about.items())
     return Chart(
         key="evenness",
         title=title,
-        source=f"{kinds}. Faint: each iteration; thick: moving mean. Gray: noise floor "
-        "of a balanced router, mean ± 2 standard deviations." + thinned(step),
+        source=f"{kinds}. "
+        + ("Faint: each iteration; thick: moving mean. " if smoothed else "")
+        + "Gray: noise floor of a balanced router, mean ± 2 standard deviations."
+        + thinned(step),
         columns=("iteration", "value (dimensionless)"),
         choices=("quantity", "metric"),
         panels=tuple(panels),
