@@ -14,6 +14,7 @@ from moetraffic.report.console.options import (
     Force,
     Iterations,
     option,
+    picture,
     positive_numbers,
     selection,
 )
@@ -42,6 +43,16 @@ def _rate(text: str) -> float:
 def _size(text: str) -> int:
     """Read a number of bytes; 0 for none."""
     return 0 if text == "0" else byte_count(text)
+
+
+def _shares(text: str | None) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise AnalysisError(
+            f"shares of the tokens are numbers with commas, but are {text!r}: give "
+            "--token-shares 0.5,0.1"
+        ) from None
 
 
 def _names(given: list[str]) -> list[str]:
@@ -90,6 +101,22 @@ def evaluate(
         str | None,
         option("Further ages, with commas: 2,5,10.", panel=PLANS, shown="none"),
     ] = None,
+    token_shares: Annotated[
+        str | None,
+        option(
+            "Evaluate with these shares of the tokens, too, drawn at random: 0.5,0.1.",
+            panel=PLANS,
+            shown="none",
+        ),
+    ] = None,
+    progress_too: Annotated[
+        bool,
+        typer.Option(
+            "--progress",
+            help="Evaluate the early and the late half of the run, too.",
+            rich_help_panel=PLANS,
+        ),
+    ] = False,
     most: Annotated[
         int, option("Maximum iterations that are served.", panel=PLANS, min=1)
     ] = 64,
@@ -145,6 +172,14 @@ def evaluate(
         int,
         option("Circuits that end at a port at the same time.", panel=CIRCUITS, min=1),
     ] = 1,
+    circuit_counts: Annotated[
+        str | None,
+        option(
+            "Further numbers of circuits of a port, with commas: 2,4.",
+            panel=CIRCUITS,
+            shown="none",
+        ),
+    ] = None,
     window: Annotated[
         float,
         option(
@@ -218,6 +253,13 @@ def evaluate(
     output: Annotated[
         Path | None, option("JSON file to write.", "-o", "--output")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        option(
+            "PNG, PDF or SVG picture of one trace's scores and curves to write.",
+            callback=picture,
+        ),
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -225,7 +267,7 @@ def evaluate(
 
     Example: moetraffic evaluate run.h5 --policy rotation,max-weight --ages 5,20
     """
-    validate_outputs((output,), traces, force=force)
+    validate_outputs((output, plot), traces, force=force)
     from moetraffic.fabric.named import load_fabric
     from moetraffic.policies.catalog import policy_family
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
@@ -264,6 +306,13 @@ def evaluate(
         if ages
         else (),
         "delays_s": [seconds(part) for part in delays.split(",")] if delays else (),
+        "circuits": positive_numbers(
+            circuit_counts, "circuits are numbers", "--circuit-counts 2,4"
+        )
+        if circuit_counts
+        else (),
+        "token_shares": _shares(token_shares),
+        "progress": progress_too,
         "scope": Scope(
             name=completion,
             token_s=0.0 if completion == "exchange" else token_time,
@@ -275,6 +324,12 @@ def evaluate(
     names += plans
     told, shown = [], []
     shifts = [n for n in names if isinstance(n, str) and policy_family(n) == "jobs"]
+    number = bool(shifts) + len(traces) * (len(names) > len(shifts))
+    if plot is not None and number > 1:
+        raise AnalysisError(
+            f"a picture has the scores of one evaluation, but there are {number}: give "
+            "one trace, or leave out --plot"
+        )
     if shifts:
         found = _together(
             *(traces, shifts, network, capacity, communication),
@@ -303,7 +358,14 @@ def evaluate(
         shown += [report.verdict(found), *report.tables(found)]
     if not shown:
         raise AnalysisError("policies are evaluated on traces: name one or more")
-    present({"runs": told}, *shown, as_json=as_json, output=output)
+    present(
+        {"runs": told},
+        *shown,
+        as_json=as_json,
+        output=output,
+        chart=None if plot is None else report.chart(found),
+        plot=plot,
+    )
 
 
 def _together(

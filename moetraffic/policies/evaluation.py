@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.resampling import UNTOLD, ratio
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
+from .bench import Bench
 from .catalog import Maker, policy_maker, validated
+from .curves import halves, thinned
 from .exchange_series import (
     FORECASTERS,
     ExchangeSeries,
-    LayerKey,
     byte_series,
-    first_point,
-    forecast_points,
     number_of,
     token_series,
 )
-from .family import FAMILIES, Family, network_of
-from .harness import PolicyFailure, PolicyRun, foresight, run_policy
+from .family import FAMILIES
+from .harness import PolicyFailure
 from .jobs.exchanges import single_job
-from .scores import NONE, Evaluation, PolicyScore, longer
+from .scores import CURVES, Evaluation, PolicyScore
 from .service.cluster import Cluster
-from .service.layer import EXCHANGE, Scope, bound_layer
+from .service.layer import EXCHANGE, Scope
 from .service.optical import OpticalSwitch
 from .transmission.two_level import with_distinct_tokens
-
-if TYPE_CHECKING:
-    pass
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -45,9 +39,6 @@ OPTICAL = OpticalSwitch(
 )
 """Circuits of 400 Gbps and a packet switch of 50 Gbps a port: 8 to 1, as in Etalon
 (M. K. Mukerjee et al., NSDI 2020)."""
-
-Forecasts = dict[LayerKey, Sequence[Float64] | Float64]
-"""Forecasts ``[n, ...]`` at the served iterations, by layer."""
 
 
 def evaluate(
@@ -60,6 +51,9 @@ def evaluate(
     hold: int = 1,
     ages: Sequence[int] = (),
     delays_s: Sequence[float] = (),
+    circuits: Sequence[int] = (),
+    token_shares: Sequence[float] = (),
+    progress: bool = False,
     scope: Scope = EXCHANGE,
     phase: str = "dispatch",
     layers: Sequence[int] | None = None,
@@ -89,8 +83,13 @@ def evaluate(
         Iterations from the newest known exchange to the one that a plan serves first.
     hold
         Iterations that a plan serves.
-    ages, delays_s
-        Further ages, and further delays of optical switches, evaluated one at a time.
+    ages, delays_s, circuits
+        Further ages, and further delays and numbers of circuits of a port of optical
+        switches, evaluated one at a time.
+    token_shares
+        Shares of the tokens, drawn at random, with which the run is evaluated, too.
+    progress
+        Whether the early and the late half of the run are evaluated, too.
     scope
         What completion times are of; a placement's are of a layer at least.
     phase, layers, iterations
@@ -143,17 +142,45 @@ def evaluate(
     else:
         chosen: dict[str, Any] = {"layers": layers, "iterations": iterations}
         series = {u: READERS[u](trace, phase=phase, **chosen) for u in by_unit}
-    bench = _Bench(
-        series=series,
-        forecasters=tuple(dict.fromkeys((*forecasters, "oracle"))),
-        hold=hold,
-        scope=scope,
-        most=most,
-        limit_s=limit_s,
-        seed=seed,
-    )
-    cases = [(age, None), *((a, None) for a in ages), *((age, d) for d in delays_s)]
-    scores: list[list[PolicyScore]] = [[], [], []]
+    asked: dict[str, Any] = {
+        "forecasters": tuple(dict.fromkeys((*forecasters, "oracle"))),
+        "hold": hold,
+        "scope": scope,
+        "most": most,
+        "limit_s": limit_s,
+        "seed": seed,
+    }
+    bench = Bench(series=series, **asked)
+    parts = {unit: halves(one) for unit, one in series.items() if progress}
+    cases = [
+        _Case(curve="", bench=bench, age=age),
+        *(_Case(curve="age", bench=bench, age=other) for other in ages),
+        *(
+            _Case(curve="delay", bench=bench, age=age, change={"delay_s": delay})
+            for delay in delays_s
+        ),
+        *(
+            _Case(curve="circuits", bench=bench, age=age, change={"circuits": number})
+            for number in circuits
+        ),
+        *(
+            _Case(curve="tokens", bench=Bench(series=fewer, **asked), age=age)
+            for share in token_shares
+            for fewer in [
+                {u: thinned(s, share, unit=u, seed=seed) for u, s in series.items()}
+            ]
+        ),
+        *(
+            _Case(
+                curve="progress",
+                bench=Bench(series={u: p[part] for u, p in parts.items()}, **asked),
+                age=age,
+                part=part,
+            )
+            for part in (("early", "late") if progress else ())
+        ),
+    ]
+    scores: dict[str, list[PolicyScore]] = {name: [] for name in ("", *CURVES)}
     failures: list[str] = []
     for number, maker in enumerate(makers):
         family = FAMILIES[maker().family]
@@ -174,19 +201,20 @@ def evaluate(
                 if getattr(maker(), "once", False) and isinstance(trace, Trace):
                     network = with_distinct_tokens(network, trace, phase=phase)
                 bench.audit(maker, family, network, age=age)
-                for at, (older, delay) in enumerate(cases):
-                    kind = 0 if at == 0 else 1 if delay is None else 2
-                    on = network
-                    if delay is not None:
-                        if not isinstance(network, OpticalSwitch):
-                            continue
-                        on = network.with_delay(delay)
-                    scores[kind] += bench.scores(maker, family, name, on, age=older)
+                for case in cases:
+                    if case.change and not isinstance(network, OpticalSwitch):
+                        continue
+                    on = replace(network, **case.change) if case.change else network
+                    scores[case.curve] += case.bench.scores(
+                        *(maker, family, name, on),
+                        age=case.age,
+                        part=case.part,
+                    )
         except PolicyFailure as failure:
             failures.append(f"{failure}.")
         if on_run is not None:
             on_run(number + 1, maker().name)
-    if not scores[0]:
+    if not scores[""]:
         raise AnalysisError(
             "no policy could be evaluated: "
             + (
@@ -204,11 +232,21 @@ def evaluate(
         iterations=(int(one.iterations[points[0]]), int(one.iterations[points[-1]])),
         layers=tuple(dict.fromkeys(map(number_of, one.layers))),
         ranks=max(truth.shape[1] for truth in one.layers.values()),
-        scores=tuple(scores[0]),
-        by_age=tuple(scores[1]),
-        by_delay=tuple(scores[2]),
+        scores=tuple(scores[""]),
+        **{f"by_{curve}": tuple(scores[curve]) for curve in CURVES},
         failures=tuple(failures),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """One condition of an evaluation; its curve has the others."""
+
+    curve: str  # one of CURVES, or "" for the main condition
+    bench: Bench
+    age: int
+    change: dict[str, Any] = field(default_factory=dict)  # of an optical switch
+    part: str = ""
 
 
 READERS: Mapping[str, Callable[..., ExchangeSeries]] = {
@@ -217,169 +255,3 @@ READERS: Mapping[str, Callable[..., ExchangeSeries]] = {
     "jobs": single_job,
 }
 """Readers of a trace by the unit of their series."""
-
-
-class _Bench:
-    """Series, and the forecasts that several policies share."""
-
-    def __init__(
-        self,
-        *,
-        series: Mapping[str, ExchangeSeries],
-        forecasters: tuple[str, ...],
-        hold: int,
-        scope: Scope,
-        most: int,
-        limit_s: float,
-        seed: int,
-    ) -> None:
-        self.series = series
-        self.forecasters = forecasters
-        self.hold, self.scope, self.most = hold, scope, most
-        self.limit_s, self.seed = limit_s, seed
-        self._forecasts: dict[tuple[str, str, int], Forecasts] = {}
-        self._bounds: dict[tuple[str, Any], Float64] = {}
-
-    def points(self, series: ExchangeSeries) -> Int64:
-        """Return the iterations that are served, ``[n]`` consecutive indices."""
-        steps = len(series.iterations)
-        return np.arange(max(first_point(steps), steps - self.most), steps)
-
-    def forecasts(self, unit: str, forecaster: str, age: int) -> Forecasts:
-        """Forecast every layer at the points; kept for the next policy."""
-        key = (unit, forecaster, age)
-        if key not in self._forecasts:
-            series = self.series[unit]
-            points = self.points(series)
-            if age > points[0]:
-                raise AnalysisError(
-                    f"an age is at most the first {points[0]} iterations, but is {age}:"
-                    " lower --age, or give a longer run"
-                )
-            self._forecasts[key] = {
-                layer: forecast_points(
-                    truth, points, age=age, forecaster=forecaster, seed=self.seed
-                )
-                for layer, truth in series.layers.items()
-            }
-        return self._forecasts[key]
-
-    def audit(self, maker: Maker, family: Family, network: Any, *, age: int) -> None:
-        """Raise PolicyFailure if a policy uses traffic that is not known yet."""
-        series = self.series[family.unit]
-        why = foresight(
-            *(maker, series, network),
-            points=self.points(series),
-            age=age,
-            limit_s=self.limit_s,
-            seed=self.seed,
-        )
-        if why:
-            raise PolicyFailure(why)
-
-    def bounds(self, family: Family, network: Any) -> Float64:
-        """Bound completions ``[n, layers]`` from below; kept for the next policy."""
-        if (family.name, network) not in self._bounds:
-            series = self.series[family.unit]
-            bound = partial(
-                bound_layer,
-                family.bound,
-                scope=self.scope if family.unit == "bytes" else EXCHANGE,
-                row_bytes=series.row_bytes,
-            )
-            parts = {n: network_of(network, series.ranks.get(n)) for n in series.layers}
-            self._bounds[family.name, network] = np.array(
-                [
-                    [bound(t[p], network=parts[n]) for n, t in series.layers.items()]
-                    for p in self.points(series).tolist()
-                ]
-            )
-        return self._bounds[family.name, network]
-
-    def scores(
-        self, maker: Maker, family: Family, name: str, network: Any, *, age: int
-    ) -> Iterable[PolicyScore]:
-        """Score a policy with every forecaster; those without a forecast once."""
-        series = self.series[family.unit]
-        points = self.points(series)
-        policy = maker()
-        forecasters = self.forecasters if policy.forecasts else (NONE,)
-        bound = self.bounds(family, network)
-        runs: dict[str, PolicyRun] = {}
-        for forecaster in forecasters:
-            used = "persistence" if forecaster == NONE else forecaster
-            forecasts = self.forecasts(family.unit, used, age)
-            for other, run in runs.items():
-                # the best forecaster is often one of the others
-                if _equal(forecasts, self.forecasts(family.unit, other, age)):
-                    runs[forecaster] = run
-                    break
-            else:
-                runs[forecaster] = run_policy(
-                    *(maker, series, forecasts, points, network),
-                    age=age,
-                    hold=self.hold,
-                    scope=self.scope,
-                    limit_s=self.limit_s,
-                )
-        best = _completions(runs["oracle"]) if "oracle" in runs else None
-        return [
-            self._score(
-                *(run, bound, best if forecaster != "oracle" else None),
-                policy=policy.name,
-                family=family.name,
-                network=name,
-                forecaster=forecaster,
-                age=age,
-                delay_s=getattr(network, "delay_s", float("nan")),
-            )
-            for forecaster, run in runs.items()
-        ]
-
-    def _score(
-        self,
-        run: PolicyRun,
-        bound: Float64,
-        best: Float64 | None,
-        *,
-        age: int,
-        **names: Any,
-    ) -> PolicyScore:
-        flat = [one for row in run.services for one in row]
-        took = _completions(run)
-        sums = took.sum(axis=1)
-        each = sums if self.scope.name == "iteration" else took
-        demand = sum(one.demand_bytes for one in flat)
-        planned = sum(one.planned_bytes for one in flat)
-        regret = UNTOLD
-        if best is not None:
-            regret = longer(sums, best.sum(axis=1), span=max(age, self.hold))
-        return PolicyScore(
-            **names,
-            age=age,
-            exchanges=took.size,
-            completion_p50_s=float(np.quantile(each, 0.5)),
-            completion_p99_s=float(np.quantile(each, 0.99)),
-            completion_mean_s=float(each.mean()),
-            over_bound=ratio(bound.sum(axis=1), sums, seed=self.seed),
-            regret=regret,
-            served_share=planned / demand if demand else float("nan"),
-            reconfigurations=float(np.mean([s.reconfigurations for s in flat])),
-            moved_bytes=float(np.mean([s.moved_bytes for s in flat])),
-            load_imbalance=float(np.mean([s.load_imbalance for s in flat])),
-            planning_p50_s=float(np.quantile(run.planning_s, 0.5)),
-            planning_max_s=float(run.planning_s.max()),
-            by_iteration_s=tuple(sums.tolist()),
-        )
-
-
-def _equal(one: Forecasts, other: Forecasts) -> bool:
-    """Compare forecasts in memory; others are of simple forecasters, which differ."""
-    pairs = [(one[layer], other[layer]) for layer in one]
-    held = all(isinstance(a, np.ndarray) for pair in pairs for a in pair)
-    return held and all(np.array_equal(a, b) for a, b in pairs)
-
-
-def _completions(run: PolicyRun) -> Float64:
-    """Return the completion times ``[n, layers]`` of a run."""
-    return np.array([[one.completion_s for one in row] for row in run.services])

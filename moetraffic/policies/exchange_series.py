@@ -170,7 +170,7 @@ def byte_series(
         ranks = widths[layer]
         read = partial(_matrices, trace, calls[layer], of, ranks)
         if held:
-            parts = np.array_split(when, -(-len(when) // AT_ONCE))
+            parts = np.array_split(when, max(1, -(-len(when) // AT_ONCE)))
             found[layer] = np.concatenate([read(part) for part in parts])
         else:
             found[layer] = MatrixWindow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,16 @@ NONE = "none"
 """Forecaster of policies that use no forecast."""
 
 
+CURVES: Mapping[str, str] = {
+    "age": "age",
+    "delay": "delay_s",
+    "circuits": "circuits",
+    "tokens": "tokens",
+    "progress": "part",
+}
+"""Field of a score that changes along each curve."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyScore:
     """Result of one policy with one forecaster, on one network, at one age and delay.
@@ -35,6 +46,9 @@ class PolicyScore:
     forecaster: str
     age: int  # iterations
     delay_s: float  # reconfiguration; NaN where the network has none
+    circuits: int  # of a port; 0 where the network has none
+    tokens: float  # mean token copies that a rank sends; NaN where unknown
+    part: str  # "early" or "late" in training; "": the whole run
     exchanges: int
     completion_p50_s: float
     completion_p99_s: float
@@ -63,18 +77,31 @@ class Evaluation(ShownAsTables):
     scores: tuple[PolicyScore, ...]  # at the given age and delay
     by_age: tuple[PolicyScore, ...]  # at further ages
     by_delay: tuple[PolicyScore, ...]  # at further reconfiguration delays
+    by_circuits: tuple[PolicyScore, ...]  # with other numbers of circuits
+    by_tokens: tuple[PolicyScore, ...]  # with fewer tokens
+    by_progress: tuple[PolicyScore, ...]  # on each half of the run
     failures: tuple[str, ...]  # a sentence for each policy that failed
 
-    def to_frame(self) -> pandas.DataFrame:
-        """Build a tidy pandas table with one row per policy, forecaster, age, delay.
+    def curve(self, name: str) -> tuple[PolicyScore, ...]:
+        """Return the scores along one of CURVES; the main ones are part of it."""
+        further: tuple[PolicyScore, ...] = getattr(self, f"by_{name}")
+        if not further or name == "progress":
+            return further
+        optical = name in ("delay", "circuits")
+        return (*(s for s in self.scores if s.circuits or not optical), *further)
 
-        Intervals become two columns, ``..._low`` and ``..._high``, beside the value.
+    def to_frame(self) -> pandas.DataFrame:
+        """Build a tidy pandas table with one row per score.
+
+        ``curve`` is "" or one of CURVES.  Intervals become two columns, ``..._low`` and
+        ``..._high``, beside the value.
         """
         import pandas
 
         rows = []
-        for score in (*self.scores, *self.by_age, *self.by_delay):
-            row: dict[str, Any] = {"run": self.run, "phase": self.phase}
+        parts = [("", self.scores), *((c, getattr(self, f"by_{c}")) for c in CURVES)]
+        for curve, score in ((name, one) for name, of in parts for one in of):
+            row: dict[str, Any] = {"run": self.run, "phase": self.phase, "curve": curve}
             for name, value in vars(score).items():
                 if isinstance(value, Interval):
                     row |= {name: value.value, f"{name}_low": value.low}

@@ -133,6 +133,7 @@ class Chart:
     width: int = 900  # pixels of all panels
     across: int = 1  # panels side by side
     log_color: bool = False  # of heatmaps
+    shared: bool = True  # whether panels in a row or column have one axis
 
 
 @dataclass(frozen=True, kw_only=True)

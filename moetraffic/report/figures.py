@@ -104,7 +104,10 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
     figure = Figure(figsize=(size[0], whole), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(
-        lines, across, squeeze=False, sharex="col", sharey="row"
+        *(lines, across),
+        squeeze=False,
+        sharex="col" if chart.shared else False,
+        sharey="row" if chart.shared else False,
     ).ravel()
     colors = _color_scale(chart)
     images = []
@@ -116,7 +119,8 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
         if image is not None:
             images.append((axes, image, panel.series[0].unit))
         # shared axes are labeled once
-        axes.label_outer(remove_inner_ticks=number % across > 0)
+        if chart.shared:
+            axes.label_outer(remove_inner_ticks=number % across > 0)
     for axes in grid[len(chart.panels) :]:
         axes.set_visible(False)
     if images:

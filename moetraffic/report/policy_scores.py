@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite, isinf
 from typing import Any
 
+import numpy as np
+
 from moetraffic.analysis.resampling import Interval
 from moetraffic.policies.scores import (
+    CURVES,
     NONE,
     Evaluation,
     PolicyScore,
     break_even_s,
     difference,
 )
+from moetraffic.report.chart import Axis, Chart, Panel, Series, line_colors
 from moetraffic.tables import Table, plain, tables_of
 from moetraffic.units import duration
+
+TITLES = {
+    "age": "Age of the plan",
+    "delay": "Reconfiguration delay",
+    "circuits": "Circuits of a port",
+    "tokens": "Tokens of a rank in an exchange",
+    "progress": "Progress of training",
+}
+"""What changes along each of :data:`moetraffic.policies.scores.CURVES`."""
+
+ENDS = ("value", "low", "high")
 
 CONTROLS = ("oracle", "shuffled")
 """Forecasters that no deployed policy has, or would use."""
@@ -57,6 +72,7 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
         else:
             text += f"; no evidence that {plan} differs from the truth's: "
             text += _percent(best.regret)
+    text += _aged(found, best)
     others = [s for s in usable if s.forecaster == NONE and s is not best]
     if others:
         plainest = min(others, key=lambda s: s.completion_mean_s)
@@ -75,6 +91,22 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
         else:
             text += "; planning pays at none of the delays evaluated"
     return f"{text}."
+
+
+def _aged(found: Evaluation, best: PolicyScore) -> str:
+    """Compare the oldest plan that was evaluated with that of the main condition."""
+    name = (best.policy, best.forecaster, best.network)
+    older = [
+        s
+        for s in found.by_age
+        if (s.policy, s.forecaster, s.network) == name and s.age > best.age
+    ]
+    if not older or best.forecaster == NONE:
+        return ""
+    oldest = max(older, key=lambda s: s.age)
+    gap = difference(oldest, best)
+    text = f"; a plan {oldest.age} iterations old costs {_percent(gap)} over that"
+    return text + (", no evidence of a difference" if gap.low <= 0 <= gap.high else "")
 
 
 def _named(score: PolicyScore) -> str:
@@ -99,16 +131,12 @@ def tables(found: Evaluation) -> Sequence[Table]:
     several = len({s.family for s in found.scores}) > 1
     title = (
         f"Policies on {found.run}, {found.phase}, iterations {found.iterations[0]} to "
-        f"{found.iterations[1]}, {len(found.layers)} layers, {found.ranks} ranks"
+        f"{found.iterations[1]}, {_layers(found)}, {found.ranks} ranks"
     )
     made = [_table(found.scores, title, several=several, notes=found.failures)]
-    if found.by_age:
-        made.append(_curve((*found.scores, *found.by_age), "age", "Age of the plan"))
-    if found.by_delay:
-        every = [s for s in found.scores if isfinite(s.delay_s)]
-        made.append(
-            _curve((*every, *found.by_delay), "delay_s", "Reconfiguration delay")
-        )
+    for curve, title in TITLES.items():
+        if scores := found.curve(curve):
+            made.append(_curve(scores, CURVES[curve], title))
     return made
 
 
@@ -142,6 +170,105 @@ def _table(
     return Table(title=title, columns=columns, rows=rows, notes=notes)
 
 
+def chart(found: Evaluation) -> Chart:
+    """Draw the ratio to the lower bound of each policy, and along each curve."""
+    usable = [s for s in found.scores if s.forecaster != "shuffled"]
+    names = [_label(s) for s in usable]
+    row = np.arange(len(usable))
+    panels = [
+        Panel(
+            name=("all policies",),
+            x=Axis(label="completion / lower bound", log=True),
+            y=Axis(names=tuple(names), reverse=True),
+            series=(
+                Series(
+                    kind="points",
+                    x=[s.over_bound.value for s in usable],
+                    y=row,
+                    x_interval=(
+                        np.array([s.over_bound.low for s in usable]),
+                        np.array([s.over_bound.high for s in usable]),
+                    ),
+                ),
+            ),
+        )
+    ]
+    every = list(dict.fromkeys(_label(s) for s in usable if s.forecaster != "oracle"))
+    colors = dict(zip(every, line_colors(len(every)), strict=True))
+    panels += [
+        _panel(found.curve(curve), curve, title, colors)
+        for curve, title in TITLES.items()
+        if found.curve(curve)
+    ]
+    return Chart(
+        key="policies",
+        title=f"Scheduling policies on {found.run}",
+        source=f"{found.phase}, iterations {found.iterations[0]} to "
+        f"{found.iterations[1]}, {_layers(found)}, {found.ranks} ranks; "
+        "intervals of 95%",
+        panels=tuple(panels),
+        columns=("x", "y"),
+        choices=("quantity",),
+        height=max(380, 26 * len(usable)),
+        shared=False,
+    )
+
+
+def _layers(found: Evaluation) -> str:
+    number = len(found.layers)
+    return f"{number} layer{'s' * (number != 1)}"
+
+
+def _label(score: PolicyScore) -> str:
+    return f"{_named(score)}, {score.network}"
+
+
+def _panel(
+    scores: Sequence[PolicyScore], curve: str, title: str, colors: Mapping[str, str]
+) -> Panel:
+    """Draw regrets along a curve; where there is none, the ratio to the bound."""
+    regrets = curve in ("age", "tokens", "progress")
+    field = CURVES[curve]
+    chosen = [
+        s
+        for s in scores
+        if s.forecaster not in CONTROLS and (not regrets or isfinite(s.regret.value))
+    ]
+    ticks = ("early", "late") if curve == "progress" else ()
+    series = []
+    for name in dict.fromkeys(map(_label, chosen)):
+        mine = [s for s in chosen if _label(s) == name]
+        mine.sort(key=lambda s: getattr(s, field))
+        at = [getattr(s, field) for s in mine]
+        values = [s.regret if regrets else s.over_bound for s in mine]
+        scale = 100 if regrets else 1
+        ends = [scale * np.array([getattr(v, e) for v in values]) for e in ENDS]
+        series.append(
+            Series(
+                x=[ticks.index(v) for v in at] if ticks else at,
+                y=ends[0],
+                y_interval=(ends[1], ends[2]),
+                name=name,
+                color=colors[name],
+                marked=True,
+            )
+        )
+    units = {"age": " [iterations]", "delay": " [s]"}
+    return Panel(
+        name=(title.lower(),),
+        x=Axis(
+            label=f"{title.lower()}{units.get(curve, '')}",
+            log=curve in ("delay", "tokens"),
+            names=ticks,
+        ),
+        y=Axis(
+            label="regret [%]" if regrets else "completion / lower bound",
+            log=not regrets,
+        ),
+        series=tuple(series),
+    )
+
+
 def _curve(scores: Sequence[PolicyScore], field: str, title: str) -> Table:
     """Tabulate completion over the lower bound, by one quantity."""
     values = sorted({getattr(s, field) for s in scores})
@@ -150,7 +277,8 @@ def _curve(scores: Sequence[PolicyScore], field: str, title: str) -> Table:
         (s.policy, s.forecaster, s.network, getattr(s, field)): s.over_bound.value
         for s in scores
     }
-    shown = [duration(v) if field == "delay_s" else f"{v} old" for v in values]
+    texts = {"delay_s": duration, "age": "{} old".format, "tokens": "{:.4g}".format}
+    shown = list(map(texts.get(field, str), values))
     return Table(
         title=f"{title}: completion over the lower bound",
         columns={

@@ -16,7 +16,7 @@ from moetraffic import Trace, load_fabric
 from moetraffic.analysis.resampling import Interval
 from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
-from moetraffic.policies.catalog import POLICIES
+from moetraffic.policies.catalog import POLICIES, policy_family
 from moetraffic.policies.evaluation import OPTICAL, evaluate
 from moetraffic.policies.exchange_series import (
     FORECASTERS,
@@ -26,7 +26,7 @@ from moetraffic.policies.exchange_series import (
     forecast_points,
 )
 from moetraffic.policies.policy import View
-from moetraffic.policies.scores import PolicyScore, break_even_s, difference
+from moetraffic.policies.scores import CURVES, PolicyScore, break_even_s, difference
 from moetraffic.policies.service.cluster import Cluster
 from moetraffic.policies.service.optical import (
     Matchings,
@@ -35,7 +35,7 @@ from moetraffic.policies.service.optical import (
     max_weight_matchings,
 )
 from moetraffic.policies.service.packet_network import PacketNetwork
-from moetraffic.report.policy_scores import verdict
+from moetraffic.report.policy_scores import chart, verdict
 
 
 def counts(
@@ -332,14 +332,70 @@ def test_the_verb_prints_a_verdict_a_table_and_curves(
     assert main([*asked, "--packets", "0", "--rest", "packets"]) == 2
 
 
+def test_curves_change_one_quantity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng()
+    demand = rng.multinomial(256, np.full(4, 0.25), size=(32, 1, 4))
+    trace = Trace.from_arrays(demand, row_bytes=4096)
+    found = evaluate(
+        trace,
+        ["rotation", "max-weight", "all-at-once"],
+        networks={"optical": OPTICAL, "single": ports(4)},
+        forecasters=["persistence"],
+        ages=(2,),
+        delays_s=(1e-3,),
+        circuits=(2,),
+        token_shares=(0.25,),
+        progress=True,
+    )
+    assert found.failures == ()
+    values = {name: {s.part or s.tokens for s in found.curve(name)} for name in CURVES}
+    assert values["progress"] == {"early", "late"}
+    assert {s.circuits for s in found.by_circuits} == {2}
+    assert found.scores[0].tokens == 256
+    # thinned exchanges have fewer tokens by the share, and take less time
+    assert found.by_tokens[0].tokens == pytest.approx(64, rel=0.1)
+    assert found.by_tokens[0].completion_mean_s < found.scores[0].completion_mean_s
+    # twice the circuits and the same packets: the bound falls, no plan is slower
+    twice = by_name(found.by_circuits)["max-weight", "oracle"]
+    once = by_name(found.scores)["max-weight", "oracle"]
+    assert twice.completion_mean_s < once.completion_mean_s
+    frame = found.to_frame()
+    assert set(frame["curve"]) == {"", *CURVES}
+    assert len(frame) == sum(len(getattr(found, f"by_{c}")) for c in CURVES) + len(
+        found.scores
+    )
+    drawn_panels = chart(found).panels
+    assert len(drawn_panels) == 1 + len(CURVES)
+    trace.save(tmp_path / "run.h5")
+    asked = ["evaluate", str(tmp_path / "run.h5"), "--policy", "rotation,max-weight"]
+    asked += ["--ages", "4", "--token-shares", "0.5"]
+    for kind, begin in (("pdf", b"%PDF"), ("svg", b"<?xml")):
+        picture = tmp_path / f"curves.{kind}"
+        assert main([*asked, "--plot", str(picture)]) == 0
+        assert picture.read_bytes().startswith(begin)
+        assert "a plan 4 iterations old costs" in capsys.readouterr().out
+    assert main([*asked, "--token-shares", "2"]) == 2
+    assert main([*asked, "--token-shares", "x"]) == 2
+    with pytest.raises(AnalysisError, match="two halves of at least 16"):
+        evaluate(drawn(20), ["rotation"], progress=True)
+
+
+def ports(ranks: int) -> PacketNetwork:
+    fabric = load_fabric("single", ranks, capacity="400Gbps")
+    return PacketNetwork(topology=fabric.topology, slots=fabric.slots)
+
+
 def test_every_built_in_policy_conforms() -> None:
     fabric = load_fabric("single", 5, capacity="400Gbps")
     packets = PacketNetwork(
         topology=fabric.topology, slots=fabric.slots, distinct=np.ones((5, 5))
     )
+    alone = [name for name in POLICIES if policy_family(name) != "jobs"]
     found = evaluate(
         drawn(16, ranks=5),
-        list(POLICIES),
+        alone,
         networks={
             "optical": OPTICAL,
             "single": packets,
@@ -348,7 +404,7 @@ def test_every_built_in_policy_conforms() -> None:
         forecasters=["persistence"],
     )
     assert found.failures == ()
-    assert {s.policy for s in found.scores} == set(POLICIES)
+    assert {s.policy for s in found.scores} == set(alone)
     assert all(isinstance(s.regret, Interval) for s in found.scores)
     assert OPTICAL.rest == "packets"
 

@@ -9,8 +9,10 @@ from typing import Any
 from moetraffic.analysis import analyze, compare
 from moetraffic.analysis.engine import Tick, in_threads
 from moetraffic.analysis.exchange import OF, sources
-from moetraffic.errors import AnalysisError
+from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.fabric.named import Network
+from moetraffic.policies.evaluation import evaluate
+from moetraffic.report import policy_scores
 from moetraffic.report.chart import Chart, Missing
 from moetraffic.report.results import (
     comparison,
@@ -26,6 +28,9 @@ from moetraffic.trace import Trace
 
 from . import highlights, side_by_side
 from .matrices import MOST_BYTES, Kept, Matrices, matrices
+
+POLICIES = ("packets", "rotation", "max-weight")
+"""Policies of the report: without circuits, oblivious, and planned."""
 
 Part = Chart | Missing | Table | Matrices
 
@@ -183,6 +188,13 @@ def content(
                 ),
             ),
         ),
+        Section(
+            key="policies",
+            title="Scheduling policies",
+            about="Circuits planned from the past of the last MoE layer, served "
+            "against its true traffic; moetraffic evaluate has more policies.",
+            parts=_policies(trace, phase=phase, layers=layers, iterations=iterations),
+        ),
         _beside(
             trace,
             replay,
@@ -225,6 +237,33 @@ def content(
 def _is_any(part: Part, charts: Sequence[Chart]) -> bool:
     # charts hold arrays, which have no single truth value when compared
     return any(part is chart for chart in charts)
+
+
+def _policies(
+    trace: Trace,
+    *,
+    phase: str,
+    layers: Sequence[int] | None,
+    iterations: range | None,
+) -> tuple[Part, ...]:
+    """Evaluate a few policies on the last layer, where the run is long enough."""
+    some = sorted(set(trace.layers) & set(layers)) if layers else list(trace.layers)
+    try:
+        found = evaluate(
+            trace,
+            POLICIES,
+            forecasters=("persistence", "oracle"),
+            ages=(4,),
+            delays_s=(1e-6, 1e-4, 1e-2),
+            phase=phase,
+            layers=[max(some)] if some else None,
+            iterations=iterations,
+            most=32,
+        )
+    except MoetrafficError as error:
+        return (Missing(title="Scheduling policies", reason=str(error)),)
+    table, *_ = policy_scores.tables(found)
+    return (policy_scores.chart(found), table)
 
 
 def _beside(

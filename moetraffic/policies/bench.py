@@ -1,0 +1,216 @@
+"""Run a policy with all forecasters on a series, and score it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.resampling import UNTOLD, ratio
+from moetraffic.errors import AnalysisError
+
+from .catalog import Maker
+from .exchange_series import ExchangeSeries, LayerKey, first_point, forecast_points
+from .family import Family, network_of
+from .harness import PolicyFailure, PolicyRun, foresight, run_policy
+from .scores import NONE, PolicyScore, longer
+from .service.layer import EXCHANGE, Scope, bound_layer
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+Forecasts = dict[LayerKey, Sequence[Float64] | Float64]
+"""Forecasts ``[n, ...]`` at the served iterations, by layer."""
+
+
+class Bench:
+    """Series, and the forecasts that several policies share."""
+
+    def __init__(
+        self,
+        *,
+        series: Mapping[str, ExchangeSeries],
+        forecasters: tuple[str, ...],
+        hold: int,
+        scope: Scope,
+        most: int,
+        limit_s: float,
+        seed: int,
+    ) -> None:
+        self.series = series
+        self.forecasters = forecasters
+        self.hold, self.scope, self.most = hold, scope, most
+        self.limit_s, self.seed = limit_s, seed
+        self._forecasts: dict[tuple[str, str, int], Forecasts] = {}
+        self._bounds: dict[tuple[str, Any], Float64] = {}
+        self._tokens: dict[str, float] = {}
+
+    def points(self, series: ExchangeSeries) -> Int64:
+        """Return the iterations that are served, ``[n]`` consecutive indices."""
+        steps = len(series.iterations)
+        return np.arange(max(first_point(steps), steps - self.most), steps)
+
+    def forecasts(self, unit: str, forecaster: str, age: int) -> Forecasts:
+        """Forecast every layer at the points; kept for the next policy."""
+        key = (unit, forecaster, age)
+        if key not in self._forecasts:
+            series = self.series[unit]
+            points = self.points(series)
+            if age > points[0]:
+                raise AnalysisError(
+                    f"an age is at most the first {points[0]} iterations, but is {age}:"
+                    " lower --age, or give a longer run"
+                )
+            self._forecasts[key] = {
+                layer: forecast_points(
+                    truth, points, age=age, forecaster=forecaster, seed=self.seed
+                )
+                for layer, truth in series.layers.items()
+            }
+        return self._forecasts[key]
+
+    def audit(self, maker: Maker, family: Family, network: Any, *, age: int) -> None:
+        """Raise PolicyFailure if a policy uses traffic that is not known yet."""
+        series = self.series[family.unit]
+        why = foresight(
+            *(maker, series, network),
+            points=self.points(series),
+            age=age,
+            limit_s=self.limit_s,
+            seed=self.seed,
+        )
+        if why:
+            raise PolicyFailure(why)
+
+    def bounds(self, family: Family, network: Any) -> Float64:
+        """Bound completions ``[n, layers]`` from below; kept for the next policy."""
+        if (family.name, network) not in self._bounds:
+            series = self.series[family.unit]
+            bound = partial(
+                bound_layer,
+                family.bound,
+                scope=self.scope if family.unit == "bytes" else EXCHANGE,
+                row_bytes=series.row_bytes,
+            )
+            parts = {n: network_of(network, series.ranks.get(n)) for n in series.layers}
+            self._bounds[family.name, network] = np.array(
+                [
+                    [bound(t[p], network=parts[n]) for n, t in series.layers.items()]
+                    for p in self.points(series).tolist()
+                ]
+            )
+        return self._bounds[family.name, network]
+
+    def tokens(self, unit: str) -> float:
+        """Return the mean token copies that a rank sends in an exchange, or NaN."""
+        if unit not in self._tokens:
+            series = self.series[unit]
+            size = series.row_bytes if unit == "bytes" else 1
+            each = [
+                float(np.sum(truth[p])) / truth.shape[1]
+                for truth in series.layers.values()
+                for p in self.points(series).tolist()
+            ]
+            self._tokens[unit] = float(np.mean(each)) / size if size else float("nan")
+        return self._tokens[unit]
+
+    def scores(
+        self,
+        maker: Maker,
+        family: Family,
+        name: str,
+        network: Any,
+        *,
+        age: int,
+        part: str = "",
+    ) -> Iterable[PolicyScore]:
+        """Score a policy with every forecaster; those without a forecast once."""
+        series = self.series[family.unit]
+        points = self.points(series)
+        policy = maker()
+        forecasters = self.forecasters if policy.forecasts else (NONE,)
+        bound = self.bounds(family, network)
+        runs: dict[str, PolicyRun] = {}
+        for forecaster in forecasters:
+            used = "persistence" if forecaster == NONE else forecaster
+            forecasts = self.forecasts(family.unit, used, age)
+            for other, run in runs.items():
+                # the best forecaster is often one of the others
+                if _equal(forecasts, self.forecasts(family.unit, other, age)):
+                    runs[forecaster] = run
+                    break
+            else:
+                runs[forecaster] = run_policy(
+                    *(maker, series, forecasts, points, network),
+                    age=age,
+                    hold=self.hold,
+                    scope=self.scope,
+                    limit_s=self.limit_s,
+                )
+        best = _completions(runs["oracle"]) if "oracle" in runs else None
+        return [
+            self._score(
+                *(run, bound, best if forecaster != "oracle" else None),
+                policy=policy.name,
+                family=family.name,
+                network=name,
+                forecaster=forecaster,
+                age=age,
+                delay_s=getattr(network, "delay_s", float("nan")),
+                circuits=getattr(network, "circuits", 0),
+                tokens=self.tokens(family.unit),
+                part=part,
+            )
+            for forecaster, run in runs.items()
+        ]
+
+    def _score(
+        self,
+        run: PolicyRun,
+        bound: Float64,
+        best: Float64 | None,
+        *,
+        age: int,
+        **names: Any,
+    ) -> PolicyScore:
+        flat = [one for row in run.services for one in row]
+        took = _completions(run)
+        sums = took.sum(axis=1)
+        each = sums if self.scope.name == "iteration" else took
+        demand = sum(one.demand_bytes for one in flat)
+        planned = sum(one.planned_bytes for one in flat)
+        regret = UNTOLD
+        if best is not None:
+            regret = longer(sums, best.sum(axis=1), span=max(age, self.hold))
+        return PolicyScore(
+            **names,
+            age=age,
+            exchanges=took.size,
+            completion_p50_s=float(np.quantile(each, 0.5)),
+            completion_p99_s=float(np.quantile(each, 0.99)),
+            completion_mean_s=float(each.mean()),
+            over_bound=ratio(bound.sum(axis=1), sums, seed=self.seed),
+            regret=regret,
+            served_share=planned / demand if demand else float("nan"),
+            reconfigurations=float(np.mean([s.reconfigurations for s in flat])),
+            moved_bytes=float(np.mean([s.moved_bytes for s in flat])),
+            load_imbalance=float(np.mean([s.load_imbalance for s in flat])),
+            planning_p50_s=float(np.quantile(run.planning_s, 0.5)),
+            planning_max_s=float(run.planning_s.max()),
+            by_iteration_s=tuple(sums.tolist()),
+        )
+
+
+def _equal(one: Forecasts, other: Forecasts) -> bool:
+    """Compare forecasts in memory; others are of simple forecasters, which differ."""
+    pairs = [(one[layer], other[layer]) for layer in one]
+    held = all(isinstance(a, np.ndarray) for pair in pairs for a in pair)
+    return held and all(np.array_equal(a, b) for a, b in pairs)
+
+
+def _completions(run: PolicyRun) -> Float64:
+    """Return the completion times ``[n, layers]`` of a run."""
+    return np.array([[one.completion_s for one in row] for row in run.services])
