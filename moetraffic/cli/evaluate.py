@@ -74,7 +74,7 @@ def evaluate(
     plan: Annotated[
         list[Path] | None,
         option(
-            "JSON file of plans that another program made; may be given again.",
+            "JSON or NPZ file of plans of another program; may be given again.",
             "--plan",
         ),
     ] = None,

@@ -13,6 +13,7 @@ from .circuits.eclipse import Eclipse
 from .circuits.max_weight import MaxWeight
 from .circuits.regional import PacketsOnly, Regional
 from .circuits.rotation import Rotation
+from .circuits.trimmed import Trimmed
 from .family import FAMILIES
 from .jobs.shifts import Compatible, RandomShifts, Unshifted
 from .placement.affinity import Affinity
@@ -40,6 +41,10 @@ POLICIES: Mapping[str, Maker] = {
     "solstice": Solstice,
     "eclipse": Eclipse,
     "max-weight": MaxWeight,
+    "birkhoff-trimmed": partial(Trimmed, base=Birkhoff()),
+    "solstice-trimmed": partial(Trimmed, base=Solstice()),
+    "eclipse-trimmed": partial(Trimmed, base=Eclipse()),
+    "max-weight-trimmed": partial(Trimmed, base=MaxWeight()),
     "regional": Regional,
     "packets": PacketsOnly,
     "all-at-once": AllAtOnce,

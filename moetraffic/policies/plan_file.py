@@ -1,21 +1,27 @@
-"""Plans that another program made, as a policy: a JSON file of circuits or placements.
+"""Plans that another program made, as a policy: a JSON or NPZ file.
 
 A file has the family and a plan for each layer, or "*" for all others::
 
     {"family": "circuits", "layers": {"1": {"receivers": [[1, 0]], "room": [4096]}}}
     {"family": "placement", "layers": {"*": {"experts": [0, 1], "ranks": [1, 0]}}}
 
-The output of ``moetraffic schedule run.h5 -o circuits.json`` is such a file, too.
+A plan has the fields of its type: :class:`Matchings` (receivers, room) or
+:class:`HeldCircuits` (number); :class:`Rounds` (shares, routing) or :class:`Hops`
+(round, pair, sender, receiver, share, routing); :class:`ExpertPlacement` (experts,
+ranks); :class:`Shifts` (shifts_s).  An NPZ file has an array "family", and each field
+of a layer as an array "1/receivers".  The output of ``moetraffic schedule run.h5 -o
+circuits.json`` is such a file, too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -25,7 +31,10 @@ from .catalog import Maker
 from .exchange_series import number_of
 from .policy import View
 from .service.cluster import ExpertPlacement
-from .service.optical import Matchings
+from .service.optical import HeldCircuits, Matchings
+from .service.packet_network import Rounds
+from .service.relays import Hops
+from .service.shared_links import Shifts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +59,7 @@ class FixedPlans:
 
 
 def plan_file(path: Path) -> Maker:
-    """Read plans from a JSON file; they are checked when they are evaluated.
+    """Read plans from a file; they are checked when they are evaluated.
 
     Raises
     ------
@@ -58,37 +67,66 @@ def plan_file(path: Path) -> Maker:
         If the file cannot be read, or has no plans in the format of this module.
     """
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
         if "exchanges" in given:
-            plans: dict[str, Any] = {
-                "*" if one["layer"] is None else str(one["layer"]): _matchings(
-                    [term["to"] for term in one["schedules"][0]["terms"]],
-                    [max(term["bytes"]) for term in one["schedules"][0]["terms"]],
-                )
+            family = "circuits"
+            layers: dict[str, Any] = {
+                "*" if one["layer"] is None else str(one["layer"]): {
+                    "receivers": [t["to"] for t in one["schedules"][0]["terms"]],
+                    "room": [max(t["bytes"]) for t in one["schedules"][0]["terms"]],
+                }
                 for one in given["exchanges"]
             }
-            family = "circuits"
         else:
-            family = given["family"]
-            build = {"circuits": _circuits, "placement": _placement}[family]
-            plans = {layer: build(plan) for layer, plan in given["layers"].items()}
+            family, layers = str(given["family"]), given["layers"]
+        build = BUILDERS[family]
+        plans = {layer: build(plan) for layer, plan in layers.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise AnalysisError(
-            f"a file of plans is JSON with family and layers, but {path} cannot be "
-            f"read so ({why}): see docs/policies.md"
+            f"a file of plans is JSON or NPZ with family and layers, but {path} cannot "
+            f"be read so ({why}): see docs/policies.md"
         ) from None
     return partial(FixedPlans, name=path.name, family=family, plans=plans)
 
 
-def _circuits(plan: Mapping[str, Any]) -> Matchings:
-    return _matchings(plan["receivers"], plan["room"])
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _matchings(receivers: Any, room: Any) -> Matchings:
-    to = np.array(receivers, np.int64)
+def _read_npz(path: Path) -> Any:
+    layers: dict[str, dict[str, Any]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            family = arrays["family"].item()
+            for name in arrays.files:
+                layer, _, field = name.partition("/")
+                if field:
+                    layers.setdefault(layer, {})[field] = arrays[name]
+    except BadZipFile as error:
+        raise ValueError(str(error)) from None
+    return {"family": family, "layers": layers}
+
+
+def _circuits(plan: Mapping[str, Any]) -> Matchings | HeldCircuits:
+    if "number" in plan:
+        return HeldCircuits(number=np.array(plan["number"]))
+    to = np.array(plan["receivers"], np.int64)
     own = to == np.arange(to.shape[-1]) if to.ndim == 2 else np.zeros(to.shape, bool)
-    return Matchings(receivers=np.where(own, -1, to), room=np.array(room, np.float64))
+    return Matchings(
+        receivers=np.where(own, -1, to), room=np.array(plan["room"], np.float64)
+    )
+
+
+def _transmission(plan: Mapping[str, Any]) -> Rounds | Hops:
+    routing = str(plan.get("routing", "ecmp"))
+    if "shares" in plan:
+        shares = np.array(plan["shares"], np.float64)
+        return Rounds(shares=shares, routing=routing)
+    names = ("round", "pair", "sender", "receiver")
+    columns = {name: np.array(plan[name], np.int64) for name in names}
+    share = np.array(plan["share"], np.float64)
+    return Hops(**columns, share=share, routing=routing)  # type: ignore[arg-type]
 
 
 def _placement(plan: Mapping[str, Any]) -> ExpertPlacement:
@@ -96,3 +134,16 @@ def _placement(plan: Mapping[str, Any]) -> ExpertPlacement:
         experts=np.array(plan["experts"], np.int64),
         ranks=np.array(plan["ranks"], np.int64),
     )
+
+
+def _jobs(plan: Mapping[str, Any]) -> Shifts:
+    return Shifts(shifts_s=np.array(plan["shifts_s"], np.float64))
+
+
+BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "circuits": _circuits,
+    "transmission": _transmission,
+    "placement": _placement,
+    "jobs": _jobs,
+}
+"""Functions that build a plan of a family from its fields."""

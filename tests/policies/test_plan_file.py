@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetraffic import Trace
+from moetraffic import Trace, load_fabric
 from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
-from moetraffic.policies.evaluation import evaluate
+from moetraffic.policies.evaluation import OPTICAL, evaluate
 from moetraffic.policies.plan_file import plan_file
+from moetraffic.policies.service.cluster import Cluster
+from moetraffic.policies.service.packet_network import PacketNetwork
 
 
 @pytest.fixture
@@ -50,11 +52,53 @@ def test_a_placement_in_a_file(trace: Path) -> None:
     assert "none for this layer" in sentence
 
 
+def test_arrays_in_a_file(trace: Path) -> None:
+    """Each kind of plan, as arrays and as lists."""
+    hops = {"round": [0, 0], "pair": [1, 2], "sender": [0, 1], "receiver": [1, 0]}
+    plans: list[tuple[str, dict[str, object]]] = [
+        ("circuits", {"receivers": [[1, 0]], "room": [65536]}),
+        ("circuits", {"number": [[0, 1], [1, 0]]}),
+        ("placement", {"experts": [0, 1, 2, 3], "ranks": [1, 0, 1, 0]}),
+        ("transmission", {"shares": [[[1, 1], [1, 1]]], "routing": "ideal"}),
+        ("transmission", {**hops, "share": [1, 1]}),
+    ]
+    made = []
+    for number, (family, plan) in enumerate(plans):
+        path = trace.with_name(f"{number}.npz")
+        arrays = {f"*/{name}": np.array(value) for name, value in plan.items()}
+        np.savez(path, family=family, **arrays)  # type: ignore[arg-type]
+        made.append(plan_file(path))
+        path = path.with_suffix(".json")
+        path.write_text(json.dumps({"family": family, "layers": {"*": plan}}))
+        made.append(plan_file(path))
+    fabric = load_fabric("single", 2, capacity="400Gbps")
+    networks = {
+        "optical": OPTICAL,
+        "cluster": Cluster(rate_bytes_s=1e9),
+        "single": PacketNetwork(topology=fabric.topology, slots=fabric.slots),
+    }
+    found = evaluate(Trace.open(trace), made, networks=networks)
+    assert found.failures == ()
+    seconds = [s.completion_mean_s for s in found.scores]
+    assert seconds[::2] == seconds[1::2]
+    assert len(seconds) == 10
+
+
+def test_a_damaged_file_of_arrays_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.npz"
+    path.write_bytes(b"PK and no more")
+    with pytest.raises(AnalysisError, match="JSON or NPZ"):
+        plan_file(path)
+    np.savez(path, family="circuits", **{"*/room": np.ones(1)})
+    with pytest.raises(AnalysisError, match="receivers"):
+        plan_file(path)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"family": "x", "layers": {}}'])
 def test_other_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
-    with pytest.raises(AnalysisError, match="JSON with family and layers"):
+    with pytest.raises(AnalysisError, match="JSON or NPZ with family and layers"):
         plan_file(path)
     with pytest.raises(AnalysisError, match="cannot be read"):
         plan_file(tmp_path / "missing.json")
