@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from .rows import RowVariation
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 
 Sampler = Callable[[Dynamics, RowVariation, int], Int32]
 """(dynamics, rows, seed) -> counts ``[n, L, R, E]``."""
@@ -69,11 +71,10 @@ def calibrated(
         Called with the number of rounds that are done.
     """
     borders = windows.edges(len(counts))
-    spans = windows.widened(borders, CONSTANTS.calibration_window)
-    target = _windowed(counts, spans)
+    target = _windowed(counts, borders)
     fast = dynamics.damping * np.cos(dynamics.frequency) < CONSTANTS.fast
     for number in range(CONSTANTS.rounds):
-        found = _windowed(sampler(dynamics, rows, number), spans)
+        found = _windowed(sampler(dynamics, rows, number), borders)
         ratio = {name: _ratio(target[name], found[name]) for name in target}
         # smaller steps later: each sample has chance of its own
         damping = CONSTANTS.damping / (1 + number / 4)
@@ -83,15 +84,15 @@ def calibrated(
     return dynamics, rows
 
 
-def _windowed(counts: Int32, spans: list[slice]) -> dict[str, Float64]:
+def _windowed(counts: Int32, borders: Int64) -> dict[str, Float64]:
     """Means of the moments over windows, ``[K, L]``."""
     found = {}
     for name, values in moments(counts).items():
         last = len(values)
         found[name] = np.stack(
             [
-                values[min(s.start, last - 5) : min(s.stop, last)].mean(axis=0)
-                for s in spans
+                values[min(begin, last - 5) : min(end, last)].mean(axis=0)
+                for begin, end in pairwise(borders)
             ]
         )
     return found
@@ -133,10 +134,5 @@ def _corrected(
         saturation=np.minimum(bend, 10.0),
     )
     if "rows" in ratio:
-        size = ratio["rows"] ** damping
-        rows = replace(
-            rows,
-            factors=rows.factors * size[..., None, None],
-            own=rows.own * size[..., None],
-        )
+        rows = rows.scaled(np.exp(damping * np.log(ratio["rows"]).mean(axis=0)))
     return d, rows

@@ -11,11 +11,9 @@ class FitConstants:
 
     shortest: int = 32  # iterations that a fit needs
     # windows between knots: the first, the growth from one to the next, the longest
-    first_window: int = 8
+    first_window: int = 20
     window_growth: float = 1.4
     longest_window: int = 60
-    # iterations over which movement is estimated around a knot, at least
-    movement_window: int = 20
     lags: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 30)
     # components of the movement: time constants of those that do not swing, and time
     # constants and periods of those that do, in iterations
@@ -34,13 +32,9 @@ class FitConstants:
     late_order: float = 0.9
     late_share: float = 0.5
     factors: int = 12  # Q, factors that the rows of all layers share
-    # variance of rounding a share to a whole count, uniform in its fraction
-    rounding: float = 1 / 6
-    least_own: float = 0.05  # share of a cell's variance that is kept of it
     # calibration by simulated moments
     rounds: int = 12
     damping: float = 0.6
-    calibration_window: int = 20
     most_ratio: float = 3.0  # of one round
     fast: float = 0.8  # correlation of neighbors below which a component is fast
 

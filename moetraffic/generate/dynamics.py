@@ -29,9 +29,9 @@ import numpy.typing as npt
 
 from .chance import Use, generator
 from .shares import probabilities
+from .windows import interpolated
 
 Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 TINY = 1e-9
 
@@ -49,7 +49,9 @@ class Dynamics:
     variance: Float64  # [K, L, J] v
     saturation: Float64  # [K, L] b
 
-    def course(self, seed: int, drift: float = 1.0) -> Iterator[CoursePoint]:
+    def course(
+        self, seed: int, drift: float = 1.0
+    ) -> Iterator[tuple[Float64, Float64]]:
         """Draw the course, iteration by iteration, without end.
 
         Parameters
@@ -59,27 +61,32 @@ class Dynamics:
         drift
             How many times as fast orders change.  The levels themselves are those of
             the same iterations.
+
+        Yields
+        ------
+        level, variance
+            ``[L, E]`` log-weights, and variances ``[L, J]`` of the components.
         """
         drawn = self._orders(seed, drift)
-        before = after = next(drawn)
+        begin, before = next(drawn)
+        end, after = begin, before
         iteration = 0
         while True:
-            while iteration >= after.at:
-                before, after = after, next(drawn)
+            while iteration >= end:
+                begin, before = end, after
+                end, after = next(drawn)
             share = 0.0
-            if iteration > before.at:
-                share = (iteration - before.at) / (after.at - before.at)
-            yield CoursePoint(
-                level=(1 - share) * before.level + share * after.level,
-                variance=_at(self.knots, self.variance, iteration),
-                before=before,
-                after=after,
-                share=share,
-            )
+            if iteration > begin:
+                share = (iteration - begin) / (end - begin)
+            level = (1 - share) * before + share * after
+            yield level, interpolated(self.knots, self.variance, iteration)
             iteration += 1
 
-    def _orders(self, seed: int, drift: float) -> Iterator[Knot]:
-        """Draw knots: at a drift of m, m in place of each, with m times the change."""
+    def _orders(self, seed: int, drift: float) -> Iterator[tuple[float, Float64]]:
+        """Draw knots: at a drift of m, m in place of each, with m times the change.
+
+        Yields their iterations, and their levels ``[L, E]``.
+        """
         rng = generator(seed, Use.COURSE)
         parts = max(1, math.ceil(drift))
         last = len(self.knots) - 1
@@ -105,23 +112,15 @@ class Dynamics:
                 w = alike * w + np.sqrt(1 - alike**2) * new
             spent = now
             kept = np.interp(when, self.knots, self.kept) * np.exp(-beyond)
-            captured = _at(self.knots, self.level, when)
+            captured = interpolated(self.knots, self.level, when)
             captured /= np.maximum(captured.std(axis=1, keepdims=True), 1e-12)
             mixed = kept * captured + np.sqrt(1 - kept**2) * w
             rank = np.argsort(np.argsort(mixed, axis=1), axis=1)
-            knot = min(round(place), last)
-            yield Knot(
-                at=at,
-                knot=knot,
-                source=np.take_along_axis(np.argsort(self.level[knot], 1), rank, 1),
-                level=np.take_along_axis(_at(self.knots, ordered, at), rank, 1),
-            )
+            yield at, np.take_along_axis(interpolated(self.knots, ordered, at), rank, 1)
             number += 1
 
-    def states(
-        self, seed: int, k: int, *, drift: float = 1.0
-    ) -> Iterator[tuple[CoursePoint, Float64]]:
-        """Draw the course and the log-weights x ``[L, E]``, iteration by iteration.
+    def states(self, seed: int, k: int, *, drift: float = 1.0) -> Iterator[Float64]:
+        """Draw the log-weights x ``[L, E]``, iteration by iteration.
 
         Parameters
         ----------
@@ -133,43 +132,13 @@ class Dynamics:
         movement = Movement(
             self, generator(seed, Use.BEGIN), self.level.shape[1:], drift
         )
-        for iteration, point in enumerate(self.course(seed, drift)):
+        for iteration, (level, variance) in enumerate(self.course(seed, drift)):
             if iteration:
                 movement.step(generator(seed, Use.STATE, iteration))
-            y = point.level + movement.sum(point.variance)
+            y = level + movement.sum(variance)
             relative = probabilities(y, k) * (y.shape[-1] / k)
-            bend = _at(self.knots, self.saturation, iteration)[:, None]
-            yield point, y - np.log1p(bend * relative)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Knot:
-    """A knot of a drawn course."""
-
-    at: float  # iteration
-    knot: int  # of the fitted ones
-    source: Int64  # [L, E] the captured expert of which each has the level
-    level: Float64  # [L, E]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CoursePoint:
-    """A drawn course in one iteration."""
-
-    level: Float64  # [L, E]
-    variance: Float64  # [L, J]
-    before: Knot
-    after: Knot
-    share: float  # of the way from one to the other
-
-
-def _at(knots: Float64, values: Float64, when: float) -> Float64:
-    """Interpolate values ``[K, ...]`` of knots linearly, constant beyond them."""
-    place = np.interp(when, knots, np.arange(len(knots)))
-    left = min(int(place), max(len(knots) - 2, 0))
-    right = min(left + 1, len(knots) - 1)
-    share = place - left if right > left else 0.0
-    return np.asarray((1 - share) * values[left] + share * values[right])
+            bend = interpolated(self.knots, self.saturation, iteration)[:, None]
+            yield y - np.log1p(bend * relative)
 
 
 class Movement:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .chance import Use, generator
-from .dynamics import CoursePoint, Dynamics, Movement
+from .dynamics import Dynamics, Movement
 from .shares import probabilities
 
 Float64 = npt.NDArray[np.float64]
@@ -97,18 +97,19 @@ class Parts:
         after = rng.integers(0, experts, (layers, experts, count))
         return cls(dynamics=dynamics, after=after, seed=seed)
 
-    def logarithms(self, drift: float) -> Iterator[tuple[CoursePoint, Float64]]:
-        """Course and the parts' log-weights ``[L, E, m]``, iteration by iteration."""
+    def logarithms(self, drift: float) -> Iterator[Float64]:
+        """The parts' log-weights ``[L, E, m]``, iteration by iteration."""
         shape = self.after.shape
         movement = Movement(
             self.dynamics, generator(self.seed, Use.SPLIT, 1), shape, drift
         )
         flat = self.after.reshape(shape[0], -1)
-        for iteration, point in enumerate(self.dynamics.course(self.seed, drift)):
+        course = self.dynamics.course(self.seed, drift)
+        for iteration, (level, variance) in enumerate(course):
             if iteration:
                 movement.step(generator(self.seed, Use.PARTS, iteration))
-            level = np.take_along_axis(point.level, flat, axis=1).reshape(shape)
-            yield point, level + movement.sum(point.variance)
+            taken = np.take_along_axis(level, flat, axis=1).reshape(shape)
+            yield taken + movement.sum(variance)
 
 
 def part_deviation(

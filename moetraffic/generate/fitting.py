@@ -56,23 +56,14 @@ def fit_dynamics(
     noise = _noise(counts, pi, borders, k=k, tokens=tokens, least=least)
     weight = _means(pi, borders)
     weight /= weight.sum(axis=2, keepdims=True)
-    apart = x - windows.interpolated(knots, level, n)
+    course = windows.interpolated(knots, level, np.arange(float(n)))
     grid = _grid()
     variance = np.zeros((len(knots), layers, len(grid)))
-    spans = windows.widened(borders, CONSTANTS.movement_window)
-    for knot, span in enumerate(spans):
-        reach = min(0.8 * (span.stop - span.start), n - span.start - 4)
+    for knot, (first, last) in enumerate(pairwise(borders)):
+        reach = min(0.8 * (last - first), n - first - 4)
         lags = np.array([h for h in CONSTANTS.lags if h <= max(4, reach)])
-        for layer in range(layers):
-            found = _variogram(
-                x[:, layer],
-                x[:, layer] - apart[:, layer],
-                noise[:, layer],
-                weight[knot, layer],
-                span,
-                lags,
-            )
-            variance[knot, layer] = _components(grid, lags, found)
+        found = _variogram(x, course, noise, weight[knot], range(first, last), lags)
+        variance[knot] = [_components(grid, lags, each) for each in found.T]
     # calibration scales what is there: a little of a fast and of a slow component
     little = CONSTANTS.least_component * variance.sum(axis=2, keepdims=True)
     variance[..., [0, CONSTANTS.decays.index(10.0)]] += little
@@ -92,50 +83,35 @@ def fit_dynamics(
     )
 
 
-def fit_rows(counts: Int32, *, k: int, tokens: int) -> RowVariation:
-    """Fit the factors of the rows in each window.
+def fit_rows(counts: Int32, *, tokens: int) -> RowVariation:
+    """Fit the factors of the rows.
 
     Parameters
     ----------
-    counts, k, tokens
+    counts, tokens
         As of :func:`fit_dynamics`.
     """
     n, layers, ranks, experts = counts.shape
-    borders = windows.edges(n)
-    cells, width = layers * experts, min(CONSTANTS.factors, layers * experts)
-    shape = (len(borders) - 1, layers, experts)
+    cells, shape = layers * experts, (layers, experts)
     if ranks < 2:
         # one rank shows no differences: those of counting are left
         return RowVariation(
-            factors=np.zeros((*shape, 0)),
-            own=np.full(shape, tokens**-0.5),
+            factors=np.zeros((*shape, 0)), own=np.full(shape, tokens**-0.5)
         )
-    factors, own = np.empty((*shape, width)), np.empty(shape)
-    for at, (first, last) in enumerate(pairwise(borders)):
+    least = 0.5 / (ranks * tokens)
+    covariance = np.zeros((cells, cells))
+    for first, last in pairwise(windows.edges(n)):
         rows = counts[first:last] / tokens
         pi = rows.mean(axis=2, keepdims=True)
-        spread = np.maximum(pi * (1 - pi), 0.5 / (ranks * tokens))
-        z = ((rows - pi) / np.sqrt(spread)).transpose(0, 2, 1, 3).reshape(-1, cells)
-        covariance = z.T @ z / ((last - first) * (ranks - 1))
-        mean = pi.mean(axis=(0, 2)).ravel()
-        # rounding to whole counts adds its own variance
-        added = CONSTANTS.rounding * np.minimum(1, mean * tokens) / tokens**2
-        total = covariance.diagonal().copy()
-        total -= added / spread.mean(axis=(0, 2)).ravel()
-        total = np.maximum(total, CONSTANTS.least_own * covariance.diagonal())
-        covariance[np.diag_indices(cells)] = total
-        # cells with many copies matter most to the load
-        weight = np.sqrt(np.maximum(mean, 0.1 * k / experts))
-        value, vector = _largest(covariance * weight * weight[:, None], width)
-        found = vector * np.sqrt(np.maximum(value, 0)) / weight[:, None]
-        square = (found**2).sum(axis=1)
-        over = np.maximum(square / np.maximum(total, 1e-12), 1)
-        found /= np.sqrt(over)[:, None]
-        factors[at] = found.reshape(layers, experts, width)
-        own[at] = np.sqrt(np.maximum(total - square / over, 0)).reshape(shape[1:])
+        z = (rows - pi) / np.sqrt(np.maximum(pi * (1 - pi), least))
+        z = z.transpose(0, 2, 1, 3).reshape(-1, cells)
+        covariance += z.T @ z / (n * (ranks - 1))
+    value, vector = _largest(covariance, min(CONSTANTS.factors, cells))
+    factors = vector * np.sqrt(np.maximum(value, 0))
+    own = covariance.diagonal() - (factors**2).sum(axis=1)
     return RowVariation(
-        factors=factors,
-        own=own,
+        factors=factors.reshape(*shape, -1),
+        own=np.sqrt(np.maximum(own, 0)).reshape(shape),
     )
 
 
@@ -189,7 +165,7 @@ def _variogram(
     course: Float64,
     noise: Float64,
     weight: Float64,
-    span: slice,
+    span: range,
     lags: Int64,
 ) -> Float64:
     """Mean square change of the movement over each lag, experts weighted by load.
@@ -197,21 +173,26 @@ def _variogram(
     Parameters
     ----------
     x, course, noise
-        ``[n, E]`` log-weights of a layer, their course, and their noise's variance.
+        ``[n, L, E]`` log-weights, their course, and their noise's variance.
     weight
-        ``[E]`` with the sum 1.
+        ``[L, E]`` with the sum 1.
     span
         Iterations from which changes are taken.
     lags
         ``[H]``.
+
+    Returns
+    -------
+    float64 array
+        ``[H, L]``.
     """
-    found = np.zeros(len(lags))
-    for at, h in enumerate(lags):
+    found = []
+    for h in lags:
         t = np.arange(span.start, min(span.stop, len(x) - h))
         square = (x[t + h] - x[t]) ** 2 - (course[t + h] - course[t]) ** 2
         square -= noise[t + h] + noise[t]
-        found[at] = max(0.0, float((square @ weight).mean()))
-    return found
+        found.append((square * weight).sum(axis=2).mean(axis=0))
+    return np.maximum(found, 0)
 
 
 def _components(grid: Float64, lags: Int64, variogram: Float64) -> Float64:

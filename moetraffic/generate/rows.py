@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from .dynamics import CoursePoint
 from .shares import bounded, probabilities
 
 Float64 = npt.NDArray[np.float64]
@@ -36,34 +35,28 @@ LEAST_SHARE = 1e-7
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowVariation:
-    """Variation of rows of L layers of E experts by Q factors, at K knots."""
+    """Variation of rows of L layers of E experts by Q factors."""
 
-    factors: Float64  # [K, L, E, Q] Lambda
-    own: Float64  # [K, L, E] psi
+    factors: Float64  # [L, E, Q] Lambda
+    own: Float64  # [L, E] psi
 
-    def at(
-        self, point: CoursePoint, x: Float64, chance: float, *, k: int
-    ) -> IterationRows:
+    def scaled(self, size: Float64) -> RowVariation:
+        """Multiply the differences between rows by ``[L]`` sizes."""
+        return RowVariation(
+            factors=self.factors * size[:, None, None], own=self.own * size[:, None]
+        )
+
+    def at(self, x: Float64, k: int) -> IterationRows:
         """What the rows of one iteration are drawn from.
-
-        Between two knots an iteration has either's factors, in proportion: a mixture of
-        both would couple layers less than either.
 
         Parameters
         ----------
-        point
-            Of the course.
         x
             ``[L, E]`` log-weights.
-        chance
-            Uniform, for which knot's factors.
         k
             Experts per token.
         """
-        knot = point.after if chance < point.share else point.before
-        source = knot.source
-        factors = np.take_along_axis(self.factors[knot.knot], source[..., None], 1)
-        own = np.take_along_axis(self.own[knot.knot], source, 1)
+        factors, own = self.factors, self.own
         pi = probabilities(x, k)
         spread = np.maximum(pi * (1 - pi), TINY)
         total = np.maximum((factors**2).sum(axis=2) + own**2, TINY**2)

@@ -71,17 +71,15 @@ class SampledDemand:
         bursts = None
         if self.bursts is not None:
             bursts = HotExperts(self.bursts, self.seed, d.level.shape[1:])
-        slots, factors = len(scene.slots), self.rows.factors.shape[3]
-        for iteration, (point, x) in enumerate(
-            d.states(self.seed, k, drift=self.drift)
-        ):
+        slots, factors = len(scene.slots), self.rows.factors.shape[2]
+        for iteration, x in enumerate(d.states(self.seed, k, drift=self.drift)):
             if bursts is not None:
                 x = bursts.applied(x, k)
             rng = generator(self.seed, Use.ROWS, iteration)
-            rows = self.rows.at(point, x, rng.random(), k=k)
+            rows = self.rows.at(x, k)
             split = deviation = None
             if parts is not None:
-                split = next(parts)[1].astype(np.float32)
+                split = next(parts).astype(np.float32)
                 deviation = part_deviation(
                     rows.variance, rows.shares, regrouping.parts, scene.tokens
                 ).astype(np.float32)

@@ -1,6 +1,6 @@
 """A model's file: HDF5 of plain columns, read without trust as traces are.
 
-Root attributes: ``format`` = "moetraffic-model", ``format_version`` = 5, ``fitted`` in
+Root attributes: ``format`` = "moetraffic-model", ``format_version`` = 7, ``fitted`` in
 iterations, ``scenario`` as JSON.  Columns: ``array`` names each
 parameter; ``array_axes`` says how many axes it has, ``axis_length`` how long these are,
 one array after the other; the panel ``value_row`` holds all of them row-major, rounded
@@ -11,7 +11,7 @@ and everything has its checksum.
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,9 @@ from .scenario import Exchange, Scenario
 Float64 = npt.NDArray[np.float64]
 
 KIND = "moetraffic-model"
-VERSION = 6
+VERSION = 7
 """Up to 4 the load had a trend and autoregressions of each expert; 5 had lognormal
-rows."""
+rows, and 6 rows that changed from knot to knot."""
 
 PARTS: dict[str, type[Any]] = {
     "dynamics": Dynamics,
@@ -161,8 +161,6 @@ def _part(
     told = {}
     for field in fields(kind):
         if f"{name}_{field.name}" not in arrays:
-            if field.default_factory is not MISSING:
-                continue  # files from before it was known
             raise container.damaged(f"array {name}_{field.name} is not there")
         told[field.name] = arrays[f"{name}_{field.name}"]
     return kind(**told)
@@ -204,7 +202,7 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
     scene, d, r = model.scenario, model.dynamics, model.rows
     layers, experts = len(scene.layers), scene.experts
     knots, components = len(d.knots), len(d.damping)
-    factors = r.factors.shape[3] if r.factors.ndim == 4 else 0
+    factors = r.factors.shape[2] if r.factors.ndim == 3 else 0
     shapes = {
         "knots": (d.knots, (knots,)),
         "level": (d.level, (knots, layers, experts)),
@@ -214,8 +212,8 @@ def _refuse_strange(container: Container, model: TrafficModel) -> None:
         "frequency": (d.frequency, (components,)),
         "variance": (d.variance, (knots, layers, components)),
         "saturation": (d.saturation, (knots, layers)),
-        "factors": (r.factors, (knots, layers, experts, factors)),
-        "own": (r.own, (knots, layers, experts)),
+        "factors": (r.factors, (layers, experts, factors)),
+        "own": (r.own, (layers, experts)),
     }
     for name, (array, shape) in shapes.items():
         if array.shape != shape or not np.isfinite(array).all() or not shape[0]:

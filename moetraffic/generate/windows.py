@@ -32,24 +32,26 @@ def centers(borders: Int64) -> Float64:
     return np.asarray((borders[:-1] + borders[1:] - 1) / 2, np.float64)
 
 
-def widened(borders: Int64, least: int) -> list[slice]:
-    """Windows of at least so many iterations around the same middles."""
-    found = []
-    count = int(borders[-1])
-    for first, last in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
-        if last - first < least:
-            first = max(0, (first + last) // 2 - least // 2)
-            last = min(count, first + least)
-        found.append(slice(first, last))
-    return found
+def interpolated(knots: Float64, values: Float64, when: Float64 | float) -> Float64:
+    """Values ``[K, ...]`` of knots at iterations, linear between knots.
 
+    Parameters
+    ----------
+    knots
+        ``[K]``, ascending; before the first and past the last values are constant.
+    values
+        ``[K, ...]``.
+    when
+        ``[...]`` iterations.
 
-def interpolated(knots: Float64, values: Float64, count: int) -> Float64:
-    """Values ``[K, ...]`` at iterations 0 ... count - 1, linear between knots."""
-    at = np.arange(count, dtype=np.float64)
-    if len(knots) == 1:
-        return np.repeat(values, count, axis=0)
-    left = np.clip(np.searchsorted(knots, at) - 1, 0, len(knots) - 2)
-    share = np.clip((at - knots[left]) / (knots[left + 1] - knots[left]), 0, 1)
-    share = share.reshape(-1, *[1] * (values.ndim - 1))
-    return np.asarray((1 - share) * values[left] + share * values[left + 1])
+    Returns
+    -------
+    float64 array
+        Of the axes of ``when``, then those of a value.
+    """
+    place = np.asarray(np.interp(when, knots, np.arange(len(knots))))
+    left = np.minimum(place.astype(int), max(len(knots) - 2, 0))
+    right = np.minimum(left + 1, len(knots) - 1)
+    share = np.where(right > left, place - left, 0.0)
+    share = share.reshape(*share.shape, *[1] * (values.ndim - 1))
+    return np.asarray((1 - share) * values[left] + share * values[right])

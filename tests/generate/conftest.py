@@ -39,8 +39,8 @@ def known(
     shape = (2, layers, experts)
     level = np.repeat(spread * rng.standard_normal((1, *shape[1:])), 2, axis=0)
     level -= level.mean(axis=2, keepdims=True)
-    factors = rng.standard_normal((*shape, 3))
-    factors *= np.sqrt(0.7 * variance / (factors**2).sum(axis=3, keepdims=True))
+    factors = rng.standard_normal((layers, experts, 3))
+    factors *= np.sqrt(0.7 * variance / (factors**2).sum(axis=2, keepdims=True))
     return TrafficModel(
         scenario=Scenario(
             exchanges=tuple(
@@ -69,7 +69,7 @@ def known(
         ),
         rows=RowVariation(
             factors=factors,
-            own=np.full(shape, np.sqrt(0.3 * variance)),
+            own=np.full((layers, experts), np.sqrt(0.3 * variance)),
         ),
         fitted=100,
     )

@@ -46,8 +46,7 @@ def test_bounded_rows_are_probabilities_of_k_experts(
 @pytest.mark.parametrize("k", [1, 3])
 def test_rows_have_the_mean_of_the_iteration(known_model: Make, k: int) -> None:
     model = known_model(k=k, sd=0.0, spread=1.0, variance=0.02, experts=12, tokens=4096)
-    point, x = next(model.dynamics.states(0, k))
-    rows = model.rows.at(point, x, 0.0, k=k)
+    rows = model.rows.at(next(model.dynamics.states(0, k)), k)
     rng = np.random.default_rng(1)
     drawn = rows.draw(rng, rng.standard_normal((4_000, 3), np.float32), 0, k)
     assert drawn.sum(axis=1) == pytest.approx(np.full(4_000, k), rel=1e-4)
