@@ -73,7 +73,7 @@ def drawn(chance: random.Random) -> dict[str, Any]:
     pp = chance.choice((1, 1, 2, 4))
     zero = chance.choice((0, 1) if pp > 1 else (0, 0, 1, 2, 3))
     schedule = chance.choice(("1f1b", *SCHEDULES)) if pp > 1 else "1f1b"
-    cp = chance.choice((1, 1, 1, 2, 4))
+    cp = chance.choice((1, 1, 1, 2) if zero == 3 else (1, 1, 1, 2, 4))
     return {
         "model": chance.choice(MODELS),
         "tp": chance.choice((1, 1, 2, 4, 8)),
@@ -129,7 +129,8 @@ def test_bytes_by_kind_are_equal(number: int) -> None:
         tried += 1
         listed, total = found
         if of["zero"] == 3:
-            # FSDP pads each tensor to its ranks, the time model only experts
+            # FSDP pads each tensor to its ranks (16 at most here), the time model only
+            # experts
             assert total.pop("dp", 0.0) == pytest.approx(
                 listed.pop("dp", 0.0), rel=3e-3
             )

@@ -121,11 +121,6 @@ class ParallelLayout:
         return self.tp * self.cp * self.dp // (self.expert_tp * self.ep)
 
     @property
-    def sequence_ranks(self) -> int:
-        """Ranks among which sequence parallelism spreads a sequence."""
-        return self.tp * self.cp
-
-    @property
     def shards(self) -> int:
         """Ranks among which ZeRO shards dense parameters."""
         return self.shard or self.dp * self.cp
@@ -309,13 +304,13 @@ def layout_rules(
             "change --ep, --etp or --dp",
         ),
         Rule(
-            (np.asarray(ulysses) < 0) | (cp % np.maximum(ulysses, 1) != 0),
+            (ulysses < 0) | (cp % np.maximum(ulysses, 1) != 0),
             "ulysses must divide cp, but is {} for cp {}",
             (ulysses, cp),
             "change --ulysses or --cp",
         ),
         Rule(
-            (np.asarray(shard) < 0) | (copies % shards != 0),
+            (shard < 0) | (copies % shards != 0),
             "shard must divide dp x cp, but is {} for {} x {}",
             (shard, dp, cp),
             "change --shard",
@@ -328,7 +323,7 @@ def layout_rules(
             "change --shard or --ep",
         ),
         Rule(
-            np.isin(zero, ZERO_STAGES, invert=True),
+            (zero < 0) | (zero > ZERO_STAGES[-1]) | (zero % 1 > 0),
             f"the ZeRO stage is one of {', '.join(map(str, ZERO_STAGES))}, but zero is "
             "{}",
             (zero,),
@@ -380,7 +375,7 @@ def split_rules(
         Rule(
             # as DeepSpeed refuses it: each micro-batch's backward would reduce, or
             # gather, while its stage's neighbors wait
-            (np.asarray(pp) > 1) & (np.asarray(zero) > 1),
+            (pp > 1) & (zero > 1),
             "a pipeline goes with ZeRO stage 0 or 1, whose gradients wait for all "
             "micro-batches, but pp is {} and zero is {}",
             (pp, zero),

@@ -19,7 +19,6 @@ Narayanan et al., arXiv 2104.04473, sections 2.2.1 (1F1B, PipeDream-Flush) and 2
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -106,7 +105,7 @@ def schedule_rules(
     schedule
         Place in SCHEDULES.
     """
-    pp, several = np.asarray(pp), np.asarray(virtual) > 1
+    several = virtual > 1
     return [
         Rule(
             several & ((pp < 2) | (accumulation % np.maximum(pp, 1) != 0)),
@@ -116,14 +115,14 @@ def schedule_rules(
             "change --pp, --virtual-stages or the micro-batches",
         ),
         Rule(
-            (np.asarray(schedule) > 0) & ((pp < 2) | several),
+            (schedule > 0) & ((pp < 2) | several),
             "zero-bubble schedules and DualPipe are of several stages, each of a rank, "
             "but there are {} stages and {} virtual ones of a rank",
             (pp, virtual),
             "raise --pp, or leave out --schedule or --virtual-stages",
         ),
         Rule(
-            (np.asarray(schedule) == SCHEDULES.index("dualpipe"))
+            (schedule == SCHEDULES.index("dualpipe"))
             & ((pp % 2 > 0) | (accumulation % 2 > 0) | (accumulation < 2 * pp)),
             "DualPipe has an even number of stages and of micro-batches, at least "
             "two for each stage, but there are {} stages and {} micro-batches",
@@ -170,17 +169,6 @@ def chunk_layers(layers: int, stages: int, virtual: int = 1) -> tuple[range, ...
         return part * each + min(part, over)
 
     return tuple(range(begin(i), begin(i + 1)) for i in range(parts))
-
-
-def messages(
-    stages: int, micro_batches: int, virtual: int = 1
-) -> Iterator[tuple[int, int]]:
-    """(source, destination) of every message of an iteration of one pipeline."""
-    for stage in range(stages):
-        for one in passes(stage, stages, micro_batches, virtual):
-            _, behind = handed_on(one, stage, stages, virtual)
-            if behind is not None:
-                yield behind
 
 
 def _from_both_ends(stage: int, stages: int, each: int) -> list[Pass]:
