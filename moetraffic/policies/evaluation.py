@@ -17,6 +17,7 @@ from .catalog import Maker, policy_maker, validated
 from .curves import halves, thinned
 from .exchange_series import (
     FORECASTERS,
+    GATE,
     ExchangeSeries,
     byte_series,
     number_of,
@@ -120,9 +121,9 @@ def evaluate(
             raise AnalysisError(
                 f"{name} must be at least {least}, but is {value}: raise --{name}"
             )
-    if unknown := set(forecasters) - set(FORECASTERS):
+    if unknown := set(forecasters) - {*FORECASTERS, GATE}:
         raise AnalysisError(
-            f"a forecaster is one of {', '.join(FORECASTERS)}, not "
+            f"a forecaster is one of {', '.join((*FORECASTERS, GATE))}, not "
             f"{', '.join(map(repr, sorted(unknown)))}: choose among these"
         )
     if scope.name != "exchange" and phase != "dispatch":

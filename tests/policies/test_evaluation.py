@@ -255,6 +255,38 @@ def test_a_regime_switch_shows_in_the_age() -> None:
     assert by_age[8] == pytest.approx(8 * by_age[1], rel=0.35)
 
 
+@pytest.mark.parametrize(
+    ("mean", "last", "known"),
+    [(4, 0.722426, 0.804633), (25, 0.887445, 0.920477), (400, 0.971795, 0.980057)],
+)
+def test_counting_noise_limits_what_a_plan_carries(
+    mean: float, last: float, known: float
+) -> None:
+    """Independent Poisson entries: the last iteration, and the true probabilities."""
+    x = np.random.default_rng().poisson(mean, (64, 20, 20)).astype(float)
+    points = np.arange(32, 64)
+    found = forecast_points(x, points, age=1, forecaster="persistence")
+    for plan, share in ((found, last), (mean, known)):
+        served = np.minimum(plan, x[points]).sum() / x[points].sum()
+        assert served == pytest.approx(share, abs=6e-3)
+
+
+def test_the_oracle_with_gate_probabilities_knows_all_but_the_noise() -> None:
+    rng = np.random.default_rng()
+    share = rng.dirichlet(np.ones(4), size=(40, 4))  # no memory at all
+    sent = np.array([rng.multinomial(800, s) for s in share], np.float64) * 8192
+    made = replace(series({0: sent}), expected={0: share * 800 * 8192})
+    names = ["gate", "persistence"]
+    free = {"optical": OpticalSwitch(rate_bytes_s=1e9, delay_s=0)}
+    found = evaluate(made, ["birkhoff"], networks=free, forecasters=names)
+    assert found.failures == ()
+    seconds = {s.forecaster: s.completion_mean_s for s in found.scores}
+    assert seconds["oracle"] < seconds["gate"] < seconds["persistence"]
+    assert "persistence forecast" in verdict(found)
+    with pytest.raises(AnalysisError, match="leave out the forecaster gate"):
+        evaluate(series({0: sent}), ["birkhoff"], forecasters=names)
+
+
 @pytest.mark.slow
 def test_no_false_wins_on_independent_balanced_traffic() -> None:
     """Persistence and a random earlier iteration are equally good: the null is true."""
