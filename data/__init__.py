@@ -1,4 +1,4 @@
-"""Published tables, presets and golden traces, where an installed wheel finds them."""
+"""Published tables, presets, captured runs and golden traces, also of a wheel."""
 
 from __future__ import annotations
 
@@ -24,4 +24,15 @@ def path(name: str) -> Path:
     return found
 
 
-__all__ = ["Published", "path", "published"]
+def runs() -> tuple[str, ...]:
+    """Names of the shipped runs; the file of one is ``path("run-NAME.h5")``.
+
+    Examples
+    --------
+    >>> "top2-balanced" in runs()
+    True
+    """
+    return tuple(sorted(p.stem[len("run-") :] for p in _HERE.glob("run-*.h5")))
+
+
+__all__ = ["Published", "path", "published", "runs"]

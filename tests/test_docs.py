@@ -19,12 +19,15 @@ from pathlib import Path
 import pytest
 
 import moetraffic
+from moetraffic.data import path, runs
+from moetraffic.generate import preset_names
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "gallery").glob("*.md")),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 
@@ -67,7 +70,7 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < README_LINES
 
 
-PICTURE = re.compile(r"!\[[^]]*\]\((?:docs/)?([\w/-]+\.png)\)\n\n(?:\*`([^`]+)`)?")
+PICTURE = re.compile(r"!\[[^]]*\]\((?:docs/)?([\w-]+\.png)\)\n\n(?:\*`([^`]+)`)?")
 
 
 def commands_of(page: Path) -> set[str]:
@@ -86,7 +89,8 @@ def test_every_picture_is_made_by_the_command_below_it(page: Path) -> None:
     found = PICTURE.findall(page.read_text())
     assert len(found) == page.read_text().count("![")
     for picture, command in found:
-        assert (ROOT / "docs" / picture).is_file()
+        folder = ROOT / "docs" if page.parent == ROOT else page.parent
+        assert (folder / picture).is_file()
         assert command in run, f"{page.name}: {picture} is made by {command!r}"
 
 
@@ -143,12 +147,15 @@ TRAINING = {
 }
 """Pages whose commands train or measure for half a minute: run with the slow tests."""
 
+GALLERY = {page.name for page in PAGES if page.parent.name == "gallery"} - {"index.md"}
+"""Pages of shipped runs, whose commands draw them."""
+
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(p, marks=pytest.mark.slow if p.name in TRAINING else ())
+        pytest.param(p, marks=pytest.mark.slow if p.name in TRAINING | GALLERY else ())
         for p in WITH_COMMANDS
     ],
     ids=lambda page: page.name,
@@ -335,3 +342,15 @@ def test_each_statistic_has_the_error_rates_of_the_benchmark() -> None:
         assert errors_of(name) in section, name
         for part in ("Test: ", "Example: ", "It misleads: "):
             assert f"- {part}" in section
+
+
+def test_each_shipped_run_has_a_page_a_model_and_little_size() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "gallery").glob("*.md")}
+    assert pages - {"index"} == set(runs())
+    for name in runs():
+        assert {f"{name}-early", f"{name}-late"} <= set(preset_names())
+        with moetraffic.Trace.open(path(f"run-{name}.h5")) as trace:
+            assert (trace.meta.world, len(trace.iterations)) == (8, 200)
+            assert trace.meta.complete
+    shipped = sum(file.stat().st_size for file in (ROOT / "data").glob("*.h5"))
+    assert shipped < 5_000_000

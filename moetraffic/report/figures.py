@@ -118,9 +118,13 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
         )
         if image is not None:
             images.append((axes, image, panel.series[0].unit))
-        # shared axes are labeled once
+        # shared axes are labeled once, below the last panel of each column
         if chart.shared:
+            below = axes.get_xlabel()
             axes.label_outer(remove_inner_ticks=number % across > 0)
+            if number + across >= len(chart.panels):
+                axes.set_xlabel(below)
+                axes.tick_params(axis="x", bottom=True, labelbottom=True)
     for axes in grid[len(chart.panels) :]:
         axes.set_visible(False)
     if images:
@@ -146,7 +150,8 @@ def _layout(chart: Chart, width: float | None) -> tuple[int, tuple[float, float]
     own = (chart.width / PIXELS, chart.height / PIXELS)
     if width is None:
         return chart.across, own
-    across = max(1, min(chart.across, int(width / LEAST_PANEL_IN[0])))
+    least = max(LEAST_PANEL_IN[0], own[0] / chart.across / 2)
+    across = max(1, min(chart.across, int(width / least)))
     shape = own[1] / (own[0] / chart.across)  # height over width of a panel
     height = max(LEAST_PANEL_IN[1], shape * width / across)
     most = 1.1 * own[1] if across == chart.across else HIGHEST_STACKED_IN
@@ -176,7 +181,7 @@ def _panel(
     image = None
     for series in panel.series:
         if series.kind == "heatmap":
-            image = _heatmap(axes, series, colors, size_in[0])
+            image = _heatmap(axes, series, colors, size_in)
         elif series.kind == "band":
             axes.fill_between(
                 *(series.x, series.y, series.upper),
@@ -274,7 +279,7 @@ def _marks(axes: Axes, series: Series, smooth: int, scale: float) -> None:
 
 
 def _heatmap(
-    axes: Axes, series: Series, colors: Normalize, width_in: float
+    axes: Axes, series: Series, colors: Normalize, size_in: tuple[float, float]
 ) -> AxesImage:
     cells = np.asarray(series.z, np.float64)
     if isinstance(colors, LogNorm):
@@ -290,7 +295,9 @@ def _heatmap(
         interpolation="nearest",
         extent=(at[0] - step / 2, at[-1] + step / 2, rows - 0.5, -0.5),
     )
-    axes.set_yticks(*_ticks(series.y, 16))
+    width_in, height_in = size_in
+    lines = int(height_in * 72 / (1.6 * rcParams["font.size"]))
+    axes.set_yticks(*_ticks(series.y, max(2, min(16, lines))))
     if isinstance(series.x[0], str):
         axes.set_xticks(*_ticks(series.x, 16 if width_in > 3 else 6))
     else:

@@ -116,7 +116,7 @@ def _columns(name: str) -> dict[str, npt.NDArray[Any]]:
 
 
 def gpt(row: Mapping[str, Any]) -> ModelShape:
-    """Return the GPT of a row, where not told of 2048 tokens and 51,200 words."""
+    """Return the GPT of a row, by default of 2048 tokens and 51,200 words."""
     return ModelShape(
         layers=int(row["layers"]),
         hidden=int(row["hidden"]),

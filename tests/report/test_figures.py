@@ -112,7 +112,9 @@ def test_nothing_covers_anything_and_nothing_is_cut_off(name, width_in):
         for n, part in enumerate(every)
     }
     boxes |= {
-        f"axes {n}": axes.get_tightbbox(renderer) for n, axes in enumerate(figure.axes)
+        f"axes {n}": axes.get_tightbbox(renderer)
+        for n, axes in enumerate(figure.axes)
+        if axes.get_visible()
     }
     width, height = figure.canvas.get_width_height()
     for label, box in boxes.items():
