@@ -22,8 +22,9 @@ from .results.ports import (
     DIRECTIONS,
     Pair,
     Ports,
-    best_rate,
+    least_rate,
     port_rates,
+    settled,
     single_cells,
 )
 
@@ -34,7 +35,9 @@ LONG_S = 0.06
 PART = 4
 """The larger of two sizes over the smaller."""
 
-REPETITIONS = 5
+REPETITIONS, MOST_REPEATED = 5, 3
+"""Least measurements of each port, and factor up to which they are repeated."""
+
 LEAST, MOST = 1 << 16, 1 << 25
 """Bytes of the first size that is tried, and of the largest."""
 
@@ -64,11 +67,11 @@ class PortProbe:
         with backend_errors(self._rank, PLACE):
             # Step 1: even shares
             even_shares = np.ones((2, self._plan.world))
-            rates = self._round(even_shares, self._first_size(), 1)[0]
+            rates = self._round(even_shares, self._first_size(), 2)[0]
             # Step 2: shares that follow the rates, until none of these grows
             for _ in range(_ROUNDS):
                 before = rates
-                rates = np.maximum(rates, self._round(rates, None, 1)[0])
+                rates = np.maximum(rates, self._round(rates, None, 2)[0])
                 if (rates < _GROWN * before).all():
                     break
             # Step 3: the measurement
@@ -84,24 +87,28 @@ class PortProbe:
         self, rates: Float64, size: int | None, repetitions: int
     ) -> tuple[Float64, dict[tuple[int, str], list[Pair]]]:
         """Measure each port; return rates ``[2, R]`` bytes/s and all measurements."""
-        samples: dict[tuple[int, str], list[Pair]] = {}
-        for _ in range(repetitions):
-            for rank in range(self._plan.world):
-                for number, direction in enumerate(DIRECTIONS):
-                    total = size
-                    if total is None:
-                        total = _bounded(rates[number, rank] * LONG_S)
-                    timed = []
-                    for nbytes in (total // PART, total):
-                        cells = single_cells(rank, direction, nbytes, rates[1 - number])
-                        timed.append((float(cells.sum()), self._time(cells)))
-                    pair = timed[0], timed[1]
-                    samples.setdefault((rank, direction), []).append(pair)
+        samples: dict[tuple[int, str], list[Pair]] = {
+            (rank, way): [] for rank in range(self._plan.world) for way in DIRECTIONS
+        }
+        for number in range(MOST_REPEATED * repetitions):
+            for (rank, way), pairs in samples.items():
+                if number < repetitions or not settled(pairs):
+                    pairs.append(self._pair(rank, way, rates, size))
         found = [
-            [best_rate(samples[rank, way]).value for rank in range(self._plan.world)]
+            [least_rate(samples[rank, way]) for rank in range(self._plan.world)]
             for way in DIRECTIONS
         ]
         return np.array(found), samples
+
+    def _pair(self, rank: int, way: str, rates: Float64, size: int | None) -> Pair:
+        """Time a smaller and a larger transfer of a port, of LONG_S without a size."""
+        own, others = rates if way == DIRECTIONS[0] else rates[::-1]
+        total = _bounded(own[rank] * LONG_S) if size is None else size
+        timed = []
+        for nbytes in (total // PART, total):
+            cells = single_cells(rank, way, nbytes, others)
+            timed.append((float(cells.sum()), self._time(cells)))
+        return timed[0], timed[1]
 
     def _first_size(self) -> int:
         """Find bytes that take a quarter of LONG_S or more, of all ranks at once."""

@@ -31,6 +31,9 @@ DIRECTIONS = ("send", "receive")
 SLOW = 0.8
 """Share of the other ranks' median rate below which a port is slow."""
 
+AGREED = 1.02
+"""Ratio of two times up to which they agree."""
+
 ENOUGH = 1.1
 """Sum of the others' rates over a rank's from which its own port is the limit."""
 
@@ -156,6 +159,21 @@ def slope(small: tuple[float, float], large: tuple[float, float]) -> float:
     if longer <= 0:
         return large[0] / large[1]
     return (large[0] - small[0]) / longer
+
+
+def least_rate(pairs: Sequence[Pair]) -> float:
+    """Compute a rate that no delay raises, bytes/s: of the larger of two sizes.
+
+    A delay of the smaller transfer raises :func:`slope`, and shares in proportion to
+    that would make one receiver the limit of all senders.
+    """
+    return max(nbytes / seconds for _, (nbytes, seconds) in pairs)
+
+
+def settled(pairs: Sequence[Pair]) -> bool:
+    """Whether the two shortest times of each size agree, so that one has no delay."""
+    sizes = [sorted(pair[at][1] for pair in pairs) for at in (0, 1)]
+    return all(times[1] <= AGREED * times[0] for times in sizes)
 
 
 def best_rate(pairs: Sequence[Pair]) -> Ratio:

@@ -80,9 +80,13 @@ def quotation(replay: Replay) -> str:
 
 def _over_ports(r: Replay) -> str:
     part = r.fidelity.part("all") if r.fidelity is not None else None
-    if part is None or math.isnan(part.over_ports.value):
+    if r.ports is None or part is None or math.isnan(part.over_ports.value):
         return ""
-    return f"; the replay takes {interval(part.over_ports)}x the bound of these ports"
+    share = part.busbw_gbs / r.ports.bench_busbw_gbs
+    return (
+        f", and the replay's {share:.0%} of it; the replay takes "
+        f"{interval(part.over_ports)}x the bound of these ports"
+    )
 
 
 def _interval(found: Fidelity, part: PartFidelity) -> str:

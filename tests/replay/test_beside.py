@@ -20,7 +20,14 @@ from moetraffic.replay.plan.background import BackgroundPattern, expert_exchange
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.plan.selection import Depth, Verification
 
-LAYOUT = "tp=2,pp=2,dp=2,micro-batch=1"
+LAYOUTS = [
+    "tp=2,pp=2,dp=2,micro-batch=1",
+    # with groups of experts, and of their replicas
+    *(
+        pytest.param(f"{layout},micro-batch=1", marks=pytest.mark.slow)
+        for layout in ("tp=2,pp=2,dp=2,ep=2", "tp=2,dp=4,ep=2", "pp=2,dp=4,ep=2")
+    ),
+]
 
 
 class Notes:
@@ -61,9 +68,10 @@ class Notes:
         raise error
 
 
-def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked, layout):
     trace = toy(world=8, iterations=(0, 1), largest=300)
-    beside = BackgroundPattern(layout=LAYOUT, model="tiny")
+    beside = BackgroundPattern(layout=layout, model="tiny")
 
     def work(rank_env):
         plan = make_plan(

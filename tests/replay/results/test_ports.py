@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 
 import numpy as np
@@ -21,6 +22,7 @@ from moetraffic.replay.results.ports import (
     slope,
 )
 from moetraffic.replay.results.ratio import Ratio
+from moetraffic.replay.results.summary import sentences
 
 
 def ports_of(rates, *, spread=0.01):
@@ -135,6 +137,9 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file):
     part = made.fidelity.part("all")
     assert part.over_ports.value > 0
     assert made.runs == 2
+    assert re.search(
+        r"and the replay's \d+% of it; the replay takes", str(sentences(made))
+    )
     assert part.over_ports.low <= part.over_ports.value <= part.over_ports.high
 
 
