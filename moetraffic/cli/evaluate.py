@@ -10,10 +10,13 @@ import typer
 
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
+    AllTables,
     AsJson,
     Force,
     Iterations,
+    only_option,
     option,
+    parts_of,
     picture,
     positive_numbers,
     selection,
@@ -31,6 +34,8 @@ CIRCUITS, PLACEMENT, PLANS = "Optical circuits", "Expert placement", "Plans"
 PACKETS, COMPUTE = "Packet networks", "Layers and iterations"
 JOBS = "Several jobs"
 SCOPES = ("exchange", "layer", "iteration")
+
+PARTS = ("scores",)
 
 DEFAULT_POLICIES = "packets,rotation,static-mean,birkhoff,solstice,eclipse,max-weight"
 
@@ -261,12 +266,15 @@ def evaluate(
         ),
     ] = None,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate scheduling policies: plan from the past, serve the true traffic.
 
     Example: moetraffic evaluate run.h5 --policy rotation,max-weight --ages 5,20
     """
+    parts = parts_of(only, PARTS, tables=tables)
     validate_outputs((output, plot), traces, force=force)
     from moetraffic.fabric.named import load_fabric
     from moetraffic.policies.catalog import policy_family
@@ -322,7 +330,9 @@ def evaluate(
         "limit_s": limit,
     }
     names += plans
-    told, shown = [], []
+    told: list[dict[str, Any]] = []
+    verdicts: list[str] = []
+    scores: list[Any] = []
     shifts = [n for n in names if isinstance(n, str) and policy_family(n) == "jobs"]
     number = bool(shifts) + len(traces) * (len(names) > len(shifts))
     if plot is not None and number > 1:
@@ -337,7 +347,8 @@ def evaluate(
             **{k: v for k, v in asked.items() if k not in ("layers", "phase")},
         )
         told.append({"file": found.run, **report.as_dict(found)})
-        shown += [report.verdict(found), *report.tables(found)]
+        verdicts.append(report.verdict(found))
+        scores += report.tables(found)
     names = [n for n in names if n not in shifts]
     for path in traces if names else []:
         with (
@@ -355,13 +366,18 @@ def evaluate(
                 trace, names, networks=networks, on_run=tick, **asked
             )
         told.append({"file": str(path), **report.as_dict(found)})
-        shown += [report.verdict(found), *report.tables(found)]
-    if not shown:
+        run = f"{path}: " if len(traces) > 1 else ""
+        verdicts.append(run + report.verdict(found))
+        scores += report.tables(found)
+    if not verdicts:
         raise AnalysisError("policies are evaluated on traces: name one or more")
     present(
         {"runs": told},
-        *shown,
+        *verdicts,
         as_json=as_json,
+        parts={"scores": scores},
+        only=parts,
+        tables=tables,
         output=output,
         chart=None if plot is None else report.chart(found),
         plot=plot,

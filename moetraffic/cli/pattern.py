@@ -301,10 +301,10 @@ def _shown(
     told = report.as_dict(made, matrices)
     told |= {"algorithm": algorithm, "files": [str(path) for path in written if path]}
     traffic = report.traffic_table(matrices)
-    note = f"between ranks: bytes of an iteration with {algorithm} collectives"
+    note = f"Between ranks: bytes of an iteration with {algorithm} collectives."
     payload = "payload: input bytes of a group member"
     return Shown(
-        summary=[f"{made.name} on {g.world} ranks: {layout}\n", traffic, note],
+        summary=[report.sentence(made, matrices, layout), note],
         parts={
             "traffic": [traffic, note],
             "groups": [report.groups_table(made)],

@@ -40,6 +40,7 @@ def one_estimate(
         stages = time_model.zero_stages(config, system, conventions=conventions)
         names = [f"ZeRO {stage}" for stage in range(4)]
         return _study(
+            [report.range_sentence(stages, names, f"{layout}, {source}")],
             report.several(stages, names, "stage", f"{layout}, {source}"),
             report.figure(stages, names, title=f"ZeRO, {layout}", source=source),
             {"zero_stages": report.as_dict(stages)},
@@ -56,7 +57,7 @@ def one_estimate(
         moved = time_model.sensitivity(config, system, conventions=conventions)
         title = "Sensitivity of the iteration time"
         table = report.sensitivity_table(moved, title)
-        shown.summary.append(table)
+        shown.summary.append(report.sensitivity_sentence(moved))
         shown.parts["study"] = [table]
         shown.data["elasticities"] = {
             name: value.tolist() for name, value in moved.elasticities.items()
@@ -67,9 +68,9 @@ def one_estimate(
     return shown
 
 
-def _study(table: Any, chart: Chart, data: dict[str, Any]) -> Shown:
-    """Show a study whose summary is its table."""
-    return Shown(summary=[table], parts={"study": [table]}, chart=chart, data=data)
+def _study(lines: list[str], table: Any, chart: Chart, data: dict[str, Any]) -> Shown:
+    """Show a study: sentences, and a table."""
+    return Shown(summary=lines, parts={"study": [table]}, chart=chart, data=data)
 
 
 def scaling_sweep(
@@ -87,6 +88,7 @@ def scaling_sweep(
     names = [f"{count} {unit}{'' if count == 1 else 's'}" for count in counts]
     title = f"{scaling} scaling"
     return _study(
+        [report.range_sentence(found.estimate, names, f"{title}, {source}")],
         report.sweep_table(found, names, f"{title}: {source}"),
         report.figure(
             found.estimate,
@@ -126,6 +128,7 @@ def varied(
     head = {"bandwidth": "bandwidth", "size": "model"}[what]
     title = f"Iteration time by {head}"
     return _study(
+        [report.range_sentence(found, values, f"{title}, {source}")],
         report.several(found, values, head, f"{title}: {source}"),
         report.figure(found, values, shares=True, title=title, source=source),
         {"varied": what, "values": values, "estimate": report.as_dict(found)},
@@ -165,6 +168,7 @@ def best_layouts(
     times = found.estimate.iteration[found.order[: len(rows)]].tolist()
     data = [{**row, "iteration_s": t} for row, t in zip(rows, times, strict=True)]
     return _study(
+        report.search_sentences(found, f"{title}, {source}"),
         report.search_table(found, SHOWN, f"{title}: {source}"),
         report.figure(
             found.estimate,

@@ -350,7 +350,11 @@ def test_the_verb_prints_a_verdict_a_table_and_curves(
     path = tmp_path / "run.h5"
     Trace.from_arrays(demand, row_bytes=4096).save(path)
     asked = ["evaluate", str(path), "--policy", "rotation,max-weight"]
-    assert main([*asked, "--ages", "3", "--delays", "1us,1ms"]) == 0
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("Circuits on optical: ")
+    assert len(shown.splitlines()) == 2  # a verdict, and how to see the tables
+    assert main([*asked, "--ages", "3", "--delays", "1us,1ms", "--tables"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("Circuits on optical: ")
     assert "Age of the plan" in shown

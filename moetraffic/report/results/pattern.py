@@ -82,6 +82,21 @@ def traffic_table(matrices: Mapping[str, Int64]) -> Table:
     )
 
 
+def sentence(pattern: Pattern, matrices: Mapping[str, Int64], layout: str) -> str:
+    """State the bytes between ranks in an iteration, and the largest kind of them."""
+    figures = traffic_figures(matrices)
+    start = f"{pattern.name} on {pattern.grid.world} ranks ({layout})"
+    total = sum(one["bytes"] for one in figures.values())
+    if not total:
+        return f"{start}: no bytes between ranks."
+    kind = max(figures, key=lambda kind: figures[kind]["bytes"])
+    sent = sum(m.sum(axis=1) for m in matrices.values())
+    return (
+        f"{start}: {byte_size(total)} between ranks in an iteration, of which {kind} "
+        f"{figures[kind]['share']:.1%}; bottleneck rank sends {byte_size(sent.max())}."
+    )
+
+
 def traffic_figures(matrices: Mapping[str, Int64]) -> dict[str, dict[str, Any]]:
     """Compute totals of each kind's byte matrix ``[R, R]``, by kind."""
     whole = sum(int(m.sum()) for m in matrices.values())

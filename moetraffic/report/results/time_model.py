@@ -226,6 +226,49 @@ def several(
     )
 
 
+def range_sentence(found: Estimate, names: Sequence[str], title: str) -> str:
+    """State the fastest and the slowest of estimates ``[n]``, and how many fit."""
+    sound = np.flatnonzero(found.sound)
+    if not len(sound):
+        return f"{title}: none of {len(found.sound)} configurations is possible."
+    times = np.asarray(found.iteration)[sound]
+    low, high = (int(sound[at]) for at in (np.argmin(times), np.argmax(times)))
+    share = np.asarray(found.comm_share)
+    ends = (
+        f"{duration(float(found.iteration[at]))} with {names[at]} (communication "
+        f"{share[at]:.1%})"
+        for at in (low, high)
+    )
+    return (
+        f"{title}: T_iter from {' to '.join(ends)}; "
+        f"{int(np.sum(found.fits))} of {len(found.sound)} fit into memory."
+    )
+
+
+def search_sentences(found: Search, title: str) -> list[str]:
+    """State the fastest configuration, its rate, and how many could be ranked."""
+    best, at = found.estimate, found.order[0]
+    (names, common) = search_names(found, 2)
+    return [
+        f"{title}: {', '.join(part for part in (names[0], common) if part)}: T_iter "
+        f"{duration(float(best.iteration[at]))}, {best.tokens_s[at]:,.0f} tokens/s, "
+        f"communication {best.comm_share[at]:.1%}, memory "
+        f"{byte_size(best.memory.total[at])}.",
+        *(f"{note[:1].upper()}{note[1:]}." for note in search_notes(found)),
+    ]
+
+
+def search_notes(found: Search) -> list[str]:
+    """State how many configurations were tried, and how many cannot be ranked."""
+    return [
+        f"{found.tried:,} configurations tried, {len(found.estimate.iteration):,} are "
+        f"possible, {len(found.order):,} fit",
+        f"{found.unranked:,} of these are within {MODEL_ERROR:.0%} of the fastest: "
+        "they cannot be ranked, because the model's error on published tables is "
+        "as large",
+    ]
+
+
 def sweep_table(found: Sweep, names: Sequence[str], title: str) -> Table:
     """Tabulate a parameter sweep, with speedup and efficiency."""
     beside = {
@@ -258,13 +301,7 @@ def search_table(found: Search, number: int, title: str) -> Table:
             **{"R_comm": ".1%", "bubble": ".1%", "memory": "bytes"},
         },
         rows=rows,
-        notes=[
-            f"{found.tried:,} configurations tried, {len(best.iteration):,} are "
-            f"possible, {len(found.order):,} fit",
-            f"{found.unranked:,} of these are within {MODEL_ERROR:.0%} of the fastest: "
-            "they cannot be ranked, because the model's error on published tables is "
-            "as large",
-        ],
+        notes=search_notes(found),
     )
 
 
@@ -296,6 +333,16 @@ def _words(row: Mapping[str, Any]) -> dict[str, str]:
         "recompute": recompute[int(row["recompute"])],
         "sequence_parallel": "SP" if row["sequence_parallel"] else "no SP",
     }
+
+
+def sensitivity_sentence(found: Sensitivity) -> str:
+    """State the input that changes the iteration time most."""
+    most = {name: float(np.abs(v).max()) for name, v in found.elasticities.items()}
+    name = max(most, key=lambda name: most[name])
+    return (
+        f"T_iter changes most with {name}: by {most[name]:.2g}% for 1% of it, of "
+        f"{len(most)} inputs."
+    )
 
 
 def sensitivity_table(found: Sensitivity, title: str) -> Table:
