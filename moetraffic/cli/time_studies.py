@@ -11,6 +11,7 @@ import numpy as np
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, time_model
 from moetraffic.patterns.time_model import Configuration, System
+from moetraffic.report import run_projection as projected
 from moetraffic.report.console.options import positive_numbers
 from moetraffic.report.results import time_model as report
 from moetraffic.trace import Trace
@@ -212,10 +213,10 @@ def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> S
         table = read_table(efficiency)
         reached = measured_efficiency(found, table, ranks, gpus=gpus_per_node)
         how = f"efficiency from {efficiency}"
-    table_ = report.projection_table(found, ranks, reached)
-    return Shown(
-        summary=[report.projection_sentence(found, str(path)), table_],
-        parts={"study": [table_]},
-        chart=report.projection_figure(found, ranks, reached, f"{path}, {how}"),
-        data={"projection": report.projection_dict(found, ranks, reached)},
+    asked = (found, ranks, reached)
+    return _study(
+        projected.sentences(found, str(path), ranks, reached),
+        projected.table(*asked),
+        projected.figure(*asked, f"{path}, {how}"),
+        {"projection": projected.as_dict(*asked)},
     )

@@ -15,14 +15,12 @@ from moetraffic.patterns.time_model import (
     Search,
     Sensitivity,
     Sweep,
-    projected_speedup,
 )
 from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
 from moetraffic.tables import Table, plain
 from moetraffic.units import byte_size, duration
 
 if TYPE_CHECKING:
-    from moetraffic.analysis.times.projection import Profile
     from moetraffic.analysis.times.run_calibration import FromTrace
 
 TERMS = {
@@ -436,80 +434,4 @@ def figure(
             ),
         ),
         height=190 + 32 * len(names),
-    )
-
-
-def projection_dict(
-    found: Profile, ranks: Sequence[int], efficiency: npt.NDArray[np.float64]
-) -> dict[str, object]:
-    """Projection as JSON; times in seconds."""
-    speedup = projected_speedup(found.compute_s, found.communication_s, efficiency)
-    return {
-        "ranks_captured": found.ranks,
-        "compute_s": found.compute_s,
-        "communication_s": found.communication_s,
-        "ranks": list(ranks),
-        "efficiency": efficiency.tolist(),
-        "iteration_s": (found.iteration_s / speedup).tolist(),
-        "speedup": speedup.tolist(),
-        "throughput": (np.array(ranks) / found.ranks * speedup).tolist(),
-    }
-
-
-def projection_sentence(found: Profile, title: str) -> str:
-    """Summarize the captured breakdown."""
-    share = found.communication_s / found.iteration_s
-    return (
-        f"Projected from {title}: {found.ranks} ranks, iteration "
-        f"{duration(found.iteration_s)}, of which collectives and waiting {share:.1%}."
-    )
-
-
-def projection_table(
-    found: Profile, ranks: Sequence[int], efficiency: npt.NDArray[np.float64]
-) -> Table:
-    """Tabulate the projected times."""
-    data = projection_dict(found, ranks, efficiency)
-    names = ("efficiency", "iteration_s", "speedup", "throughput")
-    columns = [np.asarray(data[name]).tolist() for name in names]
-    return Table(
-        title="Projection to other numbers of ranks",
-        columns={
-            **{"ranks": "", "network efficiency": ".3g", "T_iter": "s"},
-            **{"speedup of an iteration": ".3g", "throughput": ".3g"},
-        },
-        rows=list(zip(ranks, *columns, strict=True)),
-        notes=[
-            "compute time unchanged, collectives and waiting longer by 1/efficiency "
-            "(Cheng et al., SIGMETRICS'24); throughput relative to the captured run, "
-            "each rank with its batch"
-        ],
-    )
-
-
-def projection_figure(
-    found: Profile,
-    ranks: Sequence[int],
-    efficiency: npt.NDArray[np.float64],
-    source: str,
-) -> Chart:
-    """Draw the projected throughput over ranks beside proportional growth."""
-    data = projection_dict(found, ranks, efficiency)
-    ideal = np.array(ranks) / found.ranks
-    return Chart(
-        title="Projected throughput",
-        source=source,
-        panels=(
-            Panel(
-                x=Axis(label="ranks", log=True),
-                y=Axis(label="throughput relative to the captured run", log=True),
-                series=(
-                    Series(
-                        x=ranks, y=data["throughput"], name="projected", marked=True
-                    ),
-                    Series(x=ranks, y=ideal, name="proportional", dash="dot"),
-                ),
-            ),
-        ),
-        height=500,
     )

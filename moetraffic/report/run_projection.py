@@ -1,0 +1,106 @@
+"""Report the projection of a captured run to other numbers of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.patterns.time_model import projected_speedup
+from moetraffic.report.chart import Axis, Chart, Panel, Series
+from moetraffic.tables import Table
+from moetraffic.units import duration
+
+if TYPE_CHECKING:
+    from moetraffic.analysis.times.projection import Profile
+
+
+def as_dict(
+    found: Profile, ranks: Sequence[int], efficiency: npt.NDArray[np.float64]
+) -> dict[str, Any]:
+    """Projection as JSON; times in seconds."""
+    speedup = projected_speedup(found.compute_s, found.communication_s, efficiency)
+    return {
+        "ranks_captured": found.ranks,
+        "compute_s": found.compute_s,
+        "communication_s": found.communication_s,
+        "ranks": list(ranks),
+        "efficiency": efficiency.tolist(),
+        "iteration_s": (found.iteration_s / speedup).tolist(),
+        "speedup": speedup.tolist(),
+        "throughput": (np.array(ranks) / found.ranks * speedup).tolist(),
+    }
+
+
+def sentences(
+    found: Profile,
+    title: str,
+    ranks: Sequence[int],
+    efficiency: npt.NDArray[np.float64],
+) -> list[str]:
+    """State the captured breakdown, and the times on the fewest and the most ranks."""
+    share = found.communication_s / found.iteration_s
+    data = as_dict(found, ranks, efficiency)
+    rows = [
+        f"{number} ranks T_iter {duration(length)}, throughput {rate:.3g} times"
+        for number, length, rate in zip(
+            ranks, data["iteration_s"], data["throughput"], strict=True
+        )
+    ]
+    return [
+        f"Projected from {title}: {found.ranks} ranks, iteration "
+        f"{duration(found.iteration_s)}, of which collectives and waiting {share:.1%}.",
+        f"On {'; on '.join(dict.fromkeys((rows[0], rows[-1])))} the captured run's.",
+    ]
+
+
+def table(
+    found: Profile, ranks: Sequence[int], efficiency: npt.NDArray[np.float64]
+) -> Table:
+    """Tabulate the projected times."""
+    data = as_dict(found, ranks, efficiency)
+    names = ("efficiency", "iteration_s", "speedup", "throughput")
+    columns = [np.asarray(data[name]).tolist() for name in names]
+    return Table(
+        title="Projection to other numbers of ranks",
+        columns={
+            **{"ranks": "", "network efficiency": ".3g", "T_iter": "s"},
+            **{"speedup of an iteration": ".3g", "throughput": ".3g"},
+        },
+        rows=list(zip(ranks, *columns, strict=True)),
+        notes=[
+            "compute time unchanged, collectives and waiting longer by 1/efficiency "
+            "(Cheng et al., SIGMETRICS'24); throughput relative to the captured run, "
+            "each rank with its batch"
+        ],
+    )
+
+
+def figure(
+    found: Profile,
+    ranks: Sequence[int],
+    efficiency: npt.NDArray[np.float64],
+    source: str,
+) -> Chart:
+    """Draw the projected throughput over ranks beside proportional growth."""
+    data = as_dict(found, ranks, efficiency)
+    ideal = np.array(ranks) / found.ranks
+    return Chart(
+        title="Projected throughput",
+        source=source,
+        panels=(
+            Panel(
+                x=Axis(label="ranks", log=True),
+                y=Axis(label="throughput relative to the captured run", log=True),
+                series=(
+                    Series(
+                        x=ranks, y=data["throughput"], name="projected", marked=True
+                    ),
+                    Series(x=ranks, y=ideal, name="proportional", dash="dot"),
+                ),
+            ),
+        ),
+        height=500,
+    )
