@@ -54,8 +54,8 @@ def wide(*, layers: int, tokens: int, k: int) -> TrafficModel:
         ),
         rows=replace(
             r,
-            factors=r.factors[:, repeat],
-            own=r.own[:, repeat],
+            factors=r.factors[repeat],
+            own=r.own[repeat],
         ),
         rhythm=None,
     )
@@ -93,7 +93,7 @@ def speed(asked: argparse.Namespace) -> dict[str, object]:
             spent[name].append(time.process_time() - began)
         shares = [
             probabilities(x, 1)
-            for _, x in islice(made.dynamics.states(seed, asked.k), iterations)
+            for x in islice(made.dynamics.states(seed, asked.k), iterations)
         ]
         began = time.process_time()
         for each in shares:
