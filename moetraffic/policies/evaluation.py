@@ -30,6 +30,7 @@ from .scores import CURVES, Evaluation, PolicyScore
 from .service.cluster import Cluster
 from .service.layer import EXCHANGE, Scope
 from .service.optical import OpticalSwitch
+from .service.packet_network import PacketNetwork
 from .transmission.two_level import with_distinct_tokens
 
 Float64 = npt.NDArray[np.float64]
@@ -189,6 +190,7 @@ def evaluate(
             for name, network in networks.items():
                 if not isinstance(network, family.network):
                     continue
+                _check_ranks(name, network, series[family.unit])
                 if isinstance(network, Cluster):
                     rows = network.row_bytes or series[family.unit].row_bytes
                     network = replace(network, row_bytes=rows)
@@ -248,6 +250,20 @@ class _Case:
     age: int
     change: dict[str, Any] = field(default_factory=dict)  # of an optical switch
     part: str = ""
+
+
+def _check_ranks(name: str, network: Any, series: ExchangeSeries) -> None:
+    """Raise AnalysisError if a packet network has no place for ranks of the run."""
+    if not isinstance(network, PacketNetwork):
+        return
+    for layer, truth in series.layers.items():
+        ranks = series.ranks.get(layer, range(truth.shape[1]))
+        if max(ranks) >= len(network.slots):
+            raise AnalysisError(
+                f"the network {name} has slots for ranks 0 to "
+                f"{len(network.slots) - 1}, but layer {number_of(layer)} uses rank "
+                f"{max(ranks)}: give a larger one"
+            )
 
 
 READERS: Mapping[str, Callable[..., ExchangeSeries]] = {

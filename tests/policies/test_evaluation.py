@@ -338,6 +338,8 @@ def test_bad_input_is_one_sentence() -> None:
         evaluate(drawn(), ["rotation"], forecasters=["magic"])
     with pytest.raises(AnalysisError, match="plan\\(view\\)"):
         evaluate(drawn(), [dict])
+    with pytest.raises(AnalysisError, match="ranks 0 to 1, but layer 0 uses rank 3"):
+        evaluate(drawn(), ["all-at-once"], networks={"small": ports(2)})
     with pytest.raises(AnalysisError, match="age must be at least 1"):
         evaluate(drawn(), ["rotation"], age=0)
 
