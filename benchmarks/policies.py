@@ -124,6 +124,7 @@ def summary(runs: list[dict[str, Any]]) -> pd.DataFrame:
             {
                 "network": network,
                 "policy": policy,
+                "traces": len(log),
                 "over bound": np.exp(log.mean()),
                 "95% interval": f"{np.exp(log.mean() - half):.3g} to "
                 f"{np.exp(log.mean() + half):.3g}",
@@ -154,15 +155,16 @@ def markdown(
         "Forecast: persistence. Completion over the lower bound is a geometric mean "
         "over traces, with Student's interval of the logarithms.",
         "",
-        "| network | policy | over bound | 95% interval | worst "
+        "| network | policy | traces | over bound | 95% interval | worst "
         "| regret, median | worst | planning [ms] |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in table.to_dict("records"):
         regret, worst = row["regret, median"], row["regret, worst"]
         shown = ["", ""] if np.isnan(regret) else [f"{regret:.1%}", f"{worst:.1%}"]
         lines.append(
-            f"| {row['network']} | `{row['policy']}` | {row['over bound']:.3g} | "
+            f"| {row['network']} | `{row['policy']}` | {row['traces']} | "
+            f"{row['over bound']:.3g} | "
             f"{row['95% interval']} | {row['worst']:.3g} | {shown[0]} | {shown[1]} | "
             f"{row['planning [ms]']:.2g} |"
         )
