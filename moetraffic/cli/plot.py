@@ -78,9 +78,9 @@ def plot(
             shown="9 to 12 in",
         ),
     ] = None,
-    title: Annotated[
-        bool, option("Write the headline and a description of the data.", panel=LOOK)
-    ] = True,
+    no_title: Annotated[
+        bool, option("Write no headline and no description of the data.", panel=LOOK)
+    ] = False,
     style: Annotated[
         str,
         option(
@@ -105,7 +105,9 @@ def plot(
     names = parts_of(only, NAMES) or NAMES
     endings = _formats(formats)
     look = FigureStyle(
-        width_in=None if width is None else inches(width), title=title, style=style
+        width_in=None if width is None else inches(width),
+        title=not no_title,
+        style=style,
     )
     with look.applied():  # an unknown style ends here
         pass

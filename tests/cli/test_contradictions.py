@@ -35,7 +35,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         ("estimate --utilization 2", "at most 1, but is 2"),
         ("estimate --imbalance 0.5", "at least 1, but is 0.5"),
         ("estimate --sequence 0", "at least 1, but is 0"),
-        ("estimate -o a.json --plot x.pdf", "'x.pdf' has another file extension"),
+        ("estimate -o a.json --plot x.gif", "'x.gif' has another file extension"),
         ("estimate -o x.png --plot x.png", "cannot hold two outputs"),
         ("pattern --dp 2 --iterations 3", "those of a trace (-o)"),
         ("pattern --dp 2 --dispatch padded", "gpt2-large is dense"),

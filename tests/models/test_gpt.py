@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -181,9 +182,7 @@ def test_biases_begin_at_zero_and_residual_branches_small() -> None:
 
 
 def test_an_encoder_looks_both_ways() -> None:
-    shape = ModelShape(
-        **{**vars(SHAPE), "encoder_layers": 4, "norm_place": "post", "segments": 2}
-    )
+    shape = replace(SHAPE, encoder_layers=4, norm_place="post", segments=2)
     model = GPT(shape, Gating()).double()
     tokens = torch.arange(12).unsqueeze(0)
     changed = tokens.clone()
@@ -242,7 +241,7 @@ def test_a_dense_model_has_no_routing_losses() -> None:
 
 
 def test_shared_experts_are_added_for_every_token() -> None:
-    shape = ModelShape(**{**vars(SHAPE), "shared_ffn": 10, "shared_gate": True})
+    shape = replace(SHAPE, shared_ffn=10, shared_gate=True)
     block = GPT(shape, Gating()).double().blocks["1"]
     x = torch.randn(2, 12, 16, dtype=torch.float64)
     y, _ = block(x)
