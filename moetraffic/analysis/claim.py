@@ -15,6 +15,9 @@ LEVEL = 0.01
 
 NAN = float("nan")
 
+NOT_TESTED = "not tested: "
+"""Beginning of the flag of a claim that was not tested, before the reason."""
+
 
 class Outcome(Enum):
     """What a test decided."""
@@ -49,6 +52,12 @@ class Claim:
         return self.outcome is Outcome.STATED
 
     @property
+    def untested(self) -> str:
+        """Why the claim was not tested; "" if it was."""
+        reasons = (f for f in self.flags if f.startswith(NOT_TESTED))
+        return next(reasons, "").removeprefix(NOT_TESTED)
+
+    @property
     def sentence(self) -> str:
         """The outcome in one sentence.
 
@@ -71,6 +80,8 @@ class Claim:
                 f'{subject}: not enough data for "{self.name}" '
                 f"(needs {self.needs:,}, has {self.used:,})."
             )
+        if self.untested:
+            return f'{subject}: "{self.name}" was not tested: {self.untested}.'
         if self.p != self.p:
             test = f"(null: {self.null})"
         else:

@@ -74,6 +74,7 @@ def compare(
         total = sum(effort(trace, **chosen, stages=False) for trace in (a, b))
         with progress("reading both", total, quiet=as_json or total < 8) as tick:
             found = compared(a, b, **chosen, tick=tick)
+        partial = [] if iterations else _partial(a, b)
         claimed: list[tuple[Claim, ...]] = [(), ()]
         if not names or "claims" in names:
             claimed = [analyze(t, parts=("claims",), **chosen).claims for t in (a, b)]
@@ -97,6 +98,7 @@ def compare(
     distances, *times = report.tables(found, beyond)
     present(
         data,
+        *partial,
         *report.sentences(found, beyond),
         report.claim_sentence(*claimed),
         as_json=as_json,
@@ -110,6 +112,18 @@ def compare(
     )
     if beyond:
         raise typer.Exit(BEYOND)
+
+
+def _partial(first: Trace, second: Trace) -> list[str]:
+    """Say that one trace has only some iterations of the other, such as a replay."""
+    fewer, more = sorted((first, second), key=lambda trace: len(trace.iterations))
+    some, every = (set(trace.iterations.tolist()) for trace in (fewer, more))
+    if not some or not some < every:
+        return []
+    return [
+        f"{fewer.name} has {len(some)} of the {len(every)} iterations of {more.name}: "
+        f"--iterations {min(some)}:{max(some) + 1} compares the same ones."
+    ]
 
 
 def _thresholds(given: list[str]) -> dict[str, float]:

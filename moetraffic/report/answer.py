@@ -120,9 +120,17 @@ def _data(analysis: Analysis) -> Line:
         + (f" on {groups} groups" if groups > 1 else "")
         + f", {_range(number, ',.0f')} iterations"
         + (f", {left:,} left out as incomplete" if left else "")
+        + ("" if _known_experts(analysis) else "; experts unknown, load: bytes by rank")
         + f"; a claim is stated if p < {LEVEL:g}"
     )
     return Line(topic="Data", text=text, basis="data")
+
+
+def _known_experts(analysis: Analysis) -> bool:
+    """Whether routing was recorded, so that loads are of experts."""
+    subjects = (s for e in analysis.exchanges for s in e.subjects)
+    names = {subject.name for subject in subjects}
+    return not names or "expert_load" in names
 
 
 def _clause(exchanges: Sequence[ExchangeAnalysis], name: str) -> str:
@@ -156,7 +164,7 @@ def _shortened(exchanges: Sequence[ExchangeAnalysis], names: Sequence[str]) -> s
 
     p-values and the figures of each layer are in the table of the claims.
     """
-    stated, not_shown, lacking = [], [], []
+    stated, not_shown, lacking, untested = [], [], [], []
     for name in names:
         claims = [(e, c) for e in exchanges for c in e.claims if c.name == name]
         outcomes = {claim.outcome for _, claim in claims}
@@ -167,8 +175,12 @@ def _shortened(exchanges: Sequence[ExchangeAnalysis], names: Sequence[str]) -> s
             horizons = {claim.about.rpartition(", ")[2] for _, claim in made}
             if ahead and len(made) < len({id(e) for e, _ in made}) * len(horizons):
                 where = "not each in every layer"
-            inside = [figure_of([claim for _, claim in made]), ahead, where]
-            stated.append(f"{name} ({', '.join(filter(None, inside))})")
+            details = [figure_of([claim for _, claim in made]), ahead, where]
+            inside = ", ".join(filter(None, details))
+            stated.append(f"{name} ({inside})" if inside else name)
+            continue
+        if claims and all(claim.untested for _, claim in claims):
+            untested.append(f'"{name}"')
             continue
         if Outcome.NO_EVIDENCE in outcomes:
             not_shown.append(f'"{name}"')
@@ -178,6 +190,7 @@ def _shortened(exchanges: Sequence[ExchangeAnalysis], names: Sequence[str]) -> s
         ", ".join(stated),
         f"no evidence of {', '.join(not_shown)}" if not_shown else "",
         f"not enough data for {', '.join(lacking)}" if lacking else "",
+        f"not tested: {', '.join(untested)}" if untested else "",
     )
     return "; ".join(filter(None, parts))
 
@@ -223,6 +236,8 @@ def _outcome(claims: list[Claim]) -> str:
         return f'not enough data for "{first.name}" (needs {needs:,})'
     bound = _p_value(claims)
     flags = list(dict.fromkeys(flag for claim in claims for flag in claim.flags))
+    if first.untested:
+        return f'"{first.name}" not tested ({first.untested})'
     if not first.stated:
         inside = ", ".join(filter(None, [bound, *flags]))
         return f'no evidence of "{first.name}"{f" ({inside})" if inside else ""}'
@@ -247,6 +262,8 @@ def _alone(claim: Claim) -> str:
     if claim.outcome is Outcome.NOT_ENOUGH_DATA:
         has = f"needs {claim.needs:,}, has {claim.used:,}"
         return f'not enough data for "{claim.name}" ({has})'
+    if claim.untested:
+        return f'"{claim.name}" not tested ({claim.untested})'
     inside = ", ".join(filter(None, [_p_value([claim]), *claim.flags]))
     what = claim.statement if claim.stated else f'no evidence of "{claim.name}"'
     return f"{what}{f' ({inside})' if inside else ''}"
@@ -336,7 +353,12 @@ def _communication(analysis: Analysis) -> list[Line]:
     known = np.isfinite(shares)
     text = (
         f"{_range(shares[known].tolist(), '.1%')} of a rank's step, "
-        f"{_range(alone[known].tolist(), '.1%')} not overlapped with compute"
+        + (
+            "none of it"
+            if np.array_equal(shares[known], alone[known])
+            else _range(alone[known].tolist(), ".1%") + " not"
+        )
+        + " overlapped with compute"
         + (", compute inferred from gaps between collectives" if spent.inferred else "")
     )
     return [Line(topic=topic, text=text, basis="figure")]
@@ -347,6 +369,8 @@ def _meaning(analysis: Analysis) -> list[Line]:
     every = analysis.exchanges
     possible, lacking = [], dict[str, list[str]]()
     for name, what in CONSEQUENCES.items():
+        if "experts" in what and not _known_experts(analysis):
+            continue
         claims = [(e, c) for e in every for c in e.claims if c.name == name]
         outcomes = {claim.outcome for _, claim in claims}
         if Outcome.STATED in outcomes:
@@ -375,6 +399,8 @@ def _next(analysis: Analysis, file: str) -> Line:
     """Recommend the next commands."""
     lacking = [c for c in analysis.claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
     steps = []
+    if not _known_experts(analysis):
+        steps.append("register your router to record experts (docs/own-run.md)")
     if lacking:
         names = ", ".join(dict.fromkeys(f'"{c.name}"' for c in lacking))
         steps.append(f"capture a longer run for {names}")

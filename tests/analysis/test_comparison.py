@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -121,3 +123,21 @@ def test_the_command_says_by_its_exit_code(
     assert shown == ["relative difference", "Wasserstein-1"]
     assert main(["compare", golden, golden, "--at-most", "color=1"]) == 2
     assert "--at-most shares=0.05" in capsys.readouterr().err
+
+
+def test_a_part_of_a_run_is_compared_with_the_same_iterations(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    moetraffic: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    from moetraffic.cli import main
+
+    golden, part = str(path("golden-v1.h5")), str(tmp_path / "part.h5")
+    options = ("--iterations", "4:8", "--nproc", 2, "--warm-up", 0)
+    assert moetraffic("replay", golden, "-o", part, *options).returncode == 0
+    assert main(["compare", golden, part]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "has 4 of the 12 iterations" in first
+    assert "--iterations 4:8" in first
+    assert main(["compare", golden, part, "--iterations", "4:8"]) == 0
+    assert capsys.readouterr().out.startswith("Byte-identical: ")

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtrc
 
-from moetraffic.analysis.claim import LEVEL, Claim, Outcome
+from moetraffic.analysis.claim import LEVEL, NOT_TESTED, Claim, Outcome
 from moetraffic.analysis.skew.collapse import STARVED, collapse
 from moetraffic.analysis.skew.hot_experts import hot_members
 from moetraffic.errors import AnalysisError
@@ -149,11 +149,11 @@ def _skewed(load: Int64, tokens: int | None, k: int, seed: int) -> Claim:
     claim = _no_claim("skewed", "it is skewed", EVEN)
     experts = load.shape[1]
     if experts < 2 or k == experts:
-        return replace(claim, flags=("every token goes to every expert",))
+        return replace(claim, flags=(NOT_TESTED + "every token goes to every expert",))
     if not len(load):
         return _too_few(claim, 1)
     if tokens is None:
-        return replace(claim, flags=("the number of tokens is unknown",))
+        return replace(claim, flags=(NOT_TESTED + "the number of tokens is unknown",))
     total = load.sum(axis=0)
     copies = max(tokens * k / experts, 1e-300)
     unit = copies * (experts - k) / (experts - 1)
@@ -188,7 +188,7 @@ def _hot_set_retained(load: Int64, seed: int) -> Claim:
     claim = _no_claim("hot set retained", "its hot experts stay hot", EXCHANGEABLE)
     experts = load.shape[1]
     if experts < 2:
-        return replace(claim, flags=("there is one expert",))
+        return replace(claim, flags=(NOT_TESTED + "there is one expert",))
     hot = max(1, experts // HOT)
     # even the same hot set in all parts must be improbable enough
     needs = 1 + ceil(log(1 / LEVEL) / log(comb(experts, hot)))
@@ -245,12 +245,14 @@ def _collapsed(load: Int64, tokens: int | None, k: int) -> Claim:
     claim = _no_claim("collapsed", "it has collapsed", EVEN)
     experts = load.shape[1]
     if k > MOST_CHOSEN * experts:
-        return replace(claim, flags=(f"a token has {k} of {experts} experts",))
+        return replace(
+            claim, flags=(f"{NOT_TESTED}a token has {k} of {experts} experts",)
+        )
     late = load[len(load) - max(1, round(LATE * len(load))) :]
     if not late.size:
         return _too_few(claim, 1)
     if tokens is None:
-        return replace(claim, flags=("the number of tokens is unknown",))
+        return replace(claim, flags=(NOT_TESTED + "the number of tokens is unknown",))
     totals = _totals(late)
     found = [collapse(total, k=k) for total in totals]
     bound = max(each.false_claims for each in found)
