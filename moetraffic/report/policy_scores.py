@@ -57,9 +57,11 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
     if not usable:
         return f"{family.capitalize()}: no policy without the oracle was evaluated."
     best = min(usable, key=lambda s: s.completion_mean_s)
+    alone = len({(s.policy, s.forecaster) for s in usable}) == 1
     text = (
-        f"{family.capitalize()} on {best.network}: {_named(best)} is the fastest, "
-        f"{best.over_bound.value:.3g} times "
+        f"{family.capitalize()} on {best.network}: {_named(best)} is "
+        + ("the only one evaluated, " if alone else "the fastest, ")
+        + f"{best.over_bound.value:.3g} times "
         + ("a balanced layer" if family == "placement" else "the lower bound")
     )
     if best.forecaster != NONE and isfinite(best.regret.value):
@@ -69,6 +71,7 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
         elif best.regret.high < 0:
             less = _percent(best.regret, less=True)
             text += f"; {plan} takes {less} less time than the truth's"
+            text += " (the policy's plan for the truth is not optimal)"
         else:
             text += f"; no evidence that {plan} differs from the truth's: "
             text += _percent(best.regret)
