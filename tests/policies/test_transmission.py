@@ -15,6 +15,7 @@ from moetraffic.fabric import (
     Hosts,
     block,
     cut_bounds,
+    expected_max_load,
     leaf_spine,
     port_bound,
     single_switch,
@@ -97,6 +98,11 @@ def test_three_flows_on_two_links() -> None:
     assert fluid_seconds(np.ones(3), single, np.ones(2)) == 2
     split = csr_array(np.full((3, 2), 0.5))
     assert fluid_seconds(np.ones(3), split, np.ones(2)) == pytest.approx(1.5)
+    hashed = [
+        fluid_seconds(np.ones(3), csr_array(np.eye(2)[list(links)]), np.ones(2))
+        for links in np.ndindex(2, 2, 2)
+    ]
+    assert np.mean(hashed) == expected_max_load(3, 2) == pytest.approx(2.25)
 
 
 def by_pairs(matrix: np.ndarray, network: PacketNetwork) -> float:

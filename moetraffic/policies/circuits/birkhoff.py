@@ -12,14 +12,9 @@ from moetraffic.policies.exchange_series import LayerKey
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import Matchings, crossing, line_bytes
 
-FEW_RANKS = 16
-"""Maximum ranks for max-min matchings; above, max-weight ones are much faster."""
 
-
-def _decomposed(matrix: npt.ArrayLike, matching: str = "") -> Decomposition:
-    whole = np.rint(crossing(matrix)).astype(np.int64)
-    few = "max-min" if len(whole) <= FEW_RANKS else "max-weight"
-    return decompose(whole, matching=matching or few)
+def _decomposed(matrix: npt.ArrayLike, matching: str = "max-min") -> Decomposition:
+    return decompose(np.rint(crossing(matrix)).astype(np.int64), matching=matching)
 
 
 def _plan(found: Decomposition, terms: int | None = None) -> Matchings:
@@ -41,8 +36,8 @@ def _plan(found: Decomposition, terms: int | None = None) -> Matchings:
 class Birkhoff:
     """Decompose the forecast into permutations; optimal without delay.
 
-    Terms have the largest smallest entry (max-min), or above FEW_RANKS the largest
-    remaining bytes.  All circuits of a term are held as long as its largest transfer.
+    Each term has the largest smallest entry (max-min); its circuits are all held as
+    long as its largest transfer.
 
     References
     ----------

@@ -13,8 +13,11 @@ from moetraffic.policies.service.optical import Matchings, OpticalSwitch, crossi
 
 Float64 = npt.NDArray[np.float64]
 
+FEW_ENTRIES = 256
+"""Distinct entries up to which each is a candidate duration: all up to 16 ranks."""
+
 MOST_DURATIONS = 32
-"""Candidate durations of a configuration; more distinct entries are thinned."""
+"""Candidate durations of a configuration with more entries: their quantiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +60,8 @@ def eclipse(
     Returns
     -------
     Matchings
-        Candidate durations are the entries of the rest, at most MOST_DURATIONS of them
-        (quantiles), and the room left in the window.
+        Candidate durations are the entries of the rest (above FEW_ENTRIES
+        MOST_DURATIONS quantiles), and the room left in the window.
 
     Examples
     --------
@@ -75,13 +78,7 @@ def eclipse(
     room: list[float] = []
     while left.any() and time_left > delay:
         most = (time_left - delay) * rate
-        best, chosen, held = 0.0, row, 0.0
-        for each in _durations(left, most):
-            part = np.minimum(left, each)
-            _, to = linear_sum_assignment(-part)
-            score = float(part[row, to].sum()) / (each / rate + delay)
-            if score > best * (1 + 1e-12):
-                best, chosen, held = score, to, each
+        held, chosen = _best(left, _durations(left, most), rate, delay)
         moved = np.minimum(left[row, chosen], held)
         receivers.append(np.where(chosen == row, -1, chosen))
         room.append(held)
@@ -93,10 +90,42 @@ def eclipse(
     )
 
 
+def _best(
+    left: Float64,
+    durations: Float64,
+    rate: float,
+    delay: float,
+) -> tuple[float, npt.NDArray[np.int64]]:
+    """Find the duration, in bytes, and the matching of the largest rate of service.
+
+    The bytes S(a) that the best matching serves in duration a do not decrease, and
+    S(a) / a does not increase.  One matching thus bounds those of all other durations,
+    and few are computed; of equal rates the shortest duration is taken.
+    """
+    row = np.arange(len(left))
+    took = durations / rate + delay
+    lines = (
+        np.minimum(left.max(axis=n), durations[:, None]).sum(axis=1) for n in (0, 1)
+    )
+    bound = np.minimum(*lines)
+    score = np.zeros(len(durations))
+    chosen = {}
+    while (bound / took).max() >= score.max() * (1 - 1e-12):
+        at = int(np.argmax(bound / took))
+        part = np.minimum(left, durations[at])
+        _, chosen[at] = linear_sum_assignment(-part)
+        served = float(part[row, chosen[at]].sum())
+        score[at] = served / took[at]
+        bound = np.minimum(bound, served * np.maximum(1, durations / durations[at]))
+        bound[list(chosen)] = -1.0
+    first = int(np.argmax(score >= score.max() * (1 - 1e-12)))
+    return float(durations[first]), chosen[first]
+
+
 def _durations(left: Float64, most: float) -> Float64:
     """List candidate bytes of a configuration, ascending, at most the room left."""
     entries = np.unique(left[left > 0])
-    if len(entries) > MOST_DURATIONS:
+    if len(entries) > FEW_ENTRIES:
         at = np.linspace(0, len(entries) - 1, MOST_DURATIONS)
         entries = entries[np.rint(at).astype(np.int64)]
     fitting = entries[entries <= most]
