@@ -8,7 +8,7 @@ horizon``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -124,9 +124,10 @@ def gain(
     Origins close to each other err alike, at a horizon h for at least h steps.  They
     are cut into g stretches: at most 20, each of h steps or more, and of no fewer than
     the third root of the number of origins.  Leaving one out at a time gives the
-    variance of the estimate, and a Student interval of g - 1 degrees of freedom.  The
-    p-value is that of a one-sided t-test: of equal accuracy against a smaller error (a
-    paired test, as the blocks of both errors are the same).
+    variance of the logarithm of ``sum a / sum b``, and a Student interval of g - 1
+    degrees of freedom, whose ends as skills are below 1.  The p-value is that of a
+    one-sided t-test: of equal accuracy against a smaller error (a paired test, as the
+    blocks of both errors are the same).
 
     Parameters
     ----------
@@ -167,15 +168,21 @@ def gain(
     below = base - np.add.reduceat(reference, edges)
     if not (below > 0).all():  # all error in one stretch: nothing to compare without it
         return Ratio(value=value, blocks=blocks)
-    left = 1 - above / below
-    spread = float(np.sqrt((blocks - 1) / blocks * ((left - left.mean()) ** 2).sum()))
+    ratio = above / below
+    found = Ratio(value=value, error=_jackknife(ratio), blocks=blocks)
+    if whole == 0:
+        return replace(found, low=1.0, high=1.0, p=0.0)
+    if not (above > 0).all():
+        return found
+    # the logarithm is nearer to normal, and its interval keeps the skill below 1
+    spread, size = _jackknife(np.log(ratio)), float(np.log(whole / base))
     reach = float(stdtrit(blocks - 1, 0.975)) * spread
-    p = float(stdtr(blocks - 1, -value / spread)) if spread > 0 else float(value <= 0)
-    return Ratio(
-        value=value,
-        error=spread,
-        low=value - reach,
-        high=value + reach,
-        p=p,
-        blocks=blocks,
-    )
+    low, high = 1 - np.exp([size + reach, size - reach])
+    p = float(stdtr(blocks - 1, size / spread)) if spread > 0 else float(value <= 0)
+    return replace(found, low=float(low), high=float(high), p=p)
+
+
+def _jackknife(left: Float64) -> float:
+    """Compute the standard error from estimates ``[g]`` without one block each."""
+    g = len(left)
+    return float(np.sqrt((g - 1) / g * ((left - left.mean()) ** 2).sum()))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from scipy.signal import lfilter
 
 from moetraffic.analysis.forecast.origins import FEWEST, gain, split
@@ -52,6 +53,23 @@ def test_the_interval_of_a_skill_covers_it():
     assert 0.9 <= np.mean(covered) <= 0.99
     assert values.mean() == pytest.approx(0.2, abs=0.01)
     assert np.median(errors) == pytest.approx(values.std(), rel=0.15)
+
+
+@given(
+    rates=arrays(float, (2, 24), elements=st.floats(1e-6, 1e6)),
+    scale=st.floats(1e-9, 1e3),
+)
+def test_the_interval_of_a_skill_is_below_1_and_agrees_with_its_p_value(rates, scale):
+    found = gain(scale * rates[0], rates[1])
+    assert found.low - 1e-9 <= found.value <= found.high + 1e-9 <= 1 + 1e-9
+    assert found.high <= 1
+    if abs(found.p - 0.025) > 1e-6:
+        assert (found.p < 0.025) == (found.low > 0)
+
+
+def test_a_forecast_without_error_has_a_skill_of_1():
+    found = gain(np.zeros(24), np.ones(24))
+    assert (found.value, found.low, found.high, found.p) == (1, 1, 1, 0)
 
 
 def test_few_origins_have_no_interval():
