@@ -27,7 +27,8 @@ NULLS = {
     "level change": "stationary increments, as of a random walk or autoregression",
     "trend": "a random walk of the shares under sampling noise, or no slope",
     "periodic": "a smooth spectrum, or a damped oscillation",
-    "mean-reverting": "a random walk of the shares, or sampling noise alone",
+    "mean-reverting": "a random walk of the shares, or a periodic function or none "
+    "under sampling noise",
 }
 """Names of the claims, with the hypothesis that each must reject."""
 
@@ -336,12 +337,14 @@ def _periodic(found: Movement, every: float) -> Part:
 def _mean_reverting(found: Movement, every: float) -> Part:
     fit = found.stable
     part: Part = {
-        "outcome": _decided(found.returns),
+        "outcome": _decided(found.reverts),
         "statement": "",
         "p": NAN if fit is None else max(fit.p_walk, fit.p_still),
         "unit": "iterations",
     }
     if found.returns and fit is not None:
+        part["p"] = max(part["p"], found.p_cycle)
+    if found.reverts and fit is not None:
         part |= {
             "statement": "it returns to its level with a half-life of "
             f"{fit.half_life * every:.3g} iterations",
@@ -349,6 +352,8 @@ def _mean_reverting(found: Movement, every: float) -> Part:
             "low": fit.low * every,
             "high": fit.high * every,
         }
+    elif found.returns:
+        part["flags"] = ("a periodic function fits as well",)
     elif fit is not None and (needs := _lacking(fit, found.begin)):
         part |= {
             "outcome": Outcome.NOT_ENOUGH_DATA,

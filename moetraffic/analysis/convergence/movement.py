@@ -16,6 +16,7 @@ import numpy.typing as npt
 from scipy.special import stdtr
 
 from moetraffic.analysis.claim import LEVEL
+from moetraffic.analysis.rhythm.periodic_fit import without_period
 from moetraffic.analysis.rhythm.spectral_lines import (
     Period,
     Phase,
@@ -62,6 +63,7 @@ class Movement:
     begin: int  # first step of the stable part, or of what was tested as such
     stable: Motion | None  # of this part; None: the part is too short
     returns: bool  # it moves, and returns to a level
+    p_cycle: float  # of a periodic function under white noise, if it returns; else NaN
     still: bool  # it is not seen to move, and could have moved little
     uneven: bool  # to the end, its swings become larger or smaller
     slope: Motion | None  # about lines through the run; None: not tested
@@ -71,6 +73,11 @@ class Movement:
     def periodic(self) -> bool:
         """Whether the line is a period: its phase is kept."""
         return self.phase is not None and self.phase.p < LEVEL
+
+    @property
+    def reverts(self) -> bool:
+        """Whether it returns to a level as no periodic function does."""
+        return self.returns and self.p_cycle < LEVEL
 
     @property
     def converged(self) -> bool:
@@ -133,6 +140,11 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
         elif later > begin:
             begin, stable = later, motion(rest[later:], without=bands, seed=seed)
             returns, still = _outcome(stable)
+    # a periodic function returns, too: what its best fits leave moves all the same
+    p_cycle = float("nan")
+    if returns:
+        fits = without_period(rest[begin:])
+        p_cycle = max(motion(x, without=gone, seed=seed).p_still for x, gone in fits)
     # Step 5: a trend of the whole run.
     slope, trend = None, False
     if moves and not changes and not (returns or still or uneven):
@@ -149,6 +161,7 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
         begin=begin,
         stable=stable,
         returns=returns,
+        p_cycle=p_cycle,
         still=still,
         uneven=uneven,
         slope=slope,

@@ -84,6 +84,21 @@ def test_the_half_life_of_an_autoregression():
     assert found["converged"].figure == 0
 
 
+def test_a_sine_is_not_mean_reverting():
+    """Of any period and phase, and with few cycles in which no line can be seen."""
+    time = np.arange(160)[:, None]
+    for seed in range(3):
+        rng = np.random.default_rng([16, seed])
+        angle = time * rng.uniform(2.5, 40) / 160 + rng.uniform(0, 1, 16)
+        shares = np.exp(0.3 * np.sin(2 * np.pi * angle))
+        shares /= shares.sum(axis=1, keepdims=True)
+        for counts in (np.rint(1e6 * shares), rng.multinomial(8192, shares)):
+            found = level_claims(counts, tokens=counts.sum(axis=1), about="load")
+            returns = claim_of(found, "mean-reverting")
+            assert returns is not None
+            assert not returns.stated
+
+
 def test_a_run_of_few_half_lives_names_the_iterations_that_it_needs():
     for seed in range(5):
         found, run = claims("autoregression", [14, seed], steps=60)
