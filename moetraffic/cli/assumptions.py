@@ -144,12 +144,11 @@ def read_shares(text: str) -> dict[str, float]:
 
 def read_conventions(given: list[str]) -> Conventions:
     """Read conventions: ``name=choice``, with commas or one by one."""
+    from moetraffic.patterns.rules import choose
     from moetraffic.patterns.time_model import CHOICES, Conventions
 
     parts = filter(None, ",".join(given).split(","))
     chosen = named_values(parts, "a convention", "flops=parameters")
     for name in sorted(set(chosen) - set(CHOICES)):
-        raise LayoutError(
-            f"a convention is one of {', '.join(CHOICES)}, not {name!r}: choose one"
-        )
+        choose("a convention", name, CHOICES)
     return Conventions(**chosen)

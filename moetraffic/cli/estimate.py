@@ -11,8 +11,6 @@ import typer
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import time_model
 from moetraffic.patterns.bandwidth.platforms import protocols
-from moetraffic.patterns.layer_calls import CONTEXTS
-from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.time_model import GPUS, Configuration, System
 from moetraffic.report.console.options import (
     AllTables,
@@ -40,6 +38,7 @@ from .assumptions import (
     read_conventions,
     read_shares,
 )
+from .layout import LAYOUT
 from .model_shape import MODEL_HELP, SHAPE, model_of
 from .output import present
 from .time_studies import (
@@ -83,44 +82,20 @@ PARALLELISM = field_options(
     Configuration,
     "Parallelism and batch",
     {
-        "pp": "Number of pipeline stages.",
-        "tp": "Number of tensor-parallel ranks.",
-        "dp": "Number of data-parallel ranks, those of --ep included.",
-        "ep": "Number of expert-parallel ranks.",
-        "cp": "Number of context-parallel ranks.",
-        "virtual": Setting(
-            "Number of virtual pipeline stages per rank.", "--virtual-stages"
-        ),
-        "schedule": f"Pipeline schedule: {', '.join(SCHEDULES)}.",
+        **LAYOUT,
         "micro_batch": "Number of sequences per rank in one forward pass.",
-        "zero": "ZeRO stage: 0, 1, 2 or 3.",
-        "shard": Setting(
-            "Number of replicas among which ZeRO shards; the others hold copies.",
-            shown="all",
-        ),
         "recompute": "Activation recomputation: none, selective or full.",
-        "context": f"Attention over context-parallel ranks: {', '.join(CONTEXTS)}.",
-        "ulysses": Setting(
-            "Number of neighboring context-parallel ranks that exchange heads for "
-            "tokens (Ulysses); the others form rings.",
-            shown="none, or all with --context all-to-all",
-        ),
         "dispatch_bytes": Setting(
             "Bytes of an element of tokens sent to experts; FP8 with scales: 1.03125.",
             shown="as activations",
             kind=float,
             rule={"min": 0},
         ),
-        "sequence_parallel": Setting(
-            "Use Megatron's sequence parallelism over the tensor-parallel ranks.",
-            "--sequence-parallel",
-        ),
         "gradient_bytes": Setting(
             "Bytes of a gradient element as it is reduced.",
             kind=float,
             rule={"above": 0},
         ),
-        "etp": Setting("Number of tensor-parallel ranks of an expert.", shown="tp"),
         "fp8": Setting("Multiply layers' weights in 8 bits.", "--fp8"),
         "fused_attention": Setting(
             "Fused attention (FlashAttention).", "--fused-attention"

@@ -20,11 +20,10 @@ from moetraffic.patterns import (
     Workload,
 )
 from moetraffic.patterns.algorithms import ALGORITHMS
-from moetraffic.patterns.layer_calls import CONTEXTS
 from moetraffic.patterns.layouts.parallelism import RECOMPUTATIONS, Parallelism
-from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.pattern import Pattern
+from moetraffic.patterns.rules import choose
 from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
@@ -44,6 +43,7 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.trace.hdf5.durable import validate_outputs
 
+from .layout import LAYOUT
 from .model_shape import MODEL_HELP, SHAPE, model_of
 from .output import Shown, present
 
@@ -55,24 +55,19 @@ GRID = field_options(
     Parallelism,
     "Parallelism",
     {
-        "tp": "Number of tensor-parallel ranks of a layer.",
-        "cp": "Number of context-parallel ranks, which share a sequence.",
-        "dp": "Number of data-parallel replicas.",
-        "pp": "Number of pipeline stages.",
-        "ep": "Number of expert-parallel ranks.",
-        "etp": Setting("Number of tensor-parallel ranks of an expert.", shown="tp"),
+        **LAYOUT,
         "order": "Order of the parallel axes over ranks, fastest-varying first.",
+        "synchronization": Setting(
+            f"Synchronization of replicas: {', '.join(SYNCHRONIZATIONS)}.",
+            shown="by ZeRO stage",
+        ),
+        "bucket_mib": Setting("Size of DDP's buckets in MiB.", shown="1, then 25"),
     },
 )
 TRAINING = field_options(
     Parallelism,
     "Training",
     {
-        "virtual": Setting(
-            "Number of virtual pipeline stages per rank (interleaved 1F1B).",
-            "--virtual-stages",
-        ),
-        "schedule": f"Pipeline schedule: {', '.join(SCHEDULES)}.",
         "micro_batch": Setting(
             "Number of sequences per replica in one forward pass.",
             shown="the preset's",
@@ -85,27 +80,7 @@ TRAINING = field_options(
             kind=int | None,
             default=None,
         ),
-        "zero": "ZeRO stage: 0, 1, 2 or 3.",
-        "shard": Setting(
-            "Number of replicas among which ZeRO shards; the others hold copies.",
-            shown="all",
-        ),
-        "synchronization": Setting(
-            f"Synchronization of replicas: {', '.join(SYNCHRONIZATIONS)}.",
-            shown="by ZeRO stage",
-        ),
-        "bucket_mib": Setting("Size of DDP's buckets in MiB.", shown="1, then 25"),
-        "sequence_parallel": Setting(
-            "Use Megatron's sequence parallelism over the tensor-parallel ranks.",
-            "--sequence-parallel",
-        ),
         "recompute": f"Activation recomputation: {', '.join(RECOMPUTATIONS)}.",
-        "context": f"Attention over context-parallel ranks: {', '.join(CONTEXTS)}.",
-        "ulysses": Setting(
-            "Number of neighboring context-parallel ranks that exchange heads for "
-            "tokens (Ulysses); the others form rings.",
-            shown="none, or all with --context all-to-all",
-        ),
         "dtype": "Data type of parameters and activations.",
         "dispatch_dtype": Setting(
             "Data type of tokens sent to experts, such as float8 (with a scale per "
@@ -181,11 +156,7 @@ def pattern(
         refuse_idle(ctx, tuple(ROUTING), why, error=LayoutError)
     chosen = {name: value for name, value in routing.items() if value is not None}
     gating = replace(routed, **chosen)
-    if gating.dispatch not in DISPATCH_FORMS:
-        raise LayoutError(
-            f"dispatch is one of {', '.join(DISPATCH_FORMS)}, not {gating.dispatch!r}: "
-            "choose one"
-        )
+    choose("dispatch", gating.dispatch, DISPATCH_FORMS)
     if gating.dispatch == "dropless":
         why = "dropless experts take all tokens"
         refuse_idle(ctx, ("capacity_factor",), why, error=LayoutError)

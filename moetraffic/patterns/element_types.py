@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moetraffic.errors import LayoutError
+from .rules import choose
 
 ELEMENT_BYTES = {
     "float64": 8,
@@ -21,10 +21,5 @@ def element_bytes(dtype: str) -> int:
     LayoutError
         If there is no such type.
     """
-    found = ELEMENT_BYTES.get(dtype)
-    if found is None:
-        raise LayoutError(
-            f"an element type is one of {', '.join(ELEMENT_BYTES)}, not {dtype!r}: "
-            "choose one"
-        )
-    return found
+    choose("an element type", dtype, ELEMENT_BYTES)
+    return ELEMENT_BYTES[dtype]

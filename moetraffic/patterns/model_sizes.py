@@ -33,6 +33,7 @@ class ModelSizes:
     key_width: Values  # of a query and key head, its rotated part included
     value_width: Values  # of a value head
     sequence: Values  # s, tokens; behind an encoder those of a mean layer
+    attended: Values  # tokens of the same sequence, seen from a token in a mean layer
     source: Values  # tokens that are embedded
     targets: Values  # tokens that are predicted
     vocabulary: Values  # V
@@ -81,6 +82,7 @@ def model_sizes(model: ModelShape | Sequence[ModelShape]) -> ModelSizes:
 @cache
 def _of(m: ModelShape) -> ModelSizes:
     moe, decoder = len(m.moe_layers), m.layers - m.encoder_layers
+    tokens = m.encoder_layers * m.sequence + decoder * m.targets
     key, value = m.key_width, m.value_width
     one_expert = (3 if m.gated else 2) * m.hidden * m.expert_width
     key_heads = m.heads if m.kv_rank else m.groups
@@ -93,7 +95,9 @@ def _of(m: ModelShape) -> ModelSizes:
         "key_heads": key_heads,
         "key_width": key,
         "value_width": value,
-        "sequence": (m.encoder_layers * m.sequence + decoder * m.targets) / m.layers,
+        "sequence": tokens / m.layers,
+        "attended": (m.encoder_layers * m.sequence**2 + decoder * m.targets**2)
+        / tokens,
         "source": m.sequence,
         "targets": m.targets,
         "vocabulary": m.vocabulary,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from moetraffic.errors import LayoutError
+from moetraffic.spelling import nearest
 
 from .values import Values, anywhere
 
@@ -49,6 +50,22 @@ def positive(size: Values, option: str) -> Rule:
     """A size is 1 or more."""
     text = f"{option} must be at least 1, but is {{}}"
     return Rule(size < 1, text, (size,), f"give --{option} a positive number")
+
+
+def choose(what: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is none of those that are known.
+
+    Raises
+    ------
+    LayoutError
+        With the known names, and the nearest of them.
+    """
+    names = [one for one in known if one]
+    if name not in known:
+        raise LayoutError(
+            f"{what} is one of {', '.join(names)}, not {name!r}: "
+            f"{nearest(str(name), names)}choose one"
+        )
 
 
 def sentences(rules: Sequence[Rule]) -> list[Broken]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .rules import Broken, unmet
+from .workloads.limits import outside
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "relative")
 NORMS = ("layer", "rms")
@@ -171,79 +172,14 @@ def broken_rules(shape: ModelShape) -> list[Broken]:
     return _out_of_range(shape) or _contradictions(shape)
 
 
-def broken_in_parallel(shape: ModelShape, *, tp: int, pp: int) -> list[Broken]:
-    """The rules of tensor and pipeline parallelism that a sound shape breaks.
-
-    Parameters
-    ----------
-    shape
-        Of the model.
-    tp, pp
-        Tensor-parallel ranks and pipeline stages.
-    """
-    m = shape
-    return unmet(
-        (
-            m.groups % tp == 0,
-            f"tp must divide the key and value heads, but there are {m.groups} for tp "
-            f"{tp}",
-            "change --kv-heads or --tp",
-        ),
-        (
-            not any(width % tp for width in m.widths),
-            "tp must divide every feed-forward width, but for tp "
-            f"{tp} they are {', '.join(map(str, m.widths))}",
-            "change --ffn, --expert-ffn, --shared-ffn or --tp",
-        ),
-        (
-            tp == 1 or not (m.kv_rank or m.qk_norm or m.positions == "relative"),
-            "tensor parallelism splits attention by heads alone, but latent attention, "
-            "norms of query and key and relative positions have parameters that all "
-            f"heads share, and tp is {tp}",
-            "use --tp 1",
-        ),
-        (
-            pp == 1 or not (m.two_stacks or m.masked),
-            "a pipeline's stages hand on one decoder's activations, but the model has "
-            f"{m.encoder_layers} encoder layers and pp is {pp}",
-            "use --pp 1",
-        ),
-    )
-
-
 def _out_of_range(m: ModelShape) -> list[Broken]:
-    least = {
-        "layers": 1,
-        "hidden": 1,
-        "heads": 1,
-        "sequence": 1,
-        "moe_every": 1,
-        "vocabulary": 2,
-        **dict.fromkeys(
-            (
-                *("experts", "encoder_layers", "target_sequence", "segments"),
-                *("kv_heads", "head_size", "query_rank", "kv_rank", "rope_size"),
-                *("value_size", "ffn", "expert_ffn", "shared_ffn", "moe_first"),
-                "mtp",
-            ),
-            0,
-        ),
-    }
-    broken = [
-        (
-            f"{_option(name)} must be at least {low}, but is {getattr(m, name)}",
-            f"give --{_option(name)} a {'positive' if low else 'non-negative'} number",
-        )
-        for name, low in least.items()
-        if getattr(m, name) < low
-    ]
     known = {
         "positions": POSITIONS,
         "norm": NORMS,
         "norm_place": NORM_PLACES,
         "activation": ACTIVATIONS,
     }
-    return broken + [
+    return [*outside(m)] + [
         (
             f"{_option(name)} is one of {', '.join(names)}, not {getattr(m, name)!r}",
             "choose one of them",

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.errors import LayoutError
-
 from .algorithms import ALGORITHMS, collective_matrix, gloo
 from .algorithms.ring import chunks
 from .element_types import ELEMENT_BYTES
 from .pattern import TRAFFIC, Call, Pattern
+from .rules import choose
 
 Int64 = npt.NDArray[np.int64]
 
@@ -112,11 +111,7 @@ def traffic_matrix(
     LayoutError
         If the algorithm is not known, or does not suit the nodes.
     """
-    if algorithm not in ALGORITHMS:
-        raise LayoutError(
-            f"the algorithm is one of {', '.join(ALGORITHMS)}, not {algorithm!r}: "
-            "choose one"
-        )
+    choose("the algorithm", algorithm, ALGORITHMS)
     world = pattern.grid.world
     out = np.zeros((world, world), np.int64)
     each = gpus_per_node or world

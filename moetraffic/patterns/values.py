@@ -39,8 +39,3 @@ def numbers(name: str, given: Values) -> Float64:
 def anywhere(condition: Values) -> bool:
     """Whether a condition, or a number other than 0, is somewhere in an array."""
     return bool(np.any(condition) if getattr(condition, "ndim", 0) else condition)
-
-
-def shared(before: Float64, ranks: Float64) -> Float64:
-    """``(n - 1)/n x before``: what each of n ranks sends in one turn of a ring."""
-    return np.asarray(before * (ranks - 1) / ranks)

@@ -10,8 +10,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 
-from moetraffic.errors import LayoutError
-from moetraffic.spelling import nearest
+from moetraffic.patterns.rules import choose
 
 from .study import Study
 
@@ -39,12 +38,7 @@ def reproduce(name: str) -> Study:
     LayoutError
         If there is no study of that name.
     """
-    names = there()
-    if name not in names:
-        perhaps = nearest(name, names)
-        raise LayoutError(
-            f"a study is one of {', '.join(names)}, not {name!r}: {perhaps}give all"
-        )
+    choose("a study", name, there())
     made: Callable[[], Study] = importlib.import_module(f"{__name__}.{name}").reproduce
     return made()
 

@@ -15,15 +15,11 @@ so k and gamma belong to the protocol and are fitted on *other* workloads' cells
 The poster names no GPU for the runs that were out of memory, so the question is
 reversed: with the memory that a run of a workload needs, is there a capacity that fits
 every run that ran and none that did not?  A rank of data parallelism holds 16 B a
-parameter (fp16 weight and gradient, fp32 weight and Adam's two moments) and, for a
-micro-batch of b samples, ``s b h (34 + 5 a s / h)`` B a layer and ``4 s b (h + V)`` B
-at the end; an attention that does not keep its scores has no ``5 a s / h``.
+parameter (fp16 weight and gradient, fp32 weight and Adam's two moments), and
+activations as the time model counts them.
 
 References
 ----------
-Memory: Rajbhandari et al., arXiv 1910.02054, section 3.1; Korthikanti et al., arXiv
-2205.05198, equation 2 and section 4.3.
-
 H. Qi, L. Dai, W. Chen, X. Lu, "Early Experience in Characterizing Training Large
 Language Models on Modern HPC Clusters", poster, UC Merced.  The model is our own.
 """
@@ -39,8 +35,8 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from moetraffic.data import published
-from moetraffic.patterns.parameters import parameter_count
 from moetraffic.patterns.presets import preset
+from moetraffic.patterns.time_model import Configuration, memory
 from moetraffic.tables import Table
 
 from .study import Study, compared
@@ -59,8 +55,6 @@ MODELS = {
     "GPT-2-Medium": "gpt2-medium",
 }
 """The poster's names and our presets, whose sequence lengths are assumed."""
-
-STATE_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,23 +419,14 @@ def needed_bytes(workload: str, samples: float, *, scores: bool) -> float:
     scores
         Whether attention keeps its scores for backward.
     """
-    shape = preset(MODELS[workload]).model
-    h, heads = shape.hidden, shape.heads
-
-    def stack(layers: int, sequence: int) -> float:
-        kept = 5 * heads * sequence / h if scores else 0.0
-        return layers * sequence * h * (34 + kept)
-
-    if shape.two_stacks:
-        sequence = shape.target_sequence
-        decoder = shape.layers - shape.encoder_layers
-        activations = stack(shape.encoder_layers, shape.sequence)
-        activations += stack(decoder, sequence)
-    else:
-        sequence = shape.sequence
-        activations = stack(shape.layers, sequence)
-    activations += 4 * sequence * (h + shape.vocabulary)
-    return STATE_BYTES * parameter_count(shape).total + samples * activations
+    config = Configuration(
+        model=preset(MODELS[workload]).model,
+        micro_batch=samples,
+        global_batch=samples,
+        gradient_bytes=2,
+        fused_attention=not scores,
+    )
+    return float(memory(config).total)
 
 
 def _memory() -> tuple[Table, str]:

@@ -19,7 +19,8 @@ from moetraffic.patterns import (
     preset,
     scaled,
 )
-from moetraffic.patterns.shape import broken_in_parallel, broken_rules
+from moetraffic.patterns.layouts import layout
+from moetraffic.patterns.shape import broken_rules
 
 LATENT = {"kv_rank": 8, "rope_size": 4, "positions": "rotary"}
 TWO = {"encoder_layers": 2, "positions": "relative"}
@@ -87,7 +88,7 @@ def test_an_unsound_shape_is_refused_in_one_sentence(
     ("fields", "tp", "pp", "said"),
     [
         ({"kv_heads": 2}, 4, 1, "key and value heads, but there are 2 for tp 4"),
-        ({"ffn": 6}, 4, 1, "for tp 4 they are 6"),
+        ({"ffn": 6}, 4, 1, "for tp 4 one is 6"),
         (LATENT, 2, 1, "parameters that all heads share"),
         ({"qk_norm": True}, 2, 1, "parameters that all heads share"),
         (TWO, 1, 2, "the model has 2 encoder layers and pp is 2"),
@@ -98,8 +99,10 @@ def test_what_parallelism_cannot_split(
     fields: dict[str, Any], tp: int, pp: int, said: str
 ) -> None:
     shape = ModelShape(**fields)
-    assert broken_rules(shape) == broken_in_parallel(shape, tp=1, pp=1) == []
-    ((rule, _),) = broken_in_parallel(shape, tp=tp, pp=pp)
+    assert broken_rules(shape) == []
+    assert layout.broken_rules(ParallelLayout(), shape, accumulation=4) == []
+    split = ParallelLayout(tp=tp, pp=pp)
+    ((rule, _),) = layout.broken_rules(split, shape, accumulation=4)
     assert said in rule
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.rules import choose
 
 from . import gloo
 from .binomial import binomial_broadcast
@@ -133,11 +134,7 @@ def collective_matrix(
     LayoutError
         If the algorithm or the operation is not known, or the nodes do not suit it.
     """
-    if algorithm not in ALGORITHMS:
-        raise LayoutError(
-            f"the algorithm is one of {', '.join(ALGORITHMS)}, not {algorithm!r}: "
-            "choose one"
-        )
+    choose("the algorithm", algorithm, ALGORITHMS)
     volumes = np.asarray(volumes, np.int64)
     ranks, size = len(volumes), int(volumes.max(initial=0))
     if operation == "barrier":

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.errors import LayoutError
+from moetraffic.patterns.rules import choose
 
 Float64 = npt.NDArray[np.float64]
 
@@ -78,13 +78,8 @@ def convention(collective: str) -> Convention:
     LayoutError
         If there is none of that name.
     """
-    found = COLLECTIVES.get(collective)
-    if found is None:
-        raise LayoutError(
-            f"a collective is one of {', '.join(COLLECTIVES)}, not {collective!r}: "
-            "choose one"
-        )
-    return found
+    choose("a collective", collective, COLLECTIVES)
+    return COLLECTIVES[collective]
 
 
 def wire_bytes(

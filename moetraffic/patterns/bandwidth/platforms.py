@@ -12,8 +12,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from moetraffic.data import published
-from moetraffic.errors import LayoutError
-from moetraffic.spelling import nearest
+from moetraffic.patterns.rules import choose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +93,8 @@ def platform(name: str) -> Platform:
     >>> platform("tg40").nic_bytes_s / 1e9
     200.0
     """
-    return _named("platform", name, platforms())
+    choose("a platform", name, platforms())
+    return platforms()[name]
 
 
 def protocol(name: str) -> Protocol:
@@ -105,7 +105,8 @@ def protocol(name: str) -> Protocol:
     >>> protocol("IPoIB").bytes_s() / 1e9
     2.5
     """
-    return _named("protocol", name, protocols())
+    choose("a protocol", name, protocols())
+    return protocols()[name]
 
 
 def _read(kind: type[Kind], row: Mapping[str, str]) -> Kind:
@@ -120,12 +121,3 @@ def _read(kind: type[Kind], row: Mapping[str, str]) -> Kind:
 
 
 _TYPES = {"float": float, "int": int, "str": str}
-
-
-def _named(what: str, name: str, there: Mapping[str, Kind]) -> Kind:
-    if name not in there:
-        raise LayoutError(
-            f"a {what} is one of {', '.join(there)}, not {name!r}: "
-            f"{nearest(name, there)}choose one of these"
-        )
-    return there[name]

@@ -13,7 +13,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns.element_types import element_bytes
 from moetraffic.patterns.layer_calls import CONTEXTS, room
 from moetraffic.patterns.model_sizes import ModelSizes, model_sizes
-from moetraffic.patterns.rules import Rule, positive, refuse
+from moetraffic.patterns.rules import Rule, choose, positive, refuse
 from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.values import Values, anywhere, numbers
 from moetraffic.patterns.workloads.routers import Gating
@@ -261,12 +261,8 @@ def _places(field: str, given: Values) -> Values:
         return float(names.index(given))
     made = np.asarray(given)
     if made.dtype.kind in "US":
-        unknown = set(made.ravel().tolist()) - set(names)
-        if unknown:
-            raise LayoutError(
-                f"{field} is one of {', '.join(names)}, not "
-                f"{sorted(unknown)[0]!r}: choose one"
-            )
+        for name in sorted(set(made.ravel().tolist())):
+            choose(field, name, names)
         return np.select([made == name for name in names], np.arange(len(names)) + 0.0)
     return np.where(made, len(names) - 1.0, 0.0) if made.dtype == bool else given
 
@@ -313,7 +309,9 @@ def _rules(config: Configuration) -> list[Rule]:
         ),
         *split_rules(
             layers=m.layers,
+            encoder_layers=m.encoder_layers,
             heads=m.heads,
+            widths=(m.dense_ffn, m.shared_ffn),
             experts=m.experts,
             **{name: getattr(c, name) for name in of_split},
         ),
@@ -325,24 +323,10 @@ def _rules(config: Configuration) -> list[Rule]:
             "change --tp",
         ),
         Rule(
-            (m.dense_ffn % c.tp != 0) | (m.shared_ffn % c.tp != 0),
-            "tp must divide every feed-forward width, but for tp {} they are {}, and "
-            "{} of shared experts",
-            (c.tp, m.dense_ffn, m.shared_ffn),
-            "change --tp",
-        ),
-        Rule(
             sparse & (m.expert_ffn % c.expert_tp != 0),
             "etp must divide an expert's width, but it is {} for etp {}",
             (m.expert_ffn, c.expert_tp),
             "change --etp",
-        ),
-        Rule(
-            (c.pp > 1) & (m.encoder_layers > 0),
-            "a pipeline's stages hand on one decoder's activations, but the model has "
-            "{} encoder layers and pp is {}",
-            (m.encoder_layers, c.pp),
-            "use --pp 1",
         ),
         Rule(
             (m.source % spread != 0) | (m.targets % spread != 0),

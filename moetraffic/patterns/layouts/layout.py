@@ -22,7 +22,8 @@ from math import prod
 import numpy as np
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.rules import Broken, Rule, refuse, sentences
+from moetraffic.patterns.rules import Broken, Rule, choose, refuse, sentences
+from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.values import Values
 
 from .schedules import chunk_layers
@@ -204,6 +205,7 @@ class ParallelLayout:
         LayoutError
             If the kind is not one of these.
         """
+        choose("a group kind", kind, KINDS)
         if kind == "embedding":
             return tuple(tuple(sorted({p[0], p[-1]})) for p in self.groups("pp"))
         if kind in PAIR_KINDS:
@@ -225,11 +227,7 @@ class ParallelLayout:
             return _blocks(self.groups("cp"), size, across=kind == "cp_ring")
         if kind in DENSE_KINDS:
             return _groups(self._dense_axes, DENSE_KINDS[kind])
-        if kind in EXPERT_KINDS:
-            return _groups(self._expert_axes, EXPERT_KINDS[kind])
-        raise LayoutError(
-            f"a group kind is one of {', '.join(KINDS)}, not {kind!r}: choose one"
-        )
+        return _groups(self._expert_axes, EXPERT_KINDS[kind])
 
 
 def _blocks(groups: Groups, size: int, *, across: bool) -> Groups:
@@ -335,7 +333,9 @@ def layout_rules(
 def split_rules(
     *,
     layers: Values,
+    encoder_layers: Values,
     heads: Values,
+    widths: Sequence[Values],
     experts: Values,
     tp: Values,
     ep: Values,
@@ -347,8 +347,9 @@ def split_rules(
 
     Parameters
     ----------
-    layers, heads, experts
-        Of the model: its blocks, attention heads, and experts of a MoE layer.
+    layers, encoder_layers, heads, widths, experts
+        Of the model: its blocks, those of an encoder, attention heads, feed-forward
+        widths, and experts of a MoE layer.
     tp, ep, pp, virtual, zero
         Of a layout; ``virtual`` chunks of layers on each stage.
     """
@@ -372,6 +373,22 @@ def split_rules(
             (layers, pp, virtual),
             "raise --layers, or lower --pp or --virtual-stages",
         ),
+        *(
+            Rule(
+                width % np.maximum(tp, 1) != 0,
+                "tp must divide every feed-forward width, but for tp {} one is {}",
+                (tp, width),
+                "change --ffn, --expert-ffn, --shared-ffn or --tp",
+            )
+            for width in widths
+        ),
+        Rule(
+            (pp > 1) & (encoder_layers > 0),
+            "a pipeline's stages hand on one decoder's activations, but the model has "
+            "{} encoder layers and pp is {}",
+            (encoder_layers, pp),
+            "use --pp 1",
+        ),
         Rule(
             # as DeepSpeed refuses it: each micro-batch's backward would reduce, or
             # gather, while its stage's neighbors wait
@@ -385,7 +402,7 @@ def split_rules(
 
 
 def broken_rules(
-    layout: ParallelLayout, *, layers: int, heads: int, experts: int, accumulation: int
+    layout: ParallelLayout, shape: ModelShape, *, accumulation: int
 ) -> list[Broken]:
     """The rules that a model and its training by this library break under a layout.
 
@@ -393,8 +410,8 @@ def broken_rules(
     ----------
     layout
         The layout.
-    layers, heads, experts
-        As of :func:`split_rules`.
+    shape
+        A sound shape of the model.
     accumulation
         Micro-batches of a step.
 
@@ -403,15 +420,31 @@ def broken_rules(
     list of (str, str)
         Each broken rule with its values, and the remedy.
     """
-    p = layout
+    p, m = layout, shape
     of_all = split_rules(
-        layers=layers,
-        heads=heads,
-        experts=experts,
+        layers=m.layers,
+        encoder_layers=m.encoder_layers,
+        heads=m.heads,
+        widths=m.widths,
+        experts=m.experts,
         virtual=1,
         **{name: getattr(p, name) for name in ("tp", "ep", "pp", "zero")},
     )
     own = [
+        Rule(
+            m.groups % p.tp != 0,
+            "tp must divide the key and value heads, but there are {} for tp {}",
+            (m.groups, p.tp),
+            "change --kv-heads or --tp",
+        ),
+        Rule(
+            p.tp > 1 and bool(m.kv_rank or m.qk_norm or m.positions == "relative"),
+            "tensor parallelism splits attention by heads alone, but latent attention, "
+            "norms of query and key and relative positions have parameters that all "
+            "heads share, and tp is {}",
+            (p.tp,),
+            "use --tp 1",
+        ),
         Rule(
             p.pp > 1 and accumulation < p.pp,
             "1F1B needs as many micro-batches as stages, but accumulation is {} for pp "

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from moetraffic.errors import LayoutError
 from moetraffic.patterns.element_types import element_bytes
 from moetraffic.patterns.layer_calls import CONTEXTS
-from moetraffic.patterns.rules import Rule, positive, refuse
+from moetraffic.patterns.rules import Rule, choose, positive, refuse
 from moetraffic.patterns.synchronization import (
     IN_EACH_MICRO_BATCH,
     OF_STAGE,
@@ -61,11 +60,7 @@ class Parallelism(ParallelLayout):
             "synchronization": ("", *SYNCHRONIZATIONS),
         }
         for name, values in known.items():
-            if getattr(self, name) not in values:
-                raise LayoutError(
-                    f"{name} is one of {', '.join(str(v) for v in values if v != '')}, "
-                    f"not {getattr(self, name)!r}: choose one of them"
-                )
+            choose(name, getattr(self, name), values)
         for dtype in (self.dtype, self.gradients, self.dispatched):
             element_bytes(dtype)
         mirrored = self.schedule == "dualpipe"

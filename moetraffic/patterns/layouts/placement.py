@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.rules import choose
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -124,10 +125,7 @@ def place(name: str, load: Float64, ranks: int, slots: int) -> tuple[Int64, Int6
     LayoutError
         If there is no such rule, or the numbers do not fit.
     """
-    if name not in PLACEMENTS:
-        raise LayoutError(
-            f"the placement is one of {', '.join(PLACEMENTS)}, not {name!r}: choose one"
-        )
+    choose("the placement", name, PLACEMENTS)
     if slots < len(load):
         raise LayoutError(
             f"every expert needs a slot, but there are {len(load)} experts and {slots} "

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.rules import choose
 from moetraffic.patterns.values import Float64, Values
 
 from .conventions import SC21, Conventions
@@ -79,12 +80,8 @@ def calibrate(
         communication overlaps (then nothing is linear).
     """
     times = np.asarray(measured, np.float64).ravel()
-    unknown = [name for name in unknowns if name not in UNKNOWNS]
-    if unknown:
-        raise LayoutError(
-            f"what is fitted is one of {', '.join(UNKNOWNS)}, not {unknown[0]!r}: "
-            "choose among them"
-        )
+    for name in unknowns:
+        choose("what is fitted", name, UNKNOWNS)
     if any(np.any(np.asarray(share) > 0) for share in system.overlap.values()):
         raise LayoutError(
             "a calibration is linear where nothing overlaps, but the system's overlap "

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.patterns.values import Float64, Values, shared
+from moetraffic.patterns.bandwidth.collective import steps, wire_bytes
+from moetraffic.patterns.values import Float64, Values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,34 +21,24 @@ class Traffic:
     buffer: Float64  # bytes of a call, as nccl-tests count them: the whole buffer
     calls: Float64  # of an iteration
     every_micro_batch: bool  # or once an iteration
-    sent: Values | None = (
-        None  # of a send_recv's calls, what this rank sends; None: all
-    )
+    # of a send_recv's calls, what this rank sends; None: all
+    sent: Values | None = None
     copies: Values = 0  # k, where a node gets one copy of a token and hands it on
     most_nodes: Values = np.inf  # that the k experts of a token lie on
     entries: Values = 0  # of a list of tensors in place of a flat buffer; 0: flat
 
     @property
     def wire(self) -> Float64:
-        """Bytes that a rank sends: ``2 (n-1)/n`` of an all-reduce's buffer, ``(n-1)/n``
-        of the others', all of what is sent to one peer."""
-        if self.collective == "send_recv":
-            sends = self.calls if self.sent is None else self.sent
-            return np.asarray(sends * self.buffer)
-        turns = 2 if self.collective == "all_reduce" else 1
-        return turns * shared(self.calls * self.buffer, self.ranks)
+        """Bytes that a rank sends, by the conventions of collectives."""
+        sends = self.calls if self.sent is None else self.sent
+        return wire_bytes(self.collective, self.ranks, sends * self.buffer)
 
     @property
     def moved(self) -> Float64:
         """Bytes that the rank sends or waits for, one after the other."""
-        if self.collective == "send_recv":
-            return np.asarray(self.calls * self.buffer)
-        return self.wire
+        return wire_bytes(self.collective, self.ranks, self.calls * self.buffer)
 
     @property
     def steps(self) -> Float64:
         """Messages one after the other of a rank: latency's part of Hockney's T."""
-        if self.collective == "send_recv":
-            return self.calls
-        turns = 2 if self.collective == "all_reduce" else 1
-        return turns * self.calls * (self.ranks - 1)
+        return np.asarray(self.calls * steps(self.collective, self.ranks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from moetraffic.errors import LayoutError
+from moetraffic.patterns.rules import choose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,7 @@ class Conventions:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            chosen = getattr(self, field.name)
-            if chosen not in CHOICES[field.name]:
-                raise LayoutError(
-                    f"{field.name} is one of {', '.join(CHOICES[field.name])}, not "
-                    f"{chosen!r}: choose one"
-                )
+            choose(field.name, getattr(self, field.name), CHOICES[field.name])
 
 
 CHOICES: dict[str, tuple[str, ...]] = {

@@ -300,7 +300,7 @@ def _hidden(
     """Communication that is over before the computing that it hides under."""
     found: Values = 0.0
     for kind, share in s.overlap.items():
-        once = kind in ("dp", "edp", "embedding")
+        once = kind in IN_DP
         window = np.where(once & (c.zero < 2), last, compute) if once else compute
         found = found + np.minimum(np.asarray(share) * times[kind], window)
     return np.minimum(found, compute)

@@ -76,7 +76,7 @@ def _activations(c: Configuration) -> Float64:
     share = np.where(m.layers > 0, m.moe_layers / m.layers, 0.0)
     copies = (1 - share) + share * np.maximum(c.k * padded, 1)
     wide = 8 + 4 * c.ffn / m.hidden
-    core = 5 * m.heads * m.sequence * c.tokens * half / c.tp
+    core = 5 * m.heads * m.attended * c.tokens * half / c.tp
     core = np.where(c.fused_attention > 0, 0.0, core)  # scores stay on chip
     layer = row * half * ((8 + 2 * copies) / apart + wide / c.tp)
     kept = np.where(c.recompute == 1, layer, layer + core)
@@ -93,5 +93,6 @@ def _activations(c: Configuration) -> Float64:
         flight = np.where(c.pair > 1, (c.pp + 1) / c.pp, flight)
     again = np.where(c.recompute == 2, layer + core, 0.0)
     # Step 3: the ends, of a stage alone.
-    logits = (4 * c.tokens * m.vocabulary / c.tp + 4 * row * half / apart) * c.last
+    last = c.micro_batch * m.targets / c.cp
+    logits = 4 * last * (m.vocabulary / c.tp + m.hidden * half / apart) * c.last
     return np.asarray(m.layers * kept * flight + again + logits)

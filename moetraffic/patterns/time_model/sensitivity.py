@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.values import Float64
 
+from .calls import Traffic
 from .conventions import CHOICES, SC21, Conventions
 from .estimation import estimate
 from .system import System
@@ -50,33 +50,29 @@ def sensitivity(
     step
         Relative, of each input.
     """
-    base = estimate(config, system, conventions=conventions).iteration
-    found: dict[str, Float64] = {}
+
+    factors = (1 + step, 1 / (1 + step))
+    inputs: dict[str, list[tuple[Configuration, System]]] = {}
     for name in NUMBERS:
         value = getattr(system, name)
         if np.all((value > 0) & np.isfinite(value)):
-            ends = [
-                replace(system, **{name: value * factor})
-                for factor in (1 + step, 1 / (1 + step))
-            ]
-            found[name] = _slope([(config, one) for one in ends], conventions, step)
+            changed = [replace(system, **{name: value * f}) for f in factors]
+            inputs[name] = [(config, one) for one in changed]
     for kind in KINDS:
-        ends = [
-            replace(system, bandwidth=_scaled(system, kind, factor))
-            for factor in (1 + step, 1 / (1 + step))
-        ]
-        slope = _slope([(config, one) for one in ends], conventions, step)
-        if np.any(slope):
-            found[f"bandwidth of {kind}"] = slope
+        links = [_Scaled(system, kind, f) for f in factors]
+        changed = [replace(system, bandwidth=one, latency_s=0.0) for one in links]
+        inputs[f"bandwidth of {kind}"] = [(config, one) for one in changed]
     for name in STORED:
         value = getattr(config, name)
-        changed = [
-            replace(config, **{name: value * factor})
-            for factor in (1 + step, 1 / (1 + step))
-        ]
-        slope = _slope([(one, system) for one in changed], conventions, step)
-        if np.any(slope):
-            found[name] = slope
+        stored = [replace(config, **{name: value * f}) for f in factors]
+        inputs[name] = [(one, system) for one in stored]
+    found = {}
+    for name, ends in inputs.items():
+        times = [estimate(*end, conventions=conventions).iteration for end in ends]
+        slope = np.log(times[0] / times[1]) / (2 * np.log(1 + step))
+        if name in NUMBERS or np.any(slope):
+            found[name] = np.asarray(slope)
+    base = estimate(config, system, conventions=conventions).iteration
     choices = {
         f"{field}={choice}": estimate(
             config, system, conventions=replace(conventions, **{field: choice})
@@ -90,30 +86,20 @@ def sensitivity(
     return Sensitivity(elasticities=found, conventions=choices)
 
 
+@dataclass(frozen=True)
 class _Scaled:
-    """Some bandwidth, and a factor."""
+    """A system's links, those of one kind of traffic times a factor."""
 
-    def __init__(self, system: System, kind: str, factor: float) -> None:
-        self._system, self._kind, self._factor = system, kind, factor
+    system: System
+    kind: str
+    factor: float
 
-    def speed(self, calls: object) -> Float64:
-        from .calls import Traffic
-
-        assert isinstance(calls, Traffic)
-        return self._system.speed(calls) * (
-            self._factor if calls.kind == self._kind else 1
+    def speed(self, calls: Traffic) -> Float64:
+        """Bytes/s that a rank of this group sends."""
+        return self.system.speed(calls) * (
+            self.factor if calls.kind == self.kind else 1
         )
 
-
-def _scaled(system: System, kind: str, factor: float) -> Mapping[str, object]:
-    return {"other": _Scaled(system, kind, factor)}
-
-
-def _slope(
-    ends: list[tuple[Configuration, System]], conventions: Conventions, step: float
-) -> Float64:
-    above, below = (
-        estimate(config, system, conventions=conventions).iteration
-        for config, system in ends
-    )
-    return np.asarray(np.log(above / below) / (2 * np.log(1 + step)))
+    def latency(self, calls: Traffic) -> Float64:
+        """Seconds that messages of these calls wait for each other."""
+        return self.system.latency(calls)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.configuration import Configuration, refuse_unsound
+from moetraffic.patterns.rules import choose
 from moetraffic.patterns.values import Float64, numbers
 
 from .conventions import SC21, Conventions
@@ -76,10 +77,7 @@ def sweep(
         If the scaling is none of :data:`SCALINGS`, the configuration an array, or no
         size can be.
     """
-    if scaling not in SCALINGS:
-        raise LayoutError(
-            f"a scaling is one of {', '.join(SCALINGS)}, not {scaling!r}: choose one"
-        )
+    choose("a scaling", scaling, SCALINGS)
     if config.shape:
         raise LayoutError(
             "a sweep scales one configuration, but this one is an array of shape "

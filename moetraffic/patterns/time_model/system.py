@@ -12,11 +12,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.rules import choose
 from moetraffic.patterns.values import Float64, Values, anywhere, numbers
 
 from .calls import Traffic
 from .gpus import Gpu
-from .links import NodeLinks
 from .traffic import KINDS
 
 
@@ -80,11 +80,8 @@ class System:
         named = set(self.overlap)
         if isinstance(self.bandwidth, Mapping):
             named |= set(self.bandwidth) - {"other"}
-        if not named <= set(KINDS):
-            raise LayoutError(
-                f"a kind of traffic is one of {', '.join(KINDS)}, not "
-                f"{sorted(named - set(KINDS))[0]!r}: change it"
-            )
+        for kind in sorted(named):
+            choose("a kind of traffic", kind, KINDS)
         for kind, share in self.overlap.items():
             made = numbers(f"overlap of {kind}", share)
             if ((made < 0) | (made > 1)).any():
@@ -122,7 +119,7 @@ class System:
     def latency(self, calls: Traffic) -> Float64:
         """Seconds that the messages of some calls wait for each other."""
         known = self._bandwidth_of(calls.kind)
-        own = known.latency(calls) if isinstance(known, NodeLinks) else 0.0
+        own = known.latency(calls) if hasattr(known, "latency") else 0.0
         if anywhere(self.latency_s):
             own = own + calls.steps * self.latency_s
         return np.asarray(own)

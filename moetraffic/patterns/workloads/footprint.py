@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from moetraffic.patterns.element_types import element_bytes
 from moetraffic.patterns.parameters import parameter_count
 
 from .workload import Workload
 
 RANK_BYTES = 100_000_000
 """An interpreter with torch takes more than this, measured with torch 2.4 and 2.13."""
-
-ELEMENT_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 def least_bytes(workload: Workload) -> int:
@@ -26,7 +25,7 @@ def least_bytes(workload: Workload) -> int:
         A lower bound: a run that needs more than this may still not fit.
     """
     shape, training = workload.model, workload.training
-    element = ELEMENT_BYTES.get(training.dtype, 2)
+    element = element_bytes(training.dtype)
     ranks = 1 if training.virtual else workload.layout.world
     tokens = training.micro_batch * shape.window
     # tensor, pipeline and context parallelism cut a replica's activations

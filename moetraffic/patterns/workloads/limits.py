@@ -21,10 +21,18 @@ RANGES: dict[str, tuple[float, float]] = {
     "hidden": (1, 1_000_000),
     "heads": (1, 100_000),
     "sequence": (1, 100_000_000),
-    "vocabulary": (1, 100_000_000),
+    "vocabulary": (2, 100_000_000),
     "moe_every": (1, 10_000),
     "experts": (0, 1_000_000),
     "mtp": (0, 1_000),
+    **dict.fromkeys(
+        (
+            *("encoder_layers", "target_sequence", "segments", "kv_heads", "head_size"),
+            *("query_rank", "kv_rank", "rope_size", "value_size", "moe_first"),
+            *("ffn", "expert_ffn", "shared_ffn"),
+        ),
+        (0, LARGEST_INTEGER),
+    ),
     # routing
     "k": (1, 1_000_000),
     "capacity_factor": (-LARGEST_NUMBER, 1_000_000),  # where it counts: above 0
@@ -100,11 +108,10 @@ def _beyond(option: str, value: float, name: str) -> Iterator[tuple[str, str]]:
     least, most = RANGES.get(name, (-widest, widest))
     if value < least:
         rule = f"{option} must be at least {_figure(least)}, but is {value}"
-        positive = least == 1 and isinstance(value, int)
-        yield (
-            rule,
-            f"give --{option} a positive number" if positive else f"raise --{option}",
-        )
+        positive = "" if least == 0 else "a positive number"
+        counted = isinstance(value, int) and least in (0, 1)
+        give = f"give --{option} {positive or 'a non-negative number'}"
+        yield rule, give if counted else f"raise --{option}"
     elif value > most:
         yield (
             f"{option} must be at most {_figure(most)}, but is {value}",

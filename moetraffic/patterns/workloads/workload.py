@@ -110,11 +110,9 @@ class Workload:
 def _broken(work: Workload) -> list[Broken]:
     """The rules that a workload breaks, each with its remedy."""
     m, g, p, t = work.model, work.gating, work.layout, work.training
-    parts = (m, g, p, t, work.dropping)
-    broken = [rule for part in parts for rule in outside(part)]
-    # what follows computes with the numbers before
-    broken = broken or shape.broken_rules(m)
-    if broken:
+    broken = shape.broken_rules(m)
+    broken += [rule for part in (g, p, t, work.dropping) for rule in outside(part)]
+    if broken:  # what follows computes with these numbers
         return broken
     broken = training.broken_rules(t) + dropping.broken_rules(work.dropping)
     spec = ROUTERS.get(g.router) if m.experts else None
@@ -162,12 +160,4 @@ def _broken(work: Workload) -> list[Broken]:
                 "use --pp 1 or another --router",
             )
         )
-    broken += layout.broken_rules(
-        p,
-        layers=m.layers,
-        heads=m.heads,
-        experts=m.experts,
-        accumulation=t.accumulation,
-    )
-    broken += shape.broken_in_parallel(m, tp=p.tp, pp=p.pp)
-    return broken
+    return broken + layout.broken_rules(p, m, accumulation=t.accumulation)

@@ -66,7 +66,9 @@ def test_an_even_matrix_is_counted_as_an_even_all_to_all():
 
 
 def test_an_unknown_collective_is_refused_by_name():
-    with pytest.raises(LayoutError, match="not 'allreduce': choose one"):
+    with pytest.raises(
+        LayoutError, match="not 'allreduce': did you mean all_reduce, or choose"
+    ):
         wire_bytes("allreduce", 2, 1)
 
 
