@@ -34,7 +34,6 @@ from moetraffic.report.console.options import (
     Layers,
     Setting,
     field_options,
-    layer_numbers,
     only_option,
     option,
     parts_of,
@@ -42,6 +41,7 @@ from moetraffic.report.console.options import (
     takes,
 )
 from moetraffic.report.console.terminal import announce, run
+from moetraffic.trace.iterations import layer_numbers
 from moetraffic.trace.rescaling.byte_factor import factor_of
 from moetraffic.trace.rescaling.rescaling import Scaling
 from moetraffic.trace.trace import Trace

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,10 +16,15 @@ from moetraffic.errors import Interrupted, ReplayError
 from moetraffic.launch import Heartbeat, launch
 from moetraffic.launch.root_cause import OperationNamer
 from moetraffic.replay.execution.pace import Pace, parse_pace
+from moetraffic.replay.plan.background import parse_background
 from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.plan.selection import Depth, Verification
 from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.output import check_disk_space, from_json
 from moetraffic.replay.results.result import Replay
+from moetraffic.trace.iterations import iteration_range, layer_numbers
+from moetraffic.trace.rescaling import Scaling
+from moetraffic.trace.rescaling.byte_factor import factor_of
 from moetraffic.trace.trace import Trace
 
 from .request import Request, grace_s, silence_s
@@ -116,9 +122,13 @@ def start_ranks(
 
 def replay_trace(
     trace: Trace | str | Path,
+    output: str | Path | None = None,
     *,
     ranks: int | None = None,
     pace: str | Pace = "asap",
+    iterations: range | str | None = None,
+    layers: Sequence[int] | str | int | None = None,
+    verify: str | Verification = "full",
     **options: Any,
 ) -> Replay:
     """Replay a trace on ranks that are started on this host.
@@ -127,15 +137,22 @@ def replay_trace(
     ----------
     trace
         The trace, or its file.
+    output
+        Trace to write, with the new times; None for none.
     ranks
         Number of ranks to start; None for that of the trace.
     pace
         When operations are issued: ``"asap"``, ``"captured"``, ``"scaled:0.5"`` or
         ``"open-loop"``.
+    iterations, layers
+        Iterations and MoE layers to replay, such as ``"10:20"`` and ``[1, 3]``.
+    verify
+        Bytes to verify before the timed pass: ``"full"``, ``"sample"`` or ``"none"``.
     **options
-        Other fields of :class:`~moetraffic.replay.request.Request`, such as ``out``,
-        ``backend``, ``iterations``, ``layers``, ``verify``, ``capacity``,
-        ``topology`` and ``force``.
+        Other fields of :class:`~moetraffic.replay.request.Request`, such as
+        ``backend``, ``repeat``, ``capacity``, ``topology`` and ``force``, and of its
+        :class:`~moetraffic.trace.rescaling.Scaling`, such as ``fold="2"`` and
+        ``factor="x0.1"``.
 
     Returns
     -------
@@ -150,20 +167,47 @@ def replay_trace(
 
     Examples
     --------
-    >>> result = replay_trace("run.h5", out="replayed.h5")  # doctest: +SKIP
+    >>> result = replay_trace("run.h5", "replayed.h5")  # doctest: +SKIP
     >>> result.to_frame().loc[:, ["part", "label", "time_p50_s"]]  # doctest: +SKIP
     """
-    for name in ("out", "bandwidth", "fidelity", "metrics", "resume"):
+    known = {f.name for f in fields(Request)} - {"trace", "out", "scaling"}
+    scaled = {f.name for f in fields(Scaling)} - {"ranks"}
+    if unknown := sorted(options.keys() - known - scaled):
+        raise ReplayError(
+            f"an option of a replay is one of {', '.join(sorted(known | scaled))}, not "
+            f"{', '.join(unknown)}: choose one"
+        )
+    for name in ("bandwidth", "fidelity", "metrics", "resume"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
-    made = parse_pace(pace) if isinstance(pace, str) else pace
+    if isinstance(options.get("alongside"), str):
+        options["alongside"] = parse_background(options["alongside"], "")
+    scaling = {name: options.pop(name) for name in scaled & options.keys()}
+    if isinstance(scaling.get("factor"), str):
+        scaling["factor"] = factor_of(scaling["factor"])
+    if isinstance(verify, str):
+        depths = [depth.value for depth in Depth]
+        if verify not in depths:
+            raise ReplayError(
+                f"bytes are verified by {', '.join(depths)}, not {verify!r}: choose one"
+            )
+        verify = Verification(depth=Depth(verify))
     with tempfile.TemporaryDirectory(prefix="moetraffic-") as folder:
         path = Path(folder) / "trace.h5"
         if isinstance(trace, Trace):
             trace.save(path)
         else:
             path = Path(trace)
-        request = Request(trace=path, pace=made, **options)
+        request = Request(
+            trace=path,
+            out=None if output is None else Path(output),
+            pace=parse_pace(pace) if isinstance(pace, str) else pace,
+            iterations=iteration_range(iterations),
+            layers=layer_numbers(layers),
+            verify=verify,
+            scaling=Scaling(**scaling),
+            **options,
+        )
         result = replay(request, nproc=ranks)
         write_reports(request, result)
     return result

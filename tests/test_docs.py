@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ import pytest
 import moetraffic
 from moetraffic.data import path, runs
 from moetraffic.generate import preset_names
+from moetraffic.policies.policy import View
+from moetraffic.policies.service.optical import OpticalSwitch
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -242,6 +245,12 @@ def test_programs_print_what_their_pages_say(page: Path) -> None:
         with contextlib.redirect_stdout(printed):
             exec(compile(program, page.name, "exec"), {})
         assert printed.getvalue() == said
+
+
+def test_the_page_of_policies_names_every_field_of_a_view() -> None:
+    page = (ROOT / "docs" / "write-a-policy.md").read_text()
+    named = set(re.findall(r"`(\w+)`", page[page.index("| field of") :]))
+    assert {f.name for kind in (View, OpticalSwitch) for f in fields(kind)} <= named
 
 
 def test_format_page_reads_a_file_without_the_library(captured: Path) -> None:

@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from typer.main import get_command
 import moetraffic
 from moetraffic.cli.app import app
 from moetraffic.data import path as shipped
+from moetraffic.fabric.assessment import assess
 from moetraffic.replay.results.result import Replay, Spread
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
@@ -124,6 +126,83 @@ def test_results(golden: Trace) -> None:
     texts = Cells(comparison._repr_html_()).texts
     assert {d.of for d in comparison.distances} <= set(texts)
     assert "exceeds noise" not in texts
+
+
+GOLDEN = str(shipped("golden-v1.h5"))
+AS_TYPED = {"iterations": "2:8", "layers": "1"}
+AS_OBJECTS = {"iterations": range(2, 8), "layers": (1,)}
+BOTH_WAYS: dict[str, Callable[..., object]] = {
+    "analyze": lambda run, **asked: moetraffic.analyze(
+        run, parts="skew", of="demand", **asked
+    ).to_frame(),
+    "compare": lambda run, **asked: (
+        moetraffic.compare(run, run, of="demand", **asked).identical
+    ),
+    "circuits": moetraffic.circuits,
+    "place": lambda run, **_: moetraffic.place(run, ep=1).meta.ep,
+    "anonymize": lambda run, **_: moetraffic.anonymize(run).removed,
+}
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_paths_and_texts_are_taken_as_on_the_command_line(
+    name: str, golden: Trace
+) -> None:
+    compute = BOTH_WAYS[name]
+    typed, given = compute(GOLDEN, **AS_TYPED), compute(golden, **AS_OBJECTS)
+    assert str(typed) == str(given)
+
+
+@pytest.mark.slow
+def test_outputs_and_options_are_texts(golden: Trace, tmp_path: Path) -> None:
+    page = f"{tmp_path}/page.html"
+    moetraffic.write_report(GOLDEN, page, replay=GOLDEN, **AS_TYPED)  # type: ignore[arg-type]
+    assert "plotly" in Path(page).read_text()
+    moetraffic.export_trace(GOLDEN, f"{tmp_path}/run.csv", "csv")
+    again = f"{tmp_path}/again.h5"
+    moetraffic.replay_trace(golden, again, verify="none", factor="x0.5", **AS_TYPED)  # type: ignore[arg-type]
+    with Trace.open(again) as replayed:
+        assert replayed.iterations.tolist() == [*range(2, 8)]
+        assert replayed.layers == (1,)
+
+
+REFUSED: dict[str, Callable[[Trace], object]] = {
+    "Trace.find": lambda run: run.demand(0),  # type: ignore[arg-type]
+    "from 0 to 311": lambda run: run.wire([312]),  # type: ignore[arg-type]
+    "'5'": lambda run: run.matrix("5", 3, "dispatch"),  # type: ignore[arg-type]
+    "path of its file": lambda run: moetraffic.analyze(None),  # type: ignore[arg-type]
+    "no file": lambda run: moetraffic.analyze("nothing.h5"),
+    "A:B": lambda run: moetraffic.circuits(run, iterations="8:2"),
+    "one is 'first'": lambda run: moetraffic.circuits(run, layers="first"),
+    "whole": lambda run: moetraffic.generate_trace(GOLDEN, iterations=5),
+    "choose one": lambda run: moetraffic.replay_trace(run, nproc=2),
+    "full, sample, none": lambda run: moetraffic.replay_trace(run, verify="all"),
+    "100 iterations": lambda run: moetraffic.validate(GOLDEN, run, iterations="2:8"),
+    "16 iterations": lambda run: moetraffic.evaluate(GOLDEN, "birkhoff"),
+    "from 1 on": lambda run: moetraffic.place(run, ep="1"),  # type: ignore[arg-type]
+    "Workload": lambda run: moetraffic.capture_run("small", "x.h5"),  # type: ignore[arg-type]
+    "Configuration": lambda run: moetraffic.estimate("gpt3", "a100"),  # type: ignore[arg-type]
+    "neither": lambda run: [*moetraffic.watch_run("no.h5", layers="1", follow=False)],
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_wrong_argument_is_one_sentence(why: str, golden: Trace) -> None:
+    with pytest.raises(moetraffic.errors.MoetrafficError, match=re.escape(why)) as told:
+        REFUSED[why](golden)
+    assert "\n" not in str(told.value)
+
+
+def test_a_fabric_result_is_a_frame(golden: Trace) -> None:
+    network = moetraffic.load_fabric("single", 2, capacity="100Gbps")
+    matrices = [golden.matrix(i, 1, "dispatch", of="wire").values for i in (2, 3, 4)]
+    found = assess(network.topology, network.slots, matrices)
+    frame = found.to_frame()
+    assert len(frame) == 3 * len(network.topology.links)
+    slowest = frame.groupby("matrix")["time_s"].max()
+    assert slowest.tolist() == found.bottleneck_s.tolist()
+    sent = frame[(frame.source == "host0.nic0") & (frame.destination == "switch")]
+    assert sent.bytes.tolist() == [m[0, 1] for m in matrices]
 
 
 def test_a_replay_s_summary() -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from moetraffic.analysis.times.completion import TimeRatio, compare_times, compl
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import ALL_TO_ALL, Trace
+from moetraffic.trace.iterations import iteration_range, layer_numbers, names
 
 from .distances import (
     relative_difference,
@@ -121,13 +123,13 @@ class Comparison(ShownAsTables):
 
 
 def compare(
-    a: Trace,
-    b: Trace,
+    a: Trace | str | Path,
+    b: Trace | str | Path,
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int] | str | int | None = None,
     phase: str = "dispatch",
-    iterations: range | None = None,
-    of: Sequence[str] = OF,
+    iterations: range | str | None = None,
+    of: Sequence[str] | str = OF,
     seed: int = 0,
     threads: int = 2,
     tick: Tick | None = None,
@@ -157,6 +159,8 @@ def compare(
     AnalysisError
         If the two have no exchange in common.
     """
+    a, b, of = Trace.open(a), Trace.open(b), names(of)
+    layers, iterations = layer_numbers(layers), iteration_range(iterations)
     notes: list[str] = []
     pairs = _matched(
         sources(a, notes, layers=layers, phase=phase, iterations=iterations, of=of),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
+from moetraffic.trace.iterations import iteration_range, layer_numbers, names
 
 from .conclusion import PARTS, Subject, conclude, converged, sent_tokens, tokens_of
 from .exchange import OF, Rows, Source, Window, read, sources, stated_tokens, windows
@@ -146,14 +148,14 @@ class Analysis(ShownAsTables):
 
 
 def analyze(
-    trace: Trace,
+    trace: Trace | str | Path,
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int] | str | int | None = None,
     phase: str = "dispatch",
-    iterations: range | None = None,
-    of: Sequence[str] = OF,
-    parts: Sequence[str] = PARTS,
-    horizons: Sequence[int] | None = None,
+    iterations: range | str | None = None,
+    of: Sequence[str] | str = OF,
+    parts: Sequence[str] | str = PARTS,
+    horizons: Sequence[int] | int | None = None,
     rhythm_by: Sequence[str] = ("phase", "layer", "rank"),
     threads: int = 2,
     mapper: Mapper | None = None,
@@ -167,13 +169,13 @@ def analyze(
     Parameters
     ----------
     trace
-        Captured, imported, generated or replayed.
+        Captured, imported, generated or replayed; or the path of its file.
     layers
-        MoE layers to analyze; all if None.
+        MoE layers to analyze, such as ``[1, 3]`` or ``"1,3:6"``; all if None.
     phase
         Phase of the wire matrices: one of :data:`moetraffic.trace.PHASES`.
     iterations
-        Training iterations to analyze; all if None.
+        Training iterations to analyze, a range or ``"10:20"``; all if None.
     of
         "demand", "wire" or both.
     parts
@@ -202,6 +204,9 @@ def analyze(
     TraceError
         If the file is damaged.
     """
+    trace, of, parts = Trace.open(trace), names(of), names(parts)
+    horizons = (horizons,) if isinstance(horizons, int) else horizons
+    layers, iterations = layer_numbers(layers), iteration_range(iterations)
     if unknown := sorted(set(parts) - set(PARTS)):
         raise AnalysisError(
             f"an analysis consists of {', '.join(PARTS)}, but {', '.join(unknown)} is "

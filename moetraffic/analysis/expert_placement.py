@@ -19,7 +19,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def place(
-    trace: Trace,
+    trace: Trace | str | Path,
     *,
     ep: int | None = None,
     ranks: int | None = None,
@@ -62,6 +62,7 @@ def place(
     TraceError
         If the trace does not hold the routing of all ranks.
     """
+    trace = Trace.open(trace)
     world = trace.meta.world if ranks is None else ranks
     width = trace.meta.ep if ep is None else ep
     for name, least, value in (
@@ -70,9 +71,9 @@ def place(
         ("ranks", 1, world),
         ("ep", 1, width),
     ):
-        if value < least:
+        if not isinstance(value, int) or value < least:
             raise LayoutError(
-                f"{name} must be at least {least}, but is {value}: raise --{name}"
+                f"{name} is a number from {least} on, but is {value!r}: change --{name}"
             )
     layout = ParallelLayout(dp=world, ep=width, order=order or ParallelLayout().order)
     return relocate(

@@ -14,12 +14,12 @@ from moetraffic.report.console.options import (
     Force,
     Iterations,
     Layers,
-    layer_numbers,
     option,
 )
 from moetraffic.tables import Table
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_other_than_input
+from moetraffic.trace.iterations import layer_numbers
 from moetraffic.units import byte_size, seconds
 
 from .output import present

@@ -16,14 +16,13 @@ from moetraffic.report.console.options import (
     Layers,
     Operations,
     TraceFile,
-    layer_numbers,
     operation_names,
     option,
     parts_of,
     refuse_idle,
 )
 from moetraffic.trace import Trace
-from moetraffic.trace.iterations import number_list
+from moetraffic.trace.iterations import layer_numbers, number_list
 
 from .output import make_folder, present
 

@@ -14,13 +14,13 @@ from moetraffic.report.console.options import (
     Iterations,
     Layers,
     Plot,
-    layer_numbers,
     only_option,
     option,
     parts_of,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
+from moetraffic.trace.iterations import layer_numbers
 
 from .output import present, progress
 

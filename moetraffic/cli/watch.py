@@ -17,7 +17,6 @@ from moetraffic.report.console.options import AsJson, option
 from moetraffic.report.console.terminal import Paper, announce
 from moetraffic.tables import plain
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
-from moetraffic.trace.iterations import number_list
 
 if TYPE_CHECKING:
     from moetraffic.report.event_files import StepLog
@@ -72,12 +71,11 @@ def watch(
     from moetraffic.report.results.watch import summary
     from moetraffic.watch import watch_run
 
-    layers = None if layer is None else number_list(layer, "layers")
     if metrics is not None:
         validate_output(metrics, force=True)
         validate_other_than_input(trace, metrics)
     snapshots = watch_run(
-        trace, last=last, layers=layers, interval_s=interval, follow=not once
+        trace, last=last, layers=layer, interval_s=interval, follow=not once
     )
     with _files(metrics, _logs(trace, tensorboard, wandb)) as write:
         written = map(write, snapshots)
@@ -85,7 +83,7 @@ def watch(
             for snapshot in written:
                 print(json.dumps(plain(summary(snapshot))), flush=True)
         else:
-            _show(written, once=once, experts=layers is not None)
+            _show(written, once=once, experts=layer is not None)
 
 
 def _show(snapshots: Iterator[Snapshot], *, once: bool, experts: bool) -> None:

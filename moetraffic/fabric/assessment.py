@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,9 @@ from .loads import (
 from .routing import route
 from .topology import Topology
 
+if TYPE_CHECKING:
+    import pandas
+
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
@@ -41,6 +45,32 @@ class Assessment(ShownAsTables):
     bounds_s: Mapping[str, Float64]  # [n] by name, such as "port", "cut host"
     hot: tuple[BottleneckLink, ...]
     collisions: tuple[Collision, ...]  # ECMP only
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Build a tidy pandas table with one row per matrix and link.
+
+        ``matrix`` is the index of the matrix, ``source`` and ``destination`` the ends
+        of the link; ``bytes``, ``capacity_bytes_s`` and ``time_s`` are its load,
+        capacity and transfer time, ``bottleneck_s`` and ``bound_s`` the slowest link's
+        time and the largest lower bound of the matrix.
+        """
+        import pandas
+
+        number, links = self.loads.shape
+        ends = pandas.MultiIndex.from_tuples(self.topology.links)
+        bound = np.max([*self.bounds_s.values()], axis=0)
+        return pandas.DataFrame(
+            {
+                "matrix": np.repeat(np.arange(number), links),
+                "source": np.tile(ends.get_level_values(0), number),
+                "destination": np.tile(ends.get_level_values(1), number),
+                "bytes": self.loads.ravel(),
+                "capacity_bytes_s": np.tile(self.topology.capacity, number),
+                "time_s": link_times(self.topology, self.loads).ravel(),
+                "bottleneck_s": np.repeat(self.bottleneck_s, links),
+                "bound_s": np.repeat(bound, links),
+            }
+        )
 
 
 def assess(

@@ -156,7 +156,7 @@ def synthetic_trace(
 
 
 def generate_trace(
-    source: Trace | TrafficModel | str,
+    source: Trace | TrafficModel | str | Path,
     output: str | Path | None = None,
     *,
     iterations: int | None = None,
@@ -174,9 +174,9 @@ def generate_trace(
     Parameters
     ----------
     source
-        A trace to fit (with the analog generator at the captured size, else with the
-        parametric model), a fitted model, or the name of a shipped model (see
-        :func:`.presets.preset_names`).
+        A trace, or its file, to fit (with the analog generator at the captured size,
+        else with the parametric model), a fitted model, or the name of a shipped
+        model (see :func:`.presets.preset_names`).
     output
         File to write; None keeps the trace in memory.
     iterations, ranks, experts, k, ep
@@ -204,19 +204,18 @@ def generate_trace(
     """
     size = Size(ranks=ranks, experts=experts, k=k, ep=ep)
     model: Analog | TrafficModel
+    if isinstance(source, Path) or (isinstance(source, str) and source[-3:] == ".h5"):
+        source = Trace.open(source)
     if isinstance(source, Trace):
         kind = "parametric" if knobs is not None else ""
         model = fit_trace(source, kind, size=size, judged=False).model
     else:
         model = preset_model(source) if isinstance(source, str) else source
     count = model.fitted if iterations is None else iterations
-    demand: Demand
+    asked: dict[str, Any] = {}
     if isinstance(model, TrafficModel):
-        demand = model.sample(
-            iterations=count, seed=seed, **asdict(size), knobs=knobs or Knobs()
-        )
-    else:
-        demand = model.sample(iterations=count, seed=seed)
+        asked = {**asdict(size), "knobs": knobs or Knobs()}
+    demand: Demand = model.sample(iterations=count, seed=seed, **asked)
     about = f"model fitted to {model.scenario.source}"
     rhythm = model.rhythm if times else None
     if output is None:

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from moetraffic.patterns import PRESETS, Workload
@@ -101,7 +102,7 @@ class Anonymized:
     texts: tuple[str, ...]  # all texts that remain, sorted
 
 
-def anonymize(trace: Trace) -> Anonymized:
+def anonymize(trace: Trace | str | Path) -> Anonymized:
     """Remove host names, commands, paths, user names and free text from a trace.
 
     Nodes become ``node0``, ``node1`` ..., and unknown labels ``label0``, ``label1`` ...
@@ -119,6 +120,7 @@ def anonymize(trace: Trace) -> Anonymized:
         The new trace, which reads its panels from the same file, and reports of what
         was removed and what remains.
     """
+    trace = Trace.open(trace)
     removed = Counter[str]()
     meta = _anonymous_meta(trace.meta, removed)
     nodes = _Numbered("node", frozenset({""}))

@@ -32,7 +32,7 @@ class RankEnded(CaptureError):
 
 def capture_run(
     workload: Workload,
-    output: Path,
+    output: str | Path,
     *,
     force: bool = False,
     rank_env: RankEnvironment | None = None,
@@ -79,6 +79,12 @@ def capture_run(
     RankEnded
         If this is a rank of another launcher, but not rank 0, which reports.
     """
+    if not isinstance(workload, Workload):
+        raise CaptureError(
+            f"a capture trains a Workload, not {workload!r:.60}: make one as in "
+            "docs/training.md, or call moetraffic capture"
+        )
+    output = Path(output)
     reports = rank_env is None or rank_env.rank == 0
     ranks = workload.layout.world
     if workload.training.virtual or rank_env is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
+from moetraffic.trace.iterations import iteration_range, layer_numbers, names
 
 from .bench import Bench
 from .catalog import Maker, policy_maker, validated
@@ -44,8 +46,8 @@ OPTICAL = OpticalSwitch(
 
 
 def evaluate(
-    trace: Trace | ExchangeSeries,
-    policies: Sequence[str | Maker],
+    trace: Trace | ExchangeSeries | str | Path,
+    policies: Sequence[str | Maker] | str,
     *,
     networks: Mapping[str, Any] | None = None,
     forecasters: Sequence[str] = ("persistence", "best", "oracle"),
@@ -58,8 +60,8 @@ def evaluate(
     progress: bool = False,
     scope: Scope = EXCHANGE,
     phase: str = "dispatch",
-    layers: Sequence[int] | None = None,
-    iterations: range | None = None,
+    layers: Sequence[int] | str | int | None = None,
+    iterations: range | str | None = None,
     most: int = 64,
     limit_s: float = 10.0,
     seed: int = 0,
@@ -75,7 +77,8 @@ def evaluate(
     trace
         A run, or series made from elsewhere.
     policies
-        Names of :func:`.catalog.policy_names`, or functions that make a policy.
+        Names of :func:`.catalog.policy_names` (a list, or a text with commas between),
+        or functions that make a policy.
     networks
         Name to what a family is served by; None: OPTICAL, and a
         :class:`.service.cluster.Cluster` with ports of 400 Gbps for placements.
@@ -134,7 +137,7 @@ def evaluate(
         )
     makers = [
         policy_maker(p) if isinstance(p, str) else validated(p, str(p))
-        for p in policies
+        for p in (names(policies) if isinstance(policies, str) else policies)
     ]
     if networks is None:
         networks = {"optical": OPTICAL, "cluster": Cluster(rate_bytes_s=50e9)}
@@ -142,8 +145,12 @@ def evaluate(
     if isinstance(trace, ExchangeSeries):
         series = dict.fromkeys(by_unit, trace)
     else:
-        chosen: dict[str, Any] = {"layers": layers, "iterations": iterations}
-        series = {u: READERS[u](trace, phase=phase, **chosen) for u in by_unit}
+        chosen: dict[str, Any] = {
+            "layers": layer_numbers(layers),
+            "iterations": iteration_range(iterations),
+        }
+        run = Trace.open(trace)
+        series = {u: READERS[u](run, phase=phase, **chosen) for u in by_unit}
     asked: dict[str, Any] = {
         "forecasters": tuple(dict.fromkeys((*forecasters, "oracle"))),
         "hold": hold,

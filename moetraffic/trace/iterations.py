@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 from moetraffic.errors import TraceError
 
@@ -10,13 +11,13 @@ MOST = 10_000_000
 """Maximum length of a range within a number list."""
 
 
-def iteration_range(text: str | None) -> range | None:
+def iteration_range(text: str | range | None) -> range | None:
     """Parse ``A:B`` as the half-open iteration range [A, B); both ends are optional.
 
     Parameters
     ----------
     text
-        None for all iterations.
+        None for all iterations; a range is returned as it is.
 
     Raises
     ------
@@ -28,9 +29,9 @@ def iteration_range(text: str | None) -> range | None:
     >>> iteration_range("10:20")
     range(10, 20)
     """
-    if text is None:
-        return None
-    first, colon, last = text.partition(":")
+    if text is None or isinstance(text, range):
+        return text
+    first, colon, last = str(text).partition(":")
     if colon and all(not part or part.isdecimal() for part in (first, last)):
         chosen = range(_number(first), _number(last) if last else sys.maxsize)
         if len(chosen):
@@ -74,6 +75,27 @@ def number_list(text: str, what: str) -> tuple[int, ...]:
             )
         found += range(int(first), int(last)) if colon else [int(first)]
     return tuple(dict.fromkeys(found))
+
+
+def layer_numbers(
+    given: Iterable[int | str] | int | str | None,
+) -> tuple[int, ...] | None:
+    """Return the layers of a list or of the text ``1,3:6``; None stands for all.
+
+    Raises
+    ------
+    TraceError
+        If a part is not a number or a range of numbers.
+    """
+    if given is None:
+        return None
+    parts = [given] if isinstance(given, int | str) else [*given]
+    return number_list(",".join(map(str, parts)), "layers") if parts else ()
+
+
+def names(given: Iterable[str] | str) -> tuple[str, ...]:
+    """Return the names of a list, or of a text with commas between."""
+    return tuple(given.split(",") if isinstance(given, str) else given)
 
 
 def _number(digits: str) -> int:

@@ -82,6 +82,10 @@ def exchange_matrix(
                 f"{name} is one of {', '.join(choices)}, not {value!r}: choose one"
             )
 
+    for number, name in ((iteration, "iteration"), (layer, "layer")):
+        if not isinstance(number, int | np.integer):
+            raise TraceError(f"{name} is a number, not {number!r:.60}: give an int")
+
     def find(operation: str, phase: str | None, direction: str | None) -> Int64:
         return trace.find(
             operation=operation,

@@ -22,6 +22,7 @@ from .consistency import (
     violated,
     within,
 )
+from .iterations import iteration_range
 from .model import (
     CLOCK,
     MOST_ITERATIONS,
@@ -210,7 +211,7 @@ class TraceContents:
         direction: str | None = None,
         slot: int | None = None,
         group: int | None = None,
-        iterations: range | None = None,
+        iterations: range | str | None = None,
         kind: str | None = "train",
     ) -> Int64:
         """Find the occurrences that match all criteria, as indices in trace order.
@@ -220,7 +221,7 @@ class TraceContents:
         operation, phase, layer, direction, slot, group
             Required attributes of the site; None matches any.
         iterations
-            Iterations to keep.
+            Iterations to keep, a range or ``"10:20"``.
         kind
             Kind of step, None for any.
 
@@ -243,8 +244,8 @@ class TraceContents:
         )
         keep = fits[self.occurrences.site]
         when = self.occurrences.iteration
-        if iterations is not None:
-            keep &= (when >= iterations.start) & (when < iterations.stop)
+        if (span := iteration_range(iterations)) is not None:
+            keep &= (when >= span.start) & (when < span.stop)
         if kind is not None:
             keep &= np.isin(when, self._iterations(kind))
         return np.flatnonzero(keep)
@@ -373,7 +374,7 @@ class TraceContents:
 
     def members(self, occurrences: Int64) -> Int64:
         """Return the world ranks of the occurrences' groups, ``[n, W]`` int64."""
-        if not len(occurrences):
+        if not len(self.indices(occurrences)):
             return np.zeros((0, 0), np.int64)
         self.common_size(occurrences)
         group = np.array([s.group for s in self.sites], np.int64)
@@ -381,6 +382,27 @@ class TraceContents:
             group[self.occurrences.site[occurrences]], return_inverse=True
         )
         return np.array([self.groups[g].ranks for g in used], np.int64)[which]
+
+    def indices(self, occurrences: Int64) -> Int64:
+        """Return the occurrences if they are a list of indices of this trace.
+
+        Raises
+        ------
+        TraceError
+            If they are not: an iteration, for example, is not an occurrence.
+        """
+        found, number = np.asarray(occurrences), len(self.occurrences.site)
+        if (
+            found.ndim == 1
+            and (found.dtype.kind in "iu" or not found.size)
+            and (not found.size or 0 <= found.min() <= found.max() < number)
+        ):
+            return occurrences
+        raise TraceError(
+            "occurrences are a list of indices, as Trace.find() returns it, from 0 to "
+            f"{number - 1}, not {occurrences!r:.60}: for those of iteration 5 write "
+            "trace.find(operation='routing', iterations='5:6')"
+        )
 
     def common_size(self, occurrences: Int64) -> int:
         """Return the number of ranks W that the groups of all given occurrences share.
@@ -399,7 +421,7 @@ class TraceContents:
         return int(widths[0])
 
     def _timed(self, name: str, occurrences: Int64) -> npt.NDArray[Any]:
-        if not len(occurrences):
+        if not len(self.indices(occurrences)):
             return np.zeros((0, 0), np.int64)
         width = self.common_size(occurrences)
         rows = self.rows.numbers(name)[occurrences]
@@ -407,7 +429,7 @@ class TraceContents:
 
     def _routing_panel(self, name: str, occurrences: Int64) -> Panel:
         """Select the panel of a routing quantity for occurrences of equal (W, E)."""
-        if not len(occurrences):
+        if not len(self.indices(occurrences)):
             raise TraceError(
                 "demand needs at least one routing occurrence, but none was given: "
                 "the trace may have been captured without its router"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.errors import TraceError
 from moetraffic.tables import ShownAsTables
 
 from . import labeled, matrix, placement, wire
@@ -40,14 +42,23 @@ class Trace(ShownAsTables, TraceContents):
     # ---- files and arrays -------------------------------------------------------
 
     @classmethod
-    def open(cls, path: str | Path) -> Trace:
+    def open(cls, path: str | Path | Trace) -> Trace:
         """Open a trace file; its panels stay on disk until they are read.
+
+        A trace is returned as it is, so that functions accept both.
 
         Raises
         ------
         TraceError
             If the file does not exist, is damaged or is no trace.
         """
+        if isinstance(path, Trace):
+            return path
+        if not isinstance(path, str | PathLike):
+            raise TraceError(
+                f"a trace is a Trace or the path of its file, not {path!r:.60}: give "
+                "one, such as Trace.open('run.h5')"
+            )
         return load(Path(path), cls)
 
     @classmethod

@@ -24,7 +24,7 @@ def wire_bytes(trace: TraceContents, occurrences: Int64, *, square: bool) -> Int
     TraceError
         If an occurrence is of the other kind, or its bytes are unknown.
     """
-    if not len(occurrences):
+    if not len(trace.indices(occurrences)):
         return np.zeros((0, 0, 0) if square else (0, 0), np.int64)
     width = trace.common_size(occurrences)
     sites = trace.occurrences.site[occurrences]

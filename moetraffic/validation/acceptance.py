@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
+from moetraffic.trace.iterations import iteration_range, layer_numbers
 
 from .classifier import BLOCK, WINDOW, AucTest, fits_auc_test, runs_auc_test
 from .features import Features, trace_features
@@ -116,11 +118,11 @@ class Acceptance(ShownAsTables):
 
 
 def validate(
-    synthetic: Trace | Sequence[Trace],
-    real: Sequence[Trace],
+    synthetic: Trace | str | Path | Sequence[Trace | str | Path],
+    real: Trace | str | Path | Sequence[Trace | str | Path],
     *,
-    layers: Sequence[int] | None = None,
-    iterations: range | None = None,
+    layers: Sequence[int] | str | int | None = None,
+    iterations: range | str | None = None,
     ranks_per_host: int | None = None,
 ) -> Acceptance:
     """Test whether synthetic traces can be distinguished from traces of real runs.
@@ -149,16 +151,26 @@ def validate(
     AnalysisError
         If the runs differ in shape or are too short.
     """
-    several = [synthetic] if isinstance(synthetic, Trace) else list(synthetic)
+    several = _list(synthetic)
+    real = _list(real)
     found = [
         trace_features(
-            trace, layers=layers, iterations=iterations, ranks_a_host=ranks_per_host
+            Trace.open(trace),
+            layers=layer_numbers(layers),
+            iterations=iteration_range(iterations),
+            ranks_a_host=ranks_per_host,
         )
         for trace in (*several, *real)
     ]
-    if isinstance(synthetic, Trace):
+    if isinstance(synthetic, Trace | str | Path):
         return accept(found[0], found[1:])
     return accept_fits(found[: len(several)], found[len(several) :])
+
+
+def _list(
+    runs: Trace | str | Path | Sequence[Trace | str | Path],
+) -> list[Trace | str | Path]:
+    return [runs] if isinstance(runs, Trace | str | Path) else list(runs)
 
 
 def accept(

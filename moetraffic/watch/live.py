@@ -12,6 +12,7 @@ from moetraffic.errors import AnalysisError, CaptureError, TraceError
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import SEGMENTS
 from moetraffic.trace.inference.inference import TRAINED
+from moetraffic.trace.iterations import layer_numbers
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import Source
 from moetraffic.trace.segments.series import members
@@ -33,7 +34,7 @@ def watch_run(
     path: str | Path,
     *,
     last: int = LAST,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int] | str | int | None = None,
     interval_s: float = INTERVAL_S,
     follow: bool = True,
 ) -> Iterator[Snapshot]:
@@ -79,7 +80,7 @@ def watch_run(
             f"a snapshot is of at least one step, every few seconds, but of {last} "
             f"steps every {interval_s} s: give positive numbers"
         )
-    watched = _Watched(Path(path), last, layers)
+    watched = _Watched(Path(path), last, layer_numbers(layers))
     if not follow and watched.state() == "waiting":
         raise CaptureError(
             f"there is neither {watched.path} nor {watched.reader.folder}: start the "

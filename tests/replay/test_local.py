@@ -11,7 +11,7 @@ from moetraffic.trace.trace import Trace
 
 def test_a_trace_in_memory_is_replayed_on_2_gloo_ranks(toy, tmp_path):
     trace, out = toy(world=2, iterations=(0, 1)), tmp_path / "out.h5"
-    result = replay_trace(trace, ranks=2, out=out, layers=(1,), capacity="10Gbps")
+    result = replay_trace(trace, ranks=2, output=out, layers=(1,), capacity="10Gbps")
     plan = make_plan(trace, layers=(1,))
     assert (result.ranks, result.operations) == (2, len(plan))
     assert result.rank_bytes == tuple(plan.rank_bytes.tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from moetraffic.errors import AnalysisError, FabricError
 from moetraffic.fabric import Decomposition, decompose
 from moetraffic.trace import ALL_TO_ALL, PHASES, Trace, WireForm
+from moetraffic.trace.iterations import iteration_range, layer_numbers
 
 AT_ONCE = 256
 """Maximum number of matrices in memory at a time."""
@@ -28,11 +30,11 @@ class CircuitPlan:
 
 
 def circuits(
-    trace: Trace,
+    trace: Trace | str | Path,
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int] | str | int | None = None,
     phase: str = "dispatch",
-    iterations: range | None = None,
+    iterations: range | str | None = None,
     matching: str = "max-min",
     matrices: int | None = None,
 ) -> list[CircuitPlan]:
@@ -65,6 +67,8 @@ def circuits(
     AnalysisError
         If the trace has no such exchange whose bytes are known.
     """
+    trace = Trace.open(trace)
+    layers, iterations = layer_numbers(layers), iteration_range(iterations)
     if matrices is not None and matrices < 1:
         raise FabricError(f"matrices are 1 or more, not {matrices}: raise --matrices")
     if phase not in PHASES:

@@ -79,7 +79,7 @@ def exporter_named(name: str) -> Exporter:
 
 
 def export_trace(
-    trace: Trace,
+    trace: Trace | str | Path,
     output: str | Path,
     format: str,
     *,
@@ -123,7 +123,7 @@ def export_trace(
     """
     return exporter.write(
         exporter_named(format),
-        trace,
+        Trace.open(trace),
         Path(output),
         options or ExportOptions(),
         force=force,

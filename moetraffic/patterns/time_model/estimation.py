@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.configuration import Configuration, unmet
 from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.rules import refuse
@@ -161,6 +162,12 @@ def estimate(
     Narayanan et al., SC'21, arXiv 2104.04473; 'Understanding Communication
     Characteristics of Distributed Training', APNet'24.
     """
+    for given, kind in ((config, Configuration), (system, System)):
+        if not isinstance(given, kind):
+            raise LayoutError(
+                f"an estimate takes a Configuration and a System, not {given!r:.60}: "
+                "make them as docs/time-model.md shows, or call moetraffic estimate"
+            )
     c, s = config, system
     rules = unmet(c)
     if strict:

@@ -16,7 +16,7 @@ from moetraffic.errors import AnalysisError, LayoutError, MoetrafficError
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.report.chart import FILE_FORMATS
 from moetraffic.trace import Trace
-from moetraffic.trace.iterations import iteration_range, number_list
+from moetraffic.trace.iterations import iteration_range, layer_numbers
 from moetraffic.units import byte_count
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ Layers = Annotated[
     list[str] | None,
     option("Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"),
 ]
-"""Parsed by :func:`layer_numbers`; the option may be repeated."""
+"""Parsed by :func:`moetraffic.trace.iterations.layer_numbers`; may be repeated."""
 Phase = Annotated[str, option("Phase of the exchange whose wire bytes are used.")]
 Of = Annotated[
     str | None,
@@ -212,11 +212,6 @@ def selection(
         more["of"] = ("demand", "wire") if more["of"] is None else (more["of"],)
     chosen = {"layers": layer_numbers(layers), "phase": phase}
     return {**chosen, "iterations": iterations, **more}
-
-
-def layer_numbers(given: list[str] | None) -> tuple[int, ...] | None:
-    """Parse the layer numbers of all given lists; None stands for all layers."""
-    return number_list(",".join(given), "layers") if given else None
 
 
 def operation_names(trace: Trace, given: str | None) -> list[str] | None:

@@ -25,6 +25,7 @@ from moetraffic.report.results import (
 from moetraffic.report.results.complexity import complexities, complexity_map
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
+from moetraffic.trace.iterations import iteration_range, layer_numbers
 
 from . import highlights, side_by_side
 from .matrices import MOST_BYTES, Kept, Matrices, matrices
@@ -67,9 +68,9 @@ def content(
     replay: Trace | None = None,
     other: Trace | None = None,
     title: str = "",
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int] | str | int | None = None,
     phase: str = "dispatch",
-    iterations: range | None = None,
+    iterations: range | str | None = None,
     threads: int = 2,
     most_bytes: int = MOST_BYTES,
     tick: Tick | None = None,
@@ -104,6 +105,7 @@ def content(
     AnalysisError, TraceError
         See :func:`moetraffic.analysis.analyze`.
     """
+    layers, iterations = layer_numbers(layers), iteration_range(iterations)
     asked: dict[str, Any] = {"layers": layers, "phase": phase, "iterations": iterations}
     kept = Kept(sources(trace, [], of=OF, **asked), most_bytes=most_bytes)
     found = analyze(

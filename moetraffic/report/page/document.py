@@ -71,11 +71,11 @@ def document(content: Content) -> str:
 
 
 def write_report(
-    trace: Trace,
+    trace: Trace | str | Path,
     output: str | Path,
     *,
-    replay: Trace | None = None,
-    other: Trace | None = None,
+    replay: Trace | str | Path | None = None,
+    other: Trace | str | Path | None = None,
     fabric: Network | str = "leaf-spine",
     capacity: str | None = None,
     force: bool = False,
@@ -112,12 +112,14 @@ def write_report(
     AnalysisError
         If the output cannot be written or an argument is out of range.
     """
-    output = Path(output)
+    trace, output = Trace.open(trace), Path(output)
     validate_output(output, force=force, error=AnalysisError)
     plotly_script()  # raises before the computation, not after it
     if isinstance(fabric, str):
         rate = capacity or ("400Gbps" if fabric in TOPOLOGIES else None)
         fabric = load_fabric(fabric, trace.meta.world, capacity=rate)
+    replay = None if replay is None else Trace.open(replay)
+    other = None if other is None else Trace.open(other)
     found = content(trace, fabric, replay=replay, other=other, **asked)
     try:
         write_whole(output, document(found).encode())
