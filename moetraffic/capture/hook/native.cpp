@@ -63,7 +63,7 @@ struct Sink {
 struct Thread {
   int64_t generation = -1, number = -1, place = -1, waiting = -1;
   const c10d::Work* work = nullptr;  // of the call `waiting`, never dereferenced
-  std::string group;  // the last call's, and its number
+  const std::string* group = nullptr;  // the last call's, and its number
   int64_t members = -1;
 };
 
@@ -100,24 +100,23 @@ void arrive(Installed& now, int64_t operation) {
 template <typename Boxed>
 int64_t group_number(Installed& now, const c10d::ProcessGroup& group, Boxed boxed) {
   const std::string& name = group.getGroupName();
-  if (here.members >= 0 && here.group == name) return here.members;
-  int64_t number = -1;
+  if (here.members >= 0 && *here.group == name) return here.members;
   {
     std::lock_guard<std::mutex> guard(now.lock);
     auto known = now.groups.find(name);
-    if (known != now.groups.end()) number = known->second;
+    if (known != now.groups.end()) {
+      here.group = &known->first;
+      return here.members = known->second;
+    }
   }
-  if (number < 0) {
-    // without the lock: who holds the interpreter may wait for it
-    py::gil_scoped_acquire python;
-    py::object told = now.sink.meet(torch::jit::toPyObject(boxed()));
-    number = told.cast<int64_t>();
-    std::lock_guard<std::mutex> guard(now.lock);
-    now.groups[name] = number;
-  }
-  here.group = name;
-  here.members = number;
-  return number;
+  // without the lock: who holds the interpreter may wait for it
+  py::gil_scoped_acquire python;
+  py::object told = now.sink.meet(torch::jit::toPyObject(boxed()));
+  const auto number = told.cast<int64_t>();
+  std::lock_guard<std::mutex> guard(now.lock);
+  // a key stays where it is while others are added
+  here.group = &now.groups.insert_or_assign(name, number).first->first;
+  return here.members = number;
 }
 
 int64_t dtype_number(Installed& now, const at::Tensor& typed) {
@@ -339,8 +338,8 @@ struct Unboxed {
                                    .findSchemaOrThrow("c10d::alltoall_base_", "")
                                    .template typed<Signature>();
     auto forward = [&] {
-      return handle.redispatch(keys & what->after, output, input, group, received,
-                               sent, further...);
+      return handle.redispatch(keys & what->after, output, input, group,
+                               std::move(received), std::move(sent), further...);
     };
     Installed* now = recording(keys);
     if (now == nullptr) return forward();
@@ -435,7 +434,12 @@ void stand(int64_t place) { here.place = place; }
 
 bool waited(PyObject* work) {
   const int64_t number = here.waiting;
-  if (number < 0 || py::handle(work).cast<c10d::Work*>() != here.work) return false;
+  if (number < 0) return false;
+  // pybind11 keeps the pointer of an object of one C++ type; it differs from that of
+  // the work if the registered class has another base before Work
+  auto* kept = reinterpret_cast<py::detail::instance*>(work);
+  const bool same = kept->simple_layout && kept->simple_value_holder[0] == here.work;
+  if (!same && py::handle(work).cast<c10d::Work*>() != here.work) return false;
   here.waiting = -1;
   const int64_t end[5] = {END, 5, number, UNKNOWN_TIME, now_ns()};
   buffer.put(5, false, [&](int64_t* word) { std::copy(end, end + 5, word); });

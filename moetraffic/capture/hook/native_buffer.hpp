@@ -28,13 +28,9 @@ class Buffer {
       ++lost_;
       return false;
     }
-    if (chunks_.empty() || chunks_.back().capacity() - chunks_.back().size() < length) {
-      grow(length);
-    }
-    Words& chunk = chunks_.back();
-    size_t at = chunk.size();
-    chunk.resize(at + length);
-    write(chunk.data() + at);
+    if (static_cast<size_t>(end_ - next_) < length) grow(length);
+    write(next_);
+    next_ += length;
     words_ += length;
     ++waiting_;
     return true;
@@ -42,6 +38,8 @@ class Buffer {
 
   std::deque<Words> take(int64_t& lost) {
     std::lock_guard<std::mutex> guard(lock_);
+    end_chunk();
+    next_ = end_ = nullptr;
     lost = lost_;
     lost_ = 0;
     words_ = 0;
@@ -56,7 +54,6 @@ class Buffer {
     std::lock_guard<std::mutex> guard(lock_);
     for (Words& chunk : read) {
       if (spare_.size() < 8 && chunk.capacity() == CHUNK_WORDS) {
-        chunk.clear();
         spare_.push_back(std::move(chunk));
       }
     }
@@ -66,21 +63,32 @@ class Buffer {
 
  private:
   void grow(size_t length) {
+    end_chunk();
     if (!spare_.empty() && length <= CHUNK_WORDS) {
       chunks_.push_back(std::move(spare_.back()));
       spare_.pop_back();
-      return;
+      chunks_.back().resize(CHUNK_WORDS);
+    } else {
+      chunks_.emplace_back(std::max(CHUNK_WORDS, length));
     }
-    chunks_.emplace_back();
-    chunks_.back().reserve(std::max(CHUNK_WORDS, length));
+    next_ = chunks_.back().data();
+    end_ = next_ + chunks_.back().size();
   }
 
-  std::mutex lock_;
+  // Cuts the last chunk to the words that were written.
+  void end_chunk() {
+    if (!chunks_.empty()) chunks_.back().resize(next_ - chunks_.back().data());
+  }
+
+  // What a call touches comes first, together: training has emptied the caches.
+  alignas(64) std::mutex lock_;
+  int64_t* next_ = nullptr;
+  int64_t* end_ = nullptr;
+  size_t words_ = 0;
+  std::atomic<int64_t> waiting_{0};
   std::deque<Words> chunks_;
   std::vector<Words> spare_;
-  size_t words_ = 0;
   int64_t lost_ = 0;
-  std::atomic<int64_t> waiting_{0};
 };
 
 }  // namespace moetraffic
