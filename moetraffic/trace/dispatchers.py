@@ -9,6 +9,8 @@ dispatcher      all-to-alls of an exchange
 =============== ==================================================================
 plain           one, of P
 padded          one; each expert gets the rows of the fullest, from every rank
+by-rank         one; each token once for each rank on which it has an expert (as
+                DeepEP's kernels inside a node)
 two-level       inside each node, rank (n, l) sends (n, p) what it has for all (m, p);
                 then between nodes, among the ranks of each place
 deduplicated    between nodes, among the ranks of each place: each token once for a
@@ -52,13 +54,15 @@ from .model import (
     Site,
     WireForm,
 )
+from .node_limit import limit_nodes
 from .panel import ArrayPanel, take
 from .placement import between_ranks
 from .rows import TIMES
 from .trace import Trace
 from .wire import in_bytes
 
-DISPATCHERS = ("plain", "padded", "two-level", "deduplicated")
+BY_NODE = ("two-level", "deduplicated")
+DISPATCHERS = ("plain", "padded", "by-rank", *BY_NODE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,9 @@ class _StepCall:
     times: tuple[Int64, Int64, Int64]  # issue, start, end, each [n, V]
 
 
-def redispatch(trace: Trace, dispatcher: str, *, ranks_per_node: int = 0) -> Trace:
+def redispatch(
+    trace: Trace, dispatcher: str, *, ranks_per_node: int = 0, node_limit: int = 0
+) -> Trace:
     """Compute the trace of the same routing with another dispatcher.
 
     Other collectives stay as they are.  All-to-alls of one exchange share its time
@@ -95,6 +101,9 @@ def redispatch(trace: Trace, dispatcher: str, *, ranks_per_node: int = 0) -> Tra
         One of :data:`DISPATCHERS`.
     ranks_per_node
         Consecutive world ranks of a node; 0: nodes as the trace names them.
+    node_limit
+        Nodes on which the experts of a token lie, at most: see
+        :func:`~moetraffic.trace.node_limit.limit_nodes`; 0: as captured.
 
     Returns
     -------
@@ -124,7 +133,11 @@ def redispatch(trace: Trace, dispatcher: str, *, ranks_per_node: int = 0) -> Tra
         for n, s in enumerate(trace.sites)
         if n not in exchanges and s.operation != ROUTING
     ]
-    node_of = _nodes(trace, ranks_per_node)
+    node_of = np.zeros(0, np.int64)
+    if node_limit or dispatcher in BY_NODE:
+        node_of = _nodes(trace, ranks_per_node)
+    if node_limit:
+        trace = limit_nodes(trace, node_limit, node_of)
     groups = list(trace.groups)
     number = {(g.kind, g.ranks): n for n, g in enumerate(groups)}
     calls: list[_StepCall] = []
@@ -164,7 +177,10 @@ def _nodes(trace: Trace, ranks_per_node: int) -> Int64:
     if ranks_per_node:
         return np.arange(world) // ranks_per_node
     if len(names) != world or not all(names):
-        return np.full(world, -1, np.int64)
+        raise TraceError(
+            "a dispatcher between and inside nodes needs the node of each rank, but "
+            f"{trace.name} names none: give --ranks-per-node"
+        )
     return np.unique(np.array(names), return_inverse=True)[1].astype(np.int64)
 
 
@@ -195,6 +211,9 @@ def _steps(
         rows = copies.max(axis=(1, 2), keepdims=True)
         padded = by_rank(np.broadcast_to(rows, copies.shape).astype(np.int64))
         steps = [_ExchangeStep(label="", groups=everyone, copies=padded)]
+    elif dispatcher == "by-rank":
+        once, _ = _distinct(trace, site, routed, plain, np.zeros(len(plain[0]), int))
+        steps = [_ExchangeStep(label="", groups=everyone, copies=once)]
     else:
         inside, across, place = _levels(trace, site, node_of)
         own = node_of[list(trace.groups[site.group].ranks)]
@@ -232,11 +251,6 @@ def _levels(
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...], Int64]:
     """Divide a group's members by node, and by their place on it."""
     node = node_of[list(trace.groups[site.group].ranks)]
-    if (node < 0).any():
-        raise TraceError(
-            "a dispatcher between and inside nodes needs the node of each rank, but "
-            f"{trace.name} names none: give --ranks-per-node"
-        )
     inside = tuple(
         tuple(np.flatnonzero(node == n).tolist()) for n in np.unique(node).tolist()
     )

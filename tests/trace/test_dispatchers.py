@@ -187,7 +187,11 @@ def test_a_sample_of_tokens_estimates_the_share_of_copies_that_stay():
 @pytest.mark.parametrize(
     ("dispatcher", "options", "says"),
     [
-        ("fast", {}, "one of plain, padded, two-level, deduplicated, not 'fast'"),
+        (
+            "fast",
+            {},
+            "one of plain, padded, by-rank, two-level, deduplicated, not 'fast'",
+        ),
         ("two-level", {}, "names none: give --ranks-per-node"),
         ("two-level", {"ranks_per_node": 3}, "they hold 3, 1: change --ranks-per-node"),
         ("deduplicated", {"ranks_per_node": 2}, "capture with --token-sample"),

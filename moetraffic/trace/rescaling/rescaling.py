@@ -33,6 +33,7 @@ class Scaling:
     missing: str = ""  # a rule of missing_rows.RULES; "": refuse gaps
     dispatcher: str = ""  # of dispatchers.DISPATCHERS; "": the captured exchanges
     ranks_per_node: int = 0  # of the dispatcher; 0: the trace's nodes
+    node_limit: int = 0  # nodes of a token's experts, for the dispatcher; 0: any
 
     def __post_init__(self) -> None:
         given = [f"--{name}" for name, text in self._ways().items() if text]
@@ -47,12 +48,12 @@ class Scaling:
                 f"{' or '.join(missing_rows.RULES)}, not {self.missing[:40]!r}: "
                 "choose one"
             )
-        if self.ranks_per_node < 0 or (self.ranks_per_node and not self.dispatcher):
-            raise ReplayError(
-                "the ranks of a node are 1 or more, and used by a dispatcher, but "
-                f"--ranks-per-node is {self.ranks_per_node} with "
-                f"{self.dispatcher or 'no'} --dispatcher: change them"
-            )
+        for option, number in self._of_dispatcher().items():
+            if number < 0 or (number and not self.dispatcher):
+                raise ReplayError(
+                    f"--{option} is 1 or more, and used by a dispatcher, but is "
+                    f"{number} with {self.dispatcher or 'no'} --dispatcher: change them"
+                )
         rule = rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
         if rule and rule not in sharing.COLUMNS:
             raise ReplayError(
@@ -75,7 +76,10 @@ class Scaling:
             return None
         if self.dispatcher:
             trace = redispatch(
-                trace, self.dispatcher, ranks_per_node=self.ranks_per_node
+                trace,
+                self.dispatcher,
+                ranks_per_node=self.ranks_per_node,
+                node_limit=self.node_limit,
             )
         return TraceScale(
             trace,
@@ -83,7 +87,9 @@ class Scaling:
             self_traffic=self.self_traffic,
             factor=self.factor,
             missing=self.missing,
-            dispatcher=self.dispatcher,
+            dispatcher=self.dispatcher
+            + f", experts of a token on at most {self.node_limit} nodes"
+            * bool(self.node_limit),
             columns=(
                 rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
             )
@@ -104,9 +110,13 @@ class Scaling:
             line += ["--complete-missing", self.missing]
         if self.dispatcher:
             line += ["--dispatcher", self.dispatcher]
-        if self.ranks_per_node:
-            line += ["--ranks-per-node", str(self.ranks_per_node)]
+        for option, number in self._of_dispatcher().items():
+            if number:
+                line += [f"--{option}", str(number)]
         return line
+
+    def _of_dispatcher(self) -> dict[str, int]:
+        return {"ranks-per-node": self.ranks_per_node, "node-limit": self.node_limit}
 
     def _ways(self) -> dict[str, str]:
         return {

@@ -194,7 +194,7 @@ class TraceScale:
         kept = "kept" if self.self_traffic else "left out"
         asked = f"scale: {self.map.rule}; self traffic {kept}"
         if self.dispatcher:
-            asked += f"; exchanges of the {self.dispatcher} dispatcher"
+            asked += f"; exchanges of the dispatcher {self.dispatcher}"
         if self.map.splits:
             asked += f"; rows split evenly, columns by {self.columns}"
         if self.missing:
