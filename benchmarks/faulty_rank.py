@@ -57,7 +57,8 @@ def arm() -> None:
     if not said or "RANK" not in os.environ:
         return
     fault = Fault(**json.loads(said))
-    if int(os.environ["RANK"]) == fault.rank:
+    rank = int(os.environ["RANK"])
+    if rank == fault.rank or (rank > fault.rank and FAULTS[fault.kind].and_above):
         FAULTS[fault.kind].arm(fault)
 
 
@@ -159,8 +160,14 @@ def full_disk(_: Fault) -> None:
     os.pwrite = pwrite
 
 
-def port_in_use(_: Fault) -> None:
-    """Laid by the campaign: another program listens at MASTER_PORT."""
+def laid_outside(_: Fault) -> None:
+    """Laid by the campaign: another program at MASTER_PORT, or a rank not started."""
+
+
+def late_start(fault: Fault) -> None:
+    """Begin after the others have given up."""
+    time.sleep(FAULTS[fault.kind].start_timeout_s + 5)
+    os._exit(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,12 +179,15 @@ class Kind:
     place: str = ""  # the operation, where it is not the one at which it strikes
     launchers: tuple[str, ...] = LAUNCHERS
     rank: int | None = None  # the only rank that can have it
-    world: int | None = None  # the only number of ranks
     weight: float = 1.0
+    and_above: bool = False  # whether the ranks above have it too
+    start_timeout_s: float = 45.0  # torch alone may take 20 s to import
+    options: tuple[str, ...] = ()  # of all ranks
 
 
 # torchrun and the shell have no supervisor that sees how a rank ended
-GONE = "was ended by SIG|ended without a word|did not answer"
+GONE = "was ended by SIG|ended without an error report|did not answer"
+ABSENT = "did not arrive within"
 FAULTS = {
     "killed": Kind(arm=at_operation(kill), said=GONE, weight=3),
     "stopped": Kind(
@@ -224,10 +234,39 @@ FAULTS = {
         weight=3,
     ),
     "port in use": Kind(
-        arm=port_in_use,
+        arm=laid_outside,
         said="cannot listen on port",
-        place="the meeting of the ranks",
+        place="the rendezvous",
         launchers=("shell",),
         rank=0,
+    ),
+    "not started": Kind(
+        arm=laid_outside,
+        said=ABSENT,
+        place="the rendezvous",
+        launchers=("shell",),
+        weight=3,
+        start_timeout_s=25.0,
+    ),
+    "late start": Kind(
+        arm=late_start,
+        said=f"{ABSENT}|did not answer",
+        place="(the rendezvous|start-up)",
+        weight=2,
+        start_timeout_s=25.0,
+    ),
+    "mixed traces": Kind(
+        arm=other_trace("other.h5"),
+        said="another plan than rank",
+        place="iteration 0",
+        and_above=True,
+        weight=3,
+    ),
+    "other times": Kind(
+        arm=other_trace("times.h5"),
+        said="other captured times than rank",
+        place="the agreement",
+        weight=2,
+        options=("--pace", "captured"),
     ),
 }

@@ -190,13 +190,22 @@ class Rendezvous:
         both = min(len(usual), len(odd))
         differ = np.flatnonzero(usual[:both] != odd[:both])
         first = int(differ[0]) if len(differ) else both
+        reason, place = (
+            f"has another plan than rank {pair[0]} ({len(odd)} operations, not "
+            f"{len(usual)}; this is the first that differs)",
+            plan.name(first) if first < len(plan) else "the plan's end",
+        )
+        if not len(differ) and len(odd) == len(usual):
+            reason = (
+                "has the same bytes, but other groups or other captured times than "
+                f"rank {pair[0]}"
+            )
+            place = AGREEMENT
         answer = _failure(
             RankError(
-                f"has another plan than rank {pair[0]} ({len(odd)} operations, not "
-                f"{len(usual)}; this is the first that differs): give every rank the "
-                "same trace",
+                f"{reason}: give every rank the same trace",
                 rank=pair[1],
-                operation=plan.name(first) if first < len(plan) else "the plan's end",
+                operation=place,
                 cause="mismatch",
             )
         )
