@@ -131,6 +131,5 @@ def _moved(demand: Int64, before: Bool, after: Bool) -> Int64:
     into = np.where(added.any(axis=1, keepdims=True), added, added.sum(axis=0) + 1e-9)
     wanted = demand * share + left * into / into.sum(axis=1, keepdims=True)
     # rounded sums: each rank keeps its number of copies
-    return np.diff(np.rint(np.cumsum(wanted, axis=1)), axis=1, prepend=0).astype(
-        np.int64
-    )
+    sums = np.rint(np.cumsum(wanted, axis=1))
+    return np.asarray(np.diff(sums, axis=1, prepend=0), np.int64)
