@@ -112,9 +112,9 @@ def wrong_splits(fault: Fault) -> None:
     """Send eight bytes more than the others expect, in one operation."""
     from dataclasses import replace
 
-    from moetraffic.replay.plan import planning
+    from moetraffic.replay import request
 
-    plain = planning.make_plan
+    plain = request.make_plan
 
     def make(*given: Any, **named: Any) -> Any:
         plan = plain(*given, **named)
@@ -126,7 +126,7 @@ def wrong_splits(fault: Fault) -> None:
         mine = replace(program, send_bytes=sends, send_size=sizes)
         return replace(plan, programs={fault.rank: mine})
 
-    planning.make_plan = make
+    request.make_plan = make
 
 
 def other_version(_: Fault) -> None:
@@ -166,7 +166,7 @@ def laid_outside(_: Fault) -> None:
 
 def late_start(fault: Fault) -> None:
     """Begin after the others have given up."""
-    time.sleep(FAULTS[fault.kind].start_timeout_s + 5)
+    time.sleep(FAULTS[fault.kind].start_timeout_s + 40)  # theirs begins later
     os._exit(1)
 
 
@@ -222,7 +222,7 @@ FAULTS = {
     ),
     "no memory": Kind(
         arm=little_memory,
-        said="cannot have its memory",
+        said="has too little memory",
         place="start-up",
         rank=0,  # the first of the host, whichever of its ranks sees too little
     ),
