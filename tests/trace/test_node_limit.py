@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moetraffic.errors import TraceError
 from moetraffic.trace.choices import pack
 from moetraffic.trace.dispatchers import redispatch
-from moetraffic.trace.node_limit import _limited, limit_nodes
+from moetraffic.trace.dispatchers.node_limit import _limited, limit_nodes
 from moetraffic.trace.panel import ArrayPanel
 from tests.trace.test_dispatchers import EXPERTS, ROW, by_token, routed, sent
 

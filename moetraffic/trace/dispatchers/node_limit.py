@@ -19,11 +19,10 @@ from __future__ import annotations
 import numpy as np
 
 from moetraffic.errors import TraceError
-
-from .choices import pack, unpack
-from .model import ROUTING, Bool, Int64
-from .panel import ArrayPanel
-from .trace import Trace
+from moetraffic.trace.choices import pack, unpack
+from moetraffic.trace.model import ROUTING, Bool, Int64
+from moetraffic.trace.panel import ArrayPanel
+from moetraffic.trace.trace import Trace
 
 _SEED = 0x6E6F6465  # all ranks draw the same
 

@@ -39,9 +39,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import TraceError
-
-from .choices import unpack
-from .model import (
+from moetraffic.trace.choices import unpack
+from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
     TRANSPOSED_PHASES,
@@ -54,12 +53,13 @@ from .model import (
     Site,
     WireForm,
 )
+from moetraffic.trace.panel import ArrayPanel, take
+from moetraffic.trace.placement import between_ranks
+from moetraffic.trace.rows import TIMES
+from moetraffic.trace.trace import Trace
+from moetraffic.trace.wire import in_bytes
+
 from .node_limit import limit_nodes
-from .panel import ArrayPanel, take
-from .placement import between_ranks
-from .rows import TIMES
-from .trace import Trace
-from .wire import in_bytes
 
 BY_NODE = ("two-level", "deduplicated")
 DISPATCHERS = ("plain", "padded", "by-rank", *BY_NODE)
@@ -103,7 +103,7 @@ def redispatch(
         Consecutive world ranks of a node; 0: nodes as the trace names them.
     node_limit
         Nodes on which the experts of a token lie, at most: see
-        :func:`~moetraffic.trace.node_limit.limit_nodes`; 0: as captured.
+        :func:`~moetraffic.trace.dispatchers.node_limit.limit_nodes`; 0: as captured.
 
     Returns
     -------
