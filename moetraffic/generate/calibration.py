@@ -55,7 +55,6 @@ def calibrated(
     rows: RowVariation,
     counts: Int32,
     sampler: Sampler,
-    tick: Callable[[int], None] | None = None,
 ) -> tuple[Dynamics, RowVariation]:
     """Dynamics and rows under which samples have the moments of counts.
 
@@ -67,8 +66,6 @@ def calibrated(
         ``[n, L, R, E]`` of the capture.
     sampler
         Of counts of the same shape.
-    tick
-        Called with the number of rounds that are done.
     """
     borders = windows.edges(len(counts))
     target = _windowed(counts, borders)
@@ -79,8 +76,6 @@ def calibrated(
         # smaller steps later: each sample has chance of its own
         damping = CONSTANTS.damping / (1 + number / 4)
         dynamics, rows = _corrected(dynamics, rows, ratio, fast, damping)
-        if tick is not None:
-            tick(number + 1)
     return dynamics, rows
 
 

@@ -27,7 +27,6 @@ class Use(enum.IntEnum):
     ROWS = 1  # documents of the ranks, an iteration
     COUNTS = 2  # token copies, an iteration and exchange
     SPLIT = 3  # how experts are split, once
-    PARTS = 4  # movement of split experts' parts, an iteration
     BURSTS = 5  # hot experts, an iteration
     RHYTHM = 6  # gaps and durations, an iteration
     BEGIN = 7  # states of the first iteration

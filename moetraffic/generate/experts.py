@@ -6,24 +6,23 @@ For k = 1 a merged expert has the sum of its parts; for k > 1 a token that selec
 several of them selects it once: its probability is that of any of its parts, and all
 are scaled so that tokens select k again.
 
-Parts differ from each other as the captured experts differ: each takes the place of an
-expert drawn from the same layer, in level and movement.
+Parts differ from each other as the captured experts differ: each has the log-weight of
+an expert drawn from the same layer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from .chance import Use, generator
-from .dynamics import Dynamics, Movement
 from .shares import probabilities
 
 Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating]
 
 MOST_VARIANCE = 1.44
@@ -81,35 +80,10 @@ class Regrouping:
         return probabilities(np.log(near / (1 - near)), self.k_after)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Parts:
-    """The parts of split experts: which captured expert each takes after."""
-
-    dynamics: Dynamics
-    after: npt.NDArray[np.int64]  # [L, E, m]
-    seed: int
-
-    @classmethod
-    def drawn(cls, dynamics: Dynamics, count: int, seed: int) -> Parts:
-        """Draw for each of m parts an expert of the same layer."""
-        layers, experts = dynamics.level.shape[1:]
-        rng = generator(seed, Use.SPLIT)
-        after = rng.integers(0, experts, (layers, experts, count))
-        return cls(dynamics=dynamics, after=after, seed=seed)
-
-    def logarithms(self, drift: float) -> Iterator[Float64]:
-        """The parts' log-weights ``[L, E, m]``, iteration by iteration."""
-        shape = self.after.shape
-        movement = Movement(
-            self.dynamics, generator(self.seed, Use.SPLIT, 1), shape, drift
-        )
-        flat = self.after.reshape(shape[0], -1)
-        course = self.dynamics.course(self.seed, drift)
-        for iteration, (level, variance) in enumerate(course):
-            if iteration:
-                movement.step(generator(self.seed, Use.PARTS, iteration))
-            taken = np.take_along_axis(level, flat, axis=1).reshape(shape)
-            yield taken + movement.sum(variance)
+def followed(seed: int, layers: int, experts: int, parts: int) -> Int64:
+    """Draw the captured expert that each part of an expert follows, ``[L, E m]``."""
+    rng = generator(seed, Use.SPLIT)
+    return rng.integers(0, experts, (layers, experts * parts))
 
 
 def part_deviation(

@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import eigh
 from scipy.optimize import nnls
-from scipy.sparse.linalg import eigsh
 from scipy.special import polygamma
 
 from . import windows
@@ -27,9 +27,6 @@ from .shares import log_weights, response
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
-
-DENSE = 256
-"""Cells of all layers up to which all eigenvectors are computed."""
 
 
 def fit_dynamics(
@@ -106,21 +103,14 @@ def fit_rows(counts: Int32, *, tokens: int) -> RowVariation:
         z = (rows - pi) / np.sqrt(np.maximum(pi * (1 - pi), least))
         z = z.transpose(0, 2, 1, 3).reshape(-1, cells)
         covariance += z.T @ z / (n * (ranks - 1))
-    value, vector = _largest(covariance, min(CONSTANTS.factors, cells))
+    least_kept = max(0, cells - CONSTANTS.factors)
+    value, vector = eigh(covariance, subset_by_index=(least_kept, cells - 1))
     factors = vector * np.sqrt(np.maximum(value, 0))
     own = covariance.diagonal() - (factors**2).sum(axis=1)
     return RowVariation(
         factors=factors.reshape(*shape, -1),
         own=np.sqrt(np.maximum(own, 0)).reshape(shape),
     )
-
-
-def _largest(matrix: Float64, count: int) -> tuple[Float64, Float64]:
-    if len(matrix) <= max(DENSE, 2 * count):
-        value, vector = np.linalg.eigh(matrix)
-        return value[-count:], vector[:, -count:]
-    value, vector = eigsh(matrix, k=count, which="LA", v0=np.ones(len(matrix)))
-    return value, vector
 
 
 def _means(values: Float64, borders: Int64) -> Float64:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,7 +48,6 @@ class TrafficModel:
         iterations: range | None = None,
         reruns: Sequence[Trace] = (),
         calibrate: bool = True,
-        tick: Callable[[int], None] | None = None,
     ) -> TrafficModel:
         """Fit a traffic model to the routing of a trace.
 
@@ -63,8 +62,6 @@ class TrafficModel:
             what they share with the trace is what samples share with it.
         calibrate
             False omits the calibration by simulated moments, to show its effect.
-        tick
-            Called with the number of rounds of calibration that are done.
 
         Raises
         ------
@@ -107,7 +104,7 @@ class TrafficModel:
                 )
                 return np.concatenate([block for _, block in demand.blocks()])
 
-            dynamics, rows = calibrated(dynamics, rows, counts, sampler, tick)
+            dynamics, rows = calibrated(dynamics, rows, counts, sampler)
         return cls(
             scenario=scenario,
             dynamics=dynamics,
@@ -175,7 +172,7 @@ class TrafficModel:
         )
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the model to a file, of 19 to 26 kB for those that ship.
+        """Write the model to a file, of 15 to 31 kB for those that ship.
 
         Raises
         ------

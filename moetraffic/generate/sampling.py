@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .chance import Use, generator
 from .dynamics import Dynamics
-from .experts import Parts, Regrouping, part_deviation
+from .experts import Regrouping, followed, part_deviation
 from .generator import block_rows
 from .rows import IterationRows, RowVariation
 from .scenario import Scenario
@@ -65,30 +65,27 @@ class SampledDemand:
             k_before=k,
             k_after=scene.k,
         )
-        parts = None
-        if regrouping.parts > 1:
-            parts = Parts.drawn(d, regrouping.parts, self.seed).logarithms(self.drift)
+        layers, experts = d.level.shape[1:]
+        leaders = followed(self.seed, layers, experts, regrouping.parts)
         bursts = None
         if self.bursts is not None:
-            bursts = HotExperts(self.bursts, self.seed, d.level.shape[1:])
+            bursts = HotExperts(self.bursts, self.seed, (layers, experts))
         slots, factors = len(scene.slots), self.rows.factors.shape[2]
         for iteration, x in enumerate(d.states(self.seed, k, drift=self.drift)):
+            split = np.take_along_axis(x, leaders, axis=1).astype(np.float32)
             if bursts is not None:
                 x = bursts.applied(x, k)
             rng = generator(self.seed, Use.ROWS, iteration)
             rows = self.rows.at(x, k)
-            split = deviation = None
-            if parts is not None:
-                split = next(parts).astype(np.float32)
-                deviation = part_deviation(
-                    rows.variance, rows.shares, regrouping.parts, scene.tokens
-                ).astype(np.float32)
+            deviation = part_deviation(
+                rows.variance, rows.shares, regrouping.parts, scene.tokens
+            )
             yield _Moment(
                 rows=rows,
                 shared=rng.standard_normal((slots, scene.ranks, factors), np.float32),
                 regrouping=regrouping,
-                parts=split,
-                deviation=deviation,
+                parts=split.reshape(layers, experts, -1),
+                deviation=deviation.astype(np.float32),
             )
 
     def _draw(
@@ -101,7 +98,7 @@ class SampledDemand:
         shares = moment.rows.draw(rng, shared, layer, self.fitted.k)
         if not moment.regrouping.trivial:
             parts = None
-            if moment.parts is not None and moment.deviation is not None:
+            if moment.regrouping.parts > 1:
                 size = (scene.ranks, *moment.parts.shape[1:])
                 among = rng.standard_normal(size, np.float32)
                 among *= moment.deviation[layer][:, None]
@@ -118,5 +115,5 @@ class _Moment:
     rows: IterationRows
     shared: Float32  # [S, R, Q] factors of the ranks
     regrouping: Regrouping
-    parts: Float32 | None  # [L, E, m] log-weights of the parts of split experts
-    deviation: Float32 | None  # [L, E] of the parts between rows
+    parts: Float32  # [L, E, m] log-weights of the parts of an expert
+    deviation: Float32  # [L, E] of the parts between rows

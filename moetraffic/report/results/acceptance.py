@@ -42,6 +42,7 @@ def as_dict(found: Acceptance) -> dict[str, Any]:
         "passed": found.passed,
         "level": LEVEL,
         "together": found.together,
+        "differs": found.differs,
         "recognized": found.recognized,
         **told,
     }
