@@ -358,8 +358,7 @@ def _communication(analysis: Analysis) -> list[Line]:
             if np.array_equal(shares[known], alone[known])
             else _range(alone[known].tolist(), ".1%") + " not"
         )
-        + " overlapped with compute"
-        + (", compute inferred from gaps between collectives" if spent.inferred else "")
+        + " overlapped with compute, compute inferred from gaps between collectives"
     )
     return [Line(topic=topic, text=text, basis="figure")]
 

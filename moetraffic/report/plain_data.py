@@ -61,7 +61,7 @@ def _occupation(spent: TimeBreakdown | None) -> dict[str, Any] | None:
         ],
         "communication_fraction": spent.communication_fraction.tolist(),
         "hidden_fraction": spent.hidden_fraction.tolist(),
-        "inferred_from_calls": spent.inferred,
+        "inferred_from_calls": True,
     }
 
 

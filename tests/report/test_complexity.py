@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 @pytest.fixture(scope="module")
 def measured() -> Complexity:
     matrices = np.random.default_rng(0).poisson(3, (300, 4, 4))
-    return complexity(packets(matrices), shuffles=1)
+    return complexity(packets(matrices))
 
 
 def at(one: Complexity, temporal: float, other: float) -> Complexity:

@@ -28,10 +28,7 @@ of the rate.
 
 from __future__ import annotations
 
-import bz2
 import lzma
-import zlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -47,7 +44,10 @@ from .packets import Packets
 Int64 = npt.NDArray[np.int64]
 Interval = tuple[float, float]
 
+COMPRESSOR = "lzma"
+
 SHUFFLES = 3
+"""Number of shuffles G(s) to average over."""
 
 FEWEST = 1000
 """Minimum packets of a window for the estimate of the spread over windows."""
@@ -59,7 +59,8 @@ probability) for transition frequencies to count as known."""
 _NAN = float("nan")
 
 
-def _lzma(data: bytes, width: int) -> int:
+def _size(data: bytes, width: int) -> int:
+    """Compress records of ``width`` bytes; return the size in bytes."""
     # Raw, as a header would bias short sequences.  lc: upper bits of the byte
     # before, lp: place in the record, that choose the table of the next literal.
     lc, lp = {1: (0, 0), 2: (3, 1)}.get(width, (2, 2))
@@ -73,14 +74,6 @@ def _lzma(data: bytes, width: int) -> int:
         "dict_size": max(4096, 1 << len(data).bit_length()),
     }
     return len(lzma.compress(data, format=lzma.FORMAT_RAW, filters=[coder]))
-
-
-COMPRESSORS: Mapping[str, Callable[[bytes, int], int]] = {
-    "lzma": _lzma,
-    "bz2": lambda data, _: len(bz2.compress(data, 9)),
-    "zlib": lambda data, _: len(zlib.compress(data, 9)),
-}
-"""Compressors by name: (data, record width in bytes) -> compressed size in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,23 +105,13 @@ class Complexity:
     seed: int
 
 
-def complexity(
-    sequence: Packets,
-    *,
-    compressor: str = "lzma",
-    shuffles: int = SHUFFLES,
-    seed: int = 0,
-) -> Complexity:
+def complexity(sequence: Packets, *, seed: int = 0) -> Complexity:
     """Compute the trace complexity of a packet sequence by compression.
 
     Parameters
     ----------
     sequence
         From :func:`moetraffic.analysis.network.packets.packets`, or any other.
-    compressor
-        One of :data:`COMPRESSORS`.
-    shuffles
-        Number of shuffles G(s) to average over.
     seed
         Seed of the shuffles, of U and of the Markov chain.
 
@@ -140,29 +123,19 @@ def complexity(
     Raises
     ------
     AnalysisError
-        If there is no such compressor, or no shuffle.
+        If a pair is not among those that could send.
     """
-    if compressor not in COMPRESSORS:
-        raise AnalysisError(
-            f"packets are compressed by one of {', '.join(COMPRESSORS)}, not "
-            f"{compressor!r}: choose one"
-        )
-    if shuffles < 1:
-        raise AnalysisError(
-            f"complexity compares with at least one shuffle, not {shuffles}: choose "
-            "1 or more"
-        )
     pair = np.asarray(sequence.pair, np.int64)
     if len(pair) and not 0 <= pair.min() <= pair.max() < sequence.pairs:
         raise AnalysisError(
             f"pairs are numbered from 0 to below {sequence.pairs}, but these go from "
             f"{pair.min()} to {pair.max()}: number them among those that could send"
         )
-    code = _Code(pair, sequence.pairs, compressor)
+    code = _Code(pair, sequence.pairs)
     rng = np.random.default_rng(seed)
     # Step 1: compress the sequence, its shuffles and a uniform sequence.
     own = code.bits(pair)
-    shuffled = [code.bits(rng.permutation(pair)) for _ in range(shuffles)]
+    shuffled = [code.bits(rng.permutation(pair)) for _ in range(SHUFFLES)]
     even = rng.integers(0, max(1, sequence.pairs), len(pair))
     mean, uniform = float(np.mean(shuffled)), code.bits(even)
     # Step 2: the spread over windows.
@@ -195,9 +168,7 @@ def complexity(
         product_interval=intervals[2],
         temporal_corrected=corrected,
         non_temporal_limit=_over(entropy, most),
-        shuffle_spread=float(np.std([_over(own, s) for s in shuffled], ddof=1))
-        if shuffles > 1
-        else _NAN,
+        shuffle_spread=float(np.std([_over(own, s) for s in shuffled], ddof=1)),
         entropy_bits=entropy,
         markov_bits=markov,
         bits=own,
@@ -209,8 +180,8 @@ def complexity(
         whole=sequence.whole,
         order=sequence.order,
         quantum=sequence.quantum,
-        compressor=compressor,
-        shuffles=shuffles,
+        compressor=COMPRESSOR,
+        shuffles=SHUFFLES,
         seed=seed,
     )
 
@@ -218,7 +189,7 @@ def complexity(
 class _Code:
     """Encoding of pairs in bytes, and compressed size per packet."""
 
-    def __init__(self, pair: Int64, pairs: int, compressor: str) -> None:
+    def __init__(self, pair: Int64, pairs: int) -> None:
         counts = np.bincount(pair, minlength=max(1, pairs))
         self._rank = np.empty(len(counts), np.int64)
         self._rank[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
@@ -233,9 +204,8 @@ class _Code:
             low = (1 << third) - 1
             self._cuts = ((32, 0), (2 * third, 255), (third, low), (0, low))
         self._several = pairs > 1
-        self._size = COMPRESSORS[compressor]
         # fixed overhead of an empty input is subtracted
-        self._empty = self._size(b"", len(self._cuts))
+        self._empty = _size(b"", len(self._cuts))
 
     def bits(self, pair: Int64) -> float:
         """Compute compressed bits per packet; NaN of less than two packets or pairs."""
@@ -244,7 +214,7 @@ class _Code:
         rank = self._rank[pair]
         width = len(self._cuts)
         data = np.stack([(rank >> shift) & mask for shift, mask in self._cuts], axis=1)
-        size = self._size(data.astype(np.uint8).tobytes(), width) - self._empty
+        size = _size(data.astype(np.uint8).tobytes(), width) - self._empty
         return 8.0 * size / len(pair)
 
 

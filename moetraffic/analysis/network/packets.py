@@ -2,7 +2,8 @@
 
 A matrix contains amounts per pair but no order.  Measures of a sequence, such as
 :mod:`moetraffic.analysis.network.complexity`, therefore need a defined order: matrices
-follow each other in time, and within a matrix packets are in one of :data:`ORDERS`.
+follow each other in time, and within a matrix packets are shuffled, so that only
+changes between matrices remain as temporal structure.
 """
 
 from __future__ import annotations
@@ -20,17 +21,8 @@ from moetraffic.errors import AnalysisError
 Int64 = npt.NDArray[np.int64]
 Read = Callable[[int, int], npt.NDArray[Any]]
 
-ORDERS = ("row_major", "round_robin", "proportional", "random")
-"""Orders of the packets within one matrix.
-
-``row_major``: by source, then by destination.
-``round_robin``: one packet of each pair in turn, while it has packets left.
-``proportional``: the packets of each pair spread evenly over the matrix.
-``random``: shuffled; only changes between matrices remain as temporal structure.
-
-The first assumes the most structure and the last none: they bound the values of T that
-are consistent with the matrices.
-"""
+ORDER = "random"
+"""Order of the packets within a matrix."""
 
 BUDGET = 1 << 18
 """Default maximum number of packets drawn from a trace."""
@@ -51,68 +43,36 @@ class Packets:
     pair: Int64  # [N] cell of each packet, row-major among counted cells
     borders: Int64  # [windows + 1] boundaries of the windows
     pairs: int  # K cells that could send: R(R-1) for ranks
-    order: str  # one of ORDERS
+    order: str  # of the packets of a matrix
     quantum: int  # amount (bytes, token copies) per packet
     matrices: int  # number of matrices with packets in the sequence
     whole: bool  # whether all matrices are included completely
 
 
-def expand(counts: npt.ArrayLike, *, order: str = "random", seed: int = 0) -> Int64:
-    """Expand counts per cell to a sequence of cells, one per packet.
+def expand(counts: Int64, *, seed: int = 0) -> Int64:
+    """Expand counts per cell to a sequence of cells, one per packet, shuffled.
 
     Parameters
     ----------
     counts
-        ``[n, P]`` integers: packets of each of P cells in each of n matrices.
-    order
-        One of :data:`ORDERS`.
+        ``[n, P]``: packets of each of P cells in each of n matrices.
     seed
-        Seed of the order "random".
+        Seed of the order within each matrix.
 
     Returns
     -------
     ndarray
         ``[sum of counts]`` int64: the cell of each packet.
 
-    Raises
-    ------
-    AnalysisError
-        If there is no such order, or a count is negative.
-
     Examples
     --------
-    >>> counts = [[3, 0, 1], [1, 1, 0]]
-    >>> expand(counts, order="row_major").tolist()
-    [0, 0, 0, 2, 0, 1]
-    >>> expand(counts, order="round_robin").tolist()
-    [0, 2, 0, 0, 0, 1]
-    >>> expand(counts, order="proportional").tolist()
-    [0, 0, 2, 0, 0, 1]
+    >>> expand(np.array([[2, 0, 0], [0, 1, 0]])).tolist()
+    [0, 0, 1]
     """
-    if order not in ORDERS:
-        raise AnalysisError(
-            f"packets of a matrix stand in one of the orders {', '.join(ORDERS)}, not "
-            f"{order!r}: choose one"
-        )
-    amount = np.asarray(counts, dtype=np.int64)
-    if amount.ndim != 2 or (amount < 0).any():
-        raise AnalysisError(
-            f"packets are counted from 0 on in an array [n, P], but the shape is "
-            f"{amount.shape} and the least is {amount.min(initial=0)}: give counts"
-        )
-    matrix, cell = np.nonzero(amount)
-    each = amount[matrix, cell]
-    of = np.repeat(np.arange(len(each)), each)
-    if order == "row_major":
-        return cell[of]
-    number = np.arange(len(of)) - (np.cumsum(each) - each)[of]
-    if order == "round_robin":
-        key = number.astype(np.float64)
-    elif order == "proportional":
-        key = (number + 0.5) / each[of]
-    else:
-        key = np.random.default_rng(seed).random(len(of))
-    return cell[of][np.lexsort((cell[of], key, matrix[of]))]
+    matrix, cell = np.nonzero(counts)
+    of = np.repeat(np.arange(len(matrix)), counts[matrix, cell])
+    key = np.random.default_rng(seed).random(len(of))
+    return cell[of][np.lexsort((key, matrix[of]))]
 
 
 def packets(
@@ -120,7 +80,6 @@ def packets(
     *,
     number: int | None = None,
     diagonal: bool = False,
-    order: str = "random",
     quantum: int | None = None,
     budget: int = BUDGET,
     windows: int = WINDOWS,
@@ -144,8 +103,6 @@ def packets(
     diagonal
         Whether rank-local traffic counts, for square matrices; in others every cell
         counts.
-    order
-        One of :data:`ORDERS`.
     quantum
         Amount per packet; 1: each byte or token copy is a packet.  None: the
         smallest power of two with which windows of the budget hold
@@ -155,7 +112,7 @@ def packets(
     windows
         Number of windows; fewer if there are fewer matrices.
     seed
-        Seed of the initial carry of each window and of the order "random".
+        Seed of the initial carry of each window and of the order in each matrix.
 
     Returns
     -------
@@ -201,9 +158,7 @@ def packets(
     taken, seen, whole = [np.zeros(0, np.int64)], 0, True
     for start, stop in pairwise([*starts.tolist(), length]):
         carry = np.asarray(rng.integers(0, quantum, pairs), np.int64)
-        part, used, ended = _window(
-            cells, (start, stop), carry, order, quantum, share, rng
-        )
+        part, used, ended = _window(cells, (start, stop), carry, quantum, share, rng)
         taken.append(part)
         seen += used
         whole &= ended
@@ -211,7 +166,7 @@ def packets(
         pair=np.concatenate(taken),
         borders=np.cumsum([len(part) for part in taken], dtype=np.int64),
         pairs=pairs,
-        order=order,
+        order=ORDER,
         quantum=quantum,
         matrices=seen,
         whole=whole,
@@ -241,7 +196,6 @@ def _window(
     read: Callable[[int, int], Int64],
     span: tuple[int, int],
     carry: Int64,
-    order: str,
     quantum: int,
     share: int,
     rng: np.random.Generator,
@@ -259,7 +213,7 @@ def _window(
         reached = np.cumsum(counts.sum(axis=1))
         wanted = int(np.searchsorted(reached, share - have)) + 1
         counts = counts[:wanted]
-        part = expand(counts, order=order, seed=int(rng.integers(1 << 31)))
+        part = expand(counts, seed=int(rng.integers(1 << 31)))
         whole = len(part) <= share - have
         parts.append(part[: share - have])
         have += len(parts[-1])

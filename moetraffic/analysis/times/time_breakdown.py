@@ -5,16 +5,11 @@ and idle; the four sum up to the step exactly.  The communication fraction is
 (communication only + overlapped) / step, what an iteration would gain at most from a
 perfect network is communication only / step.
 
-If compute is known (kernels of a profile), this is interval arithmetic.  A captured
-trace contains no kernels, only the time of each collective call; a program that issues
-a call is running.  A collective during which no other was called is assumed to be
-awaited, as all are where calls block.  If another was called during it, there are two
-assumptions, which bound the true overlap:
-
-- "each" collective is awaited, from the last call before its end on: the least overlap,
-  exact where what is fetched ahead is awaited in turn (FSDP);
-- only the "last" is, within which no other was called: the most overlap, exact for
-  gradients that are reduced during backward and awaited at its end (DDP).
+A captured trace contains no kernels, only the time of each collective call; a program that issues
+a call is running.  Each collective is assumed to be awaited, from the last call before
+its end on.  This is exact where calls block and where what is fetched ahead is awaited
+in turn (FSDP); elsewhere it is the least overlap.  A rank that waits for another
+member's call is idle.
 
 References
 ----------
@@ -25,7 +20,6 @@ converting a profile with overlapping kernels into the distribution of execution
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +51,6 @@ class TimeBreakdown:
     overlapped: Int64  # both
     idle: Int64  # neither
     known: Bool  # whether the rank's step has times; others are 0
-    inferred: bool  # compute inferred from gaps between calls (no profile)
 
     @property
     def total(self) -> Int64:
@@ -120,14 +113,7 @@ def distribution(
     return u - c, u - k, c + k - u, last - first - u
 
 
-def occupation(
-    trace: Trace,
-    *,
-    iterations: range | None = None,
-    kernels: Mapping[int, Events] | None = None,
-    waiting: str = "idle",
-    awaited: str = "each",
-) -> TimeBreakdown:
+def occupation(trace: Trace, *, iterations: range | None = None) -> TimeBreakdown:
     """Compute the time breakdown of each rank's training steps.
 
     Parameters
@@ -136,37 +122,13 @@ def occupation(
         With times of steps and calls.
     iterations
         Which; None for all.
-    kernels
-        Starts and ends of compute of each rank, ns on rank 0's clock; None: inferred
-        from the calls (see the module).
-    waiting
-        Class of the time in which a rank waits for another member's call: "idle", or
-        "communication", as NCCL kernels appear in a profile.
-    awaited
-        Without kernels: which collectives a program waits for, "each" or the "last".
 
     Raises
     ------
     AnalysisError
-        If no training step has times, kernels are missing for a rank, or ``waiting`` or
-        ``awaited`` is none of these words.
+        If no training step has times.
     """
-    if waiting not in ("idle", "communication"):
-        raise AnalysisError(
-            f'a rank that waits for others is "idle" or in "communication", not '
-            f"{waiting!r}: choose one"
-        )
-    if awaited not in ("each", "last"):
-        raise AnalysisError(
-            f'what a program waits for is "each" collective or the "last", not '
-            f"{awaited!r}: choose one"
-        )
     world = trace.meta.world
-    if kernels is not None and set(kernels) != set(range(world)):
-        raise AnalysisError(
-            f"kernels are needed of all ranks 0 to {world - 1}, but are of "
-            f"{sorted(kernels)}: give those of every rank, or none"
-        )
     iteration, start, end = _steps(trace, iterations)
     known = (start != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (end >= start)
     if not known.any():
@@ -176,36 +138,25 @@ def occupation(
         )
     start, end = np.where(known, start, 0), np.where(known, end, 0)
     parts = np.zeros((4, len(iteration), world), np.int64)
-    every = _calls(trace, waiting == "idle")
-    for rank in range(world):
-        issue, begin, finish = every[rank]
+    for rank, (issue, begin, finish) in enumerate(_calls(trace)):
         spans = start[:, rank], end[:, rank]
-        if kernels is None:
-            waits = _waits(issue, finish, each=awaited == "each")
-            busy = _between(waits, *spans)
-        else:
-            busy = kernels[rank]
+        busy = _between(_waits(issue, finish), *spans)
         parts[:, :, rank] = distribution(busy, (begin, finish), *spans)
     return TimeBreakdown(
         iteration=iteration,
         **dict(zip(PARTS, parts, strict=True)),
         known=known,
-        inferred=kernels is None,
     )
 
 
-def _waits(issue: Int64, end: Int64, *, each: bool) -> tuple[Int64, Int64]:
-    """Compute wait intervals: from the last call before a collective's end to its end.
-
-    Unless each is awaited, collectives during which another was called are not.
-    """
+def _waits(issue: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Compute wait intervals: from the last call before a collective's end to it."""
     if not len(issue):
         return issue, end
     order = np.sort(issue)
     # a call of zero length is its own last call
     latest = np.clip(order[np.searchsorted(order, end, side="left") - 1], issue, end)
-    chosen = np.ones(len(issue), bool) if each else latest == issue
-    return merge_intervals(latest[chosen], end[chosen])
+    return merge_intervals(latest, end)
 
 
 def _between(waits: tuple[Int64, Int64], first: Int64, last: Int64) -> Events:
@@ -244,7 +195,7 @@ def _steps(trace: Trace, iterations: range | None) -> tuple[Int64, Int64, Int64]
     )
 
 
-def _calls(trace: Trace, until_all: bool) -> list[tuple[Int64, ...]]:
+def _calls(trace: Trace) -> list[tuple[Int64, ...]]:
     """Read issue, begin and end of each rank's collectives on rank 0's clock."""
     sending = np.array([s.operation != ROUTING for s in trace.sites], bool)
     site = trace.occurrences.site
@@ -255,8 +206,8 @@ def _calls(trace: Trace, until_all: bool) -> list[tuple[Int64, ...]]:
     for part, issue, start, end in times_in_blocks(trace, chosen):
         known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
         begin = np.where(start != UNKNOWN_TIME, start, issue)
-        if until_all:  # an unknown time is the least int64: it is never the latest
-            begin = np.maximum(begin, issue.max(axis=1, keepdims=True))
+        # an unknown time is the least int64: it is never the latest
+        begin = np.maximum(begin, issue.max(axis=1, keepdims=True))
         # clock errors must not make a call end before it begins
         begin, issue = np.minimum(begin, end), np.minimum(issue, end)
         ranks = trace.members(part)

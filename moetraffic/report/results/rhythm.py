@@ -314,11 +314,10 @@ def time_chart(
     first = found.total[found.known[:, 0], 0]
     length = f"iteration time {duration(np.median(first) / 1e9)}, the median of rank 0"
     base = np.cumsum(shares, axis=1) - shares
-    how = "compute inferred from gaps between collectives (no profile)"
     about = (
         f"{len(found.iteration)} training steps{f', {length}' if len(first) else ''}; "
         f"all collectives; communication {np.mean(found.communication_fraction):.1%}; "
-        + (how if found.inferred else "compute from kernels")
+        "compute inferred from gaps between collectives (no profile)"
     )
     return Chart(
         key="occupation",

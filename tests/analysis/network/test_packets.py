@@ -1,4 +1,4 @@
-"""Packets: every order holds the same packets; windows are contiguous stretches."""
+"""Packets: matrices are written out whole; windows are contiguous stretches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from moetraffic.analysis.network.packets import ORDERS, expand, packets
+from moetraffic.analysis.network.packets import expand, packets
 from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -20,35 +20,33 @@ counts_of = hnp.arrays(
 )
 
 
-@given(counts_of, st.sampled_from(ORDERS))
-def test_an_order_moves_packets_within_their_matrix_alone(counts, order):
-    sequence = expand(counts, order=order)
+@given(counts_of)
+def test_packets_are_shuffled_within_their_matrix_alone(counts):
+    sequence = expand(counts)
     ends = np.cumsum(counts.sum(axis=1))[:-1]
     for part, wanted in zip(np.split(sequence, ends), counts, strict=True):
         assert np.bincount(part, minlength=counts.shape[1]).tolist() == wanted.tolist()
 
 
-def test_the_orders_are_what_they_say():
-    counts = [[4, 2, 1]]
-    assert expand(counts, order="row_major").tolist() == [0, 0, 0, 0, 1, 1, 2]
-    assert expand(counts, order="round_robin").tolist() == [0, 1, 2, 0, 1, 0, 0]
-    # at (n + 1/2) / count: .125 .375 .625 .875, .25 .75, .5
-    assert expand(counts, order="proportional").tolist() == [0, 1, 0, 2, 0, 1, 0]
-    drawn = [tuple(expand(counts, order="random", seed=s)) for s in range(4)]
+def test_the_seed_decides_the_order():
+    counts = np.array([[4, 2, 1]])
+    drawn = [tuple(expand(counts, seed=s)) for s in range(4)]
     assert len(set(drawn)) > 1
-    assert drawn[2] == tuple(expand(counts, order="random", seed=2))
+    assert drawn[2] == tuple(expand(counts, seed=2))
 
 
 @given(st.integers(2, 5), st.integers(1, 9), st.integers(1, 200), st.integers(1, 5))
 def test_short_series_are_taken_whole(ranks, number, seed, windows):
     rng = np.random.default_rng(seed)
     matrices = rng.integers(0, 5, (number, ranks, ranks))
-    found = packets(matrices, quantum=1, windows=windows, order="row_major")
+    found = packets(matrices, quantum=1, windows=windows)
     off = matrices[:, ~np.eye(ranks, dtype=bool)]
     assert found.whole
     assert found.pairs == ranks * (ranks - 1)
     assert found.matrices == number
-    assert found.pair.tolist() == expand(off, order="row_major").tolist()
+    ends = np.cumsum(off.sum(axis=1))
+    for part, sent in zip(np.split(found.pair, ends), off, strict=False):
+        assert np.bincount(part, minlength=found.pairs).tolist() == sent.tolist()
     assert found.borders[-1] == len(found.pair) == off.sum()
 
 
@@ -113,8 +111,6 @@ def test_of_nothing_nothing_is_drawn(shape):
 
 
 def test_what_makes_no_packets_is_refused():
-    with pytest.raises(AnalysisError, match="one of the orders"):
-        expand([[1]], order="sorted")
     with pytest.raises(AnalysisError, match="from 0 on"):
         packets(np.full((1, 2, 2), -1))
     with pytest.raises(AnalysisError, match="are integers"):

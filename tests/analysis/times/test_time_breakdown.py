@@ -82,48 +82,22 @@ def test_a_call_that_blocks_is_communication_and_waiting_for_others_is_not():
     found = occupation(trace)
     assert parts(found, 0) == [70, 10, 0, 20]  # called 20 ns before the other
     assert parts(found, 1) == [90, 10, 0, 0]
-    as_nccl = occupation(trace, waiting="communication")
-    assert parts(as_nccl, 0) == [70, 30, 0, 0]
-    assert as_nccl.communication_fraction.tolist() == [0.3, 0.1]
-
-
-def test_gradients_that_are_reduced_during_backward_overlap_until_the_last_call():
-    # buckets called at 20, 40 and 60 and awaited at 90: it computes up to 60
-    called = ((20, 50), (40, 70), (60, 90))
-    trace = made([(0, [(at, at, end)] * 2) for at, end in called])
-    found = occupation(trace, awaited="last")
-    assert parts(found) == [30, 30, 40, 0]
-    assert found.hidden_fraction[0] == pytest.approx(4 / 7)
 
 
 def test_parameters_that_are_fetched_ahead_are_awaited_in_turn():
     # the first is awaited from 1 on, computed with from 10 to 15; then the second
     called = ((0, 10), (1, 20), (15, 30))
     trace = made([(0, [(at, at, end)] * 2) for at, end in called], steps=((0, 40),))
-    assert parts(occupation(trace)) == [10, 24, 6, 0]
-    assert parts(occupation(trace, awaited="last"))[2] == 15
+    found = occupation(trace)
+    assert parts(found) == [10, 24, 6, 0]
+    assert found.hidden_fraction[0] == pytest.approx(1 / 5)
 
 
 @settings(max_examples=25, deadline=None)
 @given(calls=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40)), max_size=6))
-def test_the_two_readings_bound_each_other_and_add_up(calls):
+def test_the_parts_of_a_step_add_up(calls):
     trace = made([(0, [(a, a, a + n)] * 2) for a, n in calls])
-    least, most = (occupation(trace, awaited=w) for w in ("each", "last"))
-    assert (least.total == 100).all()
-    assert (most.total == 100).all()
-    assert (least.overlapped <= most.overlapped).all()
-    assert least.communication_fraction == pytest.approx(most.communication_fraction)
-
-
-def test_kernels_of_a_profile_are_taken_where_they_are_known():
-    trace = made([(0, [(10, 10, 40), (10, 10, 40)])])
-    kernels = {0: ([0, 50], [30, 60]), 1: ([], [])}
-    found = occupation(trace, kernels=kernels)
-    assert not found.inferred
-    assert parts(found, 0) == [20, 10, 20, 50]
-    assert parts(found, 1) == [0, 30, 0, 70]
-    with pytest.raises(AnalysisError, match="kernels are needed of all ranks 0 to 1"):
-        occupation(trace, kernels={0: ([], [])})
+    assert (occupation(trace).total == 100).all()
 
 
 def test_what_lies_across_the_border_of_steps_is_shared_between_them():
@@ -144,8 +118,6 @@ def test_a_step_without_times_is_refused_or_left_out():
     found = occupation(made([], steps=((unknown, unknown), (0, 5))))
     assert found.known.tolist() == [[False, False], [True, True]]
     assert found.total.tolist() == [[0, 0], [5, 5]]
-    with pytest.raises(AnalysisError, match="choose one"):
-        occupation(made([]), waiting="perhaps")
 
 
 def test_a_captured_run_adds_up_and_is_drawn(captured, tmp_path):
@@ -163,8 +135,6 @@ def test_a_captured_run_adds_up_and_is_drawn(captured, tmp_path):
     assert (found.communication.sum(axis=0) > 0).all()
     fraction = found.communication_fraction
     assert ((fraction > 0) & (fraction < 1)).all()
-    with Trace.open(captured) as trace:
-        assert (occupation(trace, awaited="last").shares == found.shares).all()
     picture = figures.save(time_chart(found, "a captured run"), tmp_path / "o.png")
     assert picture.stat().st_size > 5000
     assert len(time_table(found).rows) == len(fraction)
