@@ -5,11 +5,11 @@ and idle; the four sum up to the step exactly.  The communication fraction is
 (communication only + overlapped) / step, what an iteration would gain at most from a
 perfect network is communication only / step.
 
-A captured trace contains no kernels, only the time of each collective call; a program that issues
-a call is running.  Each collective is assumed to be awaited, from the last call before
-its end on.  This is exact where calls block and where what is fetched ahead is awaited
-in turn (FSDP); elsewhere it is the least overlap.  A rank that waits for another
-member's call is idle.
+A captured trace contains no kernels, only the time of each collective call; a program
+that issues a call is running.  Each collective is assumed to be awaited, from the last
+call before its end on.  This is exact where calls block and where what is fetched ahead
+is awaited in turn (FSDP); elsewhere it is the least overlap.  A rank that waits for
+another member's call is idle.
 
 References
 ----------
