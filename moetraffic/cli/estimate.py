@@ -11,6 +11,7 @@ import typer
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import time_model
 from moetraffic.patterns.bandwidth.platforms import protocols
+from moetraffic.patterns.layouts.configuration import RECOMPUTE
 from moetraffic.patterns.time_model import GPUS, Configuration, System
 from moetraffic.report.console.options import (
     AllTables,
@@ -84,7 +85,7 @@ PARALLELISM = field_options(
     {
         **LAYOUT,
         "micro_batch": "Number of sequences per rank in one forward pass.",
-        "recompute": "Activation recomputation: none, selective or full.",
+        "recompute": f"Activation recomputation: {', '.join(RECOMPUTE)}.",
         "dispatch_bytes": Setting(
             "Bytes of an element of tokens sent to experts; FP8 with scales: 1.03125.",
             shown="as activations",

@@ -32,6 +32,7 @@ class ModelSizes:
     key_heads: Values  # key and value heads
     key_width: Values  # of a query and key head, its rotated part included
     value_width: Values  # of a value head
+    latent: Values  # widths that latent attention projects up from; 0: it is not
     sequence: Values  # s, tokens; behind an encoder those of a mean layer
     attended: Values  # tokens of the same sequence, seen from a token in a mean layer
     source: Values  # tokens that are embedded
@@ -93,6 +94,8 @@ def _of(m: ModelShape) -> ModelSizes:
         "attention": m.heads * m.head_width,
         "keys": key_heads * (key + value) / 2,
         "key_heads": key_heads,
+        "latent": m.kv_rank
+        and (m.query_rank or m.heads * key) + m.kv_rank + m.rope_size,
         "key_width": key,
         "value_width": value,
         "sequence": tokens / m.layers,

@@ -114,7 +114,7 @@ def sc21(row: Mapping[str, str]) -> Chosen:
 
 
 def modern(row: Mapping[str, str]) -> Chosen:
-    """Return a row of ``published_layouts.csv``: fused attention, no recomputation."""
+    """Return a row of ``published_layouts.csv``, with fused attention."""
     known = preset(row["model"])
     sparse = bool(known.model.experts)
     gpu = replace(GPUS[row["gpu"]], inside_bytes_s=float(row["inside_gbs"]) * 1e9)
@@ -128,11 +128,12 @@ def modern(row: Mapping[str, str]) -> Chosen:
         global_batch=batch,
         virtual=(1, 2, 4, 8),
         zero=(1,),
-        recompute=("none",),
+        recompute=(row["recompute"],),
         sequence_parallel=(False, True),
         context=(1, 2, 4, 8, 16),
         gradient_bytes=4,
         k=known.gating.k,
+        schedule=row["schedule"],
         etp=1 if sparse else 0,
         fused_attention=True,
         fp8=float(row["fp8"]),
@@ -220,8 +221,7 @@ def reproduce() -> Study:
         ),
         not_reproducible=(
             "why a layout was chosen, because the sources do not state what was tried",
-            "DualPipe and chunks of unequal layers, because the search has interleaved "
-            "1F1B alone",
+            "chunks of unequal layers, because the search has equal ones alone",
         ),
         notes=(
             "letters: t, p, d, c, e ranks of tensor, pipeline, data, context and "

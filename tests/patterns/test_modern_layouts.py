@@ -16,11 +16,13 @@ from moetraffic.patterns import (
     Workload,
     megatron_pattern,
     parameter_count,
+    preset,
 )
 from moetraffic.patterns.layouts.schedules import handed_on, passes
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.tensors import model_tensors
 from moetraffic.patterns.time_model import (
+    H100,
     Configuration,
     System,
     estimate,
@@ -312,3 +314,54 @@ def test_time_of_further_predictions_is_that_of_a_layer_and_a_head() -> None:
     ]
     layer, head = found[2] - found[0], found[3] - found[0]
     assert found[1] - found[0] == pytest.approx(layer + head)
+
+
+def test_kept_activations_of_llama_and_deepseek_are_those_by_hand() -> None:
+    def kept(model: str, **named: Any) -> float:
+        """Bytes of a token in a layer, of two stages with two micro-batches."""
+        found = preset(model)
+        shape = replace(found.model, mtp=0)
+        config = Configuration(
+            model=shape,
+            **{"k": found.gating.k, "pp": 2, "global_batch": 2},
+            fused_attention=True,
+            **named,
+        )
+        whole = float(memory(config).activations)
+        return whole / shape.layers / shape.sequence
+
+    # inputs of two norms and of the products behind them, queries and output: 12 h;
+    # keys and values of 8 of 128 heads; gate, up and their product of 53,248
+    h = 16_384
+    llama = 12 * h + 2 * 2 * h * 8 / 128 + 3 * 2 * 53_248
+    assert kept("llama-3-405b") == pytest.approx(llama)
+    assert llama == 31.75 * h
+    # without what is computed again: inputs of norms, those that latent attention
+    # projects up from, its output; copies for 8 experts of 58 layers of 61, gate and
+    # up of 9 x 2,048 in 8 bits
+    h = 7168
+    deepseek = 2 * 2 * h + 2 * (1536 + 512 + 64) + 2 * 128 * 128
+    deepseek += 58 / 61 * 8 * h + 2 * 9 * 2048
+    again = kept("deepseek-v3", fp8=True, recompute="modules")
+    assert again == pytest.approx(deepseek)
+    assert again < kept("deepseek-v3", fp8=True) < kept("deepseek-v3")
+
+
+def test_modules_that_are_computed_again_cost_a_little_time() -> None:
+    system = System.of_gpu(H100, 1e12)
+    times = {
+        way: float(
+            estimate(
+                Configuration(
+                    model=preset("deepseek-v3").model,
+                    **{"k": 8, "ep": 64, "dp": 64, "global_batch": 64},
+                    fused_attention=True,
+                    recompute=way,
+                ),
+                system,
+            ).compute
+        )
+        for way in ("none", "modules", "full")
+    }
+    assert 1.01 < times["modules"] / times["none"] < 1.15
+    assert times["modules"] < times["full"]

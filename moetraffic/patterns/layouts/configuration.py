@@ -24,9 +24,11 @@ from .schedules import SCHEDULES, schedule_rules
 
 Bool = npt.NDArray[np.bool_]
 
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full", "modules")
 """What is computed again in backward; selective: the attention matrices alone
-(Korthikanti et al., arXiv 2205.05198, section 5)."""
+(Korthikanti et al., arXiv 2205.05198, section 5); modules: norms, activation functions
+and up-projections of latent attention (DeepSeek-V3, arXiv 2412.19437, section 3.2.3;
+Megatron-LM, ``--recompute-modules layernorm moe_act mla_up_proj``)."""
 
 
 PLANNED = (
@@ -373,8 +375,8 @@ def _rules(config: Configuration) -> list[Rule]:
             "give --zero 1, 2 or 3, or leave out --shard",
         ),
         Rule(
-            (c.recompute < 0) | (c.recompute > 2) | (c.recompute % 1 > 0),
-            "recompute is 0, 1 or 2, but it is {}",
+            (c.recompute < 0) | (c.recompute > 3) | (c.recompute % 1 > 0),
+            "recompute is 0, 1, 2 or 3, but it is {}",
             (c.recompute,),
             "change --recompute",
         ),

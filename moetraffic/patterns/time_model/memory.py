@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.layouts.configuration import RECOMPUTE, Configuration
 from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.values import Float64, anywhere
+
+MODULES = RECOMPUTE.index("modules")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +37,20 @@ class Memory:
 def memory(config: Configuration) -> Memory:
     """Bytes that a rank of the first stage holds.
 
-    Activations of a layer are ``s b h (34 + 5 a s/h)`` bytes in fp16; tensor
+    Activations of a GPT's layer are ``s b h (34 + 5 a s/h)`` bytes in fp16; tensor
     parallelism divides 24 of the 34 and the attention matrices, sequence parallelism
-    all.  Recomputing the attention matrices (or never storing them) leaves
-    ``34 s b h``, full recomputation the layer's input ``2 s b h`` and one layer that
-    is being computed again.  1F1B keeps ``min(p, m)`` micro-batches of a stage in
-    flight, an interleaved schedule ``min(1 + (p - 1)/(p v), m/p)`` of all layers: with
-    few micro-batches all of their chunks.  A last stage
-    has the logits in fp32; a stage alone is the last one.  Weights are a mean stage's.
+    all.  Other models' are counted by the same rules from their widths, without masks
+    of dropout where feed-forward networks are gated.  With ``fp8`` inputs of products
+    of weights are kept in 8 bits, but for attention's output (Transformer Engine,
+    ``linear.py``), with ``recompute="modules"`` those of activation functions as well
+    (DeepSeek-V3, arXiv 2412.19437, section 3.3.3).
+
+    Recomputing the attention matrices (or never storing them) leaves ``34 s b h``, full
+    recomputation the layer's input ``2 s b h`` and one layer that is being computed
+    again.  1F1B keeps ``min(p, m)`` micro-batches of a stage in flight, an interleaved
+    schedule ``min(1 + (p - 1)/(p v), m/p)`` of all layers: with few micro-batches all
+    of their chunks.  A last stage has the logits in fp32; a stage alone is the last
+    one.  Weights are a mean stage's.
 
     Parameters
     ----------
@@ -67,20 +75,26 @@ def memory(config: Configuration) -> Memory:
 
 def _activations(c: Configuration) -> Float64:
     m = c.sizes
-    half = c.element_bytes / 2  # the paper counts 2 bytes an element
-    row = c.tokens * m.hidden
-    apart = np.where(c.sequence_parallel > 0, c.tp, 1.0)
-    # Step 1: one layer.  10 of the 34 are norms, masks of dropout and inputs, which
-    # tensor parallelism alone leaves whole; 16 of the 24 are the feed-forward's width.
+    e, apart = c.element_bytes, np.where(c.sequence_parallel > 0, c.tp, 1.0)
+    # Step 1: one layer, bytes of a token.  Without sequence parallelism inputs of norms
+    # and of products behind them, and masks of dropout, are whole on tensor ranks.
     padded = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
     share = np.where(m.layers > 0, m.moe_layers / m.layers, 0.0)
-    copies = (1 - share) + share * np.maximum(c.k * padded, 1)
-    wide = 8 + 4 * c.ffn / m.hidden
-    core = 5 * m.heads * m.attended * c.tokens * half / c.tp
+    again, short = c.recompute == MODULES, np.where(c.fp8 > 0, 1.0, e)
+    copies = share * np.maximum(c.k * padded, 1) + np.where(again, 0.0, 1 - share)
+    normed = m.hidden * short * (copies + np.where(again, 0.0, 1.0))
+    masks = np.where(m.gated > 0, 0.0, 2.0) * m.hidden
+    whole = 2 * m.hidden * e + normed + masks + np.where(again, m.latent * e, 0.0)
+    queried = m.heads * m.key_width + 2 * m.keys
+    queried = np.where(again & (m.latent > 0), 0.0, queried)
+    attention = (queried + m.heads * m.value_width) * e
+    up = (1 + m.gated) * c.ffn
+    wide = np.where(again, up * short, up * e + c.ffn * short)
+    layer = c.tokens * (whole / apart + (attention + wide) / c.tp)
+    core = 5 * m.heads * m.attended * c.tokens * e / 2 / c.tp
     core = np.where(c.fused_attention > 0, 0.0, core)  # scores stay on chip
-    layer = row * half * ((8 + 2 * copies) / apart + wide / c.tp)
     kept = np.where(c.recompute == 1, layer, layer + core)
-    kept = np.where(c.recompute == 2, 2 * row * half / apart, kept)
+    kept = np.where(c.recompute == 2, c.tokens * m.hidden * e / apart, kept)
     # Step 2: layers in flight on the first stage.
     flight = np.minimum(c.pp, c.micro_batches) / c.pp
     interleaved = 1 + (c.pp - 1) / (c.pp * c.virtual)
@@ -91,8 +105,8 @@ def _activations(c: Configuration) -> Float64:
         deeper = np.minimum(2 * c.pp - 1, c.micro_batches) / c.pp
         flight = np.where(c.schedule == SCHEDULES.index("zb-h2"), deeper, flight)
         flight = np.where(c.pair > 1, (c.pp + 1) / c.pp, flight)
-    again = np.where(c.recompute == 2, layer + core, 0.0)
+    active = np.where(c.recompute == 2, layer + core, 0.0)
     # Step 3: the ends, of a stage alone.
     last = c.micro_batch * m.targets / c.cp
-    logits = 4 * last * (m.vocabulary / c.tp + m.hidden * half / apart) * c.last
-    return np.asarray(m.layers * kept * flight + again + logits)
+    logits = 4 * last * (m.vocabulary / c.tp + m.hidden * e / 2 / apart) * c.last
+    return np.asarray(m.layers * kept * flight + active + logits)

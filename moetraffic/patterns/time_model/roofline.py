@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.layouts.configuration import RECOMPUTE, Configuration
 from moetraffic.patterns.values import Float64, Values, anywhere
 
 from .gpus import Gpu
@@ -29,6 +29,8 @@ REUSE = 64.0
 """Products a loaded element, ``MN/(M + N)``, from which on a tile runs at full speed: a
 128 x 128 tile does, smaller ones are bound by the cache (NVIDIA, Matrix Multiplication
 Background User's Guide, section 'Tile Quantization')."""
+
+MODULES = RECOMPUTE.index("modules")
 
 FORWARD, BACKWARD, CORE, ROUTING = 20, 40, 4, 15
 """Kernels of a layer in either pass, of its attention core, and of an expert layer's
@@ -198,6 +200,14 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     again = np.where(c.recompute == 2, ahead, 0.0)
     core_again = c.stage_layers * (core_again + CORE * gpu.start_s)
     again = np.where((c.recompute == 1) & ~fused, core_again, again)
+    if anywhere(c.recompute == MODULES):
+        # norms, activations and, in latent attention, most of its first products
+        parts = 8 * row / apart + 6 * gpu.start_s
+        parts = parts + np.where(m.latent > 0, seconds["attention_in"][0], 0.0)
+        for name, (at, width, number) in networks.items():
+            of = 1 - share if name == "dense" else share
+            parts = parts + of * (2 * gate + 2) * number * at * width / rate
+        again = np.where(c.recompute == MODULES, c.stage_layers * parts, again)
     # Step 5: the output layer; the loss passes 46 bytes a logit in 32 bits.
     head = seconds["head"].sum(axis=0) + 46 * tokens * m.vocabulary / c.tp / rate
     return Passes(forward=ahead, backward=back, recomputed=again, head=head)

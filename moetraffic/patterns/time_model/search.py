@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.layouts.configuration import RECOMPUTE, Configuration
 from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.values import Values
 
@@ -117,7 +117,7 @@ def search(
         for e in (divisors(gpus // (p * t * c)) if model.experts > 0 else [1])
         if e == 1 or model.experts % e == 0
     ]
-    levels = [("none", "selective", "full").index(name) for name in recompute]
+    levels = [RECOMPUTE.index(name) for name in recompute]
     rest = product(virtual, micro_batches, zero, levels, map(float, sequence_parallel))
     grid = np.array(list(rest), np.float64)
     ranks = np.array(spread, np.float64).reshape(-1, 5)
