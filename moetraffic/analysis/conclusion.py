@@ -50,6 +50,9 @@ PARTS = (
 OF_LOADS = (*SKEW, "entropy", "sparsity")
 """Measures computed of expert and rank loads."""
 
+CLAIMED = {True: ("expert_load", "demand"), False: ("received", "wire")}
+"""Load and matrix whose forecasts claims are about, by whether routing is known."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
@@ -268,10 +271,11 @@ class _Run:
         ]
 
     def _claims_of(self, name: str) -> bool:
-        """Return whether the claims are about this load, for which it is forecast."""
-        load = "expert_load" if "demand.load" in self.rows else "received"
+        """Return whether claims are about forecasts of this load or matrix."""
         # forecasts need consecutive iterations
-        return "claims" in self.parts and self.meta.every == 1 and name == load
+        claimed = "claims" in self.parts and self.meta.every == 1
+        routed = "demand.load" in self.rows
+        return claimed and name in CLAIMED[routed]
 
     @cached_property
     def load_changes(self) -> str:
@@ -316,9 +320,13 @@ class _Run:
         if "forecasts" in self.parts or self._claims_of(name):
             own = (self.source.layer, self.source.phase)
             at = self.leads.offset_s.get(own, 0.0) if self.leads else 0.0
+            horizons = self.horizons
+            if name in ("demand", "wire") and "forecasts" not in self.parts:
+                # all that the claim about the matrix needs
+                horizons = (min(horizons or (1,)),)
             forecasts = forecast(
                 cells,
-                horizons=self.horizons,
+                horizons=horizons,
                 iteration_s=self.leads.iteration_s if self.leads else float("nan"),
                 # a matrix is known once it is sent
                 known_s=at,

@@ -218,7 +218,7 @@ def analyze(
         trace, notes, layers=layers, phase=phase, iterations=iterations, of=of
     )
     when = lead_times(trace, iterations=iterations)
-    followed = bool({"forecasts", "limits", "convergence"} & set(parts))
+    followed = bool({"claims", "forecasts", "limits", "convergence"} & set(parts))
     # the summary needs loads alone: of the demand if known, else of the wire
     light = mapper is None and set(parts) <= set(SUMMARY_PARTS)
     if light:
@@ -469,7 +469,7 @@ def in_threads(
         def work(window: range) -> Rows:
             seen = read(trace, source, window)
             found = (
-                observe_loads(seen)
+                observe_loads(source, seen)
                 if loads_only
                 else observe(source, seen, cells=cells)
             )

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from moetraffic.trace import Meta
 
 from .claim import Claim
-from .conclusion import Subject, sent_tokens, tokens_of
+from .conclusion import CLAIMED, Subject, sent_tokens, tokens_of
 from .convergence.level_claims import level_claims
 from .exchange import Rows, Source
-from .forecast.forecast_claims import forecast_claims
+from .forecast.forecast_claims import forecast_claims, matrix_claim
 from .noise.skew_claims import skew_claims
 from .skew.measures import max_over_mean
 
@@ -27,7 +27,7 @@ def exchange_claims(
     """Test what the load of an exchange shows beyond sampling noise.
 
     Computed from the demand of the experts if known, else from the bytes that the
-    ranks received, in units of rows.
+    ranks received, in units of rows; one claim is about their matrix.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def exchange_claims(
         tokens = None if of_rank is None else of_rank * len(source.ranks)
         # where the trace has no usable k, tokens are unknown, too
         k = min(max(1, meta.k), counts.shape[1])
-        name, about = "expert_load", f"expert load of {where}"
+        about = f"expert load of {where}"
     elif "wire.received" in rows:
         unit = int(np.gcd.reduce(np.asarray(rows["wire.unit"], np.int64)))
         counts = np.asarray(rows["wire.received"], np.int64) // max(1, unit)
@@ -61,9 +61,10 @@ def exchange_claims(
         # which makes their counts vary less than those of independent copies
         known = unit > 1 and sent_tokens(source, rows, meta) is not None
         tokens = counts.sum(axis=1) if known else None
-        name, k, about = "received", 1, f"bytes received, {source.phase} of {where}"
+        k, about = 1, f"bytes received, {source.phase} of {where}"
     else:
         return ()
+    name, matrix = CLAIMED["demand.load" in rows]
     return (
         *skew_claims(counts, tokens=tokens, k=k, about=about),
         *level_claims(counts, tokens=tokens, k=k, at=source.iterations, about=about),
@@ -72,6 +73,11 @@ def exchange_claims(
             for subject in subjects
             if subject.name == name and subject.forecasts is not None
             for claim in forecast_claims(subject.forecasts, about=about)
+        ),
+        *(
+            matrix_claim(subject.forecasts, about=f"{matrix} matrix of {where}")
+            for subject in subjects
+            if subject.name == matrix and subject.forecasts is not None
         ),
     )
 

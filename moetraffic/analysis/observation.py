@@ -119,30 +119,37 @@ def observe(source: Source, window: Window, *, cells: bool = True) -> Rows:
         rows["wire.sent"], rows["wire.received"] = of.sent * unit, of.received * unit
         rows["wire.unit"] = np.full(len(wire), unit, np.int64)
         rows["wire.bottleneck"] = of.bottleneck * unit
-        # without the first cell, each run of W + 1 cells ends on the diagonal
-        at = 1 + followed["wire"] + followed["wire"] // len(source.ranks)
-        chosen = wire.reshape(len(wire), -1).take(at, axis=1)
-        rows["wire.cells"] = chosen.astype(np.int64) * unit
+        rows["wire.cells"] = _wire_cells(wire, followed["wire"]) * unit
         rows |= network_rows(source, window.first, wire)
     for name, of in found.items():
         rows |= {f"{name}.{measure}": getattr(of, measure) for measure in MEASURED}
     return rows
 
 
-def observe_loads(window: Window) -> Rows:
-    """Compute the rows of a window that claims need: loads, without matrix statistics.
+def _wire_cells(wire: npt.NDArray[np.generic], index: Int64) -> Int64:
+    """Take cells of matrices ``[n, W, W]`` by their index without the diagonal."""
+    # without the first cell, each run of W + 1 cells ends on the diagonal
+    at = 1 + index + index // wire.shape[1]
+    return wire.reshape(len(wire), -1).take(at, axis=1).astype(np.int64)
+
+
+def observe_loads(source: Source, window: Window) -> Rows:
+    """Compute the rows of a window that claims need, without matrix statistics.
 
     Returns
     -------
     Rows
-        ``demand.load`` and ``demand.sent`` or, without demand, ``wire.sent``,
-        ``wire.received`` and ``wire.unit``, as of :func:`observe`; no cells.
+        ``demand.load``, ``demand.sent`` and ``demand.cells`` or, without demand,
+        ``wire.sent``, ``wire.received``, ``wire.unit`` and ``wire.cells``, as of
+        :func:`observe`.
     """
+    followed = samples(source)
     if window.demand is not None:
+        flat = window.demand.reshape(len(window.demand), -1)
         return {
             "demand.load": window.demand.sum(axis=1, dtype=np.int64),
             "demand.sent": window.demand.sum(axis=2, dtype=np.int64),
-            "demand.cells": np.zeros((len(window.demand), 0), np.int64),
+            "demand.cells": flat.take(followed["demand"].index, axis=1),
         }
     if window.wire is None or window.wire.shape[1] < 2:
         return {}
@@ -152,7 +159,7 @@ def observe_loads(window: Window) -> Rows:
         "wire.sent": (wire.sum(axis=2, dtype=np.int64) - own) * unit,
         "wire.received": (wire.sum(axis=1, dtype=np.int64) - own) * unit,
         "wire.unit": np.full(len(wire), unit, np.int64),
-        "wire.cells": np.zeros((len(wire), 0), np.int64),
+        "wire.cells": _wire_cells(wire, followed["wire"].index) * unit,
     }
 
 

@@ -18,17 +18,21 @@ TOPICS = {
     | {"level change": ("at iteration", ",.0f"), "trend": ("by", ".1%")}
     | {"mean-reverting": ("half-life", ".3g")},
     "Predictability": {"predictable": ("MSE reduced by", ".0%")}
-    | {"better than persistence": ("MSE reduced by", ".0%")},
+    | {"better than persistence": ("MSE reduced by", ".0%")}
+    | {"matrix predictable": ("MSE reduced by", ".0%")},
     "Regularity": {"periodic": ("period", ".4g")},
 }
 """Claims about the load by line, with name and format of the figure of each."""
 
 CONSEQUENCES = {
     "converged": "circuits for the mean load",
-    "predictable": "circuits from forecasts",
+    "matrix predictable": "circuits from forecasts",
     "hot set retained": "placement of hot experts by past load",
 }
 """What is possible if claims about the load are stated."""
+
+ALWAYS = "matrix predictable"
+"""Claim whose figure stands there even if it is not stated: schedulers act on it."""
 
 LONGEST = 200
 """Characters of a line of claims, above which it is shortened."""
@@ -83,6 +87,9 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
             text = "; ".join(clauses)
             if len(text) > LONGEST and topic != "Regularity":
                 text = _shortened(analysis.exchanges, list(names))
+            if topic == "Predictability":
+                of = "expert load" if _known_experts(analysis) else "bytes received"
+                text = f"{of}, baseline the mean of the past: {text}"
             lines.append(Line(topic=topic, text=text, basis="claims"))
     if not analysis.claims:
         return ()
@@ -183,7 +190,9 @@ def _shortened(exchanges: Sequence[ExchangeAnalysis], names: Sequence[str]) -> s
             untested.append(f'"{name}"')
             continue
         if Outcome.NO_EVIDENCE in outcomes:
-            not_shown.append(f'"{name}"')
+            size = figure_of([claim for _, claim in claims])
+            more = f" ({size})" if name == ALWAYS and size else ""
+            not_shown.append(f'"{name}"{more}')
         if Outcome.NOT_ENOUGH_DATA in outcomes:
             lacking.append(f'"{name}"')
     parts = (
@@ -239,7 +248,8 @@ def _outcome(claims: list[Claim]) -> str:
     if first.untested:
         return f'"{first.name}" not tested ({first.untested})'
     if not first.stated:
-        inside = ", ".join(filter(None, [bound, *flags]))
+        size = figure_of(claims) if first.name == ALWAYS else ""
+        inside = ", ".join(filter(None, [size, bound, *flags]))
         return f'no evidence of "{first.name}"{f" ({inside})" if inside else ""}'
     size = figure_of(claims)
     inside = ", ".join(filter(None, [size, bound, *flags]))
@@ -264,7 +274,8 @@ def _alone(claim: Claim) -> str:
         return f'not enough data for "{claim.name}" ({has})'
     if claim.untested:
         return f'"{claim.name}" not tested ({claim.untested})'
-    inside = ", ".join(filter(None, [_p_value([claim]), *claim.flags]))
+    size = figure_of([claim]) if claim.name == ALWAYS and not claim.stated else ""
+    inside = ", ".join(filter(None, [size, _p_value([claim]), *claim.flags]))
     what = claim.statement if claim.stated else f'no evidence of "{claim.name}"'
     return f"{what}{f' ({inside})' if inside else ''}"
 

@@ -17,7 +17,7 @@ from moetraffic.report.results.summary import by_part
 STATED, NOT, FEW = Outcome.STATED, Outcome.NO_EVIDENCE, Outcome.NOT_ENOUGH_DATA
 LOAD = ("skewed", "hot set retained", "collapsed", "moves", "converged")
 LOAD += ("level change", "trend", "mean-reverting", "periodic", "predictable")
-LOAD += ("better than persistence",)
+LOAD += ("better than persistence", "matrix predictable")
 
 
 def claim(name: str, outcome: Outcome = NOT, figure: float = 0.25) -> Claim:
@@ -207,9 +207,21 @@ def test_a_shortened_line_names_horizons_and_layers() -> None:
         )
     )
     assert line(found, "Predictability") == (
-        "Predictability: predictable (MSE reduced by 25%, 1, 2, 5 iterations ahead, "
-        "not each in every layer)."
+        "Predictability: expert load, baseline the mean of the past: predictable (MSE "
+        "reduced by 25%, 1, 2, 5 iterations ahead, not each in every layer)."
     )
+
+
+def test_the_figure_of_the_matrix_stands_beside_that_of_the_load() -> None:
+    """Also where it shows nothing: a scheduler acts on the matrix."""
+    few = claim("predictable", STATED), claim("matrix predictable", figure=-0.02)
+    many = (claim(name, STATED) for name in LOAD[:-1])
+    for claims in (few, (*many, few[1])):
+        text = line(
+            analysis(exchange(0, *claims), exchange(1, *claims)), "Predictability"
+        )
+        assert text.startswith("Predictability: expert load, baseline the mean of")
+        assert '"matrix predictable" (MSE reduced by -2%' in text
 
 
 def test_claims_and_summary_stand_in_json_tables_and_frame() -> None:

@@ -1,4 +1,4 @@
-"""Claims of forecasts: predictable, and better than persistence."""
+"""Claims of forecasts: predictable, of loads and matrices; better than persistence."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def forecast_claims(forecasts: Forecasts, *, about: str) -> tuple[Claim, ...]:
     """
     found: list[Claim] = []
     for horizon in forecasts.horizons:
-        ahead = "iteration" if horizon.horizon == 1 else "iterations"
-        subject = f"{about}, {horizon.horizon} {ahead} ahead"
+        subject = f"{about}, {_ahead(horizon)}"
         found += [
             _predictable(horizon, subject, forecasts.steps),
             improvement(horizon.verdict, about=subject, steps=forecasts.steps),
@@ -52,15 +51,42 @@ def forecast_claims(forecasts: Forecasts, *, about: str) -> tuple[Claim, ...]:
     return tuple(found)
 
 
-def _predictable(horizon: HorizonScores, about: str, steps: int) -> Claim:
+def matrix_claim(forecasts: Forecasts, *, about: str) -> Claim:
+    """Test at the shortest horizon whether recent history helps to forecast a matrix.
+
+    Parameters
+    ----------
+    forecasts
+        Scores of the cells between ranks.
+    about
+        What was forecast: "matrix of layer 0".
+
+    Returns
+    -------
+    Claim
+        "matrix predictable"; the figure is the skill.
+    """
+    first = min(forecasts.horizons, key=lambda scores: scores.horizon)
+    about = f"{about}, {_ahead(first)}"
+    return _predictable(first, about, forecasts.steps, name="matrix predictable")
+
+
+def _ahead(horizon: HorizonScores) -> str:
+    """Name a horizon."""
+    return f"{horizon.horizon} iteration{'s' * (horizon.horizon != 1)} ahead"
+
+
+def _predictable(
+    horizon: HorizonScores, about: str, steps: int, name: str = "predictable"
+) -> Claim:
     """Test whether recent history helps: against the mean of the past."""
     score = horizon.score()
     found = score.skill if score else Ratio()
     return Claim(
-        name="predictable",
+        name=name,
         about=about,
         outcome=decided(found, horizon.verdict),
-        statement=f"predictable: MSE {100 * found.value:.2g}% below the mean of the "
+        statement=f"{name}: MSE {100 * found.value:.2g}% below the mean of the "
         f"past (95% CI {100 * found.low:.2g} to {100 * found.high:.2g}%)",
         null="an MSE of the test part no lower than that of the mean of the past",
         p=found.p,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis.claim import Outcome, claim_of
-from moetraffic.analysis.forecast.forecast_claims import forecast_claims
+from moetraffic.analysis.forecast.forecast_claims import forecast_claims, matrix_claim
 from moetraffic.analysis.forecast.forecasting import forecast
 from tests.analysis.known_processes.loads import PROCESSES
 
@@ -65,6 +65,20 @@ def test_each_horizon_has_its_claims_and_a_short_run_its_needs():
     better = claims(rng.poisson(50, size=(1000, 4)))[1]
     assert better.stated
     assert better.low < 0.5 < better.high
+
+
+def test_a_matrix_is_harder_to_predict_than_its_sums():
+    """Columns move together; the noise of a cell is larger than that of a column."""
+    rng = np.random.default_rng(1)
+    level = 0.2 * np.sin(np.arange(300) / 9)[:, None, None] * np.array([1, -1, 1, -1])
+    counts = rng.poisson(60 * np.exp(level) * np.ones((8, 1)))  # [T, source, expert]
+    of_load = claims(counts.sum(axis=1))[0]
+    scores = forecast(counts.reshape(300, -1), horizons=[2, 1])
+    of_matrix = matrix_claim(scores, about="demand matrix")
+    assert of_load.stated
+    assert of_matrix.stated
+    assert of_matrix.figure < of_load.low
+    assert of_matrix.about == "demand matrix, 1 iteration ahead"
 
 
 def test_what_has_no_error_is_not_claimed():
