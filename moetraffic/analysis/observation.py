@@ -130,7 +130,7 @@ def _wire_cells(wire: npt.NDArray[np.generic], index: Int64) -> Int64:
     """Take cells of matrices ``[n, W, W]`` by their index without the diagonal."""
     # without the first cell, each run of W + 1 cells ends on the diagonal
     at = 1 + index + index // wire.shape[1]
-    return wire.reshape(len(wire), -1).take(at, axis=1).astype(np.int64)
+    return np.asarray(wire.reshape(len(wire), -1).take(at, axis=1), np.int64)
 
 
 def observe_loads(source: Source, window: Window) -> Rows:
