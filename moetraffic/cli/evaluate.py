@@ -71,7 +71,8 @@ def evaluate(
     policy: Annotated[
         list[str] | None,
         option(
-            "Policies, with commas or given again; docs/policies.md has them.",
+            "Policies, or yours as file.py:Class, with commas or given again; "
+            "docs/policies.md has them.",
             "--policy",
             shown=DEFAULT_POLICIES,
         ),

@@ -228,7 +228,10 @@ def _square(demand: npt.ArrayLike) -> Int64:
 
 def _perfect(allowed: npt.NDArray[np.bool_]) -> Int64 | None:
     """Find a perfect matching on the allowed entries, or None (Hopcroft and Karp)."""
-    chosen = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
+    ends = np.append(0, allowed.sum(axis=1).cumsum())
+    used = np.nonzero(allowed)[1]
+    graph = csr_array((np.ones(len(used), bool), used, ends), shape=allowed.shape)
+    chosen = maximum_bipartite_matching(graph, perm_type="column")
     return None if (chosen < 0).any() else np.asarray(chosen, np.int64)
 
 

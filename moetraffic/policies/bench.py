@@ -14,7 +14,6 @@ from moetraffic.errors import AnalysisError
 
 from .catalog import Maker
 from .exchange_series import (
-    GATE,
     ExchangeSeries,
     LayerKey,
     first_point,
@@ -70,9 +69,6 @@ class Bench:
                     f"an age is at most the first {points[0]} iterations, but is {age}:"
                     " lower --age, or give a longer run"
                 )
-            if forecaster == GATE:
-                self._forecasts[key] = _expected(series, points)
-                return self._forecasts[key]
             self._forecasts[key] = {
                 layer: forecast_points(
                     truth, points, age=age, forecaster=forecaster, seed=self.seed
@@ -223,14 +219,3 @@ def _equal(one: Forecasts, other: Forecasts) -> bool:
 def _completions(run: PolicyRun) -> Float64:
     """Return the completion times ``[n, layers]`` of a run."""
     return np.array([[one.completion_s for one in row] for row in run.services])
-
-
-def _expected(series: ExchangeSeries, points: Int64) -> Forecasts:
-    """Return what the true gate probabilities forecast at some iterations."""
-    if missing := series.layers.keys() - series.expected.keys():
-        raise AnalysisError(
-            f"the true gate probabilities of {series.name} are not known in "
-            f"{len(missing)} layers: leave out the forecaster {GATE}, or give a series "
-            "with expected values"
-        )
-    return {layer: series.expected[layer][points] for layer in series.layers}

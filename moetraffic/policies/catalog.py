@@ -1,10 +1,14 @@
-"""Catalog of policies: the built-in ones, and those of other packages."""
+"""Catalog of policies: the built-in ones, those of other packages, and of files."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 
 from moetraffic.errors import AnalysisError
 
@@ -80,12 +84,12 @@ def policy_names() -> tuple[str, ...]:
 
 
 def policy_maker(name: str) -> Maker:
-    """Look up a policy by name.
+    """Look up a policy by name, or as ``file.py:Class``.
 
     Raises
     ------
     AnalysisError
-        If there is none, or the entry point makes no policy.
+        If there is none, or what is found makes no policy.
 
     Examples
     --------
@@ -96,9 +100,32 @@ def policy_maker(name: str) -> Maker:
         return POLICIES[name]
     for point in entry_points(group=ENTRY_POINTS).select(name=name):
         return validated(point.load(), name)
+    path, _, attribute = name.rpartition(":")
+    if path.endswith(".py"):
+        return validated(_from_file(Path(path), attribute), name)
     raise AnalysisError(
-        f"a policy is one of {', '.join(policy_names())}, not {name[:40]!r}: choose one"
+        f"a policy is file.py:Class or one of {', '.join(policy_names())}, not "
+        f"{name[:40]!r}: choose one"
     )
+
+
+def _from_file(path: Path, attribute: str) -> Maker:
+    """Return an attribute of a Python file, which is run."""
+    module = ModuleType(f"moetraffic_policy_{path.stem}")
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    try:
+        SourceFileLoader(module.__name__, str(path)).exec_module(module)
+        return getattr(module, attribute)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise AnalysisError(
+            f"the policy {attribute!r} cannot be read from {path} "
+            f"({_first_line(error)}): correct the file"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *(one[:200] for one in lines[:1])])
 
 
 def policy_family(name: str) -> str:
@@ -114,7 +141,13 @@ def validated(maker: Maker, name: str) -> Maker:
     AnalysisError
         If it does not.
     """
-    made = maker() if callable(maker) else maker
+    try:
+        made = maker() if callable(maker) else maker
+    except Exception as error:
+        raise AnalysisError(
+            f"the policy {name!r} cannot be made without arguments "
+            f"({_first_line(error)}): see docs/write-a-policy.md"
+        ) from error
     if not (callable(maker) and isinstance(made, Policy)):
         raise AnalysisError(
             f"a policy has name, family, forecasts and plan(view), but {name!r} makes "

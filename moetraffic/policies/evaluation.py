@@ -19,7 +19,6 @@ from .catalog import Maker, policy_maker, validated
 from .curves import halves, thinned
 from .exchange_series import (
     FORECASTERS,
-    GATE,
     ExchangeSeries,
     byte_series,
     number_of,
@@ -77,7 +76,7 @@ def evaluate(
     trace
         A run, or series made from elsewhere.
     policies
-        Names of :func:`.catalog.policy_names` (a list, or a text with commas between),
+        Names of :func:`.catalog.policy_maker` (a list, or a text with commas between),
         or functions that make a policy.
     networks
         Name to what a family is served by; None: OPTICAL, and a
@@ -125,9 +124,9 @@ def evaluate(
             raise AnalysisError(
                 f"{name} must be at least {least}, but is {value}: raise --{name}"
             )
-    if unknown := set(forecasters) - {*FORECASTERS, GATE}:
+    if unknown := set(forecasters) - set(FORECASTERS):
         raise AnalysisError(
-            f"a forecaster is one of {', '.join((*FORECASTERS, GATE))}, not "
+            f"a forecaster is one of {', '.join(FORECASTERS)}, not "
             f"{', '.join(map(repr, sorted(unknown)))}: choose among these"
         )
     if scope.name != "exchange" and phase != "dispatch":

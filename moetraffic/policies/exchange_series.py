@@ -39,9 +39,6 @@ FORECASTERS = ("shuffled", "mean", "persistence", "ema", "best", "oracle")
 earlier ones, the newest known one, an exponential moving average, the best forecaster
 of :mod:`moetraffic.analysis.forecast` on the second quarter, the exchange itself."""
 
-GATE = "gate"
-"""Forecaster with the true gate probabilities: all but sampling noise is known."""
-
 FEWEST_ITERATIONS = 16
 """Iterations of a run below which nothing is evaluated."""
 
@@ -106,9 +103,6 @@ class ExchangeSeries:
     row_bytes: int = 1  # of a token copy on the wire; 0: not known
     # world ranks of a layer's rows, as those of its pipeline stage; absent: all ranks
     ranks: Mapping[LayerKey, tuple[int, ...]] = field(default_factory=dict)
-    # expected values [T, ...] by the router's true gate probabilities, where they are
-    # known, as of simulated traffic; traces do not store them
-    expected: Mapping[LayerKey, Float64] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.iterations) < FEWEST_ITERATIONS:

@@ -32,7 +32,7 @@ TITLES = {
 
 ENDS = ("value", "low", "high")
 
-CONTROLS = ("oracle", "gate", "shuffled")
+CONTROLS = ("oracle", "shuffled")
 """Forecasters that no deployed policy has, or would use."""
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from moetraffic.policies.exchange_series import ExchangeSeries
 from moetraffic.policies.policy import View
 
 A = [[0, 6, 3, 1], [2, 0, 7, 1], [1, 3, 0, 6], [7, 1, 0, 0]]
@@ -22,4 +23,31 @@ def view_of(forecast: object, network: object, past: object = None) -> View:
         earlier=np.zeros((0, *known.shape)),
         forecast=known,
         network=network,
+    )
+
+
+def counts(
+    rng: np.random.Generator,
+    *,
+    steps: int,
+    stay: float,
+    spread: float,
+    ranks: int = 4,
+    tokens: int = 2048,
+) -> np.ndarray:
+    """Multinomial rows whose log shares are an AR(1) process, ``[T, W, W]``."""
+    sd = spread * np.sqrt(1 - stay**2)
+    log = spread * rng.normal(size=(ranks, ranks))
+    made = []
+    for _ in range(steps):
+        log = stay * log + sd * rng.normal(size=log.shape)
+        share = np.exp(log)
+        made.append(rng.multinomial(tokens, share / share.sum(axis=1, keepdims=True)))
+    return np.array(made, np.float64) * 8192
+
+
+def series(layers: dict[int, np.ndarray]) -> ExchangeSeries:
+    steps = len(next(iter(layers.values())))
+    return ExchangeSeries(
+        name="drawn", phase="dispatch", iterations=np.arange(steps), layers=layers
     )
