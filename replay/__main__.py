@@ -111,7 +111,8 @@ EXECUTED = field_options(
     Request,
     EXECUTION,
     {
-        "backend": "Communication backend: gloo, nccl, mpi, ucc, or an installed one.",
+        "backend": "Communication backend: gloo, nccl, deep_ep, mpi, ucc, or an "
+        "installed one.",
         "dense": "Replay the collectives of the trace other than all-to-alls.",
         "dtype": "Data type in which reductions compute.",
         "warm_up": "Number of iterations that run before, untimed.",
@@ -266,7 +267,7 @@ def command(
             "a plan is printed by a dry run (add --dry-run)",
         )
         told = rank_env is None or (rank_env.rank == 0 and summary is None)
-        if request.backend == "nccl" and told:
+        if request.backend in ("nccl", "deep_ep") and told:
             announce(nccl_settings(os.environ))
         if rank_env is None:
             with progress_display(live=live, metrics=request.metrics) as display:

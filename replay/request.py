@@ -115,6 +115,24 @@ class Request:
                 f"{self.repeat}: give a number between these"
             )
 
+        if self.moves_tokens and (
+            self.scaling.maps
+            or self.scaling.dispatcher != "by-rank"
+            or self.verify.depth is not Depth.NONE
+            or self.graphs
+            or self.pairs
+        ):
+            raise ReplayError(
+                "the backend deep_ep moves each token once to a rank, into buffers of "
+                "its own, and waits on the host: give --dispatcher by-rank and "
+                "--verify none, without --graphs, --pairs and other ranks or bytes"
+            )
+
+    @property
+    def moves_tokens(self) -> bool:
+        """Whether the backend moves tokens, not the bytes of a matrix."""
+        return self.backend == "deep_ep"
+
     @property
     def passes(self) -> int:
         """Number of passes of a rank through its program."""
@@ -207,7 +225,7 @@ class Request:
             dense=self.dense,
             background=background,
             # NCCL requires one order of launches on communicators that overlap
-            in_common=self.backend == "nccl"
+            in_common=self.backend in ("nccl", "deep_ep")
             or (scale is not None and scale.in_common_order),
             timed=self.pace.timed,
         )

@@ -17,8 +17,12 @@ import torch
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import RankEnvironment
+from moetraffic.replay.plan.token_rows import TokenRows
 
 ENTRY_POINTS = "moetraffic.backends"
+
+DEEP_EP = "deep_ep"
+"""Backend that dispatches tokens, on NCCL."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +60,7 @@ class Call:
     receive_bytes: list[int]  # [W] from each
     sender: int = -1  # world rank that broadcasts, scatters or sends
     receiver: int = -1  # world rank that reduces, gathers or receives
+    tokens: TokenRows | None = None  # of an expert exchange, for deep_ep
 
 
 class Work(Protocol):
@@ -175,6 +180,7 @@ def backend(name: str, *, registered: bool = False) -> Backend:
         If there is no such backend.
     """
     from .process_groups import BUILT_IN, Nccl
+    from .token_dispatch import DeepEp
 
     if registered:
         if name != "nccl":
@@ -184,13 +190,16 @@ def backend(name: str, *, registered: bool = False) -> Backend:
             )
         return Nccl(registered=True)
 
+    if name == DEEP_EP:
+        return DeepEp()
     if name in BUILT_IN:
         return BUILT_IN[name]()
     others = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if name in others:
         made: Backend = others[name].load()()
         return made
+    names = ", ".join([*BUILT_IN, DEEP_EP, *others])
     raise ReplayError(
-        f"the backend is one of {', '.join([*BUILT_IN, *others])}, not {name!r}: "
+        f"the backend is one of {names}, not {name!r}: "
         "choose one of these, or install the package that provides it"
     )

@@ -21,6 +21,7 @@ from moetraffic.replay.plan.program import (
     Program,
     Timing,
 )
+from moetraffic.replay.plan.token_rows import TokenRows
 from moetraffic.replay.scratch_file import release, scratch_array
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Int64
 
@@ -66,7 +67,8 @@ class Binder:
     needs.  Operations of a stream that overlap share them: the timed pass does not
     check bytes.
 
-    ``batched``: the first of a batch of messages starts all of them.
+    ``batched``: the first of a batch of messages starts all of them.  ``tokens`` finds
+    what an expert exchange dispatches, for a backend that moves tokens.
 
     Reductions compute in ``dtype``, or in bytes if the size of a buffer is not a
     multiple of it.
@@ -85,12 +87,14 @@ class Binder:
         dtype: torch.dtype,
         *,
         batched: bool = False,
+        tokens: Callable[[int], TokenRows | None] | None = None,
     ) -> None:
         self._plan = plan
         self._program = program
         self._backend = backend
         self._dtype = dtype
         self._batched = batched
+        self._tokens = tokens
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         try:
             for stream in np.unique(program.stream).tolist():
@@ -117,7 +121,7 @@ class Binder:
     def call(self, n: int, dtype: torch.dtype | None = None) -> Call:
         """Create the call of the n-th operation; ``dtype`` is for reductions."""
         program, plan = self._program, self._plan
-        kind = int(program.kind[n])
+        kind, operation = int(program.kind[n]), int(program.operation[n])
         send, receive = self._buffers[int(program.stream[n])]
         send = send[: int(program.send_size[n])]
         receive = receive[: int(program.receive_size[n])]
@@ -129,8 +133,9 @@ class Binder:
                 receive=receive,
                 send_bytes=program.sends(n).tolist(),
                 receive_bytes=program.receives(n).tolist(),
+                tokens=self._tokens and self._tokens(operation),
             )
-        name, operation = KINDS[kind], int(program.operation[n])
+        name = KINDS[kind]
         if name in REDUCTIONS:
             as_type = dtype or self._dtype
             width = as_type.itemsize

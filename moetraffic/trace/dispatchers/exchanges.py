@@ -134,10 +134,9 @@ def redispatch(
         if n not in exchanges and s.operation != ROUTING
     ]
     node_of = np.zeros(0, np.int64)
-    if node_limit or dispatcher in BY_NODE:
+    if dispatcher in BY_NODE:
         node_of = _nodes(trace, ranks_per_node)
-    if node_limit:
-        trace = limit_nodes(trace, node_limit, node_of)
+    trace = reroute(trace, ranks_per_node=ranks_per_node, node_limit=node_limit)
     groups = list(trace.groups)
     number = {(g.kind, g.ranks): n for n, g in enumerate(groups)}
     calls: list[_StepCall] = []
@@ -154,6 +153,13 @@ def redispatch(
                 made.setdefault(n, []).append(len(others) + len(calls))
                 calls.append(_call(trace, n, step, at, members, number[key]))
     return _assembled(trace, others, calls, made, groups)
+
+
+def reroute(trace: Trace, *, ranks_per_node: int, node_limit: int) -> Trace:
+    """Return the trace with the routing that a dispatcher moves."""
+    if not node_limit:
+        return trace
+    return limit_nodes(trace, node_limit, _nodes(trace, ranks_per_node))
 
 
 def _routing(trace: Trace, site: Site) -> int:

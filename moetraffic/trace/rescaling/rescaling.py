@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from moetraffic.errors import ReplayError
-from moetraffic.trace.dispatchers import redispatch
+from moetraffic.trace.dispatchers import redispatch, reroute
 from moetraffic.trace.trace import Trace
 
 from . import missing_rows, rank_map, sharing
@@ -76,10 +76,9 @@ class Scaling:
             return None
         if self.dispatcher:
             trace = redispatch(
-                trace,
+                self.rerouted(trace),
                 self.dispatcher,
                 ranks_per_node=self.ranks_per_node,
-                node_limit=self.node_limit,
             )
         return TraceScale(
             trace,
@@ -95,6 +94,18 @@ class Scaling:
             )
             or sharing.COLUMNS[0],
         )
+
+    def rerouted(self, trace: Trace) -> Trace:
+        """The trace with the routing that the dispatcher moves."""
+        return reroute(
+            trace, ranks_per_node=self.ranks_per_node, node_limit=self.node_limit
+        )
+
+    @property
+    def maps(self) -> bool:
+        """Whether ranks or bytes differ from those of the dispatcher."""
+        routes = ("dispatcher", "ranks_per_node", "node_limit")
+        return replace(self, **{n: getattr(Scaling(), n) for n in routes}) != Scaling()
 
     def arguments(self) -> list[str]:
         """The options of the command line that say the same."""
