@@ -7,14 +7,17 @@ their hosts may send.  Beside the transfer time (from the last member's call on)
 the least that the operations can take, one after another, on that network (port and
 cut bounds of each one's matrix), and the wall time of iterations over their bound.
 
-At one switch the same is measured with separate connections for the two directions of
-each pair (backend gloo-duplex).  gloo itself sends one direction after the other where
-both are busy, so the difference is what that takes; ``--exchange`` shows it with two
-ranks of which one sends, or both, where nothing else is there.
+At one switch two controls remove causes one by one.  ``gloo-duplex`` has separate
+connections for the two directions of each pair: gloo itself sends one direction after
+the other where both are busy.  ``sockets`` exchanges the same bytes over plain sockets
+(plain_sockets.py), without gloo, torch and replay; meanwhile the bytes on the links are
+counted, headers and acknowledgments included, which are the rest that any transport
+over TCP has (column ``wire``).  ``--exchange`` shows the first with two ranks of which
+one sends, or both.
 
-Headers of Ethernet, IP and TCP take 66 of 1514 bytes of a frame, and a token bucket
-counts them: 1.045 is what a full link gives.  Without the rights to make namespaces it
-says so and measures nothing.
+Each rate has as many iterations as take about PASS_S, at least one.  Low rates leave
+the processor idle: what is at 200 Mbit/s and not at 10 is not the network's.  Without
+the rights to make namespaces it says so and measures nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from rate_limited import Hosts, hosts, limit, ranks
+import plain_sockets
+from rate_limited import Hosts, hosts, limit, ranks, sent_bytes
 
 from moetraffic import Trace
 from moetraffic.interop import import_files
@@ -39,6 +43,8 @@ from moetraffic.interop import import_files
 HOSTS = 4
 BURST = "32kb"  # well below an operation's bytes: a bucket's content passes at once
 BACKENDS = ("gloo", "gloo-duplex")
+SOCKETS = "sockets"
+PASS_S = 4.0
 MODEL = (
     *("--layers", "4", "--hidden", "128", "--heads", "4", "--sequence", "128"),
     *("--micro-batch", "8", "--experts", "8", "--ffn", "64"),
@@ -61,6 +67,31 @@ def captured(folder: Path, iterations: int) -> Path:
         exchanges = trace.find(operation="all_to_all")
         trace.select(exchanges[phased[trace.occurrences.site[exchanges]]]).save(alone)
     return alone
+
+
+def iterations_within(trace: Path, rate: float) -> int:
+    """Iterations whose bound at one switch is about PASS_S."""
+    cells = byte_matrices(trace, None)
+    with Trace.open(trace) as opened:
+        count = len(np.unique(opened.occurrences.iteration))
+    each_s = bounds_s(cells, rate).sum() / count
+    return max(1, min(count, round(PASS_S / each_s)))
+
+
+def byte_matrices(trace: Path, iterations: int | None) -> Any:
+    """Bytes between different ranks of the all-to-alls, ``[n, W, W]`` int64."""
+    with Trace.open(trace) as opened:
+        when = np.unique(opened.occurrences.iteration)[:iterations]
+        at = opened.find(operation="all_to_all")
+        at = at[np.isin(opened.occurrences.iteration[at], when)]
+        wire = opened.wire(at[np.lexsort((at, opened.occurrences.iteration[at]))])
+    return wire * ~np.eye(HOSTS, dtype=bool)
+
+
+def bounds_s(cells: Any, rate: float) -> Any:
+    """Port bounds of byte matrices at one switch, ``[n]`` s."""
+    ports = np.maximum(cells.sum(axis=2).max(axis=1), cells.sum(axis=1).max(axis=1))
+    return ports * 8 / (rate * 1e6)
 
 
 def pair(folder: Path, senders: list[tuple[int, int]]) -> Path:
@@ -96,6 +127,7 @@ def row(
     port: int,
     runs: int,
     backend: str = "gloo",
+    iterations: int | None = None,
 ) -> dict[str, Any]:
     # two racks: what half of the hosts may send, over the link between the racks
     between = HOSTS / 2 * rate / oversubscription
@@ -108,7 +140,9 @@ def row(
             "spines": 1,
             "oversubscription": oversubscription,
         }
-    how = ("--repeat", str(runs), "--backend", backend)
+    how = ["--repeat", str(runs), "--backend", backend, "--verify", "sample"]
+    if iterations is not None:
+        how += ["--iterations", f"0:{iterations}"]
     told = replayed(at, trace, network, port, *how)
     every, walls = (told["fidelity"]["parts"][at] for at in (0, -1))
     measured, ratio = every["transfer_s"]["total"], every["over_bound"]
@@ -134,6 +168,33 @@ def row(
     }
 
 
+def control(
+    at: Hosts, trace: Path, name: str, rate: float, iterations: int, runs: int
+) -> dict[str, Any]:
+    """The same bytes over plain sockets at one switch."""
+    limit(at, rate, burst=BURST)
+    cells, path = byte_matrices(trace, iterations), trace.with_suffix(".npy")
+    np.save(path, np.concatenate([cells[:1], *[cells] * runs]))
+    before = sent_bytes(at)
+    program = [sys.executable, plain_sockets.__file__, str(path)]
+    took = json.loads(ranks(at.names, program, 0))[1:]
+    # every byte leaves its host, and then the switch
+    payload = 2 * (cells.sum() * runs + cells[0].sum())
+    measured, bound = sum(took) / runs, float(bounds_s(cells, rate).sum())
+    return {
+        "network": name,
+        "backend": SOCKETS,
+        "rate_mbps": rate,
+        "operations": len(cells),
+        "measured_s": measured,
+        "runs": runs,
+        "bound_s": bound,
+        "ratio": measured / bound,
+        "wire_ratio": (sent_bytes(at) - before) / float(payload),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
 def measure(
     rates: list[float],
     share: float,
@@ -152,10 +213,14 @@ def measure(
                 }
             else:
                 traces = {"one switch": captured(Path(folder), iterations)}
-            cases = list(product(rates, traces.items(), BACKENDS))
+            cases = product(rates, traces.items(), (*BACKENDS, SOCKETS))
             for number, (rate, (name, trace), backend) in enumerate(cases):
-                port = 21_000 + number
-                one = row(at, trace, name, rate, 1.0, port, runs, backend)
+                span = iterations_within(trace, rate)
+                if backend == SOCKETS:
+                    one = control(at, trace, name, rate, span, runs)
+                else:
+                    port = 21_000 + number
+                    one = row(at, trace, name, rate, 1.0, port, runs, backend, span)
                 rows.append(one)
                 print(json.dumps(one), file=sys.stderr, flush=True)
         if exchange or not share:
@@ -173,16 +238,36 @@ def table(rows: list[dict[str, Any]]) -> str:
     heads = f"{'Mbit/s':>7} {'transfer':>10} {'bound':>10} {'wall':>6} {'waiting':>8}"
     lines = [f"{'network':18} {'backend':12} {heads}  ratio"]
     for r in rows:
-        interval = ""
-        if r["ratio_low"] is not None:
+        interval, wall, waiting = "", "", ""
+        if r.get("ratio_low") is not None:
             interval = f" ({r['ratio_low']:.3f} to {r['ratio_high']:.3f})"
+        if r["backend"] == SOCKETS:
+            interval = f", wire {r['wire_ratio']:.3f}"
+        else:
+            wall, waiting = f"{r['wall_ratio']:.3f}", f"{r['waiting']:.1%}"
         lines.append(
             f"{r['network']:18} {r['backend']:12} {r['rate_mbps']:7g} "
-            f"{r['measured_s']:8.3f} s "
-            f"{r['bound_s']:8.3f} s {r['wall_ratio']:6.3f} {r['waiting']:8.1%}  "
+            f"{r['measured_s']:8.3f} s {r['bound_s']:8.3f} s {wall:>6} {waiting:>8}  "
             f"{r['ratio']:.3f}{interval}"
         )
-    return "\n".join(lines)
+    return "\n".join(lines + explained(rows))
+
+
+def explained(rows: list[dict[str, Any]]) -> list[str]:
+    """What each cause takes of the ratio at one switch, a line a rate."""
+    by = {(r["network"], r["rate_mbps"], r["backend"]): r for r in rows}
+    lines = []
+    for (network, rate, backend), sockets in by.items():
+        if backend != SOCKETS:
+            continue
+        gloo, duplex = (by[network, rate, name]["ratio"] for name in BACKENDS)
+        wire, plain = sockets["wire_ratio"], sockets["ratio"]
+        lines.append(
+            f"{network}, {rate:g} Mbit/s: {gloo:.3f} = {wire:.3f} headers and "
+            f"acknowledgments {plain - wire:+.3f} TCP {duplex - plain:+.3f} gloo and "
+            f"replay {gloo - duplex:+.3f} one direction after the other"
+        )
+    return lines
 
 
 def leave(number: int, _: object) -> NoReturn:
@@ -191,15 +276,15 @@ def leave(number: int, _: object) -> NoReturn:
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--rates", default="50,100,200", help="Mbit/s, with commas")
+    asked.add_argument("--rates", default="10,20,50", help="Mbit/s, with commas")
     asked.add_argument(
-        "--oversubscription", type=float, default=4.0, help="0 for no second network"
+        "--oversubscription", type=float, default=0.0, help="0 for no second network"
     )
     asked.add_argument(
         "--exchange", action="store_true", help="two ranks, one way and both ways"
     )
-    asked.add_argument("--iterations", type=int, default=10)
-    asked.add_argument("--runs", type=int, default=3, help="timed passes")
+    asked.add_argument("--iterations", type=int, default=4)
+    asked.add_argument("--runs", type=int, default=2, help="timed passes")
     asked.add_argument("--json", action="store_true")
     told = asked.parse_args()
     signal.signal(signal.SIGTERM, leave)

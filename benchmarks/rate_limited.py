@@ -7,6 +7,7 @@ and a veth pair between them.  Every link is limited each way (tc tbf).
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -103,6 +104,17 @@ def limit(
             *("tc", "-n", space, "qdisc", "replace", "dev", link, "root", "tbf"),
             *("rate", f"{mbps:g}mbit", "burst", burst, "latency", "400ms"),
         )
+
+
+def sent_bytes(of: Hosts) -> int:
+    """Bytes that all limited links to and from the hosts have sent, with headers."""
+    links = [(name, "eth0") for name in of.names]
+    links += [(of.hub, f"p{host}") for host in range(len(of.names))]
+    told = (
+        command("tc", "-n", space, "-s", "-j", "qdisc", "show", "dev", link)
+        for space, link in links
+    )
+    return sum(int(json.loads(text)[0]["bytes"]) for text in told)
 
 
 def ranks(
