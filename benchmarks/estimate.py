@@ -1,4 +1,4 @@
-"""How long many configurations take to estimate, in one call.
+"""CPU time to estimate many configurations in one call, and one at a time.
 
 Terms, bytes, memory and rules of each; half of them cannot exist, as in a search.
 """
@@ -39,7 +39,7 @@ def measure(number: int) -> dict[str, float]:
     def powers(least: int, most: int) -> np.ndarray:
         return 2.0 ** drawn.integers(least, most, number)
 
-    began = time.perf_counter()
+    began = time.thread_time()
     config = Configuration(
         model=MODEL,
         k=2,
@@ -55,24 +55,24 @@ def measure(number: int) -> dict[str, float]:
         sequence_parallel=drawn.integers(0, 2, number),
     )
     found = estimate(config, SYSTEM, strict=False)
-    once = time.perf_counter() - began
+    once = time.thread_time() - began
     single: list[float] = []
     for _ in range(200):
         started = time.thread_time()
         config = Configuration(model=MODEL, k=2, pp=4, dp=8, ep=8, global_batch=256)
         estimate(config, SYSTEM)
         single.append(1e3 * (time.thread_time() - started))
-    began = time.perf_counter()
+    began = time.thread_time()
     looked = search(MODEL, SYSTEM, gpus=1024, global_batch=4096, k=2)
     return {
         "cores": len(os.sched_getaffinity(0)),
         "configurations": number,
-        "seconds": round(once, 3),
+        "cpu_seconds": round(once, 3),
         "one_configuration_cpu_ms": round(float(np.median(single)), 3),
         "can_exist": int(found.sound.sum()),
         "fit": int(found.fits.sum()),
         "best_of_1024_gpus_tried": looked.tried,
-        "best_of_1024_gpus_seconds": round(time.perf_counter() - began, 3),
+        "best_of_1024_gpus_cpu_seconds": round(time.thread_time() - began, 3),
     }
 
 

@@ -60,8 +60,8 @@ def choose(what: str, name: str, known: Iterable[str]) -> None:
     LayoutError
         With the known names, and the nearest of them.
     """
-    names = [one for one in known if one]
     if name not in known:
+        names = [one for one in known if one]
         raise LayoutError(
             f"{what} is one of {', '.join(names)}, not {name!r}: "
             f"{nearest(str(name), names)}choose one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,10 +31,11 @@ class Traffic:
     @property
     def wire(self) -> Float64:
         """Bytes that a rank sends, by the conventions of collectives."""
-        sends = self.calls if self.sent is None else self.sent
-        return wire_bytes(self.collective, self.ranks, sends * self.buffer)
+        if self.sent is None:
+            return self.moved
+        return wire_bytes(self.collective, self.ranks, self.sent * self.buffer)
 
-    @property
+    @cached_property
     def moved(self) -> Float64:
         """Bytes that the rank sends or waits for, one after the other."""
         return wire_bytes(self.collective, self.ranks, self.calls * self.buffer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -39,6 +39,11 @@ class NodeLinks:
     inside_step_s: Values = 0.0  # latency of a ring's step inside a node
     between_step_s: Values = 0.0  # and from one node to the next
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = numbers(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+
     @classmethod
     def nominal(
         cls, *, gpus: Values, inside_bytes_s: Values, nic_bytes_s: Values
@@ -59,7 +64,7 @@ class NodeLinks:
     def latency(self, calls: Traffic) -> Float64:
         """Seconds that messages of these calls wait for each other: a ring has a step
         to each other rank, and leaves a node once."""
-        nodes = np.ceil(calls.ranks * calls.stride / numbers("gpus", self.gpus))
+        nodes = np.ceil(calls.ranks * calls.stride / self.gpus)
         nodes = np.minimum(nodes, calls.ranks)
         share = (nodes - 1) / np.maximum(calls.ranks - 1, 1)
         step = share * self.between_step_s + (1 - share) * self.inside_step_s
@@ -67,9 +72,7 @@ class NodeLinks:
 
     def speed(self, calls: Traffic) -> Float64:
         """Bytes/s that a rank of this group sends."""
-        gpus = numbers("gpus", self.gpus)
-        nic = numbers("nic_bytes_s", self.nic_bytes_s)
-        inside = numbers("inside_bytes_s", self.inside_bytes_s)
+        gpus, nic, inside = self.gpus, self.nic_bytes_s, self.inside_bytes_s
         near = np.minimum(np.maximum(np.floor(gpus / calls.stride), 1), calls.ranks)
         out = nic * near / gpus
         if calls.collective == "send_recv":
