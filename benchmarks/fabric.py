@@ -276,7 +276,7 @@ def leave(number: int, _: object) -> NoReturn:
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--rates", default="10,20,50", help="Mbit/s, with commas")
+    asked.add_argument("--rates", default="20,50,100", help="Mbit/s, with commas")
     asked.add_argument(
         "--oversubscription", type=float, default=0.0, help="0 for no second network"
     )
@@ -284,7 +284,7 @@ def main() -> None:
         "--exchange", action="store_true", help="two ranks, one way and both ways"
     )
     asked.add_argument("--iterations", type=int, default=4)
-    asked.add_argument("--runs", type=int, default=2, help="timed passes")
+    asked.add_argument("--runs", type=int, default=3, help="timed passes")
     asked.add_argument("--json", action="store_true")
     told = asked.parse_args()
     signal.signal(signal.SIGTERM, leave)

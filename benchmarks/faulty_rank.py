@@ -197,7 +197,9 @@ FAULTS = {
         weight=2,
     ),
     "late": Kind(
-        arm=at_operation(lambda _: time.sleep(1000)), said="did not answer", weight=2
+        arm=at_operation(lambda _: time.sleep(1000)),
+        said="did not answer|did not go on",  # by others, or by its own watchdog
+        weight=2,
     ),
     "crashed": Kind(arm=at_operation(crash), said="KeyError"),
     "left": Kind(

@@ -96,7 +96,7 @@ def _connected(other: int) -> socket.socket:
 def _line(connection: socket.socket) -> bytes:
     line = b""
     while not line.endswith(b"\n"):
-        line += connection.recv(1 << 16)
+        line += connection.recv(1)  # bytes of an exchange may follow
     return line
 
 

@@ -35,6 +35,7 @@ from .store import PLACE, Store, served_by_agent, where
 
 AGREEMENT = "the agreement on the plan"
 _GRACE_S = 3.0  # for the reports of other ranks
+_DIAGNOSIS_S = 6 * _GRACE_S
 _POLL_S = 0.05
 _SAME_S = 1.0  # time within which all ranks fail for a common reason
 _SPARE = 0.2  # share of the start timeout kept to report who is missing, at most
@@ -267,6 +268,8 @@ class Rendezvous:
             mine = self._report(error, position(), namer)
             if heartbeat.supervised():
                 raise
+            # the watchdog counts from here: this rank waits for others' reports
+            heartbeat.send("step", mine.operation, within_s=_DIAGNOSIS_S)
             self._linger()
             if mine.cause == "peer" and self._handshakes:
                 raise self._root_cause(mine) from error
