@@ -18,6 +18,7 @@ from moetraffic.analysis.skew.measures import shares
 Float64 = npt.NDArray[np.float64]
 
 _NUMBERS = 2048
+_REACH = 4  # steps to either side over which shares are averaged
 
 
 def distance_floor(
@@ -77,15 +78,13 @@ def _mean_deviation(n: float, p: Float64) -> float:
     return float((2 * m * np.exp(logs)).sum())
 
 
-def step_change_floor(
-    values: npt.ArrayLike, *, experts_per_token: int = 1, window: int = 9
-) -> Float64:
+def step_change_floor(values: npt.ArrayLike, *, experts_per_token: int = 1) -> Float64:
     r"""Compute the expected step-to-step change due to sampling noise alone.
 
     Two counts of variance v each differ by :math:`2 v e^{-2v} (I_0(2v) + I_1(2v))` in
     the mean if they are Poisson; here v is :math:`N k p (1 - k p)`, so that it holds
     for few copies and, as :math:`\sqrt{4 v / \pi}`, for many.  p is the mean share of
-    the ``window`` steps about each step, within which the router is taken to stay.
+    the nine steps about each step, within which the router is taken to stay.
 
     Parameters
     ----------
@@ -93,8 +92,6 @@ def step_change_floor(
         ``[T, C]`` token copies, step first.
     experts_per_token
         k >= 1, distinct experts of a token.
-    window
-        Steps.
 
     Returns
     -------
@@ -109,7 +106,7 @@ def step_change_floor(
     >>> bool(abs(seen / step_change_floor(drawn)[1:].mean() - 1) < 0.05)
     True
     """
-    k, reach = experts_per_token, window // 2
+    k = experts_per_token
     x = np.asarray(values, dtype=np.float64)
     copies = x.sum(axis=1)
     # Step 1: the mean shares of the known steps about each step.
@@ -119,8 +116,8 @@ def step_change_floor(
     np.cumsum(np.where(known[:, None], share, 0.0), axis=0, out=passed[1:])
     count = np.concatenate(([0], np.cumsum(known)))
     steps = np.arange(1, len(x))
-    low = np.maximum(steps - 1 - reach, 0)
-    high = np.minimum(steps + reach, len(x) - 1) + 1
+    low = np.maximum(steps - 1 - _REACH, 0)
+    high = np.minimum(steps + _REACH, len(x) - 1) + 1
     held = np.maximum(count[high] - count[low], 1)
     p = np.clip((passed[high] - passed[low]) / held[:, None], 0.0, 1 / k)
     # Step 2: the mean difference of the counts of a step and the one before.

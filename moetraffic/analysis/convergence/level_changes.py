@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaincc, gammaincinv
 
+from moetraffic.analysis.claim import LEVEL
+
 Float64 = npt.NDArray[np.float64]
 
 MOST = 8
@@ -33,17 +35,13 @@ class LevelChange:
     jump: Float64  # [D], new level less old
 
 
-def level_changes(
-    levels: Float64, *, significance: float = 0.01
-) -> tuple[tuple[LevelChange, ...], float]:
+def level_changes(levels: Float64) -> tuple[tuple[LevelChange, ...], float]:
     """Find the jumps of levels, the largest first and the others in what is left.
 
     Parameters
     ----------
     levels
         ``[T, D]``, step first, columns of similar noise.
-    significance
-        Of each jump.
 
     Returns
     -------
@@ -61,7 +59,7 @@ def level_changes(
         near = max(4, len(levels) // 50)
         if (
             change is None
-            or change.p >= significance
+            or change.p >= LEVEL
             or any(abs(change.index - other.index) < near for other in found)
         ):
             break

@@ -19,6 +19,8 @@ Float64 = npt.NDArray[np.float64]
 NAN = float("nan")
 
 _FURTHEST_LAG = 20
+_CONFIDENCE = 0.95
+_POINTS = 512
 
 
 def stage_means(curve: npt.ArrayLike) -> Float64:
@@ -125,9 +127,7 @@ def trend(
     curve: npt.ArrayLike,
     *,
     at: npt.ArrayLike | None = None,
-    confidence: float = 0.95,
     serial: bool = True,
-    max_points: int = 512,
 ) -> Trend:
     r"""Test for a monotonic trend (Mann-Kendall) and estimate the Theil-Sen slope.
 
@@ -151,17 +151,13 @@ def trend(
     Parameters
     ----------
     curve
-        ``[T]``.
+        ``[T]``.  More than 512 steps are first averaged over blocks of equal numbers of
+        steps (the last may be shorter): the test is then of their means.
     at
         ``[T]`` strictly increasing step numbers; None: 0, 1, 2 ...  The slope is in
         units of these.
-    confidence
-        Of the slope's interval.
     serial
         False takes steps to be independent: the classical test.
-    max_points
-        A longer curve is first averaged over blocks of equal numbers of steps (the last
-        may be shorter), as there are T(T-1)/2 pairs: the test is then of their means.
 
     Returns
     -------
@@ -170,8 +166,7 @@ def trend(
     Raises
     ------
     AnalysisError
-        If there are not as many step numbers as steps, they do not increase, or
-        ``max_points`` is below 3.
+        If there are not as many step numbers as steps, or they do not increase.
 
     References
     ----------
@@ -186,13 +181,12 @@ def trend(
     (0.928571, 3.092948, 1.0)
     """
     x, steps = numbered(curve, at)
-    if x.ndim != 1 or max_points < 3:
+    if x.ndim != 1:
         raise AnalysisError(
-            f"a trend is of one curve [T] and 3 points or more, but the shape is "
-            f"{x.shape} and max_points {max_points}: correct them"
+            f"a trend is of one curve [T], but the shape is {x.shape}: give one curve"
         )
-    if len(x) > max_points:
-        blocks = np.arange(0, len(x), -(-len(x) // max_points))
+    if len(x) > _POINTS:
+        blocks = np.arange(0, len(x), -(-len(x) // _POINTS))
         x = np.array([mean_of_known(part) for part in np.split(x, blocks[1:])])
         lengths = np.diff(np.append(blocks, len(steps)))
         steps = np.add.reduceat(steps, blocks) / lengths
@@ -216,7 +210,7 @@ def trend(
     deviation = float(np.sqrt((n * (n - 1) * (2 * n + 5) - tied) / 18 * inflation))
     z = (s - np.sign(s)) / deviation if deviation > 0 else NAN
     # Step 3: Sen's interval, between the order statistics that far from the median.
-    reach = float(scipy.stats.norm.ppf(0.5 + confidence / 2)) * deviation
+    reach = float(scipy.stats.norm.ppf(0.5 + _CONFIDENCE / 2)) * deviation
     ends = np.clip((pairs + np.array([-reach, reach])) / 2 - 0.5, 0, pairs - 1)
     return Trend(
         tau=s / float(np.sqrt(untied * pairs)) if untied > 0 else NAN,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.skew.measures import ratio
+
 Float64 = npt.NDArray[np.float64]
 Floating = npt.NDArray[np.floating]
 
@@ -39,9 +41,7 @@ def cosine(forecast: Floating, target: Floating) -> Float64:
     """
     f, x = forecast.astype(np.float64), target.astype(np.float64)
     size = np.sqrt((f**2).sum(axis=1) * (x**2).sum(axis=1))
-    out: Float64 = np.full(len(f), np.nan)
-    np.divide((f * x).sum(axis=1), size, out=out, where=size > 0)
-    return out
+    return ratio((f * x).sum(axis=1), size)
 
 
 def hot_recall(forecast: Floating, target: Floating, hot: int) -> Float64:

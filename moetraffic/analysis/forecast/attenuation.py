@@ -16,7 +16,6 @@ import numpy.typing as npt
 import scipy
 
 from moetraffic.analysis.rhythm.periodicity import vertex
-from moetraffic.errors import AnalysisError
 
 from .bounds import longest_run
 
@@ -53,9 +52,7 @@ class Persistence:
     reason: str = ""
 
 
-def fit_memory(
-    series: npt.ArrayLike, *, noise_share: float | None = None
-) -> Persistence:
+def fit_memory(series: npt.ArrayLike) -> Persistence:
     r"""Fit an AR(1) plus white noise to shares, by the debiased Whittle likelihood.
 
     The likelihood is Whittle's with the exact expectation of the periodogram of n steps
@@ -71,19 +68,12 @@ def fit_memory(
         ``[T]`` or ``[T, C]``: shares or loads of cells of one kind.  The longest run of
         steps that are known in all cells is used, and of more than 1024 cells as many,
         evenly chosen; cells that never vary are left out.
-    noise_share
-        1 - a where it is known, as from the number of tokens; None: fitted.
 
     Returns
     -------
     Persistence
         With 95% intervals; NaN where fewer than 16 steps are known, or where the series
         is indistinguishable from white noise.
-
-    Raises
-    ------
-    AnalysisError
-        If the noise share is not in [0, 1).
 
     References
     ----------
@@ -100,10 +90,6 @@ def fit_memory(
     >>> abs(found.phi - 0.9) < 0.03, abs(found.noise_share - 0.5) < 0.05
     (True, True)
     """
-    if noise_share is not None and not 0 <= noise_share < 1:
-        raise AnalysisError(
-            f"a noise share is from 0 to below 1, but is {noise_share}: correct it"
-        )
     x = _usable(np.asarray(series, np.float64))
     if len(x) < 16 or not x.shape[1]:
         why = f"{len(x)} steps of {x.shape[1]} cells that vary are too few"
@@ -113,10 +99,10 @@ def fit_memory(
     # Step 1: the effective number of series, which requires a first estimate.
     worth = 1.0
     if x.shape[1] > 1:
-        rough = _maximum(likelihood, 1.0, noise_share, zooms=2)
+        rough = _maximum(likelihood, 1.0, zooms=2)
         worth = _worth(x, rough[0], 1 - rough[1])
     # Step 2: the maximum, and the intervals.
-    found = _maximum(likelihood, worth / x.shape[1], noise_share)
+    found = _maximum(likelihood, worth / x.shape[1])
     phi, noise, phi_range, noise_range, rise = found
     if rise < _drop():
         why = "indistinguishable from white noise"
@@ -219,7 +205,6 @@ Range = tuple[float, float]
 def _maximum(
     likelihood: _Likelihood,
     share: float,
-    noise: float | None,
     zooms: int = ZOOMS,
 ) -> tuple[float, float, Range, Range, float]:
     """Maximize the likelihood: phi, noise, intervals, gain over white noise."""
@@ -232,10 +217,7 @@ def _maximum(
     for _ in range(zooms):
         turned, ratio = (np.linspace(low[i], high[i], GRID) for i in (0, 1))
         phi = np.tanh(turned / 2)
-        if noise is None:
-            a = 1 / (1 + np.exp(ratio) * (1 - phi[:, None] ** 2))
-        else:
-            a = np.full((GRID, 1), 1 - noise)
+        a = 1 / (1 + np.exp(ratio) * (1 - phi[:, None] ** 2))
         value = likelihood.at(phi, a) * share
         best = float(value.max())
         # the grid closes in on all that is not ruled out, and MARGIN cells around it
@@ -243,9 +225,8 @@ def _maximum(
         rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
         low[0] = turned[max(rows[0] - MARGIN, 0)]
         high[0] = turned[min(rows[-1] + MARGIN, GRID - 1)]
-        if noise is None:
-            low[1] = ratio[max(columns[0] - MARGIN, 0)]
-            high[1] = ratio[min(columns[-1] + MARGIN, GRID - 1)]
+        low[1] = ratio[max(columns[0] - MARGIN, 0)]
+        high[1] = ratio[min(columns[-1] + MARGIN, GRID - 1)]
     row, column = np.unravel_index(int(value.argmax()), value.shape)
     best_turned = turned[0] + vertex(value[:, column], int(row))[0] * np.diff(turned)[0]
     reach = _interval(turned, value.max(axis=1), best - drop)
@@ -253,8 +234,8 @@ def _maximum(
     left = value >= best - drop
     kept = 1 - a[left]
     # not ruled out at the border of the ratios: no noise, or nothing but noise
-    least = 0.0 if noise is None and left[:, 0].any() else float(kept.min())
-    most = 1.0 if noise is None and left[:, -1].any() else float(kept.max())
+    least = 0.0 if left[:, 0].any() else float(kept.min())
+    most = 1.0 if left[:, -1].any() else float(kept.max())
     return (
         float(np.tanh(best_turned / 2)),
         float(1 - a[row, column]),

@@ -231,9 +231,7 @@ def _factor(total: Float64, *, out: Float64) -> Float64:
     return out
 
 
-def solve(
-    found: Factors, order: npt.ArrayLike, *, stable: bool = True
-) -> Autoregression:
+def solve(found: Factors, order: npt.ArrayLike) -> Autoregression:
     """Solve AR fits over windows of stretches, all series and windows at once.
 
     Parameters
@@ -242,14 +240,12 @@ def solve(
         Factored moments of R windows.
     order
         ``[C]`` order of each series, or one for all.
-    stable
-        Whether to scale roots of one-step models that lie outside the unit circle.
 
     Returns
     -------
     Autoregression
         Arrays ``[R, C]``; ``horizon`` is that of the moments; NaN where there is no
-        equation.  Where a root of a stable fit would lie outside the unit circle, all
+        equation.  Where a root of a one-step fit would lie outside the unit circle, all
         are scaled until the largest lies on it, and the mean is kept.
     """
     chosen = np.broadcast_to(np.asarray(order, np.int64), found.mean.shape)
@@ -263,7 +259,7 @@ def solve(
             right[row] = (right[row] - known) / lower[row, row]
         solved[fit] = right
     constant, weights = solved[:, 0], solved[:, 1:].transpose(0, 2, 1)
-    if found.horizon == 1 and stable:
+    if found.horizon == 1:
         # the mean of the window: what a model that had to be scaled falls back to
         constant, weights = _stable(constant, weights, found.level)
     constant = found.mean * (1 - weights.sum(axis=-1)) + found.scale * constant

@@ -45,6 +45,9 @@ ALPHAS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
 CYCLES = (1, 2, 4, 8)
 """Candidate numbers of periods averaged by the seasonal forecaster."""
 
+MAX_ORDER = 8
+"""Largest order of the autoregressions."""
+
 EARLY = 1 - 1e-9
 """Maximum error ratio at which a later candidate replaces an earlier one."""
 
@@ -76,9 +79,7 @@ MEAN_OF_PAST = Candidate(family="window_mean", setting="all before")
 """Mean of all values up to the origin: the error that an NMSE is relative to."""
 
 
-def candidates(
-    split: Split, *, period: int | None = None, max_order: int = 8
-) -> tuple[Candidate, ...]:
+def candidates(split: Split, *, period: int | None = None) -> tuple[Candidate, ...]:
     """List the forecasters and settings to evaluate on a series.
 
     Parameters
@@ -88,8 +89,6 @@ def candidates(
     period
         Of the seasonal forecaster, in steps; None or one that is not seen in training:
         it is not tried.
-    max_order
-        Of the autoregressions.
 
     Returns
     -------
@@ -122,7 +121,7 @@ def candidates(
             for cycles in CYCLES
             if cycles * period <= known
         ]
-    if fitting_order(known, max_order):
+    if fitting_order(known, MAX_ORDER):
         found += [
             Candidate(family="ar", setting=f"order {order}", **options)
             for order, options in (
@@ -202,8 +201,6 @@ class SeriesBlock:
         ``[T, C]``, not finite where not known.
     split
         Of the series.
-    max_order
-        Of the autoregressions.
 
     Attributes
     ----------
@@ -211,13 +208,11 @@ class SeriesBlock:
         ``[C, T]`` float64, NaN where not known.
     """
 
-    def __init__(
-        self, series: npt.NDArray[np.generic], split: Split, *, max_order: int = 8
-    ) -> None:
+    def __init__(self, series: npt.NDArray[np.generic], split: Split) -> None:
         values = np.ascontiguousarray(series.T, np.float64)
         self.series = np.where(np.isfinite(values), values, np.nan)
         self.split = split
-        self.lags = fitting_order(split.train_end, max_order)
+        self.lags = fitting_order(split.train_end, MAX_ORDER)
         self._models: dict[tuple[str, int, int, bool], Autoregression] = {}
         self._levels: dict[float, Float64] = {}
 

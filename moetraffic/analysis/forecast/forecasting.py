@@ -72,7 +72,6 @@ def forecast(
     weights: npt.ArrayLike | None = None,
     of: str = "load",
     period: int | None = None,
-    max_order: int = 8,
     iteration_s: float = float("nan"),
     known_s: float = 0.0,
     transfer_s: float = 0.0,
@@ -103,8 +102,6 @@ def forecast(
         What the cells are, in words.
     period
         Of the seasonal forecaster, in iterations; None: sought in the training part.
-    max_order
-        Of the autoregressions.
     iteration_s, known_s, transfer_s
         Seconds: length of an iteration; when in it the series are known, and when the
         transfer starts.
@@ -155,10 +152,10 @@ def forecast(
     cut = split(steps, max_origins=min(2048, max(64, JUDGED // max(cells, 1))))
     if period is None:
         period = find_period(x, cut)
-    tried = candidates(cut, period=period, max_order=max_order)
+    tried = candidates(cut, period=period)
     hot = max(1, round(cells / 8))
     usable = [h for h in horizons if cells and not cut.too_short(h)]
-    block = SeriesBlock(x if usable else x[:0], cut, max_order=max_order)
+    block = SeriesBlock(x if usable else x[:0], cut)
     chosen = tune(block, tried, usable, scale=scale)
     bounds = partial(
         oracle_bounds, k=k, experts=experts, held=held, tolerances=TOLERANCES

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.noise.oracle import OracleBounds
+from moetraffic.analysis.skew.measures import ratio
 
 from .accuracy import TOLERANCES, cosine, hot_recall, mean_of_known, share_within
 from .candidates import FAMILIES, MEAN_OF_PAST, Candidate, SeriesBlock
@@ -123,7 +124,7 @@ def judge(
     size = scale[:, None]
     x = np.where(known, x, 0.0)
     above = x > 0
-    mean = _quotient(x.sum(axis=1), each)
+    mean = ratio(x.sum(axis=1), each)
 
     def errors(candidate: Candidate) -> tuple[Float64, Float64]:
         """Forecast, and sum the squared errors of each origin."""
@@ -166,7 +167,7 @@ def judge(
     oracle = _Oracle()
     if tokens is not None:
         counted = np.where(known, tokens[origins + horizon].T, 0).sum(axis=1)
-        floors = bounds(mean, _quotient(counted, each))
+        floors = bounds(mean, ratio(counted, each))
         oracle = _oracle(floors, x * size, each, scale)
     best = scores[order.index(next(iter(chosen)))]
     return HorizonScores(
@@ -257,11 +258,3 @@ def _oracle(
 def _single(values: Float64) -> npt.NDArray[np.float32]:
     """Transpose to ``[n, C]`` in single precision: for order and shares alone."""
     return np.ascontiguousarray(values.T, np.float32)
-
-
-def _quotient(total: npt.ArrayLike, count: npt.ArrayLike) -> Float64:
-    """Divide sums by counts; NaN where the count is zero."""
-    above, below = np.asarray(total, np.float64), np.asarray(count, np.float64)
-    out: Float64 = np.full(above.shape, np.nan)
-    np.divide(above, below, out=out, where=below > 0)
-    return out

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import erf, gammaln
 
+from moetraffic.analysis.skew.measures import ratio
 from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
@@ -92,8 +93,7 @@ def count_variance(
             f"the noise of a cell that holds {held} experts depends on how many there "
             f"are, but experts is not given: give it"
         )
-    share: Float64 = np.full(m.shape, np.nan)
-    np.divide(m, n, out=share, where=n > 0)
+    share = ratio(m, n)
     if held == 1:
         return np.maximum(m * (1 - share), 0.0)[()]
     finite = (experts - k) / (experts - 1) if experts is not None and experts > 1 else 0

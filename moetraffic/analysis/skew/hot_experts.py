@@ -57,7 +57,6 @@ def hot_set(
     *,
     k: int,
     experts_per_token: int = 1,
-    copy_size: float = 1.0,
     max_lag: int | None = None,
     draws: int = 64,
     seed: int = 0,
@@ -67,13 +66,11 @@ def hot_set(
     Parameters
     ----------
     values
-        ``[T, C]`` token copies, or bytes with ``copy_size``.
+        ``[T, C]`` token copies.
     k
         K, how many are hot.
     experts_per_token
         Distinct experts of a token, for the noise of counting.
-    copy_size
-        What one token copy counts in ``values``; bytes of a row for bytes.
     max_lag
         Largest lag; None: a half of the steps, at most :data:`LONGEST_LAG`.
     draws, seed
@@ -101,10 +98,9 @@ def hot_set(
             f"a hot set is K of the C columns of [T, C], but K is {k} and the shape is "
             f"{x.shape}: choose K from 1 to C"
         )
-    if experts_per_token < 1 or not copy_size > 0:
+    if experts_per_token < 1:
         raise AnalysisError(
-            f"a token has an expert or more and a copy a size above 0, but they are "
-            f"{experts_per_token} and {copy_size}: correct them"
+            f"a token has an expert or more, but not {experts_per_token}: raise it"
         )
     steps, cells = x.shape
     known: Bool = np.asarray(np.isfinite(x).all(axis=1) & (x > 0).any(axis=1))
@@ -115,7 +111,7 @@ def hot_set(
     shared = np.arange(max(0, 2 * k - cells), k + 1)
     chance = scipy.stats.hypergeom.pmf(shared, cells, k, k)
     random = k / cells
-    counted = _counting_overlap(x / copy_size, k, experts_per_token, draws, seed)
+    counted = _counting_overlap(x, k, experts_per_token, draws, seed)
     stays, cut_off = _stays(members, known)
     number = int(known.sum())
     return HotSet(

@@ -11,7 +11,6 @@ can be compared with the model's prediction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +23,6 @@ from moetraffic.patterns.time_model import (
     KINDS,
     SC21,
     Configuration,
-    Conventions,
     Estimate,
     System,
     estimate,
@@ -37,6 +35,9 @@ from .iteration_traffic import world_matrices
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
+
+PEAK_FLOPS = 1e12
+"""FLOP/s of a rank; only the product with the fitted utilization matters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,22 +64,13 @@ def configuration_of(work: Workload) -> Configuration:
     )
 
 
-def calibrated(
-    trace: Trace,
-    *,
-    peak_flops: float = 1e12,
-    conventions: Conventions = SC21,
-) -> FromTrace:
+def calibrated(trace: Trace) -> FromTrace:
     """Fit compute utilization and effective bandwidths to a captured run.
 
     Parameters
     ----------
     trace
         Trace captured from a moetraffic workload, with times.
-    peak_flops
-        Peak FLOP/s per rank; only its product with the fitted utilization matters.
-    conventions
-        Conventions of counting FLOP.
 
     Raises
     ------
@@ -96,7 +88,7 @@ def calibrated(
     except LayoutError as error:
         raise AnalysisError(f"{trace.name} has no sound workload: {error}") from None
     found = step_times(trace)
-    work = float(operations(config, conventions).all * config.micro_batches)
+    work = float(operations(config, SC21).all * config.micro_batches)
     speeds = {
         kind: found.bandwidth(kind)
         for kind in found.moving
@@ -104,15 +96,15 @@ def calibrated(
     }
     others = [value for value in speeds.values() if np.isfinite(value)]
     system = System(
-        peak_flops=peak_flops,
-        utilization=work / (peak_flops * found.compute_s),
+        peak_flops=PEAK_FLOPS,
+        utilization=work / (PEAK_FLOPS * found.compute_s),
         bandwidth={**speeds, "other": min(others, default=np.inf)},
     )
     return FromTrace(
         config=config,
         system=system,
         measured=found,
-        predicted=estimate(config, system, conventions=conventions),
+        predicted=estimate(config, system, conventions=SC21),
     )
 
 
@@ -152,36 +144,31 @@ class StepTimes:
         return float(self.sent_bytes[kind].sum()) / time if time else float("inf")
 
 
-def step_times(
-    trace: Trace, iterations: Sequence[int] | None = None, *, warm_up: int = 3
-) -> StepTimes:
+def step_times(trace: Trace, *, warm_up: int = 3) -> StepTimes:
     """Measure computation, communication and waiting of training steps.
 
     Parameters
     ----------
     trace
         Trace with times of steps and of collectives.
-    iterations
-        Iterations of the steps; None takes all training steps but the first ``warm_up``
-        ones, which allocate and connect, if there are more.
+    warm_up
+        First training steps to leave out, which allocate and connect, if there are
+        more.
 
     Raises
     ------
     AnalysisError
-        If no training step among them has times.
+        If no training step has times.
     """
     steps = trace.steps
     known = (steps.start != UNKNOWN_TIME).all(axis=1)
     known &= (steps.end > steps.start).all(axis=1)
     there = np.flatnonzero(training_steps(trace, None) & known)
-    if iterations is None:
-        there = there[warm_up:] if len(there) > warm_up else there
-    else:
-        there = there[np.isin(steps.iteration[there], np.asarray(iterations))]
+    there = there[warm_up:] if len(there) > warm_up else there
     if not len(there):
         raise AnalysisError(
-            f"{trace.name} has no training step with a start and an end among those "
-            "asked for: capture with Recorder.step, or ask for others"
+            f"{trace.name} has no training step with a start and an end: capture with "
+            "Recorder.step"
         )
     chosen = steps.iteration[there]
     whole = (steps.end[there] - steps.start[there]) / 1e9

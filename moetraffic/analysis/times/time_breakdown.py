@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.skew.measures import ratio
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common
@@ -62,7 +63,7 @@ class TimeBreakdown:
         """Shares of each rank's time over all steps, ``[R, 4]``, in field order."""
         parts = (getattr(self, name).sum(axis=0) for name in PARTS)
         sums = np.stack(list(parts), axis=1).astype(np.float64)
-        return _quotient(sums, sums.sum(axis=1, keepdims=True))
+        return ratio(sums, sums.sum(axis=1, keepdims=True))
 
     @property
     def communication_fraction(self) -> Float64:
@@ -72,14 +73,7 @@ class TimeBreakdown:
     @property
     def hidden_fraction(self) -> Float64:
         """Share of each rank's communication hidden behind compute, ``[R]``."""
-        return _quotient(self.shares[:, 2], self.communication_fraction)
-
-
-def _quotient(part: Float64, whole: Float64) -> Float64:
-    """Divide; NaN where the divisor is not above zero."""
-    out = np.full_like(part, np.nan)
-    np.divide(part, whole, out=out, where=whole > 0)
-    return out
+        return ratio(self.shares[:, 2], self.communication_fraction)
 
 
 def distribution(

@@ -116,8 +116,8 @@ def test_steps_must_increase_and_be_as_many():
         trend([1, 2, 3], at=[0, 2, 2])
     with pytest.raises(AnalysisError, match="increase"):
         trend([1, 2, 3], at=[0, 1])
-    with pytest.raises(AnalysisError, match="3 points"):
-        trend([1, 2, 3], max_points=2)
+    with pytest.raises(AnalysisError, match="one curve"):
+        trend([[1, 2, 3]])
 
 
 def test_counting_noise_does_not_hide_a_long_memory():

@@ -8,7 +8,6 @@ from scipy.signal import lfilter
 
 from moetraffic.analysis.forecast.attenuation import fit_memory
 from moetraffic.analysis.noise.oracle import count_variance
-from moetraffic.errors import AnalysisError
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -71,9 +70,6 @@ def test_of_real_counts_lag_one_alone_is_far_too_small():
     mean, variance = counts.mean(axis=0), counts.var(axis=0, ddof=1)
     noise = float(count_variance(mean, 2000).sum() / variance.sum())
     assert found.noise_low <= noise <= found.noise_high
-    known = fit_memory(counts, noise_share=noise)
-    assert known.phi == pytest.approx(0.95, rel=0.02)
-    assert known.phi_high - known.phi_low < found.phi_high - found.phi_low
     assert found.series == pytest.approx(15, rel=0.1)
 
 
@@ -104,5 +100,3 @@ def test_gaps_and_edges():
     assert fit_memory(cut).steps == 299
     for short in (np.zeros((0, 2)), np.ones(5), np.full(60, np.nan), np.ones((60, 3))):
         assert "too few" in fit_memory(short).reason
-    with pytest.raises(AnalysisError, match="noise"):
-        fit_memory(x, noise_share=1.0)

@@ -65,7 +65,7 @@ def test_a_season_is_found_and_kept():
     rng = np.random.default_rng(2)
     week = rng.gamma(2, 50, size=(7, 12))
     x = np.tile(week, (60, 1)) + rng.normal(size=(420, 12))
-    found = forecast(x, horizons=[1, 10], max_order=2)
+    found = forecast(x, horizons=[1, 10])
     assert found.period == 7
     for at in found.horizons:
         assert at.best == "seasonal"
@@ -153,13 +153,15 @@ def test_candidates_agree_with_pandas():
 def test_an_autoregression_is_refitted_from_what_is_known_by_then():
     x = 5 + ar1(0.8, (120, 3), seed=6)
     cut = replace(split(120), refit_every=7)
-    block = SeriesBlock(x, cut, max_order=2)
+    block = SeriesBlock(x, cut)
     one = candidates.Candidate(family="ar", setting="", size=1)
     for origin in (59, 65, 66, 90, 110):
         last = max(r for r in cut.refits() if r <= origin + 1)
         made = block.forecast(one, np.array([origin]), 1)[:, 0]
-        rows = np.stack((np.ones(last - 2), x[1 : last - 1, 0]), axis=1)
-        c, phi = np.linalg.lstsq(rows, x[2:last, 0], rcond=None)[0]
+        # from the first step that has all lags of the largest order
+        first = candidates.MAX_ORDER
+        rows = np.stack((np.ones(last - first), x[first - 1 : last - 1, 0]), axis=1)
+        c, phi = np.linalg.lstsq(rows, x[first:last, 0], rcond=None)[0]
         assert made[0] == pytest.approx(c + phi * x[origin, 0], rel=1e-6)
 
 

@@ -54,14 +54,6 @@ def test_counting_alone_moves_an_even_or_a_skewed_hot_set(k, experts_per_token):
     assert found.counting_jaccard == pytest.approx(found.jaccard.mean(), rel=0.05)
 
 
-def test_bytes_are_counted_in_copies():
-    x = np.random.default_rng(1).multinomial(300, np.full(8, 1 / 8), 200)
-    in_copies = hot_set(x, k=2, seed=3).counting_overlap
-    in_bytes = hot_set(x * 4096, k=2, copy_size=4096, seed=3)
-    assert in_bytes.counting_overlap == in_copies
-    assert hot_set(x * 4096, k=2, seed=3).counting_overlap > 1.2 * in_copies
-
-
 def test_a_router_that_stays_is_told_from_counting():
     state = np.zeros((600, 16))
     rng = np.random.default_rng(2)
@@ -133,7 +125,6 @@ def test_it_is_drawn_once_for_all():
         ({"k": 0}, "choose K"),
         ({"k": 4}, "choose K"),
         ({"k": 1, "experts_per_token": 0}, "expert or more"),
-        ({"k": 1, "copy_size": 0}, "expert or more"),
     ],
 )
 def test_what_a_hot_set_needs(arguments, message):
