@@ -25,12 +25,9 @@ from .congestion import BalancedPaths, balance_paths
 from .decomposition import (
     MATCHINGS,
     Decomposition,
-    Duty,
     coverage,
     decompose,
-    duty,
     stuffing,
-    term_seconds,
 )
 from .direct import dragonfly, torus
 from .loads import (
@@ -53,7 +50,6 @@ __all__ = [
     "Circle",
     "Compatibility",
     "Decomposition",
-    "Duty",
     "Hosts",
     "Job",
     "Routes",
@@ -68,7 +64,6 @@ __all__ = [
     "cut_bounds",
     "decompose",
     "dragonfly",
-    "duty",
     "expected_max_load",
     "explicit",
     "fat_tree",
@@ -86,7 +81,6 @@ __all__ = [
     "spreading_bound",
     "strided",
     "stuffing",
-    "term_seconds",
     "torus",
     "unify",
 ]

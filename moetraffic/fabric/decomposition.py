@@ -21,15 +21,8 @@ the matching:
 ``any``
     any perfect matching: the baseline.
 
-A schedule establishes one circuit configuration per term.  A term lasts as long as its
-largest transfer; circuits are reconfigured before each term, and nothing is sent
-meanwhile:
-
-.. math::
-    t_k = \max_i \mathrm{served}_{ki} / C, \qquad
-    \mathrm{duty} = \frac{\sum_k t_k}{\sum_k t_k + K \delta}
-
-Terms that serve slack alone are skipped.
+A schedule establishes one circuit configuration per term
+(:mod:`moetraffic.policies.circuits.birkhoff`, which skips terms of slack alone).
 
 References
 ----------
@@ -60,8 +53,6 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from moetraffic.errors import FabricError
 
-from .topology import positive
-
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
@@ -85,27 +76,6 @@ class Decomposition:
     def terms(self) -> int:
         """Number of permutations K."""
         return len(self.weights)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Duty:
-    """Duration, coverage and duty cycle of a circuit schedule or of its first terms."""
-
-    terms: int  # circuit configurations used
-    coverage: float  # share of the demand served; NaN if no demand
-    sending_s: float  # time with circuits established
-    reconfiguring_s: float  # time spent in reconfiguration
-    bound_s: float  # lower bound: largest line sum over the capacity
-
-    @property
-    def total_s(self) -> float:
-        """Duration of the schedule, including reconfiguration, seconds."""
-        return self.sending_s + self.reconfiguring_s
-
-    @property
-    def duty(self) -> float:
-        """Share of the schedule's time spent sending; NaN for an empty schedule."""
-        return self.sending_s / self.total_s if self.total_s else float("nan")
 
 
 def stuffing(demand: npt.ArrayLike) -> Int64:
@@ -289,9 +259,6 @@ MATCHINGS: dict[str, Callable[[Int64, Int64, int], tuple[Int64, int]]] = {
 of the previous step) -> (column of each row, next limit)."""
 
 
-# ---- circuit schedules ----------------------------------------------------------
-
-
 def coverage(found: Decomposition) -> Float64:
     """Compute the share of the demand served by the first 1, 2 ... K terms.
 
@@ -327,69 +294,3 @@ def terms_for(found: Decomposition, share: float) -> int:
         return 0
     # tolerance: rounding of the share must not add a term
     return int(np.searchsorted(coverage(found), share - 1e-12)) + 1
-
-
-def term_seconds(found: Decomposition, *, capacity_bytes_s: float) -> Float64:
-    """Compute the sending time of each term, ``[K]`` seconds.
-
-    Parameters
-    ----------
-    found
-        A decomposition.
-    capacity_bytes_s
-        Capacity of a circuit.
-    """
-    positive(capacity_bytes_s, "the capacity")
-    return np.asarray(
-        found.served.max(axis=1, initial=0) / capacity_bytes_s, np.float64
-    )
-
-
-def duty(
-    found: Decomposition,
-    *,
-    capacity_bytes_s: float,
-    reconfigure_s: float,
-    terms: int | None = None,
-) -> Duty:
-    """Compute duration, coverage and duty cycle of a schedule of the first terms.
-
-    Parameters
-    ----------
-    found
-        A decomposition.
-    capacity_bytes_s
-        Capacity of a circuit.
-    reconfigure_s
-        Reconfiguration time before each term.
-    terms
-        Number of leading terms to schedule; None: all.
-
-    Raises
-    ------
-    FabricError
-        If the capacity is not positive, or the delay negative.
-
-    Examples
-    --------
-    >>> found = decompose([[0, 30, 10], [10, 0, 30], [30, 10, 0]])
-    >>> told = duty(found, capacity_bytes_s=10, reconfigure_s=0.5)
-    >>> told.sending_s, told.reconfiguring_s, told.duty, told.bound_s
-    (4.0, 1.0, 0.8, 4.0)
-    """
-    if not (reconfigure_s >= 0 and np.isfinite(reconfigure_s)):
-        raise FabricError(
-            f"a reconfiguration takes 0 s or longer, but {reconfigure_s} was given: "
-            "give a time such as 10us"
-        )
-    seconds = term_seconds(found, capacity_bytes_s=capacity_bytes_s)[:terms]
-    served, total = int(found.served[:terms].sum()), int(found.demand.sum())
-    standing = int((seconds > 0).sum())
-    lines = [int(found.demand.sum(axis=a).max(initial=0)) for a in (0, 1)]
-    return Duty(
-        terms=standing,
-        coverage=served / total if total else float("nan"),
-        sending_s=float(seconds.sum()),
-        reconfiguring_s=standing * reconfigure_s,
-        bound_s=max(lines) / capacity_bytes_s,
-    )

@@ -23,6 +23,7 @@ from .family import Family, network_of
 from .harness import PolicyFailure, PolicyRun, foresight, run_policy
 from .scores import NONE, PolicyScore, longer
 from .service.layer import EXCHANGE, Scope, bound_layer
+from .service.optical import OpticalSwitch, crossing, line_bytes
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -52,6 +53,7 @@ class Bench:
         self._forecasts: dict[tuple[str, str, int], Forecasts] = {}
         self._bounds: dict[tuple[str, Any], Float64] = {}
         self._tokens: dict[str, float] = {}
+        self._ports: dict[str, Float64] = {}
 
     def points(self, series: ExchangeSeries) -> Int64:
         """Return the iterations that are served, ``[n]`` consecutive indices."""
@@ -122,6 +124,30 @@ class Bench:
             self._tokens[unit] = float(np.mean(each)) / size if size else float("nan")
         return self._tokens[unit]
 
+    def port_seconds(self, unit: str, network: Any) -> tuple[float, float]:
+        """Bound exchanges by their busiest port: circuits' mean, packets' maximum.
+
+        An exchange that packets alone end before the first reconfiguration does gains
+        nothing by circuits.  NaN where there are none, or more than exchanges is timed.
+        """
+        if not isinstance(network, OpticalSwitch) or self.scope.name != "exchange":
+            return float("nan"), float("nan")
+        if unit not in self._ports:
+            series = self.series[unit]
+            self._ports[unit] = np.array(
+                [
+                    line_bytes(crossing(truth[point]))
+                    for truth in series.layers.values()
+                    for point in self.points(series).tolist()
+                ]
+            )
+        sent = self._ports[unit]
+        rate = network.packet_bytes_s
+        return (
+            float(sent.mean()) / network.port_bytes_s,
+            float(sent.max()) / rate if rate else float("nan"),
+        )
+
     def scores(
         self,
         maker: Maker,
@@ -138,6 +164,7 @@ class Bench:
         policy = maker()
         forecasters = self.forecasters if policy.forecasts else (NONE,)
         bound = self.bounds(family, network)
+        transfer_s, packets_s = self.port_seconds(family.unit, network)
         runs: dict[str, PolicyRun] = {}
         for forecaster in forecasters:
             used = "persistence" if forecaster == NONE else forecaster
@@ -166,6 +193,8 @@ class Bench:
                 age=age,
                 delay_s=getattr(network, "delay_s", float("nan")),
                 circuits=getattr(network, "circuits", 0),
+                transfer_s=transfer_s,
+                pays_below_s=packets_s + getattr(network, "window_s", 0.0),
                 tokens=self.tokens(family.unit),
                 part=part,
             )

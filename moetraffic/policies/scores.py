@@ -48,6 +48,8 @@ class PolicyScore:
     delay_s: float  # reconfiguration; NaN where the network has none
     circuits: int  # of a port; 0 where the network has none
     tokens: float  # mean token copies that a rank sends; NaN where unknown
+    transfer_s: float  # of the mean exchange's busiest port through circuits, or NaN
+    pays_below_s: float  # delay from which packets alone are never slower, or NaN
     part: str  # "early" or "late" in training; "": the whole run
     exchanges: int
     completion_p50_s: float

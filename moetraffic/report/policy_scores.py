@@ -93,6 +93,15 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
             text += f"; planning pays up to a delay of {duration(even)}"
         else:
             text += "; planning pays at none of the delays evaluated"
+    if best.delay_s > best.transfer_s:
+        text += (
+            f"; the delay is {best.delay_s / best.transfer_s:.3g} times the transfer"
+        )
+    if best.delay_s >= best.pays_below_s:
+        text += (
+            ": no circuit policy is faster than packets alone, for any exchange "
+            f"(break-even: {duration(best.pays_below_s)})"
+        )
     return f"{text}."
 
 

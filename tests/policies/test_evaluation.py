@@ -31,6 +31,8 @@ from moetraffic.policies.service.cluster import Cluster
 from moetraffic.policies.service.optical import (
     Matchings,
     Service,
+    crossing,
+    line_bytes,
     max_weight_matchings,
 )
 from moetraffic.policies.service.packet_network import PacketNetwork
@@ -240,6 +242,29 @@ def test_break_even_is_where_the_times_cross() -> None:
     )
     assert break_even_s(made, "a", "best") == pytest.approx(1e-4)
     assert np.isnan(break_even_s(made, "b", "best"))
+
+
+def test_the_verdict_names_a_delay_that_dominates() -> None:
+    made = drawn(16)
+    longest = max(line_bytes(crossing(m)) for x in made.layers.values() for m in x[8:])
+    even = longest / OPTICAL.packet_bytes_s
+    for delay, said in ((0.99 * even, False), (1.01 * even, True)):
+        found = evaluate(
+            made,
+            ["packets", "max-weight", "birkhoff"],
+            networks={"optical": OPTICAL.with_delay(delay)},
+            forecasters=["persistence"],
+        )
+        text = verdict(found)
+        assert "times the transfer" in text
+        assert ("no circuit policy is faster" in text) == said
+        packets, *others = found.scores
+        assert packets.pays_below_s == pytest.approx(even)
+        if said:  # as it is by brute force
+            for one in others:
+                pairs = zip(one.by_iteration_s, packets.by_iteration_s, strict=True)
+                assert all(a >= b - 1e-12 for a, b in pairs)
+    assert "times the transfer" not in verdict(evaluate(made, ["packets"]))
 
 
 def test_bad_input_is_one_sentence() -> None:

@@ -17,7 +17,7 @@ def _decomposed(matrix: npt.ArrayLike, matching: str = "max-min") -> Decompositi
     return decompose(np.rint(crossing(matrix)).astype(np.int64), matching=matching)
 
 
-def _plan(found: Decomposition, terms: int | None = None) -> Matchings:
+def configurations(found: Decomposition, terms: int | None = None) -> Matchings:
     """Hold each term for its largest transfer; terms of slack alone are skipped.
 
     Circuits that a term needs for slack alone stay established: they carry bytes that
@@ -55,7 +55,7 @@ class Birkhoff:
 
 def birkhoff(matrix: npt.ArrayLike) -> Matchings:
     """Plan all terms of a byte matrix ``[W, W]``, which is rounded to whole bytes."""
-    return _plan(_decomposed(matrix))
+    return configurations(_decomposed(matrix))
 
 
 @dataclass(kw_only=True)
@@ -102,14 +102,14 @@ class Solstice:
         switch = view.network
         found = _decomposed(view.forecast, "halving")
         if not switch.packet_bytes_s:
-            return _plan(found)
+            return configurations(found)
         left = crossing(np.rint(view.forecast))
         ports, used_s = np.arange(view.ranks), 0.0
         for term, (to, sent) in enumerate(
             zip(found.permutations, found.served, strict=True)
         ):
             if line_bytes(left) <= switch.packet_bytes_s * used_s:
-                return _plan(found, term)
+                return configurations(found, term)
             left[ports, to] -= sent
             used_s += float(sent.max()) / switch.port_bytes_s + switch.delay_s
-        return _plan(found)
+        return configurations(found)

@@ -14,12 +14,13 @@ from moetraffic.analysis.network.circuit_plan import CircuitPlan
 from moetraffic.analysis.rhythm.typical_iteration import TypicalIteration
 from moetraffic.fabric import decompose
 from moetraffic.fabric.compatibility import Compatibility, Job, around
-from moetraffic.fabric.decomposition import (
-    Decomposition,
-    coverage,
-    duty,
-    term_seconds,
-    terms_for,
+from moetraffic.fabric.decomposition import Decomposition, coverage, terms_for
+from moetraffic.policies.circuits.birkhoff import configurations
+from moetraffic.policies.service.optical import (
+    OpticalSwitch,
+    crossing,
+    line_bytes,
+    serve_circuits,
 )
 from moetraffic.report.chart import (
     Axis,
@@ -54,6 +55,7 @@ def circuits_as_dict(
 ) -> dict[str, Any]:
     """Convert circuit schedules to plain data: terms with bytes and times."""
     rate = capacity_bytes_s
+    switch = OpticalSwitch(rate_bytes_s=rate, delay_s=reconfigure_s)
     return {
         "kind": "circuit schedule (Birkhoff-von Neumann)",
         "capacity_bytes_s": rate,
@@ -64,26 +66,26 @@ def circuits_as_dict(
                 "exchange": one.name,
                 "ranks": list(one.ranks),
                 "of": one.about,
-                "schedules": [
-                    _schedule(found, rate, reconfigure_s) for found in one.schedules
-                ],
+                "schedules": [_schedule(found, switch) for found in one.schedules],
             }
             for one in served
         ],
     }
 
 
-def _schedule(found: Decomposition, rate: float, delay: float) -> dict[str, Any]:
-    cycle = duty(found, capacity_bytes_s=rate, reconfigure_s=delay)
+def _schedule(found: Decomposition, switch: OpticalSwitch) -> dict[str, Any]:
+    """Serve the decomposed bytes by the plan for them, and describe it."""
+    service = serve_circuits(found.demand, configurations(found), switch)
+    waiting, took = service.reconfigurations * switch.delay_s, service.completion_s
     return {
         "matching": found.matching,
         "demand_bytes": int(found.demand.sum()),
         "slack_bytes": int(found.slack.sum()),
-        "circuits": cycle.terms,
-        "sending_s": cycle.sending_s,
-        "reconfiguring_s": cycle.reconfiguring_s,
-        "duty": cycle.duty,
-        "lower_bound_s": cycle.bound_s,
+        "circuits": service.reconfigurations,
+        "sending_s": took - waiting,
+        "reconfiguring_s": waiting,
+        "duty": 1 - waiting / took if took else float("nan"),
+        "lower_bound_s": line_bytes(crossing(found.demand)) / switch.rate_bytes_s,
         "terms_for": {f"{s:g}": terms_for(found, s) for s in SHARES},
         "coverage": coverage(found),
         "terms": [
@@ -92,7 +94,7 @@ def _schedule(found: Decomposition, rate: float, delay: float) -> dict[str, Any]
                 found.permutations.tolist(),
                 found.served.tolist(),
                 found.weights.tolist(),
-                term_seconds(found, capacity_bytes_s=rate).tolist(),
+                (found.served.max(axis=1, initial=0) / switch.rate_bytes_s).tolist(),
                 strict=True,
             )
         ],
@@ -103,24 +105,25 @@ def circuits_table(
     served: Sequence[CircuitPlan], *, capacity_bytes_s: float, reconfigure_s: float
 ) -> Table:
     """Tabulate the circuit schedules by exchange, as means over its matrices."""
+    switch = OpticalSwitch(rate_bytes_s=capacity_bytes_s, delay_s=reconfigure_s)
     rows = []
     for one in served:
-        every = one.schedules
-        cycles = [
-            duty(f, capacity_bytes_s=capacity_bytes_s, reconfigure_s=reconfigure_s)
-            for f in every
-        ]
+        every = [_schedule(found, switch) for found in one.schedules]
         rows.append(
             (
                 *(one.layer if one.layer >= 0 else None, one.name),
                 *(rank_span(one.ranks), one.about),
-                mean([f.demand.sum() for f in every]),
-                mean([c.terms for c in cycles]),
-                *(mean([terms_for(f, share) for f in every]) for share in SHARES),
-                mean([c.sending_s for c in cycles]),
-                mean([c.bound_s for c in cycles]),
-                mean([c.total_s for c in cycles]),
-                mean([c.duty for c in cycles]),
+                *(
+                    mean([f[key] for f in every])
+                    for key in ("demand_bytes", "circuits")
+                ),
+                *(mean([f["terms_for"][f"{s:g}"] for f in every]) for s in SHARES),
+                *(
+                    mean([f[key] for f in every])
+                    for key in ("sending_s", "lower_bound_s")
+                ),
+                mean([f["sending_s"] + f["reconfiguring_s"] for f in every]),
+                mean([f["duty"] for f in every]),
             )
         )
     matching = served[0].schedules[0].matching if served else ""
@@ -142,28 +145,32 @@ def circuits_sentences(
     served: Sequence[CircuitPlan], *, capacity_bytes_s: float, reconfigure_s: float
 ) -> list[str]:
     """Summarize circuit schedules: times over their bound, circuits, duty cycle."""
-    limits: dict[str, Any] = {
-        "capacity_bytes_s": capacity_bytes_s,
-        "reconfigure_s": reconfigure_s,
-    }
-    every = [(one, f, duty(f, **limits)) for one in served for f in one.schedules]
-    some = [(one, f, cycle) for one, f, cycle in every if cycle.bound_s > 0]
-    if not some:
+    switch = OpticalSwitch(rate_bytes_s=capacity_bytes_s, delay_s=reconfigure_s)
+    every = [(one, _schedule(f, switch)) for one in served for f in one.schedules]
+    every = [(one, made) for one, made in every if made["lower_bound_s"]]
+    if not every:
         return ["Circuits: no exchange sends bytes between ranks."]
-    ratios = np.array([cycle.total_s / cycle.bound_s for *_, cycle in some])
-    slowest, _, longest = max(some, key=lambda one: one[2].total_s)
-    circuits = [cycle.terms for *_, cycle in some]
-    needed = {share: [terms_for(f, share) for _, f, _ in some] for share in SHARES}
-    shares = ", ".join(f"{mean(n):.3g} for {share:.0%}" for share, n in needed.items())
+    took = [made["sending_s"] + made["reconfiguring_s"] for _, made in every]
+    ratios = np.divide(took, [made["lower_bound_s"] for _, made in every])
+    at = int(np.argmax(took))
+    slowest, longest = every[at]
+    circuits = [made["circuits"] for _, made in every]
+    shares = ", ".join(
+        f"{mean([made['terms_for'][f'{share:g}'] for _, made in every]):.3g} for "
+        f"{share:.0%}"
+        for share in SHARES
+    )
     where = f"layer {slowest.layer}, " if slowest.layer >= 0 else ""
+    even = mean([made["sending_s"] / made["circuits"] for _, made in every])
     return [
-        f"Circuits of {bit_rate(capacity_bytes_s)}, {some[0][1].matching} matching: "
-        f"{duration(longest.total_s)} for the slowest of {len(some)} exchanges "
-        f"({where}{slowest.name}, {slowest.about}), {ratios.max():.3g} times its lower "
+        f"Circuits of {bit_rate(capacity_bytes_s)}, {longest['matching']} matching: "
+        f"{duration(took[at])} for the slowest of {len(every)} exchanges "
+        f"({where}{slowest.name}, {slowest.about}), {ratios[at]:.3g} times its lower "
         f"bound; median of all {np.median(ratios):.3g} times.",
         f"Reconfiguration of {duration(reconfigure_s)}: {min(circuits)} to "
         f"{max(circuits)} circuits an exchange, mean duty cycle "
-        f"{mean([cycle.duty for *_, cycle in some]):.1%}.",
+        f"{mean([made['duty'] for _, made in every]):.1%}; at a delay above "
+        f"{duration(even)} reconfiguration takes longer than the transfer.",
         f"Circuits needed for a share of the bytes, mean: {shares}.",
     ]
 
@@ -368,6 +375,7 @@ def _coverage(
 ) -> Panel:
     fewest = ("max-min",) if len(demand) <= SMALL else ()
     matchings = (*fewest, "max-weight", "halving")
+    switch = OpticalSwitch(rate_bytes_s=rate, delay_s=RECONFIGURE_S)
     series, notes, most = [], [], 0
     # decreasing widths keep coinciding lines visible
     for matching, color, width in zip(
@@ -390,12 +398,13 @@ def _coverage(
                 size=5 + 2 * width,
             )
         )
-        cycle = duty(found, capacity_bytes_s=rate, reconfigure_s=RECONFIGURE_S)
+        made = _schedule(found, switch)
         notes.append(
             f"{matching}: {terms_for(found, 0.9)} of {found.terms} permutations serve "
             f"90% of the bytes, duty "
-            f"cycle {100 * cycle.duty:.2g}%, {duration(cycle.total_s)} (lower bound "
-            f"{duration(cycle.bound_s)})"
+            f"cycle {100 * made['duty']:.2g}%, "
+            f"{duration(made['sending_s'] + made['reconfiguring_s'])} (lower bound "
+            f"{duration(made['lower_bound_s'])})"
         )
     few = most <= FEW
     return Panel(
