@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from .text import html_text, visible
-from .units import bit_rate, byte_size, duration
+from .units import bit_rate, byte_size, duration, three_digits
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -29,6 +29,7 @@ It grows when a field is renamed, removed or changes its meaning, not when one i
 
 QUANTITIES: dict[str, Callable[[float], str]] = {
     "bytes": byte_size,
+    "three digits": three_digits,
     "bytes/s": lambda value: f"{byte_size(value)}/s",
     "bit/s": bit_rate,  # from bytes per second
     "s": duration,

@@ -43,6 +43,17 @@ def amount(value: float, unit: str) -> str:
     return f"{value:.4g} copies" if unit == "token copies" else f"{value:.4g}"
 
 
+def three_digits(value: float) -> str:
+    """Format a number with three significant digits, trailing zeros included.
+
+    Examples
+    --------
+    >>> three_digits(0.2), three_digits(1.0), three_digits(217.0), three_digits(12345.0)
+    ('0.200', '1.00', '217', '1.23e+04')
+    """
+    return f"{value:#.3g}".rstrip(".")
+
+
 def rank_span(ranks: Sequence[int]) -> str:
     """Format world ranks as a range ("0 to 3") or a list ("2, 6").
 

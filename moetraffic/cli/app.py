@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from moetraffic import __version__
 from moetraffic.report.console import configuration, terminal
@@ -48,10 +50,27 @@ MODULES = {"bench": "replay", "import": "import_"}
 WINGS = ("replay", "bench")
 """Verbs that start another program in this one's place."""
 
+
+class _Command(TyperCommand):
+    """Verb that rejects an option given twice, whose first value would be ignored."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for option, number in Counter(order).items():
+            alone = not (option.multiple or getattr(option, "is_flag", True))
+            if number > 1 and alone and option.param_type_name == "option":
+                ctx.fail(
+                    f"{option.opts[-1]} takes one value, but is given {number} times: "
+                    "give it once, or run the command once for each value"
+                )
+        return super().parse_args(ctx, args)
+
+
 for _verb in VERBS:
     _module = import_module(f"moetraffic.cli.{MODULES.get(_verb, _verb)}")
     _function = getattr(_module, "import_" if _verb == "import" else _verb)
-    app.command(_verb, context_settings=getattr(_module, "CONTEXT", None))(_function)
+    _settings = getattr(_module, "CONTEXT", None)
+    app.command(_verb, cls=_Command, context_settings=_settings)(_function)
 
 
 def _version(asked: bool) -> None:

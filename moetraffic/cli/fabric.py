@@ -54,7 +54,7 @@ def fabric(
     capacity: Annotated[
         float,
         option(
-            "Capacity of a NIC, each way: 400Gbps, 50GB/s.",
+            "Capacity of a NIC, or of a torus's links, each way: 400Gbps, 50GB/s.",
             panel=NETWORK,
             read=bytes_per_second,
         ),
@@ -74,7 +74,10 @@ def fabric(
     spines: Annotated[
         int | None,
         option(
-            "Number of spines.", panel=NETWORK, shown="uplinks about as fast as NICs"
+            "Number of spines.",
+            panel=NETWORK,
+            shown="uplinks about as fast as NICs",
+            min=1,
         ),
     ] = None,
     oversubscription: Annotated[

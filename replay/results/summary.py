@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from moetraffic.units import byte_size, duration
+from moetraffic.units import byte_size, duration, three_digits
 
 from .ratio import LEVEL
 from .result import Fidelity, PartFidelity, Replay
@@ -69,9 +69,11 @@ def quotation(replay: Replay) -> str:
     if found is None or part is None or math.isnan(part.busbw_gbs):
         return "No byte crossed the network: no operation has bytes between ranks."
     name = "all-to-all" if part.by == "operation" else "all operations:"
-    line = f"{name} busbw {part.busbw_gbs:.3g} GB/s"
+    line = f"{name} busbw {three_digits(part.busbw_gbs)} GB/s"
     if not math.isnan(part.over_bound.value):
-        line += f", {part.over_bound.value:.3g}x the lower bound by transfer time"
+        line += (
+            f", {three_digits(part.over_bound.value)}x the lower bound by transfer time"
+        )
         line += f" ({found.bound_of})"
     if not math.isnan(part.waiting):
         line += f", waiting {part.waiting:.0%}"
@@ -93,10 +95,12 @@ def _interval(found: Fidelity, part: PartFidelity) -> str:
     if found.runs == 1:
         return "n = 1 run, no interval between runs (--repeat 5 has one)"
     bound = part.over_bound
-    text = f"n = {found.runs} runs, {LEVEL:.0%} CI {part.busbw_low_gbs:.3g} to "
-    text += f"{part.busbw_high_gbs:.3g} GB/s"
+    text = (
+        f"n = {found.runs} runs, {LEVEL:.0%} CI {three_digits(part.busbw_low_gbs)} to "
+    )
+    text += f"{three_digits(part.busbw_high_gbs)} GB/s"
     if not math.isnan(bound.low):
-        text += f", {bound.low:.3g} to {bound.high:.3g}x"
+        text += f", {three_digits(bound.low)} to {three_digits(bound.high)}x"
     return text
 
 

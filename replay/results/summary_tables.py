@@ -123,7 +123,7 @@ def _times(fidelity: Fidelity) -> Table:
             **{"operations": "<", "number": "d"},
             **{"call p50": "s", "p90": "s", "p99": "s", "max": "s"},
             **{"transfer p50": "s", "total": "s", "waiting": ".0%"},
-            **{"busbw, GB/s": ".3g", "straggler": "<"},
+            **{"busbw, GB/s": "three digits", "straggler": "<"},
         },
         rows=[
             (

@@ -217,3 +217,28 @@ def test_impossible_schedules(
     printed = capsys.readouterr()
     assert said in printed.err
     assert len(printed.err.splitlines()) == 1
+
+
+def test_an_option_given_twice_is_an_error(
+    capsys: pytest.CaptureFixture[str], captured: Path
+) -> None:
+    """The first of two topologies would be ignored."""
+    twice = ("--topology", "torus", "--topology", "single")
+    assert main(["fabric", str(captured), *twice]) == 2
+    assert "--topology takes one value, but is given 2 times" in capsys.readouterr().err
+    assert main(["fabric", str(captured), "--spines", "0"]) == 2
+    assert "at least 1" in capsys.readouterr().err
+
+
+def test_collisions_agree_with_the_verdict(
+    capsys: pytest.CaptureFixture[str], captured: Path
+) -> None:
+    """Of one flow on a set of links none collides, and a host's link is no such set."""
+    assert main(["fabric", str(captured), "--spines", "4"]) == 0
+    ecmp = [x for x in capsys.readouterr().out.splitlines() if x.startswith("ECMP")]
+    assert "none with the bottleneck link" in ecmp[0]
+    shape = ("--topology", "torus", "--shape", "2x2")
+    assert main(["fabric", str(captured), *shape]) == 0
+    out = capsys.readouterr().out
+    assert "torus 2x2, 400 Gbps links, 800 Gbps NICs" in out
+    assert "1 of 1 flows" not in out

@@ -13,6 +13,7 @@ from moetraffic.errors import MoetrafficError
 from moetraffic.fabric.assessment import Assessment, assess
 from moetraffic.fabric.loads import bisection_bytes_s, link_times
 from moetraffic.fabric.named import Network
+from moetraffic.fabric.topology import Topology, nic_name
 from moetraffic.report.chart import (
     DASHES,
     Axis,
@@ -24,7 +25,7 @@ from moetraffic.report.chart import (
 )
 from moetraffic.tables import Table, tables_of
 from moetraffic.trace import Trace
-from moetraffic.units import bit_rate, byte_size, duration
+from moetraffic.units import bit_rate, byte_size, duration, three_digits
 
 DRAWN = 16  # links in the chart
 SETS = 6  # of links, in the table of collisions
@@ -84,7 +85,7 @@ def sentences(found: Assessment) -> list[str]:
     """Summarize an assessment: the bottleneck and its bound, traffic, collisions."""
     network, mean = found.topology, float(found.bottleneck_s.mean())
     bounds = {name: float(values.mean()) for name, values in _times(found)[1:]}
-    where = f"{network.name}, {bit_rate(network.hosts.nic_bytes_s)} NICs"
+    where = f"{network.name}, {_rates(network)}"
     link = f", mostly {found.hot[0].name}" if found.hot else ""
     lines = [
         f"Bottleneck link{link}: {duration(mean)} an iteration (mean; at most "
@@ -97,18 +98,36 @@ def sentences(found: Assessment) -> list[str]:
         name = max(bounds, key=lambda name: bounds[name])
         lines.insert(
             1,
-            f"Its time is {mean / (bounds[name] or mean):.3g} times the largest {name} "
+            f"Its time is {three_digits(mean / (bounds[name] or mean))} times the largest {name} "
             f"({duration(bounds[name])}).",
         )
-    if found.collisions:
-        one = found.collisions[0]
+    # one flow collides with none
+    several = [one for one in found.collisions if one.flows > 1]
+    hottest = found.hot[0].name if found.hot else ""
+    here = [one for one in several if hottest in one.links]
+    if several:
+        one = (here or several)[0]
+        of = f"worst of {len(several)} sets of links, none with the bottleneck link"
         lines.append(
-            f"ECMP collisions, worst of {len(found.collisions)} sets of links: "
+            f"ECMP collisions, {'links of the bottleneck' if here else of}: "
             f"{one.max_flows:.3g} of {one.flows:.3g} flows on one link (random "
-            f"hashing: {one.expected_max_flows:.3g}), {one.bytes_over_even:.3g} times "
+            f"hashing: {one.expected_max_flows:.3g}), {three_digits(one.bytes_over_even)} times "
             "its even share of bytes."
         )
+    elif found.collisions:
+        lines.append("ECMP collisions: none, no set of equal links has several flows.")
     return lines
+
+
+def _rates(network: Topology) -> str:
+    """State the rates of NICs, and of links where those of a NIC are faster."""
+    hosts = network.hosts
+    name = nic_name(0, 0)
+    nic = network.graph.edges[name, network.attached(0, 0)]["capacity"]
+    if nic <= hosts.nic_bytes_s:
+        return f"{bit_rate(nic)} NICs"
+    links = f"{bit_rate(hosts.nic_bytes_s)} links"
+    return f"{links}, {bit_rate(nic)} NICs (all links of a router)"
 
 
 @tables_of.register
@@ -118,8 +137,8 @@ def tables(found: Assessment) -> list[Table]:
     hosts, half = network.hosts, bisection_bytes_s(network)
     facts = {
         "network": network.name,
-        "hosts": f"{hosts.number}, each {hosts.ranks} ranks and {hosts.nics} NICs of "
-        f"{bit_rate(hosts.nic_bytes_s)}",
+        "hosts": f"{hosts.number}, each {hosts.ranks} ranks and {hosts.nics} NICs; "
+        + _rates(network),
         "switches": f"{len(network.switches)}, "
         f"{int(network.between_switches.sum())} links between them",
         "bisection": f"{bit_rate(half)} each way" if np.isfinite(half) else "",

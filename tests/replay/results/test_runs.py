@@ -112,7 +112,7 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
         load=[HostLoad(node="a", cores=2, others=1.3)],
     )
     line = quotation(three)
-    assert line.startswith("all-to-all busbw 0.477 GB/s, 2.1x the lower bound by ")
+    assert line.startswith("all-to-all busbw 0.477 GB/s, 2.10x the lower bound by ")
     assert "(8 Gbps a rank), waiting 0%; n = 3 runs, 95% CI 0.423 to 0.536 GB" in line
     lines = sentences(three)
     assert lines[0] == line
