@@ -25,7 +25,8 @@ from moetraffic.trace.hdf5.durable import validate_outputs
 from .output import present
 
 BIG_RED_200 = "big-red-200"
-PARTS = ("platforms", "protocols")
+PRESETS = ("platforms", "protocols")
+PARTS = ("fits", *PRESETS)
 
 
 def bandwidth(
@@ -63,10 +64,10 @@ def bandwidth(
     if table is None:
         _presets(as_json, names, tables)
         return
-    if names:
+    if {*names} & {*PRESETS}:
         raise AnalysisError(
-            f"--only selects among the presets, but {table} is named, too: leave one "
-            "out"
+            f"{', '.join(PRESETS)} are of the presets, but {table} is named, too: "
+            "leave one out"
         )
     from moetraffic.patterns.bandwidth.measurements import big_red_200, read_table
     from moetraffic.report.results import bandwidth as report
@@ -78,7 +79,7 @@ def bandwidth(
             f"{table} has no measurement {place} of place: choose another --place"
         )
     data: dict[str, Any] = {"curves": report.records(found)}
-    shown: list[Any] = [report.sheet(found)]
+    shown = report.sentences(found)
     if collective is not None:
         got = found.effective(collective, ranks, size, span=span)
         time_us, busbw_gbs = float(got.time_s) * 1e6, float(got.bytes_s) / 1e9
@@ -91,12 +92,22 @@ def bandwidth(
             "measured_around": bool(got.inside),
         }
         how = "interpolated" if got.inside else "extrapolated"
-        shown.append(
+        shown.insert(
+            0,
             f"{collective} of {size} B on {ranks} ranks: {time_us:.4g} us, "
-            f"{busbw_gbs:.4g} GB/s ({how})"
+            f"{busbw_gbs:.4g} GB/s ({how}).",
         )
     chart = report.figure(found, str(table))
-    present(data, *shown, as_json=as_json, chart=chart, plot=plot)
+    parts = {"fits": [report.sheet(found)]}
+    present(
+        *(data, *shown),
+        as_json=as_json,
+        parts=parts,
+        only=names,
+        tables=tables,
+        chart=chart,
+        plot=plot,
+    )
 
 
 def _presets(as_json: bool, only: Sequence[str], tables: bool) -> None:

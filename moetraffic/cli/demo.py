@@ -19,7 +19,7 @@ from moetraffic.launch.training import capture_run
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.report.console.terminal import Paper, say
-from moetraffic.report.results.overview import overview, tables
+from moetraffic.report.results.overview import overview, sentence, tables
 from moetraffic.trace import Trace
 
 from .capture import OVERWRITE, refuse_empty_corpus
@@ -101,7 +101,8 @@ def demo(
             (output / "summary.json").write_text(json_text(told) + "\n")
             with (output / "summary.txt").open("w") as file:
                 paper = Paper(file=file, width=120)
-                paper.show([*lines, "", *tables(trace, run), *summary.tables(found)])
+                shown = [*lines, "", sentence(trace, run), *tables(trace, run)]
+                paper.show([*shown, *summary.tables(found)])
     present(told, "", *lines, "", *_next(output), as_json=as_json)
 
 

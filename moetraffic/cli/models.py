@@ -8,25 +8,69 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.patterns import PRESETS, Preset, preset
-from moetraffic.report.console.options import AsJson
+from moetraffic.report.console.options import (
+    AllTables,
+    AsJson,
+    only_option,
+    parts_of,
+)
 from moetraffic.tables import Table
 
 from .output import present
 
+PARTS = ("models",)
+
 
 def models(
     name: Annotated[str, typer.Argument(help="Preset to show with all fields.")] = "",
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the model presets, or show one with all its fields.
 
     Example: moetraffic models mixtral-8x7b
     """
+    names = parts_of(only, PARTS, tables=tables)
     found = [preset(name)] if name else list(PRESETS.values())
     data = {"models": {one.name: as_dict(one) for one in found}}
-    hint = "capture --model NAME trains one; --layers, --hidden ... resize it"
-    shown = [details(found[0])] if name else [listing(found), hint]
-    present(data, *shown, as_json=as_json)
+    shown = [described(found[0])] if name else named(found)
+    parts = {"models": [details(found[0]) if name else listing(found)]}
+    present(data, *shown, as_json=as_json, parts=parts, only=names, tables=tables)
+
+
+def named(presets: list[Preset]) -> list[str]:
+    """Name presets by kind, with the range of their parameters."""
+    sizes = [one.parameters.total for one in presets]
+    lines = [
+        f"{len(presets)} presets of {number(min(sizes))} to {number(max(sizes))} "
+        "parameters; moetraffic models NAME describes one."
+    ]
+    for kind, moe in (("Mixtures of experts", True), ("Dense models", False)):
+        names = [one.name for one in presets if bool(one.model.experts) is moe]
+        lines.append(f"{kind}: {', '.join(names)}.")
+    return [
+        *lines,
+        "capture --model NAME trains one; --layers, --hidden ... resize it.",
+    ]
+
+
+def described(found: Preset) -> str:
+    """Describe a preset in one sentence: shape, parameters, source, and a remark."""
+    shape, count = found.model, found.parameters
+    experts = (
+        f"{shape.experts} experts, k={found.gating.k}" if shape.experts else "dense"
+    )
+    published = ""
+    if found.published:
+        total = count.total + sum(dict(found.left_out).values())
+        published = f" ({total / found.published - 1:+.1%} from the published number)"
+    remark = f"; {found.remark}" if found.remark else ""
+    return (
+        f"{found.name}: {shape.layers} layers, hidden {shape.hidden}, {experts}; "
+        f"{count.total:,} parameters{published}, {number(count.active)} active; "
+        f"{found.source}{remark}."
+    )
 
 
 def as_dict(found: Preset) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from moetraffic.errors import MoetrafficError
 from moetraffic.report.console.selection import selected
 from moetraffic.report.console.terminal import Paper, say
 from moetraffic.report.results.overview import overview
+from moetraffic.report.results.overview import sentence as overview_sentence
 from moetraffic.report.results.overview import tables as overview_tables
 from moetraffic.tables import SCHEMA_VERSION, plain
 from moetraffic.trace import Trace
@@ -112,6 +113,7 @@ def present_trace(
         run, *sources, calls = overview_tables(trace, path)
         present(
             {**more, **overview(trace, path), **found} if as_json else None,
+            *([] if as_json else [overview_sentence(trace, path)]),
             run,
             as_json=as_json,
             parts=dict(zip(TRACE_PARTS, (sources, [calls]), strict=True)),

@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.report.console.options import AsJson, Force, option
+from moetraffic.report.console.options import (
+    AllTables,
+    AsJson,
+    Force,
+    only_option,
+    option,
+    parts_of,
+)
 
 from .output import json_text, make_folder, present, write_output
 
@@ -26,6 +33,8 @@ def reproduce(
         Path | None, option("Folder for JSON and pictures.", "-o", "--output")
     ] = None,
     force: Force = False,
+    tables: AllTables = False,
+    only: Annotated[str | None, only_option(["the study"])] = None,
     as_json: AsJson = False,
 ) -> None:
     """Recompute the tables of a published study and show the errors.
@@ -36,6 +45,7 @@ def reproduce(
     from moetraffic.studies import there
 
     names = there() if study == ALL else (study,)
+    chosen = parts_of(only, names, tables=tables)
     found = [computed(name) for name in names]
     if output is not None:
         make_folder(output, [f"{name}.json" for name in names], force=force)
@@ -59,6 +69,14 @@ def reproduce(
             for name, drawn in (stripes() if one.name == "apnet24" else {}).items():
                 picture = output / f"{one.name}-{name}.png"
                 written.append(figures.save(drawn, picture))
-    texts = [table for one in found for table in report.tables(one)]
+    texts = [line for one in found for line in report.sentences(one)]
     data = told if study == ALL else told[0]
-    present(data, *texts, as_json=as_json, written=written)
+    parts = {one.name: report.tables(one) for one in found}
+    present(
+        *(data, *texts),
+        as_json=as_json,
+        parts=parts,
+        only=chosen,
+        tables=tables,
+        written=written,
+    )

@@ -21,7 +21,7 @@ from moetraffic.report.console.options import (
     option,
 )
 from moetraffic.report.console.terminal import Paper, announce
-from moetraffic.report.results.overview import tables
+from moetraffic.report.results.overview import sentence, tables
 from moetraffic.trace import Trace
 from moetraffic.trace.choices import NO_SAMPLE
 from moetraffic.trace.segments.series import clear, make_room
@@ -115,7 +115,7 @@ def harvest(
     made = SegmentMerger(output, began, force=force, say=announce).gather(notes)
     for name in made:
         with Trace.open(name) as trace:
-            paper.show(tables(trace, name))
+            paper.show([sentence(trace, name), *tables(trace, name)])
             if token_sample and not any(site.choices for site in trace.sites):
                 announce(NO_SAMPLE)
     if made:

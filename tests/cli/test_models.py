@@ -15,6 +15,10 @@ from moetraffic.patterns import PRESETS, Workload, preset
 
 def test_the_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 8
+    assert lines[0].startswith(f"{len(PRESETS)} presets of ")
+    assert main(["models", "--tables"]) == 0
     shown = capsys.readouterr().out
     for found in PRESETS.values():
         (row,) = [

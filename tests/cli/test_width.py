@@ -37,20 +37,20 @@ LONG = "{0}/long.h5"
 FAST: dict[str, tuple[object, ...]] = {
     "info": (RUN, "--tables"),
     "compare": (RUN, OTHER, "--only", "distances,times"),
-    "bandwidth": ("big-red-200",),
+    "bandwidth": ("big-red-200", "--tables"),
     "export": (RUN, "--to", "csv", "-o", "{0}/run.csv"),
     "place": (RUN, "--ep", 1, "-o", "{0}/placed.h5"),
     "fabric": (RUN, "--tables"),
     "estimate": ("--dp", 8, "--bandwidth", "25GB/s", "--tables"),
     "schedule": (RUN,),
     "anonymize": (RUN, "-o", "{0}/anonymous.h5"),
-    "models": (),
+    "models": ("--tables",),
     "pattern": ("--dp", 4, "--tables"),
 }
 SLOW: dict[str, tuple[object, ...]] = {
     "analyze": (RUN, "--tables"),
     "validate": (LONG, "--against", "{0}/again.h5", "--tables"),
-    "reproduce": ("apnet24",),
+    "reproduce": ("apnet24", "--tables"),
     "generate": (LONG, "-o", "{0}/synthetic.h5", "--force", "--tables"),
     "evaluate": (LONG, "--most", 2),
     "doctor": (),

@@ -41,7 +41,7 @@ def small() -> Study:
 
 def test_every_cell_of_a_study_is_told(small):
     paper = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    paper.print(*report.tables(small))
+    paper.print(*report.sentences(small), *report.tables(small))
     said = paper.export_text()
     for word in (
         "case 4",
@@ -71,7 +71,11 @@ def test_what_has_published_values_is_drawn_each_in_its_way(small, tmp_path):
 
 def test_reproduce_prints_writes_and_does_not_overwrite(tmp_path, capsys):
     out = tmp_path / "studies"
-    assert main(["reproduce", "gpt350m", "-o", str(out)]) == 0
+    assert main(["reproduce", "gpt350m"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 8
+    assert any("error in the median" in line for line in lines)
+    assert main(["reproduce", "gpt350m", "-o", str(out), "--tables"]) == 0
     said = capsys.readouterr().out
     for word in ("9.879", "105", "32 MiB, 64 MiB", "not reproducible", "11.29"):
         assert word in said

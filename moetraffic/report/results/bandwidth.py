@@ -9,7 +9,7 @@ import numpy as np
 from moetraffic.patterns.bandwidth import BandwidthTable, Curve
 from moetraffic.report.chart import Axis, Chart, Panel, Series, line_colors
 from moetraffic.tables import Table
-from moetraffic.units import byte_size
+from moetraffic.units import byte_size, three_digits
 
 
 def records(table: BandwidthTable) -> list[dict[str, Any]]:
@@ -39,6 +39,29 @@ def records(table: BandwidthTable) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+MOST_LINES = 5  # collectives in the summary
+
+
+def sentences(table: BandwidthTable) -> list[str]:
+    """State the highest busbw of each collective, and the residual of its fits."""
+    of: dict[str, list[dict[str, Any]]] = {}
+    for one in records(table):
+        where = (one[name] for name in ("collective", "platform", "protocol"))
+        of.setdefault(" ".join(filter(None, where)), []).append(one)
+    lines = []
+    for name, curves in of.items():
+        best = max(curves, key=lambda one: one["busbw_gbs"])
+        left = [abs(x) for one in curves for x in one["left_out"] or ()]
+        fit = f"; residual of sizes not fitted {np.median(left):.1%} (median)"
+        lines.append(
+            f"{name}: busbw {three_digits(best['busbw_gbs'])} GB/s on {best['ranks']} "
+            f"ranks, at {byte_size(best['largest_bytes'])}{fit if left else ''}."
+        )
+    rest = len(lines) - MOST_LINES
+    more = [f"{rest} more collectives are in the table."] if rest > 0 else []
+    return lines[:MOST_LINES] + more
 
 
 def sheet(table: BandwidthTable) -> Table:

@@ -96,10 +96,10 @@ def sentences(found: Assessment) -> list[str]:
     ]
     if bounds and mean:
         name = max(bounds, key=lambda name: bounds[name])
+        over = three_digits(mean / (bounds[name] or mean))
         lines.insert(
             1,
-            f"Its time is {three_digits(mean / (bounds[name] or mean))} times the largest {name} "
-            f"({duration(bounds[name])}).",
+            f"Its time is {over} times the largest {name} ({duration(bounds[name])}).",
         )
     # one flow collides with none
     several = [one for one in found.collisions if one.flows > 1]
@@ -111,8 +111,8 @@ def sentences(found: Assessment) -> list[str]:
         lines.append(
             f"ECMP collisions, {'links of the bottleneck' if here else of}: "
             f"{one.max_flows:.3g} of {one.flows:.3g} flows on one link (random "
-            f"hashing: {one.expected_max_flows:.3g}), {three_digits(one.bytes_over_even)} times "
-            "its even share of bytes."
+            f"hashing: {one.expected_max_flows:.3g}), "
+            f"{three_digits(one.bytes_over_even)} times its even share of bytes."
         )
     elif found.collisions:
         lines.append("ECMP collisions: none, no set of equal links has several flows.")

@@ -78,19 +78,27 @@ WIRE_WORDS = {"not seen": "not observed", "stored": "varies, recorded per call"}
 
 
 @tables_of.register
+def sentence(trace: Trace, path: Path) -> str:
+    """Summarize the trace of a file: completeness, iterations, layers and bytes."""
+    layers = len(trace.layers)
+    whole, kept = map(byte_size, all_to_all_bytes(trace))
+    return (
+        f"{path}: {'complete' if trace.meta.complete else 'incomplete'}, "
+        f"{len(trace.iterations):,} training iterations, "
+        + (f"{layers} MoE layer{'s' * (layers > 1)}, " if layers else "")
+        + f"{trace.meta.world} ranks; {whole} sent by all-to-alls, of which rank-local "
+        f"(self) traffic: {kept}{_no_exchange(trace)}."
+    )
+
+
 def tables(trace: Trace, path: Path | None = None) -> list[Table]:
     """Tabulate the metadata and call sites of a trace.
 
-    Sites that differ only in call index and group share a row. Without the path of its
-    file, sizes are left out, for which all calls are read.
+    Sites that differ only in call index and group share a row. With the path of its
+    file, :func:`sentence` names it.
     """
     meta = trace.meta
-    sent, file = "", []
-    if path is not None:
-        whole, kept = map(byte_size, all_to_all_bytes(trace))
-        sent = f"{whole} sent, of which rank-local (self) traffic: {kept}"
-        sent += _no_exchange(trace)
-        file = [byte_size(path.stat().st_size)]
+    file = [] if path is None else [byte_size(path.stat().st_size)]
     counts = source_counts(trace)
     stated = recorded(counts)
     file += [
@@ -117,7 +125,6 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
             else ""
         ),
         "MoE layers": "; ".join(filter(None, layers)),
-        "all-to-all": sent,
         "file": "; ".join(file),
     }
     notes = [
@@ -137,7 +144,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
     names = ("layer", "call", "call index", "group", "row bytes", "count", "wire bytes")
     return [
         Table(
-            title=trace.name if path is None else str(path),
+            title=trace.name if path is None else "",
             rows=[pair for pair in facts.items() if pair[1]],
             notes=notes,
         ),

@@ -27,14 +27,43 @@ def as_dict(study: Study) -> dict[str, Any]:
     return {**vars(study), "tables": [table.as_dict() for table in study.tables]}
 
 
+MOST_LINES = 5  # tables in the summary
+
+
+def sentences(study: Study) -> list[str]:
+    """Summarize a study: its source, and the errors of the values of each table."""
+    lines = []
+    for table in study.tables:
+        errors = [
+            abs(ours / theirs - 1) for *_, theirs, ours in _pairs(table) if theirs
+        ]
+        if errors:
+            lines.append(
+                f"{table.title}: {np.median(errors):.1%} error in the median, "
+                f"{max(errors):.1%} at most, of {len(errors)} published."
+            )
+        elif "same" in table.columns:
+            at = list(table.columns).index("same")
+            number = sum(bool(row[at]) for row in table.rows)
+            lines.append(
+                f"{table.title}: {number} of {len(table.rows)} rows are equal."
+            )
+    rest = len(lines) - MOST_LINES
+    lines[MOST_LINES:] = [f"{rest} more tables have published values."] * (rest > 0)
+    if study.not_reproducible:
+        lines.append(
+            f"Not reproducible: {len(study.not_reproducible)}, see the tables."
+        )
+    return [f"{study.name}: {study.title}; {study.source}.", *lines]
+
+
 def tables(study: Study) -> list[Table]:
-    """List a study's tables, with its source first and remarks last."""
+    """List a study's tables, with remarks last."""
     remarks = [
         *(f"not reproducible: {line}" for line in study.not_reproducible),
         *(f"note: {line}" for line in study.notes),
     ]
     return [
-        Table(title=f"{study.name}: {study.title}", rows=[], notes=[study.source]),
         *(replace(table, columns=_formats(table)) for table in study.tables),
         *([Table(rows=[], notes=remarks)] if remarks else []),
     ]
