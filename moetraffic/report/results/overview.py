@@ -77,7 +77,6 @@ WIRE_WORDS = {"not seen": "not observed", "stored": "varies, recorded per call"}
 """Names of wire forms in tables, where they differ from the plain data."""
 
 
-@tables_of.register
 def sentence(trace: Trace, path: Path) -> str:
     """Summarize the trace of a file: completeness, iterations, layers and bytes."""
     layers = len(trace.layers)
@@ -91,6 +90,7 @@ def sentence(trace: Trace, path: Path) -> str:
     )
 
 
+@tables_of.register
 def tables(trace: Trace, path: Path | None = None) -> list[Table]:
     """Tabulate the metadata and call sites of a trace.
 
