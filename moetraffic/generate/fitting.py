@@ -9,7 +9,6 @@ calibrated by simulated moments (:mod:`.calibration`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -29,9 +28,7 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 
 
-def fit_dynamics(
-    counts: Int32, *, k: int, tokens: int, reruns: Sequence[Int32] = ()
-) -> Dynamics:
+def fit_dynamics(counts: Int32, *, k: int, tokens: int) -> Dynamics:
     """Fit course and movement.
 
     Parameters
@@ -40,8 +37,6 @@ def fit_dynamics(
         ``[n, L, R, E]`` int32; rows of all micro-batches of a layer side by side.
     k, tokens
         Experts per token, tokens of a row.
-    reruns
-        Counts of runs of the same initialization and other data.
     """
     n, layers, ranks, _ = counts.shape
     least = 0.5 / (ranks * tokens)
@@ -67,7 +62,7 @@ def fit_dynamics(
     used: npt.NDArray[np.bool_] = np.asarray((variance > 0).any(axis=(0, 1)))
     if not used.any():
         used[0] = True
-    kept, adjacent = _kept(level, reruns, borders, k=k, tokens=tokens)
+    kept, adjacent = _kept(level)
     return Dynamics(
         knots=knots,
         level=level,
@@ -195,34 +190,17 @@ def _components(grid: Float64, lags: Int64, variogram: Float64) -> Float64:
     return np.asarray(nnls(each * scale[:, None], variogram * scale)[0], np.float64)
 
 
-def _kept(
-    level: Float64,
-    reruns: Sequence[Int32],
-    borders: Int64,
-    *,
-    k: int,
-    tokens: int,
-) -> tuple[Float64, Float64]:
+def _kept(level: Float64) -> tuple[Float64, Float64]:
     """How much of the order of levels seeds share, and from knot to knot, ``[K]``.
 
-    Without reruns: as much as the run itself has left of its beginning; and less where
-    the capture does not show the beginning of training, in which seeds part.  Two
-    samples that have rho of the run in common have rho^2 of each other.
+    As much as the run has left of its beginning; and less where the capture does not
+    show the beginning of training, in which seeds part.  Two samples that have rho of
+    the run in common have rho^2 of each other.
     """
     adjacent = np.r_[1.0, [_alike(a, b) for a, b in pairwise(level)]]
-    if reruns:
-        found = []
-        for other in reruns:
-            pi = other.mean(axis=2) / tokens
-            x = log_weights(pi, k, 0.5 / (other.shape[2] * tokens))
-            theirs = _means(x, borders)
-            found.append([_alike(a, b) for a, b in zip(level, theirs, strict=True)])
-        shared = np.mean(found, axis=0)
-    else:
-        shared = np.array([_alike(level[0], each) for each in level])
-        early = adjacent[1 : 1 + CONSTANTS.early_knots]
-        if len(early) and early.min() > CONSTANTS.late_order:
-            shared *= CONSTANTS.late_share
+    shared = np.array([_alike(level[0], each) for each in level])
+    if len(level) > 1 and adjacent.min() > CONSTANTS.late_order:
+        shared *= CONSTANTS.late_share
     return np.sqrt(np.clip(shared, 0, 1)), np.clip(adjacent, 0, 1)
 
 

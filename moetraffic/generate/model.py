@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,7 +45,6 @@ class TrafficModel:
         trace: Trace,
         *,
         iterations: range | None = None,
-        reruns: Sequence[Trace] = (),
         calibrate: bool = True,
     ) -> TrafficModel:
         """Fit a traffic model to the routing of a trace.
@@ -57,9 +55,6 @@ class TrafficModel:
             Data- and expert-parallel, with the routing of all its ranks.
         iterations
             Those to learn from; None: all.  What is sampled begins like the first.
-        reruns
-            Traces of runs of the same initialization and another order of the data:
-            what they share with the trace is what samples share with it.
         calibrate
             False omits the calibration by simulated moments, to show its effect.
 
@@ -71,23 +66,8 @@ class TrafficModel:
             If it is too short, or ranks differ in how many copies they send.
         """
         scenario, counts = _counts(trace, iterations)
-        others = []
-        for rerun in reruns:
-            other, found = _counts(rerun, iterations)
-            if (other.experts, other.k, other.tokens, found.shape) != (
-                scenario.experts,
-                scenario.k,
-                scenario.tokens,
-                counts.shape,
-            ):
-                raise AnalysisError(
-                    f"a rerun has the shape of the run, but {rerun.name} differs from "
-                    f"{trace.name} in iterations, layers, ranks, experts, k or tokens: "
-                    "leave it out"
-                )
-            others.append(found)
         k, tokens = scenario.k, scenario.tokens
-        dynamics = fit_dynamics(counts, k=k, tokens=tokens, reruns=others)
+        dynamics = fit_dynamics(counts, k=k, tokens=tokens)
         rows = fit_rows(counts, tokens=tokens)
         if calibrate:
             # micro-batches are rows of the same iteration

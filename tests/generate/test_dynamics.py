@@ -111,12 +111,3 @@ def test_a_fit_finds_the_variance_of_rows_and_its_coupling(known_model: Make) ->
     across -= across.mean(axis=0) + across.mean(axis=1)[:, None] - across.mean()
     found = first @ second.T
     assert np.corrcoef(found.ravel(), across.ravel())[0, 1] > 0.9
-
-
-def test_reruns_tell_how_much_of_the_course_is_shared(known_model: Make) -> None:
-    model = known_model(kept=0.6, sd=0.05, experts=16, layers=3, spread=0.8)
-    run, *reruns = (drawn(model, 150, seed) for seed in (1, 2, 3))
-    d = fit_dynamics(run, k=1, tokens=128, reruns=reruns)
-    assert d.kept[0] > 0.9
-    # two runs that share .6 of the course have the correlation .36, whose root is .6
-    assert d.kept[-1] == pytest.approx(0.6, abs=0.25)

@@ -194,11 +194,3 @@ def test_extreme_runs_are_fitted(demand: np.ndarray, k: int) -> None:
     assert counts.mean(axis=(0, 1, 2)) == pytest.approx(
         demand.mean(axis=(0, 1, 2)), abs=12
     )
-
-
-def test_reruns_have_the_shape_of_the_run() -> None:
-    run, other = (np.full((40, 1, 2, n), 64 // n) for n in (4, 8))
-    with pytest.raises(AnalysisError, match="leave it out"):
-        TrafficModel.fit(
-            Trace.from_arrays(run, k=1), reruns=[Trace.from_arrays(other, k=1)]
-        )
