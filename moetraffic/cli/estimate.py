@@ -45,6 +45,7 @@ from .output import present
 from .time_studies import (
     best_layouts,
     one_estimate,
+    pattern_command,
     projection,
     scaling_sweep,
     varied,
@@ -437,6 +438,10 @@ def estimate(
     conventions = read_conventions(convention or [])
     if best:
         shown = best_layouts(config, system, conventions, gpus, global_batch, source)
+        if calibrate is None:
+            of_model = {"model": model, **{n: shape[n] for n in SHAPE if given(n)}}
+            line = pattern_command(of_model, shown.data)
+            shown = replace(shown, summary=[*shown.summary, f"Its traffic: {line}"])
     elif sweep in ("bandwidth", "size"):
         values = [part.strip() for part in sizes.split(",") if part.strip()]
         shown = varied(config, system, conventions, sweep, values, source)

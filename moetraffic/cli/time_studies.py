@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, time_model
+from moetraffic.patterns.layouts.configuration import RECOMPUTE
 from moetraffic.patterns.time_model import Configuration, System
 from moetraffic.report import run_projection as projected
 from moetraffic.report.console.options import positive_numbers
@@ -184,6 +186,32 @@ def best_layouts(
             "best": data,
         },
     )
+
+
+def pattern_command(model: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Return the ``moetraffic pattern`` command of the fastest layout.
+
+    ``model`` are the options of the model, ``found`` the data of a search.
+    """
+    best = found["best"][0]
+    sequences = best["dp"] * best["micro_batch"]
+    options = {
+        **model,
+        **{axis: int(best[axis]) for axis in ("pp", "tp", "cp", "dp", "zero")},
+        "ep": int(best["ep"]) if best["ep"] > 1 else None,
+        "virtual_stages": int(best["virtual"]) if best["virtual"] > 1 else None,
+        "micro_batch": int(best["micro_batch"]),
+        "accumulation": int(found["global_batch"] / sequences),
+        "recompute": RECOMPUTE[int(best["recompute"])],
+        "sequence_parallel": True if best["sequence_parallel"] else None,
+    }
+    words = ["moetraffic pattern"]
+    for name, value in options.items():
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+        elif value is not None:
+            words.append(f"--{name.replace('_', '-')} {value}")
+    return " ".join(words)
 
 
 def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> Shown:

@@ -54,6 +54,28 @@ def test_every_question_has_a_table_and_a_picture(
         assert "give --force" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "of",
+    [
+        "--model gpt2-large --gpus 8 --no-tied --sequence 512",
+        "--model mixtral-8x7b --gpus 64 --layers 8",
+    ],
+)
+def test_the_traffic_of_the_best_layout_is_a_command(
+    of: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["estimate", *of.split(), "--best", "--platform", "polaris"]
+    assert main(asked) == 0
+    (line,) = re.findall(r"traffic: moetraffic (.*)", capsys.readouterr().out)
+    assert main([*asked, "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"][0]
+    assert main([*line.split(), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["world"] == best["pp"] * best["tp"] * best["cp"] * best["dp"]
+    assert "--sequence-parallel" in line or not best["sequence_parallel"]
+    assert of.split("--gpus")[0] in line
+
+
 def test_the_summary_has_the_figures_of_the_tables(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
