@@ -24,6 +24,7 @@ from moetraffic.data import path, runs
 from moetraffic.generate import preset_names
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import OpticalSwitch
+from moetraffic.report.answer import TOPICS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -351,6 +352,15 @@ def test_each_statistic_has_the_error_rates_of_the_benchmark() -> None:
         assert errors_of(name) in section, name
         for part in ("Test: ", "Example: ", "It misleads: "):
             assert f"- {part}" in section
+
+
+def test_each_claim_that_analyze_states_has_a_section() -> None:
+    page = (ROOT / "docs" / "statistics.md").read_text()
+    sections = {s.partition("\n")[0]: s for s in page.split("\n## ")[1:]}
+    for name in (name for names in TOPICS.values() for name in names):
+        for part in ("Test: ", "Example: ", "It misleads: "):
+            assert f"- {part}" in sections[name.capitalize()], name
+        assert re.search(r"- \*?Errors: ", sections[name.capitalize()]), name
 
 
 def test_each_shipped_run_has_a_page_a_model_and_little_size() -> None:
