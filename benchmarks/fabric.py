@@ -126,8 +126,8 @@ def row(
     oversubscription: float,
     port: int,
     runs: int,
+    iterations: int,
     backend: str = "gloo",
-    iterations: int | None = None,
 ) -> dict[str, Any]:
     # two racks: what half of the hosts may send, over the link between the racks
     between = HOSTS / 2 * rate / oversubscription
@@ -140,9 +140,8 @@ def row(
             "spines": 1,
             "oversubscription": oversubscription,
         }
-    how = ["--repeat", str(runs), "--backend", backend, "--verify", "sample"]
-    if iterations is not None:
-        how += ["--iterations", f"0:{iterations}"]
+    how = ["--repeat", str(runs), "--backend", backend]
+    how += ["--iterations", f"0:{iterations}"]
     told = replayed(at, trace, network, port, *how)
     every, walls = (told["fidelity"]["parts"][at] for at in (0, -1))
     measured, ratio = every["transfer_s"]["total"], every["over_bound"]
@@ -220,7 +219,7 @@ def measure(
                     one = control(at, trace, name, rate, span, runs)
                 else:
                     port = 21_000 + number
-                    one = row(at, trace, name, rate, 1.0, port, runs, backend, span)
+                    one = row(at, trace, name, rate, 1.0, port, runs, span, backend)
                 rows.append(one)
                 print(json.dumps(one), file=sys.stderr, flush=True)
         if exchange or not share:
@@ -229,7 +228,8 @@ def measure(
             name = f"two racks, {share:g}:1"
             for number, rate in enumerate(rates):
                 port = 22_000 + number
-                rows.append(row(at, trace, name, rate, share, port, runs))
+                span = iterations_within(trace, rate / share)
+                rows.append(row(at, trace, name, rate, share, port, runs, span))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     return rows
 
