@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from distributed import Client, LocalCluster, as_completed
+from distributed import LocalCluster, as_completed
 from page import replace
 from scipy.stats import t as student
 
@@ -160,7 +160,8 @@ def markdown(
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in table.to_dict("records"):
-        regret, worst = row["regret, median"], row["regret, worst"]
+        # adding 0 makes a negative zero positive
+        regret, worst = (round(row[f"regret, {n}"], 4) + 0 for n in ("median", "worst"))
         shown = ["", ""] if np.isnan(regret) else [f"{regret:.1%}", f"{worst:.1%}"]
         lines.append(
             f"| {row['network']} | `{row['policy']}` | {row['traces']} | "
@@ -186,17 +187,17 @@ def main() -> None:
     seed = secrets.randbelow(2**31) if told.seed is None else told.seed
     settings = draw(told.traces, seed, told.iterations)
     with ExitStack() as stack:
-        if told.scheduler_address:
-            client: Any = stack.enter_context(connected(told.scheduler_address))
-        else:
+        address = told.scheduler_address
+        if not address:
             local = LocalCluster(
                 n_workers=told.workers, threads_per_worker=1, dashboard_address=None
             )
-            client = stack.enter_context(Client(stack.enter_context(local)))
+            address = stack.enter_context(local).scheduler_address
+        client = stack.enter_context(connected(address))
         tick = stack.enter_context(progress("traces", len(settings)))
         waiting = [client.submit(measure, s, told.most, pure=False) for s in settings]
         runs = []
-        for number, done in enumerate(as_completed(waiting)):
+        for number, done in enumerate(as_completed(waiting, loop=client.loop)):
             runs.append(done.result())
             tick(number + 1, runs[-1]["made"])
     runs.sort(key=lambda run: run["command"])
