@@ -30,7 +30,7 @@ Float64 = npt.NDArray[np.float64]
 WINDOW = 10
 """Number of iterations per window."""
 
-LEVEL = 0.025
+LEVEL = 0.05
 """Probability that a further real run exceeds the limit."""
 
 BLOCK = 5

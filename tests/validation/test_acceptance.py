@@ -69,9 +69,7 @@ def test_a_baseline_fails_against_three_runs(
     found = accept(count_features(baseline(simulated(1))), real)
     assert found.outcome == "failed"
     assert named <= {t.name for t in found.failures}
-    # three runs of 12 windows set no limit to an AUC
-    assert found.classifier is not None
-    assert found.classifier.auc > max(0.9, *found.classifier.real)
+    assert found.recognized
 
 
 @pytest.mark.slow
