@@ -24,7 +24,7 @@ from moetraffic.generate import (
     synthetic_trace,
     write_synthetic_trace,
 )
-from moetraffic.generate.shares import probabilities
+from moetraffic.generate.parametric.shares import probabilities
 
 TURNS = 16
 

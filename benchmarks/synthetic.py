@@ -49,7 +49,7 @@ from scipy.spatial.distance import cdist
 from synthetic_tables import Judgment, report, tables
 
 from moetraffic.generate import TrafficModel
-from moetraffic.generate.analog import Analog
+from moetraffic.generate.analog.analog import Analog
 from moetraffic.generate.baselines import BASELINES, Baseline, Draw
 from moetraffic.generate.generator import Generator
 from moetraffic.generate.scenario import Scenario

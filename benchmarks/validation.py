@@ -30,7 +30,7 @@ from reruns import settings_of
 
 from moetraffic.generate.baselines import BASELINES
 from moetraffic.generate.generator import Generator
-from moetraffic.generate.model import TrafficModel
+from moetraffic.generate.parametric.model import TrafficModel
 from moetraffic.report.results.acceptance import as_dict
 from moetraffic.trace import Trace
 from moetraffic.validation.acceptance import FEWEST, accept

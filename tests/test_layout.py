@@ -76,8 +76,6 @@ def test_modules_are_nouns_of_the_field_and_short() -> None:
         assert len(path.read_text().splitlines()) <= 500, f"split {path} by idea"
 
 
-REBUILT_LATER = ("moetraffic/generate/",)
-"""Folders that are still to be divided: their names and sizes are not yet held."""
 LEAVES = {"moetraffic/cli", "moetraffic/interop/export", "moetraffic/interop"}
 """Folders of one file a verb or a format may be long."""
 
@@ -85,12 +83,7 @@ LEAVES = {"moetraffic/cli", "moetraffic/interop/export", "moetraffic/interop"}
 def _named() -> list[Path]:
     """Product modules with a name of their own, relative to the checkout."""
     found = [path.relative_to(ROOT) for path in sources(*FOLDERS.values())]
-    return [
-        path
-        for path in found
-        if not str(path).startswith(REBUILT_LATER)
-        and path.stem not in ("__init__", "__main__")
-    ]
+    return [path for path in found if path.stem not in ("__init__", "__main__")]
 
 
 def test_folders_are_small_enough_to_read_at_a_glance() -> None:

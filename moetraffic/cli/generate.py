@@ -28,7 +28,7 @@ from .output import present, progress
 if TYPE_CHECKING:
     from moetraffic.generate.fit import Fit, Size
     from moetraffic.generate.generator import Demand
-    from moetraffic.generate.summary import Summary
+    from moetraffic.generate.load_summary import Summary
 
 LOOK = 200
 """Iterations that are sampled for the statistics of the model as fitted."""
@@ -145,12 +145,12 @@ def generate(
     """
     # scipy takes a second to import
     from moetraffic.generate import Knobs, TrafficModel
-    from moetraffic.generate.background import Background
     from moetraffic.generate.fit import Size
     from moetraffic.generate.generator import block_rows
-    from moetraffic.generate.summary import Watched
-    from moetraffic.generate.trace_writer import write_synthetic_trace
-    from moetraffic.generate.what_if import parse_bursts
+    from moetraffic.generate.load_summary import Watched
+    from moetraffic.generate.parametric.what_if import parse_bursts
+    from moetraffic.generate.writing.background import Background
+    from moetraffic.generate.writing.trace_writer import write_synthetic_trace
     from moetraffic.report.results.generation import (
         figure_table,
         judgment_lines,
@@ -278,7 +278,7 @@ def _fitted(
     """Fit a generator to a trace and judge it, or read a model."""
     from moetraffic.generate import TrafficModel, preset_model, preset_names
     from moetraffic.generate.fit import Fit, fit_steps, fit_trace
-    from moetraffic.generate.storage import is_model
+    from moetraffic.generate.parametric.storage import is_model
 
     if (source is None) == (not preset):
         given = "neither" if source is None else "both"

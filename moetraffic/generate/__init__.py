@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from .analog import Analog
-from .dynamics import Dynamics
+from .analog.analog import Analog
 from .fit import Fit, Size, fit_trace
 from .generator import Demand, Generator
 from .judgment import FigureJudgment, Judgment, judge
-from .model import TrafficModel
-from .presets import preset_model, preset_names
-from .rhythm import Rhythm
-from .rows import RowVariation
+from .parametric.dynamics import Dynamics
+from .parametric.model import TrafficModel
+from .parametric.presets import preset_model, preset_names
+from .parametric.rows import RowVariation
+from .parametric.what_if import Bursts, Knobs
 from .scenario import Exchange, Scenario, scenario_of
-from .trace_writer import (
+from .writing.rhythm import Rhythm
+from .writing.trace_writer import (
     Written,
     generate_trace,
     synthetic_trace,
     write_synthetic_trace,
 )
-from .what_if import Bursts, Knobs
 
 __all__ = [
     "Analog",

@@ -10,12 +10,12 @@ import numpy as np
 from moetraffic.errors import LayoutError
 from moetraffic.trace import Trace
 
-from .analog import FIT_STEPS, Analog
+from .analog.analog import FIT_STEPS, Analog
 from .generator import Demand
 from .judgment import SAMPLES, Judgment, judge
-from .model import TrafficModel
+from .load_summary import Summary, Watched
+from .parametric.model import TrafficModel
 from .scenario import Scenario, scenario_of
-from .summary import Summary, Watched
 
 
 @dataclass(frozen=True, kw_only=True)

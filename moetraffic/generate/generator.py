@@ -1,8 +1,8 @@
 """Interface of traffic generators: fit a trace, and sample synthetic token counts.
 
 The model and its baselines answer the same two calls, so a comparison of them takes
-any.  What they give is counts alone; :mod:`.trace_writer` makes
-a trace of any of these.
+any.  What they give is counts alone; :mod:`.writing.trace_writer` makes a trace of any
+of these.
 """
 
 from __future__ import annotations

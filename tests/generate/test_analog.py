@@ -22,8 +22,8 @@ from moetraffic.generate import (
     judge,
     synthetic_trace,
 )
-from moetraffic.generate.analog_fit import correlation
-from moetraffic.generate.analog_path import (
+from moetraffic.generate.analog.analog_fit import correlation
+from moetraffic.generate.analog.analog_path import (
     BLOCK,
     PathOptions,
     analog_path,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moetraffic.generate import TrafficModel, generate_trace
-from moetraffic.generate.calibration import moments
+from moetraffic.generate.parametric.calibration import moments
 from moetraffic.trace import Trace
 
 Make = Callable[..., TrafficModel]

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from moetraffic.generate import TrafficModel
-from moetraffic.generate.fitting import _components, _grid, fit_dynamics, fit_rows
+from moetraffic.generate.parametric.fitting import (
+    _components,
+    _grid,
+    fit_dynamics,
+    fit_rows,
+)
 
 Make = Callable[..., TrafficModel]
 

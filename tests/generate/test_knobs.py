@@ -7,7 +7,7 @@ import pytest
 
 from moetraffic.errors import LayoutError
 from moetraffic.generate import Bursts, Knobs, preset_model, preset_names
-from moetraffic.generate.calibration import moments
+from moetraffic.generate.parametric.calibration import moments
 
 
 def read(name: str, **knobs: object) -> dict[str, float]:

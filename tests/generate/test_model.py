@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import AnalysisError, LayoutError, TraceError
-from moetraffic.generate import Bursts, Knobs, TrafficModel, storage
-from moetraffic.generate.sampling import SampledDemand
-from moetraffic.generate.summary import Watched
+from moetraffic.generate import Bursts, Knobs, TrafficModel
+from moetraffic.generate.load_summary import Watched
+from moetraffic.generate.parametric import storage
+from moetraffic.generate.parametric.sampling import SampledDemand
 from moetraffic.trace import Trace
 
 Make = Callable[..., TrafficModel]

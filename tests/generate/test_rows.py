@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetraffic.generate import TrafficModel
-from moetraffic.generate.rows import squared_normal
-from moetraffic.generate.shares import bounded
+from moetraffic.generate.parametric.rows import squared_normal
+from moetraffic.generate.parametric.shares import bounded
 
 Make = Callable[..., TrafficModel]
 

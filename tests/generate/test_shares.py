@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.generate.shares import log_weights, probabilities, rounded
+from moetraffic.generate.parametric.shares import log_weights, probabilities, rounded
 
 
 @settings(max_examples=60, deadline=None)

@@ -19,7 +19,7 @@ from moetraffic.generate import (
     synthetic_trace,
     write_synthetic_trace,
 )
-from moetraffic.generate.background import Background
+from moetraffic.generate.writing.background import Background
 from moetraffic.trace import PHASES, UNKNOWN_TIME, Trace
 
 Make = Callable[..., TrafficModel]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from moetraffic.generate.judgment import FigureJudgment, Judgment
-from moetraffic.generate.summary import Summary
+from moetraffic.generate.load_summary import Summary
 from moetraffic.tables import Table
 
 ROWS = {

@@ -27,7 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .chance import Use, generator
+from moetraffic.generate.chance import Use, generator
+
 from .shares import probabilities
 from .windows import interpolated
 

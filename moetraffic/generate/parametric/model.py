@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError, LayoutError
+from moetraffic.generate.scenario import Scenario, scenario_of, stacked_rows
+from moetraffic.generate.writing.rhythm import Rhythm
 from moetraffic.trace import Trace
 
 from .calibration import calibrated
 from .constants import CONSTANTS
 from .dynamics import Dynamics
 from .fitting import fit_dynamics, fit_rows
-from .rhythm import Rhythm
 from .rows import RowVariation
 from .sampling import SampledDemand
-from .scenario import Scenario, scenario_of, stacked_rows
 from .what_if import Knobs
 
 Int32 = npt.NDArray[np.int32]

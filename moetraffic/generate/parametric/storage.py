@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.errors import TraceError
+from moetraffic.generate.scenario import Exchange, Scenario
+from moetraffic.generate.writing.rhythm import PLACES, Rhythm
 from moetraffic.trace import PHASES
 from moetraffic.trace.hdf5.container import Container, OtherVersionError
 from moetraffic.trace.hdf5.durable import (
@@ -28,9 +30,7 @@ from moetraffic.trace.hdf5.image import Image
 
 from .dynamics import Dynamics
 from .model import TrafficModel
-from .rhythm import PLACES, Rhythm
 from .rows import RowVariation
-from .scenario import Exchange, Scenario
 
 KIND = "moetraffic-model"
 VERSION = 8

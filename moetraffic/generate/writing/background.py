@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from moetraffic.analysis.pattern_trace import pattern_trace
 from moetraffic.errors import LayoutError
+from moetraffic.generate.scenario import Scenario
 from moetraffic.patterns import ParallelLayout, Training, Workload, preset
 from moetraffic.patterns.workload_pattern import workload_pattern
 from moetraffic.trace import Group, Program, Site, Trace
-
-from .scenario import Scenario
 
 Int64 = npt.NDArray[np.int64]
 

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
+from moetraffic.generate.chance import Use, generator
+from moetraffic.generate.scenario import Scenario
 
 from .analog_path import PathOptions, RunStates, analog_path, smoothed
-from .chance import Use, generator
-from .scenario import Scenario
 
 Float64 = npt.NDArray[np.float64]
 

@@ -19,6 +19,13 @@ import numpy.typing as npt
 
 from moetraffic import __version__
 from moetraffic.errors import LayoutError, TraceError
+from moetraffic.generate.analog.analog import Analog
+from moetraffic.generate.fit import Size, fit_trace
+from moetraffic.generate.generator import Demand
+from moetraffic.generate.parametric.model import TrafficModel
+from moetraffic.generate.parametric.presets import preset_model
+from moetraffic.generate.parametric.what_if import Knobs
+from moetraffic.generate.scenario import Scenario
 from moetraffic.patterns import ParallelLayout
 from moetraffic.trace import (
     ROUTING,
@@ -36,16 +43,9 @@ from moetraffic.trace.panel import Panel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 from moetraffic.trace.rows import TIMES, Rows
 
-from .analog import Analog
 from .background import Background
-from .fit import Size, fit_trace
-from .generator import Demand
-from .model import TrafficModel
-from .presets import preset_model
 from .rhythm import Beat, Rhythm
-from .scenario import Scenario
 from .scratch_file import ConstantPanel, ScratchFile, ScratchPanel, Series
-from .what_if import Knobs
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

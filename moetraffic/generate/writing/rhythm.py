@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
+from moetraffic.generate.chance import Use, generator
+from moetraffic.generate.scenario import Scenario
 from moetraffic.trace import PHASES, ROUTING, UNKNOWN_TIME, Trace
-
-from .chance import Use, generator
-from .scenario import Scenario
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]

@@ -26,14 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError, LayoutError
+from moetraffic.generate.chance import Use, generator
+from moetraffic.generate.generator import block_rows
+from moetraffic.generate.scenario import Scenario, scenario_of, stacked_rows
+from moetraffic.generate.writing.rhythm import Rhythm
 from moetraffic.trace import Trace
 
 from .analog_fit import check_same_size, fitted_options
 from .analog_path import AnalogPath, PathOptions, RunStates, analog_path, run_states
-from .chance import Use, generator
-from .generator import block_rows
-from .rhythm import Rhythm
-from .scenario import Scenario, scenario_of, stacked_rows
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
@@ -172,7 +172,7 @@ class AnalogDemand:
         return self.fitted.scenario
 
     def blocks(self, rows: int = 0) -> Iterator[tuple[int, Int32]]:
-        """See :class:`~.generator.Demand`."""
+        """See :class:`~moetraffic.generate.generator.Demand`."""
         scene = self.scenario
         step = block_rows(scene.cells, rows)
         layer = [scene.layers.index(x.layer) for x in scene.exchanges]

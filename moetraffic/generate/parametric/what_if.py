@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.generate.chance import Use, generator
 
-from .chance import Use, generator
 from .dynamics import Dynamics
 from .shares import probabilities
 

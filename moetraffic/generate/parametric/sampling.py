@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .chance import Use, generator
+from moetraffic.generate.chance import Use, generator
+from moetraffic.generate.generator import block_rows
+from moetraffic.generate.scenario import Scenario
+
 from .dynamics import Dynamics
 from .experts import Regrouping, followed, part_deviation
-from .generator import block_rows
 from .rows import IterationRows, RowVariation
-from .scenario import Scenario
 from .shares import probabilities, rounded
 from .what_if import Bursts, HotExperts
 
@@ -39,7 +40,7 @@ class SampledDemand:
     threads: int = 0  # 0: as many as the machine has; the counts do not depend on it
 
     def blocks(self, rows: int = 0) -> Iterator[tuple[int, Int32]]:
-        """See :class:`~.generator.Demand`."""
+        """See :class:`~moetraffic.generate.generator.Demand`."""
         scene = self.scenario
         block = block_rows(scene.cells, rows)
         layer_of = [scene.layers.index(x.layer) for x in scene.exchanges]

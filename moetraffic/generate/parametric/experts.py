@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .chance import Use, generator
+from moetraffic.generate.chance import Use, generator
+
 from .shares import probabilities
 
 Float64 = npt.NDArray[np.float64]

@@ -1,0 +1,1 @@
+"""Analog generator: a new run of the captured size from near moments of it."""

@@ -1,0 +1,1 @@
+"""Traffic model of any size: course, movement and rows, fitted, sampled, stored."""

@@ -1,0 +1,1 @@
+"""Traces of sampled counts: times of calls, background traffic, streamed to disk."""
