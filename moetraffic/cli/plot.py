@@ -26,7 +26,10 @@ from moetraffic.trace.iterations import layer_numbers, number_list
 
 from .output import make_folder, present
 
-NAMES = ("traffic", "demand", "timeline", "entropy", "occupation", "complexity")
+NAMES = (
+    *("traffic", "demand", "load", "timeline", "entropy", "occupation"),
+    "complexity",
+)
 """Pictures, as in :data:`moetraffic.report.results.pictures.PICTURES`."""
 
 LOOK = "Appearance"
@@ -130,7 +133,6 @@ def plot(
                 layers=chosen_layers,
                 phase=phase,
             )
-        make_folder(output, [f"*.{ending}" for ending in endings], force=force)
         parts = sorted({pictures.PARTS[n] for n in names if n in pictures.PARTS})
         found = analyze(
             opened,
@@ -141,12 +143,20 @@ def plot(
         rest = [name for name in names if name != "traffic"]
         made |= pictures.charts(opened, found, rest, phase=phase)
         drawn = {n: c for n, c in made.items() if isinstance(c, Chart)}
+        missing = {n: c.reason for n, c in made.items() if isinstance(c, Missing)}
+        notes = [f"not drawn: {name}: {reason}" for name, reason in missing.items()]
+        if not drawn:
+            why = "; ".join(missing.values())
+            raise AnalysisError(
+                f"no picture can be drawn of {trace.name} ({why}): choose others with "
+                "--only, or another trace"
+            )
+        make_folder(output, [f"*.{ending}" for ending in endings], force=force)
         paths = [
             figures.save(chart, output / f"{name}.{ending}", look)
             for name, chart in drawn.items()
             for ending in endings
         ]
-    missing = {n: c.reason for n, c in made.items() if isinstance(c, Missing)}
     data = {
         "folder": str(output),
         "pictures": [p.name for p in paths],
@@ -155,7 +165,6 @@ def plot(
         },
         "missing": missing,
     }
-    notes = [f"not drawn: {name}: {reason}" for name, reason in missing.items()]
     present(data, *notes, as_json=as_json, written=paths)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moetraffic.analysis import analyze
 from moetraffic.cli import main, plot
+from moetraffic.data import path as data_path
 from moetraffic.report.chart import Chart
 from moetraffic.report.results import pictures
 from moetraffic.trace import Trace
@@ -29,6 +31,32 @@ def test_pictures_of_a_capture(
     capsys.readouterr()
     assert main(asked) == 2
     assert "not overwritten" in capsys.readouterr().err
+
+
+def test_no_picture_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A virtual trace has no times, so that nothing is written."""
+    folder = tmp_path / "none"
+    asked = ["plot", data_path("run-top2-balanced.h5"), "-o", str(folder)]
+    assert main([*map(str, asked), "--only", "occupation"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "no picture can be drawn" in said
+    assert not folder.exists()
+
+
+def test_loads_of_experts_add_up(captured: Path) -> None:
+    with Trace.open(captured) as trace:
+        chart = pictures.load(trace, analyze(trace, parts=["skew"]), "")
+        assert isinstance(chart, Chart)
+        assert len(chart.panels) == len(trace.layers)
+        for panel in chart.panels:
+            (points,) = panel.series
+            assert points.y.sum() == pytest.approx(100)
+            low, high = points.y_interval
+            assert (low <= high).all()
+            assert panel.rules[0].y == pytest.approx(100 / len(points.y))
 
 
 def test_names_of_the_pictures() -> None:
@@ -88,7 +116,7 @@ def test_traffic_of_all_layers_and_phases_is_that_of_the_all_to_alls(
         (["--format", "eps"], "--format takes png, pdf, svg"),
         (["--width", "3.4"], "a width is a number with in, cm, mm, pt"),
         (["--style", "nature"], "a style is a name of matplotlib's"),
-        (["--only", "load"], "--only takes traffic, demand"),
+        (["--only", "loads"], "--only takes traffic, demand"),
         (["--phase", "all"], "--phase is 'all'"),
         (["--layer", "1", "--operations", "all_to_all"], "--operations is given"),
         (["--only", "entropy", "--iterations", "3"], "--iterations is given"),

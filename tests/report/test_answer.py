@@ -233,8 +233,9 @@ def test_claims_and_summary_stand_in_json_tables_and_frame() -> None:
     assert told["claims"][0]["sentence"] == found.claims[0].sentence
     assert told["summary"] == [vars(one) for one in answer(found)]
     assert isinstance(answer(found)[0], Line)
-    (table,) = by_part(found)["claims"]
-    assert [row[1] for row in table.rows] == ["skewed", "periodic"]
+    table, notes = by_part(found)["claims"]
+    assert [row[0] for row in table.rows] == ["skewed", "periodic"]
+    assert "skewed: null hypothesis: chance" in notes.notes
     frame = found.to_frame().set_index("statistic")
     assert frame.value["claim.skewed"] == 0.25
     assert frame.value["claim.skewed.stated"] == 1

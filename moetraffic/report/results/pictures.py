@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
+from moetraffic.analysis.engine import in_threads, observed
+from moetraffic.analysis.exchange import sources
+from moetraffic.analysis.skew.measures import shares
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import AnalysisError, TraceError
 from moetraffic.report import figures
@@ -18,17 +21,21 @@ from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 from .complexity import complexities, complexity_map
 from .overview import about
 from .rhythm import time_chart, timeline
-from .skew import curves, subject_of
+from .skew import curves, named, subject_of
 
 AVERAGED = 10  # iterations in each heatmap
 MOST_BORDERS = 16  # lines between ranks above which none are drawn
 
 
-PICTURES = ("traffic", "demand", "timeline", "entropy", "occupation", "complexity")
+PICTURES = (
+    *("traffic", "demand", "load", "timeline", "entropy", "occupation"),
+    "complexity",
+)
 """Names of the pictures of a trace."""
 
 PARTS = {
     "demand": "skew",
+    "load": "skew",
     "entropy": "skew",
     "occupation": "occupation",
     "complexity": "complexity",
@@ -66,6 +73,8 @@ def charts(
             if not routed:
                 why = "the demand of no layer was recorded"
                 made[name] = Missing(title="Demand", reason=why)
+        elif name == "load":
+            made[name] = load(trace, analysis, source)
         elif name == "timeline":
             layers = {e.layer for e in analysis.exchanges}
             some = layers if layers != set(trace.layers) else None
@@ -77,6 +86,53 @@ def charts(
         elif name == "complexity":
             made[name] = complexity_map(complexities(analysis), source=source)
     return made
+
+
+def load(trace: Trace, analysis: Analysis, source: str) -> Chart | Missing:
+    """Draw the share of each expert's load: mean, and 5% to 95% of the iterations."""
+    title = "Load of each expert"
+    mapper = in_threads(trace, 1, loads_only=True)
+    shown = {(e.layer, e.group): e for e in analysis.exchanges}
+    panels: list[Panel] = []
+    top = 0.0
+    for exchange in sources(trace, [], of=("demand",)):
+        if (exchange.layer, exchange.group) not in shown:
+            continue
+        rows = observed(exchange, mapper)
+        if "demand.load" not in rows:
+            continue
+        part = 100 * shares(rows["demand.load"])
+        low, high = np.quantile(part, (0.05, 0.95), axis=0)
+        top = max(top, 1.05 * float(high.max()))
+        of = f"{part.shape[1]} experts, balanced: {100 / part.shape[1]:.3g}%"
+        points = Series(
+            kind="points",
+            x=np.arange(part.shape[1]),
+            y=part.mean(axis=0),
+            y_interval=(low, high),
+            size=7.0,
+        )
+        panels.append(
+            Panel(
+                name=(named(shown[exchange.layer, exchange.group], analysis),),
+                x=Axis(label="expert"),
+                y=Axis(label="share of token copies [%]"),
+                series=(points,),
+                rules=(Rule(y=100 / part.shape[1]),),
+                note=of,
+            )
+        )
+    if not panels:
+        return Missing(title=title, reason="the load of no expert was recorded")
+    scale = replace(panels[0].y, limits=(0.0, top))
+    about_bars = "Mean of the iterations, bars: 5% to 95% of them; dotted: balanced"
+    return Chart(
+        title=title,
+        source=f"{source}. {about_bars}",
+        panels=tuple(replace(panel, y=scale) for panel in panels),
+        height=240,
+        across=min(2, len(panels)),
+    )
 
 
 def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:

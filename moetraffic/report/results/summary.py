@@ -59,7 +59,7 @@ def by_part(analysis: Analysis) -> dict[str, list[Table]]:
         shown = [every[i] for i in at]
     spent = analysis.occupation
     found = {
-        "claims": [_claims(analysis)],
+        "claims": _claims(analysis),
         "skew": [_skew(shown), *expert_tables(shown), _network(shown)],
         "forecasts": forecast_tables(_subjects(shown)),
         "limits": [bound_table(_subjects(shown))],
@@ -88,35 +88,39 @@ def unconverged(course: Trajectory) -> str:
     return str((Outcome.NOT_ENOUGH_DATA if few else Outcome.NO_EVIDENCE).value)
 
 
-def _claims(analysis: Analysis) -> Table:
-    return Table(
-        title="Claims: what a test shows, and what it does not",
-        columns={
-            **dict.fromkeys(("about", "claim", "outcome", "figure"), "<"),
-            **{"95% interval": ".4g", "p-value": ".2g", "null hypothesis": "<"},
-            **{"used": "", "left out": "", "needs": ""},
-        },
-        rows=[
+def _claims(analysis: Analysis) -> list[Table]:
+    """Tabulate the claims of each subject, then units, null hypotheses and limits."""
+    rows: dict[str, list[tuple[object, ...]]] = {}
+    for claim in analysis.claims:
+        subject, _, end = claim.about.rpartition(", ")
+        ahead = end.removesuffix("ahead").split()[0] if end.endswith(" ahead") else ""
+        rows.setdefault(subject if ahead else claim.about, []).append(
             (
-                *(claim.about, claim.name, claim.outcome.value),
-                f"{claim.figure:.4g} {claim.unit}".rstrip()
-                if np.isfinite(claim.figure)
-                else None,
+                *(claim.name, ahead, claim.outcome.value, claim.figure),
                 (claim.low, claim.high),
                 "<0.001" if claim.p < 0.001 else claim.p,
-                claim.null,
-                *(claim.used, claim.left_out, claim.needs or None),
+                *(claim.used, claim.left_out or None, claim.needs or None),
             )
-            for claim in analysis.claims
-        ],
-        notes=list(
-            dict.fromkeys(
-                f"{claim.name} of {claim.about}: {flag}"
-                for claim in analysis.claims
-                for flag in claim.flags
-            )
-        ),
+        )
+    nulls = (
+        f"{claim.name}: null hypothesis: {claim.null}"
+        + (f"; figure: {claim.unit}" if claim.unit else "")
+        for claim in analysis.claims
     )
+    limits = (
+        f"{claim.name} of {claim.about}: {flag}"
+        for claim in analysis.claims
+        for flag in claim.flags
+    )
+    columns = {
+        **{"claim": "<", "ahead": ">", "outcome": "<", "figure": ".4g"},
+        **{"95% interval": ".4g", "p-value": ".2g"},
+        **{"used": "", "left out": "", "needs": ""},
+    }
+    return [
+        *(Table(title=name, columns=columns, rows=each) for name, each in rows.items()),
+        Table(rows=[], notes=list(dict.fromkeys([*nulls, *limits]))),
+    ]
 
 
 def _rhythm(analysis: Analysis) -> list[Table]:
