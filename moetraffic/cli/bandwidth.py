@@ -22,9 +22,9 @@ from moetraffic.report.console.options import (
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_outputs
 
+from .assumptions import BIG_RED_200
 from .output import present
 
-BIG_RED_200 = "big-red-200"
 PRESETS = ("platforms", "protocols")
 PARTS = ("fits", *PRESETS)
 

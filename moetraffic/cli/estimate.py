@@ -41,7 +41,7 @@ from .assumptions import (
 )
 from .layout import LAYOUT
 from .model_shape import MODEL_HELP, SHAPE, model_of
-from .output import present
+from .output import Shown, present
 from .time_studies import (
     best_layouts,
     one_estimate,
@@ -318,13 +318,11 @@ def estimate(
     Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
     """
     asked = parts_of(only, PARTS, tables=tables)
-    validate_outputs((plot, output), (calibrate, imbalance_from, project), force=force)
-    if project is not None:
-        rest = [n for n in ctx.params if n not in OF_A_PROJECTION]
-        refuse_idle(ctx, rest, "--project takes all from a run", error=LayoutError)
-        shown = projection(project, sizes, efficiency, gpus_per_node)
+
+    def show(shown: Shown, *first: str, **more: Any) -> None:
         present(
-            shown.data,
+            {**more, **shown.data},
+            *first,
             *shown.summary,
             as_json=as_json,
             parts=shown.parts,
@@ -334,6 +332,12 @@ def estimate(
             chart=shown.chart,
             plot=plot,
         )
+
+    validate_outputs((plot, output), (calibrate, imbalance_from, project), force=force)
+    if project is not None:
+        rest = [n for n in ctx.params if n not in OF_A_PROJECTION]
+        refuse_idle(ctx, rest, "--project takes all from a run", error=LayoutError)
+        show(projection(project, sizes, efficiency, gpus_per_node))
         return
     if sum(map(bool, (sweep, zero_stages, sensitivity, best))) > 1:
         raise LayoutError(
@@ -452,22 +456,11 @@ def estimate(
     else:
         what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
         shown = one_estimate(config, system, conventions, what, source)
-    data = {"model": model, "conventions": vars(conventions), **shown.data}
-    summary, parts = shown.summary, dict(shown.parts)
+    first = []
     if fit is not None:
-        summary = [report.calibration_sentence(fit, model), *summary]
-        parts["calibration"] = [report.calibration_table(fit, model)]
-    present(
-        data,
-        *summary,
-        as_json=as_json,
-        parts=parts,
-        only=asked,
-        tables=tables,
-        output=output,
-        chart=shown.chart,
-        plot=plot,
-    )
+        first = [report.calibration_sentence(fit, model)]
+        shown.parts["calibration"] = [report.calibration_table(fit, model)]
+    show(shown, *first, model=model, conventions=vars(conventions))
 
 
 def _measured(path: Path) -> tuple[Configuration, dict[str, Any], FromTrace]:

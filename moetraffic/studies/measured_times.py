@@ -40,6 +40,16 @@ LISTS = Conventions(zero3="lists")
 device ("the async version is not async at all", DeepSpeed, pull request 1188)."""
 
 
+def nodes(
+    gpu: Gpu, nic_bytes_s: float, overlap: Mapping[str, Any] | None = None
+) -> System:
+    """Return the system of nodes of eight GPUs with NICs of so many bytes/s."""
+    links = NodeLinks.nominal(
+        gpus=8, inside_bytes_s=gpu.inside_bytes_s, nic_bytes_s=nic_bytes_s
+    )
+    return System.of_gpu(gpu, links, overlap=overlap)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """Published iteration times, with what they were measured on."""
@@ -55,14 +65,7 @@ class Measured:
 
     def system(self, gpu: Gpu | None = None) -> System:
         """Return the nodes of these measurements, with another fit of their GPU."""
-        gpu = gpu or self.gpu
-        return System.of_gpu(
-            gpu,
-            NodeLinks.nominal(
-                gpus=8, inside_bytes_s=gpu.inside_bytes_s, nic_bytes_s=self.nic_bytes_s
-            ),
-            overlap=self.overlap,
-        )
+        return nodes(gpu or self.gpu, self.nic_bytes_s, self.overlap)
 
     def errors(self, gpu: Gpu | None = None) -> Float64:
         """``[n]`` relative errors of the estimates."""

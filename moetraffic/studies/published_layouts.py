@@ -26,16 +26,13 @@ from moetraffic.patterns.time_model import (
     A100,
     GPUS,
     MODEL_ERROR,
-    Gpu,
-    NodeLinks,
     Search,
-    System,
     model_operations,
     search,
 )
 from moetraffic.tables import Table
 
-from .measured_times import gpt
+from .measured_times import gpt, nodes
 from .study import Study, compared, rounded
 
 Bool = npt.NDArray[np.bool_]
@@ -93,7 +90,7 @@ def sc21(row: Mapping[str, str]) -> Chosen:
     number = {name: float(row[name]) for name in row if name != "recompute"}
     found = search(
         gpt(row),
-        _system(A100, 200e9),
+        nodes(A100, 200e9),
         gpus=int(number["gpus"]),
         global_batch=int(number["batch"]),
         zero=(0,),
@@ -123,7 +120,7 @@ def modern(row: Mapping[str, str]) -> Chosen:
     given = zip(("t", "p", "cp", "ep", "v", "microbatch"), STATED, strict=True)
     found = search(
         replace(known.model, sequence=int(row["seq"])),
-        _system(gpu, 400e9, overlap),
+        nodes(gpu, 400e9, overlap),
         gpus=gpus,
         global_batch=batch,
         virtual=(1, 2, 4, 8),
@@ -153,15 +150,6 @@ def modern(row: Mapping[str, str]) -> Chosen:
         memory_bytes=gpu.memory_bytes,
         time=time,
     )
-
-
-def _system(
-    gpu: Gpu, nic_bytes_s: float, overlap: Mapping[str, float] | None = None
-) -> System:
-    links = NodeLinks.nominal(
-        gpus=8, inside_bytes_s=gpu.inside_bytes_s, nic_bytes_s=nic_bytes_s
-    )
-    return System.of_gpu(gpu, links, overlap=overlap)
 
 
 def _words(one: Chosen, place: int) -> str:

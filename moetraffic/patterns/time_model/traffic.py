@@ -47,24 +47,21 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
     forward_passes = np.where(c.recompute == 2, 2.0, 1.0)
     entering = batches / c.pair  # micro-batches that begin or end on a rank
     sparse_share, decoder = m.moe_layers / m.layers, m.cross_layers / m.layers
+    further = entering * c.last * m.mtp
     for sparse, crosses in product((False, True), repeat=2):
         share = sparse_share if sparse else 1 - sparse_share
         share = share * (decoder if crosses else 1 - decoder)
-        if anywhere(share > 0):
-            number = batches * c.stage_layers * share
+        number = batches * c.stage_layers * share
+        if not crosses and anywhere(further):
+            number = number + further * (
+                m.mtp_sparse > 0 if sparse else m.mtp_sparse < 1
+            )
+        if anywhere(number):
             forward = parts.forward(sparse=sparse, crosses=crosses)
             backward = parts.backward(sparse=sparse, crosses=crosses)
             sums.add(forward.all, number * forward_passes)
             sums.add(backward.all, number)
-    further = entering * c.last * m.mtp
     if anywhere(further):
-        for sparse in (False, True):
-            number = further * np.where(m.mtp_sparse > 0, sparse, not sparse)
-            if anywhere(number):
-                forward = parts.forward(sparse=sparse, crosses=False)
-                backward = parts.backward(sparse=sparse, crosses=False)
-                sums.add(forward.all, number * forward_passes)
-                sums.add(backward.all, number)
         sums.add(parts.joined(), further * forward_passes)
         sums.add(parts.joined_gradient(), further)
     if conventions.ends == "counted":

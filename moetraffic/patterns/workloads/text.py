@@ -9,8 +9,11 @@ from __future__ import annotations
 import glob
 import os
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -89,7 +92,7 @@ def check(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> None:
     source, files = _found(where)
     size, largest = 0, 0
     for file in files:
-        with _Opened(file) as stream:
+        with _opened(file) as stream:
             if vocabulary >= 256:
                 stream.read(1)  # what cannot be read says so at the first byte
                 size += file.stat().st_size
@@ -188,37 +191,21 @@ def _join(files: list[Path], enough: int) -> bytearray:
     """The files' bytes, read until there are enough."""
     data = bytearray()
     for file in files:
-        with _Opened(file) as stream:
+        with _opened(file) as stream:
             data += stream.read(enough)
         if len(data) >= enough:
             break
     return data
 
 
-class _Opened:
-    """A file of a corpus, open for reading; what the system refuses is a sentence."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def __enter__(self) -> _Opened:
-        try:
-            self._stream = self._file.open("rb")
-        except OSError as error:
-            raise self._unreadable(error) from None
-        return self
-
-    def read(self, size: int) -> bytes:
-        try:
-            return self._stream.read(size)
-        except OSError as error:
-            raise self._unreadable(error) from None
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-
-    def _unreadable(self, error: OSError) -> LayoutError:
-        return LayoutError(
-            f"every file of a corpus must be readable, but {str(self._file)!r} is not "
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    """Open a file of a corpus for reading; what the system refuses is a sentence."""
+    try:
+        with file.open("rb") as stream:
+            yield stream
+    except OSError as error:
+        raise LayoutError(
+            f"every file of a corpus must be readable, but {str(file)!r} is not "
             f"({error.strerror}): change its permissions or give --corpus another"
-        )
+        ) from None
