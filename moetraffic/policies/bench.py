@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -116,13 +116,16 @@ class Bench:
         if unit not in self._tokens:
             series = self.series[unit]
             size = series.row_bytes if unit == "bytes" else 1
-            each = [
-                float(np.sum(truth[p])) / truth.shape[1]
-                for truth in series.layers.values()
-                for p in self.points(series).tolist()
-            ]
+            each = [float(one.sum()) / len(one) for one in self._served(unit)]
             self._tokens[unit] = float(np.mean(each)) / size if size else float("nan")
         return self._tokens[unit]
+
+    def _served(self, unit: str) -> Iterator[Float64]:
+        """Yield the matrix of each layer at each point."""
+        series = self.series[unit]
+        for truth in series.layers.values():
+            for point in self.points(series).tolist():
+                yield truth[point]
 
     def port_seconds(self, unit: str, network: Any) -> tuple[float, float]:
         """Bound exchanges by their busiest port: circuits' mean, packets' maximum.
@@ -133,14 +136,8 @@ class Bench:
         if not isinstance(network, OpticalSwitch) or self.scope.name != "exchange":
             return float("nan"), float("nan")
         if unit not in self._ports:
-            series = self.series[unit]
-            self._ports[unit] = np.array(
-                [
-                    line_bytes(crossing(truth[point]))
-                    for truth in series.layers.values()
-                    for point in self.points(series).tolist()
-                ]
-            )
+            sums = [line_bytes(crossing(one)) for one in self._served(unit)]
+            self._ports[unit] = np.array(sums)
         sent = self._ports[unit]
         rate = network.packet_bytes_s
         return (

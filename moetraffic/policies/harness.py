@@ -55,6 +55,8 @@ class PolicyFailure(Exception):
 class PolicyRun:
     """How the plans of one policy were served."""
 
+    name: str
+    plans: Mapping[LayerKey, Any]  # the last of each layer
     services: tuple[tuple[Service, ...], ...]  # [n][layer of the series]
     planning_s: Float64  # CPU seconds of each plan
 
@@ -146,7 +148,12 @@ def run_policy(
             if isinstance(policy, ObservingPolicy):
                 waiting.append((point, view, served))
         services.append(tuple(row))
-    return PolicyRun(services=tuple(services), planning_s=np.array(planning))
+    return PolicyRun(
+        name=policy.name,
+        plans=plans,
+        services=tuple(services),
+        planning_s=np.array(planning),
+    )
 
 
 def foresight(
@@ -182,8 +189,8 @@ def foresight(
         As :func:`run_policy` does.
     """
     rng = np.random.default_rng(seed)
-    first = int(rng.integers(0, max(1, len(points) - AUDITED + 1)))
-    some = points[first : first + AUDITED]
+    begin = int(rng.integers(0, max(1, len(points) - AUDITED + 1)))
+    some = points[begin : begin + AUDITED]
     layers = list(series.layers)
     audited = int(rng.integers(0, len(layers)))
     newest = int(some[-1]) - age
@@ -197,19 +204,18 @@ def foresight(
         layer: forecast_points(truth, some, age=age, forecaster="persistence")
         for layer, truth in series.layers.items()
     }
-    plans, name = [], ""
-    for used in (series, series, replace(series, layers=altered)):
-        recorder = _Recording(maker)
-        run_policy(recorder, used, forecasts, some, network, age=age, limit_s=limit_s)
-        last = recorder.plans[-len(layers) :]
-        plans.append(last[audited])
-        name = recorder.name
-    if not same_plan(plans[0], plans[1]):
+    runs = [
+        run_policy(maker, used, forecasts, some, network, age=age, limit_s=limit_s)
+        for used in (series, series, replace(series, layers=altered))
+    ]
+    name = runs[0].name
+    first, again, other = (run.plans[layers[audited]] for run in runs)
+    if not same_plan(first, again):
         return (
             f"{name} makes other plans when it is run again on the same traffic: give "
             "its randomness a fixed seed"
         )
-    if not same_plan(plans[0], plans[2]):
+    if not same_plan(first, other):
         return (
             f"{name} uses traffic that is not known when it plans: its plan for layer "
             f"{layers[audited]} changes with later exchanges"
@@ -236,37 +242,6 @@ def same_plan(one: Any, other: Any) -> bool:
     if isinstance(one, csr_array):
         return one.shape == other.shape and not (one != other).nnz
     return bool(one == other)
-
-
-class _Recording:
-    """Maker of a policy whose plans are recorded."""
-
-    def __init__(self, maker: Maker) -> None:
-        self.maker = maker
-        self.plans: list[Any] = []
-        self.name = ""
-
-    def __call__(self) -> Any:
-        policy = self.maker()
-        self.name = policy.name
-        plan = policy.plan
-
-        def recorded(view: View) -> Any:
-            made = plan(view)
-            self.plans.append(made)
-            return made
-
-        return _Wrapped(policy, recorded)
-
-
-class _Wrapped:
-    """A policy with another ``plan``; frozen dataclasses cannot be changed."""
-
-    def __init__(self, policy: Any, plan: Any) -> None:
-        self.name, self.family = policy.name, policy.family
-        self.forecasts, self.plan = policy.forecasts, plan
-        if isinstance(policy, ObservingPolicy):
-            self.observe = policy.observe
 
 
 def _view(
