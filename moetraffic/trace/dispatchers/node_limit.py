@@ -72,18 +72,20 @@ def limit_nodes(trace: Trace, most: int, node_of: Int64) -> Trace:
         ranks = trace.groups[site.group].ranks
         of_demand = f"demand_{len(ranks)}x{site.experts}"
         of_choices = f"choices_{len(ranks)}x{site.experts}x{site.choices}"
-        for occurrence in at.tolist():
+        rows = [trace.rows_of(name)[at].tolist() for name in (of_demand, of_choices)]
+        for occurrence, of, sample in zip(at.tolist(), *rows, strict=True):
             when = int(trace.occurrences.iteration[occurrence])
             holder = trace.holder(site.layer, site.group, when)
-            demand = made[of_demand][trace.rows_of(of_demand)[occurrence]]
-            bits = made[of_choices][trace.rows_of(of_choices)[occurrence]]
+            demand, bits = made[of_demand][of], made[of_choices][sample]
             before = unpack(bits, site.experts)
-            after = _limited(
-                before,
-                node_of[list(ranks)][holder],
-                most,
-                demand,
-                np.random.default_rng([_SEED, occurrence]),
+            node = node_of[list(ranks)][holder]
+            rng = np.random.default_rng([_SEED, occurrence])
+            # one rank at a time bounds the memory
+            after = np.concatenate(
+                [
+                    _limited(before[w : w + 1], node, most, demand[w : w + 1], rng)
+                    for w in range(len(ranks))
+                ]
             )
             bits[...] = pack(after)
             demand[...] = _moved(demand.astype(np.int64), before, after)
