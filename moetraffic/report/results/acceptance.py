@@ -17,7 +17,7 @@ from moetraffic.report.chart import (
     Series,
 )
 from moetraffic.tables import Table, tables_of
-from moetraffic.validation.acceptance import Acceptance, Power
+from moetraffic.validation.acceptance import FEWEST, Acceptance, Power
 from moetraffic.validation.classifier import AucTest
 from moetraffic.validation.figures import LEVEL, FigureTest
 
@@ -94,6 +94,11 @@ def sentences(found: Acceptance) -> list[str]:
         lines.append(_classifier(found.classifier))
     if found.figures:
         lines.append(power(found.power))
+    if found.way == "runs" and len(found.real) == FEWEST and found.outcome != "failed":
+        lines.append(
+            "a fourth real run finds more: give a further rerun, or the run that the "
+            "generator was fitted to"
+        )
     return [*lines, *(f"note: {note}" for note in found.notes)]
 
 
