@@ -10,7 +10,6 @@ different quantities and are named as such.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,7 @@ from .noise.floors import noise_floors
 from .noise.null_model import NullModel
 from .skew.measures import max_over_mean, means_of_known, shares
 from .skew.tails import Tail, tail
-from .token_choices import TokenChoices
+from .token_choices import HostsPerToken, TokenChoices, balanced_hosts
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -43,18 +42,6 @@ class EpDegree:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContiguousHosts:
-    """Distinct hosts per token if experts are placed contiguously on H hosts."""
-
-    hosts: int  # H
-    mean: float  # of the sampled tokens
-    low: float  # 95% interval
-    high: float
-    balanced: float  # mean of a balanced router
-    shares: tuple[float, ...]  # share of the tokens on 1, 2 ... hosts
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExpertStatistics:
     """Load tails, imbalance by EP degree, and correlated experts of one exchange."""
 
@@ -70,7 +57,7 @@ class ExpertStatistics:
     hosts_per_token_balanced: float  # of a balanced router; NaN if unknown
     sampled_tokens: int  # tokens whose experts were recorded; 0: counts alone
     co_activation: CoActivation | None  # of the sampled tokens
-    contiguous: tuple[ContiguousHosts, ...]  # hosts per token by number of hosts
+    contiguous: tuple[HostsPerToken, ...]  # experts placed contiguously on H hosts
     unavailable: tuple[str, ...]  # what is not known, a sentence each
 
 
@@ -129,42 +116,9 @@ def expert_statistics(
         hosts_per_token_balanced=balanced_hosts(experts, hosts, meta.k),
         sampled_tokens=0 if choices is None else choices.tokens,
         co_activation=None if choices is None else choices.co_activation,
-        contiguous=()
-        if choices is None
-        else tuple(
-            ContiguousHosts(
-                **vars(each), balanced=balanced_hosts(experts, each.hosts, meta.k)
-            )
-            for each in choices.contiguous
-        ),
+        contiguous=() if choices is None else choices.contiguous,
         unavailable=tuple(unavailable),
     )
-
-
-def balanced_hosts(experts: int, hosts: int, k: int) -> float:
-    r"""Compute the mean number of hosts to which a balanced router sends a token.
-
-    It is :math:`H (1 - C(E - E/H, k) / C(E, k))`.
-
-    Parameters
-    ----------
-    experts, hosts, k
-        E, H hosts with E/H experts each, and distinct experts per token.
-
-    Returns
-    -------
-    float
-        NaN where H does not divide E, or k is not among 1 ... E.
-
-    Examples
-    --------
-    >>> balanced_hosts(8, 2, 2) == 11 / 7
-    True
-    """
-    if hosts < 1 or experts % hosts or not 1 <= k <= experts:
-        return float("nan")
-    without = comb(experts - experts // hosts, k)
-    return hosts * (comb(experts, k) - without) / comb(experts, k)
 
 
 def _ep_degrees(load: Int64, tokens: Int64 | None, k: int) -> tuple[EpDegree, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ class HostsPerToken:
     mean: float
     low: float  # 95% interval of the mean over the run, from its iterations
     high: float
+    balanced: float  # mean of a balanced router; NaN if unknown
     shares: tuple[float, ...]  # share of the tokens on 1, 2 ... H hosts, up to the most
 
 
@@ -84,14 +86,19 @@ def token_choices(trace: Trace, source: Source) -> TokenChoices | None:
     about = (
         f"tokens of layer {source.layer}, ranks {source.ranks[0]} to {source.ranks[-1]}"
     )
+
+    def concluded(counts: _HostCounts, hosts: int) -> HostsPerToken:
+        balanced = balanced_hosts(source.experts, hosts, trace.meta.k)
+        return counts.conclude(hosts, balanced)
+
     found = pairs.conclude()
     placed = own.iterations == iterations
     return TokenChoices(
         tokens=tokens,
         iterations=iterations,
         co_activation=found,
-        hosts=own.conclude(len(set(source.nodes))) if placed else None,
-        contiguous=tuple(c.conclude(hosts) for hosts, c in contiguous.items()),
+        hosts=concluded(own, len(set(source.nodes))) if placed else None,
+        contiguous=tuple(concluded(c, hosts) for hosts, c in contiguous.items()),
         claims=() if found is None else (co_activation_claim(found, about=about),),
     )
 
@@ -106,6 +113,32 @@ def host_numbers(experts: int, ranks: int) -> list[int]:
     numbers = {experts // n for n in held if experts % n == 0}
     numbers |= {ranks // n for n in range(1, ranks + 1) if ranks % n == 0}
     return sorted(n for n in numbers if n > 1 and experts % n == 0)
+
+
+def balanced_hosts(experts: int, hosts: int, k: int) -> float:
+    r"""Compute the mean number of hosts to which a balanced router sends a token.
+
+    It is :math:`H (1 - C(E - E/H, k) / C(E, k))`.
+
+    Parameters
+    ----------
+    experts, hosts, k
+        E, H hosts with E/H experts each, and distinct experts per token.
+
+    Returns
+    -------
+    float
+        NaN where H does not divide E, or k is not among 1 ... E.
+
+    Examples
+    --------
+    >>> balanced_hosts(8, 2, 2) == 11 / 7
+    True
+    """
+    if hosts < 1 or experts % hosts or not 1 <= k <= experts:
+        return float("nan")
+    without = comb(experts - experts // hosts, k)
+    return hosts * (comb(experts, k) - without) / comb(experts, k)
 
 
 def distinct_hosts(chosen: Bool, host: npt.NDArray[np.integer]) -> Int64:
@@ -152,7 +185,7 @@ class _HostCounts:
         counts[: len(self._histogram)] += self._histogram
         self._histogram = counts
 
-    def conclude(self, hosts: int) -> HostsPerToken:
+    def conclude(self, hosts: int, balanced: float) -> HostsPerToken:
         """Compute the mean, its interval from the iterations, and the shares."""
         reached, tokens = np.array(self._sums, np.float64).T
         mean = reached.sum() / tokens.sum()
@@ -167,6 +200,7 @@ class _HostCounts:
             mean=float(mean),
             low=float(mean) - half,
             high=float(mean) + half,
+            balanced=balanced,
             shares=tuple(shares.tolist()),
         )
 

@@ -12,6 +12,18 @@ from typing import Any
 from .recorder import Recorder
 
 
+class _OwnsRecorder:
+    """What the callbacks of both frameworks share."""
+
+    def __init__(self, path: str | Path, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.recorder = Recorder(path, **options)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Write the trace."""
+        self.recorder.close()
+
+
 def lightning_callback(path: str | Path, **options: Any) -> Any:
     """Create a callback for ``Trainer(callbacks=[...])`` of Lightning.
 
@@ -40,13 +52,8 @@ def lightning_callback(path: str | Path, **options: Any) -> Any:
     except ImportError:
         from pytorch_lightning import Callback
 
-    class RecorderCallback(Callback):  # type: ignore[misc]
+    class RecorderCallback(_OwnsRecorder, Callback):  # type: ignore[misc]
         """Callback that owns a recorder."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.recorder = Recorder(path, **options)
-            self._steps = 0
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             """Start after the sanity check, which is no part of the training."""
@@ -66,15 +73,11 @@ def lightning_callback(path: str | Path, **options: Any) -> Any:
             """End an evaluation step, if the training has started."""
             self.recorder.step(kind="evaluation")
 
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            """Write the trace."""
-            self.recorder.close()
-
         def on_exception(self, trainer: Any, pl_module: Any, exception: Any) -> None:
             """Keep what was recorded: other ranks may have died."""
             self.recorder.__exit__(type(exception), exception, None)
 
-    return RecorderCallback()
+    return RecorderCallback(path, options)
 
 
 def transformers_callback(path: str | Path, **options: Any) -> Any:
@@ -101,11 +104,8 @@ def transformers_callback(path: str | Path, **options: Any) -> Any:
     """
     from transformers import TrainerCallback
 
-    class RecorderCallback(TrainerCallback):  # type: ignore[misc]
+    class RecorderCallback(_OwnsRecorder, TrainerCallback):  # type: ignore[misc]
         """Callback that owns a recorder."""
-
-        def __init__(self) -> None:
-            self.recorder = Recorder(path, **options)
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             """Start recording."""
@@ -119,8 +119,4 @@ def transformers_callback(path: str | Path, **options: Any) -> Any:
             """End an evaluation step."""
             self.recorder.step(kind="evaluation")
 
-        def on_train_end(self, *_: Any, **__: Any) -> None:
-            """Write the trace."""
-            self.recorder.close()
-
-    return RecorderCallback()
+    return RecorderCallback(path, options)

@@ -43,6 +43,13 @@ def to_common(clocks: npt.NDArray[Any], ranks: Int64, times: Int64) -> Int64:
     return out
 
 
+def earliest(times: Int64, axis: int) -> Int64:
+    """Return the first known time along an axis; UNKNOWN_TIME where none is known."""
+    latest = np.iinfo(np.int64).max
+    first = np.where(times == UNKNOWN_TIME, latest, times).min(axis=axis)
+    return np.where(first == latest, UNKNOWN_TIME, first)
+
+
 def error_ns(clocks: npt.NDArray[Any]) -> int:
     """Return the largest clock offset error in ns; 0 if all ranks share one clock."""
     return int(clocks["error_ns"].max()) if len(clocks) else 0

@@ -8,7 +8,8 @@ import numpy as np
 
 from moetraffic.errors import TraceError, install_command
 
-from .model import ROUTING, UNKNOWN_TIME, Int64, Source, WireForm
+from .clock import earliest
+from .model import ROUTING, UNKNOWN_TIME, Source, WireForm
 from .provenance import site_sources, source_name, step_sources
 from .reading import TraceContents
 from .rows import TIMES
@@ -92,8 +93,8 @@ def calls_table(trace: TraceContents) -> pandas.DataFrame:
         step = max(1, MOST_CELLS // width**2)
         for part in np.split(of, range(step, len(of), step)):
             issue, start, end = trace.times(part)
-            times[part, 0] = _earliest(issue)
-            times[part, 1] = _earliest(start)
+            times[part, 0] = earliest(issue, axis=1)
+            times[part, 1] = earliest(start, axis=1)
             times[part, 2] = end.max(axis=1)
             known = trace.rows.wire_form[site[part]] != WireForm.UNKNOWN
             whole = part[known & trace.present(part).all(axis=1)]
@@ -127,10 +128,3 @@ def calls_table(trace: TraceContents) -> pandas.DataFrame:
             **{f"{n}_s": seconds[:, at] for at, n in enumerate(TIMES)},
         }
     )
-
-
-def _earliest(times: Int64) -> Int64:
-    """Return the first known time of each row; UNKNOWN_TIME sorts below all times."""
-    latest = np.iinfo(np.int64).max
-    first = np.where(times == UNKNOWN_TIME, latest, times).min(axis=1)
-    return np.where(first == latest, UNKNOWN_TIME, first)

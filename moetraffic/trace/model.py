@@ -8,7 +8,7 @@ occurrence is one such call in one iteration.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -234,6 +234,25 @@ class Steps:
             if getattr(self, name) is NO_SOURCES:
                 unknown = np.full(len(self.iteration), Source.UNKNOWN, np.uint8)
                 object.__setattr__(self, name, unknown)
+
+    def joined(self, origins: Sequence[Sequence[int]]) -> Steps:
+        """Join the steps of the ranks that each new rank carries.
+
+        Mean loss, summed tokens, first start, last end; UNKNOWN_TIME is the lowest of
+        all times.
+        """
+
+        def by_rank(values: Any, join: Callable[..., Any]) -> Any:
+            of = [join(values[:, list(ranks)], axis=1) for ranks in origins]
+            return np.stack(of, axis=1)
+
+        return replace(
+            self,
+            loss=by_rank(self.loss, np.mean),
+            tokens=by_rank(self.tokens, np.sum),
+            start=by_rank(self.start, np.min),
+            end=by_rank(self.end, np.max),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -275,16 +275,11 @@ def _versions(
 
 
 def _steps(steps: Steps, ranks: int, iterations: npt.NDArray[Any]) -> Steps:
-    """Join the steps of ranks: mean loss, summed tokens, first start, last end."""
+    """Select the steps of iterations, and join those of neighboring ranks."""
     keep = np.isin(steps.iteration, iterations)
-    shape = (int(keep.sum()), ranks, -1)
-    return Steps(
-        iteration=steps.iteration[keep],
+    arrays = ("iteration", "loss", "tokens", "start", "end", "source", "kind_source")
+    chosen = Steps(
         kind=tuple(k for k, kept in zip(steps.kind, keep, strict=True) if kept),
-        loss=steps.loss[keep].reshape(shape).mean(axis=2),
-        tokens=steps.tokens[keep].reshape(shape).sum(axis=2),
-        start=steps.start[keep].reshape(shape).min(axis=2),
-        end=steps.end[keep].reshape(shape).max(axis=2),
-        source=steps.source[keep],
-        kind_source=steps.kind_source[keep],
+        **{name: getattr(steps, name)[keep] for name in arrays},
     )
+    return chosen.joined(np.arange(steps.loss.shape[1]).reshape(ranks, -1).tolist())

@@ -10,7 +10,7 @@ import numpy as np
 from moetraffic.analysis.noise.floors import noise_floors
 from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew.collapse import Collapse, collapse
-from moetraffic.analysis.skew.measures import max_over_mean, means_of_known
+from moetraffic.analysis.skew.measures import max_over_mean, means_of_known, ratio
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace.model import Source
 
@@ -118,7 +118,7 @@ def layer_snapshot(number: int, rows: LayerRows, k: int) -> LayerSnapshot:
         imbalance=imbalance,
         floor=floor,
         floor_std=spread,
-        dropped_share=_quotient(rows.dropped, copies),
+        dropped_share=ratio(rows.dropped, copies),
         bytes=rows.bytes,
         local_bytes=rows.local_bytes,
         time_share=rows.busy,
@@ -136,11 +136,6 @@ def layers_of(rows: StepRows) -> tuple[LayerSnapshot, ...]:
     return tuple(
         layer_snapshot(number, each, rows.k) for number, each in rows.layers.items()
     )
-
-
-def _quotient(part: Float64, whole: Int64) -> Float64:
-    above = whole > 0
-    return np.asarray(np.where(above, part / np.maximum(whole, 1), np.nan))
 
 
 def _hot(total: Int64, model: NullModel | None) -> tuple[int, ...]:

@@ -13,9 +13,9 @@ from moetraffic import Trace, analyze
 from moetraffic.analysis.exchange import Source
 from moetraffic.analysis.expert_statistics import (
     ExpertStatistics,
-    balanced_hosts,
     expert_statistics,
 )
+from moetraffic.analysis.token_choices import balanced_hosts
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.experts import expert_tables
 

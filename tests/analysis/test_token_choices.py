@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from moetraffic import Trace, analyze
 from moetraffic.analysis.claim import Outcome
-from moetraffic.analysis.expert_statistics import balanced_hosts
-from moetraffic.analysis.token_choices import distinct_hosts, host_numbers
+from moetraffic.analysis.token_choices import (
+    balanced_hosts,
+    distinct_hosts,
+    host_numbers,
+)
 from moetraffic.data import path
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.experts import expert_tables

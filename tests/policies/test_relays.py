@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from moetraffic import Trace
-from moetraffic.analysis.expert_statistics import balanced_hosts
+from moetraffic.analysis.token_choices import balanced_hosts
 from moetraffic.errors import FabricError
 from moetraffic.fabric import Hosts, block, rail_optimized, single_switch
 from moetraffic.policies.evaluation import evaluate

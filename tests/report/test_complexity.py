@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 @pytest.fixture(scope="module")
 def measured() -> Complexity:
     matrices = np.random.default_rng(0).poisson(3, (300, 4, 4))
-    return complexity(packets(matrices))
+    return complexity(packets(lambda a, b: matrices[a:b], number=len(matrices)))
 
 
 def at(one: Complexity, temporal: float, other: float) -> Complexity:
@@ -59,7 +59,9 @@ def test_a_disc_stands_at_its_complexity_with_the_products_area(
 
 
 def test_what_is_not_known_is_not_drawn(measured: Complexity) -> None:
-    nothing = complexity(packets(np.zeros((3, 4, 4), np.int64)))
+    nothing = complexity(
+        packets(lambda a, b: np.zeros((b - a, 4, 4), np.int64), number=3)
+    )
     assert len(discs(complexity_map({"a": measured, "b": nothing}))) == 1
     lacking = complexity_map({"b": nothing}, reason="there are no packets")
     assert isinstance(lacking, Missing)

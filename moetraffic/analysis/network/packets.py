@@ -76,9 +76,9 @@ def expand(counts: Int64, *, seed: int = 0) -> Int64:
 
 
 def packets(
-    matrices: npt.ArrayLike | Read,
+    read: Read,
     *,
-    number: int | None = None,
+    number: int,
     diagonal: bool = False,
     quantum: int | None = None,
     budget: int = BUDGET,
@@ -95,11 +95,11 @@ def packets(
 
     Parameters
     ----------
-    matrices
-        ``[n, R, C]`` integers, in time order; or a function that returns those of a
-        half-open range.
+    read
+        Function that returns the matrices ``[n, R, C]``, integers, of a half-open range
+        of indices in time order.
     number
-        n, required with a function.
+        Number of matrices.
     diagonal
         Whether rank-local traffic counts, for square matrices; in others every cell
         counts.
@@ -123,26 +123,12 @@ def packets(
     AnalysisError
         If amounts are negative or not integers, or an argument is out of range.
     """
-    if callable(matrices):
-        if number is None:
-            raise AnalysisError(
-                "a function that reads matrices needs their number: give number"
-            )
-        read, length = matrices, number
-    else:
-        array = np.asarray(matrices)
-        if array.ndim != 3:
-            raise AnalysisError(
-                f"packets are drawn from matrices [n, R, C], but the shape is "
-                f"{array.shape}: give three axes"
-            )
-        read, length = (lambda first, last: array[first:last]), len(array)
     if min(budget, windows, 1 if quantum is None else quantum) < 1:
         raise AnalysisError(
             f"packets are drawn with a budget, windows and a quantum of at least 1, "
             f"not {budget}, {windows} and {quantum}: choose larger ones"
         )
-    starts = np.unique(np.arange(windows) * length // windows)[:length]
+    starts = np.unique(np.arange(windows) * number // windows)[:number]
 
     def cells(first: int, last: int) -> Int64:
         return _cells(read(first, last), diagonal)
@@ -152,11 +138,11 @@ def packets(
     share = max(1, budget // max(1, len(starts)))
     if quantum is None:
         typical = float(np.mean([f.sum(dtype=np.float64) for f in firsts] or [0.0]))
-        wanted = typical * min(MATRICES, max(1.0, length / max(1, len(starts)))) / share
+        wanted = typical * min(MATRICES, max(1.0, number / max(1, len(starts)))) / share
         quantum = 1 << max(0, int(np.ceil(np.log2(max(wanted, 1.0)))))
     rng = np.random.default_rng(seed)
     taken, seen, whole = [np.zeros(0, np.int64)], 0, True
-    for start, stop in pairwise([*starts.tolist(), length]):
+    for start, stop in pairwise([*starts.tolist(), number]):
         carry = np.asarray(rng.integers(0, quantum, pairs), np.int64)
         part, used, ended = _window(cells, (start, stop), carry, quantum, share, rng)
         taken.append(part)

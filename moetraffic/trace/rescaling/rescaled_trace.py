@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.trace.clock import earliest
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
-    UNKNOWN_TIME,
     Bool,
     Group,
     Int64,
@@ -25,7 +25,6 @@ from moetraffic.trace.model import (
     Presence,
     Program,
     Site,
-    Steps,
     WireForm,
 )
 from moetraffic.trace.order import merged
@@ -91,7 +90,8 @@ def rescale(scale: TraceScale) -> Trace:
             sequence=trace.occurrences.sequence[every],
         ),
         panels=_panels(scale, every, sites, site.reshape(-1)),
-        steps=_steps(trace.steps, scale.map.origins),
+        # tokens are counted on each of the ranks that share one
+        steps=trace.steps.joined(scale.map.origins),
         programs=_programs(trace, scale.map.origins, sites_at),
         container=trace.container,
     )
@@ -120,26 +120,6 @@ def _site(scale: TraceScale, site: Site) -> Site:
         wire=WireForm.STORED if known else WireForm.UNKNOWN,
         wire_checked=0,
         constant=(),
-    )
-
-
-def _steps(steps: Steps, origins: tuple[tuple[int, ...], ...]) -> Steps:
-    """Join the steps of the ranks on one: mean loss, all tokens, first and last time.
-
-    Tokens are counted on each of the ranks that share one.
-    """
-
-    def by_rank(
-        values: npt.NDArray[Any], join: Callable[..., npt.NDArray[Any]]
-    ) -> npt.NDArray[Any]:
-        return np.stack([join(values[:, list(of)], axis=1) for of in origins], axis=1)
-
-    return replace(
-        steps,
-        loss=by_rank(steps.loss, np.mean),
-        tokens=by_rank(steps.tokens, np.sum),
-        start=by_rank(steps.start, np.min),
-        end=by_rank(steps.end, np.max),
     )
 
 
@@ -288,7 +268,8 @@ class _Reading:
             out = np.empty((len(occurrences), self._width), np.int64)
             for group, at in self._by_group(occurrences):
                 read = self._trace.times(occurrences[at])[number]
-                join = _latest if number == len(TIMES) - 1 else _earliest
+                # UNKNOWN_TIME is the lowest of all
+                join = np.max if number == len(TIMES) - 1 else earliest
                 out[at] = self._joined(group, read, join)
             return out
 
@@ -315,17 +296,6 @@ class _Reading:
         of = np.array([s.group for s in self._trace.sites], np.int64)
         group = of[self._sites(occurrences)]
         return [(g, np.flatnonzero(group == g)) for g in np.unique(group).tolist()]
-
-
-def _earliest(times: Int64, axis: int) -> Int64:
-    late = np.iinfo(np.int64).max
-    first = np.where(times == UNKNOWN_TIME, late, times).min(axis=axis)
-    return np.where(first == late, UNKNOWN_TIME, first)
-
-
-def _latest(times: Int64, axis: int) -> Int64:
-    latest: Int64 = times.max(axis=axis)  # UNKNOWN_TIME is the lowest of all
-    return latest
 
 
 def at_sender(trace: Trace, occurrences: Int64, nbytes: Int64) -> Int64:
