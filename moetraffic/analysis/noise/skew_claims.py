@@ -128,7 +128,7 @@ def skew_claims(
     )
 
 
-def _no_claim(name: str, statement: str, null: str, *, why: str = "") -> Claim:
+def _no_claim(name: str, statement: str, null: str) -> Claim:
     """Return a claim that is not made, without a test."""
     return Claim(
         name=name,
@@ -136,7 +136,6 @@ def _no_claim(name: str, statement: str, null: str, *, why: str = "") -> Claim:
         outcome=Outcome.NO_EVIDENCE,
         statement=statement,
         null=null,
-        flags=(why,) if why else (),
     )
 
 
