@@ -17,9 +17,13 @@ Judged are
   others it is .5 by symmetry, and its spread is given;
 - *course*: correlation of the smoothed load of samples with other seeds, mean over
   pairs of four, which is to be within .1 of that of reruns;
-- *copies*: mean distance of a sample's windows to the nearest window of its run, over
-  the least of a rerun's, and the share of its rows that equal a captured row, which is
-  to be no more than of a rerun.
+- *copies*, whatever the labels: movement (shares of experts in descending order, less
+  their mean in the window) in windows of 10 iterations.  Mean distance of a sample's
+  windows to the nearest of its run, over the least of two reruns, which is to be at
+  least .95; how often windows 10 iterations apart have their nearest ones 10 iterations
+  apart, so that they follow the order of the run, which is to be at most .05 above
+  the largest of two reruns; and the share of ranks' rows, of all layers, whose ordered
+  counts equal captured ones, at most that of reruns.
 
 ``analog+reruns`` is the analog generator fitted to a run with the other runs given.
 With ``--scale 4`` a generator is fitted as before, and samples of four times the ranks
@@ -52,6 +56,7 @@ from moetraffic.generate import TrafficModel
 from moetraffic.generate.analog.analog import Analog
 from moetraffic.generate.baselines import BASELINES, Baseline, Draw
 from moetraffic.generate.generator import Generator
+from moetraffic.generate.parametric.shares import bounded, rounded
 from moetraffic.generate.scenario import Scenario
 from moetraffic.trace import Trace
 from moetraffic.validation.classifier import windows
@@ -66,6 +71,8 @@ from moetraffic.validation.routing_counts import RoutingCounts, routing_counts
 
 Counts = npt.NDArray[np.integer]
 Float64 = npt.NDArray[np.float64]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 
 WINDOW = 10
 """Iterations of a window that is looked for in a run."""
@@ -98,10 +105,55 @@ class Walk(Baseline):
         return lambda step, _: self.counts[order[step]]
 
 
+class Combined(Baseline):
+    """Linear combination of three paths of blocks, which copies no row.
+
+    Square roots of the loads of three iterations have weights 2/3, 2/3 and -1/3: their
+    sum and that of their squares is 1, so that means and covariances stay.  Rows are
+    those of the first iteration, scaled to the load that results.
+    """
+
+    def _draw(
+        self, scenario: Scenario, iterations: int, rng: np.random.Generator
+    ) -> Draw:
+        total = len(self.counts)
+        paths = [_blocks(total, iterations, rng) for _ in range(3)]
+        roots = np.sqrt(self.load)
+        root = (2 * roots[paths[0]] + 2 * roots[paths[1]] - roots[paths[2]]) / 3
+        load = np.maximum(root, 0) ** 2 + 1e-6
+        load /= load.sum(axis=2, keepdims=True)
+
+        def draw(step: int, own: np.random.Generator) -> Int32:
+            rows = self.counts[paths[0][step]] + 0.02  # what is empty may get copies
+            for _ in range(4):
+                rows *= (load[step] / rows.sum(axis=1))[:, None]
+                bounded(rows.reshape(-1, scenario.experts), scenario.k)  # in place
+            return rounded(rows, scenario.copies, own.random(rows.shape[:2]))
+
+        return draw
+
+
+def _blocks(total: int, iterations: int, rng: np.random.Generator) -> Int64:
+    """Path of blocks of 20 to 60 iterations, each begun 4 iterations away or more."""
+    order: list[int] = []
+    follows = 0
+    while len(order) < iterations:
+        now = min(len(order), total - 1)
+        length = min(int(rng.integers(20, 61)), total)
+        near = max(10, now // 5)
+        low, high = np.clip([now - near, now + near], 0, total - length)
+        begins = np.arange(low, high + 1)
+        apart = begins[np.abs(begins - follows) > near // 3]
+        begin = int(rng.choice(apart if len(apart) else begins))
+        order += range(begin, begin + length)
+        follows = begin + length
+    return np.array(order[:iterations])
+
+
 def _relabeled(trace: Trace) -> Generator:
     """The captured run in its order, with the labels of the analog generator."""
     fitted = Analog.fit(trace)
-    return replace(fitted, options=replace(fitted.options, growth=0.0))
+    return replace(fitted, options=replace(fitted.options, block=0))
 
 
 def generators() -> dict[str, Callable[[Trace], Generator]]:
@@ -110,6 +162,7 @@ def generators() -> dict[str, Callable[[Trace], Generator]]:
         "analog": Analog.fit,
         "relabeled": _relabeled,
         "parametric": TrafficModel.fit,
+        "combined": Combined.fit,
         "walk": Walk.fit,
         **{name: kind.fit for name, kind in BASELINES.items()},
     }
@@ -135,7 +188,7 @@ def judge_setting(
     figures = [_figures(run, run.counts) for run in real]
     features = [_windows(run, run.counts) for run in real]
     accepted = accepted_difference(figures)
-    apart = [_nearest(a.counts, b.counts) for a, b in permutations(real, 2)]
+    apart = np.array([_copied(a.counts, b.counts) for a, b in permutations(real, 2)])
     judged = [_reruns(setting, figures, features, real, apart)]
     report(judged[-1])
     for name in names:
@@ -157,9 +210,9 @@ def judge_setting(
         made_features = [
             _windows(run, made) for run, made in zip(runs, samples, strict=True)
         ]
-        nearest = [
-            _nearest(made, run.counts) for run, made in zip(runs, samples, strict=True)
-        ]
+        copied = np.array(
+            [_copied(made, run.counts) for run, made in zip(runs, samples, strict=True)]
+        )
         judged.append(
             Judgment(
                 setting=setting,
@@ -175,7 +228,8 @@ def judge_setting(
                     for kind in CLASSIFIERS
                 },
                 course=_correlation_of(others),
-                nearest=float(np.mean(nearest) / np.min(apart)),
+                nearest=float(copied[:, 0].mean() / apart[:, 0].min()),
+                in_order=float(copied[:, 1].mean()),
                 equal_rows=float(
                     np.mean(
                         [
@@ -196,7 +250,7 @@ def _reruns(
     figures: Sequence[Mapping[str, float]],
     features: Sequence[Float64],
     real: Sequence[RoutingCounts],
-    apart: Sequence[float],
+    apart: Float64,
 ) -> Judgment:
     """Judge reruns in place of samples: each by what the other runs accept."""
     pairs = [difference(a, b) for a, b in permutations(figures, 2)]
@@ -221,7 +275,8 @@ def _reruns(
         accepted=_over(limits, np.mean),
         auc=auc,
         course=_correlation_of(courses),
-        nearest=float(np.mean(apart) / np.min(apart)),
+        nearest=float(apart[:, 0].mean() / apart[:, 0].min()),
+        in_order=float(apart[:, 1].max()),
         equal_rows=max(equal),
         fit_s=0.0,
     )
@@ -332,22 +387,33 @@ def _correlation_of(courses: Sequence[Float64]) -> float:
     return float(np.mean([_correlation(a, b) for a, b in combinations(courses, 2)]))
 
 
-def _nearest(counts: Counts, of: Counts) -> float:
-    """Compute the mean distance of windows to the nearest window of another run."""
-    first, second = (
-        np.sqrt(_load(each)).reshape(len(each), -1) for each in (counts, of)
+def _movement(counts: Counts) -> Float64:
+    """Ordered shares in windows, less their mean there, ``[T - WINDOW + 1, W L E]``."""
+    roots = np.sort(np.sqrt(_load(counts)), axis=2).reshape(len(counts), -1)
+    found = np.lib.stride_tricks.sliding_window_view(roots, WINDOW, axis=0)
+    return np.asarray(
+        (found - found.mean(axis=2, keepdims=True)).reshape(len(found), -1)
     )
-    squared = cdist(first, second, "sqeuclidean")
-    length = min(len(squared) - WINDOW + 1, squared.shape[1] - WINDOW + 1)
-    summed = sum(squared[h : h + length, h : h + length] for h in range(WINDOW))
-    return float(np.sqrt(np.asarray(summed)).min(axis=1).mean())
+
+
+def _copied(counts: Counts, of: Counts) -> tuple[float, float]:
+    """Compute the mean distance to the nearest window, and the share in its order."""
+    squared = cdist(_movement(counts), _movement(of), "sqeuclidean")
+    nearest = squared.argmin(axis=1)
+    follows = nearest[WINDOW:] - nearest[:-WINDOW] == WINDOW
+    return float(np.sqrt(squared.min(axis=1)).mean()), float(follows.mean())
 
 
 def _equal_rows(counts: Counts, of: Counts) -> float:
-    """Compute the share of ranks' rows, of all layers, that the other run has too."""
+    """Compute the share of ranks' rows that equal one of the other but for labels."""
     one, other = (
-        {row.tobytes() for row in each.swapaxes(1, 2).reshape(-1, *each.shape[1::2])}
-        for each in (counts.astype(np.int32), of.astype(np.int32))
+        {
+            row.tobytes()
+            for row in np.sort(each.astype(np.int32), axis=3)
+            .swapaxes(1, 2)
+            .reshape(-1, *each.shape[1::2])
+        }
+        for each in (counts, of)
     )
     return len(one & other) / len(one)
 
@@ -371,7 +437,7 @@ def main() -> None:
     parts = asked.add_subparsers(dest="part", required=True)
     one = parts.add_parser("judge", help="Fit, sample and compare with reruns.")
     one.add_argument("--folder", type=Path, default=Path("reruns"))
-    one.add_argument("--share", choices=("dev", "final"), default="dev")
+    one.add_argument("--share", choices=("dev", "final", ""), default="dev")
     one.add_argument("--settings", nargs="+", help="Some settings, such as dev00.")
     one.add_argument("--generator", nargs="+", default=["walk", "bootstrap", "iid"])
     one.add_argument("--fits", type=int, default=3, help="Runs fitted a setting.")

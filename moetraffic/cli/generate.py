@@ -245,6 +245,9 @@ def generate(
         told["times"] = bool(times and model.rhythm is not None)
     told["statistics"] = {name: asdict(s) for name, s in summaries.items()}
     lines = [] if fit.judgment is None else judgment_lines(fit.judgment, fit.name)
+    if not isinstance(model, TrafficModel):
+        lines += model.limits
+        told["limits"] = model.limits
     present(
         told,
         *lines,

@@ -22,14 +22,15 @@ from moetraffic.generate import (
     judge,
     synthetic_trace,
 )
-from moetraffic.generate.analog.analog_fit import correlation
+from moetraffic.generate.analog.analog_fit import LENGTHS, correlation, fitted_options
 from moetraffic.generate.analog.analog_path import (
-    BLOCK,
+    GROWTH,
+    NEAR,
     PathOptions,
     analog_path,
     label_levels,
     relabeled,
-    run_states,
+    run_labels,
 )
 from moetraffic.generate.baselines import Drawn, Uniform, copies
 from moetraffic.trace import Trace
@@ -177,10 +178,10 @@ def test_experts_of_a_rank_and_neighboring_ranks_stay_together(
 
 
 def test_labels_change_once_and_beyond_the_run() -> None:
-    states = run_states(course(120, 2), 4)
+    labels = run_labels(course(120, 2), 4)
     for exchange, changes in ((0.0, 0), (1e4, 1)):
         options = PathOptions(exchange=exchange)
-        path = analog_path(states, 260, options, np.random.default_rng(0))
+        path = analog_path(labels, 120, 260, options, np.random.default_rng(0))
         changed = (path.captured != np.arange(EXPERTS)).any(axis=(1, 2))
         assert changed[:200].all() == changed.any() == bool(changes)
         new = np.flatnonzero((np.diff(path.captured, axis=0) != 0).any(axis=(1, 2)))
@@ -192,26 +193,41 @@ def test_labels_change_once_and_beyond_the_run() -> None:
         assert path.iteration[120:].min() >= 80 - 0.2 * 120
 
 
-def test_no_iteration_comes_twice_within_the_shortest_block() -> None:
-    states = run_states(course(300, 4), 4)
-    for seed in range(8):
-        path = analog_path(states, 300, PathOptions(), np.random.default_rng(seed))
-        jumps = np.flatnonzero(np.diff(path.iteration) != 1)
-        assert len(jumps)
-        for at in jumps.tolist():
-            begin, follows = path.iteration[at + 1], path.iteration[at] + 1
-            assert abs(begin - follows) > BLOCK // 2
+@given(st.sampled_from(LENGTHS), st.integers(0, 9999))
+@settings(max_examples=20, deadline=None)
+def test_no_iteration_comes_twice_within_half_a_block(block: int, seed: int) -> None:
+    labels, options = run_labels(course(9, 4), 4), PathOptions(block=block)
+    path = analog_path(labels, 300, 300, options, np.random.default_rng(seed))
+    jumps = np.flatnonzero(np.diff(path.iteration) != 1)
+    for at in jumps.tolist():
+        begin, follows = path.iteration[at + 1], path.iteration[at] + 1
+        assert abs(begin - follows) > block // 2 or follows > 300 - 2 * block
+    near = np.maximum(NEAR, GROWTH * np.arange(300)) + 1.5 * block
+    assert (np.abs(path.iteration - np.arange(300)) <= near).all()
+
+
+def test_blocks_are_short_where_iterations_do_not_depend_on_the_last_ones() -> None:
+    rng = np.random.default_rng(7)
+    shares = np.broadcast_to(np.arange(1, 9) / 36, (300, 2, 8))
+    noise = rng.multinomial(500, shares) / 500
+    walk = np.exp(np.cumsum(rng.normal(0, 0.2, (300, 2, 8)), axis=0))
+    walk /= walk.sum(axis=2, keepdims=True)
+    found = [
+        fitted_options(run_labels(load, 1), [load], lambda done: None).block
+        for load in (noise, walk)
+    ]
+    assert found == [LENGTHS[0], LENGTHS[-1]]
 
 
 def test_exchange_decides_how_correlated_samples_are() -> None:
     # ordered levels that stay: relabeling by distance keeps what it is asked to
     share = course(120, 3)
-    states = run_states(share, 1)
+    labels = run_labels(share, 1)
     found = []
     for exchange in (0.01, 0.5, 1e4):
         options = PathOptions(exchange=exchange)
         paths = [
-            analog_path(states, 120, options, np.random.default_rng(seed))
+            analog_path(labels, 120, 120, options, np.random.default_rng(seed))
             for seed in range(12)
         ]
         found.append(correlation([path.shares(share) for path in paths]))
@@ -226,6 +242,10 @@ def test_reruns_decide_how_experts_change_places(tmp_path: Path) -> None:
     other = run(tmp_path, iterations=120, seed=2)  # of the same levels
     alone, both = Analog.fit(trace), Analog.fit(trace, reruns=[other])
     same = Analog.fit(trace, reruns=[trace])
+    assert [len(one.limits) for one in (alone, both)] == [
+        len(both.limits) + 1,
+        int(both.options.block > LENGTHS[0]),
+    ]
     assert same.options.exchange < min(alone.options.exchange, both.options.exchange)
     with pytest.raises(AnalysisError, match="a rerun has the layers, ranks and"):
         Analog.fit(trace, reruns=[Trace.open(GOLDEN)])

@@ -71,13 +71,21 @@ def counts(seed: int, shape: tuple[int, ...] = (60, 2, 4, 6)) -> np.ndarray:
     return rng.multinomial(64, p)
 
 
-def test_a_copy_has_no_distance_and_only_equal_rows() -> None:
+def test_a_copy_has_no_distance_whatever_its_labels_and_order() -> None:
     run, other = counts(0), counts(1)
-    assert synthetic._nearest(run, run) == 0
-    assert synthetic._nearest(run, other) > 1
-    assert synthetic._equal_rows(run, run) == 1
+    relabeled = run[..., np.random.default_rng(2).permutation(6)]
+    distance, in_order = synthetic._copied(relabeled, run)
+    assert distance < 1e-6
+    assert in_order == 1
+    distance, in_order = synthetic._copied(other, run)
+    assert distance > 0.5
+    assert in_order < 0.1
+    distance, in_order = synthetic._copied(np.roll(relabeled, 30, axis=0), run)
+    assert distance < 0.3  # but for the windows where the order is cut
+    assert 0.5 < in_order < 1
+    assert synthetic._equal_rows(relabeled, run) == 1
     assert synthetic._equal_rows(run, other) < 0.01
-    assert synthetic._equal_rows(run[:30], run) == 1  # at any time
+    assert synthetic._equal_rows(relabeled[:30], run) == 1  # at any time
 
 
 def test_the_course_of_a_run_correlates_with_itself_alone() -> None:
@@ -91,6 +99,7 @@ def judged(setting: str, generator: str, **values: object) -> synthetic.Judgment
     given = {
         **{"differences": figures, "signed": figures, "course": 0.6, "nearest": 1.2},
         **{"accepted": dict.fromkeys(FIGURES, 0.02), "equal_rows": 0.0, "fit_s": 0.0},
+        "in_order": 0.0,
         "auc": {kind: [0.5, 0.52] for kind in synthetic.CLASSIFIERS},
         **values,
     }
@@ -99,20 +108,23 @@ def judged(setting: str, generator: str, **values: object) -> synthetic.Judgment
 
 def test_tables_name_the_worst_setting_and_count_what_is_kept() -> None:
     far = dict.fromkeys(FIGURES, 0.01) | {"change": 0.5}
-    copied = {"nearest": 0.1, "equal_rows": 1.0, "course": 0.75}
+    copied = {"nearest": 0.1, "course": 0.75}
+    in_order = {"in_order": 0.06, "equal_rows": 1.0}
     text = synthetic.tables(
         [
             *(judged("a", "rerun"), judged("a", "x", differences=far)),
             *(judged("b", "rerun"), judged("b", "x", **copied)),
+            *(judged("c", "rerun"), judged("c", "x", **in_order)),
         ]
     )
     rows = {line.split("|")[1].strip(): line for line in text.splitlines()}
-    assert "25.5% (50.0% a)" in rows["change"]
-    assert "18 of 18 | 17 of 18" in rows["figures accepted"]
-    assert "2 of 2 | 1 of 2" in rows["settings with all accepted"]
-    assert "2 of 2 | 2 of 2" in rows["settings with both AUC at most 0.55"]
-    assert "2 of 2 | 1 of 2" in rows["settings with the course of reruns to within 0.1"]
-    assert "2 of 2 | 1 of 2" in rows["settings that copy no more than reruns"]
+    assert "1.0% (50.0% a)" in rows["change"]
+    assert "27 of 27 | 26 of 27" in rows["figures accepted"]
+    assert "3 of 3 | 2 of 3" in rows["settings with all accepted"]
+    assert "3 of 3 | 3 of 3" in rows["settings with both AUC at most 0.55"]
+    assert "3 of 3 | 2 of 3" in rows["settings with the course of reruns to within 0.1"]
+    assert "3 of 3 | 1 of 3" in rows["settings whose movement is not copied"]
+    assert "3 of 3 | 2 of 3" in rows["settings whose rows are not copied"]
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Analog generator: a new run of the captured size from near moments of it."""
+"""Analog generator: a new run of the captured size from blocks of it."""

@@ -1,4 +1,4 @@
-r"""Analog generator: synthetic traffic assembled from near moments of one captured run.
+r"""Analog generator: synthetic traffic assembled from blocks of one captured run.
 
 1. *Path*: blocks of captured iterations that follow each other like captured ones, with
    other labels of the experts (:mod:`.analog_path`).
@@ -32,14 +32,14 @@ from moetraffic.generate.scenario import Scenario, scenario_of, stacked_rows
 from moetraffic.generate.writing.rhythm import Rhythm
 from moetraffic.trace import Trace
 
-from .analog_fit import check_same_size, fitted_options
-from .analog_path import AnalogPath, PathOptions, RunStates, analog_path, run_states
+from .analog_fit import LENGTHS, check_same_size, fitted_options
+from .analog_path import AnalogPath, Labels, PathOptions, analog_path, run_labels
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
 
 FIT_STEPS = 3
-"""Steps of a fit: the states, the time window and the exchange of labels."""
+"""Steps of a fit: the loads, the length of blocks and the exchange of labels."""
 
 SHORTEST = 30
 """Fewest iterations of a run that is fitted."""
@@ -54,9 +54,10 @@ class Analog:
 
     scenario: Scenario
     counts: Int32  # [T, L, Q, E] captured token copies
-    states: RunStates
+    labels: Labels
     options: PathOptions = field(default_factory=PathOptions)
     rhythm: Rhythm | None = None  # None: the times of the trace were not known
+    reruns: int = 0  # beside the run
 
     @classmethod
     def fit(
@@ -64,7 +65,7 @@ class Analog:
         trace: Trace,
         *,
         reruns: Sequence[Trace] = (),
-        tick: Callable[[int], None] | None = None,
+        tick: Callable[[int], None] = lambda done: None,
     ) -> Analog:
         """Fit to the routing of a trace.
 
@@ -96,24 +97,30 @@ class Analog:
             )
         counts = stacked_rows(scenario, layers)
         loads = [_load(counts)]
-        states = run_states(loads[0], scenario.ep)
+        labels = run_labels(loads[0], scenario.ep)
         for rerun in reruns:
             other, others = scenario_of(rerun)
             check_same_size(scenario, other)
             loads.append(_load(stacked_rows(other, others)))
-
-        def step(done: int) -> None:
-            if tick is not None:
-                tick(1 + done)
-
-        step(0)
+        tick(1)
         return cls(
             scenario=scenario,
             counts=counts,
-            states=states,
-            options=fitted_options(states, loads, step),
+            labels=labels,
+            options=fitted_options(labels, loads, tick),
             rhythm=Rhythm.fit(trace, scenario),
+            reruns=len(reruns),
         )
+
+    @property
+    def limits(self) -> list[str]:
+        """Sentences on what samples share with the run, and on what is unknown."""
+        found = []
+        if self.options.block > LENGTHS[0]:
+            found += ["Samples repeat the run's movement in blocks, with other labels"]
+        if not self.reruns:
+            found += ["How correlated reruns are is unknown, a guess: give --rerun"]
+        return found
 
     @property
     def fitted(self) -> int:
@@ -154,7 +161,7 @@ class Analog:
                 f"and {asked[1]} were asked for: use the parametric model"
             )
         rng = generator(seed, Use.STATE)
-        path = analog_path(self.states, iterations, self.options, rng)
+        path = analog_path(self.labels, self.fitted, iterations, self.options, rng)
         return AnalogDemand(fitted=self, iterations=iterations, path=path)
 
 

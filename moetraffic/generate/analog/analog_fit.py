@@ -1,14 +1,14 @@
 """Fit of the analog generator: its options, chosen by what paths give.
 
-The time window is compared with the captured run, and the exchange of labels with
-reruns of the same initialization, or with how far the run moves itself.
+Paths of each length of blocks are compared with the captured run, and those of each
+exchange of labels with reruns of the same initialization, or with how far the run moves
+itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -18,7 +18,7 @@ from moetraffic.errors import AnalysisError
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.scenario import Scenario
 
-from .analog_path import PathOptions, RunStates, analog_path, smoothed
+from .analog_path import Labels, PathOptions, analog_path, smoothed
 
 Float64 = npt.NDArray[np.float64]
 
@@ -27,14 +27,18 @@ LAG = 50
 best of 10, 25, 50, 100 and 150 on twelve settings with three reruns each.  The error of
 the correlation is .08 in the median and .52 at a router that has settled."""
 
-WINDOWS = (0.2, 0.1)
-"""Growth of the time window that is tried, the widest first."""
+LENGTHS = (3, 40)
+"""Mean iterations of a block that are tried.  Blocks of 40 copy the run's movement; of
+lengths between, samples are recognized without being new (``docs/generate.md``)."""
 
-ALLOWED = 0.02
+LAGS = (1, 2, 5, 10)
+"""Iterations over which paths have to change as the run does."""
+
+ALLOWED = 0.05
 """Root mean square error of a figure of the load that a path may have."""
 
 PATHS, COURSES = 4, 8
-"""Paths drawn in a trial of the time window, and of the exchange."""
+"""Paths drawn in a trial of a length, and of the exchange."""
 
 LEAST, MOST = 0.01, 1e4
 """Range of the exchange: nearly no other labels, and any."""
@@ -47,56 +51,56 @@ Paths = Callable[[PathOptions, int], Float64]
 
 
 def fitted_options(
-    states: RunStates, loads: Sequence[Float64], tick: Callable[[int], None]
+    labels: Labels, loads: Sequence[Float64], tick: Callable[[int], None]
 ) -> PathOptions:
     """Choose the options of a path.
 
     Parameters
     ----------
-    states
+    labels
         Of the run.
     loads
         ``[T, L, E]`` load of the run, and of reruns.
     tick
-        Receives how many of two steps are done.
+        Receives 2 and 3, steps of the fit that are done.
     """
+    run = loads[0]
 
     def paths(options: PathOptions, seed: int) -> Float64:
-        path = analog_path(states, len(loads[0]), options, generator(seed, Use.COURSE))
-        return path.shares(loads[0])
+        rng = generator(seed, Use.COURSE)
+        return analog_path(labels, len(run), len(run), options, rng).shares(run)
 
-    chosen = _freest(paths, loads[0])
-    tick(1)
-    lag = min(LAG, len(loads[0]) // 2)
-    runs = loads if len(loads) > 1 else [loads[0][:-lag], loads[0][lag:]]
-    chosen = replace(chosen, exchange=_exchange(paths, chosen, correlation(runs)))
+    chosen = _shortest(paths, run)
     tick(2)
+    lag = min(LAG, len(run) // 2)
+    runs = loads if len(loads) > 1 else [run[:-lag], run[lag:]]
+    chosen = replace(chosen, exchange=_exchange(paths, chosen, correlation(runs)))
+    tick(3)
     return chosen
 
 
-def _freest(paths: Paths, load: Float64) -> PathOptions:
-    """Find the widest time window with which mean figures of the load stay.
+def _shortest(paths: Paths, load: Float64) -> PathOptions:
+    """Find the shortest blocks with which figures of the load stay.
 
-    A wide window mixes moments of a run whose load still changes.
+    Where loads of the next iterations depend on the last ones, blocks that begin
+    anywhere change too much or, where experts take turns, too little.
     """
     wanted = _figures(load)
-    errors: list[float] = []
-    for growth in WINDOWS:
-        draw = partial(paths, PathOptions(growth=growth))
-        apart = [_figures(draw(seed)) / wanted - 1 for seed in range(PATHS)]
-        errors.append(float(np.sqrt(np.square(apart).mean(axis=0)).max()))
-        if errors[-1] <= ALLOWED:
+    for length in LENGTHS:
+        options = PathOptions(block=length)
+        apart = [_figures(paths(options, seed)) / wanted - 1 for seed in range(PATHS)]
+        if np.sqrt(np.square(apart).mean(axis=0)).max() <= ALLOWED:
             break
-    return PathOptions(growth=WINDOWS[int(np.argmin(errors))])
+    return options
 
 
 def _figures(share: Float64) -> Float64:
-    """Mean entropy, maximum and change of shares ``[N, L, E]``."""
+    """Mean entropy, maximum, and change over LAGS of shares ``[N, L, E]``."""
     logs = np.log(np.where(share > 0, share, 1.0))
     figures = [
         -(share * logs).sum(axis=2).mean(),
         share.max(axis=2).mean(),
-        np.abs(np.diff(share, axis=0)).sum(axis=2).mean(),
+        *(np.abs(share[h:] - share[:-h]).sum(axis=2).mean() for h in LAGS),
     ]
     return np.maximum(figures, 1e-12)
 
@@ -131,13 +135,10 @@ def check_same_size(one: Scenario, other: Scenario) -> None:
     AnalysisError
         If it has not.
     """
-    sizes = [(len(s.layers), s.ranks, s.experts) for s in (one, other)]
-    if sizes[0] != sizes[1]:
+    own, its = (f"{len(s.layers)} x {s.ranks} x {s.experts}" for s in (one, other))
+    if own != its:
         raise AnalysisError(
-            "a rerun has the layers, ranks and experts of the run, {} x {} x {}".format(
-                *sizes[0]
-            )
-            + f", but {other.source} has "
-            + "{} x {} x {}".format(*sizes[1])
-            + ": capture it with the options of the run and another --data-seed"
+            f"a rerun has the layers, ranks and experts of the run, {own}, but "
+            f"{other.source} has {its}: capture it with the options of the run and "
+            "another --data-seed"
         )

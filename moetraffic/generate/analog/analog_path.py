@@ -1,9 +1,8 @@
 r"""Path through a captured run: which iteration comes next, and who is which expert.
 
-A path follows blocks of consecutive captured iterations, all layers together.  A block
-begins near the same time in training, at one of the candidates whose states are nearest
-to the state that would have come next, further away than the shortest block: a closer
-one would repeat iterations that have just been.
+A path follows blocks of consecutive captured iterations, all layers and ranks together.
+A block begins anywhere near the same time in training, further away from the end of the
+last one than half a block: a closer one would repeat iterations that have just been.
 
 *Labels.*  Experts are relabeled once, at the beginning, and again where a path turns
 round beyond the end of the run.  In each layer a permutation :math:`\pi` is drawn with
@@ -29,21 +28,14 @@ from scipy.ndimage import uniform_filter1d
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-SCALES = (1, 4, 32)
-"""Time constants of the means that describe the state of an expert, in iterations."""
-
-LOCAL = 41
-"""Iterations over which the variance of the states is taken."""
-
 SMOOTHED = 25
 """Iterations of the moving average of loads."""
 
-BLOCK, BLOCKS = 40, 6
-"""Mean iterations of a block, which has half to one and a half times as many; shorter
-where a run would not have so many of them."""
+BLOCKS = 6
+"""Fewest blocks of a captured run: they are shorter in a run of few iterations."""
 
-CANDIDATES, NEAREST = 16, 4
-"""Candidates of a block's beginning that are drawn, and those of which one is taken."""
+NEAR, GROWTH = 10, 0.1
+"""Iterations within which a block begins, and as a share of those until then."""
 
 KEPT = 3.0
 """Logarithm of how much less often an expert keeps its label."""
@@ -57,16 +49,15 @@ of which one is taken: two samples are as correlated as any other two."""
 class PathOptions:
     """Options of a path, which are chosen in a fit."""
 
-    growth: float = 0.2  # time window, as a share of the iterations trained until then
+    block: int = 40  # mean iterations of a block, half to one and a half times as many
+    # 0: the whole run in its order
     exchange: float = 0.0  # tau; 0: experts keep their labels
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunStates:
-    """States of a run: T iterations, L layers, E experts, S time scales."""
+class Labels:
+    """What decides which labels are exchanged: L layers, E experts."""
 
-    past: Float64  # [T, L, E, S] means of the angle arcsin sqrt p of the load p
-    variance: Float64  # [T, L, S] of the means in time, mean over experts
     apart: Float64  # [L, E, E] d, relative to the mean variance of the smoothed loads
     levels: tuple[tuple[int, int], ...]  # of labels, see :func:`label_levels`
 
@@ -86,8 +77,8 @@ class AnalogPath:
         return found
 
 
-def run_states(load: Float64, ep: int) -> RunStates:
-    """Describe the states of a run.
+def run_labels(load: Float64, ep: int) -> Labels:
+    """Find how far the experts of a run are apart.
 
     Parameters
     ----------
@@ -96,19 +87,10 @@ def run_states(load: Float64, ep: int) -> RunStates:
     ep
         Ranks of a group, which hold as many consecutive experts each.
     """
-    past = np.repeat(np.arcsin(np.sqrt(load.clip(0, 1)))[..., None], len(SCALES), 3)
-    weight = 1 / np.array(SCALES)
-    for t in range(1, len(past)):
-        past[t] = past[t - 1] + weight * (past[t] - past[t - 1])
-    mean, square = (
-        uniform_filter1d(x, LOCAL, axis=0, mode="nearest") for x in (past, past**2)
-    )
     smooth = smoothed(load)
     apart = ((smooth[..., None] - smooth[:, :, None]) ** 2).sum(axis=0)
     scale = 2 * np.square(smooth).sum(axis=0).mean(axis=1)
-    return RunStates(
-        past=past,
-        variance=np.maximum(square - mean**2, 1e-12).mean(axis=2),
+    return Labels(
         apart=apart / np.maximum(scale, 1e-300)[:, None, None],
         levels=label_levels(load.shape[2], ep),
     )
@@ -144,14 +126,20 @@ def label_levels(experts: int, ep: int) -> tuple[tuple[int, int], ...]:
 
 
 def analog_path(
-    states: RunStates, iterations: int, options: PathOptions, rng: np.random.Generator
+    labels: Labels,
+    total: int,
+    iterations: int,
+    options: PathOptions,
+    rng: np.random.Generator,
 ) -> AnalogPath:
     """Draw a path.
 
     Parameters
     ----------
-    states
-        Of a run of T iterations.
+    labels
+        Of a run.
+    total
+        T, its iterations.
     iterations
         N.  From iteration T on the path stays in the last third of the run.
     options
@@ -159,41 +147,37 @@ def analog_path(
     rng
         Randomness.
     """
-    past, variance = states.past, states.variance
-    total, depth, experts = past.shape[:3]
+    depth, experts = labels.apart.shape[:2]
     clock, turns = _clock(total, iterations)
     at = np.empty(iterations, np.int64)
     captured = np.empty((iterations, depth, experts), np.int64)
     order = np.tile(np.arange(experts), (depth, 1))
-    mean = max(2, min(BLOCK, total // BLOCKS))
+    mean = max(2, min(options.block, total // BLOCKS)) if options.block else 2 * total
     shortest = mean // 2
     now, follows, turn = 0, 0, -1
     while now < iterations:
         length = int(rng.integers(shortest, mean + shortest + 1))
         length = min(length, iterations - now, total)
-        near = int(options.growth * clock[now])
+        near = max(NEAR, int(GROWTH * clock[now]))
         low, high = np.clip(clock[now] + [-near, near], 0, total - length)
         begins = np.arange(low, high + 1)
         begins = begins[np.abs(begins - follows) > shortest]
         begin = min(follows, total - length)
-        if now and len(begins):
-            drawn = rng.choice(begins, min(len(begins), CANDIDATES), replace=False)
-            apart = (past[follows] - past[drawn]) ** 2 / variance[clock[now], :, None]
-            nearest = np.argsort(apart.mean(axis=(1, 2, 3)), kind="stable")
-            begin = int(drawn[rng.choice(nearest[:NEAREST])])
+        if len(begins):
+            begin = int(rng.choice(begins))
         if turns[now] > turn and options.exchange > 0:
-            order = _relabeled_layers(states, order, options.exchange, rng)
+            order = _relabeled_layers(labels, order, options.exchange, rng)
         turn = turns[now]
         span = slice(now, now + length)
         at[span] = np.arange(begin, begin + length)
         captured[span] = order
-        follows = min(begin + length, total - 1)
+        follows = begin + length
         now += length
     return AnalogPath(iteration=at, captured=captured)
 
 
 def _relabeled_layers(
-    states: RunStates, order: Int64, exchange: float, rng: np.random.Generator
+    labels: Labels, order: Int64, exchange: float, rng: np.random.Generator
 ) -> Int64:
     """Draw labels of all layers, ``[L, E]``: those of median distance of DRAWS."""
     every = np.arange(order.shape[1])
@@ -201,10 +185,10 @@ def _relabeled_layers(
     for _ in range(DRAWS):
         new = np.empty_like(order)
         for layer, old in enumerate(order):
-            apart = states.apart[layer][old]
+            apart = labels.apart[layer][old]
             cost = apart / exchange
             cost[every, old] += KEPT
-            new[layer] = relabeled(cost, old, states.levels, rng)
+            new[layer] = relabeled(cost, old, labels.levels, rng)
             far.append(apart[every, new[layer]].sum())
         drawn.append(new)
     total = np.reshape(far, (DRAWS, -1)).sum(axis=1)
