@@ -89,6 +89,11 @@ def export(
     Example: moetraffic export run.h5 --to htsim --pace asap -o run.cm
     """
     if to == LIST:
+        if trace is not None:
+            raise TraceError(
+                f"{trace} is given, but no format: name one with --to (moetraffic "
+                "export lists them)"
+            )
         _list(as_json)
         return
     if trace is None or output is None:

@@ -185,3 +185,26 @@ def test_completion_in_bash(tmp_path: Path) -> None:
         env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )
     assert ran.stdout.split("\n")[:2] == ["merge", "--force"], ran
+
+
+def wrong_inputs(verb: str) -> list[list[str]]:
+    """List an option that does not exist, a value of a wrong type, a missing file."""
+    numbers = [o.opts[-1] for o in options(verb) if type(o.default) in (int, float)]
+    needed = [p for p in VERBS[verb].params if p.param_type_name == "argument"]
+    return [
+        ["--no-such-option"],
+        *([[numbers[0], "many"]] if numbers else []),
+        ["no/such/file"] * max(1, len(needed)),
+    ]
+
+
+@pytest.mark.parametrize("verb", sorted({*VERBS} - {*WINGS, "run"}))
+def test_a_wrong_input_is_one_sentence_and_exit_code_2(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in wrong_inputs(verb):
+        assert main([verb, *arguments]) == 2, arguments
+        said = capsys.readouterr().err
+        assert said.startswith("moetraffic: "), arguments
+        assert len(said.splitlines()) == 1, arguments
+        assert "Traceback" not in said
