@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from moetraffic.data import path
+
 ROOT = Path(__file__).parents[1]
 MINE = "def f():\n    return 'the repository has models of its own'\n"
 
@@ -108,3 +110,30 @@ def test_installed_wheel_works_in_a_repository_with_its_own_models(
     small = ("--layers", "2", "--hidden", "16", "--heads", "1", "--sequence", "16")
     run(command, "capture", "-o", "r.h5", "--nproc", "2", "--iterations", "4", *small)
     assert "captured" in run(command, "info", "r.h5")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_the_wheel_installs_in_an_empty_environment_of_each_python(
+    version: str, built: Path, tmp_path: Path
+) -> None:
+    python = f"python{version}"
+    try:
+        subprocess.run([python, "--version"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"there is no {python}")
+    subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
+    (wheel,) = built.glob("*.whl")
+    pip = [tmp_path / "venv" / "bin" / "pip", "install", "--quiet", wheel]
+    ran = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if "from versions: none" in ran.stderr:
+        pytest.skip(f"packages cannot be downloaded: {ran.stderr.splitlines()[-1]}")
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    shown = subprocess.run(
+        [tmp_path / "venv" / "bin" / "moetraffic", "info", path("golden-v1.h5")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "2 ranks" in shown.stdout

@@ -21,12 +21,17 @@ from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.report.console.terminal import Paper, say
 from moetraffic.report.results.overview import overview, sentence, tables
 from moetraffic.trace import Trace
+from moetraffic.trace.merge.merging import merge
+from moetraffic.trace.segments.store import segments_folder
 
 from .capture import OVERWRITE, refuse_empty_corpus
 from .output import console, json_text, make_folder, present, progress
 
 EXPERTS = 8
 WRITES = ("run.h5", "replayed.h5", "report.html", "summary.txt", "summary.json")
+EARLY = 100
+"""Training step after which a first summary is printed, while training goes on."""
+
 BUILD_S = 60.0
 """Time after the report for which a compilation is awaited."""
 
@@ -66,12 +71,19 @@ def demo(
     run, replayed, page = (output / name for name in WRITES[:3])
     _stage(f"1/3 train on {nproc} ranks and capture every collective", as_json)
     with progress("training", iterations, quiet=as_json) as tick:
+
+        def step(done: int, note: str) -> None:
+            tick(done, note)
+            if done == EARLY < iterations and not as_json:
+                trained = merge(segments_folder(run)).trace
+                so_far = f"So far, of a training of {iterations} iterations:"
+                console.show(["", so_far, *_answer(trained, run), ""])
+
         trace = capture_run(
-            workload, run, force=force, on_step=tick, overwrite=OVERWRITE
+            workload, run, force=force, on_step=step, overwrite=OVERWRITE
         )
     assert trace is not None  # this process is no rank
     from moetraffic.analysis import analyze
-    from moetraffic.analysis.engine import SUMMARY_PARTS
     from moetraffic.report.answer import sentences
     from moetraffic.report.page import write_report
     from moetraffic.report.plain_data import as_dict
@@ -79,9 +91,8 @@ def demo(
 
     with trace:
         held = overview(trace, run)
-        first = sentences(analyze(trace, parts=SUMMARY_PARTS), file=str(run))[:-1]
-    if not as_json:
-        console.show(["", *first, ""])
+        if not as_json:
+            console.show(["", *_answer(trace, run), ""])
     _stage("2/3 replay its all-to-alls and verify every byte", as_json)
     replay = _replay(run, replayed, nproc)
     with compiled():  # not beside the ranks, whose times it would change
@@ -104,6 +115,15 @@ def demo(
                 shown = [*lines, "", sentence(trace, run), *tables(trace, run)]
                 paper.show([*shown, *summary.tables(found)])
     present(told, "", *lines, "", *_next(output), as_json=as_json)
+
+
+def _answer(trace: Trace, run: Path) -> list[str]:
+    """Summarize a run by what is fast to compute."""
+    from moetraffic.analysis import analyze
+    from moetraffic.analysis.engine import SUMMARY_PARTS
+    from moetraffic.report.answer import sentences
+
+    return sentences(analyze(trace, parts=SUMMARY_PARTS), file=str(run))[:-1]
 
 
 @contextmanager

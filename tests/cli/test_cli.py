@@ -14,7 +14,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from moetraffic.cli import main
+from moetraffic.cli import demo, main
+from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.launch.training import StepProgress
 from moetraffic.trace import Trace
@@ -274,6 +275,27 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for verb in ("demo", "capture", "info", "analyze", "replay", "merge", "models"):
         assert verb in shown
+
+
+@pytest.mark.slow
+def test_the_demo_answers_while_it_trains(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise ReplayError("here the demo is long enough")
+
+    monkeypatch.setattr(demo, "EARLY", 34)  # segments have 32 iterations
+    monkeypatch.setattr(demo, "_replay", stop)
+    assert (
+        main(["demo", "-o", str(tmp_path / "d"), "--nproc", "2", "--iterations", "40"])
+        == 2
+    )
+    early, _, whole = (
+        capsys.readouterr().out.partition("of 40 iterations:")[2].partition("\n\n")
+    )
+    assert "Skew: " in early
+    assert "layers 1, 3, 40 iterations" not in early
+    assert "layers 1, 3, 40 iterations" in whole
 
 
 def test_ctrl_c_ends_a_capture_and_keeps_it(tmp_path: Path) -> None:
