@@ -120,7 +120,10 @@ def test_bandwidth_comes_as_a_rate_by_kind_or_measured(
     [
         (("--dp", "2"), "more than one GPU needs a network"),
         (("--platform", "nowhere"), "nowhere"),
-        ((*GRID, "--pp", "64", "--platform", "tg40"), "chunk of a pipeline holds"),
+        (
+            ("--model", "gpt-3b", "--pp", "64", "--platform", "tg40"),
+            "chunk of a pipeline holds",
+        ),
         (("--model", "gpt-9b"), "gpt-9b"),
         (("--best", "--zero-stages", "--platform", "tg40"), "at a time"),
         (("--convention", "color=red"), "a convention is one of"),
