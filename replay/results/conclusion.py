@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.times.completion import completion, iteration_times
+from moetraffic.analysis.times.completion import completion, wall_times
 from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.bandwidth.measurements import read_table
 from moetraffic.replay.execution.pace import Schedule
@@ -76,7 +76,7 @@ def conclude(
     if not request.scaling:
         calls = completion(trace, kind=None)
         mine = np.flatnonzero(np.isin(calls.occurrence, plan.occurrence))
-        when, took, _ = iteration_times(trace, calls.take(mine))
+        when, took, _ = wall_times(trace, calls.take(mine))
         walls = dict(zip(when.tolist(), took.tolist(), strict=True))
     baselines = _baselines(request, trace, plan, nodes)
     if ports is not None:

@@ -13,10 +13,10 @@ Two times of a call:
 *Waiting* is the share of the members' time in calls before the last member's issue, and
 *busbw* the bytes of the busiest link over the transfer time, of all-to-alls.
 
-The iteration time of a rank lasts from its first call to its last end; that of the
-slowest rank is reported.  Calls of two traces match if their sites and iterations do:
-sites are matched by operation and by the kind and index of their group, so that a run
-matches its replay on fewer ranks.
+The wall time of an iteration on a rank lasts from its first call to its last end; that
+of the slowest rank is reported.  Calls of two traces match if their sites and
+iterations do: sites are matched by operation and by the kind and index of their group,
+so that a run matches its replay on fewer ranks.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def _measured(
     )
 
 
-def iteration_times(trace: Trace, calls: Completion) -> tuple[Int64, Float64, Int64]:
-    """Compute iteration times on the slowest rank, from first call to last end.
+def wall_times(trace: Trace, calls: Completion) -> tuple[Int64, Float64, Int64]:
+    """Compute wall times of iterations on the slowest rank, first call to last end.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ def compare_times(
                 ]
                 made = replace(made, waiting=_pair(shares), busbw_gbs=_pair(rates))
             found.append(made)
-    (when, one, _), (_, other, _) = iteration_times(a, x), iteration_times(b, y)
+    (when, one, _), (_, other, _) = wall_times(a, x), wall_times(b, y)
     found.append(_time_ratio("iteration", "", "wall", one, other, when, seed))
     return tuple(found)
 

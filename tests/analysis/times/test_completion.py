@@ -15,11 +15,11 @@ from moetraffic.analysis.resampling import ratio
 from moetraffic.analysis.times.completion import (
     compare_times,
     completion,
-    iteration_times,
     link_bytes,
     matched,
     parts,
     site_keys,
+    wall_times,
 )
 from moetraffic.report.results.comparison import sentences
 from moetraffic.trace import UNKNOWN_TIME, Trace
@@ -78,7 +78,7 @@ def test_what_lacks_a_members_time_is_left_out(captured: Path) -> None:
             retimed(trace, "issue", lambda t: np.full_like(t, UNKNOWN_TIME))
         )
         assert len(nothing) == 0
-        assert len(iteration_times(trace, nothing)[0]) == 0
+        assert len(wall_times(trace, nothing)[0]) == 0
         silent = retimed(trace, "issue", lambda t: np.full_like(t, UNKNOWN_TIME))
         assert compare_times(trace, silent) == ()
 
@@ -127,7 +127,7 @@ def test_an_iteration_is_its_slowest_ranks_first_call_to_last_end(
 ) -> None:
     with Trace.open(captured) as trace:
         calls = completion(trace)
-        when, took, slowest = iteration_times(trace, calls)
+        when, took, slowest = wall_times(trace, calls)
         np.testing.assert_array_equal(when, np.unique(calls.iteration))
         n = len(when) // 2
         spans = np.zeros(trace.meta.world)
