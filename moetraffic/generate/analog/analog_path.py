@@ -31,7 +31,7 @@ Int64 = npt.NDArray[np.int64]
 SMOOTHED = 25
 """Iterations of the moving average of loads."""
 
-BLOCKS = 6
+BLOCKS = 3
 """Fewest blocks of a captured run: they are shorter in a run of few iterations."""
 
 NEAR, GROWTH = 10, 0.1
