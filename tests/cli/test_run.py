@@ -134,7 +134,7 @@ def test_torchrun_is_captured_and_stays_what_it_was(repository: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert sorted(ran.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
-    assert "run.h5\n" in ran.stderr
+    assert "run.h5: " in ran.stderr
     assert "mine" in ran.stderr
     assert exchanged(repository / "run.h5") == logged(repository, 2)
     with Trace.open(repository / "run.h5") as trace:
@@ -168,7 +168,7 @@ def test_ranks_on_two_nodes_make_one_trace(repository: Path) -> None:
     said = [node.communicate(timeout=200)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     assert exchanged(repository / "run.h5") == logged(repository, 4)
-    assert sum("run.h5\n" in text for text in said) == 1, said
+    assert sum("run.h5: " in text for text in said) == 1, said
     assert not segments_folder(repository / "run.h5").exists()
 
 
@@ -447,7 +447,7 @@ def test_the_last_of_several_launchers_merges(
         assert "ranks [1] still record" in capfd.readouterr().err
         assert not path.exists()
     gather(path)
-    assert "run.h5\n" in capfd.readouterr().err
+    assert "run.h5: " in capfd.readouterr().err
     with Trace.open(path) as trace:
         assert trace.meta.complete
         assert trace.volume(trace.find(kind=None)).tolist() == [[16, 16]]

@@ -137,17 +137,19 @@ def _transposed(columns: Sequence[Column]) -> list[Column]:
 
 
 def _blocks(columns: Sequence[Column], width: int) -> list[list[Column]]:
-    """Divide columns into blocks that fit; each begins with the columns of text."""
+    """Divide columns into blocks that fit; each begins with the columns of text.
+
+    A column that is too wide to stand beside them stands alone.
+    """
     numbers = [at for at, column in enumerate(columns) if column.right]
     keys = list(columns[: numbers[0]]) if numbers else list(columns[:1])
     if _widths(columns, width) is not None:
         return [list(columns)]
-    if _widths([*keys, *columns[len(keys) : len(keys) + 1]], width) is None:
-        keys = []
     found = [list(keys)]
     for column in columns[len(keys) :]:
-        if len(found[-1]) > len(keys) and _widths([*found[-1], column], width) is None:
-            found.append(list(keys))
+        if found[-1] and _widths([*found[-1], column], width) is None:
+            beside = _widths([*keys, column], width) is not None
+            found.append(list(keys) if beside else [])
         found[-1].append(column)
     return found
 
