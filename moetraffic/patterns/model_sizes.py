@@ -55,6 +55,8 @@ class ModelSizes:
     weights: Values = 0  # that all tokens multiply with, of a mean layer
     layer_split: Values = 0  # parameters of a mean layer that tensor ranks share
     layer_whole: Values = 0  # and that each of them holds: norms, some biases, routers
+    routers: Values = 0  # matrices of a row for each expert, in all layers
+    one_rows: Values = 0  # matrices of one row
     layer_own: Values = 0  # of these, whose gradients are of a rank's own tokens alone
     first_whole: Values = 0  # in front of the layers, without the embedding
     first_own: Values = 0
@@ -132,6 +134,10 @@ def _held(m: ModelShape) -> dict[str, float]:
         found["parameters"] += times * size
         if tensor.name in TABLES:
             continue
+        if tensor.name.endswith("router.weight"):
+            found["routers"] = found.get("routers", 0) + times
+        elif tensor.sizes[0] == 1 and len(tensor.sizes) > 1:
+            found["one_rows"] = found.get("one_rows", 0) + times
         place, alone = "layer", tensor.split < 0
         if tensor.layer >= m.layers:
             place, size = "mtp", size / m.mtp

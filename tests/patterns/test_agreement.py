@@ -130,9 +130,9 @@ def test_bytes_by_kind_are_equal(number: int) -> None:
         listed, total = found
         if of["zero"] == 3:
             # FSDP pads each tensor to its ranks (16 at most here), the time model only
-            # experts
+            # experts, routers and gates
             assert total.pop("dp", 0.0) == pytest.approx(
-                listed.pop("dp", 0.0), rel=3e-3
+                listed.pop("dp", 0.0), rel=3e-4
             )
         for kind in {*listed, *total}:
             assert total[kind] == pytest.approx(listed[kind], rel=1e-12), (

@@ -85,6 +85,8 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         if conventions.reduced == "mean":
             held = held / (c.pp * c.tp)
     lists = conventions.zero3 == "lists"
+    if conventions.reduced == "held" and not lists and anywhere(c.zero == 3):
+        held = held + np.where(c.zero == 3, _row_padding(c), 0.0)
     found += _gradients(c, "dp", held, c.copies_held, c.tp, lists)
     if anywhere(m.experts > 0):
         among = np.where(folded, c.expert_tp, c.tp * c.cp) * c.ep
@@ -172,6 +174,16 @@ def _handed_on(c: Configuration, parts: LayerCalls) -> Traffic:
         sent=piped * (2 * c.virtual - 1),
         every_micro_batch=True,
     )
+
+
+def _row_padding(c: Configuration) -> Values:
+    """Elements with which FSDP fills the rows of routers and of gates up to its ranks.
+
+    Other matrices have many more rows.
+    """
+    m, shards = c.sizes, c.shards(c.copies_held)
+    routers = m.routers * (np.ceil(m.experts / shards) * shards - m.experts)
+    return (routers + m.one_rows * (shards - 1)) * m.hidden
 
 
 def _gradients(
