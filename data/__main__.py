@@ -16,7 +16,11 @@ from . import path, runs
 
 def main() -> int:
     """Copy the run that the command line names; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m moetraffic.data",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("name", nargs="?", help="a run; without one, all are listed")
     parser.add_argument("output", nargs="?", type=Path, help="file to write")
     asked = parser.parse_args()
@@ -42,6 +46,7 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    print(f"written: {target}")
     return 0
 
 

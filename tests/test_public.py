@@ -290,3 +290,19 @@ def test_every_dependency_has_its_reason() -> None:
 def _bare(names: str) -> str:
     """Without the extra that brings them."""
     return re.sub(r" \(.*\)", "", names).strip()
+
+
+def test_a_copy_of_a_shipped_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from moetraffic.data.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "top2-balanced"])
+    assert main() == 0
+    assert capsys.readouterr().out == "written: top2-balanced.h5\n"
+    assert len(Trace.open("top2-balanced.h5").iterations)
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "usage: python -m moetraffic.data " in capsys.readouterr().out

@@ -37,7 +37,7 @@ from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
-from moetraffic.trace.iterations import iteration_range, layer_numbers, names
+from moetraffic.trace.iterations import iteration_range, layer_numbers, names, numbers
 
 from .conclusion import PARTS, Subject, conclude, converged, sent_tokens, tokens_of
 from .exchange import OF, Rows, Source, Window, read, sources, stated_tokens, windows
@@ -155,7 +155,7 @@ def analyze(
     iterations: range | str | None = None,
     of: Sequence[str] | str = OF,
     parts: Sequence[str] | str = PARTS,
-    horizons: Sequence[int] | int | None = None,
+    horizons: Sequence[int] | str | int | None = None,
     rhythm_by: Sequence[str] = ("phase", "layer", "rank"),
     threads: int = 2,
     mapper: Mapper | None = None,
@@ -181,8 +181,8 @@ def analyze(
     parts
         Some of :data:`PARTS`.
     horizons
-        Forecast horizons, iterations; None: those of :data:`~.HORIZONS` that the run is
-        long enough for.
+        Forecast horizons, iterations, such as ``[1, 10]`` or ``"1,10"``; None: those of
+        :data:`~.HORIZONS` that the run is long enough for.
     rhythm_by
         Some of :data:`moetraffic.analysis.rhythm.source_statistics.SOURCES`.
     threads
@@ -205,7 +205,7 @@ def analyze(
         If the file is damaged.
     """
     trace, of, parts = Trace.open(trace), names(of), names(parts)
-    horizons = (horizons,) if isinstance(horizons, int) else horizons
+    ahead = numbers(horizons, "horizons")
     layers, iterations = layer_numbers(layers), iteration_range(iterations)
     if unknown := sorted(set(parts) - set(PARTS)):
         raise AnalysisError(
@@ -244,7 +244,7 @@ def analyze(
             trace.meta,
             remarks,
             parts=parts,
-            horizons=horizons,
+            horizons=ahead,
             leads=when,
         )
         convergence = packets = statistics = experts = None

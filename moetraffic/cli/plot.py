@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from moetraffic.report.console.options import (
     refuse_idle,
 )
 from moetraffic.trace import Trace
+from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.iterations import layer_numbers, number_list
 
 from .output import make_folder, present
@@ -38,9 +40,13 @@ LOOK = "Appearance"
 def plot(
     context: typer.Context,
     trace: TraceFile,
-    output: Annotated[Path, option("Folder to write.", "-o", "--output")] = Path(
-        "pictures"
-    ),
+    output: Annotated[
+        Path,
+        option(
+            f"Folder to write, or for one picture a file: {', '.join(FILE_FORMATS)}.",
+            *("-o", "--output"),
+        ),
+    ] = Path("pictures"),
     only: Annotated[
         str | None,
         option(
@@ -106,6 +112,13 @@ def plot(
 
     names = parts_of(only, NAMES) or NAMES
     endings = _formats(formats)
+    kind = output.suffix.lower().lstrip(".")
+    one = kind in FILE_FORMATS and not output.is_dir()
+    if one:
+        refuse_idle(context, ["formats"], f"{output.name} is a file in a format")
+        if len(names) > 1:
+            raise _several(output, names)
+        validate_output(output, force=force, error=AnalysisError)
     look = FigureStyle(
         width_in=None if width is None else inches(width),
         title=not no_title,
@@ -151,14 +164,17 @@ def plot(
                 f"no picture can be drawn of {trace.name} ({why}): choose others with "
                 "--only, or another trace"
             )
-        make_folder(output, [f"*.{ending}" for ending in endings], force=force)
+        if one and len(drawn) > 1:
+            raise _several(output, list(drawn))
+        if not one:
+            make_folder(output, [f"*.{ending}" for ending in endings], force=force)
         paths = [
-            figures.save(chart, output / f"{name}.{ending}", look)
+            figures.save(chart, output if one else output / f"{name}.{ending}", look)
             for name, chart in drawn.items()
-            for ending in endings
+            for ending in ([kind] if one else endings)
         ]
     data = {
-        "folder": str(output),
+        "folder": str(output.parent if one else output),
         "pictures": [p.name for p in paths],
         "captions": {
             n: {"title": c.title, "text": figures.caption(c)} for n, c in drawn.items()
@@ -166,6 +182,13 @@ def plot(
         "missing": missing,
     }
     present(data, *notes, as_json=as_json, written=paths)
+
+
+def _several(output: Path, names: Sequence[str]) -> AnalysisError:
+    return AnalysisError(
+        f"{output.name} is the name of one picture, but {len(names)} are drawn "
+        f"({', '.join(names)}): choose one with --only, or give -o a folder"
+    )
 
 
 def _formats(text: str) -> list[str]:

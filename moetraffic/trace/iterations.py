@@ -87,10 +87,30 @@ def layer_numbers(
     TraceError
         If a part is not a number or a range of numbers.
     """
+    return numbers(given, "layers")
+
+
+def numbers(
+    given: Iterable[int | str] | int | str | None, what: str
+) -> tuple[int, ...] | None:
+    """Return the numbers of a list or of the text ``1,3:6``; None stays None.
+
+    Parameters
+    ----------
+    given
+        The list, a number or the text.
+    what
+        What is numbered, in the plural, for the error.
+
+    Raises
+    ------
+    TraceError
+        If a part is not a number or a range of numbers.
+    """
     if given is None:
         return None
     parts = [given] if isinstance(given, int | str) else [*given]
-    return number_list(",".join(map(str, parts)), "layers") if parts else ()
+    return number_list(",".join(map(str, parts)), what) if parts else ()
 
 
 def names(given: Iterable[str] | str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from moetraffic.analysis import analyze, cv, normalized_entropy
 from moetraffic.analysis.engine import effort
 from moetraffic.analysis.observation import SKEW
 from moetraffic.data import path
-from moetraffic.errors import AnalysisError
+from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.report import plain_data
 from moetraffic.report.results import summary
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Meta, Trace
@@ -338,3 +338,23 @@ def test_progress_names_each_part_and_ends_at_the_effort(captured: Path) -> None
     assert "within" in notes
     assert any(note.endswith(", convergence") for note in notes)
     assert not any("complexity" in note or "rhythm" in note for note in notes)
+
+
+def test_horizons_are_a_text_a_list_or_a_number() -> None:
+    def horizons(asked: object) -> list[list[int]]:
+        found = analyze(
+            path("run-top2-balanced.h5"),
+            parts=["forecasts"],
+            layers=0,
+            iterations="0:60",
+            of="demand",
+            horizons=asked,
+        )
+        subjects = found.exchanges[0].subjects
+        return [[h.horizon for h in s.forecasts.horizons] for s in subjects]
+
+    assert horizons("1,2") == horizons([1, 2]) != []
+    assert horizons("1,2")[0] == [1, 2]
+    assert horizons(2)[0] == horizons("2")[0] == [2]
+    with pytest.raises(MoetrafficError, match="horizons are numbers"):
+        horizons("1,often")

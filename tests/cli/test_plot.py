@@ -33,6 +33,20 @@ def test_pictures_of_a_capture(
     assert "not overwritten" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [("fig.pdf", b"%PDF"), ("fig.SVG", b"<?xml"), ("f.png", b"\x89PNG")],
+)
+def test_one_picture_is_the_file_that_is_named(
+    captured: Path, tmp_path: Path, name: str, begin: bytes
+) -> None:
+    asked = ["plot", str(captured), "-o", str(tmp_path / name), "--only", "entropy"]
+    assert main(asked) == 0
+    assert (tmp_path / name).read_bytes().startswith(begin)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert main(asked) == 2
+
+
 def test_no_picture_is_an_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -114,6 +128,9 @@ def test_traffic_of_all_layers_and_phases_is_that_of_the_all_to_alls(
         (["--algorithm", "star"], "the algorithm is one of ring, direct"),
         (["-o", "nowhere/pictures"], "does not exist"),
         (["--format", "eps"], "--format takes png, pdf, svg"),
+        (["-o", "all.pdf"], "all.pdf is the name of one picture, but 7 are drawn"),
+        (["-o", "d.pdf", "--only", "demand"], "is the name of one picture"),
+        (["-o", "e.pdf", "--only", "entropy", "--format", "svg"], "--format is given"),
         (["--width", "3.4"], "a width is a number with in, cm, mm, pt"),
         (["--style", "nature"], "a style is a name of matplotlib's"),
         (["--only", "loads"], "--only takes traffic, demand"),
