@@ -197,6 +197,8 @@ def _part(
         busbw_gbs=busbw.value,
         busbw_low_gbs=busbw.low,
         busbw_high_gbs=busbw.high,
+        shown_waiting=measured.waiting(at),
+        shown_busbw_gbs=busbw.value,
         over_captured=over(base.captured_call_s, call),
         transfer_over_captured=over(base.captured_transfer_s, transfer),
         over_bound=over(base.bound_s, transfer),
@@ -228,6 +230,7 @@ def _iterations(
         time_s=_quantiles(own),
         **_straggler(measured.wall_rank[known]),
         waiting=measured.waiting(),
+        shown_waiting=measured.waiting(),
         over_captured=_ratio(before[both], own[both]),
         over_bound=over_bound,
     )

@@ -29,9 +29,9 @@ import numpy.typing as npt
 
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
 from moetraffic.trace.clock import to_common
-from moetraffic.trace.model import CLOCK, Bool, Float64, Int64
+from moetraffic.trace.model import ALL_TO_ALL, CLOCK, Bool, Float64, Int64
 
-START_UP = "start-up"
+START_UP, WITHOUT_PHASE = "start-up", "without a phase"
 FEWEST = 3
 """Iterations of a plan from which start-up operations are told from others."""
 
@@ -167,8 +167,9 @@ def parts(plan: Plan) -> Iterator[tuple[str, str, Int64]]:
     """Yield subsets of a plan's operations: attribute, value and indices ``[k]``.
 
     First all operations; then by kind of operation, stream (if there are several),
-    phase and layer.  Start-up operations are in none of these, but in a subset of
-    their own.
+    phase and layer; then the all-to-alls without a phase, where others have one, with
+    their labels, such as "(count exchange)".  Start-up operations are in none of these,
+    but in a subset of their own.
     """
     usual = ~start_up(plan)
     yield "all", "", np.flatnonzero(usual)
@@ -188,5 +189,13 @@ def parts(plan: Plan) -> Iterator[tuple[str, str, Int64]]:
             rows = np.flatnonzero((of == name) & usual)
             if len(rows):
                 yield by, name, rows
+    bare = np.array(
+        [s.operation == ALL_TO_ALL and not s.phase for s in plan.sites], bool
+    )
+    rows = np.flatnonzero(bare[plan.site] & usual)
+    if len(rows) and any(phases):
+        of = dict.fromkeys(plan.sites[n].label for n in np.unique(plan.site[rows]))
+        labels = ", ".join(filter(None, of)).replace("_", " ")
+        yield WITHOUT_PHASE, f"({labels})" if labels else "", rows
     if not usual.all():
         yield START_UP, "", np.flatnonzero(~usual)

@@ -87,7 +87,7 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
     parts = []
     if np.isfinite(takes):
         parts.append(f"about {duration(takes)} if {rests} take as long as captured")
-    elif np.isfinite(whole):
+    elif np.isfinite(whole) and not trace.meta.virtual:  # no network took its time
         most = (runs + quick) * whole * max(1.0, request.pace.factor)
         parts.append(
             f"up to {duration(most)} where the network is as fast as the captured "
@@ -98,7 +98,10 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
         rate = bytes_per_second(request.capacity)
         least = passes * float(plan.bottleneck_bytes.sum()) / rate
         parts.append(f"at least {duration(least)} at {request.capacity} a rank")
-    expected = " and ".join(parts) or "unknown, as the trace has no times"
+    expected = " and ".join(parts) or (
+        "unknown, as the trace has no times of transfers (--capacity 400Gbps has a "
+        "bound)"
+    )
     memory = byte_size(memory_bytes(plan, request.repeat))
     return (
         f"expected duration ({passes:.3g} passes): {expected}; memory of all ranks: up "

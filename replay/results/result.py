@@ -60,11 +60,13 @@ class DurationQuantiles:
 class PartFidelity:
     """Durations of a subset of operations, or of iterations, and their ratios.
 
-    Of several runs, ratios and busbw are means over the runs, and the rest is of the
-    run in :attr:`Fidelity.shown_run`.
+    Of several runs, ratios, waiting and busbw are means over the runs, and the rest is
+    of the run in :attr:`Fidelity.shown_run`, as are ``shown_waiting`` and
+    ``shown_busbw_gbs``.
     """
 
-    by: str  # "all", "operation", "stream", "phase", "layer", "start-up", "iteration"
+    by: str  # "all", "operation", "stream", "phase", "layer", "start-up", "iteration",
+    # or "without a phase": all-to-alls that have none, such as exchanges of counts
     label: str
     number: int  # operations, or iterations
     total_bytes: int  # bytes of the operations, also those of ranks to themselves
@@ -77,6 +79,8 @@ class PartFidelity:
     busbw_gbs: float = float("nan")  # busiest links' bytes over transfer; NaN for none
     busbw_low_gbs: float = float("nan")  # its interval
     busbw_high_gbs: float = float("nan")
+    shown_waiting: float = float("nan")  # of the shown run, as the times are
+    shown_busbw_gbs: float = float("nan")
     over_captured: Ratio  # call time, or wall time, over the captured run's
     transfer_over_captured: Ratio = UNKNOWN_RATIO
     over_bound: Ratio = UNKNOWN_RATIO  # transfer, or wall time, over the lower bound
@@ -135,7 +139,7 @@ class Fidelity:
 _SLOWEST = 5
 _FIGURES = (
     *("waiting", "busbw_gbs", "busbw_low_gbs", "busbw_high_gbs"),
-    *("straggler", "straggler_share"),
+    *("shown_waiting", "shown_busbw_gbs", "straggler", "straggler_share"),
 )
 RATIOS = (
     *("over_captured", "transfer_over_captured"),
@@ -223,7 +227,8 @@ class Replay:
 
             part, label
                 ``"all"``; or ``"operation"`` with a kind of collective, ``"stream"``,
-                ``"phase"`` or ``"layer"`` with its name; or ``"iteration"``.
+                ``"phase"`` or ``"layer"`` with its name; ``"without a phase"``, with
+                the labels of these all-to-alls; or ``"iteration"``.
             number
                 Operations, or iterations.
             total_bytes, network_bytes
@@ -236,7 +241,9 @@ class Replay:
                 From the last member's call to the last end.
             busbw_gbs, busbw_low_gbs, busbw_high_gbs
                 Bytes of the busiest links over the transfer time, GB/s, with its 95%
-                confidence interval.
+                confidence interval; of several runs, the mean.
+            shown_waiting, shown_busbw_gbs
+                Those of the run whose times are given: the one of the median total.
             straggler, straggler_share
                 Rank that arrived last most often (-1 for none), and its share.
             over_captured, over_captured_low, over_captured_high

@@ -6,6 +6,7 @@ import math
 
 from moetraffic.units import byte_size, duration, three_digits
 
+from .call_times import WITHOUT_PHASE
 from .ratio import LEVEL
 from .result import Fidelity, PartFidelity, Replay
 from .summary_tables import counts, interval, verification
@@ -77,7 +78,15 @@ def quotation(replay: Replay) -> str:
         line += f" ({found.bound_of})"
     if not math.isnan(part.waiting):
         line += f", waiting {part.waiting:.0%}"
-    return f"{line}; {_interval(found, part)}."
+    apart = ""
+    bare = next((p for p in found.parts if p.by == WITHOUT_PHASE), None)
+    if part.by == "operation" and bare and bare.transfer_s and part.transfer_s:
+        share = bare.transfer_s.total / part.transfer_s.total
+        apart = (
+            f"; {bare.number} of its {part.number} calls are {bare.name}: {share:.0%} "
+            "of the transfer time"
+        )
+    return f"{line}; {_interval(found, part)}{apart}."
 
 
 def _over_ports(r: Replay) -> str:
@@ -120,7 +129,14 @@ def _durations(r: Replay) -> str:
     if found is None:
         return f"{line}."
     if found.runs > 1:
-        line += f" (run {found.shown_run + 1} of {found.runs}, the median)"
+        line += f" (run {found.shown_run + 1} of {found.runs}, the median"
+        part = found.part("operation", "all_to_all") or found.part("all")
+        if part is not None and not math.isnan(part.shown_busbw_gbs):
+            line += (
+                f": busbw {three_digits(part.shown_busbw_gbs)} GB/s, waiting "
+                f"{part.shown_waiting:.0%}"
+            )
+        line += ")"
     whole, walls = found.part("all"), found.part("iteration")
     ratios = []
     if walls is not None and not math.isnan(walls.over_bound.value):

@@ -116,7 +116,7 @@ def _ranks(r: Replay) -> Table:
 
 
 def _times(fidelity: Fidelity) -> Table:
-    run = f", run {fidelity.shown_run + 1} of {fidelity.runs}"
+    run = f": all of the median run, {fidelity.shown_run + 1} of {fidelity.runs}"
     return Table(
         title="times of operations" + (run if fidelity.runs > 1 else ""),
         columns={
@@ -135,8 +135,8 @@ def _times(fidelity: Fidelity) -> Table:
                     if part.transfer_s is not None
                     else (None, None)
                 ),
-                part.waiting,
-                part.busbw_gbs,
+                part.shown_waiting,
+                part.shown_busbw_gbs,
                 f"rank {part.straggler}, {part.straggler_share:.0%}"
                 if part.straggler >= 0
                 else "",

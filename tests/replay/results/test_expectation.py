@@ -66,6 +66,9 @@ def test_unknown_times_make_the_duration_a_bound_or_unknown(run, toy_file):
     lacking = run.replace(issue={2: unknown})
     said = expectation(lacking, make_plan(lacking, ranks=()), request)
     assert "up to 20 s where" in said
+    # no network took the wall time of a virtual run
+    virtual = lacking.replace(meta=replace(lacking.meta, virtual=True))
+    assert "unknown" in expectation(virtual, make_plan(virtual, ranks=()), request)
     end = run.steps.end.copy()
     end[1] = UNKNOWN_TIME
     lacking = lacking.replace(steps=replace(run.steps, end=end))

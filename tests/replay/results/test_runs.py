@@ -20,6 +20,7 @@ from moetraffic.replay.results.ratio import between_runs
 from moetraffic.replay.results.result import summarize
 from moetraffic.replay.results.runs import median_run, merge
 from moetraffic.replay.results.summary import quotation, sentences
+from moetraffic.replay.results.summary_tables import replay_tables
 from moetraffic.trace.model import UNKNOWN_TIME
 
 
@@ -114,6 +115,16 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     line = quotation(three)
     assert line.startswith("all-to-all busbw 0.477 GB/s, 2.10x the lower bound by ")
     assert "(8 Gbps a rank), waiting 0%; n = 3 runs, 95% CI 0.423 to 0.536 GB" in line
+    # exchanges of counts have a part of their own, and the line says their share
+    count = next(p for p in three.fidelity.parts if p.by == "without a phase")
+    assert (count.name, count.number) == ("without a phase (count exchange)", 10)
+    assert "10 of its 30 calls are without a phase (count exchange): " in line
+    # a row of times is of the median run alone, as its heading says
+    table = replay_tables(three)["times"][0]
+    assert "all of the median run, 3 of 3" in table.title
+    shown = found[2][2].part("operation", "all_to_all")
+    row = next(r for r in table.rows if r[0] == "operation all_to_all")
+    assert {shown.transfer_s.total, shown.waiting, shown.busbw_gbs} <= set(row)
     lines = sentences(three)
     assert lines[0] == line
     assert len(lines) <= 7
