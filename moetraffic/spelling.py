@@ -37,8 +37,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     --------
     >>> nearest("gpt-3", ["gpt-3b", "tiny"])
     'did you mean gpt-3b, or '
+    >>> nearest("h100", ["v100", "dgx-h100"])
+    'did you mean dgx-h100, or '
     """
-    near = difflib.get_close_matches(name, list(known), 1)
+    every = list(known)
+    ends = [one for one in every if one.endswith(f"-{name.lower()}")]
+    near = ends or difflib.get_close_matches(name, every, 1)
     return f"did you mean {near[0]}, or " if near else ""
 
 

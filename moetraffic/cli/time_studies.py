@@ -38,14 +38,16 @@ def one_estimate(
     source: str,
 ) -> Shown:
     """Estimate one configuration, with ZeRO stages or sensitivities if asked for."""
-    layout = f"(p, t, d) = ({config.pp:g}, {config.tp:g}, {config.dp:g})"
+    layout = report.layout_words(config)
     if what == "zero":
         stages = time_model.zero_stages(config, system, conventions=conventions)
         names = [f"ZeRO {stage}" for stage in range(4)]
         return _study(
             [report.range_sentence(stages, names, f"{layout}, {source}")],
             report.several(stages, names, "stage", f"{layout}, {source}"),
-            report.figure(stages, names, title=f"ZeRO, {layout}", source=source),
+            report.figure(
+                stages, names, title="ZeRO stages", source=f"{layout}, {source}"
+            ),
             {"zero_stages": report.as_dict(stages)},
         )
     found = time_model.estimate(config, system, conventions=conventions)
@@ -53,7 +55,7 @@ def one_estimate(
     shown = Shown(
         summary=[report.sentence(found, title)],
         parts={"terms": [report.table(found, title)]},
-        chart=report.figure(found, [layout], source=source),
+        chart=report.figure(found, ["T_iter"], source=title),
         data={"estimate": report.as_dict(found)},
     )
     if what == "sensitivity":

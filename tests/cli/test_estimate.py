@@ -54,6 +54,28 @@ def test_every_question_has_a_table_and_a_picture(
         assert "give --force" in capsys.readouterr().err
 
 
+def test_a_layout_is_named_whole_and_its_rates_are_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Bytes over effective bandwidth are the time, without latency."""
+    asked = ("--model", "deepseek-v2-lite", "--ep", "64", "--dp", "64")
+    links = ("--bandwidth", "ep=10GB/s,other=20GB/s", "--utilization", "0.4")
+    assert main(["estimate", *asked, *links, "--tables"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words in ("DP 64, EP 64, micro-batch 1", "512 sequences of 4096 tokens"):
+        assert words in said
+    assert re.search(r"832 10 data parallel", said)
+    found = told(capsys, *asked, *links)["estimate"]
+    calls, rates = found["calls"], found["effective_bytes_s"]
+    assert isinstance(calls, dict)
+    assert isinstance(rates, dict)
+    # 26 MoE layers, 8 micro-batches, dispatch and combine, forward and backward
+    assert calls["ep"] == 26 * 8 * 4
+    assert (rates["ep"], rates["tp"]) == (pytest.approx(10e9), None)
+    assert main(["estimate", *asked, "--platform", "h100"]) == 2
+    assert "did you mean dgx-h100" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "of",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,7 @@ class Estimate:
     bubble_of_ideal: Float64  # (p - 1)/(v m): SC'21's, of the time without it
     memory: Memory  # bytes of the rank that needs most
     fits: Bool  # bool: into the memory that is not reserved
+    traffic: tuple[Traffic, ...]  # calls that the communication consists of
 
     def _repr_html_(self) -> str:
         """Format the terms of one configuration's time as an HTML table."""
@@ -93,6 +95,18 @@ class Estimate:
     def cp(self) -> Float64:
         """Of context parallelism."""
         return self.communication["cp"]
+
+    def calls(self, kind: str) -> Float64:
+        """Collective calls of a kind in an iteration, of the rank."""
+        found = (c.calls * (c.ranks > 1) for c in self.traffic if c.kind == kind)
+        return np.asarray(sum(found), np.float64)
+
+    def bandwidth(self, kinds: Iterable[str]) -> Float64:
+        """Effective bytes/s: what the rank sends or waits for, over its time."""
+        moved = sum(c.moved for c in self.traffic if c.kind in kinds)
+        took = sum(self.communication[kind] for kind in kinds)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(np.asarray(took) > 0, moved / np.asarray(took), np.nan)
 
     @property
     def all_communication(self) -> Float64:
@@ -243,6 +257,7 @@ def estimate(
         bubble_of_ideal=known(ideal),
         memory=needed,
         fits=fits & sound,
+        traffic=tuple(moved),
     )
 
 

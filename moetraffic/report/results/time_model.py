@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +11,13 @@ import numpy.typing as npt
 from moetraffic.patterns.layouts.configuration import RECOMPUTE
 from moetraffic.patterns.time_model import (
     MODEL_ERROR,
+    Configuration,
     Estimate,
     Search,
     Sensitivity,
     Sweep,
 )
+from moetraffic.patterns.time_model.search import COLUMNS
 from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
 from moetraffic.tables import Table, plain
 from moetraffic.units import byte_size, duration
@@ -35,6 +37,13 @@ TERMS = {
     "optimizer": "optimizer",
 }
 """Terms of the iteration time, by attribute name of Estimate."""
+
+KINDS_OF = {
+    **{kind: (kind,) for kind in ("cp", "ep", "pp")},
+    "tp": ("tp", "ends"),
+    "dp": ("dp", "edp", "embedding"),
+}
+"""Kinds of traffic of each term that is communication."""
 
 SHARES = {
     "comm_share": "communication share of T_iter (R_comm)",
@@ -79,6 +88,8 @@ def as_dict(found: Estimate) -> dict[str, Any]:
         "tokens_s": found.tokens_s,
         "model_flops_gpu": found.flops_gpu,
         "sent_bytes": dict(found.wire),
+        "calls": {kind: found.calls(kind) for kind in found.wire},
+        "effective_bytes_s": {kind: found.bandwidth([kind]) for kind in found.wire},
         "memory_bytes": {
             "weights": needed.weights,
             "gradients": needed.gradients,
@@ -115,29 +126,33 @@ def sentence(found: Estimate, title: str) -> str:
 
 def table(found: Estimate, title: str) -> Table:
     """Tabulate the terms of one configuration's iteration time."""
-    whole, wire = float(found.iteration), found.wire
+    whole = float(found.iteration)
     sent = {
-        "tp": wire["tp"] + wire["ends"],
-        "dp": wire["dp"] + wire["edp"] + wire["embedding"],
-        **{kind: wire[kind] for kind in ("cp", "ep", "pp")},
+        term: (
+            sum(float(found.wire[kind]) for kind in kinds),
+            sum(float(found.calls(kind)) for kind in kinds),
+            float(found.bandwidth(kinds)) / 1e9,
+        )
+        for term, kinds in KINDS_OF.items()
     }
+    none = (None, None, None)
     rows: list[tuple[object, ...]] = [
-        (words, value, value / whole, sent.get(name))
+        (words, value, value / whole, *sent.get(name, none))
         for name, words in TERMS.items()
         if (value := float(getattr(found, name)))
     ]
     hidden = float(found.hidden)
     if hidden:
-        rows.append(("overlapped with compute", -hidden, None, None))
-    rows.append(("iteration", whole, 1.0, None))
+        rows.append(("overlapped with compute", -hidden, None, *none))
+    rows.append(("iteration", whole, 1.0, *none))
     rows += [
-        (words, None, float(getattr(found, name)), None)
+        (words, None, float(getattr(found, name)), *none)
         for name, words in SHARES.items()
     ]
     needed = found.memory
-    rows.append(("memory", None, None, needed.total))
+    rows.append(("memory", None, None, needed.total, None, None))
     rows += [
-        (f"  {name}", None, None, getattr(needed, name))
+        (f"  {name}", None, None, getattr(needed, name), None, None)
         for name in ("weights", "gradients", "optimizer", "activations")
     ]
     fits = "fits" if found.fits else "does not fit"
@@ -146,11 +161,13 @@ def table(found: Estimate, title: str) -> Table:
         columns={
             **{"term": "", "time": "s", "share of T_iter": ".1%"},
             "bytes sent, or memory, per rank": "bytes",
+            **{"calls": ",.0f", "effective GB/s": ".3g"},
         },
         rows=rows,
         notes=[
             f"memory {fits}; {float(found.tokens_s):,.0f} tokens/s; "
-            f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU"
+            f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU",
+            "effective GB/s: bytes sent or waited for over the time, with latency",
         ],
     )
 
@@ -319,9 +336,21 @@ def search_names(found: Search, number: int) -> tuple[list[str], str]:
         ", ".join(filter(None, (row[key] for key in row if key not in same)))
         for row in rows
     ]
-    left_out = {f"{WORDS[key]} {size}" for key, size in LEFT_OUT.items()}
-    common = [rows[0][key] for key in rows[0] if key in same]
-    return names, ", ".join(c for c in common if c and c not in left_out)
+    return names, _stated(rows[0][key] for key in rows[0] if key in same)
+
+
+def layout_words(config: Configuration) -> str:
+    """Describe one configuration as those of a search, with batch and sequence."""
+    row = {name: float(np.ravel(getattr(config, name))[0]) for name in COLUMNS}
+    batch, tokens = float(config.global_batch), float(config.sizes.sequence)
+    words = _stated(_words(row).values())
+    return f"{words}, {batch:g} sequences of {tokens:g} tokens an iteration"
+
+
+def _stated(words: Iterable[str]) -> str:
+    """Join words, without those of sizes that are as usual."""
+    left_out = {"", *(f"{WORDS[key]} {size}" for key, size in LEFT_OUT.items())}
+    return ", ".join(word for word in words if word not in left_out)
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, str]:
