@@ -59,6 +59,10 @@ class Window:
     wire_unit: int = 1  # bytes per unit of wire: those of a token copy, or 1
 
 
+BEYOND = "go beyond the last one"
+"""Part of the note about iterations that the run does not have."""
+
+
 def sources(
     trace: Trace,
     notes: list[str],
@@ -117,6 +121,10 @@ def sources(
             f"{len(there)} training iterations, whose last is "
             f"{int(there.max(initial=-1))}: choose among these"
         )
+    last = int(there.max(initial=-1))
+    if iterations is not None and last < iterations.stop - 1 < 1 << 60:
+        a, b = iterations.start, iterations.stop
+        notes.append(f"iterations {a}:{b} {BEYOND}, {last:,}: {a}:{last + 1} are used")
     if not chosen:
         notes.append(
             "no skew and no predictability: the trace shows no routing and no labeled "

@@ -149,6 +149,7 @@ def generate(
     from moetraffic.generate.generator import block_rows
     from moetraffic.generate.load_summary import Watched
     from moetraffic.generate.parametric.what_if import parse_bursts
+    from moetraffic.generate.scenario import refuse_length
     from moetraffic.generate.writing.background import Background
     from moetraffic.generate.writing.trace_writer import write_synthetic_trace
     from moetraffic.report.results.generation import (
@@ -172,6 +173,8 @@ def generate(
         rows=rank_imbalance,
         bursts=parse_bursts(bursts),
     )
+    if iterations is not None:
+        refuse_length(iterations)
     size = Size(ranks=ranks, experts=experts, k=k, ep=ep)
     fit = _fitted(
         source,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -79,12 +79,14 @@ def fit_trace(
     Raises
     ------
     LayoutError
-        If the analog generator is asked for another size.
+        If the size is impossible, or the analog generator is asked for another.
     MoetrafficError
         If the trace cannot be fitted.
     """
     scenario, layers = scenario_of(trace)
     same = size is None or size.as_captured(scenario)
+    if size is not None and not same:
+        scenario.scaled(**asdict(size))  # an impossible size ends here, before the fit
     name = kind or ("analog" if same else "parametric")
     if name == "analog" and not same:
         raise LayoutError(

@@ -23,6 +23,7 @@ Int64 = npt.NDArray[np.int64]
 
 MOST_RANKS = 1 << 14
 MOST_EXPERTS = 1 << 12
+MOST_ITERATIONS = 10_000_000
 MOST_CELLS = 1 << 28
 """Cells of an iteration's demand: a gigabyte, more than any run that is known has."""
 
@@ -249,6 +250,21 @@ def _restricted(layer: RoutedLayer, iterations: Int64) -> RoutedLayer:
 
 def _scaled_rows(rows: int, ratio: float) -> int:
     return max(1, math.ceil(rows * ratio)) if rows else 0
+
+
+def refuse_length(iterations: int) -> None:
+    """Refuse a number of iterations that no generated run has.
+
+    Raises
+    ------
+    LayoutError
+        If it is below 1 or too large.
+    """
+    if not 1 <= iterations <= MOST_ITERATIONS:
+        raise LayoutError(
+            f"a generated run has 1 to {MOST_ITERATIONS} iterations, but "
+            f"{iterations} were asked for: change --iterations"
+        )
 
 
 def _refuse_impossible(ranks: int, experts: int, k: int, ep: int, count: int) -> None:

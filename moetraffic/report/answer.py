@@ -9,6 +9,7 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.claim import LEVEL, Claim, Outcome, claim_of
+from moetraffic.analysis.exchange import BEYOND
 from moetraffic.units import rank_span
 
 TOPICS = {
@@ -129,6 +130,7 @@ def _data(analysis: Analysis) -> Line:
         + (f", {left:,} left out as incomplete" if left else "")
         + ("" if _known_experts(analysis) else "; experts unknown, load: bytes by rank")
         + f"; a claim is stated if p < {LEVEL:g}"
+        + "".join(f"; {note}" for note in analysis.notes if BEYOND in note)
     )
     return Line(topic="Data", text=text, basis="data")
 
@@ -174,8 +176,10 @@ def _shortened(exchanges: Sequence[ExchangeAnalysis], names: Sequence[str]) -> s
     stated, not_shown, lacking, untested = [], [], [], []
     for name in names:
         claims = [(e, c) for e in exchanges for c in e.claims if c.name == name]
-        outcomes = {claim.outcome for _, claim in claims}
-        if Outcome.STATED in outcomes:
+        by_outcome: dict[Outcome, list[ExchangeAnalysis]] = {}
+        for exchange, claim in claims:
+            by_outcome.setdefault(claim.outcome, []).append(exchange)
+        if Outcome.STATED in by_outcome:
             made = [(e, c) for e, c in claims if c.stated]
             where = _some_layers([exchange for exchange, _ in made], exchanges)
             ahead = _horizons([claim for _, claim in made])
@@ -189,12 +193,13 @@ def _shortened(exchanges: Sequence[ExchangeAnalysis], names: Sequence[str]) -> s
         if claims and all(claim.untested for _, claim in claims):
             untested.append(f'"{name}"')
             continue
-        if Outcome.NO_EVIDENCE in outcomes:
-            size = figure_of([claim for _, claim in claims])
-            more = f" ({size})" if name == ALWAYS and size else ""
-            not_shown.append(f'"{name}"{more}')
-        if Outcome.NOT_ENOUGH_DATA in outcomes:
-            lacking.append(f'"{name}"')
+        if found := by_outcome.get(Outcome.NO_EVIDENCE):
+            size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
+            inside = ", ".join(filter(None, [size, _some_layers(found, exchanges)]))
+            not_shown.append(f'"{name}"{f" ({inside})" if inside else ""}')
+        if found := by_outcome.get(Outcome.NOT_ENOUGH_DATA):
+            where = _some_layers(found, exchanges)
+            lacking.append(f'"{name}"{f" ({where})" if where else ""}')
     parts = (
         ", ".join(stated),
         f"no evidence of {', '.join(not_shown)}" if not_shown else "",

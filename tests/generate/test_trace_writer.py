@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from moetraffic.cli import main
+from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.generate import (
     Demand,
@@ -19,6 +20,7 @@ from moetraffic.generate import (
     synthetic_trace,
     write_synthetic_trace,
 )
+from moetraffic.generate.analog.analog import Analog
 from moetraffic.generate.writing.background import Background
 from moetraffic.trace import PHASES, UNKNOWN_TIME, Trace
 
@@ -179,3 +181,30 @@ def test_a_generated_trace_goes_where_a_captured_one_goes(
         for phase in PHASES:
             sent = synthetic.wire(synthetic.find(phase=phase, layer=1))
             assert (again.wire(again.find(phase=phase, layer=1)) == sent).all()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--iterations", "0"], "has 1 to 10000000 iterations, but 0"),
+        (["--k", "64"], "from 1 to 8, but 64 was asked for: change --k"),
+        (["--k", "64", "--model", "analog"], "change --k"),
+        (["--ranks", "-1"], "change --ranks"),
+    ],
+)
+def test_an_impossible_size_ends_before_the_fit(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[str],
+    said: str,
+) -> None:
+    def fitted(*_: object, **__: object) -> None:
+        raise AssertionError("fitted first")
+
+    monkeypatch.setattr(Analog, "fit", fitted)
+    monkeypatch.setattr(TrafficModel, "fit", fitted)
+    run, output = path("run-top2-balanced.h5"), tmp_path / "x.h5"
+    assert main(["generate", str(run), "-o", str(output), *asked]) == 2
+    assert said in capsys.readouterr().err
+    assert not output.exists()

@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics
-from moetraffic.analysis.claim import Claim, Outcome
+from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics, analyze
+from moetraffic.analysis.claim import Claim, Outcome, claim_of
 from moetraffic.analysis.forecast.lead_time import LeadTimes
+from moetraffic.data import path
 from moetraffic.report.answer import Line, answer, sentences
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.summary import by_part
+from moetraffic.trace import Trace
 
 STATED, NOT, FEW = Outcome.STATED, Outcome.NO_EVIDENCE, Outcome.NOT_ENOUGH_DATA
 LOAD = ("skewed", "hot set retained", "collapsed", "moves", "converged")
@@ -192,6 +194,43 @@ def test_a_long_line_is_shortened_and_names_every_claim() -> None:
         if 0 < number < 12:
             counted = f"{number} of 12 layers" in text
             assert counted or "layer" in text.partition(name)[2]
+
+
+def test_a_shortened_line_names_the_layers_of_each_outcome() -> None:
+    names = ("moves", "converged", "level change", "trend")
+    found = analysis(
+        *(
+            exchange(
+                n,
+                *(claim(name, STATED) for name in names),
+                claim("mean-reverting", FEW if n == 2 else NOT),
+            )
+            for n in range(4)
+        )
+    )
+    assert line(found, "Movement").endswith(
+        'no evidence of "mean-reverting" (layers 0, 1, 3); not enough data for '
+        '"mean-reverting" (layer 2).'
+    )
+
+
+def test_iterations_beyond_the_last_one_are_named_in_the_first_line() -> None:
+    asked = {"parts": ["claims"], "layers": 0}
+    run = path("run-top2-balanced.h5")
+    last = int(Trace.open(run).iterations[-1])
+    found = analyze(run, iterations=f"{last - 9}:{last + 101}", **asked)
+    note = (
+        f"iterations {last - 9}:{last + 101} go beyond the last one, {last}: "
+        f"{last - 9}:{last + 1} are used"
+    )
+    assert note in sentences(found)[0]
+    kept = claim_of(found.exchanges[0].claims, "hot set retained")
+    assert kept is not None
+    assert kept.outcome is FEW
+    for whole in (f"{last - 9}:", f"{last - 9}:{last + 1}"):
+        assert not any(
+            "beyond" in note for note in analyze(run, iterations=whole, **asked).notes
+        )
 
 
 def test_a_shortened_line_names_horizons_and_layers() -> None:

@@ -39,7 +39,7 @@ MARGIN = 3
 class Persistence:
     """Persistence and noise of a series; NaN and a reason where unidentifiable."""
 
-    phi: float = NAN  # lag-1 autocorrelation of the true shares
+    phi: float = NAN  # AR(1) coefficient of the shares without sampling noise
     phi_low: float = NAN  # confidence interval from the profile likelihood
     phi_high: float = NAN
     noise_share: float = NAN  # white noise's part of the variance, 1 - a: 0 ... 1

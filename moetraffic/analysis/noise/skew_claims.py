@@ -42,6 +42,9 @@ PARTS = 10
 HOT = 8
 """One of how many experts is hot, as in the statistics of hot-expert retention."""
 
+LEAST_ITERATIONS = 32
+"""Iterations that a retained hot set needs: as many as a forecast of the next one."""
+
 LATE = 0.3
 """Share of the run, at its end, in which a collapse must hold."""
 
@@ -191,6 +194,7 @@ def _hot_set_retained(load: Int64, seed: int) -> Claim:
     hot = max(1, experts // HOT)
     # even the same hot set in all parts must be improbable enough
     needs = 1 + ceil(log(1 / LEVEL) / log(comb(experts, hot)))
+    needs = max(needs, LEAST_ITERATIONS)
     if len(load) < needs:
         return _too_few(claim, needs)
     rng = np.random.default_rng(seed)

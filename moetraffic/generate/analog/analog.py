@@ -28,7 +28,12 @@ import numpy.typing as npt
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.generator import block_rows
-from moetraffic.generate.scenario import Scenario, scenario_of, stacked_rows
+from moetraffic.generate.scenario import (
+    Scenario,
+    refuse_length,
+    scenario_of,
+    stacked_rows,
+)
 from moetraffic.generate.writing.rhythm import Rhythm
 from moetraffic.trace import Trace
 
@@ -154,11 +159,12 @@ class Analog:
         """
         size = (self.scenario.ranks, self.scenario.experts)
         asked = (size[0] if ranks is None else ranks, experts or size[1])
-        if asked != size or iterations < 1:
+        refuse_length(iterations)
+        if asked != size:
             raise LayoutError(
-                f"the analog generator samples 1 iteration or more of {size[0]} ranks "
-                f"and {size[1]} experts as captured, but {iterations} of {asked[0]} "
-                f"and {asked[1]} were asked for: use the parametric model"
+                f"the analog generator samples {size[0]} ranks and {size[1]} experts "
+                f"as captured, but {asked[0]} and {asked[1]} were asked for: use the "
+                "parametric model"
             )
         rng = generator(seed, Use.STATE)
         path = analog_path(self.labels, self.fitted, iterations, self.options, rng)

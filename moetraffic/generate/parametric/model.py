@@ -8,8 +8,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.errors import AnalysisError, LayoutError
-from moetraffic.generate.scenario import Scenario, scenario_of, stacked_rows
+from moetraffic.errors import AnalysisError
+from moetraffic.generate.scenario import (
+    Scenario,
+    refuse_length,
+    scenario_of,
+    stacked_rows,
+)
 from moetraffic.generate.writing.rhythm import Rhythm
 from moetraffic.trace import Trace
 
@@ -22,8 +27,6 @@ from .sampling import SampledDemand
 from .what_if import Knobs
 
 Int32 = npt.NDArray[np.int32]
-
-MOST_ITERATIONS = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,11 +128,7 @@ class TrafficModel:
         LayoutError
             If there cannot be such a run.
         """
-        if not 1 <= iterations <= MOST_ITERATIONS:
-            raise LayoutError(
-                f"a generated run has 1 to {MOST_ITERATIONS} iterations, but "
-                f"{iterations} were asked for: change --iterations"
-            )
+        refuse_length(iterations)
         model = self if knobs is None else self.applied(knobs)
         return SampledDemand(
             dynamics=model.dynamics,

@@ -38,6 +38,9 @@ def forecast_tables(subjects: Iterable[tuple[Row, Subject]]) -> list[Table]:
     return [_errors(scored), _bounds(scored), _by_age(scored)] if scored else []
 
 
+PERSISTENCE = "fitted persistence (AR(1) coefficient)"
+
+
 def bound_table(subjects: Iterable[tuple[Row, Subject]]) -> Table:
     """Tabulate the lower bound of each subject, and the persistence of its shares."""
     rows, reasons = [], []
@@ -53,10 +56,15 @@ def bound_table(subjects: Iterable[tuple[Row, Subject]]) -> Table:
         title="Bounds of linear one-step forecasts, and persistence of the shares",
         columns={
             **{**WHERE, "estimated lower bound (NMSE)": ".3f", "95% interval": ".3f"},
-            **{"lag-1 autocorrelation": ".3f", "95% interval of it": ".3f"},
+            **{PERSISTENCE: ".3f", "95% interval of it": ".3f"},
         },
         rows=rows,
-        notes=list(dict.fromkeys(reasons)),
+        notes=[
+            f"{PERSISTENCE}: of the shares without sampling noise, not the lag-1 "
+            "autocorrelation of the measured ones; near 1 after a level change or "
+            "with a trend, too",
+            *dict.fromkeys(reasons),
+        ],
     )
 
 

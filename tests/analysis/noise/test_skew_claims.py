@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from moetraffic.analysis.claim import Claim, Outcome, claim_of
+from moetraffic.analysis.forecast.origins import steps_needed
 from moetraffic.analysis.noise.null_model import NullModel
-from moetraffic.analysis.noise.skew_claims import skew_claims
+from moetraffic.analysis.noise.skew_claims import LEAST_ITERATIONS, skew_claims
 from moetraffic.errors import AnalysisError
 from tests.analysis.known_processes.loads import PROCESSES
 
@@ -66,10 +67,20 @@ def test_a_hot_set_that_stays_and_one_that_moves() -> None:
     assert not claims_of(moving, tokens=180)["hot set retained"].stated
 
 
+def test_a_hot_set_needs_as_many_iterations_as_a_forecast() -> None:
+    one = np.full((LEAST_ITERATIONS, 16), 10)
+    one[:, [3, 9]] = 20
+    assert steps_needed(1) == LEAST_ITERATIONS
+    assert claims_of(one, tokens=180)["hot set retained"].stated
+    claim = claims_of(one[1:], tokens=180)["hot set retained"]
+    assert claim.outcome is Outcome.NOT_ENOUGH_DATA
+    assert claim.needs == LEAST_ITERATIONS
+
+
 def test_even_loads_have_no_hot_set() -> None:
     """Ties are broken at random, not always in favor of the same experts."""
     stated = [
-        claims_of(np.full((20, 8), 5), tokens=40, seed=seed)["hot set retained"].stated
+        claims_of(np.full((40, 8), 5), tokens=40, seed=seed)["hot set retained"].stated
         for seed in range(20)
     ]
     assert sum(stated) <= 2
