@@ -348,7 +348,7 @@ def evaluate(
             **{k: v for k, v in asked.items() if k not in ("layers", "phase")},
         )
         told.append({"file": found.run, **report.as_dict(found)})
-        verdicts.append(report.verdict(found))
+        verdicts += [report.verdict(found), *report.failed(found)]
         scores += report.tables(found)
     names = [n for n in names if n not in shifts]
     for path in traces if names else []:
@@ -368,7 +368,8 @@ def evaluate(
             )
         told.append({"file": str(path), **report.as_dict(found)})
         run = f"{path}: " if len(traces) > 1 else ""
-        verdicts.append(run + report.verdict(found))
+        verdicts += [run + report.verdict(found)]
+        verdicts += [run + line for line in report.failed(found)]
         scores += report.tables(found)
     if not verdicts:
         raise AnalysisError("policies are evaluated on traces: name one or more")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from moetraffic.errors import AnalysisError
+from moetraffic.spelling import nearest
 
 from .circuits.birkhoff import Birkhoff, Solstice, StaticMean
 from .circuits.eclipse import Eclipse
@@ -100,9 +101,13 @@ def policy_maker(name: str) -> Maker:
         return POLICIES[name]
     for point in entry_points(group=ENTRY_POINTS).select(name=name):
         return validated(point.load(), name)
-    path, _, attribute = name.rpartition(":")
+    path, _, attribute = (f"{name}:" if name.endswith(".py") else name).rpartition(":")
     if path.endswith(".py"):
         return validated(_from_file(Path(path), attribute), name)
+    if near := nearest(name, policy_names()):
+        raise AnalysisError(
+            f"there is no policy {name[:40]!r}: {near}choose one of docs/policies.md"
+        )
     raise AnalysisError(
         f"a policy is file.py:Class or one of {', '.join(policy_names())}, not "
         f"{name[:40]!r}: choose one"
@@ -115,12 +120,24 @@ def _from_file(path: Path, attribute: str) -> Maker:
     sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
         SourceFileLoader(module.__name__, str(path)).exec_module(module)
-        return getattr(module, attribute)  # type: ignore[no-any-return]
     except Exception as error:
         raise AnalysisError(
             f"the policy {attribute!r} cannot be read from {path} "
             f"({_first_line(error)}): correct the file"
         ) from error
+    if attribute not in vars(module):
+        own = [
+            f"{path}:{name}"
+            for name, one in vars(module).items()
+            if getattr(one, "__module__", "") == module.__name__
+            and hasattr(one, "plan")
+        ]
+        lacks = f"has no attribute {attribute!r}" if attribute else "is a file"
+        raise AnalysisError(
+            f"a policy of yours is file.py:Class, but {path} {lacks}: "
+            + (f"give {' or '.join(own)}" if own else "write a class with plan(view)")
+        )
+    return vars(module)[attribute]  # type: ignore[no-any-return]
 
 
 def _first_line(error: Exception) -> str:

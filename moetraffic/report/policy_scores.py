@@ -60,7 +60,7 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
     alone = len({(s.policy, s.forecaster) for s in usable}) == 1
     text = (
         f"{family.capitalize()} on {best.network}: {_named(best)} is "
-        + ("the only one evaluated, " if alone else "the fastest, ")
+        + ("the only one scored, " if alone else "the fastest, ")
         + f"{best.over_bound.value:.3g} times "
         + ("a balanced layer" if family == "placement" else "the lower bound")
     )
@@ -102,7 +102,39 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
             ": no circuit policy is faster than packets alone, for any exchange "
             f"(break-even: {duration(best.pays_below_s)})"
         )
-    return f"{text}."
+    return f"{text}.{_controlled(mine)}"
+
+
+def failed(found: Evaluation) -> list[str]:
+    """Name the policies that failed, with the reason, in one line or none."""
+    named = [sentence.split(" ", 1) for sentence in found.failures]
+    every = [f"{n} ({why.removeprefix('raised ')[:-1]})" for n, why in named]
+    return [f"failed: {', '.join(every)}"] if every else []
+
+
+def _controlled(scores: Sequence[PolicyScore]) -> str:
+    """Name the forecasts that are slower than the control, and what plans carry."""
+    found = []
+    for control in (s for s in scores if s.forecaster == "shuffled"):
+        slower = [
+            s
+            for s in scores
+            if s.policy == control.policy
+            and s.forecaster not in CONTROLS
+            and difference(control, s).high < 0
+        ]
+        if not slower:
+            continue
+        text = f"{' and '.join(s.forecaster for s in slower)} for {control.policy}"
+        if all(s.served_share < control.served_share for s in slower):
+            shares = " and ".join(f"{100 * s.served_share:.3g}%" for s in slower)
+            text += f" (plans that carry {shares} of the bytes"
+            text += f", the control's {100 * control.served_share:.3g}%"
+            if any(s.forecaster == "mean" for s in slower):
+                text += ": a plan for a mean has no room for what deviates"
+            text += ")"
+        found.append(text)
+    return f" The control shuffled is faster than {', '.join(found)}." if found else ""
 
 
 def _aged(found: Evaluation, best: PolicyScore) -> str:

@@ -127,6 +127,49 @@ def test_a_policy_that_fails_is_named_and_the_others_go_on(
     assert "\n" not in sentence
 
 
+def test_the_verb_names_the_policies_that_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, own = str(tmp_path / "run.h5"), tmp_path / "own.py"
+    demand = np.random.default_rng().integers(1, 50, (20, 1, 1, 3, 3))
+    Trace.from_arrays(demand, row_bytes=4096).save(run)
+    own.write_text(OWN)
+    assert main(["evaluate", run, "--policy", f"rotation,{own}:Failing"]) == 0
+    summary, line, _ = capsys.readouterr().out.splitlines()
+    assert "rotation is the only one scored" in summary
+    assert line.startswith("failed: own (ValueError for layer 0, iteration ")
+    assert line.endswith(": no plan)")
+
+
+def test_the_verdict_names_a_control_that_is_faster() -> None:
+    found = evaluate(
+        drawn(16), ["max-weight"], forecasters=["mean", "persistence", "shuffled"]
+    )
+    scores = {s.forecaster: s for s in found.scores}
+
+    def said(factor: float, share: float) -> str:
+        """The verdict if the mean takes a multiple of the control's time."""
+        control = scores["shuffled"]
+        times = np.array(control.by_iteration_s)
+        noise = np.random.default_rng().uniform(0.999, 1.001, times.shape)
+        own = tuple((factor * times * noise).tolist())
+        less = tuple((0.5 * times).tolist())
+        made = (
+            replace(control, served_share=0.9),
+            replace(scores["mean"], by_iteration_s=own, served_share=share),
+            replace(scores["persistence"], by_iteration_s=less),
+        )
+        return verdict(replace(found, scores=made))
+
+    slower = "The control shuffled is faster than mean for max-weight"
+    room = "a plan for a mean has no room for what deviates"
+    assert slower in said(1.5, 0.8)
+    assert room in said(1.5, 0.8)
+    assert slower in said(1.5, 0.95)
+    assert room not in said(1.5, 0.95)  # it carries more: room is not the reason
+    assert slower not in said(0.7, 0.8)
+
+
 def test_observations_come_when_they_are_known() -> None:
     told: list[tuple[int, int]] = []
 
@@ -344,6 +387,8 @@ def test_a_policy_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     own.with_name("broken.py").write_text("import nothing_of_this_name")
     for name, why in (
         (f"{own}:Missing", "no attribute 'Missing'"),
+        (f"{own}", f"give {own}:Own or {own}:Failing or {own}:Needy"),
+        ("birkhof", "did you mean birkhoff"),
         (f"{own}:Needy", "cannot be made without arguments"),
         (f"{tmp_path}/broken.py:Own", "ModuleNotFoundError"),
         (f"{tmp_path}/absent.py:Own", "FileNotFoundError"),
