@@ -29,7 +29,7 @@ from moetraffic.report.console.selection import selected
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_output
 
-from .output import json_text, present, progress, write_output
+from .output import present, progress, refuse_format, write_result
 
 if TYPE_CHECKING:
     from moetraffic.analysis import Analysis
@@ -40,7 +40,6 @@ PARTS = (
     *("within", "occupation"),
 )
 """Those of :data:`moetraffic.analysis.PARTS`, which takes a second to import."""
-WRITTEN = (".json", ".csv", ".parquet", ".xlsx")
 
 
 def analyze(
@@ -96,12 +95,8 @@ def analyze(
     from moetraffic.report.results import summary
 
     asked: dict[str, Any] = selection(layers, iterations, phase, of=of)
+    refuse_format(output)
     if output is not None:
-        if output.suffix not in WRITTEN:
-            raise AnalysisError(
-                f"an analysis is written as {', '.join(WRITTEN)}, but {output.name} is "
-                "none of these: choose one of these file extensions"
-            )
         validate_output(output, force=force, error=AnalysisError)
     programs = as_json or output is not None  # which find all statistics in them
     what = "horizons are iterations ahead, 1 or more,"
@@ -129,13 +124,11 @@ def analyze(
         found.append((path, one))
     each = [plain_data.as_dict(a, file=str(p)) for p, a in found] if programs else []
     data = each[0] if len(each) == 1 else each
-    if output is not None and output.suffix == ".json":
-        write_output(output, json_text(data) + "\n")
-    elif output is not None:
+    if output is not None:
         import pandas
 
-        frame = pandas.concat([a.to_frame(file=str(p)) for p, a in found])
-        plain_data.write_records(frame, output, force=force)
+        frames = (a.to_frame(file=str(p)) for p, a in found)
+        write_result(output, data, lambda: pandas.concat(frames), force=force)
     shown: list[Any] = []
     for path, analysis in found:
         lines = sentences(analysis, file=str(path))

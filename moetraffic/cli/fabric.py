@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from math import ceil
+from pathlib import Path
 from typing import Annotated
 
-from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
     Algorithm,
     AllTables,
     AsJson,
     Force,
     Iterations,
+    NoTitle,
     Operations,
     Plot,
     TraceFile,
+    Width,
     only_option,
     operation_names,
     option,
@@ -24,7 +26,7 @@ from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import bytes_per_second
 
-from .output import present
+from .output import figure_style, present, refuse_format, write_result
 
 TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
 """For the help; fabric.named, which also has them, takes long to import."""
@@ -125,6 +127,15 @@ def fabric(
     algorithm: Algorithm = "ring",
     hot: Annotated[int, option("Number of hottest links to show.", min=1)] = 8,
     plot: Plot = None,
+    width: Width = None,
+    no_title: NoTitle = False,
+    output: Annotated[
+        Path | None,
+        option(
+            "File to write: .json, or the link loads as .csv, .parquet or .xlsx.",
+            *("-o", "--output"),
+        ),
+    ] = None,
     force: Force = False,
     tables: AllTables = False,
     only: Annotated[str | None, only_option(PARTS)] = None,
@@ -147,8 +158,13 @@ def fabric(
     from moetraffic.fabric.named import named_topology, placed, refuse_options
 
     refuse_options(topology, options)
-    validate_outputs((plot,), (trace,), force=force)
-    from moetraffic.analysis.times.iteration_traffic import world_matrices
+    validate_outputs((plot, output), (trace,), force=force)
+    refuse_format(output)
+    look = figure_style(width, no_title)
+    from moetraffic.analysis.times.iteration_traffic import (
+        training_iterations,
+        world_matrices,
+    )
     from moetraffic.fabric import Hosts
     from moetraffic.fabric.assessment import assess
     from moetraffic.fabric.topology import at_least
@@ -157,7 +173,7 @@ def fabric(
     at_least(1, ranks_per_host, "ranks of a host")
     at_least(1, 1 if nics is None else nics, "NICs of a host")
     with Trace.open(trace) as opened:
-        chosen = _iterations(opened, iterations)
+        chosen = training_iterations(opened, iterations)
         world = opened.meta.world
         made = named_topology(
             topology,
@@ -182,8 +198,11 @@ def fabric(
         )
     shown = report.tables(found)
     source = f"{trace.name}: {world} ranks, {slots}, on a {made.name}, {routing}"
+    data = {"file": str(trace), **report.as_dict(found, chosen)}
+    if output is not None:
+        write_result(output, data, lambda: found.to_frame(chosen), force=force)
     present(
-        {"file": str(trace), **report.as_dict(found, chosen)},
+        data,
         *report.sentences(found),
         as_json=as_json,
         parts={
@@ -193,18 +212,6 @@ def fabric(
         tables=tables,
         chart=report.figure(found, chosen, source),
         plot=plot,
+        look=look,
+        written=(output,),
     )
-
-
-def _iterations(trace: Trace, chosen: range | None) -> list[int]:
-    """Training iterations of the trace, or those of a range among them."""
-    there: list[int] = trace.iterations.tolist()
-    if chosen is not None:
-        there = [i for i in there if chosen.start <= i < chosen.stop]
-    if not there:
-        span = f"{chosen.start}:{chosen.stop}" if chosen else ""
-        raise AnalysisError(
-            f"a network carries the traffic of training iterations, but {trace.name} "
-            f"has none{f' in {span}' if chosen else ''}: see moetraffic info"
-        )
-    return there

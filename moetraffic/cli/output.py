@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from moetraffic.errors import MoetrafficError
+from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.report.console.selection import selected
 from moetraffic.report.console.terminal import Paper, say
 from moetraffic.report.results.overview import overview
@@ -29,9 +29,15 @@ from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_whole
 
 if TYPE_CHECKING:
+    import pandas
+
     from moetraffic.report.chart import Chart
+    from moetraffic.report.figure_style import FigureStyle
 
 console = Paper()
+
+WRITTEN = (".json", ".csv", ".parquet", ".xlsx")
+"""File extensions of results."""
 
 TRACE_PARTS = ("sources", "calls")
 """Parts of what :func:`present_trace` prints."""
@@ -66,6 +72,7 @@ def present(
     output: Path | None = None,
     chart: Chart | None = None,
     plot: Path | None = None,
+    look: FigureStyle | None = None,
 ) -> None:
     """Write the files of a result, and print it as JSON, or as tables and sentences.
 
@@ -73,12 +80,13 @@ def present(
     ``--json``; the tables of ``parts`` follow with ``tables``, those of the parts
     ``only`` replace the summary.
     ``written`` are files that exist already (None where one was not asked for).
-    ``output`` is a JSON file to write, ``plot`` a PNG picture of ``chart``.
+    ``output`` is a JSON file to write, ``plot`` a picture of ``chart``
+    in the style ``look``.
     """
     if chart is not None and plot is not None:
         from moetraffic.report import figures
 
-        figures.save(chart, plot)
+        figures.save(chart, plot, look)
     if output is not None:
         write_output(output, json_text(data) + "\n")
     if as_json:
@@ -160,6 +168,48 @@ def write_output(path: Path, text: str) -> None:
         raise MoetrafficError(
             f"{path} cannot be written ({error.strerror or error}): {remedy(error)}"
         ) from None
+
+
+def refuse_format(path: Path | None) -> None:
+    """Refuse a file that is neither JSON nor a table, by its extension.
+
+    Raises
+    ------
+    AnalysisError
+        With the known extensions.
+    """
+    if path is not None and path.suffix not in WRITTEN:
+        raise AnalysisError(
+            f"results are written as {', '.join(WRITTEN)}, but {path.name} is none of "
+            "these: choose one of these file extensions"
+        )
+
+
+def write_result(
+    path: Path, data: Any, frame: Callable[[], pandas.DataFrame], *, force: bool
+) -> None:
+    """Write a result as JSON or as a flat table, by the file's extension."""
+    if path.suffix == ".json":
+        write_output(path, json_text(data) + "\n")
+        return
+    from moetraffic.report.plain_data import write_records
+
+    write_records(frame(), path, force=force)
+
+
+def figure_style(
+    width: str | None, no_title: bool, style: str = ""
+) -> FigureStyle | None:
+    """Return how pictures are drawn; None as usual, without importing matplotlib."""
+    if width is None and not no_title and not style:
+        return None
+    from moetraffic.report.figure_style import FigureStyle, inches
+
+    return FigureStyle(
+        width_in=None if width is None else inches(width),
+        title=not no_title,
+        style=style,
+    )
 
 
 def json_text(value: Any) -> str:

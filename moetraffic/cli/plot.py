@@ -15,8 +15,10 @@ from moetraffic.report.console.options import (
     AsJson,
     Force,
     Layers,
+    NoTitle,
     Operations,
     TraceFile,
+    Width,
     operation_names,
     option,
     parts_of,
@@ -78,17 +80,8 @@ def plot(
             panel=LOOK,
         ),
     ] = "png",
-    width: Annotated[
-        str | None,
-        option(
-            "Width of each picture, such as 3.4in, 86mm or 252pt.",
-            panel=LOOK,
-            shown="9 to 12 in",
-        ),
-    ] = None,
-    no_title: Annotated[
-        bool, option("Write no headline and no description of the data.", panel=LOOK)
-    ] = False,
+    width: Width = None,
+    no_title: NoTitle = False,
     style: Annotated[
         str,
         option(

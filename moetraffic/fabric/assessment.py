@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.errors import FabricError
 from moetraffic.tables import ShownAsTables
 
 from .collisions import Collision, collisions
@@ -22,8 +23,9 @@ from .loads import (
     port_bound,
     spreading_bound,
 )
+from .named import Network
 from .routing import route
-from .topology import Topology
+from .topology import Topology, explicit
 
 if TYPE_CHECKING:
     import pandas
@@ -46,13 +48,14 @@ class Assessment(ShownAsTables):
     hot: tuple[BottleneckLink, ...]
     collisions: tuple[Collision, ...]  # ECMP only
 
-    def to_frame(self) -> pandas.DataFrame:
+    def to_frame(self, iterations: Sequence[int] | None = None) -> pandas.DataFrame:
         """Build a tidy pandas table with one row per matrix and link.
 
         ``matrix`` is the index of the matrix, ``source`` and ``destination`` the ends
         of the link; ``bytes``, ``capacity_bytes_s`` and ``time_s`` are its load,
         capacity and transfer time, ``bottleneck_s`` and ``bound_s`` the slowest link's
-        time and the largest lower bound of the matrix.
+        time and the largest lower bound of the matrix.  With the ``iterations`` of the
+        matrices the column ``iteration`` stands in place of ``matrix``.
         """
         import pandas
 
@@ -61,7 +64,9 @@ class Assessment(ShownAsTables):
         bound = np.max([*self.bounds_s.values()], axis=0)
         return pandas.DataFrame(
             {
-                "matrix": np.repeat(np.arange(number), links),
+                "matrix" if iterations is None else "iteration": np.repeat(
+                    np.arange(number) if iterations is None else iterations, links
+                ),
                 "source": np.tile(ends.get_level_values(0), number),
                 "destination": np.tile(ends.get_level_values(1), number),
                 "bytes": self.loads.ravel(),
@@ -74,8 +79,8 @@ class Assessment(ShownAsTables):
 
 
 def assess(
-    topology: Topology,
-    slots: Int64,
+    topology: Topology | Network,
+    slots: npt.ArrayLike,
     matrices: npt.ArrayLike,
     *,
     routing: str = "ecmp",
@@ -88,7 +93,7 @@ def assess(
     Parameters
     ----------
     topology
-        Network topology.
+        Network topology, or the network of :func:`~.named.load_fabric`.
     slots
         ``[W]`` slot of each rank.
     matrices
@@ -101,8 +106,17 @@ def assess(
     Raises
     ------
     FabricError
-        If the routing is unknown, or the matrices do not match the number of ranks.
+        If the routing is unknown, the matrices do not match the number of ranks, or an
+        argument is of another kind.
     """
+    if isinstance(topology, Network):
+        topology = topology.topology
+    if not isinstance(topology, Topology):
+        raise FabricError(
+            f"a network is a Topology or of load_fabric, not {topology!r:.60}: "
+            'give load_fabric("leaf-spine", 16, capacity="400Gbps")'
+        )
+    slots = explicit(np.asarray(slots).tolist(), topology.hosts)
     stack = byte_matrices(matrices, len(slots)).reshape(-1, len(slots), len(slots))
     routes = route(topology, slots, routing=routing, seed=seed, flows=flows)
     loads = link_loads(routes, stack)

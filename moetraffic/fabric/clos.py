@@ -65,6 +65,8 @@ def leaf_spine(
     if half:
         below = [f"leaf{number}" for number in range(half)]
         draft.cut("bisection", f"leaf0 to leaf{half - 1}", range(half * each), below)
+    elif hosts.number > 1:
+        draft.cut("bisection", "first half", range(hosts.number // 2), [])
     return draft.finish(f"leaf-spine {oversubscription:g}:1")
 
 
@@ -186,6 +188,8 @@ def fat_tree(hosts: Hosts, *, k: int) -> Topology:
     if 0 < len(first) < hosts.number:
         inside = [name for mine in switches[:half] for name in mine]
         draft.cut("bisection", f"pod0 to pod{half - 1}", first, inside)
+    if hosts.number > 1:  # hosts that do not fill it have full bisection, too
+        draft.cut("bisection", "first half", range(hosts.number // 2), [])
     return draft.finish(f"fat-tree, k = {k}")
 
 

@@ -216,6 +216,18 @@ class Topology:
         )
         return str(switch)
 
+    @property
+    def nic_bytes_s(self) -> float:
+        """Capacity of a NIC, each way: in a torus all links of its router together."""
+        kind = self.graph.nodes(data="kind")
+        on = [(kind[a], kind[b]) == ("nic", "switch") for a, b in self.links]
+        return float(np.median(self.capacity[np.array(on)]))
+
+    @property
+    def link_bytes_s(self) -> float:
+        """Smallest capacity of a link between switches; NaN if there is none."""
+        return float(min(self.capacity[self.between_switches], default=np.nan))
+
     def crossing(self, cut: Cut) -> tuple[float, float]:
         """Return the outgoing and incoming link capacity of a cut, bytes/s."""
         inside = np.array([[n in cut.nodes for n in link] for link in self.links])
@@ -229,7 +241,8 @@ class Topology:
             "hosts": self.hosts.number,
             "ranks_a_host": self.hosts.ranks,
             "nics_a_host": self.hosts.nics,
-            "nic_bytes_s": self.hosts.nic_bytes_s,
+            "nic_bytes_s": self.nic_bytes_s,
+            "link_bytes_s": self.link_bytes_s,
             "inside_bytes_s": self.hosts.inside_bytes_s,
             "switches": len(self.switches),
             "links": len(self.links),

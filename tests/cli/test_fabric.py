@@ -3,12 +3,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import matplotlib.image
 import numpy as np
+import pandas
 import pytest
 
-from moetraffic import Trace
+from moetraffic import Trace, load_fabric
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.cli import main
+from moetraffic.errors import MoetrafficError
+from moetraffic.fabric import Hosts, bisection_bytes_s, torus
+from moetraffic.fabric.assessment import assess
+from moetraffic.report.results import fabric as report
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
@@ -123,6 +129,54 @@ def test_impossible_fabrics(
     assert len(printed.err.splitlines()) == 1
     assert printed.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_loads_of_links_are_written_as_a_table(
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
+) -> None:
+    """As the Python API has them, and in JSON with the rates of the summary."""
+    table, picture = tmp_path / "loads.csv", tmp_path / "links.png"
+    shape = ("--topology", "torus", "--shape", "4", "--iterations", "2:5")
+    files = ("-o", table, "--plot", picture, "--width", "3in", "--no-title")
+    made = told(capsys, "fabric", captured, *shape, *files, "--json")["fabric"]
+    assert isinstance(made, dict)
+    assert (made["nic_bytes_s"], made["link_bytes_s"]) == (100e9, 50e9)
+    network = torus(Hosts(number=4, nic_bytes_s=50e9), shape=(4,))
+    matrices = world_matrices(captured, "2:5")
+    found = assess(network, [0, 1, 2, 3], matrices).to_frame()
+    written = pandas.read_csv(table)
+    assert written.iteration.tolist() == (found.matrix + 2).tolist()
+    for name in ("source", "destination", "bytes"):
+        assert written[name].tolist() == found[name].tolist()
+    assert matplotlib.image.imread(picture).shape[1] == 3 * 150
+    assert main(["fabric", str(captured), "-o", str(tmp_path / "loads.txt")]) == 2
+    assert "results are written as .json, .csv" in capsys.readouterr().err
+
+
+def test_networks_and_iterations_as_others_give_them(captured: Path) -> None:
+    network = load_fabric("fat-tree", 4, capacity="8GB/s")
+    found = assess(network, network.slots, world_matrices(captured, [2, 3]))
+    assert bisection_bytes_s(network.topology) == 2 * 8e9  # full: of half the hosts
+    again = assess(network.topology, network.slots, world_matrices(captured, "2:4"))
+    assert (found.loads == again.loads).all()
+    for wrong in ("5", "a:b", "900:", [0.5], 3):
+        with pytest.raises(MoetrafficError, match="iterations"):
+            world_matrices(captured, wrong)  # type: ignore[arg-type]
+    with pytest.raises(MoetrafficError, match="load_fabric"):
+        assess("leaf-spine", [0], [[0]])  # type: ignore[arg-type]
+
+
+def test_collisions_have_several_flows_and_the_bottleneck_first(
+    capsys: pytest.CaptureFixture[str], captured: Path
+) -> None:
+    network = torus(Hosts(number=4, nic_bytes_s=1e9), shape=(2, 2))
+    sent = np.zeros((4, 4), np.int64)
+    sent[0, 3] = 7  # two ways, one flow
+    found = assess(network, range(4), sent)
+    assert [one.flows for one in found.collisions] == [1.0]
+    assert "several flows" in str(report.tables(found)[-1].rows)
+    asked = assess(network, range(4), sent, flows=3, seed=2)
+    assert report.tables(asked)[-1].rows[0][1] == 3.0
 
 
 @pytest.mark.parametrize("demand", ["line", "rate", "scaled"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from moetraffic.errors import AnalysisError
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
+from moetraffic.trace.iterations import iteration_range
 
 Int64 = npt.NDArray[np.int64]
 
@@ -19,9 +21,29 @@ AT_ONCE = 256
 """Maximum occurrences of a site whose bytes are read at a time."""
 
 
+def training_iterations(trace: Trace, chosen: range | None) -> list[int]:
+    """List the training iterations of a trace, or those of a range among them.
+
+    Raises
+    ------
+    AnalysisError
+        If there are none.
+    """
+    there: list[int] = trace.iterations.tolist()
+    if chosen is not None:
+        there = [i for i in there if chosen.start <= i < chosen.stop]
+    if not there:
+        span = f"{chosen.start}:{chosen.stop}" if chosen else ""
+        raise AnalysisError(
+            f"a network carries the traffic of training iterations, but {trace.name} "
+            f"has none{f' in {span}' if chosen else ''}: see moetraffic info"
+        )
+    return there
+
+
 def world_matrices(
-    trace: Trace,
-    iterations: Sequence[int],
+    trace: Trace | str | Path,
+    iterations: Sequence[int] | str | None,
     *,
     operations: Sequence[str] | None = None,
     kinds: Sequence[str] | None = None,
@@ -36,9 +58,10 @@ def world_matrices(
     Parameters
     ----------
     trace
-        Any trace.
+        Any trace, or the path of its file.
     iterations
-        Iteration numbers.
+        Iteration numbers; the training iterations of a text such as ``"10:20"``, or all
+        if None.
     operations
         Such as "all_to_all" and "all_reduce"; None: all.
     kinds
@@ -56,8 +79,19 @@ def world_matrices(
     ------
     AnalysisError
         If the trace has no call in one of the iterations.
+    TraceError
+        If a text is no range of iterations.
     """
-    chosen = np.asarray(iterations, np.int64)
+    trace = Trace.open(trace)
+    if iterations is None or isinstance(iterations, str):
+        iterations = training_iterations(trace, iteration_range(iterations))
+    chosen = np.asarray(iterations)
+    if chosen.ndim != 1 or (len(chosen) and chosen.dtype.kind not in "iu"):
+        raise AnalysisError(
+            f"iterations are whole numbers or a text, not {iterations!r:.60}: give "
+            '[10, 11] or "10:12"'
+        )
+    chosen = chosen.astype(np.int64)
     order = np.argsort(chosen)
     when = trace.occurrences.iteration
     for iteration in chosen[~np.isin(chosen, when)].tolist():

@@ -165,6 +165,18 @@ TokenSample = Annotated[
 Plot = Annotated[
     Path | None, option("PNG, PDF or SVG picture to write.", callback=picture)
 ]
+Width = Annotated[
+    str | None,
+    option(
+        "Width of each picture, such as 3.4in, 86mm or 252pt.",
+        panel="Appearance",
+        shown="9 to 12 in",
+    ),
+]
+NoTitle = Annotated[
+    bool,
+    option("Write no headline and no description of the data.", panel="Appearance"),
+]
 Iterations = Annotated[
     range | None,
     option(

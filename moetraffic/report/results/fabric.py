@@ -11,9 +11,10 @@ import numpy as np
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import MoetrafficError
 from moetraffic.fabric.assessment import Assessment, assess
+from moetraffic.fabric.collisions import Collision
 from moetraffic.fabric.loads import bisection_bytes_s, link_times
 from moetraffic.fabric.named import Network
-from moetraffic.fabric.topology import Topology, nic_name
+from moetraffic.fabric.topology import Topology
 from moetraffic.report.chart import (
     DASHES,
     Axis,
@@ -101,12 +102,10 @@ def sentences(found: Assessment) -> list[str]:
             1,
             f"Its time is {over} times the largest {name} ({duration(bounds[name])}).",
         )
-    # one flow collides with none
-    several = [one for one in found.collisions if one.flows > 1]
-    hottest = found.hot[0].name if found.hot else ""
-    here = [one for one in several if hottest in one.links]
+    several = _colliding(found)
     if several:
-        one = (here or several)[0]
+        one = several[0]
+        here = _of_bottleneck(found, one)
         of = f"worst of {len(several)} sets of links, none with the bottleneck link"
         lines.append(
             f"ECMP collisions, {'links of the bottleneck' if here else of}: "
@@ -119,11 +118,20 @@ def sentences(found: Assessment) -> list[str]:
     return lines
 
 
+def _colliding(found: Assessment) -> list[Collision]:
+    """List sets of links with several flows, those of the bottleneck link first."""
+    # one flow collides with none
+    several = [one for one in found.collisions if one.flows > 1]
+    return sorted(several, key=lambda one: not _of_bottleneck(found, one))
+
+
+def _of_bottleneck(found: Assessment, one: Collision) -> bool:
+    return bool(found.hot) and found.hot[0].name in one.links
+
+
 def _rates(network: Topology) -> str:
     """State the rates of NICs, and of links where those of a NIC are faster."""
-    hosts = network.hosts
-    name = nic_name(0, 0)
-    nic = network.graph.edges[name, network.attached(0, 0)]["capacity"]
+    hosts, nic = network.hosts, network.nic_bytes_s
     if nic <= hosts.nic_bytes_s:
         return f"{bit_rate(nic)} NICs"
     links = f"{bit_rate(hosts.nic_bytes_s)} links"
@@ -177,9 +185,13 @@ def tables(found: Assessment) -> list[Table]:
             ],
         ),
     ]
-    every = len(found.collisions)
-    note = f"the {SETS} least even of {every} sets of links"
-    if found.collisions:
+    several = _colliding(found)
+    every = len(several)
+    note = (
+        f"{SETS} of {every} sets of links with several flows: that of the bottleneck "
+        "link, if it has several, then the least even"
+    )
+    if several:
         made.append(
             Table(
                 title="ECMP collisions: flows on equal links",
@@ -198,13 +210,16 @@ def tables(found: Assessment) -> list[Table]:
                         *(one.flows, one.max_flows, one.expected_max_flows),
                         *(one.no_collision, one.bytes_over_even),
                     )
-                    for one in found.collisions[:SETS]
+                    for one in several[:SETS]
                 ],
                 notes=[note] if every > SETS else [],
             )
         )
     elif found.routing == "ecmp":
-        made.append(Table(rows=[("ECMP", "no flow has more than one shortest path")]))
+        why = "no flow has more than one shortest path"
+        if found.collisions:
+            why = "no set of equal links has several flows"
+        made.append(Table(rows=[("ECMP", why)]))
     return made
 
 
