@@ -337,9 +337,11 @@ class _Run:
             # before its own level does, a matrix shows that of the load in its sums
             changed = self.load_changes or self._changed(cells)
             bounds = PredictabilityBounds(reason=changed)
+            # two levels look like one autoregression near a unit root
+            memory = Persistence(steps=len(cells), reason=changed)
             if not changed:
                 bounds = limits(cells, weights=counted.get("weights", 1.0))
-            memory = fit_memory(shares(cells))
+                memory = fit_memory(shares(cells))
         sample = samples(self.source).get(name)
         return Subject(
             name=name,

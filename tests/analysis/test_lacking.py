@@ -244,5 +244,9 @@ def test_a_load_that_changes_its_level_has_no_lower_bound(at: int) -> None:
         assert subject.limits is not None
         assert subject.limits.reason == f"the level changes at iteration {at}"
         assert np.isnan([subject.limits.nmse, subject.limits.mse]).all()
+        # nor a fitted persistence: one autoregression near a unit root would fit both
+        assert subject.memory is not None
+        assert np.isnan(subject.memory.phi)
+        assert subject.memory.reason == subject.limits.reason
     (held,) = analyze(made(steady), parts=["limits"]).exchanges
     assert all(s.limits is not None and s.limits.nmse > 0 for s in held.subjects)

@@ -52,6 +52,8 @@ def bound_table(subjects: Iterable[tuple[Row, Subject]]) -> Table:
             )
             if bound.reason:
                 reasons.append(f"lower bound unavailable: {bound.reason}")
+            if memory.reason:
+                reasons.append(f"fitted persistence unavailable: {memory.reason}")
     return Table(
         title="Bounds of linear one-step forecasts, and persistence of the shares",
         columns={
@@ -61,8 +63,7 @@ def bound_table(subjects: Iterable[tuple[Row, Subject]]) -> Table:
         rows=rows,
         notes=[
             f"{PERSISTENCE}: of the shares without sampling noise, not the lag-1 "
-            "autocorrelation of the measured ones; near 1 after a level change or "
-            "with a trend, too",
+            "autocorrelation of the measured ones; near 1 with a trend, too",
             *dict.fromkeys(reasons),
         ],
     )
