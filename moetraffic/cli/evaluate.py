@@ -277,32 +277,13 @@ def evaluate(
     """
     parts = parts_of(only, PARTS, tables=tables)
     validate_outputs((output, plot), traces, force=force)
-    from moetraffic.fabric.named import load_fabric
     from moetraffic.policies.catalog import policy_family
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
     from moetraffic.policies.plan_file import plan_file
-    from moetraffic.policies.service.cluster import Cluster
     from moetraffic.policies.service.layer import Scope
-    from moetraffic.policies.service.optical import OpticalSwitch
-    from moetraffic.policies.service.packet_network import PacketNetwork
+    from moetraffic.policies.service.networks import networks_of
     from moetraffic.report import policy_scores as report
 
-    switch = OpticalSwitch(
-        rate_bytes_s=capacity,
-        delay_s=reconfigure,
-        circuits=circuits,
-        packet_bytes_s=packets,
-        window_s=window,
-        rest=rest or ("packets" if packets else "replan"),
-    )
-    cluster = Cluster(
-        rate_bytes_s=capacity,
-        token_s=token_time,
-        expert_bytes=expert_bytes,
-        replicas=replicas,
-        nodes=nodes,
-        groups=groups,
-    )
     plans = [plan_file(path) for path in plan or []]
     names: list[Any] = _names(policy or [DEFAULT_POLICIES])
     if policy is None and not packets:
@@ -356,13 +337,22 @@ def evaluate(
             Trace.open(path) as trace,
             progress(str(path), len(names), quiet=as_json) as tick,
         ):
-            networks: dict[str, Any] = {"optical": switch, "cluster": cluster}
-            for one in _names(network or ["single"]):
-                rate = None if one.endswith(".json") else f"{capacity:.0f}B/s"
-                fabric = load_fabric(one, trace.meta.world, capacity=rate)
-                networks[one] = PacketNetwork(
-                    topology=fabric.topology, slots=fabric.slots, optimum=optimum
-                )
+            networks = networks_of(
+                trace.meta.world,
+                capacity=capacity,
+                packets=packets,
+                reconfigure=reconfigure,
+                window=window,
+                rest=rest,
+                network=_names(network or ["single"]),
+                optimum=optimum,
+                circuits=circuits,
+                token_s=token_time,
+                expert_bytes=expert_bytes,
+                replicas=replicas,
+                nodes=nodes,
+                groups=groups,
+            )
             found = evaluate_policies(
                 trace, names, networks=networks, on_run=tick, **asked
             )

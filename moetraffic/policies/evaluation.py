@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
+from moetraffic.spelling import nearest
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers, names
 
@@ -30,6 +31,7 @@ from .jobs.exchanges import single_job
 from .scores import CURVES, Evaluation, PolicyScore
 from .service.cluster import Cluster
 from .service.layer import EXCHANGE, Scope
+from .service.networks import networks_of
 from .service.optical import OpticalSwitch
 from .service.packet_network import PacketNetwork
 from .transmission.two_level import with_distinct_tokens
@@ -42,6 +44,9 @@ OPTICAL = OpticalSwitch(
 )
 """Circuits of 400 Gbps and a packet switch of 50 Gbps a port: 8 to 1, as in Etalon
 (M. K. Mukerjee et al., NSDI 2020)."""
+
+OPTIONS = tuple(networks_of.__kwdefaults__ or ())
+"""Options of the command that make networks, as keywords of :func:`evaluate`."""
 
 
 def evaluate(
@@ -65,6 +70,7 @@ def evaluate(
     limit_s: float = 10.0,
     seed: int = 0,
     on_run: Callable[[int, str], None] | None = None,
+    **options: Any,
 ) -> Evaluation:
     """Evaluate policies on the exchanges of a run: plan from the past, serve the truth.
 
@@ -104,6 +110,9 @@ def evaluate(
         Seconds for one plan; of the bootstrap and the shuffled control.
     on_run
         Called after each policy with the number done and its name.
+    options
+        OPTIONS of the command for the networks of a trace, instead of ``networks``, as
+        ``capacity="1Gbps", packets="100Mbps", reconfigure="1us"``.
 
     Returns
     -------
@@ -115,6 +124,17 @@ def evaluate(
     AnalysisError
         If a name or number is impossible, or no policy could be evaluated.
     """
+    if wrong := [name for name in options if name not in OPTIONS]:
+        known = {**evaluate.__annotations__, **dict.fromkeys(OPTIONS)}
+        raise AnalysisError(
+            f"evaluate has no option {wrong[0]!r}: {nearest(wrong[0], known)}choose "
+            f"one of its arguments or {', '.join(OPTIONS)}"
+        )
+    if options and (networks is not None or isinstance(trace, ExchangeSeries)):
+        raise AnalysisError(
+            f"{', '.join(options)} make the networks of a trace, but networks or a "
+            "series are given: leave these options out, and give networks"
+        )
     for name, least, value in (
         ("age", 1, min((age, *ages))),
         ("hold", 1, hold),
@@ -138,8 +158,6 @@ def evaluate(
         policy_maker(p) if isinstance(p, str) else validated(p, str(p))
         for p in (names(policies) if isinstance(policies, str) else policies)
     ]
-    if networks is None:
-        networks = {"optical": OPTICAL, "cluster": Cluster(rate_bytes_s=50e9)}
     by_unit = {FAMILIES[maker().family].unit for maker in makers}
     if isinstance(trace, ExchangeSeries):
         series = dict.fromkeys(by_unit, trace)
@@ -149,7 +167,11 @@ def evaluate(
             "iterations": iteration_range(iterations),
         }
         run = Trace.open(trace)
+        if options:
+            networks = networks_of(run.meta.world, **options)
         series = {u: READERS[u](run, phase=phase, **chosen) for u in by_unit}
+    if networks is None:
+        networks = {"optical": OPTICAL, "cluster": Cluster(rate_bytes_s=50e9)}
     asked: dict[str, Any] = {
         "forecasters": tuple(dict.fromkeys((*forecasters, "oracle"))),
         "hold": hold,

@@ -141,6 +141,27 @@ def test_the_verb_names_the_policies_that_fail(
     assert line.endswith(": no plan)")
 
 
+def test_options_of_the_verb_are_keywords(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run.h5")
+    demand = np.random.default_rng().integers(1, 50, (20, 1, 1, 3, 3))
+    Trace.from_arrays(demand, row_bytes=4096).save(run)
+    slow = {"capacity": "1Gbps", "packets": "100Mbps", "reconfigure": "1us"}
+    asked = [word for name, value in slow.items() for word in (f"--{name}", value)]
+    names = "rotation,all-at-once,contiguous"
+    assert main(["evaluate", run, "--json", "--policy", names, *asked]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["runs"]
+    found = evaluate(run, names, **slow)
+    for one, other in zip(found.scores, told["scores"], strict=True):
+        assert one.policy == other["policy"]
+        assert one.completion_mean_s == other["completion_mean_s"]
+    with pytest.raises(AnalysisError, match="did you mean capacity"):
+        evaluate(run, "rotation", capacty="1Gbps")
+    with pytest.raises(AnalysisError, match="give networks"):
+        evaluate(run, "rotation", networks={"optical": OPTICAL}, capacity="1Gbps")
+
+
 def test_the_verdict_names_a_control_that_is_faster() -> None:
     found = evaluate(
         drawn(16), ["max-weight"], forecasters=["mean", "persistence", "shuffled"]

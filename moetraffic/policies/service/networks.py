@@ -1,0 +1,63 @@
+"""Networks that serve the families of policies, from the names of the command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from moetraffic.fabric.named import load_fabric
+from moetraffic.units import bytes_per_second, seconds
+
+from .cluster import Cluster
+from .optical import OpticalSwitch
+from .packet_network import PacketNetwork
+
+
+def networks_of(
+    ranks: int,
+    *,
+    capacity: str | float = "400Gbps",
+    packets: str | float = "50Gbps",
+    reconfigure: str | float = "10us",
+    window: str | float = 0.0,
+    rest: str | None = None,
+    network: str | Sequence[str] = ("single",),
+    optimum: bool = False,
+    **cluster: Any,
+) -> dict[str, Any]:
+    """Build an optical switch, a cluster and packet networks, by name.
+
+    Parameters
+    ----------
+    ranks
+        Of the run, for packet networks.
+    capacity, packets, reconfigure, window, rest, network, optimum
+        Options of ``moetraffic evaluate``: texts with a unit, or numbers of bytes a
+        second and of seconds.
+    cluster
+        Fields of :class:`.cluster.Cluster`, and ``circuits`` of the switch.
+    """
+    rate = _read(capacity, bytes_per_second)
+    beside = 0.0 if packets == "0" else _read(packets, bytes_per_second)
+    found: dict[str, Any] = {
+        "optical": OpticalSwitch(
+            rate_bytes_s=rate,
+            delay_s=_read(reconfigure, seconds),
+            circuits=cluster.pop("circuits", 1),
+            packet_bytes_s=beside,
+            window_s=_read(window, seconds),
+            rest=rest or ("packets" if beside else "replan"),
+        ),
+        "cluster": Cluster(rate_bytes_s=rate, **cluster),
+    }
+    for name in [network] if isinstance(network, str) else network:
+        given = None if name.endswith(".json") else f"{rate:.0f}B/s"
+        fabric = load_fabric(name, ranks, capacity=given)
+        found[name] = PacketNetwork(
+            topology=fabric.topology, slots=fabric.slots, optimum=optimum
+        )
+    return found
+
+
+def _read(value: str | float, of: Callable[[str], float]) -> float:
+    return of(value) if isinstance(value, str) else float(value)
