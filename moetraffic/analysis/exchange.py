@@ -143,6 +143,9 @@ def sources(
     ]
 
 
+_NO_ROUTER = "no demand in any layer, for routers were"
+
+
 def _words(iterations: range) -> str:
     """Format a range of iterations for messages; its end may be open."""
     last = iterations.stop - 1
@@ -171,10 +174,10 @@ def _source(
             iterations=iterations,
         )
         if not len(routed):
-            notes.append(
-                f"{where}: no demand, for its router was not seen "
-                "(moetraffic.capture.routing records it)"
-            )
+            seen = any(s.operation == ROUTING for s in trace.sites)
+            why = f"{where}: no demand, for its router was" if seen else _NO_ROUTER
+            why += " not seen (moetraffic.capture.routing records it)"
+            notes += [] if why in notes else [why]
     if "wire" in of:
         sent = trace.find(
             operation=ALL_TO_ALL,

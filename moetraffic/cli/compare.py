@@ -74,7 +74,9 @@ def compare(
         total = sum(effort(trace, **chosen, stages=False) for trace in (a, b))
         with progress("reading both", total, quiet=as_json or total < 8) as tick:
             found = compared(a, b, **chosen, tick=tick)
+        replays = [t for t in (a, b) if t.meta.origin == "replayed"]
         partial = [] if iterations else _partial(a, b)
+        partial += [f"{t.name}: replay of {t.meta.source}." for t in replays]
         claimed: list[tuple[Claim, ...]] = [(), ()]
         if not names or "claims" in names:
             claimed = [analyze(t, parts=("claims",), **chosen).claims for t in (a, b)]
@@ -99,7 +101,7 @@ def compare(
     present(
         data,
         *partial,
-        *report.sentences(found, beyond),
+        *report.sentences(found, beyond, times_first=len(replays) == 2),
         report.claim_sentence(*claimed),
         as_json=as_json,
         parts={

@@ -50,12 +50,13 @@ def replayed_trace(
     torch_version: str = "",
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
     rescaled: bool = False,
+    runs: int = 1,
 ) -> Trace:
     """Build the trace of a replay: sent bytes with measured times.
 
     ``times`` are those of every rank on its own clock, ``clocks`` are offsets of type
     CLOCK.  ``rescaled``: ``trace`` is on other ranks, or with other bytes, than it was
-    captured.
+    captured.  ``runs``: timed passes, of which these are the times of the median.
     """
     same_operations = not rescaled and bool((plan.occurrence >= 0).all())
     if same_operations:
@@ -66,7 +67,8 @@ def replayed_trace(
     meta = replace(
         base.meta,
         origin="replayed",
-        source=plan.source,
+        source=plan.source + (f" (median run of {runs})" if runs > 1 else ""),
+        virtual=False,
         backend=backend,
         nodes=tuple(nodes),
         complete=True,

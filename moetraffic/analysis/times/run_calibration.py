@@ -77,7 +77,8 @@ def calibrated(trace: Trace) -> FromTrace:
     AnalysisError
         If the trace has no workload or no times.
     """
-    if not trace.meta.workload or trace.meta.virtual:
+    replayed = trace.meta.origin == "replayed"  # its times have no compute
+    if not trace.meta.workload or trace.meta.virtual or replayed:
         raise AnalysisError(
             "a calibration needs the configuration and times of a run, but "
             f"{trace.name} is not of a workload that moetraffic trained on ranks: "

@@ -19,7 +19,12 @@ from moetraffic.units import amount
 STATED = Outcome.STATED
 
 
-def sentences(comparison: Comparison, above: Sequence[Distance] = ()) -> list[str]:
+def sentences(
+    comparison: Comparison,
+    above: Sequence[Distance] = (),
+    *,
+    times_first: bool = False,
+) -> list[str]:
     """Summarize a comparison: how many distances exceed noise, and the largest.
 
     Parameters
@@ -28,6 +33,8 @@ def sentences(comparison: Comparison, above: Sequence[Distance] = ()) -> list[st
         Comparison of two traces.
     above
         Distances above a threshold.
+    times_first
+        Whether the times precede the distances, as of two replays of one trace.
 
     Returns
     -------
@@ -52,10 +59,11 @@ def sentences(comparison: Comparison, above: Sequence[Distance] = ()) -> list[st
                 f"{measure} ({scale}), largest relative to noise: {_described(d)}; "
                 f"within-run noise {d.floor:.3g}."
             )
+    took = []
     for ratio in comparison.times:
         exchanges = ratio.by == "operation" and ratio.label == "all_to_all"
         if exchanges and ratio.busbw_gbs is not None and ratio.waiting is not None:
-            lines.append(
+            took.append(
                 f"All-to-alls: busbw {ratio.busbw_gbs[0]:.3g} and "
                 f"{ratio.busbw_gbs[1]:.3g} GB/s, transfer {ratio.ratio.value:.3g} "
                 f"({LEVEL:.0%} CI {ratio.ratio.low:.3g} to {ratio.ratio.high:.3g}) "
@@ -64,11 +72,12 @@ def sentences(comparison: Comparison, above: Sequence[Distance] = ()) -> list[st
             )
         if ratio.by == "all":
             within = f"{ratio.ratio.low:.4g} to {ratio.ratio.high:.4g}"
-            lines.append(
+            took.append(
                 f"Time of {ratio.number:,} common calls ({ratio.measure}): "
                 f"{ratio.ratio.value:.4g} times the first's "
                 f"({LEVEL:.0%} interval {within})."
             )
+    lines = [*took, *lines] if times_first else [*lines, *took]
     lines += [f"above threshold: {d.measure}: {_described(d)}." for d in above]
     return [*lines, *(f"note: {note}" for note in comparison.notes)]
 

@@ -218,7 +218,12 @@ def about(trace: Trace) -> str:
 
 
 def layout_known(meta: Meta) -> bool:
-    """Return whether the trace records its parallel layout; user loops do not."""
+    """Return whether the trace records its parallel layout.
+
+    User loops do not, nor replays on other ranks than those of the layout.
+    """
+    if meta.origin == "replayed":
+        return meta.dp * meta.tp * meta.pp * meta.cp == meta.world
     return bool(meta.workload or meta.origin != "captured" or meta.dp > 1)
 
 
@@ -227,6 +232,8 @@ def layout(trace: Trace) -> str:
     meta = trace.meta
     if layout_known(meta):
         return f"ep {meta.ep}, dp {meta.dp}"
+    if meta.origin == "replayed":
+        return "layout unknown"
     known = any(s.phase or s.operation == ROUTING for s in trace.sites)
     ep = f"ep {meta.ep}, inferred from exchanges" if known else "ep unknown"
     return f"{ep}, dp unknown"

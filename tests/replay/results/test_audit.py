@@ -12,7 +12,7 @@ from moetraffic.analysis import resampling
 from moetraffic.analysis.times.completion import (
     compare_times,
     completion,
-    iteration_times,
+    wall_times,
 )
 from moetraffic.errors import ReplayError
 from moetraffic.fabric.named import load_fabric
@@ -181,7 +181,7 @@ def test_a_replay_at_the_captured_times_has_the_ratio_one(captured):
         )
         for row in compare_times(trace, made):
             assert row.ratio.value == pytest.approx(1, abs=1e-6)
-        when, took, _ = iteration_times(made, completion(made))
+        when, took, _ = wall_times(made, completion(made))
         measured = measure(plan, times)
         np.testing.assert_array_equal(when, measured.iteration)
         np.testing.assert_allclose(took, measured.wall_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +12,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.plan.background import BackgroundCollective, BackgroundTraffic
 from moetraffic.replay.plan.program import KINDS, Timing
 from moetraffic.replay.results.replayed_trace import replayed_trace
+from moetraffic.report.results.overview import layout
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Site
 from moetraffic.trace.rescaling import TraceScale, rescale
 from moetraffic.trace.rescaling.rank_map import expand, fold
@@ -63,6 +65,7 @@ def saved(made: Trace, path) -> Trace:
 )
 def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
     trace = toy(world=4, groups=[(0, 2), (3, 1)], iterations=range(4))
+    trace = trace.replace(meta=replace(trace.meta, virtual=True))
     trace = rescale(TraceScale(trace, ranks, factor=Fraction(1, 2)))
     plan = make_plan(trace, in_common=True)
     times = timed(plan)
@@ -73,9 +76,14 @@ def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
         backend="gloo",
         nodes=["n"] * plan.world,
         rescaled=True,
+        runs=5,
     )
     with saved(made, tmp_path / "out.h5") as found:
         assert found.meta.world == plan.world
+        # real ranks, on which the layout is unknown; the times are of one of the runs
+        assert not found.meta.virtual
+        assert layout(found) == "layout unknown"
+        assert found.meta.source.endswith(" (median run of 5)")
         again = make_plan(found, in_common=True)
         for name in ("total_bytes", "network_bytes", "bottleneck_bytes", "iteration"):
             key = np.lexsort((plan.iteration, plan.site))
