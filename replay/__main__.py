@@ -50,10 +50,7 @@ from .failure import run_to_exit
 from .local import replay
 from .request import Request
 
-BUSY_REMEDY = (
-    "times vary with other processes; wait for them to end, or give --repeat 5 for "
-    "the spread between runs"
-)
+BUSY_REMEDY = "times vary with other processes; wait for them to end"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -279,7 +276,11 @@ def command(
                     display.plan(plan, expected)
                     before = load_now()
                     if before is not None and before.busy:
-                        announce(f"this machine is busy ({before}): {BUSY_REMEDY}")
+                        spread = ", or give --repeat 5 for the spread between runs"
+                        also = spread if request.repeat == 1 else ""
+                        announce(
+                            f"this machine is busy ({before}): {BUSY_REMEDY}{also}"
+                        )
 
                 result: Replay | None = replay(
                     request, nproc=nproc, on_plan=planned, on_event=display.event

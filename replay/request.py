@@ -213,6 +213,12 @@ class Request:
         """
         scale = self.scaling.scale(trace)
         replayed = trace if scale is None else rescale(scale)
+        ranks_of = replayed.meta.world
+        if scale is not None and world not in (None, ranks_of):
+            raise ReplayError(
+                f"{trace.name}, mapped to other ranks or bytes, has {ranks_of} ranks, "
+                f"but there are {world}: start {ranks_of} (--nproc {ranks_of})"
+            )
         background = None
         if self.alongside is not None:
             background = self.alongside.traffic(replayed.meta.world)

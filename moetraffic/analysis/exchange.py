@@ -174,8 +174,8 @@ def _source(
             iterations=iterations,
         )
         if not len(routed):
-            seen = any(s.operation == ROUTING for s in trace.sites)
-            why = f"{where}: no demand, for its router was" if seen else _NO_ROUTER
+            routers = any(s.operation == ROUTING for s in trace.sites)
+            why = f"{where}: no demand, for its router was" if routers else _NO_ROUTER
             why += " not seen (moetraffic.capture.routing records it)"
             notes += [] if why in notes else [why]
     if "wire" in of:

@@ -138,8 +138,9 @@ def _thresholds(given: list[str]) -> dict[str, float]:
             limit = -1.0
         if name not in MEASURES or not 0 <= limit < float("inf"):
             raise AnalysisError(
-                f"a threshold is one of {', '.join(MEASURES)}, =, and a number that is "
-                f"not negative, but is {each!r}: give --at-most shares=0.05"
+                "a threshold is NAME=NUMBER, where the name is one of "
+                f"{', '.join(MEASURES)} and the number is 0 or more, but is {each!r}: "
+                "give --at-most shares=0.05"
             )
         found[MEASURES[name]] = limit
     return found

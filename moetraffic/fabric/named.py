@@ -203,6 +203,11 @@ def load_fabric(asked: str, ranks: int, *, capacity: str | None = None) -> Netwo
     said: dict[str, Any] = {"topology": asked} if asked in TOPOLOGIES else _read(asked)
     own_capacity, inside = said.pop("capacity", None), said.pop("inside", "450GB/s")
     rate = capacity or own_capacity
+    if rate is None and asked in TOPOLOGIES:
+        raise FabricError(
+            f"the network {asked} needs the capacity of a NIC, but none is given: give "
+            "--capacity 400Gbps"
+        )
     if not (isinstance(rate, str) and isinstance(inside, str)):
         raise FabricError(
             f"the network {asked} needs the capacity of a NIC as text, but has "

@@ -123,6 +123,13 @@ def _no_operation(
 ) -> ReplayError:
     when = trace.occurrences.iteration
     have = f"{int(when.min())} to {int(when.max())}" if len(when) else "none"
+    there = {s.layer for s in trace.sites if s.layer >= 0}
+    if layers is not None and not there & set(layers):
+        raise ReplayError(
+            f"{trace.name} has the layers {', '.join(map(str, sorted(there))) or 'none'}"
+            f", but the replay asks for {', '.join(map(str, sorted(layers)))}: choose "
+            "among them with --layers, or leave it out"
+        )
     limits = [] if layers is None else [f"layers {sorted(layers)} of"]
     if iterations is not None:
         limits.append(f"iterations {iterations.start}:{iterations.stop} of")

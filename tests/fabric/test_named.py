@@ -88,6 +88,11 @@ def test_what_is_no_network_is_one_sentence(
         load_fabric(str(path), 4)
 
 
+def test_a_name_without_a_capacity_names_the_option() -> None:
+    with pytest.raises(FabricError, match="none is given: give --capacity 400Gbps"):
+        load_fabric("fat-tree", 4)
+
+
 def test_rates_of_ranks_hosts_and_links_are_in_the_bounds(tmp_path):
     said = {"topology": "leaf-spine", "capacity": "8Gbps", "leaves": 2, "spines": 1}
     said["rates"] = {"rank1": "800Mbps", "leaf0 -> spine0": "80Mbps"}

@@ -186,6 +186,8 @@ def test_absent_members_are_refused_with_what_is_complete(toy):
 def test_nothing_to_replay_is_refused(toy):
     with pytest.raises(ReplayError, match=r"iterations 7:9 of trace holds none"):
         make_plan(toy(), iterations=range(7, 9))
+    with pytest.raises(ReplayError, match=r"has the layers 1, 3, but .* --layers"):
+        make_plan(toy(), layers=[7])
 
 
 def test_negative_bytes_are_refused(toy):
