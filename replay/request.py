@@ -216,8 +216,8 @@ class Request:
         ranks_of = replayed.meta.world
         if scale is not None and world not in (None, ranks_of):
             raise ReplayError(
-                f"{trace.name}, mapped to other ranks or bytes, has {ranks_of} ranks, "
-                f"but there are {world}: start {ranks_of} (--nproc {ranks_of})"
+                f"{trace.name}, mapped to other ranks or bytes, takes {ranks_of}, "
+                f"but there are {world} ranks: start {ranks_of} (--nproc {ranks_of})"
             )
         background = None
         if self.alongside is not None:

@@ -50,6 +50,13 @@ def select_operations(
     ReplayError
         If no operation is left, or the record of a member is missing.
     """
+    there = sorted({s.layer for s in trace.sites if s.layer >= 0})
+    if layers is not None and there and not set(there) & set(layers):
+        raise ReplayError(
+            f"{trace.name} has the layers {', '.join(map(str, there))}, but the "
+            f"replay asks for {', '.join(map(str, sorted(layers)))}: choose among "
+            "them with --layers, or leave it out"
+        )
     wanted = np.array([_is_replayed(s, dense) for s in trace.sites], bool)
     counts = np.array(
         [
@@ -123,13 +130,6 @@ def _no_operation(
 ) -> ReplayError:
     when = trace.occurrences.iteration
     have = f"{int(when.min())} to {int(when.max())}" if len(when) else "none"
-    there = {s.layer for s in trace.sites if s.layer >= 0}
-    if layers is not None and not there & set(layers):
-        raise ReplayError(
-            f"{trace.name} has the layers {', '.join(map(str, sorted(there))) or 'none'}"
-            f", but the replay asks for {', '.join(map(str, sorted(layers)))}: choose "
-            "among them with --layers, or leave it out"
-        )
     limits = [] if layers is None else [f"layers {sorted(layers)} of"]
     if iterations is not None:
         limits.append(f"iterations {iterations.start}:{iterations.stop} of")
