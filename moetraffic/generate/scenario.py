@@ -192,7 +192,7 @@ def scenario_of(
             tokens=count // k,
             capacity=_capacity(layers),
             padded=max(layer.padded for layer in layers),
-            ep=max((len(g.ranks) for g in trace.groups if g.kind == "ep"), default=1),
+            ep=_expert_parallel(trace),
             model=trace.meta.model,
             router=trace.meta.router,
             dispatch=trace.meta.dispatch,
@@ -201,6 +201,15 @@ def scenario_of(
         ),
         layers,
     )
+
+
+def _expert_parallel(trace: Trace) -> int:
+    """Ranks among which the experts of a layer are placed, whatever its group is."""
+    hosts = {(int(p["group"]), int(p["layer"])): set[int]() for p in trace.placements}
+    for p in trace.placements:
+        hosts[int(p["group"]), int(p["layer"])].add(int(p["rank"]))
+    groups = (len(g.ranks) for g in trace.groups if g.kind == "ep")
+    return max(map(len, hosts.values()), default=max(groups, default=1))
 
 
 def stacked_rows(scenario: Scenario, layers: Sequence[RoutedLayer]) -> Int32:

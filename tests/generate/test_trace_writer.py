@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -37,6 +38,13 @@ def test_the_file_does_not_depend_on_how_it_was_drawn(
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     with pytest.raises(TraceError, match="exists"):
         write_synthetic_trace(demand, tmp_path / "a")
+
+
+def test_experts_are_split_among_the_ranks_that_hold_them_in_any_group() -> None:
+    rng = np.random.default_rng(0)
+    trace = Trace.from_arrays(rng.multinomial(64, [1 / 8] * 8, (40, 2, 4)), k=1)
+    trace.groups = tuple(replace(group, kind="world") for group in trace.groups)
+    assert scenario_of(trace)[0].ep == 4
 
 
 def test_what_is_drawn_is_what_the_trace_holds(
