@@ -161,6 +161,11 @@ def generate(
 
     names = parts_of(only, PARTS, tables=tables)
     validate_outputs((output, save_model), (source, *(rerun or [])), force=force)
+    if source and source.resolve() in {other.resolve() for other in rerun or []}:
+        raise LayoutError(
+            f"--rerun is another run than the one that is fitted, but {source} is "
+            "given twice: capture one with --data-seed"
+        )
     if output is None and save_model is None:
         raise LayoutError(
             "generate writes a trace or a model, but neither -o nor --save-model is "

@@ -216,3 +216,11 @@ def test_an_impossible_size_ends_before_the_fit(
     assert main(["generate", str(run), "-o", str(output), *asked]) == 2
     assert said in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_a_run_is_no_rerun_of_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = path("run-top2-balanced.h5")
+    assert main(["generate", str(run), "--rerun", str(run), "-o", "x.h5"]) == 2
+    assert "is given twice" in capsys.readouterr().err

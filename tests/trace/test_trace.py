@@ -97,6 +97,14 @@ def test_labeled_array_holds_the_demand(trace: Trace) -> None:
     assert np.array_equal(one, trace.demand(routed)[0])
 
 
+def test_a_closed_trace_is_not_called_damaged(trace: Trace, tmp_path: Path) -> None:
+    trace.save(tmp_path / "run.h5")
+    with Trace.open(tmp_path / "run.h5") as opened:
+        pass
+    with pytest.raises(TraceError, match=r"run\.h5 is closed: read it before the end"):
+        opened.to_xarray()
+
+
 def test_evaluation_steps_are_found_when_asked_for(trace: Trace) -> None:
     assert len(trace.find(phase="dispatch", layer=0)) == 39
     assert len(trace.find(phase="dispatch", layer=0, kind="evaluation")) == 1

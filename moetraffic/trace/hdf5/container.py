@@ -99,6 +99,11 @@ class Container:
 
     def pread(self, offset: int, size: int) -> bytes:
         """Read raw bytes of the file at an offset."""
+        if self._fd < 0:
+            raise TraceError(
+                f"{self.path} is closed: read it before the end of its with block, or "
+                "open it again"
+            )
         return os.pread(self._fd, size, offset)
 
     def has(self, name: str) -> bool:
