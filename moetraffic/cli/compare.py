@@ -76,7 +76,7 @@ def compare(
             found = compared(a, b, **chosen, tick=tick)
         replays = [t for t in (a, b) if t.meta.origin == "replayed"]
         partial = [] if iterations else _partial(a, b)
-        partial += [f"{t.name}: replay of {t.meta.source}." for t in replays]
+        sources = [f"{t.name}: replay of {t.meta.source}." for t in replays]
         claimed: list[tuple[Claim, ...]] = [(), ()]
         if not names or "claims" in names:
             claimed = [analyze(t, parts=("claims",), **chosen).claims for t in (a, b)]
@@ -102,6 +102,7 @@ def compare(
         data,
         *partial,
         *report.sentences(found, beyond, times_first=len(replays) == 2),
+        *sources,
         report.claim_sentence(*claimed),
         as_json=as_json,
         parts={

@@ -208,7 +208,7 @@ def test_every_operation_is_shown_when_asked(toy_file, capsys):
         (["--dry-run", "--alongside", "tp=2"], "--model is missing"),
         (["--dry-run", "--alongside", "tp=2,dp=4", "--model", "tiny"], "are 8"),
         (["--bytes", "tenth"], "give x0.1"),
-        (["--fold", "1", "--nproc", "2"], "start 1 ranks"),
+        (["--fold", "1", "--nproc", "2"], "start 1 (--nproc 1)"),
         (["--pairs", "1"], "2 to 1000 pairs"),
         (["--layers", "x"], "layers are numbers"),
     ],
