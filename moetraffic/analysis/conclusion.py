@@ -23,7 +23,13 @@ from moetraffic.analysis.forecast.attenuation import Persistence, fit_memory
 from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
 from moetraffic.analysis.forecast.forecasting import Forecasts, forecast
 from moetraffic.analysis.forecast.lead_time import LeadTimes
-from moetraffic.analysis.noise.floors import Floors, NoiseFloor, noise_floors
+from moetraffic.analysis.noise.floors import (
+    GRID,
+    Floors,
+    NoiseFloor,
+    matrix_floors,
+    skew_floors,
+)
 from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew.measures import MEASURES, shares
 from moetraffic.trace import Meta
@@ -196,8 +202,10 @@ class _Run:
         floors: Floors = {}
         of_matrix: Floors = {}
         if every is not None and self.tokens is not None and "skew" in self.parts:
-            floors = noise_floors(OF_LOADS, every, NullModel(experts=experts, k=k))
-            of_matrix = noise_floors(
+            floors = skew_floors(
+                OF_LOADS, every, NullModel(experts=experts, k=k), most=GRID
+            )
+            of_matrix = matrix_floors(
                 MEASURED, self.tokens, NullModel(experts=experts, k=k, sources=ranks)
             )
         counted = {"k": max(1, k), "experts": experts}
@@ -237,9 +245,7 @@ class _Run:
         floors: Floors = {}
         if tokens is not None and even and "skew" in self.parts:
             model = NullModel(experts=experts, k=k, sources=ranks, ranks=ranks)
-            floors = noise_floors(
-                MEASURED, tokens, model, received=SKEW, diagonal=False
-            )
+            floors = matrix_floors(MEASURED, tokens, model, received=SKEW)
         counted = {
             "k": max(1, k),
             "experts": experts or None,

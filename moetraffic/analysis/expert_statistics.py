@@ -18,7 +18,7 @@ from moetraffic.trace import Meta
 
 from .co_activation import CoActivation
 from .exchange import Rows, Source
-from .noise.floors import noise_floors
+from .noise.floors import skew_floors
 from .noise.null_model import NullModel
 from .skew.measures import max_over_mean, means_of_known, shares
 from .skew.tails import Tail, tail
@@ -135,7 +135,7 @@ def _ep_degrees(load: Int64, tokens: Int64 | None, k: int) -> tuple[EpDegree, ..
             # the floor hardly depends on small changes of the number of tokens
             middle = np.array([round(float(np.median(tokens)))])
             model = NullModel(experts=experts, k=k, ranks=ep)
-            of = noise_floors(("max_over_mean",), middle, model, draws=FLOOR_DRAWS)
+            of = skew_floors(("max_over_mean",), middle, model, draws=FLOOR_DRAWS)
             floor = float(of["max_over_mean"].mean[0])
         p99 = np.nanquantile(peaks, 0.99) if np.isfinite(peaks).any() else np.nan
         found.append(

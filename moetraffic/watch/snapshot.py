@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moetraffic.analysis.noise.floors import noise_floors
+from moetraffic.analysis.noise.floors import GRID, skew_floors
 from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew.collapse import Collapse, collapse
 from moetraffic.analysis.skew.measures import max_over_mean, means_of_known, ratio
@@ -107,7 +107,7 @@ def layer_snapshot(number: int, rows: LayerRows, k: int) -> LayerSnapshot:
         model = NullModel(experts=cells, k=k)
         tokens = np.rint(copies / k).astype(np.int64)
         if tokens.any():
-            found = noise_floors(("max_over_mean",), tokens, model)
+            found = skew_floors(("max_over_mean",), tokens, model, most=GRID)
             moments = found["max_over_mean"]
             floor, spread = moments.mean, moments.std
     return LayerSnapshot(
@@ -146,7 +146,7 @@ def _hot(total: Int64, model: NullModel | None) -> tuple[int, ...]:
     least = 1.0
     if model is not None:
         tokens = np.array(round(int(total.sum()) / model.k))
-        found = noise_floors(("max_over_mean",), tokens, model)["max_over_mean"]
+        found = skew_floors(("max_over_mean",), tokens, model)["max_over_mean"]
         least = float(found.mean + SIGNIFICANT * found.std)
     order = np.argsort(-total, kind="stable")[:HOT].tolist()
     return tuple(cell for cell in order if ratio[cell] > least)

@@ -8,6 +8,7 @@ of sparsity, are exact (:mod:`moetraffic.analysis.noise.closed_forms`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from threading import Lock
@@ -27,15 +28,16 @@ from .closed_forms import (
 )
 from .moment_cache import cache_file, load, store
 from .null_model import Counts, Moments, NullModel, token_counts
+from .row_moments import by_rows, row_moments
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-MOST, MOST_OF_LARGE = 8, 4
+GRID = 8
 """Maximum numbers of tokens at which floors are simulated; others are interpolated."""
 
-LARGE = 1024
-"""Cells of a matrix from which on it is large."""
+LARGE, FEW = 1024, 4
+"""Cells of a matrix from which on floors are simulated at no more than FEW numbers."""
 
 SPACING = 1.25
 """Largest ratio of neighboring numbers of tokens, unless there are too many."""
@@ -150,111 +152,105 @@ def noise_floor(
             f"and sources {sources}: make them equal"
         )
     model = NullModel(experts=experts, k=k, sources=sources, ranks=ranks)
-    return noise_floors(
+    return skew_floors(
         (measure,),
         token_counts(tokens),
         model,
         diagonal=diagonal,
         draws=draws,
         seed=seed,
-        interpolated=False,
     )[measure]
 
 
-def noise_floors(
+def skew_floors(
     measures: tuple[str, ...],
     tokens: Int64,
     model: NullModel,
     *,
-    received: tuple[str, ...] = (),
     diagonal: bool = True,
     draws: int | None = None,
     seed: int = 0,
-    interpolated: bool = True,
+    most: int | None = None,
 ) -> Floors:
-    """Compute the noise floors of statistics of a matrix and of its column sums.
+    """Compute the noise floors of skew measures over all cells of a matrix.
 
     Parameters
     ----------
     measures
-        Properties of :class:`moetraffic.analysis.skew.kernels.MatrixStatistics`, which
-        has all of :data:`moetraffic.analysis.skew.measures.MEASURES`.
+        Names of :data:`moetraffic.analysis.skew.measures.MEASURES`.
     tokens
         Tokens per source, any shape.
     model
         The balanced router.
-    received
-        Such properties of the column sums, returned as ``received.<measure>``.
     diagonal, draws, seed
         As in :func:`noise_floor`.
-    interpolated
-        Whether to simulate at most :data:`MOST` numbers of tokens, of large matrices
-        :data:`MOST_OF_LARGE`, and to interpolate the others.
+    most
+        Maximum numbers of tokens to simulate; others are interpolated.  None: all.
 
     Returns
     -------
     dict of str to NoiseFloor
         Arrays of the shape of ``tokens``.
     """
-    # Step 1: the numbers of tokens at which floors are simulated.
-    distinct, inverse = np.unique(tokens, return_inverse=True)
-    at = distinct
-    if coarse := interpolated and len(distinct) > 3:
-        # 0 tokens have no floor
-        some = distinct[distinct > 0].astype(np.float64)
-        number = 1 + int(np.ceil(np.log(some[-1] / some[0]) / np.log(SPACING)))
-        large = model.sources * model.cells > LARGE
-        number = int(np.clip(number, 3, MOST_OF_LARGE if large else MOST))
-        at = np.unique(np.geomspace(some[0], some[-1], number).round().astype(np.int64))
-        # numbers that are close to each other need no interpolation
-        coarse = 3 <= len(at) < len(distinct)
-        at = at if coarse else distinct
-    found = [
-        _moments(model, measures, received, diagonal, number, draws, seed)
-        for number in at.tolist()
-    ]
+    return _at_tokens(
+        lambda number: _matrix_moments(
+            model, measures, (), diagonal, number, draws, seed
+        ),
+        tokens,
+        model,
+        diagonal=diagonal,
+        most=most,
+    )
 
-    # Step 2: interpolation.  Moments are smooth functions of N^(-1/2), nearly linear or
-    # quadratic.
-    def expand(values: list[float]) -> Float64:
-        if coarse:
-            known = distinct > 0
-            by = np.full(len(distinct), np.nan)
-            x, nodes = (n.astype(np.float64) ** -0.5 for n in (distinct[known], at))
-            by[known] = _quadratic(x[::-1], nodes[::-1], np.array(values[::-1]))[::-1]
-            values = by.tolist()
-        return np.asarray(np.array(values)[inverse.reshape(tokens.shape)][()])
 
-    floors = {
-        name: NoiseFloor(
-            mean=expand([f[name][0] for f in found]),
-            std=np.maximum(expand([f[name][1] for f in found]), 0.0),
-        )
-        for name in found[0]
-    }
-    if coarse and "sparsity" in floors:
-        # it falls exponentially with N, and is exact at every number of tokens
-        law = (model.experts, model.k, model.sources)
-        exact = [
-            sparsity_moments(number, *law, held=model.held, diagonal=diagonal)
-            if number
-            else (float("nan"), float("nan"))
-            for number in distinct.tolist()
-        ]
-        mean, std = np.array(exact)[inverse.reshape(tokens.shape)].T
-        floors["sparsity"] = NoiseFloor(mean=mean.T, std=std.T)
-    return floors
+def matrix_floors(
+    measures: tuple[str, ...],
+    tokens: Int64,
+    model: NullModel,
+    *,
+    received: tuple[str, ...] = (),
+) -> Floors:
+    """Compute the noise floors of statistics of a matrix and of its column sums.
+
+    The matrix between ranks, of a model with ranks, has no diagonal.
+
+    Parameters
+    ----------
+    measures
+        Properties of :class:`moetraffic.analysis.skew.kernels.MatrixStatistics`.
+    tokens
+        ``[T]`` tokens per source.
+    model
+        The balanced router.
+    received
+        Names of :data:`moetraffic.analysis.skew.measures.MEASURES` for the column sums,
+        returned as ``received.<measure>``.
+
+    Returns
+    -------
+    dict of str to NoiseFloor
+        Arrays ``[T]``, interpolated between at most :data:`GRID` numbers of tokens, of
+        large matrices :data:`FEW`.
+    """
+    diagonal = model.ranks is None
+    return _at_tokens(
+        lambda number: _matrix_moments(model, measures, received, diagonal, number),
+        tokens,
+        model,
+        diagonal=diagonal,
+        most=GRID if model.sources * model.cells <= LARGE else FEW,
+    )
 
 
 @lru_cache(maxsize=4096)
-def _moments(
+def _matrix_moments(
     model: NullModel,
     measures: tuple[str, ...],
     received: tuple[str, ...],
     diagonal: bool,
     tokens: int,
-    draws: int | None,
-    seed: int,
+    draws: int | None = None,
+    seed: int = 0,
 ) -> Moments:
     """Compute moments of matrix statistics and of measures of column sums.
 
@@ -265,7 +261,8 @@ def _moments(
     known = None
     if diagonal and k < experts and tokens > 1 and model.cells > 1:
         known = "cv_squared", std_cv_squared(*law, held=model.held)
-    taken = measures if known is None else {*measures, "cv_squared"}
+    large = draws is None and by_rows(model, tokens, diagonal=diagonal)
+    taken = measures if known is None or large else {*measures, "cv_squared"}
     names = {*taken, *(f"received.{name}" for name in received)}
     file = None
     if sources * model.cells * model.enough_draws(tokens) >= CACHED_CELLS:
@@ -287,13 +284,18 @@ def _moments(
             found |= {f"received.{name}": getattr(sums, name) for name in received}
         return found
 
+    def simulate() -> Moments:
+        if large:
+            return row_moments(
+                model, measures, received, tokens, diagonal=diagonal, seed=seed
+            )
+        return model.moments(statistics, tokens, draws=draws, seed=seed, known=known)
+
     # exchanges that are analyzed at the same time have the same floors
     with _SIMULATING:
         stored = load(file)
         if stored is None or stored.keys() != names:
-            stored = model.moments(
-                statistics, tokens, draws=draws, seed=seed, known=known
-            )
+            stored = simulate()
             store(file, stored)
     found = dict(stored)
     if "cv_squared" not in measures:
@@ -322,6 +324,61 @@ def _moments(
     if "sparsity" in found:
         found["sparsity"] = sparsity_moments(*law, held=model.held, diagonal=diagonal)
     return found
+
+
+def _at_tokens(
+    moments: Callable[[int], Moments],
+    tokens: Int64,
+    model: NullModel,
+    *,
+    diagonal: bool,
+    most: int | None,
+) -> Floors:
+    """Evaluate floors at each number of tokens, interpolated if there are too many.
+
+    Moments are smooth functions of :math:`N^{-1/2}`, nearly linear or quadratic.
+    Sparsity, which falls exponentially with N, is exact at every number of tokens.
+    """
+    distinct, inverse = np.unique(tokens, return_inverse=True)
+    at = distinct
+    if coarse := most is not None and len(distinct) > 3:
+        # 0 tokens have no floor
+        some = distinct[distinct > 0].astype(np.float64)
+        number = 1 + int(np.ceil(np.log(some[-1] / some[0]) / np.log(SPACING)))
+        number = int(np.clip(number, 3, most))
+        at = np.unique(np.geomspace(some[0], some[-1], number).round().astype(np.int64))
+        # numbers that are close to each other need no interpolation
+        coarse = 3 <= len(at) < len(distinct)
+        at = at if coarse else distinct
+    found = [moments(number) for number in at.tolist()]
+
+    def expand(values: list[float]) -> Float64:
+        if coarse:
+            known = distinct > 0
+            by = np.full(len(distinct), np.nan)
+            x, nodes = (n.astype(np.float64) ** -0.5 for n in (distinct[known], at))
+            by[known] = _quadratic(x[::-1], nodes[::-1], np.array(values[::-1]))[::-1]
+            values = by.tolist()
+        return np.asarray(np.array(values)[inverse.reshape(tokens.shape)][()])
+
+    floors = {
+        name: NoiseFloor(
+            mean=expand([f[name][0] for f in found]),
+            std=np.maximum(expand([f[name][1] for f in found]), 0.0),
+        )
+        for name in found[0]
+    }
+    if coarse and "sparsity" in floors:
+        law = (model.experts, model.k, model.sources)
+        exact = [
+            sparsity_moments(number, *law, held=model.held, diagonal=diagonal)
+            if number
+            else (float("nan"), float("nan"))
+            for number in distinct.tolist()
+        ]
+        mean, std = np.array(exact)[inverse.reshape(tokens.shape)].T
+        floors["sparsity"] = NoiseFloor(mean=mean.T, std=std.T)
+    return floors
 
 
 def _quadratic(x: Float64, nodes: Float64, values: Float64) -> Float64:

@@ -121,6 +121,7 @@ def normal_counts(
     k: int,
     held: int = 1,
     seed: int,
+    sum_variance: float = 0.0,
 ) -> npt.NDArray[np.integer]:
     """Draw counts of a balanced router, approximately where they are small.
 
@@ -134,22 +135,26 @@ def normal_counts(
         Distinct experts per token, and experts per cell.
     seed
         Seed of the generator.
+    sum_variance
+        Variance of the sum of a source, relative to that of C independent counts.
 
     Returns
     -------
     int32 array of ``shape``, int64 of large counts
-        The sum of a source is k N up to rounding.
+        The sum of a source is k N up to rounding, or has ``sum_variance``.
     """
     cells = shape[-1]
     table = _quantiles(tokens, cells * held, k, held)
     out = np.empty((shape[0] * shape[1], cells), table.dtype)
     rng = np.random.default_rng(seed)
     rows = max(1, BLOCK // cells)
-    # z - mean(z) has the variance 1 - 1 / C
-    scale = np.float32(np.sqrt(cells / (cells - 1)) * BINS / (2 * REACH))
+    # z - (1 - g) mean(z) has the variance 1 - (1 - g^2) / C, and its sum C g^2
+    unit = np.sqrt((cells - sum_variance) / (cells - 1))
+    removed = np.float32(1 - np.sqrt(sum_variance) / unit)
+    scale = np.float32(unit * BINS / (2 * REACH))
     for first in range(0, len(out), rows):
         z = rng.standard_normal((min(rows, len(out) - first), cells), np.float32)
-        z -= z.mean(axis=-1, keepdims=True)
+        z -= removed * z.mean(axis=-1, keepdims=True)
         z *= scale
         z += BINS // 2
         entry = z.astype(np.int32)

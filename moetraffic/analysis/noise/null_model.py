@@ -243,8 +243,7 @@ class NullModel:
             Seed of the simulation.
         known
             Name and exact standard deviation of one of the statistics, which corrects
-            those of the others: errors of the standard deviations of two statistics
-            with the correlation r have the correlation r^2, of normal ones.
+            those of the others: see :func:`correction`.
 
         Returns
         -------
@@ -259,7 +258,7 @@ class NullModel:
         True
         """
         number = self.enough_draws(tokens) if draws is None else draws
-        drawn = self._simulated(statistics, tokens, number, seed)
+        drawn = self.simulate(statistics, tokens, draws=number, seed=seed)
         if not tokens:
             return dict.fromkeys(drawn, (float("nan"), float("nan")))
         found = {}
@@ -267,25 +266,32 @@ class NullModel:
         if known is not None:
             reference = drawn[known[0]]
             factor = known[1] / float(reference.std(ddof=1))
-        around = reference - reference.mean()
         for name, values in drawn.items():
-            apart = values - values.mean()
-            whole = float(around @ around) * float(apart @ apart)
-            shared = float(around @ apart) ** 2 / whole if whole > 0 else 0.0
-            found[name] = (
-                float(values.mean()),
-                float(values.std(ddof=1)) * factor**shared,
-            )
+            std = float(values.std(ddof=1)) * correction(values, reference, factor)
+            found[name] = float(values.mean()), std
         return found
 
-    def _simulated(
+    def simulate(
         self,
         statistics: Callable[[Counts], Mapping[str, npt.ArrayLike]],
         tokens: int,
+        *,
         draws: int,
-        seed: int,
+        seed: int = 0,
     ) -> dict[str, Float64]:
-        """Draw matrices and compute their statistics, ``[draws]`` each."""
+        """Simulate statistics of matrices.
+
+        Parameters
+        ----------
+        statistics
+            Function from counts ``[n, W, E or R]`` to values ``[n, ...]`` by name.
+        tokens, draws, seed
+            As of :meth:`moments`.
+
+        Returns
+        -------
+        dict of str to float64 array ``[draws, ...]``
+        """
         at_once = max(1, AT_ONCE // self._size)
 
         def part(first: int) -> Mapping[str, npt.ArrayLike]:
@@ -298,6 +304,25 @@ class NullModel:
             name: np.concatenate([np.asarray(p[name], np.float64) for p in parts])
             for name in parts[0]
         }
+
+
+def correction(values: Float64, reference: Float64, factor: float) -> float:
+    """Compute the factor by which to correct a simulated standard deviation.
+
+    Errors of the standard deviations of two statistics with the correlation r have the
+    correlation r^2, of normal ones.
+
+    Parameters
+    ----------
+    values, reference
+        ``[draws]`` the statistic, and one whose standard deviation is known.
+    factor
+        Known over simulated standard deviation of the reference.
+    """
+    around, apart = reference - reference.mean(), values - values.mean()
+    whole = float(around @ around) * float(apart @ apart)
+    shared = float(around @ apart) ** 2 / whole if whole > 0 else 0.0
+    return float(factor**shared)
 
 
 def token_counts(tokens: npt.ArrayLike) -> Int64:

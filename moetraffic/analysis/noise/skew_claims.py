@@ -131,7 +131,7 @@ def skew_claims(
     )
 
 
-def _no_claim(name: str, statement: str, null: str) -> Claim:
+def _no_claim(name: str, statement: str, null: str, *, why: str = "") -> Claim:
     """Return a claim that is not made, without a test."""
     return Claim(
         name=name,
@@ -139,6 +139,7 @@ def _no_claim(name: str, statement: str, null: str) -> Claim:
         outcome=Outcome.NO_EVIDENCE,
         statement=statement,
         null=null,
+        flags=(why,) if why else (),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis.noise import floors, moment_cache
-from moetraffic.analysis.noise.floors import noise_floors
+from moetraffic.analysis.noise.floors import matrix_floors
 from moetraffic.analysis.noise.null_model import NullModel
 
 ROUTER = NullModel(experts=8, k=2, sources=4)
@@ -24,8 +24,8 @@ def _all_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def floor(tokens: int = 90) -> tuple[float, float]:
     """Simulate, or take from the file, as a new process would."""
-    floors._moments.cache_clear()
-    found = noise_floors(("cv", "sparsity"), np.array([tokens]), ROUTER)["cv"]
+    floors._matrix_moments.cache_clear()
+    found = matrix_floors(("cv", "sparsity"), np.array([tokens]), ROUTER)["cv"]
     return float(found.mean[0]), float(found.std[0])
 
 

@@ -12,8 +12,9 @@ from moetraffic.analysis.noise import null_model
 from moetraffic.analysis.noise.floors import (
     LARGEST_Z,
     NoiseFloor,
+    matrix_floors,
     noise_floor,
-    noise_floors,
+    skew_floors,
 )
 from moetraffic.analysis.noise.normal_counts import count_variance, normal_counts
 from moetraffic.analysis.noise.null_model import NullModel
@@ -178,10 +179,10 @@ def test_without_variation_there_is_no_z_score():
 def test_floors_of_many_token_counts_are_interpolated():
     tokens = np.arange(100, 400, 10)
     model = NullModel(experts=8, k=2)
-    coarse = noise_floors(("gini",), tokens, model)["gini"]
+    coarse = skew_floors(("gini",), tokens, model, most=8)["gini"]
     fine = noise_floor("gini", tokens, experts=8, k=2)
     assert coarse.mean == pytest.approx(fine.mean, rel=0.01)
-    none = noise_floors(("gini",), np.append(tokens, 0), model)["gini"]
+    none = skew_floors(("gini",), np.append(tokens, 0), model, most=8)["gini"]
     assert np.isnan(none.mean[-1])
 
 
@@ -189,7 +190,7 @@ def test_floors_of_matrices_and_of_their_column_sums(monkeypatch):
     of = {"experts": 8, "k": 2, "sources": 4}
     tokens = np.array([64, 0, 128])
     model = NullModel(ranks=4, **of)
-    found = noise_floors(("gini",), tokens, model, received=("cv",), diagonal=False)
+    found = matrix_floors(("gini",), tokens, model, received=("cv",))
     assert list(found) == ["gini", "received.cv"]
     assert np.isnan(found["gini"].mean).tolist() == [False, True, False]
     alone = noise_floor("gini", 64, ranks=4, diagonal=False, draws=4000, **of)
@@ -197,7 +198,7 @@ def test_floors_of_matrices_and_of_their_column_sums(monkeypatch):
     # parts have seeds of their own
     monkeypatch.setattr(null_model, "AT_ONCE", 320)
     monkeypatch.setattr(null_model, "MOST", 399)
-    parts = noise_floors(("gini",), np.array([65]), NullModel(**of))["gini"]
+    parts = matrix_floors(("gini",), np.array([65]), NullModel(**of))["gini"]
     assert parts.std[0] > 0
 
 
@@ -249,8 +250,8 @@ def test_floors_between_simulated_numbers_of_tokens(tokens):
     model = NullModel(experts=8, k=2, sources=4)
     names = ("cv", "entropy", "max_over_mean", "gini")
     names += ("sparsity",) if tokens == 20 else ()  # of many tokens no cell is empty
-    coarse = noise_floors(names, numbers, model, draws=4000)
-    fine = noise_floors(names, numbers[::5], model, draws=4000, interpolated=False)
+    coarse = skew_floors(names, numbers, model, most=8, draws=4000)
+    fine = skew_floors(names, numbers[::5], model, draws=4000)
     for name in names:
         error = (coarse[name].mean[::5] - fine[name].mean) / fine[name].std
         assert np.abs(error).max() < 0.05, name
