@@ -144,9 +144,7 @@ def test_intervals_hold_what_longer_runs_of_the_source_show():
 @pytest.mark.slow
 def test_the_intervals_coverage():
     rng = np.random.default_rng(8)
-    many = [
-        complexity(sequence(_runs(rng), 12), seed=n) for n in range(200)
-    ]
+    many = [complexity(sequence(_runs(rng), 12), seed=n) for n in range(200)]
     for name in ("temporal", "non_temporal", "product"):
         truth = np.mean([getattr(c, name) for c in many])
         ends = np.array([getattr(c, f"{name}_interval") for c in many])
