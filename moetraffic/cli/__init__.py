@@ -1,4 +1,4 @@
-"""The command line: a file a verb."""
+"""The command line: a file a verb, in folders by subject."""
 
 from __future__ import annotations
 

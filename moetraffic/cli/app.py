@@ -44,6 +44,15 @@ VERBS = (
 )
 """Verbs in the order of the help; each is a function in the module of its name."""
 
+ROOMS = {
+    "recording": ("demo", "capture", "run", "watch", "merge", "build", "doctor"),
+    "traces": ("info", "import", "export", "anonymize", "generate", "validate"),
+    "analysis": ("analyze", "compare", "plot", "report", "tolerance"),
+    "networks": ("replay", "bench", "fabric", "schedule", "evaluate", "place"),
+    "modeling": ("models", "pattern", "estimate", "bandwidth", "reproduce"),
+}
+"""Folder of each verb's module."""
+
 MODULES = {"bench": "replay", "import": "import_"}
 """Modules that have another name than their verb."""
 
@@ -66,8 +75,10 @@ class _Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+_rooms = {_verb: _room for _room, _verbs in ROOMS.items() for _verb in _verbs}
 for _verb in VERBS:
-    _module = import_module(f"moetraffic.cli.{MODULES.get(_verb, _verb)}")
+    _name = f"moetraffic.cli.{_rooms[_verb]}.{MODULES.get(_verb, _verb)}"
+    _module = import_module(_name)
     _function = getattr(_module, "import_" if _verb == "import" else _verb)
     _settings = getattr(_module, "CONTEXT", None)
     app.command(_verb, cls=_Command, context_settings=_settings)(_function)

@@ -7,6 +7,7 @@ with as many tokens; capacity stays the same multiple of a balanced expert's sha
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -205,9 +206,9 @@ def scenario_of(
 
 def _expert_parallel(trace: Trace) -> int:
     """Ranks among which the experts of a layer are placed, whatever its group is."""
-    hosts = {(int(p["group"]), int(p["layer"])): set[int]() for p in trace.placements}
-    for p in trace.placements:
-        hosts[int(p["group"]), int(p["layer"])].add(int(p["rank"]))
+    hosts: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for group, layer, rank in trace.placements[["group", "layer", "rank"]].tolist():
+        hosts[group, layer].add(rank)
     groups = (len(g.ranks) for g in trace.groups if g.kind == "ep")
     return max(map(len, hosts.values()), default=max(groups, default=1))
 
@@ -271,7 +272,7 @@ def refuse_length(iterations: int) -> None:
     """
     if not 1 <= iterations <= MOST_ITERATIONS:
         raise LayoutError(
-            f"a generated run has 1 to {MOST_ITERATIONS} iterations, but "
+            f"a generated run has 1 to {MOST_ITERATIONS:,} iterations, but "
             f"{iterations} were asked for: change --iterations"
         )
 

@@ -129,10 +129,7 @@ def _controlled(scores: Sequence[PolicyScore]) -> str:
         if all(s.served_share < control.served_share for s in slower):
             shares = " and ".join(f"{100 * s.served_share:.3g}%" for s in slower)
             text += f" (plans that carry {shares} of the bytes"
-            text += f", the control's {100 * control.served_share:.3g}%"
-            if any(s.forecaster == "mean" for s in slower):
-                text += ": a plan for a mean has no room for what deviates"
-            text += ")"
+            text += f", the control's {100 * control.served_share:.3g}%)"
         found.append(text)
     return f" The control shuffled is faster than {', '.join(found)}." if found else ""
 

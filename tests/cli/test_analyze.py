@@ -12,8 +12,8 @@ import pytest
 from moetraffic.analysis import PARTS
 from moetraffic.analysis import analyze as analysis_of
 from moetraffic.analysis.engine import SUMMARY_PARTS
-from moetraffic.cli import analyze as verb
 from moetraffic.cli import main
+from moetraffic.cli.analysis import analyze as verb
 from moetraffic.data import path
 from moetraffic.trace import Trace
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moetraffic.cli.build import OFFERED, offer
+from moetraffic.cli.recording.build import OFFERED, offer
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from moetraffic.cli import demo, main
+from moetraffic.cli import main
+from moetraffic.cli.recording import demo
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.launch.training import StepProgress

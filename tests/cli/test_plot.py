@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis import analyze
-from moetraffic.cli import main, plot
+from moetraffic.cli import main
+from moetraffic.cli.analysis import plot
 from moetraffic.data import path as data_path
 from moetraffic.report.chart import Chart
 from moetraffic.report.results import pictures

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from moetraffic.cli import main
-from moetraffic.cli.run import harvest
+from moetraffic.cli.recording.run import harvest
 from moetraffic.launch import segment_merging as harvesting
 from moetraffic.trace import Group, Meta, Site, Trace
 from moetraffic.trace.segments.segment import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetraffic.cli.fabric import TOPOLOGIES as HELPED
+from moetraffic.cli.networks.fabric import TOPOLOGIES as HELPED
 from moetraffic.errors import FabricError
 from moetraffic.fabric import Hosts, cut_bounds, leaf_spine, port_bound
 from moetraffic.fabric.named import TOPOLOGIES, load_fabric

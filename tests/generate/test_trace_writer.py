@@ -194,7 +194,7 @@ def test_a_generated_trace_goes_where_a_captured_one_goes(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["--iterations", "0"], "has 1 to 10000000 iterations, but 0"),
+        (["--iterations", "0"], "has 1 to 10,000,000 iterations, but 0"),
         (["--k", "64"], "from 1 to 8, but 64 was asked for: change --k"),
         (["--k", "64", "--model", "analog"], "change --k"),
         (["--ranks", "-1"], "change --ranks"),

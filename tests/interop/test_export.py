@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from moetraffic.cli import export as verb
 from moetraffic.cli import main
+from moetraffic.cli.traces import export as verb
 from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.interop.export import (

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moetraffic.analysis import analyze
 from moetraffic.cli import main
-from moetraffic.cli import watch as verb
+from moetraffic.cli.recording import watch as verb
 from moetraffic.data import path as shipped
 from moetraffic.trace import Trace
 from moetraffic.trace.model import Source

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
+from moetraffic.cli.output import Shown, present
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import (
     Gating,
@@ -45,7 +46,6 @@ from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .layout import LAYOUT
 from .model_shape import MODEL_HELP, SHAPE, model_of
-from .output import Shown, present
 
 PARTS = ("traffic", "groups", "calls")
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from moetraffic.cli.output import TRACE_PARTS, present_trace
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -17,8 +18,6 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.model import MOST_ROW_BYTES
-
-from .output import TRACE_PARTS, present_trace
 
 MOST = 1 << 16
 MOST_TOKENS = 1 << 31

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from moetraffic.cli.output import present
 from moetraffic.report.console.options import AsJson, Force, TraceFile, option
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
-
-from .output import present
 
 
 def anonymize(

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+from moetraffic.cli.output import console, json_text, make_folder, present, progress
 from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.training import capture_run
@@ -25,7 +26,6 @@ from moetraffic.trace.merge.merging import merge
 from moetraffic.trace.segments.store import segments_folder
 
 from .capture import OVERWRITE, refuse_empty_corpus
-from .output import console, json_text, make_folder, present, progress
 
 EXPERTS = 8
 WRITES = ("run.h5", "replayed.h5", "report.html", "summary.txt", "summary.json")

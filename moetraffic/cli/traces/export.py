@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from moetraffic.cli.output import present
 from moetraffic.errors import TraceError
 from moetraffic.report.console.options import (
     AsJson,
@@ -21,8 +22,6 @@ from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_other_than_input
 from moetraffic.trace.iterations import layer_numbers
 from moetraffic.units import byte_size, seconds
-
-from .output import present
 
 FORMATS = (
     "perfetto, param, nccl-tests, ucc-perftest, nixl, chakra, htsim, hpcc, repetita, "

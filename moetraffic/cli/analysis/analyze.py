@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moetraffic.cli.output import present, progress, refuse_format, write_result
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
     AllTables,
@@ -28,8 +29,6 @@ from moetraffic.report.console.options import (
 from moetraffic.report.console.selection import selected
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_output
-
-from .output import present, progress, refuse_format, write_result
 
 if TYPE_CHECKING:
     from moetraffic.analysis import Analysis

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moetraffic.cli.output import present, progress
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
     AllTables,
@@ -22,8 +23,6 @@ from moetraffic.report.console.options import (
     selection,
 )
 from moetraffic.trace import Trace
-
-from .output import present, progress
 
 if TYPE_CHECKING:
     from moetraffic.analysis.claim import Claim

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from moetraffic.capture.records.recovery import recover
+from moetraffic.cli.output import TRACE_PARTS, present_trace
 from moetraffic.errors import CaptureError
 from moetraffic.report.console.options import (
     AllTables,
@@ -20,8 +21,6 @@ from moetraffic.report.console.options import (
 from moetraffic.text import visible
 from moetraffic.trace.hdf5.durable import SEGMENTS, validate_output
 from moetraffic.trace.merge.merging import merge_into
-
-from .output import TRACE_PARTS, present_trace
 
 
 def merge(

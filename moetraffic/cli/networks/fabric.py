@@ -6,6 +6,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated
 
+from moetraffic.cli.output import figure_style, present, refuse_format, write_result
 from moetraffic.report.console.options import (
     Algorithm,
     AllTables,
@@ -25,8 +26,6 @@ from moetraffic.report.console.options import (
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import bytes_per_second
-
-from .output import figure_style, present, refuse_format, write_result
 
 TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
 """For the help; fabric.named, which also has them, takes long to import."""

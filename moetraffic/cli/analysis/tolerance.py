@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+from moetraffic.cli.output import json_text, present, progress, write_output
+from moetraffic.cli.workload import WORKLOAD, describe
 from moetraffic.errors import Interrupted
 from moetraffic.launch.lossy_training import final_losses
 from moetraffic.launch.machine_resources import check_workload
@@ -24,9 +26,6 @@ from moetraffic.report.console.options import (
     takes,
 )
 from moetraffic.trace.hdf5.durable import validate_outputs
-
-from .output import json_text, present, progress, write_output
-from .workload import WORKLOAD, describe
 
 LOSS = field_options(
     Dropping,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from moetraffic.cli.output import make_folder, present
 from moetraffic.errors import AnalysisError
 from moetraffic.report.chart import FILE_FORMATS, Missing
 from moetraffic.report.console.options import (
@@ -27,8 +28,6 @@ from moetraffic.report.console.options import (
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.iterations import layer_numbers, number_list
-
-from .output import make_folder, present
 
 NAMES = (
     *("traffic", "demand", "load", "timeline", "entropy", "occupation"),

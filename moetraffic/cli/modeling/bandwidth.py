@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moetraffic.cli.output import present
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
     AllTables,
@@ -23,7 +24,6 @@ from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .assumptions import BIG_RED_200
-from .output import present
 
 PRESETS = ("platforms", "protocols")
 PARTS = ("fits", *PRESETS)

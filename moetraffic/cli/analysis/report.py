@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from moetraffic.cli.output import present, progress
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
     AsJson,
@@ -24,8 +25,6 @@ from moetraffic.report.console.options import (
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
-
-from .output import present, progress
 
 MOST_MB = 100
 """Size of matrices that a browser still opens."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moetraffic.cli.output import present
 from moetraffic.errors import FabricError
 from moetraffic.report.console.options import (
     AllTables,
@@ -23,8 +24,6 @@ from moetraffic.report.console.options import (
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import bytes_per_second, seconds
-
-from .output import present
 
 MEAN = "mean"
 CIRCUITS, SHIFTS = "Circuits of one trace", "Time shifts of several traces"

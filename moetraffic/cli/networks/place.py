@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+from moetraffic.cli.output import present
 from moetraffic.patterns import ParallelLayout
 from moetraffic.patterns.layouts.placement import PLACEMENTS
 from moetraffic.report.console.options import (
@@ -22,8 +23,6 @@ from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.totals import totals
 from moetraffic.units import byte_size
-
-from .output import present
 
 PARTS = ("totals",)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moetraffic.cli.output import Shown, present
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import time_model
 from moetraffic.patterns.bandwidth.platforms import protocols
@@ -41,7 +42,6 @@ from .assumptions import (
 )
 from .layout import LAYOUT
 from .model_shape import MODEL_HELP, SHAPE, model_of
-from .output import Shown, present
 from .time_studies import (
     best_layouts,
     one_estimate,

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moetraffic.cli.output import present
 from moetraffic.errors import LayoutError
 from moetraffic.launch import RankEnvironment, current_rank
 from moetraffic.launch.machine_resources import check_rank_count
 from moetraffic.report.console.options import AsJson, option
 from moetraffic.tables import Table, plain
-
-from .output import present
 
 if TYPE_CHECKING:
     from moetraffic.health import Finding

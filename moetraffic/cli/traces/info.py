@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from moetraffic.cli.output import TRACE_PARTS, present_trace
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -11,8 +12,6 @@ from moetraffic.report.console.options import (
     only_option,
     parts_of,
 )
-
-from .output import TRACE_PARTS, present_trace
 
 
 def info(

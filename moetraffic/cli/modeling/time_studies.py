@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moetraffic.cli.output import Shown
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, time_model
 from moetraffic.patterns.layouts.configuration import RECOMPUTE
@@ -20,7 +21,6 @@ from moetraffic.trace import Trace
 from moetraffic.units import bytes_per_second
 
 from .model_shape import model_of
-from .output import Shown
 
 if TYPE_CHECKING:
     from moetraffic.patterns.time_model import Conventions

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from moetraffic.cli.output import present, progress
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -21,8 +22,6 @@ from moetraffic.report.console.options import (
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.iterations import layer_numbers
-
-from .output import present, progress
 
 PARTS = ("tests",)
 EXIT_CODES = {"passed": 0, "failed": 1, "cannot be judged": 3}

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from moetraffic.cli.output import console, present
 from moetraffic.errors import install_command
 from moetraffic.report.console.options import AsJson, option
 from moetraffic.report.console.terminal import announce
 from moetraffic.user_cache import user_cache
-
-from .output import console, present
 
 OFFERED = "build-offered"
 """File in the user's cache that marks the suggestion as made."""

@@ -11,6 +11,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from moetraffic.cli.output import TRACE_PARTS, present_trace, progress
+from moetraffic.cli.workload import WORKLOAD, describe
 from moetraffic.errors import LayoutError
 from moetraffic.launch import Outcome, RankEnvironment, current_rank
 from moetraffic.launch.disk_watch import forecasting
@@ -33,8 +35,6 @@ from moetraffic.report.console.options import (
 from moetraffic.report.console.terminal import announce
 
 from .build import offer
-from .output import TRACE_PARTS, present_trace, progress
-from .workload import WORKLOAD, describe
 
 RANKS = 4
 OVERWRITE = "give --force"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moetraffic.cli.output import present, progress
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
     AllTables,
@@ -24,8 +25,6 @@ from moetraffic.report.console.options import (
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_count, bytes_per_second, seconds
-
-from .output import present, progress
 
 if TYPE_CHECKING:
     from moetraffic.policies.scores import Evaluation

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from moetraffic.cli.output import json_text, make_folder, present, write_output
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -15,8 +16,6 @@ from moetraffic.report.console.options import (
     option,
     parts_of,
 )
-
-from .output import json_text, make_folder, present, write_output
 
 ALL = "all"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moetraffic.cli.output import present, progress
 from moetraffic.errors import AnalysisError, Interrupted, LayoutError
 from moetraffic.report.console.options import (
     AllTables,
@@ -22,8 +23,6 @@ from moetraffic.report.console.options import (
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
-
-from .output import present, progress
 
 if TYPE_CHECKING:
     from moetraffic.generate.fit import Fit, Size

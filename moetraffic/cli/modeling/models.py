@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moetraffic.cli.output import present
 from moetraffic.patterns import PRESETS, Preset, preset
 from moetraffic.report.console.options import (
     AllTables,
@@ -15,8 +16,6 @@ from moetraffic.report.console.options import (
     parts_of,
 )
 from moetraffic.tables import Table
-
-from .output import present
 
 PARTS = ("models",)
 

@@ -1,0 +1,1 @@
+"""Verbs that analyze traces and compare them."""

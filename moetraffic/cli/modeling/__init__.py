@@ -1,0 +1,1 @@
+"""Verbs about models and parallel layouts, without a trace."""

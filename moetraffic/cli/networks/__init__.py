@@ -1,0 +1,1 @@
+"""Verbs that ask what a network would do with a trace."""

@@ -1,0 +1,1 @@
+"""Verbs that record a run, or prepare it."""

@@ -1,0 +1,1 @@
+"""Verbs that read, convert, make and test traces."""
