@@ -125,7 +125,8 @@ class Request:
             raise ReplayError(
                 "the backend deep_ep moves each token once to a rank, into buffers of "
                 "its own, and waits on the host: give --dispatcher by-rank and "
-                "--verify none, without --graphs, --pairs and other ranks or bytes"
+                "--verify none, without --graphs and --pairs, on the captured ranks "
+                "and bytes"
             )
 
     @property

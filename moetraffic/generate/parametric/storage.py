@@ -106,7 +106,7 @@ def load(path: Path) -> TrafficModel:
     with Container(path, KIND, VERSION) as container:
         try:
             model = _read(container)
-            _refuse_strange(container, model)
+            _require_ranges(container, model)
         except BaseException as error:
             raise container.translated(error) from None
         return model
@@ -174,8 +174,8 @@ def _scenario(container: Container) -> Scenario:
     return scenario
 
 
-def _refuse_strange(container: Container, model: TrafficModel) -> None:
-    """Values that can be drawn from."""
+def _require_ranges(container: Container, model: TrafficModel) -> None:
+    """Require finite parameters within the ranges that samples are drawn from."""
     d, r = model.dynamics, model.rows
     arrays = [*vars(d).values(), *vars(r).values()]
     container.require(

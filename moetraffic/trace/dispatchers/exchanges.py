@@ -287,7 +287,7 @@ def _distinct(
     sampled = trace.sites[int(trace.occurrences.site[routed[0]])]
     if not sampled.choices:
         raise TraceError(
-            "tokens of several experts are de-duplicated by the experts of single "
+            "sending a token once to a rank or a node needs the experts of single "
             f"tokens, but {trace.name} has no sample of tokens: capture with "
             "--token-sample"
         )

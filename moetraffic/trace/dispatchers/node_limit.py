@@ -64,8 +64,8 @@ def limit_nodes(trace: Trace, most: int, node_of: Int64) -> Trace:
         at = np.flatnonzero(trace.occurrences.site == number)
         if len(at) and (not site.choices or trace.any_dropped(at)):
             raise TraceError(
-                "experts are limited to nodes by those of single tokens, none of which "
-                f"is dropped, but {trace.name} has "
+                "a limit of nodes needs the experts of single tokens, and no dropped "
+                f"copies, but {trace.name} has "
                 f"{'dropped copies' if site.choices else 'no sample of tokens'}: "
                 "capture with --token-sample and without a capacity"
             )

@@ -131,7 +131,7 @@ def test_without_deep_ep_the_remedy_is_named(forked, monkeypatch):
         ({"scaling": Scaling(dispatcher="by-rank")}, "--verify none"),
         (
             {"verify": NONE, "scaling": Scaling(dispatcher="by-rank", fold="2")},
-            "and other ranks or bytes",
+            "on the captured ranks and bytes",
         ),
         (
             {
