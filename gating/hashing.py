@@ -28,15 +28,8 @@ _SECOND = 0x94D049BB133111EB - 2**64
 def mixed(*keys: int | Tensor) -> Tensor:
     """Compute a 64-bit hash of integer keys, which depends on their order.
 
-    Parameters
-    ----------
-    keys
-        Integers, or int64 tensors that broadcast together.
-
-    Returns
-    -------
-    Tensor
-        int64 of the broadcast shape, uniform over all 2^64 values.
+    The keys are integers, or int64 tensors that broadcast together; the result is int64
+    of the broadcast shape, uniform over all 2^64 values.
     """
     state = torch.zeros((), dtype=torch.int64)
     for key in keys:

@@ -65,13 +65,7 @@ class Corpus:
 
 
 def load(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> Corpus:
-    """Read a corpus, as :func:`moetraffic.patterns.workloads.text.read` does.
-
-    Raises
-    ------
-    LayoutError
-        If the text cannot be used.
-    """
+    """Read a corpus, as :func:`moetraffic.patterns.workloads.text.read` does."""
     found = texts.read(where, sequence=sequence, vocabulary=vocabulary)
     return Corpus(
         text=torch.frombuffer(found.data, dtype=torch.uint8), source=found.source
@@ -99,21 +93,10 @@ def batch(
 ) -> tuple[Tensor, Tensor]:
     """Sample tokens and targets, determined by the last four arguments.
 
-    Parameters
-    ----------
-    corpus
-        The text.
-    shape
-        Its stacks decide the objective, ``sequence`` and ``target_sequence`` the
-        lengths S and S'.
-    sequences, seed, iteration, micro_batch, rank
-        As of :meth:`Corpus.batch`.
-
-    Returns
-    -------
-    tokens, targets
-        int64: ``[B, S]`` each; with two stacks ``[B, S + S']`` and ``[B, S']``.  A
-        target that counts for nothing is ``IGNORED``.
+    The stacks of ``shape`` decide the objective, ``sequence`` and ``target_sequence``
+    the lengths S and S'; the others are as of :meth:`Corpus.batch`.  Tokens and targets
+    are int64, ``[B, S]`` each; with two stacks ``[B, S + S']`` and ``[B, S']``.  A
+    target that counts for nothing is ``IGNORED``.
     """
     tokens, targets = corpus.batch(
         sequences=sequences,
@@ -136,19 +119,9 @@ def masked(
 ) -> tuple[Tensor, Tensor]:
     """Mask an equal number of tokens in each sequence, at least one.
 
-    Parameters
-    ----------
-    tokens
-        ``[B, S]`` int64 below ``vocabulary - 1``, which is the mask.
-    vocabulary
-        Size of the vocabulary.
-    draws
-        Decides which.
-
-    Returns
-    -------
-    tokens, targets
-        ``[B, S]`` int64; a target is ``IGNORED`` where nothing was chosen.
+    ``tokens`` are ``[B, S]`` int64 below ``vocabulary - 1``, which is the mask.
+    Returns tokens and targets ``[B, S]`` int64; a target is ``IGNORED`` where nothing
+    was chosen.
     """
     chance = torch.rand(tokens.shape, generator=draws)
     count = max(1, round(MASKED * tokens.shape[1]))

@@ -52,14 +52,9 @@ class Losses:
 def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Compute the cross-entropy of logits in float32 at least, nats.
 
-    Parameters
-    ----------
-    logits
-        ``[B, S, V]`` float.
-    targets
-        ``[B, S]`` int64; ``IGNORED`` ones count for nothing.
-    reduction
-        ``"mean"`` over tokens, or ``"none"``: one for each of the ``B S`` tokens.
+    ``logits`` are ``[B, S, V]`` float, ``targets`` ``[B, S]`` int64, of which
+    ``IGNORED`` ones count for nothing; ``reduction`` is ``"mean"`` over tokens, or
+    ``"none"``: one for each of the ``B S`` tokens.
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     logits = logits.flatten(0, 1).to(dtype)

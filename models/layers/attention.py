@@ -74,14 +74,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Apply self- or cross-attention to ``[B, S, h]`` token vectors.
 
-        Parameters
-        ----------
-        x
-            What asks.
-        memory
-            ``[B, M, h]``, what is asked, in cross-attention; None is ``x`` itself.
-        bias
-            ``[heads, S, S]`` to add to the scores, its causality included.
+        In cross-attention ``memory`` is ``[B, M, h]``, what is asked; None is ``x``
+        itself.  ``bias`` is ``[heads, S, S]`` to add to the scores, its causality
+        included.
         """
         asked = x if memory is None else memory
         q, k, v = self._heads(self.q(x)), self._heads(self.k(asked)), self.v(asked)

@@ -44,12 +44,6 @@ class FairscaleMixture(MixtureOfExperts):
     experts, hidden, width, dispatch, layer, group
         As of :class:`MixtureOfExperts`; the dispatch form is ``"padded"``, and there
         must be a group, if of one rank.
-
-    Raises
-    ------
-    LayoutError
-        If the router or the dispatch form is another, or there is no group; on the
-        way forward, if the experts do not divide the tokens.
     """
 
     def __init__(

@@ -46,17 +46,11 @@ class LossyNetwork:
     ) -> Tensor:
         """Apply packet loss to the rows of an exchange or to their gradient.
 
-        A loss on the way forth does not change what is sent back: the backward
-        exchange is another transmission, with the loss of its own site.
-
-        Parameters
-        ----------
-        rows, phase, layer
-            ``[N, h]`` of the exchange ``"dispatch"`` or ``"combine"`` of a layer.
-        message, weight
-            ``[N]`` number of each row's message, and its gate weight.
-        crosses
-            ``[N]`` bool, false for rows that stay on their rank.
+        ``rows`` are ``[N, h]``, of the exchange ``phase`` ("dispatch" or "combine") of
+        a layer; ``message`` and ``weight`` are ``[N]``, the number of each row's
+        message and its gate weight; ``crosses`` is ``[N]`` bool, false for rows that
+        stay on their rank.  A loss on the way forth does not change what is sent back:
+        the backward exchange is another transmission, with the loss of its own site.
         """
         site = self.dropping.site
         if self.dropping.share == 0 or site.removesuffix(BACKWARD) != phase:

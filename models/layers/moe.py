@@ -322,26 +322,10 @@ def exchange(
 ) -> Tensor:
     """Exchange rows with all ranks of a group by a differentiable all-to-all.
 
-    Its backward pass is the reverse all-to-all.  The forward call is annotated with
-    ``phase``, the backward call with ``phase + "_grad"``.
-
-    Parameters
-    ----------
-    rows
-        ``[N, h]``, the rows for rank 0 first.
-    send, receive
-        Rows for and from each rank of the group; both None: N divided evenly.
-    group
-        The expert-parallel group.
-    layer
-        Global layer index, for recording.
-    phase
-        ``"dispatch"`` or ``"combine"``.
-
-    Returns
-    -------
-    Tensor
-        ``[sum(receive), h]``, the rows of rank 0 first.
+    ``rows`` are ``[N, h]``, those for rank 0 first; ``send`` and ``receive`` count the
+    rows for and from each rank, None if N is divided evenly.  The result is
+    ``[sum(receive), h]``.  Its backward pass is the reverse all-to-all.  The forward
+    call is annotated with ``phase``, the backward call with ``phase + "_grad"``.
     """
     apply = cast("Callable[..., Tensor]", _Exchange.apply)
     return apply(rows, send, receive, group, layer, phase)

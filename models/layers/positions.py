@@ -16,11 +16,8 @@ FARTHEST = 128
 def sinusoids(length: int, width: int, *, device: torch.device) -> Tensor:
     """Compute the sinusoidal position encoding of a sequence.
 
-    Returns
-    -------
-    Tensor
-        ``[length, width]`` float32: ``sin(p / 10000^(2i/width))`` in the first half of
-        each row, the cosines in the second.
+    It is ``[length, width]`` float32: ``sin(p / 10000^(2i/width))`` in the first half
+    of each row, the cosines in the second.
 
     References
     ----------
@@ -33,20 +30,10 @@ def sinusoids(length: int, width: int, *, device: torch.device) -> Tensor:
 def rotated(x: Tensor, base: float) -> Tensor:
     """Apply rotary position embeddings to queries or keys.
 
-    Number i of a head is paired with number i + d/2, as in transformers' Llama; pairing
-    neighbors instead is the same model with its rows in another order.
-
-    Parameters
-    ----------
-    x
-        ``[B, heads, S, d]`` float, d even; place s is turned by ``s base^(-2i/d)``.
-    base
-        What the wave lengths grow to, divided by 2 pi.
-
-    Returns
-    -------
-    Tensor
-        As ``x``.
+    ``x`` is ``[B, heads, S, d]`` float, d even; place s is turned by ``s
+    base^(-2i/d)``. Number i of a head is paired with number i + d/2, as in
+    transformers' Llama; pairing neighbors instead is the same model with its rows in
+    another order.
 
     References
     ----------

@@ -76,16 +76,9 @@ class TransformerBlock(nn.Module):
     ) -> tuple[Tensor, Routing | None]:
         """Apply the block to token vectors; return them and the routing of a MoE layer.
 
-        Parameters
-        ----------
-        x
-            ``[B, S, h]``.
-        ids
-            ``[B, S]`` int64 token ids, for routers that go by them.
-        memory
-            ``[B, M, h]``, the encoder's output, for a decoder behind one.
-        bias
-            ``[heads, S, S]`` relative positions, if the model has them.
+        ``x`` is ``[B, S, h]``, ``ids`` ``[B, S]`` int64 token ids, for routers that go
+        by them, ``memory`` ``[B, M, h]`` the output of the encoder before a decoder,
+        and ``bias`` ``[heads, S, S]`` relative positions, if the model has them.
         """
         more = {} if bias is None else {"bias": bias}
         if self.post:

@@ -172,11 +172,7 @@ def gradient_norm(updates: ParameterUpdate, groups: ParallelGroups) -> Tensor:
     """Compute the 2-norm of the whole model's gradient, equal on every rank.
 
     Each dense parameter and each expert counts once.  Call it on reduced gradients.
-
-    Returns
-    -------
-    Tensor
-        Scalar, float64.
+    The result is a float64 scalar.
     """
     shares = updates.shares
     layout = groups.layout

@@ -85,14 +85,8 @@ def local(tensor: Tensor) -> Tensor:
 def learning_rate(plan: Training, iteration: int) -> float:
     """Compute the learning rate: linear warm-up, then cosine decay to a tenth.
 
-    The schedule follows Loshchilov and Hutter, arXiv 1608.03983.
-
-    Parameters
-    ----------
-    plan
-        Its ``learning_rate`` is the maximum, reached after ``warmup`` iterations.
-    iteration
-        From 0 to ``plan.iterations - 1``.
+    The maximum is reached after ``warmup`` iterations, which count from 0.  The
+    schedule follows Loshchilov and Hutter, arXiv 1608.03983.
     """
     if iteration < plan.warmup:
         return plan.learning_rate * (iteration + 1) / plan.warmup

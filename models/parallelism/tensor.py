@@ -42,12 +42,8 @@ def split(model: GPT, groups: ParallelGroups) -> list[nn.Parameter]:
 
     A module names the ``nn.Linear`` to split by output in its class attribute
     ``column_parallel`` and those to split by input in ``row_parallel``.  The model has
-    its initial parameters on the CPU.
-
-    Returns
-    -------
-    list of Parameter
-        The dense parameters of which this rank now holds a slice.
+    its initial parameters on the CPU.  Returns the dense parameters of which this rank
+    now holds a slice.
     """
     _hand_over(groups)
     slices: list[nn.Parameter] = []

@@ -29,18 +29,7 @@ def lightning_callback(path: str | Path, **options: Any) -> Any:
 
     A step ends with each optimizer step (``trainer.global_step``); validation batches
     are evaluation steps. If the training ends by an exception, the segments are kept
-    for ``moetraffic merge``.
-
-    Parameters
-    ----------
-    path
-        The trace to write.
-    **options
-        Keyword arguments of the recorder.
-
-    Returns
-    -------
-    lightning.pytorch.Callback
+    for ``moetraffic merge``. The arguments are those of :class:`.recorder.Recorder`.
 
     Raises
     ------
@@ -84,18 +73,7 @@ def transformers_callback(path: str | Path, **options: Any) -> Any:
     """Create a callback for ``Trainer(callbacks=[...])`` of transformers.
 
     A step ends with each optimizer step. The Trainer passes no loss to callbacks, so
-    steps have none.
-
-    Parameters
-    ----------
-    path
-        The trace to write.
-    **options
-        Keyword arguments of the recorder.
-
-    Returns
-    -------
-    transformers.TrainerCallback
+    steps have none. The arguments are those of :class:`.recorder.Recorder`.
 
     Raises
     ------

@@ -41,19 +41,9 @@ def measure_offset(
 ) -> npt.NDArray[Any]:
     """Measure this rank's clock offset from rank 0; every rank must call this.
 
-    Parameters
-    ----------
-    store
-        A store that all ranks reach.
-    moment
-        A name for this measurement, the same on all ranks and used once.
-    own
-        Identifier of this rank's clock; :func:`identity` if not given.
-
-    Returns
-    -------
-    ndarray
-        ``[n]`` CLOCK: this rank's offset, or no row if rank 0 did not answer.
+    All ranks reach the store; ``moment`` names this measurement, the same on all ranks
+    and used once, and ``own`` identifies this rank's clock, as :func:`identity` does.
+    Returns ``[n]`` CLOCK: this rank's offset, or no row if rank 0 did not answer.
     """
     key = f"moetraffic/clock/{moment}"
     own = identity() if own is None else own

@@ -28,13 +28,7 @@ MOST_KINDS = 20
 
 
 def check_names_and_counts(**values: Any) -> None:
-    """Check that names (text) and counts of the metadata can be stored in a trace.
-
-    Raises
-    ------
-    CaptureError
-        If an argument is invalid; the message contains its name.
-    """
+    """Check that names (text) and counts of the metadata can be stored in a trace."""
     for name, value in values.items():
         if isinstance(value, str):
             sound = len(value) <= LONGEST_NAME and "\0" not in value
@@ -51,13 +45,7 @@ def check_names_and_counts(**values: Any) -> None:
 
 
 def check_limits(*, window: int, every: int, most_bytes: int | None) -> None:
-    """Check the arguments that limit what a recorder stores or may lose.
-
-    Raises
-    ------
-    CaptureError
-        If one is no number, or too small.
-    """
+    """Check the arguments that limit what a recorder stores or may lose."""
     check_names_and_counts(window=window, every=every)
     if window < 1:
         raise CaptureError(
@@ -75,13 +63,7 @@ def check_limits(*, window: int, every: int, most_bytes: int | None) -> None:
 
 
 def check_token_sample(tokens: int) -> None:
-    """Check a number of sampled tokens.
-
-    Raises
-    ------
-    CaptureError
-        If it is no number from 0 to the maximum.
-    """
+    """Check a number of sampled tokens."""
     check_names_and_counts(token_sample=tokens)
     if tokens > MOST_CHOICES:
         raise CaptureError(
@@ -93,13 +75,7 @@ def check_token_sample(tokens: int) -> None:
 def checked_placement(
     placement: Mapping[int, Sequence[int]],
 ) -> dict[int, tuple[int, ...]]:
-    """Validate an expert placement: the group rank of each expert, by layer.
-
-    Raises
-    ------
-    CaptureError
-        If the placement is invalid.
-    """
+    """Validate an expert placement: the group rank of each expert, by layer."""
     try:
         checked = {
             operator.index(layer): tuple(operator.index(m) for m in members)
@@ -119,13 +95,7 @@ def checked_placement(
 def checked_groups(
     groups: Mapping[str, dist.ProcessGroup | None],
 ) -> dict[str, str]:
-    """Validate process groups; return their kinds by group name.
-
-    Raises
-    ------
-    CaptureError
-        If a value is not a process group.
-    """
+    """Validate process groups; return their kinds by group name."""
     for kind, group in groups.items():
         check_names_and_counts(groups=str(kind))
         if group is not None and not hasattr(group, "group_name"):

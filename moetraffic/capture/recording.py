@@ -55,10 +55,7 @@ class Recording:
     def end_early(self, why: str) -> None:
         """Record the reason for an early end of the capture in the trace.
 
-        Parameters
-        ----------
-        why
-            Completes the sentence "rank 2 was ...": "interrupted by SIGINT".
+        ``why`` completes the sentence "rank 2 was ...": "interrupted by SIGINT".
         """
         self._ended = self._ended or " ".join(why.split())[:200]
 
@@ -146,11 +143,6 @@ def check_output(
     If each rank checked by itself, a rank that fails would leave the others waiting.
     ``force`` removes the files of an earlier capture; ``number`` counts the recorders
     of a process, and is equal on all ranks.
-
-    Raises
-    ------
-    CaptureError
-        On all ranks, if the capture cannot be written.
     """
 
     def check() -> str:

@@ -20,12 +20,8 @@ from moetraffic.trace.model import Int64, UInt8
 class TokenSample:
     """Stratified random sample of tokens, a new one for each routing.
 
-    Parameters
-    ----------
-    tokens
-        Number of tokens S to sample of each routing; 0: none.
-    seed
-        Seed of the random stream, different for each rank.
+    ``tokens`` is the number S of tokens to sample of each routing, 0 for none; the seed
+    is different for each rank.
     """
 
     def __init__(self, tokens: int, seed: int | Sequence[int]) -> None:
@@ -42,11 +38,8 @@ class TokenSample:
     def take(self, chosen: Tensor) -> Tensor:
         """Copy the rows of sampled tokens, on the device of ``chosen``.
 
-        Parameters
-        ----------
-        chosen
-            ``[..., k]`` integer ids of the experts of each token (-1 for none), or a
-            mask ``[..., E]`` bool.
+        ``chosen`` are ``[..., k]`` integer ids of the experts of each token (-1 for
+        none), or a mask ``[..., E]`` bool.
 
         Raises
         ------
@@ -71,14 +64,8 @@ class TokenSample:
 def choice_bits(taken: Tensor, experts: int, tokens: int) -> UInt8:
     """Convert the experts of sampled tokens to bit sets, ``[tokens, B]`` uint8.
 
-    Parameters
-    ----------
-    taken
-        As from :meth:`TokenSample.take`, on any device, for which this waits.
-    experts
-        Number of experts E.
-    tokens
-        Number of rows; missing tokens are empty.
+    ``taken`` is from :meth:`TokenSample.take`, on any device, for which this waits;
+    missing tokens are empty.
 
     Raises
     ------

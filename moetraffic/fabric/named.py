@@ -61,13 +61,7 @@ class Network:
 
 
 def refuse_options(topology: str, given: Mapping[str, Any]) -> None:
-    """Raise an error for an unknown topology or an option it does not accept.
-
-    Raises
-    ------
-    FabricError
-        If the topology is unknown or does not accept an option.
-    """
+    """Raise an error for an unknown topology or an option it does not accept."""
     if topology not in TOPOLOGIES:
         raise FabricError(
             f"the topology is one of {', '.join(TOPOLOGIES)}, not {topology!r}: "
@@ -82,22 +76,7 @@ def refuse_options(topology: str, given: Mapping[str, Any]) -> None:
 
 
 def named_topology(topology: str, hosts: Hosts, options: Mapping[str, Any]) -> Topology:
-    """Build a topology from its name, hosts and options.
-
-    Parameters
-    ----------
-    topology
-        One of TOPOLOGIES.
-    hosts
-        Hosts to connect.
-    options
-        Options that the topology accepts; a shape is text such as "4x4".
-
-    Raises
-    ------
-    FabricError
-        If there is no such topology, or its options do not fit the hosts.
-    """
+    """Build a topology from its name, hosts and options (a shape as text: "4x4")."""
     refuse_options(topology, options)
     if topology == "single":
         return single_switch(hosts)
@@ -144,15 +123,7 @@ def _shape(text: str | None, topology: str, hosts: int) -> list[int]:
 def placed(placement: str, ranks: int, hosts: Hosts) -> Int64:
     """Compute the slot of each rank under a placement, ``[ranks]`` int64.
 
-    Parameters
-    ----------
-    placement
-        One of PLACEMENTS, or comma-separated slots, one per rank.
-
-    Raises
-    ------
-    FabricError
-        If the placement is invalid or does not fit the ranks and hosts.
+    The placement is one of PLACEMENTS, or comma-separated slots, one per rank.
     """
     if placement in PLACEMENTS:
         return PLACEMENTS[placement](ranks, hosts)

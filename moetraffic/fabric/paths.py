@@ -48,11 +48,6 @@ def choices(topology: Topology, exits: Int64) -> Choices:
     """Compute the equal-cost next-hop links from each switch to each egress switch.
 
     ``exits`` is ``[T]``, increasing indices into ``topology.switches``.
-
-    Raises
-    ------
-    FabricError
-        If an egress switch cannot reach another one.
     """
     number = {name: at for at, name in enumerate(topology.switches)}
     size = len(number)
@@ -123,13 +118,8 @@ def single_paths(
     """Route each pair of switches, ``[n]`` ingress and egress, on one shortest path.
 
     Each switch hashes ``key``, ``[n]`` of :func:`flow_keys`, again to choose the next
-    hop (RFC 2992); without keys it is the first.
-
-    Returns
-    -------
-    tuple of int64 array
-        Index of the pair, link, and set of equal-cost links (-1 if only one link), one
-        row per pair and link, unordered.
+    hop (RFC 2992); without keys it is the first.  Returns index of the pair, link, and
+    set of equal-cost links (-1 if only one link), one row per pair and link, unordered.
     """
     row, at = np.arange(len(entry)), entry.copy()
     exit_at = np.searchsorted(found.exits, leaving)
@@ -158,18 +148,9 @@ def all_paths(
 ) -> tuple[Int64, Int64, Float64]:
     """Split each pair of switches evenly over the next hops at each switch.
 
-    The result is the mean of ECMP over its hashes.
-
-    Returns
-    -------
-    tuple of array
-        Index of the pair, link, and fraction of the pair's traffic on the link, one row
-        per pair and link.  A link may occur more than once; its shares add up.
-
-    Raises
-    ------
-    FabricError
-        If the paths have more than :data:`MOST_STEPS` links together.
+    The result is the mean of ECMP over its hashes: index of the pair, link, and
+    fraction of the pair's traffic on the link, one row per pair and link.  A link may
+    occur more than once; its shares add up.
     """
     row, at = np.arange(len(entry)), entry.copy()
     share = np.ones(len(entry))

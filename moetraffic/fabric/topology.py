@@ -320,13 +320,7 @@ class TopologyBuilder:
         )
 
     def finish(self, name: str, *, forwarding: str = "own") -> Topology:
-        """Build the topology, with a cut around each host besides the named cuts.
-
-        Raises
-        ------
-        FabricError
-            If the forwarding is unknown.
-        """
+        """Build the topology, with a cut around each host besides the named cuts."""
         if forwarding not in FORWARDING:
             raise FabricError(
                 f"forwarding is one of {', '.join(FORWARDING)}, not {forwarding!r}: "

@@ -17,18 +17,8 @@ NEAR_NS = 1_000_000
 def try_ranks(ranks: int, rank_env: RankEnvironment | None = None) -> list[Finding]:
     """Run an all-to-all over gloo and compare the ranks' clocks.
 
-    Parameters
-    ----------
-    ranks
-        Number of ranks to start on this host.
-    rank_env
-        Rank of this process if another launcher started the ranks: one process is
-        run, and the ranks use the launcher's rendezvous address.
-
-    Returns
-    -------
-    list of Finding
-        Result of the exchange and, if it succeeded, of the clock comparison.
+    If another launcher started the ranks, ``rank_env`` is the rank of this process: one
+    process is run, and the ranks use the launcher's rendezvous address.
     """
     events: list[Heartbeat] = []
     outcome = launch(

@@ -109,13 +109,7 @@ class RankNodes:
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
-    """Read the execution traces of all ranks, and their process groups.
-
-    Raises
-    ------
-    TraceError
-        If a file is no execution trace, or its name does not contain its rank.
-    """
+    """Read the execution traces of all ranks, and their process groups."""
     listed: dict[str, tuple[int, ...]] = {}
     every: list[RankNodes] = []
     for file in files:

@@ -97,13 +97,7 @@ Calls = dict[ExchangeKey, dict[tuple[int, int], tuple[int, int]]]
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
-    """Read the rows of all files as the calls of all ranks.
-
-    Raises
-    ------
-    TraceError
-        If columns or values are invalid, or a line names a rank outside its group.
-    """
+    """Read the rows of all files as the calls of all ranks."""
     calls: Calls = {}
     for file in files:
         _add_rows(file, calls)

@@ -87,11 +87,6 @@ def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[RankRecord, in
 
     The number is 0 if unknown, and ``assumed`` if that is not 0; ``rank`` is that in
     the file name, for files that do not contain it.
-
-    Raises
-    ------
-    UnreadableFile
-        If the file is not such an execution trace, or its rank is unknown.
     """
     kept = CollectedNodes()
     for value in _nodes(path):

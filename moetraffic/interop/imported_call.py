@@ -119,11 +119,6 @@ def segments(
     """Convert imported records to trace segments, sorted by rank and time.
 
     ``placed`` is the expert placement, where it is known.
-
-    Raises
-    ------
-    TraceError
-        If a rank is outside the world.
     """
     ordered = sorted(records, key=lambda r: (r.rank, r.begins()))
     _settle_rows(ordered)

@@ -59,13 +59,7 @@ class Importer:
 def validate_options(
     importer: Importer, others: Sequence[Importer], options: ImportOptions
 ) -> None:
-    """Refuse options that have no effect on files of a format.
-
-    Raises
-    ------
-    TraceError
-        If such an option differs from its default.
-    """
+    """Refuse options that have no effect on files of a format."""
     for field in fields(options):
         value = getattr(options, field.name)
         if value == field.default or field.name in importer.takes:
@@ -114,11 +108,6 @@ def rank_by_rank(
     The number of ranks is, in this order: that of the options; that stated in a file;
     the number of files, if they are those of ranks 0, 1, 2 ...; the size of the
     largest group that a call implies.  Files that do not state it are then read again.
-
-    Raises
-    ------
-    TraceError
-        If the files are of several runs.
     """
     found = [read(file, rank_in_name(file), options.ranks) for file in files]
     stated = {r.stated: r.source for r, _ in found if r.stated}

@@ -64,13 +64,7 @@ MOST_CELLS = 1 << 28  # total cells of matrices: 2 GiB
 
 
 def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
-    """List the files to import, and detect their common format.
-
-    Raises
-    ------
-    TraceError
-        If there are no files, or files of several formats.
-    """
+    """List the files to import, and detect their common format."""
     if format and format not in FORMATS:
         raise TraceError(
             f"a format is one of {', '.join(FORMATS)}, not {format[:40]!r}: change "
@@ -111,13 +105,7 @@ def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
 
 
 def detect(path: Path) -> str:
-    """Detect the format of a file; "" if it is unknown.
-
-    Raises
-    ------
-    UnreadableFile
-        If the file cannot be read.
-    """
+    """Detect the format of a file; "" if it is unknown."""
     with opened(path) as text:
         beginning = text.read(BEGINNING).lstrip()
     return next((n for n, one in IMPORTERS.items() if one.matches(beginning)), "")

@@ -45,13 +45,7 @@ def wrong(
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.TextIOBase]:
-    """Open a text file; as :func:`opened_bytes`.
-
-    Raises
-    ------
-    UnreadableFile
-        If the file is unreadable, truncated or damaged; also from within the block.
-    """
+    """Open a text file; as :func:`opened_bytes`."""
     with opened_bytes(path) as stream:
         # event names may contain any bytes; the imported fields are ASCII
         yield io.TextIOWrapper(stream, "utf-8-sig", errors="replace")
@@ -59,13 +53,7 @@ def opened(path: Path) -> Iterator[io.TextIOBase]:
 
 @contextmanager
 def opened_bytes(path: Path) -> Iterator[Any]:
-    """Open a binary file; gzip compression is detected by content.
-
-    Raises
-    ------
-    UnreadableFile
-        If the file is unreadable, truncated or damaged; also from within the block.
-    """
+    """Open a binary file; gzip compression is detected by content."""
     try:
         if not path.is_file():
             there = "it is no file" if path.exists() else "there is no such file"
@@ -93,11 +81,6 @@ class JsonStream:
 
         The elements of the array ``streamed`` are yielded one by one, with its name; a
         document that is an array is treated as this member.
-
-        Raises
-        ------
-        UnreadableFile
-            If it is no JSON, or cut.
         """
         if self._take("[{") == "[":
             yield from self._elements(streamed)
@@ -185,13 +168,7 @@ class JsonStream:
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Iterate over the JSON objects of a file, on one line or several each.
-
-    Raises
-    ------
-    UnreadableFile
-        If a value is not a JSON object, or is truncated.
-    """
+    """Iterate over the JSON objects of a file, on one line or several each."""
     with opened(path) as text:
         stream = JsonStream(path, text)
         while not stream.ends():

@@ -108,11 +108,6 @@ def read(path: Path, rank: int | None, assumed: int = 0) -> tuple[RankRecord, in
 
     The number is 0 if unknown, and ``assumed`` if that is not 0; ``rank`` is that in
     the file name, for files that do not contain it.
-
-    Raises
-    ------
-    UnreadableFile
-        If the file is not such a profile, or its rank is unknown.
     """
     profile = _scan(path)
     rank = profile.rank if profile.rank is not None else rank
@@ -266,12 +261,9 @@ def _operator(
 ) -> C10dOperator:
     """Parse input shapes, types and values of a c10d operator's profiler event.
 
-    Parameters
-    ----------
-    own
-        Gloo's event of the operator, the only source of the type of listed tensors.
-    annotated
-        Input according to NCCL's annotation, for operators without that of a list.
+    ``own`` is Gloo's event of the operator, the only source of the type of listed
+    tensors; ``annotated`` is the input according to NCCL's annotation, for operators
+    without that of a list.
     """
     shapes = event.arguments.get("Input Dims")
     types = event.arguments.get("Input type")

@@ -56,11 +56,6 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
 
     Experts lie on ``options.ep`` ranks in equal parts; without it, the placement is
     unknown.
-
-    Raises
-    ------
-    TraceError
-        If a line is not a routing decision, or the options do not fit the files.
     """
     every = [_decisions(file, rank_in_name(file)) for file in files]
     if len({d.rank for d in every}) < len(every):

@@ -20,13 +20,7 @@ BY_ROWS = "the rows of dispatch, {k} for each token"
 
 
 def validate_model(options: ImportOptions) -> None:
-    """Check that experts and k are those of a model.
-
-    Raises
-    ------
-    TraceError
-        If a token has more experts than there are.
-    """
+    """Check that experts and k are those of a model."""
     if options.experts and options.k > options.experts:
         raise TraceError(
             f"a token is sent to distinct experts, but --k is {options.k} and "
@@ -35,13 +29,7 @@ def validate_model(options: ImportOptions) -> None:
 
 
 def with_model(read: ImportedFiles, options: ImportOptions) -> ImportedFiles:
-    """Apply the stated row bytes and tokens to the calls of all ranks.
-
-    Raises
-    ------
-    TraceError
-        If a call's bytes are not whole rows, or are more than those of its tokens.
-    """
+    """Apply the stated row bytes and tokens to the calls of all ranks."""
     for record in read.records:
         for call in record.calls:
             if call.operation == ALL_TO_ALL and call.row_bytes <= 0:

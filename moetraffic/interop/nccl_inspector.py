@@ -52,14 +52,7 @@ class Operations:
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
-    """Read the operations of all processes, whose ranks a common communicator defines.
-
-    Raises
-    ------
-    TraceError
-        If an object was not written by NCCL Inspector, or no communicator contains all
-        processes, so that their ranks are unknown.
-    """
+    """Read the operations of all processes, numbered by a common communicator."""
     every = Operations()
     for file in files:
         _operations(file, every)

@@ -42,15 +42,9 @@ BY_SIZE = "no other listed group has this size"
 class ProfileGroups:
     """Process groups of the calls in the file of one rank.
 
-    Parameters
-    ----------
-    told
-        The list that torch writes; other values are treated as an empty list.
-    stated
-        Number of ranks according to the file, 0 if unknown.
-    assumed
-        Number of ranks according to the user or to other files, 0 if unknown; it takes
-        precedence.
+    ``told`` is the list that torch writes; other values are treated as an empty list.
+    ``stated`` is the number of ranks according to the file, ``assumed`` that according
+    to the user or to other files, which takes precedence; 0 if unknown.
     """
 
     def __init__(self, told: Any, stated: int = 0, assumed: int = 0) -> None:
@@ -148,19 +142,12 @@ class ProfileGroups:
         return max((w for found in self.widths.values() for w in found), default=0)
 
     def inferred(self, identity: str, width: int) -> tuple[Group | None, str]:
-        """Infer the group of a call from a file that lists no groups.
+        """Infer the group of a call from a file that lists no groups, and the reason.
 
         The group is that of all ranks if the evidence of :meth:`observe` shows it, or
         if no call shows another group.  Its kind is "unknown" if the file has calls of
         other groups, but does not contain the group of this one; it is None if the call
         is known to be of a part of the ranks.
-
-        Returns
-        -------
-        Group or None
-            The group.
-        str
-            The reason for it.
         """
         sizes = {width} - {0} or (self.widths[identity] if identity else set())
         if self.listed or not self.world or sizes - {self.world}:

@@ -21,13 +21,7 @@ Field = tuple[int, int | bytes]
 
 
 def messages(path: Path) -> Iterator[list[Field]]:
-    """Iterate over the messages of a file, each as the list of its fields.
-
-    Raises
-    ------
-    UnreadableFile
-        If the file is no such file, or truncated.
-    """
+    """Iterate over the messages of a file, each as the list of its fields."""
     with opened_bytes(path) as stream:
         while first := stream.read(1):
             prefix = first
@@ -46,13 +40,7 @@ def messages(path: Path) -> Iterator[list[Field]]:
 
 
 def fields(path: Path, message: bytes) -> Iterator[Field]:
-    """Iterate over the fields of a message.
-
-    Raises
-    ------
-    UnreadableFile
-        If the bytes are no message.
-    """
+    """Iterate over the fields of a message."""
     at = 0
     while at < len(message):
         key, at = _varint(path, message, at)

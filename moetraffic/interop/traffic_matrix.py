@@ -30,13 +30,7 @@ AS_DISPATCH = "each matrix as the dispatch of layer 0, as --experts or --k is gi
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
-    """Read each traffic matrix as one iteration with one all-to-all.
-
-    Raises
-    ------
-    TraceError
-        If there is no such unit, or a file has no square matrices of equal size.
-    """
+    """Read each traffic matrix as one iteration with one all-to-all."""
     if options.unit not in UNITS:
         raise TraceError(
             f"a unit is one of {', '.join(UNITS)}, not "

@@ -24,16 +24,9 @@ def forecasting(
 ) -> Iterator[None]:
     """Report a forecast once, as soon as a rank has committed two windows.
 
-    Parameters
-    ----------
-    output
-        The trace that is captured.
-    say
-        Called with the sentence, from another thread.
-    iterations
-        Length of the run, 0 if unknown.
-    begin_s
-        Seconds until the segments are looked at for the first time.
+    ``say`` is called with the sentence, from another thread.  The run has
+    ``iterations``, 0 if unknown; its segments are looked at for the first time after
+    ``begin_s``.
     """
     ended = threading.Event()
 

@@ -26,17 +26,8 @@ LOOK_EVERY_S = 1.0
 def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run a command in the foreground until it exits, and forward signals to it.
 
-    Parameters
-    ----------
-    command
-        Program and arguments.
-    environment
-        All environment variables of the command.
-
-    Returns
-    -------
-    int
-        Exit code of the command; 128 + n after signal n.
+    ``environment`` has all variables of the command.  Returns its exit code; 128 + n
+    after signal n.
 
     Raises
     ------

@@ -88,13 +88,10 @@ def send(
 
 
 def counter() -> memoryview:
-    """Return the memory-mapped operation counter of this rank.
+    """Return the memory-mapped operation counter of this rank, ``[1]`` int64.
 
-    Returns
-    -------
-    memoryview
-        ``[1]`` int64: ``2 n + 1`` inside the n-th operation (from 0), ``2 n + 2``
-        after it.  Without a supervisor only this process reads it: :func:`latest`.
+    It is ``2 n + 1`` inside the n-th operation (from 0), ``2 n + 2`` after it.  Without
+    a supervisor only this process reads it: :func:`latest`.
     """
     global _counted
     path, first = os.environ.get(COUNTERS), COUNTER_BYTES * _rank()

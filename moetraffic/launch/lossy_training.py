@@ -51,13 +51,6 @@ def final_losses(
     -------
     ndarray
         ``[P, S]`` float64 final losses.
-
-    Raises
-    ------
-    LayoutError
-        If a share is impossible, before the first training starts.
-    MoetrafficError
-        If a training fails.
     """
     plans = [
         replace(

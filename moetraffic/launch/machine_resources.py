@@ -21,18 +21,8 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 def check_workload(workload: Workload, *, ranks: int) -> None:
     """Check that this machine can train a workload, before any rank starts.
 
-    Parameters
-    ----------
-    workload
-        Workload to train.
-    ranks
-        Number of its ranks on this host; for a virtual run, of simulated ranks.
-
-    Raises
-    ------
-    LayoutError
-        If its text cannot be used, the device is missing, or the memory is certainly
-        insufficient.
+    ``ranks`` is the number of its ranks on this host; for a virtual run, of simulated
+    ranks.
     """
     shape, training = workload.model, workload.training
     if training.device == "cuda":
@@ -136,18 +126,6 @@ def own_gpu(local_rank: int, visible: int) -> int:
 
     That is ``cuda:LOCAL_RANK`` or, where the launcher shows each rank its own GPU only,
     ``cuda:0``.
-
-    Parameters
-    ----------
-    local_rank
-        Index of the rank on its host.
-    visible
-        Number of GPUs that this process sees.
-
-    Raises
-    ------
-    LayoutError
-        If the rank has no GPU of its own.
     """
     if local_rank < visible:
         return local_rank
@@ -164,13 +142,7 @@ def own_gpu(local_rank: int, visible: int) -> int:
 
 
 def check_rank_count(ranks: int) -> None:
-    """Check that the number of ranks of one host is within its limits.
-
-    Raises
-    ------
-    LayoutError
-        If there are none, or more than 4096.
-    """
+    """Check that the number of ranks of one host is within its limits."""
     if ranks < 1:
         raise LayoutError(
             f"at least one rank trains, but nproc is {ranks}: raise --nproc"

@@ -89,15 +89,9 @@ def first_failure(
 ) -> RootCause | None:
     """Find the rank that failed first; None if no rank failed.
 
-    Parameters
-    ----------
-    states
-        States of all ranks, after all of them have ended.
-    namer
-        Returns the name of a rank's n-th operation, for ranks that ended without
-        reporting it.
-    patience
-        Description of the deadline that expired, for ranks that were killed.
+    All ranks have ended.  ``namer`` names a rank's n-th operation, for ranks that ended
+    without reporting it; ``patience`` describes the deadline that expired, for ranks
+    that were killed.
     """
     found = next(_candidates(states, patience), None)
     if found is None:

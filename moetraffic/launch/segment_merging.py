@@ -26,19 +26,9 @@ class SegmentMerger:
 
     Several launchers may share one output, each with some of the ranks: on several
     hosts, or one per rank under srun.  The last one to end finds no rank that still
-    records, and merges.
-
-    Parameters
-    ----------
-    output
-        Path of the trace to write.
-    began
-        Start of the command, in seconds since the epoch: traces written later are
-        those of another launcher, made from fewer segments.
-    force
-        Whether an existing trace may be replaced.
-    say
-        Called with each message for the user.
+    records, and merges.  Traces written after ``began``, in seconds since the epoch,
+    are those of another launcher, made from fewer segments.  ``say`` is called with
+    each message for the user.
     """
 
     def __init__(
@@ -49,22 +39,9 @@ class SegmentMerger:
         self._shared = current_rank() is not None
 
     def gather(self, notes: Path) -> list[Path]:
-        """Merge the segments of all captures of the command into traces.
+        """Merge the segments of all captures of the command into traces, in order.
 
-        Parameters
-        ----------
-        notes
-            Folder with the notes of the command's processes.
-
-        Returns
-        -------
-        list of Path
-            The traces that were made, in the order of the captures.
-
-        Raises
-        ------
-        MoetrafficError
-            If a trace cannot be written, or its segments are damaged.
+        ``notes`` is the folder with the notes of the command's processes.
         """
         made: list[Path] = []
         quiet = self._shared

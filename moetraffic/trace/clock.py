@@ -13,20 +13,9 @@ from .model import UNKNOWN_TIME, Int64
 def to_common(clocks: npt.NDArray[Any], ranks: Int64, times: Int64) -> Int64:
     """Convert timestamps to rank 0's clock by interpolating each rank's clock offset.
 
-    Parameters
-    ----------
-    clocks
-        Knots of type CLOCK.
-    ranks
-        ``[n, W]`` world ranks.
-    times
-        ``[n, W]`` int64 ns of the rank's own clock.
-
-    Returns
-    -------
-    ndarray
-        ``[n, W]`` int64 ns of rank 0's clock.  Outside its knots a rank keeps the
-        nearest offset; a rank without knots is taken to have rank 0's clock.
+    ``clocks`` are knots of type CLOCK, ``ranks`` ``[n, W]`` world ranks, ``times``
+    ``[n, W]`` int64 ns of the rank's own clock.  Outside its knots a rank keeps the
+    nearest offset; a rank without knots is taken to have rank 0's clock.
     """
     out = times.copy()
     for rank in np.unique(clocks["rank"]):

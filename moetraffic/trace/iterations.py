@@ -14,15 +14,7 @@ MOST = 10_000_000
 def iteration_range(text: str | range | None) -> range | None:
     """Parse ``A:B`` as the half-open iteration range [A, B); both ends are optional.
 
-    Parameters
-    ----------
-    text
-        None for all iterations; a range is returned as it is.
-
-    Raises
-    ------
-    TraceError
-        If the text is no such range.
+    None stands for all iterations; a range is returned as it is.
 
     Examples
     --------
@@ -45,17 +37,7 @@ def iteration_range(text: str | range | None) -> range | None:
 def number_list(text: str, what: str) -> tuple[int, ...]:
     """Parse comma-separated numbers; ``A:B`` stands for the half-open range [A, B).
 
-    Parameters
-    ----------
-    text
-        The list; B is not part of ``A:B``.
-    what
-        What is numbered, in the plural, for the error.
-
-    Raises
-    ------
-    TraceError
-        If the text is no such list.
+    ``what`` is numbered, in the plural, for the error.
 
     Examples
     --------
@@ -80,13 +62,7 @@ def number_list(text: str, what: str) -> tuple[int, ...]:
 def layer_numbers(
     given: Iterable[int | str] | int | str | None,
 ) -> tuple[int, ...] | None:
-    """Return the layers of a list or of the text ``1,3:6``; None stands for all.
-
-    Raises
-    ------
-    TraceError
-        If a part is not a number or a range of numbers.
-    """
+    """Return the layers of a list or of the text ``1,3:6``; None stands for all."""
     return numbers(given, "layers")
 
 
@@ -95,17 +71,7 @@ def numbers(
 ) -> tuple[int, ...] | None:
     """Return the numbers of a list or of the text ``1,3:6``; None stays None.
 
-    Parameters
-    ----------
-    given
-        The list, a number or the text.
-    what
-        What is numbered, in the plural, for the error.
-
-    Raises
-    ------
-    TraceError
-        If a part is not a number or a range of numbers.
+    ``what`` is numbered, in the plural, for the error.
     """
     if given is None:
         return None

@@ -25,14 +25,7 @@ MOST_CELLS = 1 << 22
 
 
 def demand_array(trace: TraceContents, group: int | None) -> xarray.DataArray:
-    """Build an xarray of demand by (iteration, micro_batch, layer, src, expert).
-
-    Raises
-    ------
-    TraceError
-        If the training steps differ in their calls, a rank's record is missing, or
-        xarray is not installed.
-    """
+    """Build an xarray of demand by (iteration, micro_batch, layer, src, expert)."""
     try:
         import xarray
     except ImportError:

@@ -25,17 +25,8 @@ from moetraffic.trace.trace import Trace
 def common_order(trace: Trace, occurrences: Int64) -> Int64:
     """The position of each occurrence in an order that suits all ranks.
 
-    Parameters
-    ----------
-    trace
-        What is replayed.
-    occurrences
-        ``[n]`` those that are, ascending.
-
-    Returns
-    -------
-    ndarray
-        ``[n]`` int64, a permutation of 0 to n - 1; ascending by iteration.
+    ``occurrences`` are ``[n]``, ascending; the result is a permutation of 0 to n - 1,
+    ``[n]`` int64, ascending by iteration.
     """
     count = len(occurrences)
     chosen = np.full(len(trace.occurrences), -1, np.int64)
@@ -103,19 +94,10 @@ def _orders(trace: Trace, occurrences: Int64) -> Iterator[tuple[int, Int64]]:
 
 
 def merged(sequences: Sequence[Int64]) -> Int64:
-    """One sequence of all items that keeps the order of each sequence.
+    """One sequence ``[m]`` of all items that keeps the order of each sequence ``[n]``.
 
-    Where they contradict each other, the item whose mean place is first goes first.
-
-    Parameters
-    ----------
-    sequences
-        Each ``[n]`` int64, an item at most once.
-
-    Returns
-    -------
-    ndarray
-        ``[m]`` int64, every item once.
+    An item is in a sequence at most once.  Where they contradict each other, the item
+    whose mean place is first goes first.
 
     Examples
     --------

@@ -19,11 +19,8 @@ def contiguous_placement(
 ) -> npt.NDArray[Any]:
     """Place equal consecutive blocks of experts on the ranks of each group, in order.
 
-    Returns
-    -------
-    ndarray
-        Of type PLACEMENT, valid from iteration 0: group rank w holds experts ``w E/W``
-        to ``(w + 1) E/W - 1``.
+    The rows are of type PLACEMENT, valid from iteration 0: group rank w holds experts
+    ``w E/W`` to ``(w + 1) E/W - 1``.
     """
     rows = [
         (number, layer, expert, 0, group.ranks[expert * len(group.ranks) // experts], 0)
@@ -35,13 +32,7 @@ def contiguous_placement(
 
 
 def holder(trace: TraceContents, layer: int, group: int, iteration: int) -> Int64:
-    """Return the group rank that holds each expert in an iteration, ``[E]`` int64.
-
-    Raises
-    ------
-    TraceError
-        If the placement is unknown, or experts have several replicas.
-    """
+    """Return the group rank that holds each expert in an iteration, ``[E]`` int64."""
     rows = trace.placements
     rows = rows[(rows["layer"] == layer) & (rows["group"] == group)]
     rows = rows[rows["valid_from"] <= iteration]
@@ -72,19 +63,9 @@ def between_ranks(
 ) -> npt.NDArray[np.integer]:
     """Sum traffic to experts over the experts that each rank holds.
 
-    Parameters
-    ----------
-    trace, layer, group
-        The trace, whose placement may change during the run; layer and group index.
-    iterations
-        ``[n]`` iteration of each matrix.
-    by_expert
-        ``[n, W, E]`` token copies.
-
-    Returns
-    -------
-    ndarray
-        ``[n, W, W]``: the input itself where rank w holds expert w alone, else int64.
+    ``iterations`` ``[n]`` are those of each matrix, as the placement may change during
+    the run; ``by_expert`` ``[n, W, E]`` are token copies.  The result is ``[n, W, W]``:
+    the input itself where rank w holds expert w alone, else int64.
     """
     count, width, experts = by_expert.shape
     rows = trace.placements

@@ -22,14 +22,11 @@ def source_name(source: int) -> str:
 def source_counts(trace: TraceContents) -> dict[str, dict[str, int]]:
     """Count calls and steps by the source of their attributes.
 
-    Returns
-    -------
-    dict
-        For "layers" (of all-to-alls and routings), "phases" (of all-to-alls; a label
-        counts as well), "directions" (of all calls), "steps" (boundaries) and "kinds of
-        steps": the number of calls or steps by name in ``SOURCES``.  A call is
-        "unknown" where the attribute itself is, and "not recorded" where the attribute
-        is known, but not how it was determined.
+    For "layers" (of all-to-alls and routings), "phases" (of all-to-alls; a label counts
+    as well), "directions" (of all calls), "steps" (boundaries) and "kinds of steps":
+    the number of calls or steps by name in ``SOURCES``.  A call is "unknown" where the
+    attribute itself is, and "not recorded" where the attribute is known, but not how it
+    was determined.
     """
     sites = trace.sites
     calls = np.bincount(trace.occurrences.site, minlength=len(sites)).astype(np.int64)

@@ -167,13 +167,7 @@ class TraceContents:
         yield not extra, f"a site refers to each panel, also to {', '.join(extra[:1])}"
 
     def replaced(self: T, **parts: Any) -> T:
-        """Copy the trace with some tables or panels replaced, by constructor parameter.
-
-        Raises
-        ------
-        TraceError
-            If the result contradicts itself.
-        """
+        """Copy the trace with some tables or panels replaced, by parameter name."""
         own = {name: value for name, value in vars(self).items() if name != "rows"}
         return type(self)(**(own | parts))
 
@@ -335,13 +329,7 @@ class TraceContents:
         return unpack(self.choice_bits(occurrences), int(experts[0]))
 
     def choice_bits(self, occurrences: Int64) -> UInt8:
-        """Return :meth:`choices` as bit sets, ``[n, W, S, B]`` uint8.
-
-        Raises
-        ------
-        TraceError
-            As :meth:`choices` does.
-        """
+        """Return :meth:`choices` as bit sets, ``[n, W, S, B]`` uint8."""
         shape = self._routing_panel("demand", occurrences).shape[1:]
         sampled = np.unique(self.rows.choices[self.occurrences.site[occurrences]])
         if len(sampled) != 1 or not sampled[0]:
@@ -384,13 +372,7 @@ class TraceContents:
         return np.array([self.groups[g].ranks for g in used], np.int64)[which]
 
     def indices(self, occurrences: Int64) -> Int64:
-        """Return the occurrences if they are a list of indices of this trace.
-
-        Raises
-        ------
-        TraceError
-            If they are not: an iteration, for example, is not an occurrence.
-        """
+        """Return the occurrences if they are a list of indices of this trace."""
         found, number = np.asarray(occurrences), len(self.occurrences.site)
         if (
             found.ndim == 1
@@ -405,13 +387,7 @@ class TraceContents:
         )
 
     def common_size(self, occurrences: Int64) -> int:
-        """Return the number of ranks W that the groups of all given occurrences share.
-
-        Raises
-        ------
-        TraceError
-            If the groups differ in size.
-        """
+        """Return the number of ranks W that the groups of all occurrences share."""
         widths = np.unique(self.rows.width[self.occurrences.site[occurrences]])
         if len(widths) != 1:
             raise TraceError(

@@ -51,26 +51,11 @@ class Relocation:
 def relocate(trace: Trace, to: Relocation) -> Trace:
     """Compute the trace of the same routing with another placement of the experts.
 
-    Parameters
-    ----------
-    trace
-        Data- and expert-parallel; its demand and the bytes of a row are used.
-    to
-        With ``every`` 0 the experts are placed once, by the load of the whole trace
-        (hindsight); otherwise again after every ``every`` iterations by their load,
-        starting with a contiguous placement.
-
-    Returns
-    -------
-    Trace
-        Trace with the same origin, marked as virtual, without times.
-
-    Raises
-    ------
-    TraceError
-        If the trace does not hold the routing of all its ranks.
-    LayoutError
-        If ``to.ranks`` does not divide the ranks of the trace.
+    The trace is data- and expert-parallel; its demand and the bytes of a row are used.
+    With ``every`` 0 the experts are placed once, by the load of the whole trace
+    (hindsight); otherwise again after every ``every`` iterations by their load,
+    starting with a contiguous placement.  The result has the same origin, is marked as
+    virtual, and has no times.
     """
     layers = [_joined(layer, to.ranks) for layer in routed_layers(trace)]
     groups = [Group(kind="ep", ranks=tuple(g)) for g in to.groups]
@@ -114,11 +99,6 @@ def routed_layers(trace: Trace) -> list[RoutedLayer]:
     """Extract a trace's routing decisions of all ranks, by slot and layer.
 
     Iterations that not all ranks recorded are omitted.
-
-    Raises
-    ------
-    TraceError
-        If the routing or the bytes of a row are unknown.
     """
     world, meta = trace.meta.world, trace.meta
     if (meta.tp, meta.pp, meta.cp) != (1, 1, 1):

@@ -83,27 +83,15 @@ def trace_of_routing(
     """Build the trace of an expert-parallel run from its routing decisions.
 
     Times are unknown.  Each layer also has the exchange of counts that precedes an
-    all-to-all with uneven splits.
+    all-to-all with uneven splits.  Wire bytes are derived from demand where each expert
+    has one replica.
 
-    Parameters
-    ----------
-    layers
-        In the order of the forward pass, slot by slot.
-    groups
-        The expert-parallel groups; together they hold ranks 0 to R-1 once each.
-    placements
-        Of type PLACEMENT, one row per expert and replica of each group and layer.  A
-        rank's copies for an expert with m replicas are spread evenly over them; the
-        remainder goes round-robin to the replicas, starting at the group rank modulo m.
-    meta, steps
-        Metadata and steps of the trace.
-    kind
-        Class to instantiate: :class:`~moetraffic.trace.Trace`.
-
-    Returns
-    -------
-    Trace
-        Wire bytes are derived from demand where each expert has one replica.
+    ``layers`` are in the order of the forward pass, slot by slot; the groups together
+    hold ranks 0 to R-1 once each; ``placements`` have one row per expert and replica of
+    each group and layer.  A rank's copies for an expert with m replicas are spread
+    evenly over them; the remainder goes round-robin to the replicas, starting at the
+    group rank modulo m.  The result is of class ``kind``,
+    :class:`~moetraffic.trace.Trace`.
     """
     sites: list[Site] = []
     parts: dict[str, list[npt.NDArray[Any]]] = {}
@@ -163,21 +151,10 @@ def spread(
 ) -> Int64:
     """Compute token copies between the ranks of a group, given replicated experts.
 
-    Parameters
-    ----------
-    kept
-        ``[n, W, E]`` token copies.
-    placements
-        Rows of one group and layer, of type PLACEMENT; several versions by iteration.
-    group, iterations
-        The group of W ranks, and the ``[n]`` iteration of each matrix.
-    padded
-        Rows that each rank sends to every replica instead; 0: not padded.
-
-    Returns
-    -------
-    ndarray
-        ``[n, W, W]`` int64; row sends, column receives.
+    ``kept`` are ``[n, W, E]`` token copies in ``iterations`` ``[n]``; ``placements``
+    are rows of one group and layer, of type PLACEMENT, in several versions by
+    iteration.  ``padded`` rows are sent to every replica instead, if it is not 0.  The
+    result is ``[n, W, W]`` int64; row sends, column receives.
     """
     count, width, _ = kept.shape
     member = {rank: at for at, rank in enumerate(group.ranks)}

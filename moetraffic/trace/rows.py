@@ -81,13 +81,7 @@ class Rows:
         return np.where(belongs[self._every.site], self.numbers(kind), -1)
 
     def at(self, sites: Int64, iterations: Int64) -> Int64:
-        """Return the occurrences of given sites in given iterations, ``[n]`` int64.
-
-        Raises
-        ------
-        TraceError
-            If an occurrence does not exist.
-        """
+        """Return the occurrences of given sites in given iterations, ``[n]`` int64."""
         when = self._every.iteration
         base = int(when.min()) if len(when) else 0
         span = int(when.max()) - base + 1 if len(when) else 1

@@ -18,11 +18,6 @@ def wire_bytes(trace: TraceContents, occurrences: Int64, *, square: bool) -> Int
 
     The ``[n]`` occurrences are of groups of one size; ``square`` selects all-to-alls,
     ``[n, W, W]`` int64 (row sends, column receives), or other collectives, ``[n, W]``.
-
-    Raises
-    ------
-    TraceError
-        If an occurrence is of the other kind, or its bytes are unknown.
     """
     if not len(trace.indices(occurrences)):
         return np.zeros((0, 0, 0) if square else (0, 0), np.int64)
@@ -86,13 +81,7 @@ def rows_by_demand(
 
 
 def in_bytes(tokens: npt.NDArray[np.integer], row_bytes: int) -> Int64:
-    """Multiply token copies by the bytes of a row, and check the result's range.
-
-    Raises
-    ------
-    TraceError
-        If the product exceeds the largest valid size of a call.
-    """
+    """Multiply token copies by the bytes of a row, and check the result's range."""
     if tokens.size and int(tokens.max()) * row_bytes > MOST_BYTES:
         raise TraceError(
             f"a call sends at most {MOST_BYTES} bytes to a rank, but {tokens.max()} "

@@ -58,14 +58,9 @@ class SegmentReader:
     """Incremental reader of a folder of segments, in steps that all ranks have.
 
     A step is complete when every rank of the folder has ended it.  A rank that has
-    written nothing for 30 s while all others continued is left out after its last step.
-
-    Parameters
-    ----------
-    folder
-        Folder of segments; it may not exist yet, and may vanish at any time.
-    last
-        Number of steps before the newest from which reading begins.
+    written nothing for 30 s while all others continued is left out after its last
+    step.  The folder may not exist yet, and may vanish at any time; reading begins
+    ``last`` steps before the newest.
     """
 
     def __init__(self, folder: Path, last: int) -> None:

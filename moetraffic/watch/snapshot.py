@@ -84,16 +84,9 @@ class Snapshot(ShownAsTables):
 
 
 def layer_snapshot(number: int, rows: LayerRows, k: int) -> LayerSnapshot:
-    """Compute the statistics of one layer from its rows.
+    """Compute the statistics of one layer from its rows of the last n steps.
 
-    Parameters
-    ----------
-    number
-        Number of the layer.
-    rows
-        Rows of the last n steps.
-    k
-        Experts per token; 0: unknown.
+    ``k`` is the number of experts per token; 0: unknown.
     """
     load = rows.load
     steps, cells = load.shape

@@ -127,20 +127,9 @@ def _unknown(like: LayerRows, steps: int) -> LayerRows:
 
 
 def step_rows(trace: Trace, iterations: Int64) -> StepRows:
-    """Compute the rows of training steps of a trace.
+    """Compute the rows of training steps of a trace, ``[n]`` increasing iterations.
 
     Ranks whose record is missing are left out of sums and means.
-
-    Parameters
-    ----------
-    trace
-        Any trace; of a run in progress, a part of it.
-    iterations
-        ``[n]`` training iterations of the trace, increasing.
-
-    Returns
-    -------
-    StepRows
     """
     steps = trace.steps
     row = np.searchsorted(steps.iteration, iterations)

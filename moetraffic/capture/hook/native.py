@@ -57,13 +57,7 @@ VARIABLE = "MOETRAFFIC_HOOK"
 
 
 def load() -> ModuleType | None:
-    """Load the compiled hook for this version of torch, or None if it is not built.
-
-    Raises
-    ------
-    CaptureError
-        If it is required but missing, or cannot be loaded.
-    """
+    """Load the compiled hook for this version of torch, or None if it is not built."""
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "python", "native"):
         raise CaptureError(

@@ -73,13 +73,7 @@ def installed() -> bool:
 
 
 def check_not_installed() -> None:
-    """Check that no recorder runs in this process.
-
-    Raises
-    ------
-    CaptureError
-        If a hook is installed: a second one would silently replace it.
-    """
+    """Check that no recorder runs in this process."""
     if _installed:
         raise CaptureError(
             "one recorder runs in a process at a time, but one is running already: "
@@ -112,11 +106,6 @@ def install(sink: CallSink, native: ModuleType | None = None) -> Callable[[], No
 
     With the compiled hook ``native``, which stores the records of calls itself, Python
     kernels are not used.  The result is a function that removes the hook.
-
-    Raises
-    ------
-    CaptureError
-        If this version of torch is not supported.
     """
     if native is not None:
         _install_native(sink, native)

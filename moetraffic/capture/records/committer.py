@@ -62,16 +62,9 @@ TAKEN_WORDS = 2 << 20  # of the log, most of which may not be recorded
 class Committer:
     """Builder and writer of the trace segments of one rank.
 
-    Parameters
-    ----------
-    about
-        Description of the capture by the training process.
-    writer
-        Receiver of the segments.
-    notes
-        Receiver of notes on commits.
-    pause_s
-        Minimum time between commits, except of windows of many bytes.
+    ``about`` is the training process' description of the capture; ``notes`` receives
+    notes on commits, between which are at least ``pause_s`` seconds, except of windows
+    of many bytes.
     """
 
     def __init__(
@@ -123,13 +116,9 @@ class Committer:
     ) -> None:
         """Continue after the last committed segment.
 
-        Parameters
-        ----------
-        checkpoint
-            Position from which on records are taken again, and :meth:`state` there;
-            None from the first record on.
-        committed
-            Index and end of each committed segment after it, in order.
+        ``checkpoint`` is the position from which on records are taken again, and
+        :meth:`state` there; None from the first record on.  ``committed`` has index and
+        end of each committed segment after it, in order.
         """
         self._committed = deque(committed)
         self._resumed = checkpoint
@@ -271,21 +260,10 @@ class Committer:
     ) -> None:
         """Commit the remaining records.
 
-        Parameters
-        ----------
-        final
-            Whether the rank ended its capture itself.
-        even_empty
-            Write an empty segment for a rank without records, if ``final``.
-        ended
-            Steps and optimizer steps of a rank that did not; None if unknown.
-        whole
-            Whether the log was read to its end.
-
-        Raises
-        ------
-        CaptureError
-            If the log ends before the last committed segment.
+        ``final`` is whether the rank ended its capture itself; then ``even_empty``
+        writes an empty segment for a rank without records.  ``ended`` are steps and
+        optimizer steps of a rank that did not, None if unknown; ``whole`` is whether
+        the log was read to its end.
         """
         self.catch_up()
         if self.resuming:

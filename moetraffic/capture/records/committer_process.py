@@ -56,18 +56,9 @@ LAST_ATTEMPTS = 3  # after the training has ended
 class CommitterProcess:
     """Committer process of a rank, seen from the training process.
 
-    Parameters
-    ----------
-    own
-        The rank's folder, with the record log.
-    inherited
-        Descriptor of the folder's lock, and that of a file with two int64: the numbers
-        of steps and of optimizer steps that the training has ended.
-
-    Raises
-    ------
-    CaptureError
-        If no process can be started.
+    ``own`` is the rank's folder, with the record log; ``inherited`` are descriptors of
+    the folder's lock, and of a file with two int64: the numbers of steps and of
+    optimizer steps that the training has ended.
     """
 
     def __init__(self, own: Path, inherited: tuple[int, int]) -> None:

@@ -66,25 +66,11 @@ MESSAGE_RECORD = -1  # kind of a queued message
 class Journal:
     """Queue, encoder and record log between a training process and its committer.
 
-    Parameters
-    ----------
-    about
-        Description of the capture for the committer.
-    lock
-        Descriptor of the lock that marks this rank as recording.
-    resolve
-        Called periodically to collect completed device events.
-    left_out
-        Called with the kind of a record that cannot be encoded and the reason.
-    say
-        Called from another thread with each warning for the user.
-    native
-        The compiled hook, if it records the calls.
-
-    Raises
-    ------
-    CaptureError
-        If the log cannot be written, or no committer process can be started.
+    ``about`` describes the capture for the committer, and ``lock`` is the descriptor of
+    the lock that marks this rank as recording.  ``resolve`` is called periodically to
+    collect completed device events, ``left_out`` with the kind of a record that cannot
+    be encoded and the reason, and ``say``, from another thread, with each warning for
+    the user.  ``native`` is the compiled hook, if it records the calls.
     """
 
     def __init__(
@@ -153,14 +139,8 @@ class Journal:
     ) -> None:
         """Put the record of the end of a step, and wait while too many are not safe.
 
-        Parameters
-        ----------
-        record
-            The record.
-        explicit
-            Whether the program ended the step; otherwise the optimizer was called.
-        counts
-            Whether the record may be the end of an iteration.
+        ``explicit`` is whether the program ended the step; otherwise the optimizer was
+        called.  ``counts`` is whether the record may be the end of an iteration.
         """
         with self._counting:
             # before the record, so that the committer never knows of too few
@@ -180,15 +160,7 @@ class Journal:
     def flush(self, patience_s: float = STALL_S) -> bool:
         """Append all records to the log, which survives the end of this process.
 
-        Parameters
-        ----------
-        patience_s
-            Maximum waiting time in s.
-
-        Returns
-        -------
-        bool
-            Whether all records are in the log.
+        Returns whether all records are in the log within ``patience_s``.
         """
         with self._counting:
             self._requests += 1

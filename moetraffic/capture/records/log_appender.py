@@ -19,15 +19,8 @@ class LogAppender:
     """Thread that appends chunks to a log, so that others do not wait for the disk.
 
     A chunk that cannot be appended is tried again; later ones wait in memory.
-
-    Parameters
-    ----------
-    log
-        The log.
-    appended
-        Called with the number of bytes after they have been appended.
-    report
-        Called with the reason when appending fails, or a waiting thread gives up.
+    ``appended`` is called with the number of bytes after they have been appended,
+    ``report`` with the reason when appending fails, or a waiting thread gives up.
     """
 
     def __init__(

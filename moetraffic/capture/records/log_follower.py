@@ -35,13 +35,7 @@ class CommitFile(CommitNotes):
         self.ends: list[tuple[int, Position]] = []
 
     def read(self) -> None:
-        """Read the checkpoint and the ends of later segments that exist.
-
-        Raises
-        ------
-        CaptureError
-            If the end of the last segment is missing.
-        """
+        """Read the checkpoint and the ends of later segments that exist."""
         ends: dict[int, Position] = {}
         with contextlib.suppress(FileNotFoundError):
             for line in self._path.read_text().splitlines():
@@ -91,12 +85,7 @@ class CommitFile(CommitNotes):
 class LogFollower:
     """Reader of a rank's record log that feeds it to the rank's committer.
 
-    Parameters
-    ----------
-    own
-        The rank's folder.
-    writer
-        Receiver of the segments.
+    ``own`` is the rank's folder; ``writer`` receives the segments.
 
     Raises
     ------
@@ -115,13 +104,7 @@ class LogFollower:
         """File and offset in bytes before which all records are committed."""
 
     def read(self) -> None:
-        """Feed the frames that are in the log to the committer.
-
-        Raises
-        ------
-        CaptureError
-            If the log is damaged, or was written by another version.
-        """
+        """Feed the frames that are in the log to the committer."""
         start = self._reader.number, self._reader.offset
         for number, kind, body in self._reader.frames():
             index = self.committer.index if self.committer else 0

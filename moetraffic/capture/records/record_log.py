@@ -58,12 +58,8 @@ def log_numbers(own: Path) -> list[int]:
 class LogWriter:
     """Appends chunks to the files of a rank's record log.
 
-    Parameters
-    ----------
-    own
-        The rank's folder.
-    about
-        Description of the capture, which begins every file.
+    ``own`` is the rank's folder; ``about``, the description of the capture, begins
+    every file.
 
     Raises
     ------
@@ -144,12 +140,7 @@ class LogWriter:
 class LogReader:
     """Reads the frames of a rank's record log while it is being written.
 
-    Parameters
-    ----------
-    own
-        The rank's folder.
-    number
-        Number of the first file to read.
+    ``own`` is the rank's folder, ``number`` that of the first file to read.
     """
 
     def __init__(self, own: Path, number: int) -> None:
@@ -211,13 +202,7 @@ class LogReader:
 
 
 def read_header(body: bytes) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
-    """Decode the first frame of a file: the capture, and all messages before.
-
-    Raises
-    ------
-    CaptureError
-        If another version of moetraffic wrote it.
-    """
+    """Decode the first frame of a file: the capture, and all messages before."""
     header = json.loads(body)
     about = header["about"]
     if about["version"] != VERSION:

@@ -69,14 +69,8 @@ class RecordWindow:
     ) -> int:
         """Store a routing; return its row number.
 
-        Parameters
-        ----------
-        words
-            Token copies per expert, dropped copies if ``has_dropped``, and the bit sets
-            of sampled tokens.
-        experts, has_dropped, tokens
-            Number of experts, whether there are dropped copies (1 or 0), and number of
-            sampled tokens.
+        ``words`` are token copies by expert, dropped copies if ``has_dropped`` is 1,
+        and the bit sets of ``tokens`` sampled tokens.
         """
         self.bytes += 8 * len(words)
         counts, behind = words[:experts], words[experts:]
@@ -274,10 +268,7 @@ def placements(
 ) -> npt.NDArray[Any]:
     """Build the expert placement of each routed layer, as configured or contiguous.
 
-    Returns
-    -------
-    ndarray
-        ``[n]`` PLACEMENT.
+    The result is ``[n]`` PLACEMENT.
     """
     rows = []
     routed = {(s.group, s.layer, s.experts) for s in sites if s.operation == ROUTING}

@@ -22,19 +22,8 @@ def recover(folder: Path, *, patience_s: float = PATIENCE_S) -> list[str]:
     """Commit what is left in the record logs of a folder of segments.
 
     A rank and its committer process may both have been killed.  Logs of ranks that
-    still record are not touched.
-
-    Parameters
-    ----------
-    folder
-        Folder of segments.
-    patience_s
-        Longest wait for ranks that still record, in s.
-
-    Returns
-    -------
-    list of str
-        Why the records of a rank could not be committed, a sentence each.
+    still record after ``patience_s`` are not touched.  Returns why the records of a
+    rank could not be committed, a sentence each.
     """
     deadline = time.monotonic() + patience_s
     failures = []

@@ -98,11 +98,6 @@ def select_calls(
 
     ``only`` is an operation such as ALL_TO_ALL (None: every collective and message);
     ``timed`` checks that all times are known if the captured pace is requested.
-
-    Raises
-    ------
-    TraceError
-        If no call matches, or a required time is unknown.
     """
     every = find(trace, options, operation=only, phase=options.phase or None)
     sites = trace.occurrences.site
@@ -226,11 +221,6 @@ def exchanges(
     """Iterate over the selected all-to-alls in order, merged over groups.
 
     ``options.of`` selects the bytes: sent ("wire") or routed ("demand").
-
-    Raises
-    ------
-    TraceError
-        If demand is requested, but was not recorded.
     """
     order = in_order(trace, chosen.occurrences)
     together: dict[tuple[Any, ...], list[int]] = {}

@@ -71,12 +71,6 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     At the captured pace a rank's COMP_NODE lasts, in whole microseconds, from the end
     of its previous call to the issue of the next; at "asap" its duration is 0, and with
     ``every_ns`` it is that value.
-
-    Raises
-    ------
-    TraceError
-        If no call matches the options, required times are unknown, or there are more
-        calls than tags.
     """
     chosen = select_calls(trace, options, timed=True)
     if len(chosen.occurrences) > MOST_TAGS:

@@ -22,13 +22,7 @@ AT_ONCE = 256
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write expert loads ``[layers, experts]``: int64 token copies over all iterations.
-
-    Raises
-    ------
-    TraceError
-        If no routing matches the options, or layers differ in their number of experts.
-    """
+    """Write expert loads ``[layers, experts]`` int64, summed over all iterations."""
     found = trace.complete(find(trace, options, operation=ROUTING, direction="forward"))
     sites = [trace.sites[s] for s in np.unique(trace.occurrences.site[found])]
     experts = {s.experts for s in sites}

@@ -103,13 +103,7 @@ class Exporter:
 
 
 def refuse(exporter: Exporter, output: Path, *, force: bool) -> None:
-    """Check that the output of an export can be written, before any work is done.
-
-    Raises
-    ------
-    TraceError
-        If it exists and must not be replaced, or cannot be created.
-    """
+    """Check that the output of an export can be written, before any work is done."""
     if not exporter.folder:
         validate_output(output, force=force, error=TraceError)
         return
@@ -143,13 +137,7 @@ def write(
     *,
     force: bool,
 ) -> Exported:
-    """Export a trace atomically with the given exporter.
-
-    Raises
-    ------
-    TraceError
-        If the trace cannot be represented in this format, or writing fails.
-    """
+    """Export a trace atomically with the given exporter."""
     refuse(exporter, output, force=force)
     making = output.with_name(f".{output.name}.{os.getpid()}.making")
     made = making if exporter.folder else making / output.name

@@ -29,14 +29,7 @@ BEGIN_NS = 2 * 10**9
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write the flows of all all-to-alls, one host per rank; rank 0 is node 0.
-
-    Raises
-    ------
-    TraceError
-        If no call matches the options, starts are neither known nor given, or there
-        are more ranks or flows than the simulator can address.
-    """
+    """Write the flows of all all-to-alls, one host per rank; rank 0 is node 0."""
     if options.pace == "asap" and not options.every_ns:
         raise TraceError(
             "flow.txt says when each flow begins, so that none can begin after another "

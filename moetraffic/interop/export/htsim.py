@@ -28,12 +28,6 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
     At the pace "asap", a barrier trigger starts an exchange of a group when all flows
     of the group's previous exchange have been received.
-
-    Raises
-    ------
-    TraceError
-        If no call matches the options, required times are unknown, or there are more
-        flows than the simulator can number.
     """
     found = Flows(trace, options, MOST)
     head, lost = [f"Nodes {trace.meta.world}"], []

@@ -121,13 +121,7 @@ def _lines(block: Columns) -> int:
 
 
 def write_parquet(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write the table rows as Parquet, with the trace's metadata in the schema.
-
-    Raises
-    ------
-    TraceError
-        If no call matches the options, or pyarrow is not installed.
-    """
+    """Write the table rows as Parquet, with the trace's metadata in the schema."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

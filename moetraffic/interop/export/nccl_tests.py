@@ -31,11 +31,6 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     """Write one all-to-all matrix per call, and an index table.
 
     Bytes are rounded to the nearest multiple that the program supports.
-
-    Raises
-    ------
-    TraceError
-        If no call matches the options.
     """
     if options.unit not in UNITS:
         raise TraceError(

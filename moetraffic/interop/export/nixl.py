@@ -37,11 +37,6 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
 
     Before a pattern all ranks sleep equally long: the shortest time that any rank spent
     between exchanges; 0 at the pace "asap"; or ``every_ns``.
-
-    Raises
-    ------
-    TraceError
-        If no call matches the options, or required times are unknown.
     """
     chosen = select_calls(trace, options, only=ALL_TO_ALL, timed=True)
     before, lost = None, Counter[str]()

@@ -34,13 +34,7 @@ from .exporter import Exporter, ExportOptions
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write wire and demand arrays of a trace in chunks of rows.
-
-    Raises
-    ------
-    TraceError
-        If neither an all-to-all nor a routing matches the options.
-    """
+    """Write wire and demand arrays of a trace in chunks of rows."""
     lost: list[str] = []
     try:
         chosen = select_calls(trace, replace(options, unnamed=True), only=ALL_TO_ALL)

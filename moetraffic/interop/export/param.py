@@ -61,13 +61,7 @@ UNKNOWN = "messages whose ends are not known are left out"
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
-    """Write the execution trace ``rank-<n>.json`` of each rank.
-
-    Raises
-    ------
-    TraceError
-        If no call matches the options.
-    """
+    """Write the execution trace ``rank-<n>.json`` of each rank."""
     chosen = select_calls(trace, options)
     lost: Counter[str] = Counter()
     groups = {g.ranks: n for n, g in enumerate(trace.groups, 1)}

@@ -51,11 +51,6 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write all calls with known times, on rank 0's clock, shifted to begin at 0.
 
     A file name that ends in .gz is compressed with gzip, which Perfetto reads too.
-
-    Raises
-    ------
-    TraceError
-        If no call matches the options, or no call has times.
     """
     chosen = select_calls(trace, options)
     on = issue_times(trace, chosen.occurrences, last=True)

@@ -25,11 +25,6 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
     The duration of an iteration is that of its step on the slowest rank, or
     ``every_ns``.
-
-    Raises
-    ------
-    TraceError
-        If no call matches the options, or a step has no times and no length is given.
     """
     chosen = select_calls(trace, options, only=ALL_TO_ALL)
     iterations = np.unique(trace.occurrences.iteration[chosen.occurrences])

@@ -27,13 +27,7 @@ DATATYPES = (("INT8", 1), ("INT32", 4), ("INT64", 8))
 
 
 def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
-    """Write all selected all-to-alls to one file, in order.
-
-    Raises
-    ------
-    TraceError
-        If no call matches the options, or a pair sends more than 2^32 - 1 elements.
-    """
+    """Write all selected all-to-alls to one file, in order."""
     chosen = select_calls(trace, options, only=ALL_TO_ALL)
     # one element type for all calls: the largest that divides the bytes of every pair
     every = (one.bytes for one in exchanges(trace, options, chosen))

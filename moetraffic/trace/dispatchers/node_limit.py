@@ -28,28 +28,12 @@ _SEED = 0x6E6F6465  # all ranks draw the same
 
 
 def limit_nodes(trace: Trace, most: int, node_of: Int64) -> Trace:
-    """Restrict the experts of each token to at most ``most`` nodes.
+    """Restrict the experts of each token to at most ``most`` nodes, 1 or more.
 
-    Parameters
-    ----------
-    trace
-        With samples of tokens, and without dropped copies.
-    most
-        Number of nodes M, 1 or more.
-    node_of
-        ``[R]`` node of each world rank.
-
-    Returns
-    -------
-    Trace
-        With other demand and samples.  Stored bytes of exchanges are unchanged: it is
-        for :func:`~moetraffic.trace.dispatchers.redispatch`, which computes them.
-
-    Raises
-    ------
-    TraceError
-        If there is no sample of tokens, copies may have been dropped, or M nodes have
-        fewer experts than a token.
+    The trace has samples of tokens and no dropped copies; ``node_of`` is the ``[R]``
+    node of each world rank.  The result has other demand and samples.  Stored bytes of
+    exchanges are unchanged: it is for :func:`~moetraffic.trace.dispatchers.redispatch`,
+    which computes them.
     """
     routings = [n for n, s in enumerate(trace.sites) if s.operation == ROUTING]
     if trace.meta.k == 1:

@@ -59,11 +59,6 @@ class Container:
     """Validated HDF5 file of columns and panels; a context manager.
 
     Its ``format`` and ``format_version`` attributes must be ``kind`` and ``version``.
-
-    Raises
-    ------
-    TraceError
-        If it is missing, no HDF5 file, of another kind or version, or damaged.
     """
 
     def __init__(self, path: str | Path, kind: str, version: int) -> None:
@@ -107,13 +102,7 @@ class Container:
         return os.pread(self._fd, size, offset)
 
     def has(self, name: str) -> bool:
-        """Return whether the file has an optional column or panel.
-
-        Raises
-        ------
-        TraceError
-            If it was written, but is missing.
-        """
+        """Return whether the file has an optional column or panel."""
         there = name in self.names
         self.require(there or name not in self._sums, f"/{name} is missing")
         return there
@@ -331,13 +320,7 @@ class FilePanel:
         self._sums, self._counts = sums, counts
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Read rows of the half-open range [start, stop) and verify their checksums.
-
-        Raises
-        ------
-        TraceError
-            If a chunk or a row is damaged.
-        """
+        """Read rows of the half-open range [start, stop) and verify their checksums."""
         if not 0 <= start <= stop <= self.shape[0]:
             raise IndexError(f"rows {start}:{stop} of {self.shape[0]}")
         out = np.empty((stop - start, *self.shape[1:]), self.dtype)

@@ -46,22 +46,8 @@ def validate_output(
 ) -> None:
     """Check that an output file can be written, before computing its content.
 
-    Parameters
-    ----------
-    path
-        The file.
-    force
-        An existing file may be replaced.
-    error
-        Class of the error to raise.
-    overwrite
-        How a user allows a file to be replaced, for the message.
-
-    Raises
-    ------
-    MoetrafficError
-        Of class ``error``: if the file exists and ``force`` is not set, it is a
-        folder or a device, or its folder does not exist or is not writable.
+    ``force`` allows replacing an existing file, and ``overwrite`` says how a user
+    allows that, for the message.  Errors are of class ``error``.
     """
     folder = path.absolute().parent
     try:
@@ -104,13 +90,7 @@ def validate_output(
 def validate_other_than_input(
     source: Path, output: Path, *, error: type[MoetrafficError] = MoetrafficError
 ) -> None:
-    """Check that an output path does not refer to its own input file.
-
-    Raises
-    ------
-    MoetrafficError
-        Of class ``error``.
-    """
+    """Check that an output path does not refer to its own input file."""
     try:
         same = output.exists() and output.samefile(source)
     except OSError:
@@ -131,21 +111,8 @@ def validate_outputs(
 ) -> None:
     """Check that output files are writable, distinct, and not input files.
 
-    Parameters
-    ----------
-    outputs
-        Output files; None for an optional output that was not requested.
-    sources
-        Input files of the outputs, or None.
-    force
-        Existing files may be replaced, except sources.
-    error
-        Class of the error to raise.
-
-    Raises
-    ------
-    MoetrafficError
-        See :func:`validate_output` and :func:`validate_other_than_input`.
+    An output is None if it was not requested.  ``force`` allows replacing existing
+    files, except ``sources``.
     """
     files = [path for path in outputs if path is not None]
     for path in files:
@@ -158,13 +125,7 @@ def validate_outputs(
 
 
 def validate_folder(folder: Path, *, error: type[MoetrafficError]) -> None:
-    """Check that the parent folder of an output file exists.
-
-    Raises
-    ------
-    MoetrafficError
-        Of class ``error``.
-    """
+    """Check that the parent folder of an output file exists."""
     if folder.exists() and not folder.is_dir():
         raise error(
             f"the folder of the output is {folder}, which is a file: choose another "

@@ -22,17 +22,9 @@ from .period import NumberedSteps
 def linked_forward(forward: Bool, backward: Bool, link: Int64) -> Int64:
     """Return the last earlier forward call with each backward call's link.
 
-    Parameters
-    ----------
-    forward, backward
-        ``[n]`` masks, in call order.
-    link
-        ``[n]`` autograd sequence numbers, -1 for none.
-
-    Returns
-    -------
-    ndarray
-        ``[n]`` int64 index of a call, -1 where there is none.
+    ``forward`` and ``backward`` are ``[n]`` masks, in call order, ``link`` ``[n]``
+    autograd sequence numbers, -1 for none.  The result is ``[n]`` int64, the index of a
+    call, -1 where there is none.
     """
     found = np.full(len(link), -1, np.int64)
     last: dict[int, int] = {}
@@ -52,14 +44,9 @@ def recorded_by_autograd(
     """Return a mask of the forward calls that autograd is known to have recorded.
 
     It has if it was on, or if a backward call follows.  That it was off is no evidence:
-    it is off inside an autograd function.
-
-    Parameters
-    ----------
-    forward, grad
-        ``[n]`` mask, and 1 where autograd was on.
-    of_backward
-        ``[n]`` forward call of each backward call, see :func:`linked_forward`.
+    it is off inside an autograd function.  ``forward`` and ``grad`` are ``[n]``, a
+    mask, and 1 where autograd was on; ``of_backward`` is ``[n]`` of
+    :func:`linked_forward`.
     """
     found = forward & (grad == 1)
     found[of_backward[of_backward >= 0]] = True

@@ -53,11 +53,8 @@ LONGEST = 2000  # longest text of the remarks, in characters
 def infer_schedule(record: Record) -> Record:
     """Number unmarked steps and infer the phases of unannotated all-to-alls.
 
-    Returns
-    -------
-    Record
-        The same events in the same order, with their steps and sites; its meta's
-        ``schedule`` states what was inferred.
+    The events stay in the same order; the ``schedule`` of the metadata states what was
+    inferred.
     """
     record = number_early_calls(withdraw_optimizer_steps(check_sampling(record)))
     marked = not (record.events["iteration"] < 0).any()

@@ -90,15 +90,11 @@ def find_layers(
 def _of_rank(
     readings: Sequence[Reading], rank: int
 ) -> tuple[list[list[int]] | None, str]:
-    """Number the layers of a rank's readings by the blocks that call.
+    """Number the layers of a rank's readings by the blocks that call, with a remark.
 
     Blocks are recorded of a program's first calls.  A sequence of calls that occurs
     later only has the layers that its order implies, if this holds for all others.
-
-    Returns
-    -------
-    layers, remark
-        Layers of the units of each reading, -1 for unknown; None if all are.
+    Layers are those of the units of each reading, -1 for unknown; None if all are.
     """
     called = [_words(reading, rank) for reading in readings]
     known = [(reading, *c) for reading, c in zip(readings, called, strict=True) if c]

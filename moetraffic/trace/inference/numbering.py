@@ -27,11 +27,8 @@ MOST_GROUPS = 1 << 10  # limit of groups that have the same ranks
 def number_steps(every: Sequence[Calls]) -> dict[int, NumberedSteps] | None:
     """Infer step numbers of all ranks' calls, equal on all members of a collective.
 
-    Returns
-    -------
-    dict or None
-        By rank; None where no rank's calls determine its steps, or ranks that share no
-        collective disagree.
+    None where no rank's calls determine its steps, or ranks that share no collective
+    disagree.
     """
     found = {c.rank: find_steps(c) for c in every}
     own = {

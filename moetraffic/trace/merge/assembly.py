@@ -47,13 +47,10 @@ class Events:
     def payload(self, number: int) -> Int64:
         """Arrange the payload of a call site's events by occurrence and member.
 
-        Returns
-        -------
-        ndarray
-            ``[n, W, 2, W]`` int64 bytes sent to and received from each member; for a
-            routing ``[n, W, 2, E]`` token copies routed and dropped; for other
-            collectives ``[n, W]`` buffer bytes.  Values that were not recorded are 0;
-            the presence panel marks them as absent.
+        It is ``[n, W, 2, W]`` int64 bytes sent to and received from each member; for a
+        routing ``[n, W, 2, E]`` token copies routed and dropped; for other collectives
+        ``[n, W]`` buffer bytes.  Values that were not recorded are 0; the presence
+        panel marks them as absent.
         """
         site, width = self.sites[number], int(self.width[number])
         first, last = np.searchsorted(self.table["site"], [number, number + 1])
@@ -79,11 +76,8 @@ class Events:
     def choices(self, number: int) -> UInt8 | None:
         """Arrange the choices of a routing site's events by occurrence and member.
 
-        Returns
-        -------
-        ndarray or None
-            ``[n, W, S, B]`` bit sets of the experts of sampled tokens; None where no
-            rank recorded any.
+        They are ``[n, W, S, B]`` bit sets of the experts of sampled tokens; None where
+        no rank recorded any.
         """
         experts = self.sites[number].experts
         first, last = np.searchsorted(self.table["site"], [number, number + 1])
@@ -108,13 +102,7 @@ class Events:
 
 
 def assemble_events(record: Record) -> Events:
-    """Sort the events of all ranks into occurrences of calls.
-
-    Raises
-    ------
-    CaptureError
-        If a rank ended one iteration twice.
-    """
+    """Sort the events of all ranks into occurrences of calls."""
     _validate_one_capture(record)
     table = record.events[_whole_iterations(record)]
     slots = _linked_index(table, record.sites, _call_index(table, record.sites))

@@ -77,11 +77,6 @@ def merge(folder: Path) -> Merged:
     """Read a folder of segments, and merge them into a trace.
 
     ``folder`` holds ``rank-00000/segment-000000.h5`` and so on.
-
-    Raises
-    ------
-    CaptureError
-        If there is nothing to merge.
     """
     segments, unread = _read_all(folder)
     for own in sorted({path.parent for path in folder.glob(f"{RANKS}/{RECORDS}")}):
@@ -104,21 +99,10 @@ def merge_segments(
 ) -> Merged:
     """Merge segments that are in memory into a trace.
 
-    Parameters
-    ----------
-    segments
-        By rank, and by index within a rank.
-    name
-        Name of the segments' source, for messages.
-    missing
-        Descriptions of segments known to be missing, a sentence each.
-    recover
-        Reconstruct missing bytes of all-to-alls from the peers' records, and mark them.
-
-    Raises
-    ------
-    CaptureError
-        If there is nothing to merge.
+    They are sorted by rank, and by index within a rank; ``name`` is that of their
+    source, for messages, and ``missing`` describes segments known to be missing, a
+    sentence each.  ``recover`` reconstructs missing bytes of all-to-alls from the
+    peers' records, and marks them.
     """
     if not any(len(s.steps) or len(s.events) for s in segments):
         # segments that could not be read may contain events
@@ -179,15 +163,7 @@ def _merged(record: Record, *, recover: bool) -> tuple[Trace, list[str]]:
 
 
 def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
-    """Merge a folder of segments into a file, and delete the folder if complete.
-
-    Raises
-    ------
-    CaptureError
-        If there is nothing to merge, or no complete step that may replace an output.
-    TraceError
-        If the file cannot be written.
-    """
+    """Merge a folder of segments into a file, and delete the folder if complete."""
     try:
         merged = merge(folder)
     except NothingRecorded:

@@ -39,19 +39,12 @@ def segment_of_shards(
 ) -> Segment:
     """Build the segment of a window of virtual ranks.
 
-    Parameters
-    ----------
-    sites
-        Layer, slot, row bytes, dtype and padded rows of each call site.
-    site, iteration
-        ``[n]`` of each routing.
-    rows
-        ``[n, 2, R, E]`` token copies routed and dropped.
-    choices
-        ``[n, R, S, B]`` bit sets of the experts of sampled tokens; None: no sample.
-    fields
-        Other fields of the segment; ``steps`` and ``kinds`` have a row per rank and
-        step, those of a step are consecutive.
+    ``sites`` are layer, slot, row bytes, dtype and padded rows of each call site;
+    ``site`` and ``iteration`` are ``[n]``, of each routing; ``rows`` are ``[n, 2, R,
+    E]`` token copies routed and dropped; ``choices`` are ``[n, R, S, B]`` bit sets of
+    the experts of sampled tokens, None without a sample.  Of the other ``fields``,
+    ``steps`` and ``kinds`` have a row per rank and step, those of a step are
+    consecutive.
     """
     count, _, shards, experts = rows.shape
     pairs = []
@@ -146,11 +139,8 @@ def _rows(
 ) -> tuple[Int64, Int32, UInt8 | None]:
     """Collect the routings of a layer and micro-batch.
 
-    Returns
-    -------
-    tuple
-        Iterations ``[n]``, copies routed and dropped ``[n, R, 2, E]``, and bit sets of
-        sampled tokens ``[n, R, S, B]``, or None.
+    Returns iterations ``[n]``, copies routed and dropped ``[n, R, 2, E]``, and bit sets
+    of sampled tokens ``[n, R, S, B]``, or None.
     """
     when, parts, bits = [], [], []
     for segment in segments:

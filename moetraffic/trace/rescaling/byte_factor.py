@@ -29,11 +29,6 @@ LARGEST = 1_000_000
 def factor_of(text: str) -> Fraction:
     """A factor as people write it: ``x0.1``, ``x2`` or ``x1/8``.
 
-    Raises
-    ------
-    ReplayError
-        If the text is none, or the factor is 0 or beyond what is exact.
-
     Examples
     --------
     >>> factor_of("x0.1"), factor_of("1/8")
@@ -53,17 +48,7 @@ def factor_of(text: str) -> Fraction:
 def times(nbytes: Int64, factor: Fraction) -> Int64:
     """Bytes times a factor, to the nearest multiple of their alignment, halves up.
 
-    Parameters
-    ----------
-    nbytes
-        int64, any shape, 0 or more.
-    factor
-        From :func:`factor_of`.
-
-    Raises
-    ------
-    ReplayError
-        If that is more than one call can send.
+    ``nbytes`` are int64, of any shape, 0 or more; the factor is from :func:`factor_of`.
 
     Examples
     --------

@@ -54,23 +54,11 @@ def known_rows(trace: Trace, occurrences: Int64) -> Bool:
 
 
 def complete(trace: Trace, occurrences: Int64, wire: Int64, rule: str) -> Completed:
-    """Fill in the rows of members whose records are missing.
+    """Fill in the rows of members whose records are missing; known rows stay.
 
-    Parameters
-    ----------
-    trace
-        What is replayed.
-    occurrences
-        ``[b]`` all-to-alls of one group.
-    wire
-        ``[b, W, W]`` their bytes as the trace has them, members in the group's order.
-    rule
-        One of :data:`RULES`.
-
-    Returns
-    -------
-    Completed
-        Known rows are as they were.
+    ``occurrences`` ``[b]`` are all-to-alls of one group, ``wire`` ``[b, W, W]`` their
+    bytes as the trace has them, members in the group's order, and ``rule`` is one of
+    :data:`RULES`.
     """
     out = wire.copy()
     known = known_rows(trace, occurrences)

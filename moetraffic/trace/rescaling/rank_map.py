@@ -25,13 +25,7 @@ _MOST_BYTES = 8 << 20  # of a file that holds a rank map
 
 @dataclass(frozen=True, kw_only=True)
 class RankMap:
-    """Ranks of the replay that carry each rank of the trace.
-
-    Raises
-    ------
-    ReplayError
-        If a rank of the replay carries nothing.
-    """
+    """Ranks of the replay that carry each rank of the trace."""
 
     rule: str  # in words
     targets: tuple[tuple[int, ...], ...]  # [R] ranks of the replay, ascending
@@ -82,10 +76,7 @@ class RankMap:
 def contiguous(world: int, ranks: int) -> Int64:
     """Neighbors meet; where ranks do not divide, the first get one more.
 
-    Returns
-    -------
-    ndarray
-        ``[world]`` int64: of each of the larger number the one of the smaller.
+    ``[world]`` int64: of each of the larger number the one of the smaller.
 
     Examples
     --------
@@ -122,20 +113,7 @@ def identity_map(world: int) -> RankMap:
 
 
 def fold(world: int, ranks: int, rule: str = "contiguous") -> RankMap:
-    """Ranks of the trace meet on fewer ranks.
-
-    Parameters
-    ----------
-    world, ranks
-        Of the trace, and of the replay.
-    rule
-        One of :data:`FOLDS`.
-
-    Raises
-    ------
-    ReplayError
-        If there are not fewer ranks, or the rule is not known.
-    """
+    """Ranks of the trace, ``world``, meet on fewer, by one of :data:`FOLDS`."""
     _refuse_rule(rule, FOLDS)
     if not 1 <= ranks <= world:
         raise ReplayError(
@@ -150,13 +128,7 @@ def fold(world: int, ranks: int, rule: str = "contiguous") -> RankMap:
 
 
 def fold_nodes(nodes: Sequence[str]) -> RankMap:
-    """Ranks of a node meet on one rank, nodes in the order of their first rank.
-
-    Raises
-    ------
-    ReplayError
-        If the trace does not say on which node each rank was.
-    """
+    """Ranks of a node meet on one rank, nodes in the order of their first rank."""
     if not nodes or not all(nodes):
         raise ReplayError(
             "a fold by nodes needs the node of every rank, but the trace names "
@@ -170,18 +142,7 @@ def fold_nodes(nodes: Sequence[str]) -> RankMap:
 
 
 def expand(world: int, ranks: int) -> RankMap:
-    """Each rank of the trace is shared by neighbors; the first by one more.
-
-    Parameters
-    ----------
-    world, ranks
-        Of the trace, and of the replay.
-
-    Raises
-    ------
-    ReplayError
-        If there are not more ranks.
-    """
+    """Each of ``world`` ranks is shared by neighbors; the first by one more."""
     if ranks < world:
         raise ReplayError(
             f"an expansion is onto {world} ranks, as many as the trace has, or more, "
@@ -197,13 +158,7 @@ def expand(world: int, ranks: int) -> RankMap:
 
 
 def subset(world: int, ranks: Sequence[int]) -> RankMap:
-    """Some ranks alone, renumbered in ascending order.
-
-    Raises
-    ------
-    ReplayError
-        If there is none, one twice, or one that the trace does not have.
-    """
+    """Some ranks alone, renumbered in ascending order."""
     chosen = sorted(set(ranks))
     if (
         not chosen
@@ -258,11 +213,6 @@ def numbers(text: str, what: str = "ranks") -> tuple[int, ...]:
     what
         What is numbered, for the error.
 
-    Raises
-    ------
-    ReplayError
-        If the text is no such list.
-
     Examples
     --------
     >>> numbers("0,4:7")
@@ -286,11 +236,6 @@ def map_of(text: str) -> tuple[int | None, ...]:
 
     Places are separated by commas, blanks or line ends; ``#`` begins a comment.  The
     n-th says where rank n of the trace goes; ``-`` leaves it out.
-
-    Raises
-    ------
-    ReplayError
-        If a place is neither, or the file cannot be read.
 
     Examples
     --------

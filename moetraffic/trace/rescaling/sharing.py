@@ -32,18 +32,9 @@ COLUMNS = ("even", "experts")
 def share(units: Int64, parts: Int64) -> Int64:
     """Split the last axis: member j becomes ``parts[j]`` neighbors.
 
-    Parameters
-    ----------
-    units
-        ``[b, n, m]`` int64, 0 or more.
-    parts
-        ``[m]`` int64: members that each becomes, 1 or more.
-
-    Returns
-    -------
-    ndarray
-        ``[b, n, sum(parts)]`` int64; each member's run sums to what it had, its cells
-        differ by 1 at most, and so do their sums over the axis of n.
+    ``units`` are ``[b, n, m]`` int64, 0 or more, ``parts`` ``[m]`` int64, 1 or more.
+    In the result ``[b, n, sum(parts)]`` int64 each member's run sums to what it had,
+    its cells differ by 1 at most, and so do their sums over the axis of n.
 
     Examples
     --------
@@ -63,20 +54,10 @@ def share(units: Int64, parts: Int64) -> Int64:
 def split(units: Int64, parts: Int64, *, by_expert: Int64 | None = None) -> Int64:
     """Split rows and columns of matrices in the orientation of the dispatch.
 
-    Parameters
-    ----------
-    units
-        ``[b, W, W]`` int64.
-    parts
-        ``[W]`` int64: ranks that each member becomes.
-    by_expert
-        ``[b, W, sum(parts)]`` int64: what the experts of each rank to be got, which
-        sums to ``units``; None shares columns evenly.
-
-    Returns
-    -------
-    ndarray
-        ``[b, W', W']`` int64, W' the sum of the parts.
+    ``units`` are ``[b, W, W]`` int64, ``parts`` ``[W]`` int64 the ranks that each
+    member becomes, and ``by_expert`` ``[b, W, sum(parts)]`` int64 what the experts of
+    each rank to be got, which sums to ``units``; None shares columns evenly.  The
+    result is ``[b, W', W']`` int64, W' the sum of the parts.
     """
     columns = share(units, parts) if by_expert is None else by_expert
     return share(columns.transpose(0, 2, 1), parts).transpose(0, 2, 1)
@@ -85,17 +66,9 @@ def split(units: Int64, parts: Int64, *, by_expert: Int64 | None = None) -> Int6
 def runs(holder: Int64, parts: Int64) -> Int64:
     """Which rank to be holds each expert: a member's experts in order, in even runs.
 
-    Parameters
-    ----------
-    holder
-        ``[E]`` int64 member that holds each expert.
-    parts
-        ``[W]`` int64: ranks that each member becomes.
-
-    Returns
-    -------
-    ndarray
-        ``[E]`` int64 index among the ``sum(parts)`` members to be.
+    ``holder`` is ``[E]`` int64, the member that holds each expert, ``parts`` ``[W]``
+    int64 the ranks that each member becomes; the result is ``[E]`` int64, the index
+    among the ``sum(parts)`` members to be.
 
     Examples
     --------

@@ -53,15 +53,7 @@ class DiskForecast:
 def disk_forecast(folder: Path) -> DiskForecast | None:
     """Forecast the disk space of a capture from its last two segments of one rank.
 
-    Parameters
-    ----------
-    folder
-        The folder of all ranks' segments.
-
-    Returns
-    -------
-    DiskForecast or None
-        None until there are two segments with at least two steps and their times.
+    None until there are two segments with at least two steps and their times.
     """
     for own in sorted(folder.glob(RANKS)):
         paths = sorted(own.glob(PATTERN))[-2:]

@@ -197,13 +197,7 @@ def write_segment(segment: Segment, folder: Path) -> Path:
 
 
 def read_segment(path: Path) -> Segment:
-    """Read a segment file and check its consistency.
-
-    Raises
-    ------
-    TraceError
-        If it is damaged or no segment.
-    """
+    """Read a segment file and check its consistency."""
     with Container(path, KIND, VERSION) as container:
         try:
             segment = _read(container)

@@ -28,11 +28,6 @@ def make_room(path: Path, *, force: bool) -> None:
     """Check that the output of a command's capture is free, before it starts.
 
     ``force`` removes the segments of an earlier capture of the trace ``path``.
-
-    Raises
-    ------
-    CaptureError
-        As :func:`~moetraffic.trace.segments.store.prepare` does.
     """
     with alone(path):
         prepare(path, force=force, overwrite="give --force")
@@ -60,24 +55,9 @@ def members(path: Path) -> list[Path]:
 def join(path: Path, name: str = "", *, force: bool = False) -> Path:
     """Reserve the next capture name of the series, or register one reserved by rank 0.
 
-    Parameters
-    ----------
-    path
-        Path of the requested trace.
-    name
-        Name that rank 0 reserved, to register it on another host's folder.
-    force
-        ``path`` itself may be replaced; other names never are.
-
-    Returns
-    -------
-    Path
-        Path of this capture's trace.
-
-    Raises
-    ------
-    CaptureError
-        If the list cannot be written.
+    ``path`` is the requested trace, ``name`` what rank 0 reserved, to register it on
+    another host's folder.  With ``force``, ``path`` itself may be replaced; other names
+    never are.  Returns the path of this capture's trace.
     """
     folder = segments_folder(path)
     try:

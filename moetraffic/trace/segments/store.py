@@ -44,20 +44,8 @@ def prepare(path: Path, *, force: bool, overwrite: str = FORCE) -> None:
 
     One process calls this for all ranks, before any of them records.  Segments of an
     earlier capture are rejected, of any rank: merging would mix the two captures.
-
-    Parameters
-    ----------
-    path
-        The trace.
-    force
-        Remove the segments of an earlier capture.
-    overwrite
-        How a user allows overwriting, for the message.
-
-    Raises
-    ------
-    CaptureError
-        If the trace cannot be written, or its folder of segments is not free.
+    ``force`` removes them, and ``overwrite`` says how a user allows that, for the
+    message.
     """
     validate_output(path, force=force, error=CaptureError, overwrite=overwrite)
     _validate_file_size()
@@ -160,11 +148,6 @@ class RankFolder:
 
     ``force`` removes this rank's segments of an earlier capture from ``folder``, the
     folder of all ranks' segments.
-
-    Raises
-    ------
-    CaptureError
-        If the folder cannot be made, is in use, or holds an earlier capture.
     """
 
     def __init__(self, folder: Path, rank: int, *, force: bool) -> None:
@@ -231,13 +214,7 @@ class SegmentWriter:
         self.unrecorded += events
 
     def close(self) -> str:
-        """Mark the rank's capture as closed.
-
-        Returns
-        -------
-        str
-            Why that failed, "" on success.
-        """
+        """Mark the rank's capture as closed; return why that failed, "" on success."""
         try:
             self._own.joinpath(CLOSED).touch()
             remove_empty(self._folder)
@@ -273,12 +250,9 @@ class SegmentStore:
         self._queue.put(build)
 
     def close(self) -> str:
-        """Wait for pending segments, and release the folder.
+        """Wait for pending segments, release the folder and mark the capture as closed.
 
-        Returns
-        -------
-        str
-            Why the capture could not be marked as closed, "" on success.
+        Returns why that failed, "" on success.
         """
         self._queue.put(None)
         self._thread.join()
