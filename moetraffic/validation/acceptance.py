@@ -1,7 +1,9 @@
 """Acceptance: is a synthetic trace as close to real runs as these are to each other?
 
-Tests, each at its LEVEL: of figures (:mod:`.figures`), one by one, corrected by Holm's
-method, and together; and one of classifiers (:mod:`.classifier`).  A synthetic trace
+Sizes first: a trace of another expert-parallel degree, number of experts, layers, ranks
+or tokens fails without a test (:func:`mismatches`).  Then tests, each at its LEVEL: of
+figures (:mod:`.figures`), one by one, corrected by Holm's method, and together; and one
+of classifiers (:mod:`.classifier`).  A synthetic trace
 that none rejects has passed only if they have power: if a change of max/mean by CHANGE
 would have been found.  Otherwise it cannot be judged.
 
@@ -25,7 +27,7 @@ from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers
 
 from .classifier import BLOCK, WINDOW, AucTest, fits_auc_test, runs_auc_test
-from .features import Features, trace_features
+from .features import COPIES, Features, trace_features
 from .figures import (
     LEVEL,
     FigureTest,
@@ -57,6 +59,9 @@ OFTEN = 0.9
 LEAST_POWER = 0.5
 """Minimum probability to find a change of CHANGE, for a trace to pass."""
 
+APART = 0.01
+"""Relative difference of token copies a rank that is none: batches vary."""
+
 MOST_RUNS = 50
 """Largest number of runs that is recommended."""
 
@@ -78,8 +83,9 @@ class Acceptance(ShownAsTables):
     synthetic: tuple[str, ...]
     real: tuple[str, ...]
     way: Literal["runs", "fits"]
-    figures: tuple[FigureTest, ...]  # the most significant first; empty: too few runs
-    classifier: AucTest | None  # None: too few runs, or left out
+    mismatches: tuple[str, ...]  # "EP 1 against 8": then nothing else is compared
+    figures: tuple[FigureTest, ...]  # the most significant first; empty: not compared
+    classifier: AucTest | None  # None: not asked
     power: Power
     notes: tuple[str, ...]
 
@@ -106,7 +112,7 @@ class Acceptance(ShownAsTables):
     @property
     def outcome(self) -> Outcome:
         """Failed, passed, or neither where a change would not have been found."""
-        if self.differs or self.recognized:
+        if self.mismatches or self.differs or self.recognized:
             return "failed"
         enough = self.power.probability >= LEAST_POWER
         return "passed" if enough else "cannot be judged"
@@ -134,7 +140,8 @@ def validate(
     real
         Traces of real runs with the same layers, ranks and experts.  Of one synthetic
         trace: three or more, such as reruns of the run that the generator was fitted
-        to.  Of several: as many, in the same order.
+        to.  Of several: as many, in the same order.  They must be of one size; a
+        synthetic trace of another fails.
     layers, iterations
         Layers and iterations to compare; None takes all.
     ranks_per_host
@@ -149,7 +156,7 @@ def validate(
     Raises
     ------
     AnalysisError
-        If the runs differ in shape or are too short.
+        If real runs differ in size, or runs are too short.
     """
     several = _list(synthetic)
     real = _list(real)
@@ -181,6 +188,9 @@ def accept(
     Arguments, result and errors as of :func:`validate`, with features for traces.
     ``classify=False`` leaves out the classifiers, which take most of the time.
     """
+    different = mismatches(synthetic, _of_one_size(real))
+    if different:
+        return _mismatched([synthetic], real, different)
     (synthetic, *real), notes = _aligned([synthetic], real)
     values = vectors([synthetic, *real])
     centers = {name: x[1:].mean(axis=0) for name, x in values.items()}
@@ -209,6 +219,15 @@ def accept_fits(synthetic: Sequence[Features], real: Sequence[Features]) -> Acce
             f"each synthetic trace has the run that it was fitted to, but there are "
             f"{len(synthetic)} traces and {len(real)} runs: give as many"
         )
+    different = tuple(
+        dict.fromkeys(
+            each
+            for made, run in zip(synthetic, _of_one_size(real), strict=True)
+            for each in mismatches(made, [run])
+        )
+    )
+    if different:
+        return _mismatched(synthetic, real, different)
     cut, notes = _aligned(synthetic, real)
     fits = len(synthetic)
     synthetic, real = cut[:fits], cut[fits:]
@@ -256,6 +275,7 @@ def _judged(
         synthetic=tuple(run.name for run in synthetic),
         real=tuple(run.name for run in real),
         way="fits" if several else "runs",
+        mismatches=(),
         figures=figure_tests(spread, away, means, theirs),
         classifier=test,
         power=_power(spread, real, factor),
@@ -301,25 +321,64 @@ def _needed(
     return 0
 
 
-def _aligned(
-    synthetic: Sequence[Features], real: Sequence[Features]
-) -> tuple[list[Features], list[str]]:
-    """Cut runs of one scale to the shortest, which must be long enough."""
+def mismatches(synthetic: Features, real: Sequence[Features]) -> tuple[str, ...]:
+    """Name the sizes in which a trace differs from all real runs; unknown ones do not.
+
+    Examples
+    --------
+    ``("EP 1 against 8", "ranks of a group 1 against 8")``.
+    """
+    found = []
+    for name, own in synthetic.size.items():
+        theirs = [run.size[name] for run in real]
+        apart = APART if name == COPIES else 0
+        if own and all(theirs) and not _within(own, theirs, apart):
+            found.append(f"{name} {own} against {theirs[0]}")
+    return tuple(found)
+
+
+def _within(own: int, theirs: Sequence[int], apart: float) -> bool:
+    return min(theirs) * (1 - apart) <= own <= max(theirs) * (1 + apart)
+
+
+def _mismatched(
+    synthetic: Sequence[Features], real: Sequence[Features], different: tuple[str, ...]
+) -> Acceptance:
+    """Fail by size."""
+    return Acceptance(
+        synthetic=tuple(run.name for run in synthetic),
+        real=tuple(run.name for run in real),
+        way="fits" if len(synthetic) > 1 else "runs",
+        mismatches=different,
+        figures=(),
+        classifier=None,
+        power=_power({}, real, lambda runs: 1 / runs),
+        notes=(),
+    )
+
+
+def _of_one_size(real: Sequence[Features]) -> Sequence[Features]:
+    """Real runs, which must have the size of the first."""
     if not real:
         raise AnalysisError(
             "a synthetic trace is compared with real runs, but none is given: give "
             f"{FEWEST}"
         )
-    runs = (*synthetic, *real)
-    one = runs[0]
-    for run in runs:
-        if (run.shape, len(run.layers)) != (one.shape, len(one.layers)):
+    for run in real[1:]:
+        different = [x for x in mismatches(run, real[:1]) if not x.startswith(COPIES)]
+        if different:
             raise AnalysisError(
-                "runs are compared at one scale, but "
-                f"{one.name} has {len(one.layers)} layers, ranks and "
-                f"experts {one.shape}, and {run.name} {len(run.layers)} and "
-                f"{run.shape}: generate at the scale of the real run"
+                f"real runs are compared at one size, but {run.name} differs from "
+                f"{real[0].name}: {', '.join(different)}: give runs of one size"
             )
+    return real
+
+
+def _aligned(
+    synthetic: Sequence[Features], real: Sequence[Features]
+) -> tuple[list[Features], list[str]]:
+    """Cut runs to the shortest, which must be long enough."""
+    runs = (*synthetic, *real)
     lengths = [len(run.load) for run in runs]
     least = 2 * WINDOW * BLOCK
     if min(lengths) < least:

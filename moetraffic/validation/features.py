@@ -32,6 +32,8 @@ Counts = npt.NDArray[np.integer]
 LAGS = (1, 5, 20)
 """Lags in iterations of the change of the load."""
 
+COPIES = "token copies of a rank in a layer (k x tokens)"
+
 CELLS = 1 << 21
 """Maximum token counts processed at a time."""
 
@@ -46,6 +48,7 @@ class Features:
     tokens: int  # copies of a layer and iteration, the median
     load: Float64  # [T, L, E] shares of experts, in the run's own order
     series: dict[str, Float64]  # [T, L] each, by the names in SERIES
+    size: dict[str, int]  # what runs must have in common, by name; 0: unknown
 
     @property
     def ordered(self) -> Float64:
@@ -117,6 +120,7 @@ def trace_features(
         holder=run.holder,
         width=run.width,
         ranks_a_host=ranks_a_host,
+        k=run.k,
     )
 
 
@@ -128,6 +132,7 @@ def count_features(
     holder: Int64 | None = None,
     width: int | None = None,
     ranks_a_host: int | None = None,
+    k: int = 0,
 ) -> Features:
     """Compute permutation-invariant features of token counts.
 
@@ -143,6 +148,8 @@ def count_features(
         W, consecutive ranks of an expert-parallel group; None: all R.
     ranks_a_host
         As in :func:`trace_features`.
+    k
+        Experts of a token; 0: unknown.
 
     Raises
     ------
@@ -176,14 +183,24 @@ def count_features(
     ]
     found = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     load, copies = (found.pop(key) for key in ("load", "copies"))
+    tokens = int(np.median(copies))
     found |= changes(load)
     return Features(
         name=name,
         layers=tuple(range(depth) if layers is None else layers),
         shape=(ranks, experts),
-        tokens=int(np.median(copies)),
+        tokens=tokens,
         load=load,
         series={name: found[name] for name in SERIES},
+        size={
+            "EP": max(len(np.unique(each)) for each in held),
+            "ranks of a group": group,
+            "ranks": ranks,
+            "layers": depth,
+            "experts": experts,
+            "k": k,
+            COPIES: tokens // ranks,
+        },
     )
 
 

@@ -22,7 +22,8 @@ class RoutingCounts:
     counts: Int64  # [T, L, R, E] token copies that a rank routes to an expert
     layers: tuple[int, ...]  # L global layers
     holder: Int64  # [L, E] rank of its group that holds an expert
-    width: int  # W, ranks of an expert-parallel group
+    width: int  # W, ranks of the group that a layer's tokens are exchanged in
+    k: int  # experts of a token; 0: unknown
     copy_bytes: int  # of a token copy, as sent
 
 
@@ -80,6 +81,7 @@ def routing_counts(
         counts=counts,
         layers=tuple(chosen),
         holder=np.stack(holder),
-        width=max((len(g.ranks) for g in trace.groups if g.kind == "ep"), default=1),
+        width=max(len(trace.groups[router[at]].ranks) for at in chosen),
+        k=trace.meta.k,
         copy_bytes=max(r.row_bytes for r in routed),
     )

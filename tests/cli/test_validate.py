@@ -19,7 +19,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 T, LAYERS, RANKS, EXPERTS, TOKENS = 110, (1, 3), 4, 4, 64
 
 
-def run_of(seed: int, *, even: bool = False) -> Trace:
+def run_of(seed: int, *, even: bool = False, ep: int = RANKS) -> Trace:
     """A run whose rows scatter about shares that wander, or an even one."""
     rng = np.random.default_rng(seed)
     layers = []
@@ -40,15 +40,19 @@ def run_of(seed: int, *, even: bool = False) -> Trace:
                 dtype="float32",
             )
         )
+    groups = [tuple(range(first, first + ep)) for first in range(0, RANKS, ep)]
     held = [
-        (0, x, e, 0, e * RANKS // EXPERTS, 0) for x in LAYERS for e in range(EXPERTS)
+        (g, x, e, 0, ranks[e * ep // EXPERTS], 0)
+        for g, ranks in enumerate(groups)
+        for x in LAYERS
+        for e in range(EXPERTS)
     ]
     unknown = np.full((T, RANKS), -(2**63), np.int64)
     return trace_of_routing(
         layers,
-        groups=[Group(kind="ep", ranks=tuple(range(RANKS)))],
+        groups=[Group(kind="ep", ranks=ranks) for ranks in groups],
         placements=np.array(held, PLACEMENT),
-        meta=Meta(world=RANKS, dp=RANKS, ep=RANKS, experts=EXPERTS, k=1, virtual=True),
+        meta=Meta(world=RANKS, dp=RANKS, ep=ep, experts=EXPERTS, k=1, virtual=True),
         steps=Steps(
             iteration=np.arange(T),
             kind=("train",) * T,
@@ -124,6 +128,21 @@ def test_one_run_is_too_few_with_exit_code_3(
     assert main(["validate", "even.h5", "--against", "run1.h5"]) == 3
     said = capsys.readouterr().out
     assert "cannot be judged: too few real runs (needs 3, has 1)" in said
+
+
+def test_another_expert_parallel_degree_fails_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    run_of(0, ep=2).save(Path("pairs.h5"))
+    asked = ["validate", "pairs.h5", "--against", "run1.h5", "run2.h5", "run3.h5"]
+    assert main([*asked, "--plot", "sizes.png"]) == 1
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert "failed: EP 2 against 4, ranks of a group 2 against 4" in first
+    assert "nothing else is compared" in second
+    assert main([*asked, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["mismatches"] == ["EP 2 against 4", "ranks of a group 2 against 4"]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ def found(
         synthetic=("synthetic.h5",),
         real=("a.h5", "b.h5", "c.h5"),
         way="runs",
+        mismatches=(),
         figures=figures,
         classifier=AucTest(
             by_classifier={"logistic regression": auc - 0.05, "gradient boosting": auc},

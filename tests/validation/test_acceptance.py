@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,17 +116,55 @@ def test_a_generator_is_tested_on_several_fits(simulated: Make) -> None:
         accept_fits(poor[:3], runs)
 
 
-def test_runs_of_other_length_are_cut_and_of_other_shape_refused(
+def test_runs_of_other_length_are_cut_and_too_short_ones_refused(
     simulated: Make, real: list[Features]
 ) -> None:
     longer = count_features(simulated(1, 5, iterations=130))
     assert "first 120" in accept(longer, real[:1]).notes[0]
-    with pytest.raises(AnalysisError, match="scale of the real run"):
-        accept(count_features(simulated(1, experts=4)), real)
     with pytest.raises(AnalysisError, match="need 100 iterations"):
         accept(count_features(simulated(1, iterations=60)), real)
     with pytest.raises(AnalysisError, match="none is given"):
         accept(real[0], [])
+
+
+@pytest.mark.parametrize(
+    ("made", "how", "found"),
+    [
+        (
+            {},
+            {"width": 1, "holder": np.zeros((2, 6), int)},
+            ("EP 1 against 4", "group 1 ag"),
+        ),
+        ({}, {"k": 2}, ("k 2 against 1",)),
+        ({"experts": 4}, {}, ("experts 4 against 6",)),
+        ({"layers": 3}, {}, ("layers 3 against 2",)),
+        (
+            {"ranks": 8},
+            {},
+            ("EP 6 against 4", "group 8 against 4", "ranks 8 against 4"),
+        ),
+        ({"tokens": 64}, {}, ("64 against 128",)),
+        ({"tokens": 127}, {"k": 0}, ()),
+    ],
+)
+def test_another_size_fails_by_name_without_a_test(
+    simulated: Make,
+    made: dict[str, Any],
+    how: dict[str, Any],
+    found: tuple[str, ...],
+) -> None:
+    real = [count_features(simulated(1, run), name="real", k=1) for run in range(2)]
+    other = count_features(simulated(1, 5, **made), **{"k": 1} | how)
+    judged = accept(other, real)
+    assert len(judged.mismatches) == len(found)
+    for each, named in zip(judged.mismatches, found, strict=True):
+        assert named in each
+    assert (judged.outcome == "failed") == bool(found)
+    assert bool(judged.figures) != bool(found)
+    assert accept_fits([other], real[:1]).mismatches == judged.mismatches
+    if found and not made.get("tokens"):
+        with pytest.raises(AnalysisError, match="give runs of one size"):
+            accept(real[0], [real[1], other])
 
 
 @pytest.mark.slow

@@ -128,14 +128,16 @@ def correlation(loads: Sequence[Float64]) -> float:
 
 
 def check_same_size(one: Scenario, other: Scenario) -> None:
-    """Check that a rerun has the layers, ranks and experts of the run.
+    """Check that a rerun has the layers, ranks, experts and EP of the run.
 
     Raises
     ------
     AnalysisError
         If it has not.
     """
-    own, its = (f"{len(s.layers)} x {s.ranks} x {s.experts}" for s in (one, other))
+    own, its = (
+        f"{len(s.layers)} x {s.ranks} x {s.experts} at EP {s.ep}" for s in (one, other)
+    )
     if own != its:
         raise AnalysisError(
             f"a rerun has the layers, ranks and experts of the run, {own}, but "

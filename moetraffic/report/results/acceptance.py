@@ -51,6 +51,8 @@ def as_dict(found: Acceptance) -> dict[str, Any]:
 def verdict(found: Acceptance) -> str:
     """Describe the verdict in one sentence, without its period."""
     number, test = len(found.figures), found.classifier
+    if found.mismatches:
+        return f"failed: {', '.join(found.mismatches)}"
     if found.outcome == "failed":
         parts = []
         if found.failures:
@@ -81,6 +83,8 @@ def _needs(found: Acceptance) -> str:
 def sentences(found: Acceptance) -> list[str]:
     """Summarize the tests: verdict, failed figures with sizes, classifier, power."""
     lines = [f"{_title(found)}: {verdict(found)}."]
+    if found.mismatches:
+        return [*lines, "sizes differ, so nothing else is compared"]
     failed = found.failures
     lines += [described(t) for t in failed[:SHOWN_FAILURES]]
     more = [t.name for t in failed[SHOWN_FAILURES:]]
