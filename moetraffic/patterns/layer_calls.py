@@ -26,6 +26,7 @@ from .values import Values, anywhere
 
 if TYPE_CHECKING:
     from .layouts.configuration import Configuration
+    from .workloads.routers import Gating
 
 CONTEXTS = ("ring", "all-gather", "all-to-all")
 """How attention sees the whole sequence: keys and values round a ring (Liu et al.,
@@ -62,74 +63,11 @@ class Halves(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCalls:
-    """The numbers that decide what a layer sends; each may be an array."""
+    """What layers and ends of a configuration send, or of arrays of them."""
 
-    tp: Values
-    cp: Values
-    ep: Values
-    etp: Values  # tensor-parallel ranks of an expert
-    sequence_parallel: Values  # 1 or 0
-    context: Values  # place in CONTEXTS
-    inner: Values  # ranks of cp that exchange heads for tokens; 1: none do
-    micro_batch: Values  # b
-    source: Values  # tokens that are embedded
-    targets: Values  # tokens that are predicted
-    row: Values  # bytes of a token's vector between layers
-    dispatch_row: Values  # and of one that goes to an expert
-    element: Values  # bytes of an element of activations
-    heads: Values  # query heads
-    key_heads: Values
-    key_width: Values  # of a head
-    value_width: Values
-    source_copies: Values = 0  # token copies that a rank routes
-    target_copies: Values = 0  # and in a decoder behind an encoder
-    experts: Values = 0
-    shared: Values = 0  # 1: a MoE layer has shared experts
-    counted: Values = 1  # 1: ranks exchange how many copies will come
+    config: Configuration
+    gating: Gating | None = None  # None: none is dropped, nor is how many come told
     regathered: Values = 1  # 1: backward gathers a matrix's input again
-
-    @classmethod
-    def of(
-        cls, c: Configuration, *, counted: Values = 0, regathered: Values = 1
-    ) -> LayerCalls:
-        """What a layer of a configuration sends.
-
-        Parameters
-        ----------
-        c
-            One, or arrays of them.
-        counted, regathered
-            As the fields.
-        """
-        m = c.sizes
-        row = m.hidden * c.element_bytes
-        short = anywhere(c.dispatch_bytes > 0)
-        dispatched = np.where(c.dispatch_bytes > 0, c.dispatch_bytes, c.element_bytes)
-        return cls(
-            tp=c.tp,
-            cp=c.cp,
-            ep=c.ep,
-            etp=c.expert_tp,
-            sequence_parallel=np.where(c.sequence_parallel > 0, 1.0, 0.0),
-            context=c.context,
-            inner=c.inner,
-            micro_batch=c.micro_batch,
-            source=m.source,
-            targets=m.targets,
-            row=row,
-            dispatch_row=m.hidden * dispatched if short else row,
-            element=c.element_bytes,
-            heads=m.heads,
-            key_heads=m.key_heads,
-            key_width=m.key_width,
-            value_width=m.value_width,
-            source_copies=c.copies(m.source),
-            target_copies=c.copies(m.targets),
-            experts=m.experts,
-            shared=np.where(m.shared_ffn > 0, 1.0, 0.0),
-            counted=counted,
-            regathered=regathered,
-        )
 
     # ---- a layer ---------------------------------------------------------------
 
@@ -195,7 +133,8 @@ class LayerCalls:
         times = 3 * self._split
         if not anywhere(times):
             return head
-        size = 4 * self.micro_batch * self.targets / self.cp
+        c = self.config
+        size = 4 * c.micro_batch * c.sizes.targets / c.cp
         return [
             *head,
             Part("TP", "tp", "all_reduce", size, times, "cross_entropy"),
@@ -243,26 +182,33 @@ class LayerCalls:
     @property
     def handed_on(self) -> Values:
         """Bytes of a micro-batch's activations between two stages."""
-        return self._source_rows / np.where(self._spread > 0, self.tp, 1)
+        return self._source_rows / np.where(self._spread > 0, self.config.tp, 1)
 
     # ---- tensor and sequence parallelism ------------------------------------------
 
     @cached_property
     def _split(self) -> Values:
-        return (np.asarray(self.tp) > 1) * 1.0
+        return (self.config.tp > 1) * 1.0
 
     @cached_property
     def _spread(self) -> Values:
-        return self._split * self.sequence_parallel
+        return self._split * (self.config.sequence_parallel > 0)
+
+    @cached_property
+    def _row(self) -> Values:
+        """Bytes of a token's vector between layers."""
+        return self.config.sizes.hidden * self.config.element_bytes
 
     @cached_property
     def _source_rows(self) -> Values:
         """Bytes of a micro-batch of a tensor-parallel group."""
-        return self.micro_batch * self.source / self.cp * self.row
+        c = self.config
+        return c.micro_batch * c.sizes.source / c.cp * self._row
 
     @cached_property
     def _target_rows(self) -> Values:
-        return self.micro_batch * self.targets / self.cp * self.row
+        c = self.config
+        return c.micro_batch * c.sizes.targets / c.cp * self._row
 
     def _gathered(self, rows: Values, label: str, times: Values = 1) -> list[Part]:
         """All tokens of a sequence, where each tensor rank has some."""
@@ -288,19 +234,21 @@ class LayerCalls:
 
     def _shared(self, rows: Values, *, backward: bool) -> list[Part]:
         of = self._matrices_gradient if backward else self._matrices
-        parts = of(rows, "shared") if anywhere(self.shared) else []
-        return [part._replace(times=part.times * self.shared) for part in parts]
+        there = (self.config.sizes.shared_ffn > 0) * 1.0
+        parts = of(rows, "shared") if anywhere(there) else []
+        return [part._replace(times=part.times * there) for part in parts]
 
     # ---- context parallelism -------------------------------------------------------
 
     def _context(self, crosses: bool, *, backward: bool) -> list[Part]:
         """What one attention sends so that its tokens see the whole sequence."""
-        if not anywhere(np.asarray(self.cp) > 1):
+        c = self.config
+        if not anywhere(c.cp > 1):
             return []
         both, whole, *asked, out = self._target_heads if crosses else self._source_heads
-        exchanged = (np.asarray(self.inner) > 1) * 1.0
-        outer = self.cp / np.asarray(self.inner)
-        gathered = (outer > 1) * (self.context == CONTEXTS.index("all-gather"))
+        exchanged = (c.inner > 1) * 1.0
+        outer = c.cp / c.inner
+        gathered = (outer > 1) * (c.context == CONTEXTS.index("all-gather"))
         # on a ring the gradients of keys and values follow them on the way back
         hops = (outer - 1) * np.where(gathered, 0.0, 2.0 if backward else 1.0)
         parts = [
@@ -320,32 +268,38 @@ class LayerCalls:
 
     @cached_property
     def _source_heads(self) -> tuple[Values, ...]:
-        return self._heads(self.source)
+        return self._heads(self.config.sizes.source)
 
     @cached_property
     def _target_heads(self) -> tuple[Values, ...]:
-        return self._heads(self.targets)
+        return self._heads(self.config.sizes.targets)
 
     def _heads(self, tokens: Values) -> tuple[Values, ...]:
         """Bytes of a rank's keys and values, of those on its ring, and of its queries,
         keys, values and output."""
-        element = self.micro_batch * tokens / self.cp * self.element / self.tp
+        c, m = self.config, self.config.sizes
+        element = c.micro_batch * tokens / c.cp * c.element_bytes / c.tp
         # ranks beyond the key heads hold copies of them
-        heads = np.maximum(self.key_heads, self.tp * self.inner)
-        query, key = (of * self.key_width * element for of in (self.heads, heads))
-        out, value = (of * self.value_width * element for of in (self.heads, heads))
-        ring = (key + value) * self.cp / self.inner
+        heads = np.maximum(m.key_heads, c.tp * c.inner)
+        query, key = (of * m.key_width * element for of in (m.heads, heads))
+        out, value = (of * m.value_width * element for of in (m.heads, heads))
+        ring = (key + value) * c.cp / c.inner
         return key + value, ring, query, key, value, out
 
     # ---- experts ---------------------------------------------------------------
 
+    @property
+    def _counted(self) -> bool:
+        """Whether ranks exchange how many copies will come."""
+        return self.gating is not None and self.gating.dispatch != "padded"
+
     def _counts(self) -> list[Part]:
         """How many copies will come."""
-        ranks = self.etp * self.ep
-        times = (np.asarray(ranks) > 1) * self.counted
-        if not anywhere(times):
+        ranks = self.config.expert_tp * self.config.ep
+        times = (ranks > 1) * 1.0
+        if not self._counted or not anywhere(times):
             return []
-        size = 8 * self.experts * ranks
+        size = 8 * self.config.sizes.experts * ranks
         of = "count_exchange"
         return [Part("control", "etp_ep", "all_gather", size, times, of)]
 
@@ -353,7 +307,7 @@ class LayerCalls:
         """A token exchange; what is combined has the elements of activations, and the
         gradient of what is combined goes out as tokens do (DeepSeek-V3, arXiv
         2412.19437, section 3.3.2)."""
-        times = (np.asarray(self.ep) > 1) * 1.0
+        times = (self.config.ep > 1) * 1.0
         if not anywhere(times):
             return []
         out = phase in ("dispatch", "combine_grad")
@@ -362,14 +316,15 @@ class LayerCalls:
 
     def _split_experts(self, crosses: bool) -> list[Part]:
         """Tensor ranks of an expert see all copies of all of them."""
-        times = (np.asarray(self.etp) > 1) * 1.0
+        ranks = self.config.expert_tp
+        times = (ranks > 1) * 1.0
         if not anywhere(times):
             return []
         return [
             Part("TP", "etp", operation, size, times, "experts")
             for operation, size in (
-                ("all_gather", self._exchanged[crosses, True] * self.etp),
-                ("reduce_scatter", self._exchanged[crosses, False] * self.etp),
+                ("all_gather", self._exchanged[crosses, True] * ranks),
+                ("reduce_scatter", self._exchanged[crosses, False] * ranks),
             )
         ]
 
@@ -377,11 +332,18 @@ class LayerCalls:
     def _exchanged(self) -> dict[tuple[bool, bool], Values]:
         """Bytes that a rank exchanges, by whether of a decoder behind an encoder, and
         whether they go to experts."""
-        found: dict[tuple[bool, bool], Values] = {}
-        for crosses, copies in enumerate((self.source_copies, self.target_copies)):
-            found[bool(crosses), False] = found[bool(crosses), True] = copies * self.row
-            if self.dispatch_row is not self.row:
-                found[bool(crosses), True] = copies * self.dispatch_row
+        c, gating, found = self.config, self.gating, {}
+        short = anywhere(c.dispatch_bytes > 0)
+        for crosses, tokens in enumerate((c.sizes.source, c.sizes.targets)):
+            copies = c.copies(tokens)
+            if gating and gating.dispatch == "dropped":
+                most = room(copies, c.sizes.experts, gating.capacity_factor)
+                copies = np.minimum(copies, most)
+            size = copies * self._row
+            found[bool(crosses), False] = found[bool(crosses), True] = size
+            if short:
+                sent = np.where(c.dispatch_bytes > 0, c.dispatch_bytes, c.element_bytes)
+                found[bool(crosses), True] = copies * (c.sizes.hidden * sent)
         return found
 
 

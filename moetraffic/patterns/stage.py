@@ -1,19 +1,21 @@
 """What the ranks of one pipeline stage call, whatever library trains.
 
-The schedule's passes in order, messages between stages, copies that are kept equal, and
-the tied embedding are the same in all libraries; what a pass and the end of an
-iteration send, each library's pattern adds.
+Passes, what their layers send (:mod:`.layer_calls`), messages between stages, copies
+that are kept equal, and the tied embedding are the same in all libraries; where these
+differ, each library's pattern has a dialect.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 from .element_types import element_bytes
+from .layer_calls import Halves, LayerCalls, Part
+from .layouts.configuration import Configuration
 from .layouts.parallelism import Parallelism
 from .layouts.schedules import chunk_layers, handed_on, passes
 from .pattern import Call, Event, Pattern
@@ -35,33 +37,31 @@ class Stage:
     # ---- what a library adds -----------------------------------------------------
 
     @abstractmethod
-    def forward(self, layers: range) -> list[Call]:
-        """A micro-batch's forward pass through a chunk of layers."""
-
-    @abstractmethod
-    def backward(self, layers: range) -> list[Call]:
-        """Its backward pass."""
-
-    @abstractmethod
     def end(self) -> list[Call]:
         """Behind the last backward pass."""
-
-    @property
-    @abstractmethod
-    def handed_on(self) -> int:
-        """Bytes of a micro-batch's activations between stages."""
 
     @property
     @abstractmethod
     def tensors(self) -> list[ModelTensor]:
         """What a rank of this stage holds."""
 
+    dialect: ClassVar[type[LayerCalls]] = LayerCalls
     shard_label: ClassVar[str] = ""  # of calls that ZeRO adds; empty: as of gradients
 
     @property
     def synchronization_options(self) -> Mapping[str, float]:
         """Options of the synchronization."""
         return {"bucket_mib": self.plan.bucket_mib, "keep": self.plan.keep}
+
+    def recomputed(self, calls: list[Call], layer: int) -> list[Call]:
+        """What of a layer's forward pass is sent again before its backward pass."""
+        return calls
+
+    @cached_property
+    def layer_calls(self) -> LayerCalls:
+        """What a layer sends."""
+        config = Configuration.of(self.shape, self.plan, self.gating)
+        return self.dialect(config=config, gating=self.gating)
 
     # ---- the iteration -----------------------------------------------------------
 
@@ -87,13 +87,120 @@ class Stage:
             traffic="PP",
             group="pp",
             operation="send_recv",
-            size=self.handed_on,
+            size=round(float(self.layer_calls.handed_on)),
             dtype=self.plan.dtype,
             direction="backward" if backward else "forward",
             label="pipeline",
             peers=peers,
         )
         return Event(call, slot)
+
+    # ---- a chunk and micro-batch ------------------------------------------------
+
+    def forward(self, layers: range) -> list[Call]:
+        """Embedding, layers, head and loss, as far as they are in the chunk."""
+        calls = self.sync.before_forward(ROOT)
+        if 0 in layers:
+            calls += self.listed(self.layer_calls.embedded())
+        for layer in layers:
+            calls += self._layer(layer)
+        if self.shape.layers - 1 in layers:
+            calls += self.listed(self.layer_calls.predicted())
+            for layer in self.shape.predicting_layers:
+                calls += self.listed(self.layer_calls.embedded())
+                calls += self.listed(self.layer_calls.joined(), layer)
+                calls += self._layer(layer)
+                calls += self.listed(self.layer_calls.predicted())
+        return calls
+
+    def backward(self, layers: range) -> list[Call]:
+        """The same, from the end."""
+        calls, sync = self.sync.before_backward(ROOT), self.sync
+        if self.shape.layers - 1 in layers:
+            for layer in reversed(self.shape.predicting_layers):
+                calls += self.listed(
+                    self.layer_calls.predicted_gradient(), -1, "backward"
+                )
+                calls += self._layer_gradient(layer, self.layer_calls.joined())
+                calls += self.listed(
+                    self.layer_calls.joined_gradient(), layer, "backward"
+                )
+                calls += self.listed(
+                    self.layer_calls.embedded_gradient(), -1, "backward"
+                )
+            calls += self.listed(self.layer_calls.predicted_gradient(), -1, "backward")
+        for layer in reversed(layers):
+            calls += self._layer_gradient(layer)
+        if 0 in layers:
+            calls += self.listed(self.layer_calls.embedded_gradient(), -1, "backward")
+        return calls + sync.after_backward(ROOT) + sync.micro_batch()
+
+    def _layer(self, layer: int) -> list[Call]:
+        """A layer's forward pass."""
+        calls = self.sync.before_forward(("block", layer))
+        halves = self._pass(self.layer_calls.forward, layer)
+        calls += self.listed(halves.before, layer)
+        calls += self.experts_unit(layer, self.sync.before_forward)
+        return calls + self.listed(halves.experts + halves.behind, layer)
+
+    def _layer_gradient(self, layer: int, ahead: Sequence[Part] = ()) -> list[Call]:
+        """Its backward pass; ``ahead`` is computed again with it."""
+        sync, unit = self.sync, ("block", layer)
+        calls = sync.before_backward(unit)
+        if self.plan.recompute == "full":
+            again = [*ahead, *self._pass(self.layer_calls.forward, layer).all]
+            calls += self.recomputed(self.listed(again, layer, "recompute"), layer)
+        halves = self._pass(self.layer_calls.backward, layer)
+        calls += self.listed(halves.before, layer, "backward")
+        calls += self.experts_unit(layer, sync.before_backward)
+        calls += self.listed(halves.experts, layer, "backward")
+        calls += self.experts_unit(layer, sync.after_backward)
+        calls += self.listed(halves.behind, layer, "backward")
+        return calls + sync.after_backward(unit)
+
+    def _pass(self, of: Callable[..., Halves], layer: int) -> Halves:
+        sparse, crosses = self.shape.sparse(layer), self.shape.crosses(layer)
+        return of(sparse=sparse, crosses=crosses)
+
+    def listed(
+        self, parts: Sequence[Part], layer: int = -1, direction: str = "forward"
+    ) -> list[Call]:
+        """Parts call by call."""
+        calls = []
+        for part in parts:
+            calls += [self.call(part, layer, direction)] * int(part.times)
+        return calls
+
+    def call(self, part: Part, layer: int, direction: str) -> Call:
+        """A part as a member of its group calls it."""
+        plan, size = self.plan, round(float(part.buffer))
+        padded = self.gating.dispatch == "padded"
+        mixed = 1 < plan.ulysses < plan.cp
+        out = part.phase in ("dispatch", "combine_grad")
+        dtypes = {"cross_entropy": "float32", "count_exchange": "int64"}
+        if part.operation == "all_gather":
+            rings = plan.cp // max(plan.ulysses, 1)
+            groups = {"tp": plan.tp, "cp_ring": rings, "etp": plan.expert_tp}
+            size //= groups.get(part.group, plan.expert_tp * plan.ep)
+        if out or (part.label, part.operation) == ("experts", "all_gather"):
+            dtype = plan.dispatched
+        else:
+            dtype = dtypes.get(part.label, plan.dtype)
+        row = plan.row_bytes(self.shape.hidden, dispatched=out) if part.phase else 0
+        return Call(
+            traffic=part.traffic,
+            group="cp" if part.traffic == "CP" and not mixed else part.group,
+            operation=part.operation,
+            size=size,
+            dtype=dtype,
+            layer=layer,
+            direction=direction,
+            label=part.label,
+            phase=part.phase,
+            row_bytes=row,
+            shift=int(part.operation == "send_recv"),
+            exact=padded or not (part.phase or part.label == "experts"),
+        )
 
     def experts_unit(
         self, layer: int, hook: Callable[[Unit], list[Call]]

@@ -16,10 +16,9 @@ from functools import cached_property
 from typing import ClassVar
 
 from .element_types import element_bytes
-from .layer_calls import room
+from .layer_calls import LayerCalls, Part
 from .pattern import Call, Pattern
 from .stage import Stage, pattern_of
-from .synchronization import ROOT
 from .tensors import ModelTensor, model_tensors
 from .workloads.router_table import ROUTERS
 from .workloads.workload import Workload
@@ -71,20 +70,40 @@ def workload_pattern(
     return pattern_of(stages, about)
 
 
+class FairscaleCalls(LayerCalls):
+    """Layers of fairscale's tensor parallelism, whose experts are split as layers are;
+    embedding and head are whole on each rank."""
+
+    def embedded(self) -> list[Part]:
+        """Nothing."""
+        return []
+
+    embedded_gradient = predicted = predicted_gradient = embedded
+
+    def _counts(self) -> list[Part]:
+        size, parts = 8 * self.config.sizes.experts, []
+        if self.gating and self.gating.balance_scope == "global" and self.config.dp > 1:
+            parts.append(Part("control", "dp", "all_reduce", size, 1, "balance_counts"))
+        if self._counted and self.config.ep > 1:
+            of = "count_exchange"
+            parts.append(Part("control", "ep", "all_to_all", size, 1, of))
+        return parts
+
+    def _split_experts(self, crosses: bool) -> list[Part]:
+        size, times = self._exchanged[crosses, False], self._split
+        if self.gating and self.gating.router == "fairscale":  # expert by expert
+            local = self.config.sizes.experts / self.config.ep
+            size, times = size / local, times * local
+        return [Part("TP", "tp", "all_reduce", size, times, "experts")]
+
+
 @dataclass(frozen=True)
 class _Stage(Stage):
     """What the ranks of one pipeline stage call."""
 
     work: Workload
+    dialect: ClassVar[type[LayerCalls]] = FairscaleCalls
     shard_label: ClassVar[str] = "zero"
-
-    # ---- the iteration -----------------------------------------------------------
-
-    @property
-    def handed_on(self) -> int:
-        """Bytes of a micro-batch's activations between stages."""
-        tokens = self.plan.micro_batch * self.shape.sequence
-        return tokens * self.shape.hidden * element_bytes(self.plan.dtype)
 
     def end(self) -> list[Call]:
         """Behind the last backward pass."""
@@ -112,175 +131,46 @@ class _Stage(Stage):
         kinds += [(kind, 8) for kind in ("tp", "pp") if getattr(p, kind) > 1]
         return [_scalar(kind, "all_reduce", n, "gradient_norm") for kind, n in kinds]
 
-    # ---- a micro-batch ---------------------------------------------------------
+    def recomputed(self, calls: list[Call], layer: int) -> list[Call]:
+        """A pass again, without the last sum where no gradient needs it."""
+        shape, sparse = self.shape, layer in self.shape.moe_layers
+        multiplied = sparse and (not shape.shared_ffn or shape.shared_gate)
+        if shape.norm_place == "post" or multiplied or self.plan.tp == 1:
+            return calls
+        return calls[:-1]
 
-    def forward(self, layers: range) -> list[Call]:
-        """Layers alone: embedding and head are whole on each rank."""
-        calls = self.sync.before_forward(ROOT)
-        for layer in layers:
-            calls += self.sync.before_forward(("block", layer))
-            calls += self._block(layer, gathers=True)
-        return calls
+    def call(self, part: Part, layer: int, direction: str) -> Call:
+        """A part as a call, in the element type that it is sent in."""
+        gating, training = self.gating, self.work.training
+        products = training.precision or training.dtype
+        # fairscale's router dispatches in 32 bits what experts compute in the own type
+        sent_as = "float32" if gating.router == "fairscale" else products
+        dtype = training.dtype if direction == "backward" else products
+        if part.phase or part.label in ("experts", "shared"):
+            dtype = sent_as
+        if part.label == "experts" and gating.router == "fairscale":
+            dtype = training.dtype
+        label, row, exact = part.label, 0, True
+        if part.traffic == "control":
+            dtype, row = "int64", 8 * (part.operation == "all_to_all")
+        else:
+            element = element_bytes(dtype)
+            size = part.buffer / element_bytes(training.dtype) * element
+            part = part._replace(buffer=size)
+            padded = gating.dispatch == "padded"
+            if part.phase:
+                row = self.shape.hidden * element
+                sent = part.phase in ("dispatch", "combine_grad")
+                exact = padded or (gating.dispatch == "dropless" and sent)
+            else:
+                label = "tensor_parallel"
+            if part.label == "experts":
+                whole = self.plan.ep == 1 and gating.dispatch == "dropless"
+                exact = padded or whole
+        made = super().call(part, layer, direction)
+        return replace(made, dtype=dtype, label=label, row_bytes=row, exact=exact)
 
-    def backward(self, layers: range) -> list[Call]:
-        """The same, from the end."""
-        sync, shape = self.sync, self.shape
-        calls = sync.before_backward(ROOT)
-        for layer in reversed(layers):
-            unit = ("block", layer)
-            calls += sync.before_backward(unit)
-            if self.work.training.recompute:
-                again = self._block(layer)
-                multiplied = shape.norm_place == "post" or layer in shape.moe_layers
-                if layer in shape.moe_layers and shape.shared_ffn:
-                    multiplied = shape.norm_place == "post" or shape.shared_gate
-                if not multiplied and self.plan.tp > 1:
-                    again = again[:-1]  # the last sum is of no use to a gradient
-                calls += [replace(c, direction="recompute") for c in again]
-            calls += self._block_gradient(layer)
-            calls += sync.after_backward(unit)
-        return calls + sync.after_backward(ROOT) + sync.micro_batch()
-
-    def _block(self, layer: int, *, gathers: bool = False) -> list[Call]:
-        """A block's forward pass."""
-        shape = self.shape
-        crosses = shape.crosses(layer)
-        tokens = self._tokens(layer)
-        calls = [self._reduced(layer, tokens) for _ in range(1 + crosses)]
-        if layer not in shape.moe_layers:
-            return self._if_split([*calls, self._reduced(layer, tokens)])
-        calls = self._if_split(calls)
-        if self.gating.balance_scope == "global" and self.plan.dp > 1:
-            counts = self._counts(layer)
-            calls.append(counts)
-        calls += self._exchanged(layer, "dispatch")
-        if gathers:
-            calls += self.experts_unit(layer, self.sync.before_forward)
-        calls += self._if_split(self._of_experts(layer))
-        calls += self._exchanged(layer, "combine")
-        if shape.shared_ffn:
-            calls += self._if_split([self._reduced(layer, tokens, self.sent_as)])
-        return calls
-
-    def _block_gradient(self, layer: int) -> list[Call]:
-        shape = self.shape
-        crosses = shape.crosses(layer)
-        tokens, own = self._tokens(layer), self.work.training.dtype
-        attention = [self._reduced(layer, tokens, own)]
-        if crosses:  # what it asks, before what asks
-            read = self.work.training.micro_batch * shape.sequence
-            asked = self._reduced(layer, read, own)
-            attention = [asked, *attention, *attention]
-        if layer not in shape.moe_layers:
-            calls = [self._reduced(layer, tokens, own), *attention]
-            return [replace(c, direction="backward") for c in self._if_split(calls)]
-        calls = []
-        if shape.shared_ffn:
-            calls += self._if_split([self._reduced(layer, tokens, self.sent_as)])
-        calls += self._exchanged(layer, "combine_grad")
-        calls += self.experts_unit(layer, self.sync.before_backward)
-        calls += self._if_split(list(reversed(self._of_experts(layer))))
-        calls += self.experts_unit(layer, self.sync.after_backward)
-        calls += self._exchanged(layer, "dispatch_grad")
-        calls += self._if_split(attention)
-        return [replace(c, direction="backward") for c in calls]
-
-    def _if_split(self, calls: list[Call]) -> list[Call]:
-        return calls if self.plan.tp > 1 else []
-
-    def _reduced(self, layer: int, rows: int, dtype: str = "") -> Call:
-        dtype = dtype or self.products
-        return Call(
-            traffic="TP",
-            group="tp",
-            operation="all_reduce",
-            size=rows * self.shape.hidden * element_bytes(dtype),
-            dtype=dtype,
-            layer=layer,
-            label="tensor_parallel",
-        )
-
-    def _counts(self, layer: int) -> Call:
-        size = 8 * self.shape.experts
-        call = _scalar("dp", "all_reduce", size, "balance_counts", "int64")
-        return replace(call, layer=layer)
-
-    # ---- experts ---------------------------------------------------------------
-
-    def _exchanged(self, layer: int, phase: str) -> list[Call]:
-        """A token exchange, and before a dispatch how many rows will come."""
-        work, calls = self.work, []
-        if self.plan.ep == 1:
-            return []
-        padded = work.gating.dispatch == "padded"
-        if phase == "dispatch" and not padded:
-            counts = Call(
-                traffic="control",
-                group="ep",
-                operation="all_to_all",
-                size=8 * work.model.experts,
-                dtype="int64",
-                layer=layer,
-                label="count_exchange",
-                row_bytes=8,
-            )
-            calls.append(counts)
-        row = work.model.hidden * element_bytes(self.sent_as)
-        told = padded or (
-            work.gating.dispatch == "dropless" and phase in ("dispatch", "combine_grad")
-        )
-        call = Call(
-            traffic="EP",
-            group="ep",
-            operation="all_to_all",
-            size=self._copies(layer) * row,
-            dtype=self.sent_as,
-            layer=layer,
-            phase=phase,
-            row_bytes=row,
-            exact=told,
-        )
-        return [*calls, call]
-
-    def _of_experts(self, layer: int) -> list[Call]:
-        """The all-reduces of what this rank's experts computed."""
-        gating = self.gating
-        copies, local = self._copies(layer), self.shape.experts // self.plan.ep
-        whole = self._reduced(layer, copies, self.sent_as)
-        whole = replace(whole, exact=gating.dispatch == "padded" or self.plan.ep == 1)
-        if gating.dispatch == "dropped":
-            whole = replace(whole, exact=False)
-        if gating.router != "fairscale":
-            return [whole]
-        dtype = self.work.training.dtype
-        size = copies // local * self.shape.hidden * element_bytes(dtype)
-        return [replace(whole, size=size, dtype=dtype)] * local  # one by one
-
-    def _copies(self, layer: int) -> int:
-        """Token copies that a rank sends, and gets if all experts get as much."""
-        gating, tokens = self.gating, self._tokens(layer)
-        routed = gating.k * tokens
-        if gating.dispatch == "dropless":
-            return routed
-        whole = round(float(room(routed, self.shape.experts, gating.capacity_factor)))
-        return whole if gating.dispatch == "padded" else min(routed, whole)
-
-    # ---- sizes -----------------------------------------------------------------
-
-    @property
-    def products(self) -> str:
-        """What matrices are multiplied in."""
-        return self.work.training.precision or self.work.training.dtype
-
-    @property
-    def sent_as(self) -> str:
-        """What token vectors are sent to experts in."""
-        return "float32" if self.gating.router == "fairscale" else self.products
-
-    def _tokens(self, layer: int) -> int:
-        shape = self.shape
-        sequence = shape.targets if shape.crosses(layer) else shape.sequence
-        return self.work.training.micro_batch * sequence
+    # ---- what it holds -----------------------------------------------------------
 
     @cached_property
     def tensors(self) -> list[ModelTensor]:

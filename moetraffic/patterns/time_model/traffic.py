@@ -42,7 +42,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
     c, m = config, config.sizes
     batches = c.micro_batches
     again = 1 if conventions.gathers == "megatron" else 0
-    parts = LayerCalls.of(c, regathered=again)  # exchanged counts are a few bytes
+    parts = LayerCalls(config=c, regathered=again)  # exchanged counts are a few bytes
     sums = _Sums()
     forward_passes = np.where(c.recompute == 2, 2.0, 1.0)
     entering = batches / c.pair  # micro-batches that begin or end on a rank
