@@ -241,7 +241,7 @@ class Stage:
     @property
     def _twice(self) -> bool:
         """Whether a stage's parameters are on the mirrored stage's ranks too."""
-        return self.plan.schedule == "dualpipe"
+        return bool(self.plan.schedule == "dualpipe")
 
     @property
     def dense(self) -> list[ModelTensor]:

@@ -18,7 +18,7 @@ from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.values import Values, anywhere, numbers
 from moetraffic.patterns.workloads.routers import Gating
 
-from .layout import RULED, layout_rules, split_rules
+from .axes import Axes, Steps, layout_rules, split_rules
 from .parallelism import Parallelism
 from .schedules import SCHEDULES, schedule_rules
 
@@ -31,18 +31,15 @@ and up-projections of latent attention (DeepSeek-V3, arXiv 2412.19437, section 3
 Megatron-LM, ``--recompute-modules layernorm moe_act mla_up_proj``)."""
 
 
-PLANNED = (
-    *("pp", "tp", "dp", "ep", "etp", "cp", "virtual", "micro_batch", "zero"),
-    *("recompute", "context", "ulysses", "sequence_parallel", "shard", "schedule"),
-)
-"""Fields that a configuration and a :class:`~moetraffic.patterns.Parallelism` share."""
+SHARED = tuple(field.name for field in (*fields(Axes), *fields(Steps)))
+"""Fields of a :class:`~moetraffic.patterns.Parallelism`, too."""
 
 NAMED = {"recompute": RECOMPUTE, "context": CONTEXTS, "schedule": SCHEDULES}
 """Fields that are one of some names, which arrays hold as places among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configuration:
+class Configuration(Axes[Values], Steps[Values]):
     """Parallel sizes, batch and storage; numbers or arrays that broadcast together.
 
     What peers disagree about is a field here, or of
@@ -51,28 +48,13 @@ class Configuration:
 
     model: ModelShape | Sequence[ModelShape]  # several: of an array's elements
     k: Values = 0  # experts of a token; of no matter to a dense model
-    pp: Values = 1  # pipeline stages p
-    tp: Values = 1  # tensor-parallel ranks t
-    dp: Values = 1  # data-parallel ranks d, those of ep included
-    ep: Values = 1  # expert-parallel ranks
-    etp: Values = 0  # tensor-parallel ranks of an expert; 0: tp
-    cp: Values = 1  # context-parallel ranks of a sequence
-    virtual: Values = 1  # pipeline stages a rank holds v (interleaved schedule)
-    schedule: Values = "1f1b"  # one of SCHEDULES
-    micro_batch: Values = 1  # b sequences of a rank in one pass
     global_batch: Values = 1  # B sequences of an iteration
     element_bytes: Values = 2  # e of weights and activations
     gradient_bytes: Values = 4  # g as reduced: 4 in Megatron's bf16, 2 in fp16
     state_bytes: Values = 12  # of the optimizer's states of a parameter; Adam: master
     # copy and two moments in fp32; 8 without the copy
-    recompute: Values = "none"  # one of RECOMPUTE
-    context: Values = "ring"  # one of CONTEXTS: attention over the ranks of cp
-    ulysses: Values = 0  # context ranks that exchange heads; 0: none, or all of cp
     dispatch_bytes: Values = 0  # of an element sent to experts; 0: element_bytes
-    sequence_parallel: Values = False  # Megatron's, over the tensor-parallel ranks
     scatter_gather: Values = False  # a stage's tp ranks send a t-th each (SC'21, 4.1)
-    zero: Values = 0  # stage: 1 shards optimizer states, 2 gradients, 3 parameters
-    shard: Values = 0  # copies among which ZeRO shards (HSDP); 0: all
     deduplicated: Values = False  # dispatch sends a token once to each node (DeepEP)
     node_limit: Values = 0  # nodes that the experts of a token lie on; 0: any
     gathers: Values = 1  # calls of a layer in which ZeRO 3 gathers its parameters
@@ -118,7 +100,7 @@ class Configuration:
         padded = shape.experts and gating.dispatch == "padded"
         row = plan.row_bytes(shape.hidden, dispatched=True)
         fields_: dict[str, Values] = {
-            **{name: getattr(plan, name) for name in PLANNED},
+            **{name: getattr(plan, name) for name in SHARED},
             "k": gating.k,
             "global_batch": plan.micro_batch * plan.accumulation * plan.dp,
             "element_bytes": element_bytes(plan.dtype),
@@ -146,11 +128,6 @@ class Configuration:
                 "the arrays of a configuration broadcast together, but have the shapes "
                 f"{', '.join(shapes)}: give them one"
             ) from None
-
-    @cached_property
-    def world(self) -> Values:
-        """Ranks."""
-        return self.pp * self.tp * self.dp * self.cp
 
     @cached_property
     def micro_batches(self) -> Values:
@@ -224,11 +201,6 @@ class Configuration:
         return layers / (self.expert_tp * self.ep)
 
     @cached_property
-    def expert_tp(self) -> Values:
-        """Tensor-parallel ranks of an expert."""
-        return np.where(self.etp > 0, self.etp, self.tp)
-
-    @cached_property
     def ffn(self) -> Values:
         """Feed-forward width that a token passes through in a mean layer."""
         m, moe = self.sizes, self.sizes.moe_layers
@@ -251,9 +223,8 @@ class Configuration:
 
     @cached_property
     def expert_copies(self) -> Values:
-        """Ranks that hold the same experts: expert parallelism is folded over the other
-        ranks of a stage (Liu et al., arXiv 2504.14960)."""
-        return self.pair * self.tp * self.cp * self.dp / (self.expert_tp * self.ep)
+        """Ranks that hold the same experts."""
+        return self.pair * self.edp
 
 
 def _places(field: str, given: Values) -> Values:
@@ -290,12 +261,11 @@ def _rules(config: Configuration) -> list[Rule]:
     c, m = config, config.sizes
     batches, sparse = c.micro_batches, m.experts > 0
     spread = c.cp * np.where(c.sequence_parallel > 0, c.tp, 1)
-    of_split = ("tp", "ep", "pp", "virtual", "zero")
     return [
-        *layout_rules(**{name: getattr(c, name) for name in RULED}),
+        *layout_rules(c),
         *(
             positive(getattr(c, name), name.replace("_", "-"))
-            for name in ("virtual", "micro_batch", "global_batch")
+            for name in ("micro_batch", "global_batch")
         ),
         Rule(
             batches != np.round(batches),
@@ -309,26 +279,13 @@ def _rules(config: Configuration) -> list[Rule]:
             (c.ep, c.etp),
             "set --ep 1",
         ),
-        *split_rules(
-            layers=m.layers,
-            encoder_layers=m.encoder_layers,
-            heads=m.heads,
-            widths=(m.dense_ffn, m.shared_ffn),
-            experts=m.experts,
-            **{name: getattr(c, name) for name in of_split},
-        ),
+        *split_rules(c, m, c.virtual),
         Rule(
             (m.key_heads % c.tp != 0) & (c.tp % m.key_heads != 0),
             "tp must divide the key and value heads, or they tp, but there are {} for "
             "tp {}",
             (m.key_heads, c.tp),
             "change --tp",
-        ),
-        Rule(
-            sparse & (m.expert_ffn % c.expert_tp != 0),
-            "etp must divide an expert's width, but it is {} for etp {}",
-            (m.expert_ffn, c.expert_tp),
-            "change --etp",
         ),
         Rule(
             (m.source % spread != 0) | (m.targets % spread != 0),
@@ -364,13 +321,10 @@ def _rules(config: Configuration) -> list[Rule]:
             (c.k, m.experts),
             "lower --k",
         ),
-        *schedule_rules(
-            pp=c.pp, accumulation=batches, virtual=c.virtual, schedule=c.schedule
-        ),
+        *schedule_rules(c.pp, batches, c.virtual, c.schedule, c.shard),
         Rule(
-            (c.shard > 0) & ((c.zero < 1) | (c.pair > 1)),
-            "ZeRO shards, without DualPipe's copies on two stages, but shard is {} and "
-            "zero is {}",
+            (c.shard > 0) & (c.zero < 1),
+            "shards are ZeRO's, but shard is {} and zero is {}",
             (c.shard, c.zero),
             "give --zero 1, 2 or 3, or leave out --shard",
         ),

@@ -19,20 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.model_sizes import model_sizes
 from moetraffic.patterns.rules import Broken, Rule, choose, refuse, sentences
 from moetraffic.patterns.shape import ModelShape
-from moetraffic.patterns.values import Values
 
+from .axes import AXES, Axes, layout_rules, split_rules
 from .schedules import chunk_layers
-
-AXES = ("tp", "cp", "ep", "dp", "pp")
-ZERO_STAGES = (0, 1, 2, 3)  # Rajbhandari et al., arXiv 1910.02054, section 5; 0: none
-
-RULED = (*AXES, "etp", "ulysses", "zero", "shard")
-"""Fields of which :func:`layout_rules` are."""
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -68,7 +61,7 @@ KINDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelLayout:
+class ParallelLayout(Axes[int]):
     """Sizes of the parallel axes and their order over world ranks.
 
     Raises
@@ -78,20 +71,7 @@ class ParallelLayout:
         not name each axis once, or there is no such ZeRO stage.
     """
 
-    tp: int = 1  # tensor-parallel ranks of a layer t
-    cp: int = 1  # context-parallel ranks of a sequence c
-    dp: int = 1  # replicas d, each with its own data
-    pp: int = 1  # pipeline stages p
-    ep: int = 1  # ranks that share one set of experts
-    etp: int = 0  # tensor-parallel ranks of an expert; 0: tp
     order: str = "tp-cp-ep-dp-pp"  # fastest-varying axis first
-    zero: int = 0  # ZeRO stage: 1 shards optimizer states, 2 gradients, 3 parameters
-    # neighboring context-parallel ranks that exchange heads for tokens, while those
-    # between them form rings (Fang and Zhao, arXiv 2405.07719); 0: none, or all of cp
-    ulysses: int = 0
-    # neighboring copies of the dense parameters among which ZeRO shards them, such as a
-    # node's (HSDP; Zhao et al., arXiv 2304.11277, section 3.2.2); 0: all copies
-    shard: int = 0
 
     def __post_init__(self) -> None:
         if sorted(self.order.split("-")) != sorted(AXES):
@@ -99,27 +79,12 @@ class ParallelLayout:
                 f"the order must name {', '.join(AXES)} once each, but is "
                 f"{self.order!r}: the default is 'tp-cp-ep-dp-pp'"
             )
-        refuse(layout_rules(**{name: getattr(self, name) for name in RULED}))
+        refuse(layout_rules(self))
         if self.pp > 1 and self._stride("pp") != self._expert_stride("pp"):
             raise LayoutError(
                 "both grids must have the same pipelines, but with the order "
                 f"{self.order} they differ: put pp last, or first"
             )
-
-    @property
-    def world(self) -> int:
-        """Number of ranks."""
-        return self.tp * self.cp * self.dp * self.pp
-
-    @property
-    def expert_tp(self) -> int:
-        """Tensor-parallel ranks of an expert."""
-        return self.etp or self.tp
-
-    @property
-    def edp(self) -> int:
-        """Copies of each expert."""
-        return self.tp * self.cp * self.dp // (self.expert_tp * self.ep)
 
     @property
     def shards(self) -> int:
@@ -258,149 +223,6 @@ def _before(axis: str, sizes: Mapping[str, int]) -> int:
     return prod(sizes[name] for name in names[: names.index(axis)])
 
 
-def layout_rules(
-    *,
-    tp: Values,
-    cp: Values,
-    dp: Values,
-    pp: Values,
-    ep: Values,
-    etp: Values,
-    ulysses: Values,
-    zero: Values,
-    shard: Values,
-) -> list[Rule]:
-    """The rules of the fields of a layout, or of arrays of them."""
-    axes = {"tp": tp, "cp": cp, "ep": ep, "dp": dp, "pp": pp}
-    split = np.where(np.asarray(etp) > 0, etp, tp)
-    ranks, copies = tp * cp * dp, np.maximum(dp * cp, 1)
-    shards = np.where(np.asarray(shard) > 0, shard, copies)
-    # copies of an expert that are shards, of which one rank has a whole number
-    blocks = ranks / np.maximum(split * ep, 1) * shards / copies
-    return [
-        *(
-            Rule(
-                size < 1,
-                f"every parallel size must be at least 1, but {axis} is {{}}",
-                (size,),
-                f"give --{axis} a positive number",
-            )
-            for axis, size in axes.items()
-        ),
-        Rule(
-            etp < 0,
-            "etp must be at least 1, or 0 for that of tp, but is {}",
-            (etp,),
-            "give --etp a positive number",
-        ),
-        Rule(
-            ranks % np.maximum(split * ep, 1) != 0,
-            "ep must divide dp (where experts are folded over other ranks, etp x ep "
-            "must divide tp x cp x dp), but etp x ep is {} x {} and tp x cp x dp is "
-            "{} x {} x {}",
-            (split, ep, tp, cp, dp),
-            "change --ep, --etp or --dp",
-        ),
-        Rule(
-            (ulysses < 0) | (cp % np.maximum(ulysses, 1) != 0),
-            "ulysses must divide cp, but is {} for cp {}",
-            (ulysses, cp),
-            "change --ulysses or --cp",
-        ),
-        Rule(
-            (shard < 0) | (copies % shards != 0),
-            "shard must divide dp x cp, but is {} for {} x {}",
-            (shard, dp, cp),
-            "change --shard",
-        ),
-        Rule(
-            (blocks > 1) & (blocks % 1 > 0),
-            "each block of shards must have as many copies of an expert, but with shard"
-            " {}, dp {} and ep {} it has not",
-            (shard, dp, ep),
-            "change --shard or --ep",
-        ),
-        Rule(
-            (zero < 0) | (zero > ZERO_STAGES[-1]) | (zero % 1 > 0),
-            f"the ZeRO stage is one of {', '.join(map(str, ZERO_STAGES))}, but zero is "
-            "{}",
-            (zero,),
-            "choose one of them with --zero",
-        ),
-    ]
-
-
-def split_rules(
-    *,
-    layers: Values,
-    encoder_layers: Values,
-    heads: Values,
-    widths: Sequence[Values],
-    experts: Values,
-    tp: Values,
-    ep: Values,
-    pp: Values,
-    virtual: Values,
-    zero: Values,
-) -> list[Rule]:
-    """The rules of a model that is split, whoever trains it.
-
-    Parameters
-    ----------
-    layers, encoder_layers, heads, widths, experts
-        Of the model: its blocks, those of an encoder, attention heads, feed-forward
-        widths, and experts of a MoE layer.
-    tp, ep, pp, virtual, zero
-        Of a layout; ``virtual`` chunks of layers on each stage.
-    """
-    return [
-        Rule(
-            experts % np.maximum(ep, 1) != 0,
-            "ep must divide the experts, but there are {} experts for ep {}",
-            (experts, ep),
-            "change --experts or --ep",
-        ),
-        Rule(
-            heads % np.maximum(tp, 1) != 0,
-            "tp must divide the attention heads, but there are {} heads for tp {}",
-            (heads, tp),
-            "change --heads or --tp",
-        ),
-        Rule(
-            layers < pp * virtual,
-            "every chunk of a pipeline holds a layer, but there are {} layers for "
-            "pp x virtual = {} x {}",
-            (layers, pp, virtual),
-            "raise --layers, or lower --pp or --virtual-stages",
-        ),
-        *(
-            Rule(
-                width % np.maximum(tp, 1) != 0,
-                "tp must divide every feed-forward width, but for tp {} one is {}",
-                (tp, width),
-                "change --ffn, --expert-ffn, --shared-ffn or --tp",
-            )
-            for width in widths
-        ),
-        Rule(
-            (pp > 1) & (encoder_layers > 0),
-            "a pipeline's stages hand on one decoder's activations, but the model has "
-            "{} encoder layers and pp is {}",
-            (encoder_layers, pp),
-            "use --pp 1",
-        ),
-        Rule(
-            # as DeepSpeed refuses it: each micro-batch's backward would reduce, or
-            # gather, while its stage's neighbors wait
-            (pp > 1) & (zero > 1),
-            "a pipeline goes with ZeRO stage 0 or 1, whose gradients wait for all "
-            "micro-batches, but pp is {} and zero is {}",
-            (pp, zero),
-            "use --zero 1 or --pp 1",
-        ),
-    ]
-
-
 def broken_rules(
     layout: ParallelLayout, shape: ModelShape, *, accumulation: int
 ) -> list[Broken]:
@@ -421,15 +243,6 @@ def broken_rules(
         Each broken rule with its values, and the remedy.
     """
     p, m = layout, shape
-    of_all = split_rules(
-        layers=m.layers,
-        encoder_layers=m.encoder_layers,
-        heads=m.heads,
-        widths=m.widths,
-        experts=m.experts,
-        virtual=1,
-        **{name: getattr(p, name) for name in ("tp", "ep", "pp", "zero")},
-    )
     own = [
         Rule(
             m.groups % p.tp != 0,
@@ -472,4 +285,4 @@ def broken_rules(
             "leave out --cp",
         ),
     ]
-    return sentences([*of_all, *own])
+    return sentences([*split_rules(p, model_sizes(m)), *own])

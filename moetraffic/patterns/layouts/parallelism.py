@@ -15,6 +15,7 @@ from moetraffic.patterns.synchronization import (
     SYNCHRONIZATIONS,
 )
 
+from .axes import Steps
 from .layout import ParallelLayout
 from .schedules import SCHEDULES, schedule_rules
 
@@ -25,7 +26,7 @@ FLOAT8_TILE = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parallelism(ParallelLayout):
+class Parallelism(ParallelLayout, Steps[int]):
     """Layout, schedule, batch, precision and the libraries' ways of a training.
 
     Raises
@@ -34,24 +35,18 @@ class Parallelism(ParallelLayout):
         If a field is out of range.
     """
 
-    micro_batch: int = 1  # sequences of a replica in one forward pass b
     accumulation: int = 1  # micro-batches of an iteration m
-    virtual: int = 1  # chunks of layers on each pipeline stage v
-    schedule: str = "1f1b"  # one of SCHEDULES
     # one of SYNCHRONIZATIONS, in place of what the ZeRO stage means by itself
     synchronization: str = ""
     bucket_mib: float = 0.0  # of the synchronization "ddp"; 0: torch's 1, then 25
     keep: bool = False  # of "fsdp2": parameters stay gathered until backward
-    sequence_parallel: bool = False
-    recompute: str = "none"  # one of RECOMPUTATIONS
-    context: str = "ring"  # one of CONTEXTS
     dtype: str = "bfloat16"  # of parameters and activations
     dispatch_dtype: str = ""  # of tokens sent to experts; empty: as dtype
     gradient_dtype: str = ""  # empty: float32 for bfloat16, as Megatron-LM, else dtype
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        counts = ("micro_batch", "accumulation", "virtual")
+        counts = ("micro_batch", "accumulation")
         refuse([positive(getattr(self, n), n.replace("_", "-")) for n in counts])
         known = {
             "recompute": RECOMPUTATIONS,
@@ -63,7 +58,6 @@ class Parallelism(ParallelLayout):
             choose(name, getattr(self, name), values)
         for dtype in (self.dtype, self.gradients, self.dispatched):
             element_bytes(dtype)
-        mirrored = self.schedule == "dualpipe"
         refuse(
             [
                 Rule(
@@ -86,18 +80,12 @@ class Parallelism(ParallelLayout):
                     (self.synchronized, self.shard),
                     "give --zero 1, 2 or 3, or leave out --shard",
                 ),
-                Rule(
-                    self.shard > 0 and mirrored,
-                    "copies of DualPipe are on two stages, not in blocks that shard "
-                    "them, but shard is {}",
-                    (self.shard,),
-                    "leave out --shard",
-                ),
                 *schedule_rules(
-                    pp=self.pp,
-                    accumulation=self.accumulation,
-                    virtual=self.virtual,
-                    schedule=SCHEDULES.index(self.schedule),
+                    self.pp,
+                    self.accumulation,
+                    self.virtual,
+                    SCHEDULES.index(self.schedule),
+                    self.shard,
                 ),
             ]
         )

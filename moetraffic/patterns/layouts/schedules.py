@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from moetraffic.patterns.rules import Rule, refuse
+from moetraffic.patterns.rules import Rule, positive, refuse
 from moetraffic.patterns.values import Values
 
 SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "dualpipe")
@@ -69,14 +69,7 @@ def passes(
     >>> "".join("B" if p.backward else "F" for p in passes(0, 2, 3))
     'FFBFBB'
     """
-    refuse(
-        schedule_rules(
-            pp=stages,
-            accumulation=micro_batches,
-            virtual=virtual,
-            schedule=SCHEDULES.index(schedule),
-        )
-    )
+    refuse(schedule_rules(stages, micro_batches, virtual, SCHEDULES.index(schedule)))
     if schedule == "dualpipe":
         return _from_both_ends(stage, stages, micro_batches // 2)
     if stages == 1:
@@ -94,7 +87,11 @@ def passes(
 
 
 def schedule_rules(
-    *, pp: Values, accumulation: Values, virtual: Values, schedule: Values
+    pp: Values,
+    accumulation: Values,
+    virtual: Values,
+    schedule: Values,
+    shard: Values = 0,
 ) -> list[Rule]:
     """The rules of a schedule, or of arrays of them.
 
@@ -104,9 +101,19 @@ def schedule_rules(
         Stages, micro-batches, and chunks of a rank.
     schedule
         Place in SCHEDULES.
+    shard
+        Copies among which ZeRO shards; 0: all.
     """
-    several = virtual > 1
+    several, twice = virtual > 1, schedule == SCHEDULES.index("dualpipe")
     return [
+        positive(virtual, "virtual"),
+        Rule(
+            (shard > 0) & twice,
+            "copies of DualPipe are on two stages, not in blocks that shard them, but "
+            "shard is {}",
+            (shard,),
+            "leave out --shard",
+        ),
         Rule(
             several & ((pp < 2) | (accumulation % np.maximum(pp, 1) != 0)),
             "an interleaved schedule has several stages and a multiple of them of "
@@ -122,8 +129,7 @@ def schedule_rules(
             "raise --pp, or leave out --schedule or --virtual-stages",
         ),
         Rule(
-            (schedule == SCHEDULES.index("dualpipe"))
-            & ((pp % 2 > 0) | (accumulation % 2 > 0) | (accumulation < 2 * pp)),
+            twice & ((pp % 2 > 0) | (accumulation % 2 > 0) | (accumulation < 2 * pp)),
             "DualPipe has an even number of stages and of micro-batches, at least "
             "two for each stage, but there are {} stages and {} micro-batches",
             (pp, accumulation),
