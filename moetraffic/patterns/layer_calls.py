@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .values import Values, anywhere
+from .values import Values, anywhere, where
 
 if TYPE_CHECKING:
     from .layouts.configuration import Configuration
@@ -182,7 +182,7 @@ class LayerCalls:
     @property
     def handed_on(self) -> Values:
         """Bytes of a micro-batch's activations between two stages."""
-        return self._source_rows / np.where(self._spread > 0, self.config.tp, 1)
+        return self._source_rows / where(self._spread > 0, self.config.tp, 1)
 
     # ---- tensor and sequence parallelism ------------------------------------------
 
@@ -250,7 +250,7 @@ class LayerCalls:
         outer = c.cp / c.inner
         gathered = (outer > 1) * (c.context == CONTEXTS.index("all-gather"))
         # on a ring the gradients of keys and values follow them on the way back
-        hops = (outer - 1) * np.where(gathered, 0.0, 2.0 if backward else 1.0)
+        hops = (outer - 1) * where(gathered, 0.0, 2.0 if backward else 1.0)
         parts = [
             *(("cp_heads", "all_to_all", size, exchanged) for size in asked),
             ("cp_ring", "send_recv", both, hops),
@@ -342,7 +342,7 @@ class LayerCalls:
             size = copies * self._row
             found[bool(crosses), False] = found[bool(crosses), True] = size
             if short:
-                sent = np.where(c.dispatch_bytes > 0, c.dispatch_bytes, c.element_bytes)
+                sent = where(c.dispatch_bytes > 0, c.dispatch_bytes, c.element_bytes)
                 found[bool(crosses), True] = copies * (c.sizes.hidden * sent)
         return found
 

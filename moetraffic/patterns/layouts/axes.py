@@ -14,7 +14,7 @@ import numpy as np
 
 from moetraffic.patterns.model_sizes import ModelSizes
 from moetraffic.patterns.rules import Rule
-from moetraffic.patterns.values import Values
+from moetraffic.patterns.values import Values, where
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
 ZERO_STAGES = (0, 1, 2, 3)  # Rajbhandari et al., arXiv 1910.02054, section 5; 0: none
@@ -85,7 +85,7 @@ class Steps(Generic[Size]):
 def layout_rules(c: Axes[Values]) -> list[Rule]:
     """The rules of a layout's sizes, or of arrays of them."""
     ranks, copies = c.tp * c.cp * c.dp, np.maximum(c.dp * c.cp, 1)
-    shards = np.where(c.shard > 0, c.shard, copies)
+    shards = where(c.shard > 0, c.shard, copies)
     split = np.maximum(c.expert_tp * c.ep, 1)
     # copies of an expert that are shards, of which one rank has a whole number
     blocks = ranks / split * shards / copies
@@ -184,7 +184,9 @@ def split_rules(c: Axes[Values], m: ModelSizes, virtual: Values = 1) -> list[Rul
             for width in (m.dense_ffn, m.shared_ffn)
         ),
         Rule(
-            (m.experts > 0) & (m.expert_ffn % np.maximum(c.expert_tp, 1) != 0),
+            (m.experts > 0)
+            & ((c.expert_tp != c.tp) | (m.expert_ffn != m.dense_ffn))
+            & (m.expert_ffn % np.maximum(c.expert_tp, 1) != 0),
             "etp must divide an expert's width, but it is {} for etp {}",
             (m.expert_ffn, c.expert_tp),
             "change --etp",

@@ -15,7 +15,7 @@ from moetraffic.patterns.layer_calls import CONTEXTS, room
 from moetraffic.patterns.model_sizes import ModelSizes, model_sizes
 from moetraffic.patterns.rules import Rule, choose, positive, refuse
 from moetraffic.patterns.shape import ModelShape
-from moetraffic.patterns.values import Values, anywhere, numbers
+from moetraffic.patterns.values import Values, anywhere, numbers, where
 from moetraffic.patterns.workloads.routers import Gating
 
 from .axes import Axes, Steps, layout_rules, split_rules
@@ -77,7 +77,7 @@ class Configuration(Axes[Values], Steps[Values]):
             raise LayoutError(
                 f"a token selects 1 to {np.max(experts):g} experts, but k is 0: give k"
             )
-        object.__setattr__(self, "k", np.where(experts > 0, self.k, 0.0))
+        object.__setattr__(self, "k", where(experts > 0, self.k, 0.0))
 
     @classmethod
     def of(
@@ -118,12 +118,12 @@ class Configuration(Axes[Values], Steps[Values]):
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Of all fields together."""
-        parts = [getattr(self, f.name) for f in fields(self) if f.name != "model"]
-        parts.append(self.sizes.layers)
+        parts = {getattr(self, f.name).shape for f in fields(self) if f.name != "model"}
+        parts.add(self.sizes.layers.shape)
         try:
-            return np.broadcast_shapes(*(part.shape for part in parts))
+            return np.broadcast_shapes(*parts) if parts != {()} else ()
         except ValueError:
-            shapes = sorted({str(part.shape) for part in parts if part.shape})
+            shapes = sorted(str(part) for part in parts if part)
             raise LayoutError(
                 "the arrays of a configuration broadcast together, but have the shapes "
                 f"{', '.join(shapes)}: give them one"
@@ -142,12 +142,12 @@ class Configuration(Axes[Values], Steps[Values]):
     def copies(self, tokens: Values) -> Values:
         """Token copies of sequences that a rank routes in a layer, or their room."""
         m = self.sizes
-        ranks = self.cp * np.where(self.sequence_parallel > 0, self.tp, 1)
+        ranks = self.cp * where(self.sequence_parallel > 0, self.tp, 1)
         routed = self.k * self.micro_batch * tokens / ranks
         if not anywhere(self.capacity_factor):
             return routed * self.imbalance
         padded = room(routed, m.experts, self.capacity_factor)
-        return np.where(self.capacity_factor > 0, padded, routed * self.imbalance)
+        return where(self.capacity_factor > 0, padded, routed * self.imbalance)
 
     @cached_property
     def stage_layers(self) -> Values:
@@ -161,12 +161,12 @@ class Configuration(Axes[Values], Steps[Values]):
     def pair(self) -> Values:
         """Stages that a rank holds, and copies of a stage in a pipeline: 2 of DualPipe,
         which are mirrored."""
-        return np.where(self.schedule == SCHEDULES.index("dualpipe"), 2.0, 1.0)
+        return where(self.schedule == SCHEDULES.index("dualpipe"), 2.0, 1.0)
 
     @cached_property
     def last(self) -> Values:
         """1 where a rank of the first stage is one of the last too, otherwise 0."""
-        return np.where((self.pp > 1) & (self.pair < 2), 0.0, 1.0)
+        return where((self.pp > 1) & (self.pair < 2), 0.0, 1.0)
 
     @cached_property
     def copies_held(self) -> Values:
@@ -182,7 +182,7 @@ class Configuration(Axes[Values], Steps[Values]):
         )
         found = found + m.first_whole + alone * m.last_whole
         found = found + alone * m.mtp * (m.mtp_split / self.tp + m.mtp_whole)
-        found = found + self.table * (1 + alone * np.where(m.tied > 0, 0.0, 1.0))
+        found = found + self.table * (1 + alone * where(m.tied > 0, 0.0, 1.0))
         return found + alone * m.row_bias * self.table / m.hidden
 
     @cached_property
@@ -212,14 +212,14 @@ class Configuration(Axes[Values], Steps[Values]):
     def inner(self) -> Values:
         """Context-parallel ranks that exchange heads for tokens; 1: none do."""
         all_do = self.context == CONTEXTS.index("all-to-all")
-        return np.where(all_do, self.cp, np.maximum(self.ulysses, 1))
+        return where(all_do, self.cp, np.maximum(self.ulysses, 1))
 
     def shards(self, copies: Values) -> Values:
         """Ranks among which ZeRO shards parameters that so many ranks hold."""
         if not anywhere(self.shard):
             return copies
         some = np.maximum(copies * self.shard / (self.dp * self.cp), 1)
-        return np.where(self.shard > 0, some, copies)
+        return where(self.shard > 0, some, copies)
 
     @cached_property
     def expert_copies(self) -> Values:
@@ -237,7 +237,7 @@ def _places(field: str, given: Values) -> Values:
         for name in sorted(set(made.ravel().tolist())):
             choose(field, name, names)
         return np.select([made == name for name in names], np.arange(len(names)) + 0.0)
-    return np.where(made, len(names) - 1.0, 0.0) if made.dtype == bool else given
+    return where(made, len(names) - 1.0, 0.0) if made.dtype == bool else given
 
 
 def unmet(config: Configuration) -> list[Rule]:
@@ -260,7 +260,7 @@ def refuse_unsound(config: Configuration) -> None:
 def _rules(config: Configuration) -> list[Rule]:
     c, m = config, config.sizes
     batches, sparse = c.micro_batches, m.experts > 0
-    spread = c.cp * np.where(c.sequence_parallel > 0, c.tp, 1)
+    spread = c.cp * where(c.sequence_parallel > 0, c.tp, 1)
     return [
         *layout_rules(c),
         *(
@@ -291,7 +291,7 @@ def _rules(config: Configuration) -> list[Rule]:
             (m.source % spread != 0) | (m.targets % spread != 0),
             "ranks that share a sequence must divide it, but it has {} tokens for {} "
             "ranks",
-            (np.where(m.source % spread != 0, m.source, m.targets), spread),
+            (where(m.source % spread != 0, m.source, m.targets), spread),
             "change --cp or --tp, or leave out --sequence-parallel",
         ),
         Rule(

@@ -12,7 +12,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.configuration import Configuration, unmet
 from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.rules import refuse
-from moetraffic.patterns.values import Float64, Values, anywhere
+from moetraffic.patterns.values import Float64, Values, anywhere, where
 from moetraffic.tables import Table
 
 from .calls import Traffic
@@ -106,7 +106,7 @@ class Estimate:
         moved = sum(c.moved for c in self.traffic if c.kind in kinds)
         took = sum(self.communication[kind] for kind in kinds)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(np.asarray(took) > 0, moved / np.asarray(took), np.nan)
+            return where(np.asarray(took) > 0, moved / np.asarray(took), np.nan)
 
     @property
     def all_communication(self) -> Float64:
@@ -199,9 +199,9 @@ def estimate(
             # modules that predict further tokens are a mean layer and a head each
             further = c.sizes.mtp * (work.head + work.all / c.stage_layers)
             head = work.head + further
-            compute = batches * (work.all + np.where(c.pp > 1, 0.0, head))
+            compute = batches * (work.all + where(c.pp > 1, 0.0, head))
             # of DualPipe, with both ends on a rank, for half of the micro-batches
-            waiting = batches / c.pair * np.where(c.pp > 1, head, 0.0)
+            waiting = batches / c.pair * where(c.pp > 1, head, 0.0)
         layers = batches * c.stage_layers * s.layer_overhead_s
         moved = traffic(c, conventions)
         times, wire, micro = _sent(moved, s, c.shape)
@@ -213,12 +213,12 @@ def estimate(
         bubble = (c.pp - 1) / c.virtual * beat
         if anywhere(c.schedule > 0):
             bubble = _other_bubbles(c, conventions, work, beat, bubble)
-        cut = np.where(c.zero > 0, 1.0, 0.0)
+        cut = where(c.zero > 0, 1.0, 0.0)
         updated = c.held / c.shards(c.copies_held) ** cut
         updated = updated + c.experts_held / c.shards(c.expert_copies) ** cut
         optimizer = updated * s.optimizer_bytes / s.memory_bytes_s
         overhead = layers + s.iteration_overhead_s
-        ideal = np.where(
+        ideal = where(
             c.schedule > 0,
             bubble / (batches * beat),
             (c.pp - 1) / (c.virtual * batches),
@@ -275,7 +275,7 @@ def _sent(
         spent = calls.moved / system.speed(calls) + system.latency(calls)
         if anywhere(calls.entries):
             spent = spent + list_time(calls, system.memory_bytes_s)
-        spent = np.where(calls.calls > 0, spent, 0.0)
+        spent = where(calls.calls > 0, spent, 0.0)
         times[calls.kind] = times[calls.kind] + spent
         wire[calls.kind] = wire[calls.kind] + sent
         if calls.every_micro_batch:
@@ -308,7 +308,7 @@ def _other_bubbles(
         "dualpipe": (c.pp / 2 - 1) * np.maximum(beat + backward - 3 * weights, 0),
     }
     for name, bubble in forms.items():
-        usual = np.where(c.schedule == SCHEDULES.index(name), bubble, usual)
+        usual = where(c.schedule == SCHEDULES.index(name), bubble, usual)
     return usual
 
 
@@ -323,6 +323,6 @@ def _hidden(
     found: Values = 0.0
     for kind, share in s.overlap.items():
         once = kind in IN_DP
-        window = np.where(once & (c.zero < 2), last, compute) if once else compute
+        window = where(once & (c.zero < 2), last, compute) if once else compute
         found = found + np.minimum(np.asarray(share) * times[kind], window)
     return np.minimum(found, compute)

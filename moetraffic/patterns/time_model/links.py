@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from moetraffic.patterns.bandwidth import BandwidthTable
-from moetraffic.patterns.values import Float64, Values, numbers
+from moetraffic.patterns.values import Float64, Values, numbers, where
 
 from .calls import Traffic
 
@@ -82,7 +82,7 @@ class NodeLinks:
             out = nic / gpus * (calls.ranks - 1) / leaving / _distinct(calls, near)
         within = (calls.stride * calls.ranks <= gpus) | (calls.ranks <= 1)
         return np.asarray(
-            np.where(within, inside, np.minimum(inside, out)) * self.efficiency
+            where(within, inside, np.minimum(inside, out)) * self.efficiency
         )
 
 
@@ -91,7 +91,7 @@ def _distinct(calls: Traffic, near: Values) -> Float64:
     the group on each: ``N (1 - (1 - 1/N)^k)/k`` of k drawn over N nodes."""
     nodes = np.minimum(np.maximum(calls.ranks / near, 1), calls.most_nodes)
     k = np.maximum(calls.copies, 1)
-    return np.where(calls.copies > 0, nodes * (1 - (1 - 1 / nodes) ** k) / k, 1.0)
+    return where(calls.copies > 0, nodes * (1 - (1 - 1 / nodes) ** k) / k, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,5 +129,5 @@ class MeasuredLinks:
             ).bytes_s
         if self.together:
             near = np.clip(np.floor(self.gpus / stride), 1, ranks)
-            found = np.where(nodes > 1, found * near / self.gpus, found)
+            found = where(nodes > 1, found * near / self.gpus, found)
         return found

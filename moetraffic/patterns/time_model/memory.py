@@ -14,7 +14,7 @@ import numpy as np
 
 from moetraffic.patterns.layouts.configuration import RECOMPUTE, Configuration
 from moetraffic.patterns.layouts.schedules import SCHEDULES
-from moetraffic.patterns.values import Float64, anywhere
+from moetraffic.patterns.values import Float64, anywhere, where
 
 MODULES = RECOMPUTE.index("modules")
 
@@ -61,7 +61,7 @@ def memory(config: Configuration) -> Memory:
     parts = []
     for held, copies in ((c.held, c.copies_held), (c.experts_held, c.expert_copies)):
         shards = c.shards(copies)
-        cut = [np.where(c.zero >= stage, shards, 1.0) for stage in (3, 2, 1)]
+        cut = [where(c.zero >= stage, shards, 1.0) for stage in (3, 2, 1)]
         sizes = (c.element_bytes, c.gradient_bytes, c.state_bytes)
         parts.append([held * size / by for size, by in zip(sizes, cut, strict=True)])
     weights, gradients, optimizer = (sum(pair) for pair in zip(*parts, strict=True))
@@ -75,37 +75,37 @@ def memory(config: Configuration) -> Memory:
 
 def _activations(c: Configuration) -> Float64:
     m = c.sizes
-    e, apart = c.element_bytes, np.where(c.sequence_parallel > 0, c.tp, 1.0)
+    e, apart = c.element_bytes, where(c.sequence_parallel > 0, c.tp, 1.0)
     # Step 1: one layer, bytes of a token.  Without sequence parallelism inputs of norms
     # and of products behind them, and masks of dropout, are whole on tensor ranks.
-    padded = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
-    share = np.where(m.layers > 0, m.moe_layers / m.layers, 0.0)
-    again, short = c.recompute == MODULES, np.where(c.fp8 > 0, 1.0, e)
-    copies = share * np.maximum(c.k * padded, 1) + np.where(again, 0.0, 1 - share)
-    normed = m.hidden * short * (copies + np.where(again, 0.0, 1.0))
-    masks = np.where(m.gated > 0, 0.0, 2.0) * m.hidden
-    whole = 2 * m.hidden * e + normed + masks + np.where(again, m.latent * e, 0.0)
+    padded = where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
+    share = where(m.layers > 0, m.moe_layers / m.layers, 0.0)
+    again, short = c.recompute == MODULES, where(c.fp8 > 0, 1.0, e)
+    copies = share * np.maximum(c.k * padded, 1) + where(again, 0.0, 1 - share)
+    normed = m.hidden * short * (copies + where(again, 0.0, 1.0))
+    masks = where(m.gated > 0, 0.0, 2.0) * m.hidden
+    whole = 2 * m.hidden * e + normed + masks + where(again, m.latent * e, 0.0)
     queried = m.heads * m.key_width + 2 * m.keys
-    queried = np.where(again & (m.latent > 0), 0.0, queried)
+    queried = where(again & (m.latent > 0), 0.0, queried)
     attention = (queried + m.heads * m.value_width) * e
     up = (1 + m.gated) * c.ffn
-    wide = np.where(again, up * short, up * e + c.ffn * short)
+    wide = where(again, up * short, up * e + c.ffn * short)
     layer = c.tokens * (whole / apart + (attention + wide) / c.tp)
     core = 5 * m.heads * m.attended * c.tokens * e / 2 / c.tp
-    core = np.where(c.fused_attention > 0, 0.0, core)  # scores stay on chip
-    kept = np.where(c.recompute == 1, layer, layer + core)
-    kept = np.where(c.recompute == 2, c.tokens * m.hidden * e / apart, kept)
+    core = where(c.fused_attention > 0, 0.0, core)  # scores stay on chip
+    kept = where(c.recompute == 1, layer, layer + core)
+    kept = where(c.recompute == 2, c.tokens * m.hidden * e / apart, kept)
     # Step 2: layers in flight on the first stage.
     flight = np.minimum(c.pp, c.micro_batches) / c.pp
     interleaved = 1 + (c.pp - 1) / (c.pp * c.virtual)
     interleaved = np.minimum(interleaved, c.micro_batches / c.pp)
-    flight = np.where(c.virtual > 1, interleaved, flight)
+    flight = where(c.virtual > 1, interleaved, flight)
     if anywhere(c.schedule > 1):
         # arXiv 2401.10241, section 2.2, and 2412.19437, table 2
         deeper = np.minimum(2 * c.pp - 1, c.micro_batches) / c.pp
-        flight = np.where(c.schedule == SCHEDULES.index("zb-h2"), deeper, flight)
-        flight = np.where(c.pair > 1, (c.pp + 1) / c.pp, flight)
-    active = np.where(c.recompute == 2, layer + core, 0.0)
+        flight = where(c.schedule == SCHEDULES.index("zb-h2"), deeper, flight)
+        flight = where(c.pair > 1, (c.pp + 1) / c.pp, flight)
+    active = where(c.recompute == 2, layer + core, 0.0)
     # Step 3: the ends, of a stage alone.
     last = c.micro_batch * m.targets / c.cp
     logits = 4 * last * (m.vocabulary / c.tp + m.hidden * e / 2 / apart) * c.last

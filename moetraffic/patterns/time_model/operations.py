@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetraffic.patterns.layouts.configuration import Configuration
-from moetraffic.patterns.values import Float64
+from moetraffic.patterns.values import Float64, where
 
 from .conventions import SC21, Conventions
 
@@ -48,8 +48,8 @@ def operations(config: Configuration, conventions: Conventions = SC21) -> Operat
         How it is counted.
     """
     c, m = config, config.sizes
-    again = np.where(c.recompute == 2, 1.0, 0.0)
-    spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
+    again = where(c.recompute == 2, 1.0, 0.0)
+    spread = where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
     routed = 2 * c.k * m.expert_weights * m.moe_layers * spread * c.tokens
     split = c.tp * m.layers / c.stage_layers
     if conventions.flops == "parameters":
@@ -67,7 +67,7 @@ def operations(config: Configuration, conventions: Conventions = SC21) -> Operat
     return Operations(
         forward=layers + head,
         backward=2 * (layers + head),
-        recomputed=again * layers + np.where(c.recompute == 1, core, 0.0),
+        recomputed=again * layers + where(c.recompute == 1, core, 0.0),
         weights=layers - core + head,
     )
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 
 from moetraffic.patterns.layouts.configuration import RECOMPUTE, Configuration
-from moetraffic.patterns.values import Float64, Values, anywhere
+from moetraffic.patterns.values import Float64, Values, anywhere, where
 
 from .gpus import Gpu
 
@@ -95,8 +95,8 @@ def matmul(
     sides = number * (rows * inner + inner * columns)
     moved = 2.0 * (sides + number * rows * columns)
     rate = gpu.memory_bytes_s * gpu.memory_share
-    time = np.maximum(computing / np.where(fp8, gpu.fp8_speed, 1.0), moved / rate)
-    return np.asarray(time + np.where(fp8, 4.0, 0.0) * sides / rate)
+    time = np.maximum(computing / where(fp8, gpu.fp8_speed, 1.0), moved / rate)
+    return np.asarray(time + where(fp8, 4.0, 0.0) * sides / rate)
 
 
 @cache
@@ -119,9 +119,9 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     c, m = config, config.sizes
     tokens, whole = c.tokens, m.hidden
     rate = gpu.memory_bytes_s * gpu.memory_share
-    apart = np.where(c.sequence_parallel > 0, c.tp, 1.0)
+    apart = where(c.sequence_parallel > 0, c.tp, 1.0)
     gate = 1.0 + m.gated
-    share = np.where(m.layers > 0, m.moe_layers / m.layers, 0.0)
+    share = where(m.layers > 0, m.moe_layers / m.layers, 0.0)
     dense, sparse = anywhere(share < 1), anywhere(share > 0)
     fp8 = (c.fp8 > 0) & (gpu.fp8_speed > 1)
 
@@ -136,7 +136,7 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     if dense:
         networks["dense"] = tokens, m.dense_ffn / c.tp, 1
     if sparse:
-        spread = np.where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
+        spread = where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
         local = np.maximum(m.experts / c.ep, 1)
         copies = c.k * tokens * spread * c.expert_tp / c.tp
         networks["experts"] = copies / local, m.expert_ffn / c.expert_tp, local
@@ -172,11 +172,11 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
 
     # Step 2: attention, and what lies around matrix products.
     fused = c.fused_attention > 0
-    stored = np.where(fused, 0.0, number * here * m.sequence)
+    stored = where(fused, 0.0, number * here * m.sequence)
     core = seconds["queries"][0] + seconds["values"][0]
-    core = np.where(fused, core / 2, core)
+    core = where(fused, core / 2, core)
     core_again = core + 9 * stored / rate
-    cores = pair(core_again, np.where(fused, 2.5, 2.0) * core + 11 * stored / rate)
+    cores = pair(core_again, where(fused, 2.5, 2.0) * core + 11 * stored / rate)
     row = tokens * whole / rate
     around = pair(22 * row / apart + 4 * row / c.tp, 46 * row / apart + 18 * row / c.tp)
     time = seconds["attention_in"] + seconds["attention_out"] + cores + around
@@ -187,27 +187,27 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     if sparse:
         experts = network("experts") + seconds["router"]
         if "shared" in networks:
-            experts = experts + np.where(m.shared_ffn > 0, network("shared"), 0.0)
+            experts = experts + where(m.shared_ffn > 0, network("shared"), 0.0)
         # rows are read and written before and after the experts
-        moved = 8 * copies * whole / np.where(c.sequence_parallel > 0, c.expert_tp, 1.0)
+        moved = 8 * copies * whole / where(c.sequence_parallel > 0, c.expert_tp, 1.0)
         time = time + share * (experts + moved / rate)
         local = np.maximum(m.experts / c.ep, 1)
-        one = pair(*PRODUCTS) + np.where(fp8, pair(*QUANTIZED), 0.0)
+        one = pair(*PRODUCTS) + where(fp8, pair(*QUANTIZED), 0.0)
         kernels = kernels + share * (ROUTING + local * one)
     # Step 4: kernels start one after the other, and the host must keep ahead.
     time = np.maximum(time + kernels * gpu.start_s, kernels * gpu.dispatch_s)
     ahead, back = time * c.stage_layers
-    again = np.where(c.recompute == 2, ahead, 0.0)
+    again = where(c.recompute == 2, ahead, 0.0)
     core_again = c.stage_layers * (core_again + CORE * gpu.start_s)
-    again = np.where((c.recompute == 1) & ~fused, core_again, again)
+    again = where((c.recompute == 1) & ~fused, core_again, again)
     if anywhere(c.recompute == MODULES):
         # norms, activations and, in latent attention, most of its first products
         parts = 8 * row / apart + 6 * gpu.start_s
-        parts = parts + np.where(m.latent > 0, seconds["attention_in"][0], 0.0)
+        parts = parts + where(m.latent > 0, seconds["attention_in"][0], 0.0)
         for name, (at, width, number) in networks.items():
             of = 1 - share if name == "dense" else share
             parts = parts + of * (2 * gate + 2) * number * at * width / rate
-        again = np.where(c.recompute == MODULES, c.stage_layers * parts, again)
+        again = where(c.recompute == MODULES, c.stage_layers * parts, again)
     # Step 5: the output layer; the loss passes 46 bytes a logit in 32 bits.
     head = seconds["head"].sum(axis=0) + 46 * tokens * m.vocabulary / c.tp / rate
     return Passes(forward=ahead, backward=back, recomputed=again, head=head)

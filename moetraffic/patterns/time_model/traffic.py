@@ -11,7 +11,7 @@ import numpy as np
 from moetraffic.patterns.layer_calls import LayerCalls, Part
 from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.synchronization import UNIT_POINTS, ZERO
-from moetraffic.patterns.values import Values, anywhere, numbers
+from moetraffic.patterns.values import Values, anywhere, numbers, where
 
 from .calls import Traffic
 from .conventions import SC21, Conventions
@@ -44,7 +44,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
     again = 1 if conventions.gathers == "megatron" else 0
     parts = LayerCalls(config=c, regathered=again)  # exchanged counts are a few bytes
     sums = _Sums()
-    forward_passes = np.where(c.recompute == 2, 2.0, 1.0)
+    forward_passes = where(c.recompute == 2, 2.0, 1.0)
     entering = batches / c.pair  # micro-batches that begin or end on a rank
     sparse_share, decoder = m.moe_layers / m.layers, m.cross_layers / m.layers
     further = entering * c.last * m.mtp
@@ -86,15 +86,15 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
             held = held / (c.pp * c.tp)
     lists = conventions.zero3 == "lists"
     if conventions.reduced == "held" and not lists and anywhere(c.zero == 3):
-        held = held + np.where(c.zero == 3, _row_padding(c), 0.0)
+        held = held + where(c.zero == 3, _row_padding(c), 0.0)
     found += _gradients(c, "dp", held, c.copies_held, c.tp, lists)
     if anywhere(m.experts > 0):
-        among = np.where(folded, c.expert_tp, c.tp * c.cp) * c.ep
+        among = where(folded, c.expert_tp, c.tp * c.cp) * c.ep
         # fully sharded experts are cut by whole experts, padded to the ranks
         local = np.maximum(m.experts / c.ep, 1)
         shards = c.shards(c.expert_copies)
         cut = np.ceil(local / shards) * shards / local
-        experts = c.experts_held * np.where(c.zero == 3, cut, 1.0)
+        experts = c.experts_held * where(c.zero == 3, cut, 1.0)
         found += _gradients(c, "edp", experts, c.expert_copies, among, lists)
     tables = (c.last < 1) & ((m.tied > 0) | (m.mtp > 0))
     if anywhere(tables):
@@ -102,10 +102,10 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
             Traffic(
                 kind="embedding",  # EmbTableSync: first and last stage
                 collective="all_reduce",
-                ranks=np.where(c.pp > 1, 2.0, 1.0),
+                ranks=where(c.pp > 1, 2.0, 1.0),
                 stride=c.tp * c.cp * c.dp * np.maximum(c.pp - 1, 1),
                 buffer=c.table * c.gradient_bytes,
-                calls=np.where(tables, 1.0, 0.0),
+                calls=where(tables, 1.0, 0.0),
                 every_micro_batch=False,
             )
         )
@@ -136,10 +136,10 @@ class _Sums:
         groups = {"tp": (c.tp, 1.0), "etp": (c.expert_tp, 1.0)}
         groups["cp_heads"] = c.inner, c.tp
         groups["cp_ring"] = c.cp / c.inner, c.tp * c.inner
-        groups["ep"] = c.ep, np.where(folded, c.expert_tp, c.tp * c.cp)
+        groups["ep"] = c.ep, where(folded, c.expert_tp, c.tp * c.cp)
         limited = {
-            "copies": np.where(c.deduplicated > 0, c.k, 0),
-            "most_nodes": np.where(c.node_limit > 0, c.node_limit, np.inf),
+            "copies": where(c.deduplicated > 0, c.k, 0),
+            "most_nodes": where(c.node_limit > 0, c.node_limit, np.inf),
         }
         return [
             Traffic(
@@ -161,8 +161,8 @@ def _handed_on(c: Configuration, parts: LayerCalls) -> Traffic:
     buffer = parts.handed_on
     if anywhere(c.scatter_gather > 0):
         whole = c.tokens * c.sizes.hidden * c.element_bytes
-        buffer = np.where(c.scatter_gather > 0, whole / c.tp, buffer)
-    piped = np.where(c.pp > 1, c.micro_batches, 0.0)
+        buffer = where(c.scatter_gather > 0, whole / c.tp, buffer)
+    piped = where(c.pp > 1, c.micro_batches, 0.0)
     return Traffic(
         kind="pp",
         collective="send_recv",
@@ -201,15 +201,15 @@ def _gradients(
     2104.07857, section 4.1).
     """
     batches = c.micro_batches
-    shards: Values = np.where(c.zero > 0, c.shards(ranks), ranks)
-    units = np.where(c.zero == 3, c.stage_layers * c.gathers, 1.0)
+    shards: Values = where(c.zero > 0, c.shards(ranks), ranks)
+    units = where(c.zero == 3, c.stage_layers * c.gathers, 1.0)
     # shares of the distributed optimizer are equally long
     padded = np.ceil(np.round(held, 3) / shards) * shards
-    padded = np.where((c.zero == 1) | (c.zero == 2), padded, held) / units
-    again = np.where(lists & (c.recompute == 2), 2.0, 1.0)
+    padded = where((c.zero == 1) | (c.zero == 2), padded, held) / units
+    again = where(lists & (c.recompute == 2), 2.0, 1.0)
     times: dict[tuple[str, bool, bool], Values] = {}
     for stage, calls in enumerate(ZERO):
-        chosen = np.where((c.zero == stage) & (held > 0), 1.0, 0.0)
+        chosen = where((c.zero == stage) & (held > 0), 1.0, 0.0)
         if not anywhere(chosen):
             continue
         for call in calls:
@@ -237,7 +237,7 @@ def _gradients(
                 buffer=buffer / shards if other else buffer,
                 calls=number * (across > 1) if other else number,
                 every_micro_batch=False,
-                entries=0 if other else np.where(lists & (c.zero == 3), shards, 0),
+                entries=0 if other else where(lists & (c.zero == 3), shards, 0),
             )
         )
     return found
