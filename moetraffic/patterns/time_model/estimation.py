@@ -106,7 +106,7 @@ class Estimate:
         moved = sum(c.moved for c in self.traffic if c.kind in kinds)
         took = sum(self.communication[kind] for kind in kinds)
         with np.errstate(divide="ignore", invalid="ignore"):
-            return where(np.asarray(took) > 0, moved / np.asarray(took), np.nan)
+            return np.where(np.asarray(took) > 0, moved / np.asarray(took), np.nan)
 
     @property
     def all_communication(self) -> Float64:

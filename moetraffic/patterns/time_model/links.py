@@ -91,7 +91,7 @@ def _distinct(calls: Traffic, near: Values) -> Float64:
     the group on each: ``N (1 - (1 - 1/N)^k)/k`` of k drawn over N nodes."""
     nodes = np.minimum(np.maximum(calls.ranks / near, 1), calls.most_nodes)
     k = np.maximum(calls.copies, 1)
-    return where(calls.copies > 0, nodes * (1 - (1 - 1 / nodes) ** k) / k, 1.0)
+    return np.where(calls.copies > 0, nodes * (1 - (1 - 1 / nodes) ** k) / k, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
