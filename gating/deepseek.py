@@ -34,11 +34,6 @@ class DeepSeekRouter(LinearGate):
     scale
         Factor of the weights: 2.5 in V3, 16 in V2, 1 in V2-Lite.
 
-    Raises
-    ------
-    LayoutError
-        If groups do not divide the experts, or k experts do not lie in ``top_groups``.
-
     References
     ----------
     DeepSeek-V3, arXiv 2412.19437, equations 12 to 16 (selection and weights), 17 to 20

@@ -27,26 +27,11 @@ class ExpertChoiceRouter(LinearGate):
     capacity_factor
         An expert chooses ``ceil(capacity_factor k T / E)`` tokens, at most T; None: 1.
 
-    Raises
-    ------
-    LayoutError
-        If k is not between 1 and E.
-
     References
     ----------
     Zhou et al., "Mixture-of-Experts with Expert Choice Routing", arXiv 2202.09368,
     section 3.2, equations 1 and 2.
     """
-
-    def __init__(
-        self,
-        hidden: int,
-        experts: int,
-        *,
-        k: int,
-        capacity_factor: float | None = None,
-    ) -> None:
-        super().__init__(hidden, experts, k=k, capacity_factor=capacity_factor)
 
     def forward(self, x: Tensor, *, ids: Tensor | None = None) -> Routing:
         """Compute the expert assignment of ``[T, h]`` token vectors."""

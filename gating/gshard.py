@@ -42,11 +42,6 @@ class GShardRouter(LinearGate):
         second copy is sent.  ``"kept"``: divided by the sum over the kept copies, so
         that a single kept copy has weight 1.
 
-    Raises
-    ------
-    LayoutError
-        If there is one expert, or ``second`` or ``weights`` is unknown.
-
     References
     ----------
     Lepikhin et al., "GShard", arXiv 2006.16668, section 2.2 and algorithm 1.  The

@@ -53,6 +53,11 @@ class LinearGate(nn.Module):
     capacity_factor
         An expert accepts ``ceil(capacity_factor k T / E)`` copies, those of earlier
         tokens first; None keeps all (dropless).
+
+    Raises
+    ------
+    LayoutError
+        If k is not between 1 and E; in subclasses, also if an option is impossible.
     """
 
     def __init__(

@@ -27,11 +27,6 @@ class SinkhornRouter(LinearGate):
     tolerance, rounds
         Convergence criterion and maximum iterations of :func:`sinkhorn_plan`.
 
-    Raises
-    ------
-    LayoutError
-        If k is not between 1 and E, or the score is unknown.
-
     References
     ----------
     Clark et al., "Unified Scaling Laws for Routed Language Models", arXiv 2202.01169,

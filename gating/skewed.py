@@ -35,11 +35,6 @@ class SkewedRouter(LinearGate):
     seed
         Seed of the permutation and the samples.
 
-    Raises
-    ------
-    LayoutError
-        If k is not between 1 and E.
-
     References
     ----------
     Sampling without replacement by the k largest of log p + Gumbel noise: Kool et al.,

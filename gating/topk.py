@@ -28,12 +28,6 @@ class TopKRouter(LinearGate):
         1, since a single renormalized weight is 1 and carries no gradient to the
         router.  With ``"after"`` the sum is always 1.
 
-    Raises
-    ------
-    LayoutError
-        If k is not between 1 and E, or ``softmax`` is unknown or contradicts
-        ``renormalize``.
-
     References
     ----------
     Shazeer et al., "Outrageously Large Neural Networks", arXiv 1701.06538, equations

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from .corpus import Corpus
 from .gpt import GPT, Losses
-from .layers.feedforward import LocalExperts
 from .layers.moe import MixtureOfExperts
 from .parallelism.gradients import GradientBucket, ParameterSets, clip
-from .parallelism.groups import ParallelGroups, connect
+from .parallelism.groups import connect
 from .train import train
 from .virtual_training import train_virtually
 
@@ -15,10 +14,8 @@ __all__ = [
     "GPT",
     "Corpus",
     "GradientBucket",
-    "LocalExperts",
     "Losses",
     "MixtureOfExperts",
-    "ParallelGroups",
     "ParameterSets",
     "clip",
     "connect",

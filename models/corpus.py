@@ -42,19 +42,11 @@ class Corpus:
         micro_batch: int,
         rank: int,
     ) -> tuple[Tensor, Tensor]:
-        """Sample sequences at random positions, determined by the last four arguments.
+        """Sample B sequences of S tokens at random positions of the longer text.
 
-        Parameters
-        ----------
-        sequences, length
-            B sequences of S tokens; the text must be longer than S.
-        seed, iteration, micro_batch, rank
-            The key of the draw; ``rank`` is the data-parallel rank.
-
-        Returns
-        -------
-        tokens, targets
-            ``[B, S]`` int64 each; a target is the token that follows.
+        The last four arguments are the key of the draw; ``rank`` is the data-parallel
+        rank.  Tokens and targets are ``[B, S]`` int64 each; a target is the token that
+        follows.
         """
         draws = generator(Stream.BATCH, seed, iteration, micro_batch, rank)
         last = len(self.text) - length
@@ -64,20 +56,15 @@ class Corpus:
         return window[:, :-1], window[:, 1:]
 
 
-def load(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> Corpus:
-    """Read a corpus, as :func:`moetraffic.patterns.workloads.text.read` does."""
-    found = texts.read(where, sequence=sequence, vocabulary=vocabulary)
-    return Corpus(
-        text=torch.frombuffer(found.data, dtype=torch.uint8), source=found.source
-    )
-
-
 def text(shape: ModelShape, plan: Training) -> Corpus:
     """Load the corpus of a training plan, validated against the model shape."""
-    return load(
+    found = texts.read(
         plan.corpus,
         sequence=shape.window,
         vocabulary=shape.vocabulary - int(shape.masked),
+    )
+    return Corpus(
+        text=torch.frombuffer(found.data, dtype=torch.uint8), source=found.source
     )
 
 

@@ -195,21 +195,10 @@ class GPT(nn.Module):
     def run(
         self, x: Tensor, stack: slice = slice(None), **inputs: Tensor | None
     ) -> tuple[Tensor, list[Routing]]:
-        """Apply this rank's transformer blocks of one stack.
+        """Apply this rank's transformer blocks of one stack to ``[B, S, h]`` vectors.
 
-        Parameters
-        ----------
-        x
-            ``[B, S, h]`` token vectors.
-        stack
-            Which blocks; by default all.
-        inputs
-            Further inputs of :meth:`~.TransformerBlock.forward`.
-
-        Returns
-        -------
-        Tensor, list of Routing
-            Token vectors, and each MoE layer's routing.
+        ``inputs`` are further ones of :meth:`~.TransformerBlock.forward`.  Returns
+        token vectors, and each MoE layer's routing.
         """
         routings = []
         with self._precision(x.device):
@@ -239,16 +228,9 @@ class GPT(nn.Module):
     def logits(self, tokens: Tensor) -> tuple[Tensor, list[Routing]]:
         """Compute the logits of tokens and the routing of each MoE layer.
 
-        Parameters
-        ----------
-        tokens
-            ``[B, S]`` int64; with two stacks ``[B, S + S']``, what the encoder reads
-            and behind it what the decoder does.
-
-        Returns
-        -------
-        Tensor, list of Routing
-            ``[B, S, V]``, with two stacks ``[B, S', V]``.
+        Tokens are ``[B, S]`` int64, the logits ``[B, S, V]``; with two stacks ``[B, S +
+        S']``, what the encoder reads and behind it what the decoder does, and ``[B, S',
+        V]``.
         """
         if self.shape.two_stacks:
             x, routings = self._both_stacks(tokens)
@@ -257,15 +239,10 @@ class GPT(nn.Module):
         return self.head(x), routings
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Losses:
-        """Compute the losses of int64 tokens and targets.
+        """Compute the losses of int64 tokens, as of :meth:`logits`, and targets.
 
-        Parameters
-        ----------
-        tokens
-            As of :meth:`logits`.
-        targets
-            ``[B, S]`` (with two stacks ``[B, S']``), the right tokens; ``IGNORED``
-            ones count for nothing.
+        Targets are ``[B, S]`` (with two stacks ``[B, S']``), the right tokens;
+        ``IGNORED`` ones count for nothing.
         """
         logits, routings = self.logits(tokens)
         entropy = cross_entropy(logits, targets)

@@ -41,23 +41,10 @@ def train_virtually(
 ) -> list[list[float]]:
     """Train all ranks of a data-parallel layout in this process.
 
-    Parameters
-    ----------
-    workload
-        What to train; its layout has data and expert parallelism alone.
-    recorder, on_step, corpus, stop
-        As of :func:`~.train.train`, with a loss for each rank and with their mean.
-
-    Returns
-    -------
-    list of list of float
-        ``[iteration][rank]`` cross-entropy, nats a token: the mean over the rank's
-        micro-batches.
-
-    Raises
-    ------
-    LayoutError
-        If the corpus, device or dtype cannot be used.
+    The layout has data and expert parallelism alone; other arguments are as of
+    :func:`~.train.train`, with a loss for each rank and with their mean.  Returns
+    ``[iteration][rank]`` cross-entropy, nats a token: the mean over the rank's
+    micro-batches.
     """
     return VirtualTraining(workload, corpus).run(recorder, on_step, stop)
 

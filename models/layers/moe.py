@@ -112,15 +112,10 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Routing]:
         """Compute the weighted sum of the experts' outputs, and the routing.
 
-        A token all of whose copies were dropped gets zeros: the residual stream
-        around this layer carries it on (Fedus et al., arXiv 2101.03961, section 2.2).
-
-        Parameters
-        ----------
-        x
-            ``[B, S, h]``, or ``[T, h]`` where there are no sequences.
-        ids
-            ``[B, S]`` or ``[T]`` int64 token ids, for routers that go by them.
+        ``x`` is ``[B, S, h]``, or ``[T, h]`` where there are no sequences; ``ids`` are
+        ``[B, S]`` or ``[T]`` int64 token ids, for routers that go by them.  A token all
+        of whose copies were dropped gets zeros: the residual stream around this layer
+        carries it on (Fedus et al., arXiv 2101.03961, section 2.2).
         """
         x_th = x.reshape(-1, x.shape[-1])
         ids_t = None if ids is None else ids.reshape(-1)

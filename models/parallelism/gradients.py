@@ -99,13 +99,9 @@ class ParameterUpdate:
 class GradientBucket:
     """Flat tensor whose views are the gradients of several parameters.
 
-    One collective then reduces them all, without copies.  Nobody may set a ``grad`` to
-    None afterwards: it would drop the view.
-
-    Parameters
-    ----------
-    parameters
-        All of one dtype and device.
+    The parameters are all of one dtype and device: one collective then reduces them
+    all, without copies.  Nobody may set a ``grad`` to None afterwards: it would drop
+    the view.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -55,12 +55,8 @@ def connect(
 ) -> ParallelGroups:
     """Create the layout's process groups; every rank must call this.
 
-    Parameters
-    ----------
-    layout
-        Its world is the number of ranks.
-    timeout
-        For collectives of the new groups; None is torch's own.
+    The layout's world is the number of ranks; ``timeout`` is for collectives of the new
+    groups, None is torch's own.
 
     Raises
     ------

@@ -13,7 +13,7 @@ from .running import pause, resume
 
 if TYPE_CHECKING:
     from .recorder import Recorder
-    from .routers.router_hooks import router, watch_routers
+    from .routers.router_hooks import router
     from .virtual_recorder import VirtualRecorder
 
 __all__ = [
@@ -24,15 +24,12 @@ __all__ = [
     "resume",
     "router",
     "routing",
-    "watch_routers",
 ]
-
 
 _MODULES = {
     "Recorder": "recorder",
     "VirtualRecorder": "virtual_recorder",
     "router": "routers.router_hooks",
-    "watch_routers": "routers.router_hooks",
 }
 
 

@@ -13,15 +13,12 @@ from .collisions import (
     no_collision,
 )
 from .compatibility import (
-    Circle,
-    Compatibility,
     Job,
     compatibility,
     consistent_shifts,
     score,
     unify,
 )
-from .congestion import BalancedPaths, balance_paths
 from .decomposition import (
     MATCHINGS,
     Decomposition,
@@ -39,22 +36,16 @@ from .loads import (
     port_bound,
     spreading_bound,
 )
-from .routing import ROUTINGS, Routes, route
-from .topology import PLACEMENTS, Hosts, Topology, block, explicit, strided
+from .routing import ROUTINGS, route
+from .topology import Hosts, Topology, block, explicit, strided
 
 __all__ = [
     "MATCHINGS",
-    "PLACEMENTS",
     "ROUTINGS",
-    "BalancedPaths",
-    "Circle",
-    "Compatibility",
     "Decomposition",
     "Hosts",
     "Job",
-    "Routes",
     "Topology",
-    "balance_paths",
     "bisection_bytes_s",
     "block",
     "collisions",

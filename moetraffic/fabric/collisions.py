@@ -31,12 +31,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def no_collision(flows: int, links: int) -> float:
-    r"""Compute the probability that no two flows share a link: ``n! / ((n - m)! n^m)``.
-
-    Parameters
-    ----------
-    flows, links
-        m and n.
+    """Compute the probability that no two flows share a link: ``n! / ((n - m)! n^m)``.
 
     Examples
     --------
@@ -50,19 +45,12 @@ def no_collision(flows: int, links: int) -> float:
 
 
 def max_load_at_most(flows: int, links: int, most: int) -> float:
-    r"""Compute the probability that no link carries more than ``most`` flows.
+    r"""Compute the probability that no link carries more than c = ``most`` flows.
 
     .. math:: P = \frac{m!}{n^m} [x^m] \Bigl(\sum_{i=0}^{c} \frac{x^i}{i!}\Bigr)^n
 
     The series is evaluated with Poisson weights of mean m/n and divided by the known
     probability that n of them sum to m, so that all terms lie between 0 and 1.
-
-    Parameters
-    ----------
-    flows, links
-        m and n.
-    most
-        c.
 
     Examples
     --------
@@ -91,11 +79,6 @@ def max_load_at_most(flows: int, links: int, most: int) -> float:
 
 def expected_max_load(flows: int, links: int) -> float:
     """Compute the expected flows on the most loaded link: ``sum over c of P(max > c)``.
-
-    Parameters
-    ----------
-    flows, links
-        m and n.
 
     Examples
     --------

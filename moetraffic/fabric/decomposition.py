@@ -260,17 +260,9 @@ of the previous step) -> (column of each row, next limit)."""
 
 
 def coverage(found: Decomposition) -> Float64:
-    """Compute the share of the demand served by the first 1, 2 ... K terms.
+    """Compute the share of the demand served by the first 1, 2 ... K terms, ``[K]``.
 
-    Parameters
-    ----------
-    found
-        A decomposition.
-
-    Returns
-    -------
-    float64 array ``[K]``
-        Nondecreasing; the last is 1.
+    It is nondecreasing; the last is 1.
 
     Examples
     --------

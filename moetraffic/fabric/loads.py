@@ -93,16 +93,7 @@ def byte_matrices(matrices: npt.ArrayLike, ranks: int) -> npt.NDArray[np.generic
 def link_times(topology: Topology, loads: npt.ArrayLike) -> Float64:
     """Compute the transfer time of each link's load: ``bytes / capacity``, seconds.
 
-    Parameters
-    ----------
-    topology
-        Topology of the links.
-    loads
-        ``[..., L]`` bytes.
-
-    Returns
-    -------
-    float64 array ``[..., L]``
+    Loads are ``[..., L]`` bytes; the result is float64 of the same shape.
     """
     return np.asarray(np.asarray(loads) / topology.capacity, np.float64)
 
@@ -124,14 +115,7 @@ def hottest(
 ) -> list[BottleneckLink]:
     """List the links with the longest mean transfer time over the matrices.
 
-    Parameters
-    ----------
-    topology
-        Topology of the links.
-    loads
-        ``[n, L]`` bytes.
-    most
-        Maximum number of links; links without load are excluded.
+    Loads are ``[n, L]`` bytes; at most ``most`` links are listed, none without load.
     """
     carried = np.atleast_2d(np.asarray(loads, np.float64))
     times = link_times(topology, carried)
@@ -159,19 +143,8 @@ def hottest(
 def port_bound(topology: Topology, slots: Int64, matrices: npt.ArrayLike) -> Float64:
     """Compute the port bound: the time of the slowest host or NIC link, seconds.
 
-    Parameters
-    ----------
-    topology
-        Network topology.
-    slots
-        ``[W]`` slot of each rank.
-    matrices
-        ``[W, W]`` or ``[n, W, W]`` bytes.
-
-    Returns
-    -------
-    float64 array ``[]`` or ``[n]``
-        Seconds.
+    ``slots`` is the ``[W]`` slot of each rank; matrices ``[W, W]`` or ``[n, W, W]``
+    bytes give ``[]`` or ``[n]`` float64.
     """
     inside = csr_array(host_links(topology, slots).inside)
     fixed = Routes(topology=topology, slots=slots, routing="", factors=(inside,))
@@ -183,15 +156,8 @@ def cut_bounds(
 ) -> dict[str, Float64]:
     """Compute the time of the slowest cut in each family of cuts, seconds.
 
-    Parameters
-    ----------
-    topology, slots, matrices
-        As in :func:`port_bound`.
-
-    Returns
-    -------
-    dict of str to float64 array ``[]`` or ``[n]``
-        Families such as "host", "leaf" and "bisection".
+    Families are such as "host", "leaf" and "bisection"; arguments and values are as of
+    :func:`port_bound`.
     """
     return {
         family: np.max([_cut_time(topology, slots, cut, matrices) for cut in cuts], 0)
@@ -204,14 +170,7 @@ def spreading_bound(
 ) -> Float64:
     """Compute the time of the bottleneck link under even splitting, seconds.
 
-    Parameters
-    ----------
-    topology, slots, matrices
-        As in :func:`port_bound`.
-
-    Returns
-    -------
-    float64 array ``[]`` or ``[n]``
+    Arguments and result are as of :func:`port_bound`.
     """
     return _bottleneck(topology, route(topology, slots, routing="ideal"), matrices)
 

@@ -10,7 +10,6 @@ import torch
 
 from moetraffic.errors import LayoutError
 from moetraffic.models import train
-from moetraffic.models.corpus import load
 from moetraffic.models.parallelism.optimizer import AdamW, learning_rate
 from moetraffic.patterns import (
     Gating,
@@ -191,7 +190,7 @@ def test_the_loss_falls_on_real_text() -> None:
 
 def test_bfloat16_trains() -> None:
     plan = replace(TRAINING, dtype="bfloat16", iterations=2)
-    losses = train(Workload(model=SHAPE, training=plan), corpus=load())
+    losses = train(Workload(model=SHAPE, training=plan))
     assert all(math.isfinite(loss) for loss in losses)
 
 

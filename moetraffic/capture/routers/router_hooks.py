@@ -110,26 +110,15 @@ def watch_routers(
 ) -> Callable[[], None]:
     """Install forward hooks that report the demand of all known routers.
 
-    Parameters
-    ----------
-    on_routing
-        Called with the arguments of :func:`moetraffic.capture.annotate.routing`: layer,
-        demand ``[E]`` int64, dropped copies ``[E]`` or None, and the expert-parallel
-        group or None.  The thread's context has the label ``"router"`` during the
-        call.  It must not raise.
-    on_failure
-        Called with ``"router"`` and the error where a router cannot be read; such an
-        error does not reach the model.  If absent, each distinct error is logged once.
-    model
-        Search only this model for routers; by default all live modules.
-    choices
-        Whether ``on_routing`` also receives the keyword argument ``chosen``: the
-        experts of each token, or None.
-
-    Returns
-    -------
-    callable
-        Function that removes all hooks.
+    ``on_routing`` is called with the arguments of
+    :func:`moetraffic.capture.annotate.routing`: layer, demand ``[E]`` int64, dropped
+    copies ``[E]`` or None, and the expert-parallel group or None; with ``choices``,
+    also with the keyword argument ``chosen``, the experts of each token or None.  The
+    thread's context has the label ``"router"`` during the call, which must not raise.
+    ``on_failure`` is called with ``"router"`` and the error where a router cannot be
+    read; such an error does not reach the model.  If absent, each distinct error is
+    logged once.  All live modules are searched for routers, or only ``model``.  Returns
+    the function that removes all hooks.
 
     Notes
     -----

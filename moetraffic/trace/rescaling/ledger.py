@@ -40,18 +40,10 @@ class Ledger:
     ) -> None:
         """Count some matrices at every stage.
 
-        Parameters
-        ----------
-        captured
-            ``[b, W, W]`` as in the trace.
-        known
-            ``[b, w, w]`` completed, of the members that are kept.
-        moved
-            ``[b, W', W']`` between ranks of the replay.
-        kept
-            The same, without what is left out of the diagonal.
-        sent
-            The same, times the factor.
+        ``captured`` are ``[b, W, W]`` as in the trace; ``known`` ``[b, w, w]``
+        completed, of the members that are kept; ``moved`` ``[b, W', W']`` between ranks
+        of the replay; ``kept`` the same, without what is left out of the diagonal;
+        ``sent`` that times the factor.
         """
         inside = _diagonal(moved)
         before = _diagonal(known)

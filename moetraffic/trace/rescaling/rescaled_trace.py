@@ -47,15 +47,8 @@ def rescale(scale: TraceScale) -> Trace:
     did.  Operations of ranks that are left out, and messages from or to these, are not
     in it: ``scale.ledger`` counts them, and sums all matrices that are read.
 
-    Parameters
-    ----------
-    scale
-        The source trace, the map of its ranks, and the factor of its bytes.
-
-    Returns
-    -------
-    Trace
-        Read lazily from the source, which must stay open; times are on rank 0's clock.
+    The result is read lazily from the source, which must stay open; times are on rank
+    0's clock.
     """
     trace, groups = scale.trace, scale.groups
     kept = np.array([_is_kept(scale, s) for s in trace.sites], bool)

@@ -34,27 +34,11 @@ each has a part of its own.  Of others each has the same buffer, which stays."""
 class TraceScale:
     """How the operations of one trace become those of its replay.
 
-    Parameters
-    ----------
-    trace
-        What is replayed.
-    ranks
-        Which ranks carry which.
-    self_traffic
-        Whether a rank sends itself what falls on the diagonal.
-    factor
-        What every byte count is multiplied with.
-    missing
-        One of ``missing_rows.RULES``, or "" to refuse gaps.
-    columns
-        One of ``sharing.COLUMNS``: how experts are shared.
-    dispatcher
-        The dispatcher of the trace, for descriptions.
-
-    Raises
-    ------
-    ReplayError
-        If the map is not of the trace's ranks.
+    ``ranks`` says which ranks carry which, and ``self_traffic`` whether a rank sends
+    itself what falls on the diagonal; ``factor`` multiplies every byte count.
+    ``missing`` is one of ``missing_rows.RULES``, or "" to refuse gaps, and ``columns``
+    one of ``sharing.COLUMNS``: how experts are shared.  ``dispatcher`` is that of the
+    trace, for descriptions.
     """
 
     def __init__(
@@ -95,33 +79,16 @@ class TraceScale:
         return self.map.origins[new]
 
     def needs(self, group: int) -> Int64:
-        """Which members' records a group's replay needs, in ascending order of ranks.
-
-        Returns
-        -------
-        ndarray
-            ``[w]`` int64 places among the W members.
-        """
+        """Which members' records a group's replay needs: ``[w]`` places by rank."""
         members = sorted(self.trace.groups[group].ranks)
         kept = [at for at, old in enumerate(members) if self.map.targets[old]]
         return np.array(kept, np.int64)
 
     def matrices(self, group: int, wire: Int64, occurrences: Int64) -> Int64:
-        """Matrices of the trace as those of the replay.
+        """Matrices ``[b, W, W]`` bytes of a group of the trace as those of the replay.
 
-        Parameters
-        ----------
-        group
-            Index of the trace's group.
-        wire
-            ``[b, W, W]`` bytes, ranks ascending.
-        occurrences
-            ``[b]`` which these are.
-
-        Returns
-        -------
-        ndarray
-            ``[b, W', W']`` bytes, ranks of the replay ascending.
+        Ranks are ascending in both; ``occurrences`` ``[b]`` says which these are.
+        Returns ``[b, W', W']`` bytes.
         """
         known = self._completed(group, wire, occurrences)
         members = np.sort(np.array(self.trace.groups[group].ranks, np.int64))
@@ -144,25 +111,10 @@ class TraceScale:
     def volumes(
         self, group: int, kind: str, nbytes: Int64, occurrences: Int64
     ) -> Int64:
-        """Bytes of each member's input as those of the replay.
+        """Bytes ``[b, W]`` of each member's input as those of the replay, ``[b, W']``.
 
-        Parts of a whole (:data:`SUMMED`) add up; a buffer that all have stays.
-
-        Parameters
-        ----------
-        group
-            Index of the trace's group.
-        kind
-            Of the collective.
-        nbytes
-            ``[b, W]``, ranks ascending.
-        occurrences
-            ``[b]`` which these are.
-
-        Returns
-        -------
-        ndarray
-            ``[b, W']`` int64.
+        Parts of a whole (:data:`SUMMED`) add up; a buffer that all have stays.  Ranks
+        are ascending in both.
         """
         members = sorted(self.trace.groups[group].ranks)
         keep = self.needs(group)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from moetraffic.errors import LayoutError
-from moetraffic.models.corpus import load
 from moetraffic.models.layers.lossy_network import LossyNetwork
 from moetraffic.models.virtual_training import VirtualTraining
 from moetraffic.patterns import (
@@ -179,8 +178,7 @@ WORK = Workload(
 
 def trained(**dropping: float | str) -> tuple[list[list[float]], VirtualTraining]:
     work = replace(WORK, dropping=Dropping(**dropping))  # type: ignore[arg-type]
-    corpus = load("", sequence=32)
-    training = VirtualTraining(work, corpus)
+    training = VirtualTraining(work)
     return [training.iterate(i) for i in range(3)], training
 
 
