@@ -99,27 +99,14 @@ class Attachment:
         self.finalizer.cancel()
 
 
-def begin(
-    path: str,
-    *,
-    force: bool,
-    model: str,
-    router: str,
-    k: str,
-    every: str = "",
-    most_bytes: str = "",
-    token_sample: str = "",
-    say: Say,
-    note: Note,
-) -> None:
+def begin(*, say: Say, note: Note) -> None:
     """Start recording the new default process group, without raising exceptions.
 
-    ``force`` allows replacing an existing trace.  Model, router, experts per token,
-    ``every``, ``most_bytes`` and ``token_sample`` are given as text, empty if unknown,
-    unlimited or none.  ``say`` prints a message once per host, and ``note`` leaves a
-    note for the launcher.
+    Environment variables have the output and the arguments of the recorder.  ``say``
+    prints a message once per host, and ``note`` leaves a note for the launcher.
     """
     global _attached
+    path, force = Path(_variable("OUT")), _variable("OUT_FORCE") == "1"
     with _ending:
         end()  # of a group that was not destroyed
         try:
@@ -128,18 +115,18 @@ def begin(
             if hook.installed():
                 say(*STEPS_BACK)
                 return
-            out = _reserve(Path(path), say, force=force)
+            out = _reserve(path, say, force=force)
             if out is None:
                 return  # rank 0 reports the reason
             recorder = Recorder(
                 out,
-                model=model,
-                router=router,
-                k=int(k or 0),
-                every=int(every or 1),
-                most_bytes=int(most_bytes or 0) or None,
-                token_sample=int(token_sample or 0),
-                force=force and out == Path(path),
+                model=_variable("MODEL"),
+                router=_variable("ROUTER"),
+                k=int(_variable("K") or 0),
+                every=int(_variable("EVERY") or 1),
+                most_bytes=int(_variable("MAX_SIZE") or 0) or None,
+                token_sample=int(_variable("TOKEN_SAMPLE") or 0),
+                force=force and out == path,
             )
             recorder.start()
             _attached = Attachment(recorder, say, note)
@@ -148,6 +135,11 @@ def begin(
             _report(say, error)
             return
     note("begun")
+
+
+def _variable(name: str) -> str:
+    """Return a variable of the start-up hook, "" if it is not set."""
+    return os.environ.get(f"MOETRAFFIC_{name}", "")
 
 
 def end(error: BaseException | None = None, *, why: str = "") -> None:

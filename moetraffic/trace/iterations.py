@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from moetraffic.errors import TraceError
+from moetraffic.errors import MoetrafficError, TraceError
 
 MOST = 10_000_000
 """Maximum length of a range within a number list."""
@@ -44,6 +44,13 @@ def number_list(text: str, what: str) -> tuple[int, ...]:
     >>> number_list("0,4:7", "layers")
     (0, 4, 5, 6)
     """
+    return tuple(dict.fromkeys(listed_numbers(text, what)))
+
+
+def listed_numbers(
+    text: str, what: str, error: type[MoetrafficError] = TraceError
+) -> list[int]:
+    """Parse comma-separated numbers as :func:`number_list`, each as often as listed."""
     found: list[int] = []
     for part in text.split(","):
         first, colon, last = part.strip().partition(":")
@@ -51,12 +58,12 @@ def number_list(text: str, what: str) -> tuple[int, ...]:
         # limits the digits: valid numbers have fewer, and long lists would fill memory
         sound = all(n.isascii() and n.isdecimal() and len(n) < 10 for n in ends)
         if not sound or (colon and not 0 < int(last) - int(first) <= MOST):
-            raise TraceError(
+            raise error(
                 f"{what} are numbers, or A:B for the half-open range [A, B), separated "
                 f"by commas, but one is {part.strip()[:40]!r}: 0,4:8 stands for five"
             )
         found += range(int(first), int(last)) if colon else [int(first)]
-    return tuple(dict.fromkeys(found))
+    return found
 
 
 def layer_numbers(

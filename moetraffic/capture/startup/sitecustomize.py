@@ -138,18 +138,7 @@ def begin() -> None:
             f"for {sys.executable} ({type(error).__name__}: {error}): install it there",
         )
         return
-    attached.begin(
-        os.environ[OUT],
-        force=os.environ.get("MOETRAFFIC_OUT_FORCE") == "1",
-        model=os.environ.get("MOETRAFFIC_MODEL", ""),
-        router=os.environ.get("MOETRAFFIC_ROUTER", ""),
-        k=os.environ.get("MOETRAFFIC_K", ""),
-        every=os.environ.get("MOETRAFFIC_EVERY", ""),
-        most_bytes=os.environ.get("MOETRAFFIC_MAX_SIZE", ""),
-        token_sample=os.environ.get("MOETRAFFIC_TOKEN_SAMPLE", ""),
-        say=say,
-        note=note,
-    )
+    attached.begin(say=say, note=note)
 
 
 def end() -> None:

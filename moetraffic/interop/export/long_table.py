@@ -6,7 +6,6 @@ A row is a pair of ranks, or a rank and an expert.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -96,28 +95,15 @@ def _blocks(trace: Trace, found: Int64) -> Iterator[Columns]:
 
 def write_csv(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write the table rows of a trace as CSV with a header."""
+    # slow import, needed only for tables
+    import pandas
+
     found, lost = _selected(trace, options)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file, lineterminator="\n")
-        for number, block in enumerate(_blocks(trace, found)):
-            if not number:
-                lines.writerow(block)
-            count = _lines(block)
-            lines.writerows(
-                zip(*(_listed(c, count) for c in block.values()), strict=True)
-            )
+    for number, block in enumerate(_blocks(trace, found)):
+        pandas.DataFrame(block).to_csv(
+            path, mode="a", header=not number, index=False, lineterminator="\n"
+        )
     return lost
-
-
-def _listed(column: npt.NDArray[Any] | str | int | None, count: int) -> list[Any]:
-    if isinstance(column, np.ndarray):
-        return list(column.tolist())
-    return ["" if column is None else column] * count
-
-
-def _lines(block: Columns) -> int:
-    (count,) = {len(c) for c in block.values() if isinstance(c, np.ndarray)}
-    return int(count)
 
 
 def write_parquet(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
@@ -135,7 +121,7 @@ def write_parquet(trace: Trace, path: Path, options: ExportOptions) -> list[str]
     writer = None
     try:
         for block in _blocks(trace, found):
-            count = _lines(block)
+            (count,) = {len(c) for c in block.values() if isinstance(c, np.ndarray)}
             columns = {}
             for name, values in block.items():
                 if isinstance(values, np.ndarray):

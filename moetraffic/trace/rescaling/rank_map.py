@@ -203,34 +203,6 @@ def explicit(world: int, where: Sequence[int | None]) -> RankMap:
 # ---- as people write them ----------------------------------------------------------
 
 
-def numbers(text: str, what: str = "ranks") -> tuple[int, ...]:
-    """Numbers in a list, ranges A:B without B among them, with commas between.
-
-    Parameters
-    ----------
-    text
-        The list.
-    what
-        What is numbered, for the error.
-
-    Examples
-    --------
-    >>> numbers("0,4:7")
-    (0, 4, 5, 6)
-    """
-    found: list[int] = []
-    for part in text.split(","):
-        first, colon, last = part.strip().partition(":")
-        ends = (first, last) if colon else (first,)
-        if not all(_is_rank(n) for n in ends) or (colon and int(last) <= int(first)):
-            raise ReplayError(
-                f"{what} must be numbers or half-open ranges A:B, separated by "
-                f"commas, but one is {part.strip()[:40]!r}: use for example 0,4:8"
-            )
-        found += range(int(first), int(last)) if colon else [int(first)]
-    return tuple(found)
-
-
 def map_of(text: str) -> tuple[int | None, ...]:
     """A rank map, from a file of that name, or as the text itself.
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from moetraffic.errors import ReplayError
 from moetraffic.trace.dispatchers import redispatch, reroute
+from moetraffic.trace.iterations import listed_numbers
 from moetraffic.trace.trace import Trace
 
 from . import missing_rows, rank_map, sharing
@@ -54,7 +55,7 @@ class Scaling:
                     f"--{option} is 1 or more, and used by a dispatcher, but is "
                     f"{number} with {self.dispatcher or 'no'} --dispatcher: change them"
                 )
-        rule = rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
+        rule = self._columns()
         if rule and rule not in sharing.COLUMNS:
             raise ReplayError(
                 f"experts are shared by {' or '.join(sharing.COLUMNS)}, not "
@@ -89,10 +90,7 @@ class Scaling:
             dispatcher=self.dispatcher
             + f", experts of a token on at most {self.node_limit} nodes"
             * bool(self.node_limit),
-            columns=(
-                rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
-            )
-            or sharing.COLUMNS[0],
+            columns=self._columns() or sharing.COLUMNS[0],
         )
 
     def rerouted(self, trace: Trace) -> Trace:
@@ -129,6 +127,10 @@ class Scaling:
     def _of_dispatcher(self) -> dict[str, int]:
         return {"ranks-per-node": self.ranks_per_node, "node-limit": self.node_limit}
 
+    def _columns(self) -> str:
+        """Return the rule by which experts are shared, "" for none."""
+        return rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
+
     def _ways(self) -> dict[str, str]:
         return {
             "fold": self.fold,
@@ -147,7 +149,9 @@ class Scaling:
         if self.expand:
             return rank_map.expand(world, rank_map.count_of(self.expand, "--expand")[0])
         if self.ranks:
-            return rank_map.subset(world, rank_map.numbers(self.ranks))
+            return rank_map.subset(
+                world, listed_numbers(self.ranks, "ranks", ReplayError)
+            )
         if self.rank_map:
             return rank_map.explicit(world, rank_map.map_of(self.rank_map))
         return rank_map.identity_map(world)

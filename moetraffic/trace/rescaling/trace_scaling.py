@@ -99,7 +99,7 @@ class TraceScale:
         owner = np.array(
             [new for r in members[keep] for new in self.map.targets[r]], np.int64
         )
-        moved = _summed(_summed(split, owner, axis=1), owner, axis=2)
+        moved = _joined(_joined(split, owner, axis=1), owner, axis=2)
         kept = moved
         if not self.self_traffic:
             kept = moved * ~np.eye(moved.shape[1], dtype=bool)
@@ -135,11 +135,8 @@ class TraceScale:
             split = sharing.share(whole[:, None, :], parts)[:, 0]
         else:
             split = np.repeat(whole, parts, axis=1)
-        if kind in SUMMED:
-            out = _summed(split, owner, axis=1)
-        else:
-            out = _largest(split, owner)
-        return times(out, self.factor)
+        join = np.add if kind in SUMMED else np.maximum
+        return times(_joined(split, owner, axis=1, join=join), self.factor)
 
     def describe(self) -> tuple[str, ...]:
         """What was asked for, and what it did to what went through so far."""
@@ -248,23 +245,13 @@ def _image(ranks: RankMap, members: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({new for old in members for new in ranks.targets[old]}))
 
 
-def _summed(values: Int64, owner: Int64, *, axis: int) -> Int64:
-    """Sum what belongs to one rank; ranks ascending."""
-    if not len(owner):
-        return values
+def _joined(
+    values: Int64, owner: Int64, *, axis: int, join: np.ufunc = np.add
+) -> Int64:
+    """Join what belongs to one rank, by default to its sum; ranks ascending."""
     order = np.argsort(owner, kind="stable")
     first = np.unique(owner[order], return_index=True)[1]
     if len(first) == len(owner) and (order == np.arange(len(owner))).all():
         return values
-    out: Int64 = np.add.reduceat(np.take(values, order, axis), first, axis=axis)
-    return out
-
-
-def _largest(values: Int64, owner: Int64) -> Int64:
-    """The largest of what belongs to one rank, ``[b, W']``; ranks ascending."""
-    if not len(owner):
-        return values
-    order = np.argsort(owner, kind="stable")
-    first = np.unique(owner[order], return_index=True)[1]
-    out: Int64 = np.maximum.reduceat(values[:, order], first, axis=1)
+    out: Int64 = join.reduceat(np.take(values, order, axis), first, axis=axis)
     return out

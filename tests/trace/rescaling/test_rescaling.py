@@ -468,7 +468,7 @@ def test_the_common_order_is_each_ranks_own_order(toy):
         ({"expand": "4:odd"}, "experts are shared by even or experts"),
         ({"ranks": "0,0"}, "each once, but --ranks is 0,0"),
         ({"ranks": "2"}, "names some of 0 to 1"),
-        ({"ranks": "3:1"}, "half-open ranges A:B"),
+        ({"ranks": "3:1"}, "A:B for the half-open range"),
         ({"rank_map": "0"}, "has 1 places: give 2"),
         ({"rank_map": "0,2"}, "rank 1 carries none"),
         ({"rank_map": "-,-"}, "leaves out all"),
