@@ -53,7 +53,8 @@ def thinned(
         drawn = MatrixWindow(draw, truth.shape)
         held = isinstance(truth, np.ndarray)
         layers[layer] = drawn[:] if held else drawn
-    return replace(series, layers=layers)
+    mean = {layer: share * one for layer, one in series.expected.items()}
+    return replace(series, layers=layers, expected=mean)
 
 
 def _drawn(
@@ -97,7 +98,9 @@ def _between(series: ExchangeSeries, begin: int, end: int) -> ExchangeSeries:
         else:
             shape = (end - begin, *truth.shape[1:])
             layers[layer] = MatrixWindow(partial(_shifted, truth, begin), shape)
-    return replace(series, layers=layers, iterations=series.iterations[begin:end])
+    mean = {layer: one[begin:end] for layer, one in series.expected.items()}
+    when = series.iterations[begin:end]
+    return replace(series, layers=layers, iterations=when, expected=mean)
 
 
 def _shifted(truth: MatrixWindow, begin: int, at: int) -> Float64:

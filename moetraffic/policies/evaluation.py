@@ -13,6 +13,7 @@ import numpy.typing as npt
 from moetraffic.errors import AnalysisError
 from moetraffic.spelling import nearest
 from moetraffic.trace import Trace
+from moetraffic.trace.gate_probabilities import GateProbabilities
 from moetraffic.trace.iterations import iteration_range, layer_numbers, names
 
 from .bench import Bench
@@ -20,6 +21,7 @@ from .catalog import Maker, policy_maker, validated
 from .curves import halves, thinned
 from .exchange_series import (
     FORECASTERS,
+    GATE,
     ExchangeSeries,
     byte_series,
     number_of,
@@ -66,6 +68,7 @@ def evaluate(
     phase: str = "dispatch",
     layers: Sequence[int] | str | int | None = None,
     iterations: range | str | None = None,
+    probabilities: GateProbabilities | str | Path | None = None,
     most: int = 64,
     limit_s: float = 10.0,
     seed: int = 0,
@@ -104,6 +107,8 @@ def evaluate(
         What completion times are of; a placement's are of a layer at least.
     phase, layers, iterations
         Selection of exchanges.
+    probabilities
+        True gate probabilities of the trace, or their file; adds the forecaster GATE.
     most
         Maximum number of iterations that are served.
     limit_s, seed
@@ -166,10 +171,23 @@ def evaluate(
             "layers": layer_numbers(layers),
             "iterations": iteration_range(iterations),
         }
+        if probabilities is not None:
+            if not isinstance(probabilities, GateProbabilities):
+                probabilities = GateProbabilities.load(probabilities)
+            chosen["probabilities"] = probabilities
+            forecasters = (*forecasters, GATE)
         run = Trace.open(trace)
         if options:
             networks = networks_of(run.meta.world, **options)
         series = {u: READERS[u](run, phase=phase, **chosen) for u in by_unit}
+    if GATE in forecasters and any(
+        s.layers.keys() - s.expected for s in series.values()
+    ):
+        raise AnalysisError(
+            f"the forecaster {GATE} is unavailable: the trace carries no gate "
+            "probabilities; give --probabilities, a file that generate writes, or leave"
+            " it out"
+        )
     if networks is None:
         networks = {"optical": OPTICAL, "cluster": Cluster(rate_bytes_s=50e9)}
     asked: dict[str, Any] = {

@@ -20,7 +20,9 @@ from moetraffic.analysis.forecast.candidates import (
 from moetraffic.analysis.forecast.origins import Split
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, PHASES, Trace, WireForm
-from moetraffic.trace.model import ROUTING
+from moetraffic.trace.gate_probabilities import GateProbabilities
+from moetraffic.trace.model import ROUTING, TRANSPOSED_PHASES
+from moetraffic.trace.placement import between_ranks
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -34,10 +36,14 @@ def number_of(layer: LayerKey) -> int:
     return layer if isinstance(layer, int) else layer[0]
 
 
-FORECASTERS = ("shuffled", "mean", "persistence", "ema", "best", "oracle")
+GATE = "gate"
+"""Forecaster with the true gate probabilities: all but sampling noise is known."""
+
+FORECASTERS = ("shuffled", "mean", "persistence", "ema", "best", GATE, "oracle")
 """Forecasters of the next exchange: a random earlier one (a control), the mean of all
 earlier ones, the newest known one, an exponential moving average, the best forecaster
-of :mod:`moetraffic.analysis.forecast` on the second quarter, the exchange itself."""
+of :mod:`moetraffic.analysis.forecast` on the second quarter, the expected exchange by
+the true gate probabilities, the exchange itself."""
 
 FEWEST_ITERATIONS = 16
 """Iterations of a run below which nothing is evaluated."""
@@ -103,6 +109,8 @@ class ExchangeSeries:
     row_bytes: int = 1  # of a token copy on the wire; 0: not known
     # world ranks of a layer's rows, as those of its pipeline stage; absent: all ranks
     ranks: Mapping[LayerKey, tuple[int, ...]] = field(default_factory=dict)
+    # expected values [T, ...] by the true gate probabilities, where they are known
+    expected: Mapping[LayerKey, Float64] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.iterations) < FEWEST_ITERATIONS:
@@ -119,6 +127,7 @@ def byte_series(
     phase: str = "dispatch",
     layers: Sequence[int] | None = None,
     iterations: range | None = None,
+    probabilities: GateProbabilities | None = None,
 ) -> ExchangeSeries:
     """Read the bytes that each layer's exchange of one phase sends, by iteration.
 
@@ -128,6 +137,8 @@ def byte_series(
         With known bytes of all-to-alls; micro-batches of an iteration are summed.
     phase, layers, iterations
         Selection; None: all layers and training iterations.
+    probabilities
+        True gate probabilities of the run, for the forecaster GATE.
 
     Returns
     -------
@@ -166,12 +177,16 @@ def byte_series(
     widths = {layer: _ranks(trace, of) for layer, of in sites.items()}
     held = sum(len(when) * len(w) ** 2 * 8 for w in widths.values()) <= HELD_BYTES
     found: dict[LayerKey, Float64 | MatrixWindow] = {}
+    expected: dict[LayerKey, Float64] = {}
     for layer, of in sorted(sites.items()):
         ranks = widths[layer]
         read = partial(_matrices, trace, calls[layer], of, ranks)
         if held:
             parts = np.array_split(when, max(1, -(-len(when) // AT_ONCE)))
             found[layer] = np.concatenate([read(part) for part in parts])
+            if probabilities is not None:
+                mean = partial(_expected_bytes, trace, probabilities)
+                expected[layer] = read(when, bytes_of=mean)
         else:
             found[layer] = MatrixWindow(
                 partial(_one_matrix, read, when), (len(when), len(ranks), len(ranks))
@@ -184,6 +199,7 @@ def byte_series(
         layers=found,
         row_bytes=rows.pop() if len(rows) == 1 else 0,
         ranks={layer: tuple(ranks) for layer, ranks in widths.items()},
+        expected=expected,
     )
 
 
@@ -193,6 +209,7 @@ def token_series(
     phase: str = "dispatch",
     layers: Sequence[int] | None = None,
     iterations: range | None = None,
+    probabilities: GateProbabilities | None = None,
 ) -> ExchangeSeries:
     """Read the token copies that each layer routes to its experts, by iteration.
 
@@ -200,7 +217,7 @@ def token_series(
     ----------
     trace
         With known routing; micro-batches are summed.
-    phase, layers, iterations
+    phase, layers, iterations, probabilities
         As for :func:`byte_series`; the phase does not matter.
 
     Returns
@@ -236,6 +253,7 @@ def token_series(
     several = {layer for layer, _ in sites}
     several = {n for n in several if sum(layer == n for layer, _ in sites) > 1}
     found: dict[LayerKey, Float64] = {}
+    expected: dict[LayerKey, Float64] = {}
     ranks: dict[LayerKey, tuple[int, ...]] = {}
     for layer, group in sorted(sites):
         key: LayerKey = (layer, group) if layer in several else layer
@@ -251,6 +269,11 @@ def token_series(
                 found[key] = np.zeros((len(when), *kept.shape[1:]))
             rows = np.searchsorted(when, trace.occurrences.iteration[mine])
             np.add.at(found[key], rows, kept)
+            if probabilities is not None:
+                mean = _expected_copies(trace, probabilities, mine)
+                np.add.at(
+                    expected.setdefault(key, np.zeros_like(found[key])), rows, mean
+                )
     rows_of = (
         site.row_bytes
         for site in trace.sites
@@ -263,13 +286,20 @@ def token_series(
         layers=found,
         row_bytes=next(rows_of, 0),
         ranks=ranks,
+        expected=expected,
     )
 
 
 def _matrices(
-    trace: Trace, calls: Int64, sites: Sequence[int], ranks: list[int], when: Int64
+    trace: Trace,
+    calls: Int64,
+    sites: Sequence[int],
+    ranks: list[int],
+    when: Int64,
+    bytes_of: Callable[[Int64], npt.NDArray[Any]] | None = None,
 ) -> Float64:
     """Read the bytes between ranks in some iterations, ``[n, W, W]``."""
+    bytes_of = bytes_of or trace.wire
     at = {rank: i for i, rank in enumerate(ranks)}
     out = np.zeros((len(when), len(ranks), len(ranks)))
     mine = calls[np.isin(trace.occurrences.iteration[calls], when)]
@@ -278,10 +308,50 @@ def _matrices(
         members = np.array([at[r] for r in group.ranks])
         part = mine[trace.occurrences.site[mine] == number]
         rows = np.searchsorted(when, trace.occurrences.iteration[part])
-        wire = trace.wire(part)
-        for row, sent in zip(rows, wire, strict=True):
+        for row, sent in zip(rows, bytes_of(part), strict=True):
             out[row][np.ix_(members, members)] += sent
     return out
+
+
+def _expected_copies(
+    trace: Trace, probabilities: GateProbabilities, routed: Int64
+) -> Float64:
+    """Compute the expected token copies of routings of a site, ``[n, W, E]``.
+
+    A rank sends as many copies as it did: their number does not depend on the gate.
+    """
+    site = trace.sites[trace.occurrences.site[routed[0]]]
+    if trace.any_dropped(routed):
+        raise AnalysisError(
+            f"the forecaster {GATE} is unavailable for layer {site.layer}: token copies"
+            " over a capacity are dropped, which gate probabilities do not state; "
+            "leave out --probabilities"
+        )
+    copies = trace.demand(routed).sum(axis=2, keepdims=True)
+    when = trace.occurrences.iteration[routed]
+    ranks = trace.groups[site.group].ranks
+    return np.asarray(copies * probabilities.of(site.layer, when, ranks, site.experts))
+
+
+def _expected_bytes(
+    trace: Trace, probabilities: GateProbabilities, calls: Int64
+) -> npt.NDArray[Any]:
+    """Compute the expected bytes of all-to-alls of a site, ``[n, W, W]``."""
+    if not len(calls):
+        return np.zeros((0, 0, 0))
+    site = trace.sites[trace.occurrences.site[calls[0]]]
+    if site.wire == WireForm.CONSTANT:  # padded
+        return trace.wire(calls)
+    if site.wire != WireForm.DEMAND:
+        raise AnalysisError(
+            f"the forecaster {GATE} is unavailable for layer {site.layer}: its bytes do"
+            " not follow from the routing; leave out --probabilities"
+        )
+    copies = _expected_copies(trace, probabilities, trace.routing_of(calls))
+    when = trace.occurrences.iteration[calls]
+    sent = between_ranks(trace, site.layer, site.group, when, copies) * site.row_bytes
+    turned = site.phase in TRANSPOSED_PHASES
+    return np.asarray(sent.transpose(0, 2, 1) if turned else sent)
 
 
 def _one_matrix(read: Callable[[Int64], Float64], when: Int64, at: int) -> Float64:

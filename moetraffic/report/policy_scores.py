@@ -32,7 +32,7 @@ TITLES = {
 
 ENDS = ("value", "low", "high")
 
-CONTROLS = ("oracle", "shuffled")
+CONTROLS = ("oracle", "gate", "shuffled")
 """Forecasters that no deployed policy has, or would use."""
 
 

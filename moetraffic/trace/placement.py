@@ -59,15 +59,17 @@ def between_ranks(
     layer: int,
     group: int,
     iterations: Int64,
-    by_expert: npt.NDArray[np.integer],
-) -> npt.NDArray[np.integer]:
+    by_expert: npt.NDArray[Any],
+) -> npt.NDArray[Any]:
     """Sum traffic to experts over the experts that each rank holds.
 
     ``iterations`` ``[n]`` are those of each matrix, as the placement may change during
-    the run; ``by_expert`` ``[n, W, E]`` are token copies.  The result is ``[n, W, W]``:
-    the input itself where rank w holds expert w alone, else int64.
+    the run; ``by_expert`` ``[n, W, E]`` are token copies, or expected ones in float64.
+    The result is ``[n, W, W]``: the input itself where rank w holds expert w alone,
+    else int64, or float64.
     """
     count, width, experts = by_expert.shape
+    kind = np.result_type(by_expert.dtype, np.int64)
     rows = trace.placements
     rows = rows[(rows["layer"] == layer) & (rows["group"] == group)]
     version = np.searchsorted(np.unique(rows["valid_from"]), iterations, side="right")
@@ -88,15 +90,15 @@ def between_ranks(
         ranks, first = np.unique(ranks_of[order], return_index=True)
         if not np.array_equal(order, np.arange(experts)):
             mine = mine[:, :, order]
-        held = np.add.reduceat(mine, first, axis=2, dtype=np.int64)
+        held = np.add.reduceat(mine, first, axis=2, dtype=kind)
         if len(ranks) < width:
-            every = np.zeros((len(these), width, width), np.int64)
+            every = np.zeros((len(these), width, width), kind)
             every[:, :, ranks] = held
             held = every
         parts.append((these, held))
     if len(parts) == 1:
         return parts[0][1]
-    out = np.zeros((count, width, width), np.int64)
+    out = np.zeros((count, width, width), kind)
     for these, held in parts:
         out[these] = held
     return out

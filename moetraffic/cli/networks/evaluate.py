@@ -36,6 +36,9 @@ SCOPES = ("exchange", "layer", "iteration")
 
 PARTS = ("scores",)
 
+JOBLESS = ("layers", "phase", "probabilities")
+"""Selections and inputs of one trace, which several jobs do not have."""
+
 DEFAULT_POLICIES = "packets,rotation,static-mean,birkhoff,solstice,eclipse,max-weight"
 
 
@@ -87,10 +90,18 @@ def evaluate(
         str,
         option(
             "Forecasters that policies plan from: shuffled, mean, persistence, ema, "
-            "best, oracle.",
+            "best, gate (with --probabilities), oracle.",
             panel=PLANS,
         ),
     ] = "persistence,best,oracle",
+    probabilities: Annotated[
+        Path | None,
+        option(
+            "True gate probabilities of one trace, as generate --probabilities writes: "
+            "adds the forecaster gate.",
+            panel=PLANS,
+        ),
+    ] = None,
     age: Annotated[
         int,
         option(
@@ -301,6 +312,7 @@ def evaluate(
         if circuit_counts
         else (),
         "token_shares": _shares(token_shares),
+        "probabilities": probabilities,
         "progress": progress_too,
         "scope": Scope(
             name=completion,
@@ -316,6 +328,11 @@ def evaluate(
     scores: list[Any] = []
     shifts = [n for n in names if isinstance(n, str) and policy_family(n) == "jobs"]
     number = bool(shifts) + len(traces) * (len(names) > len(shifts))
+    if probabilities is not None and len(traces) > 1:
+        raise AnalysisError(
+            "gate probabilities are those of one trace, but there are "
+            f"{len(traces)}: give one, or leave out --probabilities"
+        )
     if plot is not None and number > 1:
         raise AnalysisError(
             f"a picture has the scores of one evaluation, but there are {number}: give "
@@ -325,7 +342,7 @@ def evaluate(
         found = _together(
             *(traces, shifts, network, capacity, communication),
             quiet=as_json,
-            **{k: v for k, v in asked.items() if k not in ("layers", "phase")},
+            **{k: v for k, v in asked.items() if k not in JOBLESS},
         )
         told.append({"file": found.run, **report.as_dict(found)})
         verdicts += [report.verdict(found), *report.failed(found)]

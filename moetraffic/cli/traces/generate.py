@@ -119,6 +119,13 @@ def generate(
     save_model: Annotated[
         Path | None, option("File for the fitted traffic model.")
     ] = None,
+    probabilities: Annotated[
+        Path | None,
+        option(
+            "NPZ file for the true gate probabilities of the sample (parametric "
+            "model), for evaluate --probabilities."
+        ),
+    ] = None,
     threads: Annotated[
         int,
         option(
@@ -147,6 +154,7 @@ def generate(
     from moetraffic.generate.fit import Size
     from moetraffic.generate.generator import block_rows
     from moetraffic.generate.load_summary import Watched
+    from moetraffic.generate.parametric.sampling import write_probabilities
     from moetraffic.generate.parametric.what_if import parse_bursts
     from moetraffic.generate.scenario import refuse_length
     from moetraffic.generate.writing.background import Background
@@ -159,7 +167,8 @@ def generate(
     )
 
     names = parts_of(only, PARTS, tables=tables)
-    validate_outputs((output, save_model), (source, *(rerun or [])), force=force)
+    outputs = (output, save_model, probabilities)
+    validate_outputs(outputs, (source, *(rerun or [])), force=force)
     if source and source.resolve() in {other.resolve() for other in rerun or []}:
         raise LayoutError(
             f"--rerun is another run than the one that is fitted, but {source} is "
@@ -183,7 +192,8 @@ def generate(
     fit = _fitted(
         source,
         preset,
-        kind or ("parametric" if save_model or knobs != Knobs() else ""),
+        kind
+        or ("parametric" if save_model or probabilities or knobs != Knobs() else ""),
         size,
         rerun or [],
         judged=judged,
@@ -214,6 +224,8 @@ def generate(
         )
     else:
         demand = model.sample(iterations=count, seed=seed)
+    if probabilities is not None:
+        write_probabilities(demand, probabilities, force=force)
     beside = Background.of(dense_model, demand.scenario) if dense_model else None
     if save_model is not None and isinstance(model, TrafficModel):
         model.save(save_model, force=force)
