@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.trace.hdf5.codec import decode, encode
+from moetraffic.trace.panel import Panel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,3 +173,31 @@ class ConstantPanel:
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Rows ``start`` up to ``stop``."""
         return np.full((stop - start, *self._shape[1:]), self._value, self._dtype)
+
+
+class JoinedPanel:
+    """A panel's rows, and then another's."""
+
+    def __init__(self, first: Panel, then: Panel) -> None:
+        self._first, self._then = first, then
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape; the first axis counts rows."""
+        rows = self._first.shape[0] + self._then.shape[0]
+        return (rows, *self._first.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self._first.dtype
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Rows ``start`` up to ``stop``."""
+        border = self._first.shape[0]
+        return np.concatenate(
+            [
+                self._first.read(min(start, border), min(stop, border)),
+                self._then.read(max(start - border, 0), max(stop - border, 0)),
+            ]
+        )

@@ -46,7 +46,7 @@ from moetraffic.trace.rows import TIMES, Rows
 
 from .background import Background
 from .rhythm import Beat, Rhythm
-from .scratch_file import ConstantPanel, ScratchFile, ScratchPanel, Series
+from .scratch_file import ConstantPanel, JoinedPanel, ScratchFile, ScratchPanel, Series
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -435,40 +435,12 @@ def _timed(series: Sequence[Series | None], count: int, width: int) -> Panel:
     if len(known) == len(series):
         return drawn
     # background sites follow the experts' sites
-    return _Joined(
+    return JoinedPanel(
         drawn,
         ConstantPanel(
             ((len(series) - len(known)) * count, width), np.int64, UNKNOWN_TIME
         ),
     )
-
-
-class _Joined:
-    """A panel's rows, and then another's."""
-
-    def __init__(self, first: Panel, then: Panel) -> None:
-        self._first, self._then = first, then
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape; the first axis counts rows."""
-        rows = self._first.shape[0] + self._then.shape[0]
-        return (rows, *self._first.shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Element type."""
-        return self._first.dtype
-
-    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows ``start`` up to ``stop``."""
-        border = self._first.shape[0]
-        return np.concatenate(
-            [
-                self._first.read(min(start, border), min(stop, border)),
-                self._then.read(max(start - border, 0), max(stop - border, 0)),
-            ]
-        )
 
 
 def _width(site: Site, groups: Sequence[Group]) -> int:
