@@ -105,7 +105,8 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
     period = strongest_period(rest)
     bands, kept = None, None
     if period is not None and period.p < LEVEL:
-        bands, kept = period.bands, phase(rest, period.period, seed=seed)
+        bands = period.bands
+        kept = phase(rest, period.period, line=period.line, seed=seed)
     line = kept is not None
     whole = motion(rest, without=bands, seed=seed)
     # Step 3: the part after the last jump and the transient.

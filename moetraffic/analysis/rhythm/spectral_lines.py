@@ -1,7 +1,8 @@
 r"""Period of many series: a line of the spectrum that keeps its phase.
 
 Series that follow an autoregression or a random walk have a spectrum that is smooth,
-and ordinates that scatter about it by a gamma distribution.  A period is a line above.
+and ordinates that scatter about it by a gamma distribution.  A period is a line above,
+or the fundamental of several: the strongest line of a pulse may be a harmonic.
 
 A damped oscillation, an autoregression of complex roots, has a narrow peak, too, which
 in a short run is as narrow as a line; but its phase is lost after some cycles, that of
@@ -37,6 +38,9 @@ LINE = 0.01
 HARMONICS = 3
 """Harmonics, the first included, that belong to a line."""
 
+MULTIPLES = 10
+"""Highest harmonic as which the strongest line is taken for that of a lower line."""
+
 AFTER = 4
 """Cycles after which the phase must still be known; also the length of a window."""
 
@@ -54,16 +58,18 @@ DRAWS = 1999
 
 _MOST_WINDOWS = 256  # of a simulated oscillation; more windows scatter less
 _NEAR = 0.06  # frequencies that belong to a line, of its frequency
+_WIDTH = 0.01  # uncertainty of a line's frequency, of this
 
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """The strongest line of a spectrum, which may be chance."""
+    """The strongest line of a spectrum, which may be chance, and its fundamental."""
 
     period: float  # steps
     low: float  # 95% interval, from the line's width
     high: float
     p: float  # of a smooth spectrum
+    line: float  # steps a cycle of the strongest line; a harmonic's are fewer
     bands: Float64  # [m, 2] cycles a step, from and to: the line and its harmonics
 
 
@@ -98,22 +104,60 @@ def strongest_period(levels: Float64) -> Period | None:
             p[place] = min(1.0, len(index) * _tail(over, spectrum[near], power[near]))
     # Step 2: of the lines, the one with the most power in the levels themselves.
     height = power[index] / np.sin(np.pi * index / n) ** 2
-    lines = p < LINE
-    top = int(np.where(lines, height, 0).argmax() if lines.any() else p.argmin())
-    # Step 3: its center, and the frequencies that belong to it.
-    own = np.abs(index - index[top]) <= max(1.5, _NEAR * index[top])
+    lines = np.where(p < LINE, height, 0)
+    top = int(lines.argmax() if lines.any() else p.argmin())
+    # Step 3: its center and width, and the fundamental that all lines are multiples of.
+    own = _own(index, top)
     part = height * own / height[own].sum()
-    center = float(part @ index) / n
-    spread = float(np.sqrt(part @ (index / n - center) ** 2))
+    middle = float(part @ index)
+    spread = float(np.sqrt(part @ (index - middle) ** 2))
+    multiple = _multiple(middle, index, lines)
+    center, spread = middle / n / multiple, max(spread, 0.5) / n / multiple
     reach = max(3 / n, _NEAR * center)
-    bands = np.outer(np.arange(1, HARMONICS + 1), [center - reach, center + reach])
+    harmonics = np.arange(1, multiple * HARMONICS + 1)
+    bands = np.add.outer(harmonics * center, [-reach, reach])
     return Period(
         period=1 / center,
-        low=1 / (center + max(spread, 0.5 / n)),
-        high=1 / (center - max(spread, 0.5 / n)),
+        low=1 / (center + spread),
+        high=1 / (center - spread),
         p=float(p[top]),
+        line=n / middle,
         bands=bands[bands[:, 0] < 0.5],
     )
+
+
+def _own(index: Int64, at: int) -> npt.NDArray[np.bool_]:
+    """Mark the frequencies that belong to the line at a place of them."""
+    return np.asarray(np.abs(index - index[at]) <= max(1.5, _NEAR * index[at]))
+
+
+def _multiple(strongest: float, index: Int64, lines: Float64) -> int:
+    """Find which harmonic the strongest line is; 1 where lines share no fundamental.
+
+    The power of a pulse, or of loads that alternate, may be largest at a harmonic.
+
+    Parameters
+    ----------
+    strongest
+        Its frequency, in cycles a run, as ``index``.
+    index, lines
+        ``[n]`` frequencies, and heights; 0 where there is no line.
+    """
+    found, left = list[int](), lines.copy()
+    while left.any():
+        top = int(left.argmax())
+        found.append(int(index[top]))
+        left[_own(index, top)] = 0
+    places = np.array(found, np.float64)
+    reach = np.maximum(1, _WIDTH * places)
+    for multiple in range(1, MULTIPLES + 1):
+        step = strongest / multiple
+        # what is near a multiple of any frequency has no fundamental
+        if step < max(CYCLES, 4 * float(reach.max(initial=1))):
+            break
+        if (np.abs(places - np.rint(places / step) * step) <= reach).all():
+            return multiple
+    return 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +169,9 @@ class Phase:
     needs: int  # steps in which a period is seldom missed
 
 
-def phase(levels: Float64, period: float, *, seed: int = 0) -> Phase:
+def phase(
+    levels: Float64, period: float, *, line: float | None = None, seed: int = 0
+) -> Phase:
     """Test whether an oscillation of levels ``[T, D]`` keeps its phase.
 
     Parameters
@@ -134,6 +180,9 @@ def phase(levels: Float64, period: float, *, seed: int = 0) -> Phase:
         ``[T, D]``, step first.
     period
         In steps.
+    line
+        Steps a cycle of the line whose phase it is, the period's or a harmonic; None:
+        the period's.
     seed
         Of the simulated oscillations.
 
@@ -151,7 +200,7 @@ def phase(levels: Float64, period: float, *, seed: int = 0) -> Phase:
     if len(begin) < FEWEST_WINDOWS:
         return Phase(coherence=float("nan"), p=float("nan"), needs=needs)
     taper = np.hanning(length + 1)[:-1]
-    wave = np.exp(-2j * np.pi * np.arange(len(change)) / period)
+    wave = np.exp(-2j * np.pi * np.arange(len(change)) / (line or period))
     waves = np.stack(
         [(taper * wave[t : t + length]) @ change[t : t + length] for t in begin]
     )

@@ -127,6 +127,38 @@ def test_a_period_of_few_cycles_needs_more_of_them():
     assert found["periodic"].stated
 
 
+@pytest.mark.parametrize("process", ["two in turn", "three in turn", "every nth"])
+def test_the_period_of_data_sources_in_turn(process):
+    for seed in range(3):
+        found, run = claims(process, [17, seed], steps=600)
+        assert not found["mean-reverting"].stated
+        if process != "every nth" or found["periodic"].stated:
+            figure = found["periodic"].figure
+            assert figure == pytest.approx(run.truth["period"], rel=0.05)
+
+
+@pytest.mark.parametrize("process", ["slipping turns", "random turns", "accumulation"])
+def test_turns_that_slip_and_steps_of_a_walk_have_no_period(process):
+    for seed in range(3):
+        found, _ = claims(process, [18, seed], steps=600)
+        assert not found["periodic"].stated
+
+
+def test_the_period_of_a_pulse_and_of_a_missing_fundamental():
+    """Lines at 1/4 and 1/6 share a period of 12, at which there is no line."""
+    rng, time = np.random.default_rng(19), np.arange(600)[:, None]
+    pulse = 1.0 * (time % 8 == 0) * rng.normal(size=6)
+    phase = rng.uniform(0, 2 * np.pi, (2, 6))
+    pair = np.sin(2 * np.pi * time / 4 + phase[0])
+    pair = pair + np.sin(2 * np.pi * time / 6 + phase[1])
+    for logits, period in ((pulse, 8), (0.3 * pair, 12)):
+        p = np.exp(logits)
+        counts = rng.multinomial(4000, p / p.sum(axis=1, keepdims=True))
+        found = claim_of(level_claims(counts, tokens=4000, about="load"), "periodic")
+        assert found.stated
+        assert found.figure == pytest.approx(period, rel=0.01)
+
+
 def test_a_random_walk_has_no_stable_part():
     for process in ("slow walk", "walk", "fast walk"):
         found, _ = claims(process, 6)

@@ -207,11 +207,64 @@ def early_training(rng: np.random.Generator, steps: int) -> Loads:
     return _counts(_level(rng, experts) + drift + size * states, rng)
 
 
+def _turns(
+    rng: np.random.Generator, source: Int64, sources: int, **truth: float
+) -> Loads:
+    """Draw iterations that each take their tokens from one of some data sources."""
+    experts = _experts(rng)
+    own = rng.uniform(0.1, 0.5) * rng.normal(size=(sources, experts))
+    return _counts(_level(rng, experts) + own[source], rng, **truth)
+
+
+def two_in_turn(rng: np.random.Generator, steps: int) -> Loads:
+    """Even and odd iterations have tokens of different data sources."""
+    return _turns(rng, np.arange(steps) % 2, 2, period=2)
+
+
+def three_in_turn(rng: np.random.Generator, steps: int) -> Loads:
+    """Iterations have tokens of three data sources in turn."""
+    return _turns(rng, np.arange(steps) % 3, 3, period=3)
+
+
+def every_nth(rng: np.random.Generator, steps: int) -> Loads:
+    """Each fourth to eighth micro-batch has tokens of another data source.
+
+    A pulse: its harmonics have as much power as its fundamental.
+    """
+    every = int(rng.integers(4, 9))
+    source = (np.arange(steps) % every == 0).astype(np.int64)
+    return _turns(rng, source, 2, period=every)
+
+
+def slipping_turns(rng: np.random.Generator, steps: int) -> Loads:
+    """Two data sources in turn, but a source may come again: the phase is soon lost.
+
+    After four cycles, turns have lost at least 90% of their phase.
+    """
+    again = rng.uniform((1 - 0.1**0.125) / 2, 0.35)
+    turned = rng.random(steps) >= again
+    return _turns(rng, turned.cumsum() % 2, 2)
+
+
+def random_turns(rng: np.random.Generator, steps: int) -> Loads:
+    """Each iteration has tokens of one of two data sources, at random."""
+    return _turns(rng, rng.integers(0, 2, steps), 2)
+
+
+def accumulation(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits are a random walk that moves after every 4 to 8 micro-batches."""
+    experts, every = _experts(rng), int(rng.integers(4, 9))
+    change = rng.normal(0, rng.uniform(0.03, 0.1), (-(-steps // every), experts))
+    return _counts(np.repeat(change.cumsum(axis=0), every, axis=0)[:steps], rng)
+
+
 PROCESSES: dict[str, Callable[[np.random.Generator, int], Loads]] = {
     function.__name__.replace("_", " "): function
     for function in (
         *(balanced, skewed, slow_walk, walk, fast_walk, autoregression, step, trend),
         *(transient, period, jittered_period, collapse, drifting_hot_set),
         *(regime_switch, fading_swings, damped_oscillation, early_training),
+        *(two_in_turn, three_in_turn, every_nth, slipping_turns, random_turns),
+        accumulation,
     )
 }
