@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import pandas
 
 Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ def balance_paths(
     np.add.at(amount, which, sent[ends.crosses])
     inside = csr_array(ends.inside.astype(np.float64))
     fixed = sent @ inside
-    search = _Search(topology, source, target, amount)
+    search = _Search(topology, source, target)
     # Step 1: start with even splitting over shortest paths.
     row, link, part = all_paths(
         choices(topology, np.unique(np.concatenate((source, target)))), source, target
@@ -135,9 +135,7 @@ def balance_paths(
 class _Search:
     """Shortest paths between pairs of switches under changing link lengths."""
 
-    def __init__(
-        self, topology: Topology, source: Int64, target: Int64, amount: Float64
-    ) -> None:
+    def __init__(self, topology: Topology, source: Int64, target: Int64) -> None:
         number = {name: at for at, name in enumerate(topology.switches)}
         self._inner = np.flatnonzero(topology.between_switches)
         ends = [topology.links[at] for at in self._inner]
@@ -146,7 +144,7 @@ class _Search:
         self._link = np.full((len(number),) * 2, -1)
         self._link[self._tail, self._head] = self._inner
         self._sources, self._from = np.unique(source, return_inverse=True)
-        self._source, self._target, self._amount = source, target, amount
+        self._source, self._target = source, target
         self._links = len(topology.links)
 
     def shortest(self, length: Float64) -> tuple[Float64, csr_array]:

@@ -20,8 +20,6 @@ from moetraffic.errors import FabricError
 from .paths import Choices, all_paths, choices, flow_keys, single_paths
 from .topology import Topology, bus_name, explicit, nic_name, slot_name
 
-Bool = npt.NDArray[np.bool_]
-Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 ROUTINGS = ("ecmp", "ideal", "shortest")

@@ -222,7 +222,8 @@ def test_a_kill_loses_a_window_at_most(tmp_path: Path) -> None:
     recorder = VirtualRecorder(path, workload=work, window=4).__enter__()
     train_virtually(work, recorder)  # 8 steps: four segments of two, not closed
     assert recorder._store is not None
-    recorder._store._idle.wait(10)
+    assert recorder._store._last is not None
+    recorder._store._last.result(10)
     merged = merge(path.with_name("v.h5.segments"))
     assert merged.trace.steps.iteration.tolist() == list(range(8))
     assert not merged.trace.meta.complete

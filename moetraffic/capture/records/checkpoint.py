@@ -1,4 +1,4 @@
-"""Convert the state of an object to JSON values and back; notes on commits.
+"""Convert the state of an object to JSON values and back.
 
 Only numbers, text, None, lists, tuples, dicts and sets are converted: a type that is
 read from a file is never imported or called.
@@ -7,18 +7,12 @@ read from a file is never imported or called.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .committer import Committer
+from typing import Any
 
 Position = tuple[int, int]  # file of the log, and number of records taken of it
 
 _CONTAINERS: dict[str, Callable[[Any], Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "dict": dict,
+    kind.__name__: kind for kind in (list, tuple, set, dict)
 }
 
 
@@ -55,13 +49,3 @@ def _decoded(value: Any) -> Any:
         return value
     ((kind, parts),) = value.items()
     return _CONTAINERS[kind](_decoded(part) for part in parts)
-
-
-class CommitNotes:
-    """Receiver of notes on commits; this one discards them."""
-
-    def committing(self, index: int, position: Position) -> None:
-        """Note where a segment ends that is written next."""
-
-    def committed(self, committer: Committer) -> None:
-        """Note that a segment has been written."""

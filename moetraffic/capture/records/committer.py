@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from moetraffic.trace.segments.segment import Segment
 from moetraffic.trace.segments.store import SegmentWriter
 
 from .call_direction import Directions
-from .checkpoint import CommitNotes, Position, plain, restore
+from .checkpoint import Position, plain, restore
 from .record_tables import (
     CallEvent,
     RecordWindow,
@@ -51,6 +51,9 @@ from .record_tables import (
     placements,
 )
 from .recorded_iterations import RecordedIterations
+
+if TYPE_CHECKING:
+    from .log_follower import CommitFile
 
 WINDOW_BYTES = 4 << 20
 PENDING_S = 2.0  # how long a commit waits for calls that have not ended
@@ -71,14 +74,14 @@ class Committer:
         self,
         about: dict[str, Any],
         writer: SegmentWriter,
-        notes: CommitNotes | None = None,
+        notes: CommitFile | None = None,
         *,
         pause_s: float = COMMIT_S,
     ) -> None:
         meta = {**about["meta"], "nodes": tuple(about["meta"]["nodes"])}
         self._meta = Meta(**meta)
         self._rank, self._node = int(about["rank"]), str(about["node"])
-        self._writer, self._notes = writer, notes or CommitNotes()
+        self._writer, self._notes = writer, notes
         self._placement = {
             int(layer): members for layer, members in about["placement"].items()
         }
@@ -210,9 +213,10 @@ class Committer:
                 self._gap(plain[at + 2])
             elif kind == PAUSE:
                 first = self._boundaries.next_whole
-                (self._recorded.pause if plain[at + 2] else self._recorded.resume)(
-                    first
-                )
+                if plain[at + 2]:
+                    self._recorded.pause(first)
+                else:
+                    self._recorded.resume(first)
             else:
                 self._routed(plain, words, at)
             at += length
@@ -408,7 +412,8 @@ class Committer:
         maximum number of later steps that are lost (0: unknown).
         """
         self._settle(self._boundaries.settle())
-        self._notes.committing(self.index, self.position)
+        if self._notes is not None:
+            self._notes.committing(self.index, self.position)
         try:
             segment = self._segment(final=final, window=window)
         except Exception as error:
@@ -419,7 +424,8 @@ class Committer:
         self._finish_window()
         if self._most_bytes and self._writer.size() >= self._most_bytes:
             self._recorded.end(self._boundaries.next_whole)
-        self._notes.committed(self)
+        if self._notes is not None:
+            self._notes.committed(self)
 
     def _finish_window(self) -> None:
         """Start a new window after a segment."""

@@ -19,12 +19,12 @@ from moetraffic.errors import CaptureError
 from moetraffic.trace.segments.segment import PATTERN
 from moetraffic.trace.segments.store import COMMITS, SegmentWriter
 
-from .checkpoint import CommitNotes, Position
+from .checkpoint import Position
 from .committer import Committer
 from .record_log import LogReader, log_numbers, log_path, read_header
 
 
-class CommitFile(CommitNotes):
+class CommitFile:
     """File with the positions of a rank's commits in its record log."""
 
     def __init__(self, own: Path) -> None:

@@ -22,7 +22,6 @@ from .call_selection import exchanges, select_calls
 from .exporter import Exporter, ExportOptions
 
 ALIGNMENT = 16  # bytes; AlltoAllvReadTrafficMatrix: & ~15
-MOST_RANKS = 1 << 15
 UNITS = {"B": (1, ALIGNMENT), "KiB": (1024, 1024)}
 INDEX = "matrices.csv"
 

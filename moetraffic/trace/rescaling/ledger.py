@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -97,11 +97,6 @@ class Ledger:
                 f"{float(self.rounding):+.1f} B"
             )
         return tuple(told)
-
-    def as_dict(self) -> dict[str, int | str]:
-        """The sums by name; the factor as a fraction in text."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**found, "factor": str(self.factor), "kept": self.kept}
 
 
 def _diagonal(wire: Int64) -> int:

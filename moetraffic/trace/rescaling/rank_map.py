@@ -55,11 +55,6 @@ class RankMap:
         return tuple(map(tuple, found))
 
     @property
-    def same(self) -> bool:
-        """Whether every rank carries itself."""
-        return self.targets == tuple((rank,) for rank in range(len(self.targets)))
-
-    @property
     def merges(self) -> bool:
         """Whether ranks of the trace meet on one of the replay."""
         return any(len(of) > 1 for of in self.origins)

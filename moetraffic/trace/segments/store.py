@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import queue
 import resource
 import shutil
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,41 +231,32 @@ class SegmentStore:
     def __init__(self, folder: Path, rank: int, *, force: bool) -> None:
         self._place = RankFolder(folder, rank, force=force)
         self.folder, self.writer = folder, SegmentWriter(folder, rank)
-        self._queue: queue.Queue[Callable[[], Segment] | None] = queue.Queue()
-        self._idle = threading.Event()  # set while no segment is queued
-        self._idle.set()
-        self._thread = threading.Thread(
-            target=self._work, name="moetraffic-commit", daemon=True
-        )
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "moetraffic-commit")
+        self._last: Future[None] | None = None
 
     def commit(self, build: Callable[[], Segment]) -> None:
         """Build and write a segment in the background.
 
         Waits for the previous segment, so that at most one window is unwritten.
         """
-        self._idle.wait()
-        self._idle.clear()
-        self._queue.put(build)
+        if self._last is not None:
+            self._last.result()
+        self._last = self._thread.submit(self._write, build)
 
     def close(self) -> str:
         """Wait for pending segments, release the folder and mark the capture as closed.
 
         Returns why that failed, "" on success.
         """
-        self._queue.put(None)
-        self._thread.join()
+        self._thread.shutdown()
         try:
             return self.writer.close()
         finally:
             self._place.leave()
 
-    def _work(self) -> None:
-        while (build := self._queue.get()) is not None:
-            try:
-                self.writer.write(build())
-            except Exception as error:
-                # an error of this package must not end the user's training
-                self.writer.lose(f"a window could not be built: {error!r}", 0)
-            if self._queue.empty():
-                self._idle.set()
+    def _write(self, build: Callable[[], Segment]) -> None:
+        try:
+            self.writer.write(build())
+        except Exception as error:
+            # an error of this package must not end the user's training
+            self.writer.lose(f"a window could not be built: {error!r}", 0)
