@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from moetraffic import capture, errors
     from moetraffic.analysis import analyze, compare
     from moetraffic.analysis.expert_placement import place
-    from moetraffic.analysis.network.circuit_plan import circuits
     from moetraffic.capture import Recorder
     from moetraffic.fabric.named import load_fabric
     from moetraffic.generate import generate_trace
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from moetraffic.interop.export import export_trace
     from moetraffic.launch.training import capture_run
     from moetraffic.patterns.time_model import estimate
+    from moetraffic.policies.circuits.run_schedule import circuits
     from moetraffic.policies.evaluation import evaluate
     from moetraffic.replay import replay_trace
     from moetraffic.report.page import write_report
@@ -93,7 +93,7 @@ _MODULES = {
     "analyze": "moetraffic.analysis",
     "anonymize": "moetraffic.interop.anonymization",
     "capture_run": "moetraffic.launch.training",
-    "circuits": "moetraffic.analysis.network.circuit_plan",
+    "circuits": "moetraffic.policies.circuits.run_schedule",
     "compare": "moetraffic.analysis",
     "estimate": "moetraffic.patterns.time_model",
     "evaluate": "moetraffic.policies.evaluation",

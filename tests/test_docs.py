@@ -98,26 +98,6 @@ def test_every_picture_is_made_by_the_command_below_it(page: Path) -> None:
         assert command in run, f"{page.name}: {picture} is made by {command!r}"
 
 
-SCHEDULER = "for-schedulers.md"
-
-
-def test_the_program_for_schedulers_runs_on_a_capture(captured: Path) -> None:
-    page = ROOT / "docs" / SCHEDULER
-    (program,) = blocks(page, "python")
-    (own,) = (b for b in blocks(page, "text") if "Trace.open" in b)
-    rest = program[program.index("steps, ranks") :]
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(
-            compile(own.replace("run.h5", str(captured)) + rest, page.name, "exec"), {}
-        )
-    shares = [
-        int(line.split()[-1].rstrip("%")) for line in printed.getvalue().splitlines()
-    ]
-    assert len(shares) == 4
-    assert max(shares) == shares[-1] <= 100  # the iteration itself
-
-
 GO_ON = ("for-training.md", "for-networks.md", "for-schedulers.md")
 """Pages that go on in the tutorial's folder, with its run.h5."""
 

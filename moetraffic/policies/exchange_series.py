@@ -121,6 +121,42 @@ class ExchangeSeries:
             )
 
 
+def known_sites(
+    trace: Trace, *, phase: str, layers: Sequence[int] | None, unnamed: bool = False
+) -> list[int]:
+    """List the sites of one phase's all-to-alls whose bytes are known.
+
+    ``unnamed`` takes all where no site has a phase.
+
+    Raises
+    ------
+    AnalysisError
+        If there is no such phase, or no such site.
+    """
+    if phase not in PHASES:
+        raise AnalysisError(
+            f"the phase is one of {', '.join(PHASES)}, not {phase!r}: choose one"
+        )
+    every = unnamed and not any(site.phase for site in trace.sites)
+    found = [
+        number
+        for number, site in enumerate(trace.sites)
+        if site.operation == ALL_TO_ALL
+        and site.wire != WireForm.UNKNOWN
+        and site.direction != "recompute"
+        and (every or site.phase == phase)
+        and (layers is None or site.layer in layers)
+    ]
+    if not found:
+        raise AnalysisError(
+            f"plans serve all-to-alls whose bytes are known, but {trace.name} has "
+            f"none of {phase}"
+            + (f" in layers {list(layers)}" if layers else "")
+            + f": its MoE layers are {list(trace.layers)}"
+        )
+    return found
+
+
 def byte_series(
     trace: Trace,
     *,
@@ -151,23 +187,9 @@ def byte_series(
     AnalysisError
         If the trace has no such exchange, or too few or too large ones.
     """
-    if phase not in PHASES:
-        raise AnalysisError(
-            f"the phase is one of {', '.join(PHASES)}, not {phase!r}: choose one"
-        )
     sites: dict[int, list[int]] = {}
-    for number, site in enumerate(trace.sites):
-        chosen = layers is None or site.layer in layers
-        known = site.operation == ALL_TO_ALL and site.wire != WireForm.UNKNOWN
-        if known and site.phase == phase and site.direction != "recompute" and chosen:
-            sites.setdefault(site.layer, []).append(number)
-    if not sites:
-        raise AnalysisError(
-            f"policies serve all-to-alls whose bytes are known, but {trace.name} has "
-            f"none of {phase}"
-            + (f" in layers {list(layers)}" if layers else "")
-            + f": its MoE layers are {list(trace.layers)}"
-        )
+    for number in known_sites(trace, phase=phase, layers=layers):
+        sites.setdefault(trace.sites[number].layer, []).append(number)
     training = trace.find(operation=ALL_TO_ALL, phase=phase, iterations=iterations)
     calls = {
         layer: trace.complete(training[np.isin(trace.occurrences.site[training], of)])

@@ -200,7 +200,7 @@ def _shifts(
 
 def _circuits(path: Path, rate: float, delay: float, asked: dict[str, Any]) -> Shown:
     """Compute circuit schedules of each layer's all-to-all of one phase."""
-    from moetraffic.analysis.network.circuit_plan import circuits
+    from moetraffic.policies.circuits.run_schedule import circuits
     from moetraffic.report.results import schedule as report
 
     with Trace.open(path) as opened:

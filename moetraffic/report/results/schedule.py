@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from moetraffic.analysis import Analysis
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
-from moetraffic.analysis.network.circuit_plan import CircuitPlan
 from moetraffic.analysis.rhythm.typical_iteration import TypicalIteration
 from moetraffic.fabric import decompose
 from moetraffic.fabric.compatibility import Compatibility, Job, around
 from moetraffic.fabric.decomposition import Decomposition, coverage, terms_for
 from moetraffic.policies.circuits.birkhoff import configurations
+from moetraffic.policies.circuits.run_schedule import CircuitPlan
 from moetraffic.policies.service.optical import (
     OpticalSwitch,
     crossing,

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError, FabricError
 from moetraffic.fabric import Decomposition, decompose
-from moetraffic.trace import ALL_TO_ALL, PHASES, Trace, WireForm
+from moetraffic.policies.exchange_series import known_sites
+from moetraffic.trace import ALL_TO_ALL, Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers
 
 AT_ONCE = 256
@@ -63,7 +64,7 @@ def circuits(
     Raises
     ------
     FabricError
-        If there is no such phase or matching, or fewer than one matrix is asked for.
+        If there is no such matching, or fewer than one matrix is asked for.
     AnalysisError
         If the trace has no such exchange whose bytes are known.
     """
@@ -71,17 +72,9 @@ def circuits(
     layers, iterations = layer_numbers(layers), iteration_range(iterations)
     if matrices is not None and matrices < 1:
         raise FabricError(f"matrices are 1 or more, not {matrices}: raise --matrices")
-    if phase not in PHASES:
-        raise FabricError(
-            f"the phase is one of {', '.join(PHASES)}, not {phase!r}: choose one"
-        )
-    named = any(s.phase for s in trace.sites)
     groups: dict[tuple[int, str, int], list[int]] = {}
-    for number, site in enumerate(trace.sites):
-        if site.operation != ALL_TO_ALL or site.wire == WireForm.UNKNOWN:
-            continue
-        if (named and site.phase != phase) or (layers and site.layer not in layers):
-            continue
+    for number in known_sites(trace, phase=phase, layers=layers or None, unnamed=True):
+        site = trace.sites[number]
         name = site.phase or site.label or ALL_TO_ALL
         groups.setdefault((site.layer, name, site.group), []).append(number)
     training = trace.find(operation=ALL_TO_ALL, iterations=iterations)
@@ -111,10 +104,7 @@ def circuits(
         )
     if not found:
         raise AnalysisError(
-            f"circuits serve all-to-alls whose bytes are known, but {trace.name} has "
-            f"none of {phase}"
-            + (f" in layers {list(layers)}" if layers else "")
-            + f": its MoE layers are {list(trace.layers)}"
+            f"{trace.name} has no complete {phase} in these iterations: choose others"
         )
     return found
 
