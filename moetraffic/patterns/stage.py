@@ -133,7 +133,8 @@ class Stage:
             calls += self._layer_gradient(layer)
         if 0 in layers:
             calls += self.listed(self.layer_calls.embedded_gradient(), -1, "backward")
-        return calls + sync.after_backward(ROOT) + sync.micro_batch()
+        calls += sync.after_backward(ROOT)
+        return calls + (sync.micro_batch() if layers == self.chunks[0] else [])
 
     def _layer(self, layer: int) -> list[Call]:
         """A layer's forward pass."""

@@ -376,8 +376,8 @@ SYNCHRONIZATIONS: Mapping[str, Callable[..., Synchronization]] = {
 OF_STAGE = ("all-reduce", "distributed-optimizer", "zero-2", "fsdp2")
 """What a ZeRO stage alone means."""
 
-IN_EACH_MICRO_BATCH = frozenset({"zero-2", "sharded-ddp", "fsdp1", "fsdp2"})
-"""Those that send in each micro-batch, which does not go with a pipeline."""
+IN_EACH_PASS = frozenset({"sharded-ddp", "fsdp1", "fsdp2"})
+"""Those whose calls in each micro-batch do not go with a pipeline."""
 
 
 SHARDED = frozenset({"distributed-optimizer", "zero-2", "fsdp1", "fsdp2"})

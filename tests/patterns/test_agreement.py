@@ -71,7 +71,7 @@ def summed(config: Configuration) -> Counter[str]:
 
 def drawn(chance: random.Random) -> dict[str, Any]:
     pp = chance.choice((1, 1, 2, 4))
-    zero = chance.choice((0, 1) if pp > 1 else (0, 0, 1, 2, 3))
+    zero = chance.choice((0, 1, 2) if pp > 1 else (0, 0, 1, 2, 3))
     schedule = chance.choice(("1f1b", *SCHEDULES)) if pp > 1 else "1f1b"
     cp = chance.choice((1, 1, 1, 2) if zero == 3 else (1, 1, 1, 2, 4))
     return {

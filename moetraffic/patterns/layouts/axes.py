@@ -198,13 +198,4 @@ def split_rules(c: Axes[Values], m: ModelSizes, virtual: Values = 1) -> list[Rul
             (m.encoder_layers, c.pp),
             "use --pp 1",
         ),
-        Rule(
-            # as DeepSpeed refuses it: each micro-batch's backward would reduce, or
-            # gather, while its stage's neighbors wait
-            (c.pp > 1) & (c.zero > 1),
-            "a pipeline goes with ZeRO stage 0 or 1, whose gradients wait for all "
-            "micro-batches, but pp is {} and zero is {}",
-            (c.pp, c.zero),
-            "use --zero 1 or --pp 1",
-        ),
     ]

@@ -281,6 +281,15 @@ def _rules(config: Configuration) -> list[Rule]:
         ),
         *split_rules(c, m, c.virtual),
         Rule(
+            # gradients may be sharded within a pipeline (Llama 3, arXiv 2407.21783,
+            # section 3.3.2), parameters not: its passes would wait for gathers
+            (c.pp > 1) & (c.zero > 2 - (c.pair > 1)),
+            "a pipeline goes with ZeRO stage 0, 1 or 2, DualPipe with 0 or 1, but pp is"
+            " {} and zero is {}",
+            (c.pp, c.zero),
+            "use --zero 1 or --pp 1",
+        ),
+        Rule(
             (m.key_heads % c.tp != 0) & (c.tp % m.key_heads != 0),
             "tp must divide the key and value heads, or they tp, but there are {} for "
             "tp {}",

@@ -266,6 +266,15 @@ def broken_rules(
             f"give --accumulation {p.pp} or more",
         ),
         Rule(
+            # as DeepSpeed refuses it: each micro-batch's backward would reduce, or
+            # gather, while its stage's neighbors wait
+            p.pp > 1 and p.zero > 1,
+            "a pipeline goes with ZeRO stage 0 or 1, whose gradients wait for all "
+            "micro-batches, but pp is {} and zero is {}",
+            (p.pp, p.zero),
+            "use --zero 1 or --pp 1",
+        ),
+        Rule(
             p.shard > 0,
             "training shards over all copies, but shard is {}",
             (p.shard,),

@@ -9,7 +9,7 @@ from moetraffic.patterns.element_types import element_bytes
 from moetraffic.patterns.layer_calls import CONTEXTS
 from moetraffic.patterns.rules import Rule, choose, positive, refuse
 from moetraffic.patterns.synchronization import (
-    IN_EACH_MICRO_BATCH,
+    IN_EACH_PASS,
     OF_STAGE,
     SHARDED,
     SYNCHRONIZATIONS,
@@ -68,9 +68,9 @@ class Parallelism(ParallelLayout, Steps[int]):
                     "raise it",
                 ),
                 Rule(
-                    self.pp > 1 and self.synchronized in IN_EACH_MICRO_BATCH,
-                    "a pipeline goes with gradients that wait for all micro-batches, "
-                    "but pp is {} and {} sends in each",
+                    self.pp > 1 and self.synchronized in IN_EACH_PASS,
+                    "a pipeline goes with parameters and owners of gradients that stay"
+                    ", but pp is {} and {} sends them in each micro-batch",
                     (self.pp, self.synchronized),
                     "use --zero 1, another --synchronization or --pp 1",
                 ),

@@ -260,7 +260,7 @@ def test_what_cannot_be_is_refused_or_left_open() -> None:
         "an interleaved schedule has several stages": {"virtual": 2},
         "ep must divide dp": {"dp": 2, "ep": 4},
         "no experts to spread": {"dp": 2, "ep": 2},
-        "ZeRO stage 0 or 1": {"pp": 2, "zero": 3},
+        "ZeRO stage 0, 1 or 2": {"pp": 2, "zero": 3},
         "at least 1, but pp is 0": {"pp": 0},
     }
     for rule, named in wrong.items():
