@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .algorithms import ALGORITHMS, collective_matrix, gloo
+from .algorithms.hierarchical import hierarchical_all_to_all
 from .algorithms.ring import chunks
 from .element_types import ELEMENT_BYTES
 from .pattern import TRAFFIC, Call, Pattern
@@ -46,6 +47,8 @@ def call_matrix(
             out[source, destination] += call.size
     elif call.operation == "all_to_all":
         out = exchange_matrix(call, members)
+        if algorithm == "hierarchical":
+            out = hierarchical_all_to_all(out, nodes or [0] * members)
     else:
         volumes = np.full(members, call.size, np.int64)
         return collective_matrix(

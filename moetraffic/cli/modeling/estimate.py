@@ -447,6 +447,11 @@ def estimate(
             line = pattern_command(of_model, shown.data)
             shown = replace(shown, summary=[*shown.summary, f"Its traffic: {line}"])
     elif sweep in ("bandwidth", "size"):
+        if not given("sizes"):
+            raise LayoutError(
+                f"--sweep {sweep} goes over --sizes, but none are given: give "
+                "--sizes 10GB/s,25GB/s, or for size megatron-1.7b,megatron-3.6b"
+            )
         values = [part.strip() for part in sizes.split(",") if part.strip()]
         shown = varied(config, system, conventions, sweep, values, source)
     elif sweep:

@@ -13,6 +13,7 @@ from moetraffic.patterns.algorithms import (
     gloo,
 )
 from moetraffic.patterns.algorithms.binomial import binomial_broadcast
+from moetraffic.patterns.algorithms.hierarchical import hierarchical_all_to_all
 from moetraffic.patterns.algorithms.ring import chunks, ring_all_gather, ring_all_reduce
 from moetraffic.patterns.algorithms.trees import parents
 
@@ -132,6 +133,27 @@ def test_two_levels_cross_nodes_with_a_share(nodes: int, each: int) -> None:
     assert between == pytest.approx(2 * (nodes - 1) / nodes * size / each)
     within = matrix[~apart].sum() / ranks
     assert within == pytest.approx(2 * (each - 1) / each * size)
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(2, 4), (3, 2), (1, 4), (4, 1)])
+def test_an_all_to_all_in_two_levels_delivers_every_row(nodes: int, each: int) -> None:
+    ranks = nodes * each
+    rows = np.random.default_rng().integers(1, 1000, (ranks, ranks))
+    node = np.arange(ranks) // each
+    made = hierarchical_all_to_all(rows, node.tolist())
+    apart = np.not_equal.outer(node, node)
+    np.fill_diagonal(rows, 0)
+    # as many bytes between each two nodes, all between ranks of one place
+    for a in range(nodes):
+        for b in range(nodes):
+            block = np.ix_(node == a, node == b)
+            if a != b:
+                assert made[block].sum() == rows[block].sum()
+    place = np.arange(ranks) % each
+    assert not made[apart & np.not_equal.outer(place, place)].any()
+    # what a rank receives, less what it passes on, is what was sent to it
+    own = rows.sum(axis=0) - made.sum(axis=0)
+    assert (own == rows.sum(axis=1) - made.sum(axis=1)).all()
 
 
 def test_nodes_have_as_many_ranks() -> None:
