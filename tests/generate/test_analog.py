@@ -247,6 +247,9 @@ def test_reruns_decide_how_experts_change_places(tmp_path: Path) -> None:
         int(both.options.block > LENGTHS[0]),
     ]
     assert same.options.exchange < min(alone.options.exchange, both.options.exchange)
+    assert "presumed" in alone.limits[-1]
+    assert f"{alone.correlation:.2f}, presumed" in alone.about
+    assert f"{both.correlation:.2f}, that of 2 runs" in both.about
     with pytest.raises(AnalysisError, match="a rerun has the layers, ranks and"):
         Analog.fit(trace, reruns=[Trace.open(GOLDEN)])
 

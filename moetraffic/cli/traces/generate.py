@@ -252,7 +252,7 @@ def generate(
                 seed=seed,
                 rhythm=model.rhythm if times else None,
                 dense=beside,
-                source=f"{fit.name} model fitted to {model.scenario.source}",
+                source=model.about,
                 rows=rows,
                 tick=tick,
                 force=force,
@@ -264,9 +264,8 @@ def generate(
         told["times"] = bool(times and model.rhythm is not None)
     told["statistics"] = {name: asdict(s) for name, s in summaries.items()}
     lines = [] if fit.judgment is None else judgment_lines(fit.judgment, fit.name)
-    if not isinstance(model, TrafficModel):
-        lines += model.limits
-        told["limits"] = model.limits
+    lines += model.limits
+    told["limits"] = model.limits
     present(
         told,
         *lines,

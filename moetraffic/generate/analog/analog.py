@@ -37,7 +37,14 @@ from moetraffic.generate.scenario import (
 from moetraffic.generate.writing.rhythm import Rhythm
 from moetraffic.trace import Trace
 
-from .analog_fit import LENGTHS, check_same_size, fitted_options
+from .analog_fit import (
+    ERROR,
+    LAG,
+    LENGTHS,
+    check_same_size,
+    fitted_options,
+    wanted_correlation,
+)
 from .analog_path import AnalogPath, Labels, PathOptions, analog_path, run_labels
 
 Float64 = npt.NDArray[np.float64]
@@ -63,6 +70,7 @@ class Analog:
     options: PathOptions = field(default_factory=PathOptions)
     rhythm: Rhythm | None = None  # None: the times of the trace were not known
     reruns: int = 0  # beside the run
+    correlation: float = 1.0  # of samples' smoothed loads, wanted: that of reruns
 
     @classmethod
     def fit(
@@ -80,8 +88,8 @@ class Analog:
             Data- and expert-parallel, with the routing of all its ranks.
         reruns
             Traces of runs of the same initialization with other data: samples of
-            different seeds have loads as correlated as these.  Without any, as
-            correlated as the run is with itself :data:`.analog_fit.LAG` iterations
+            different seeds have loads as correlated as these.  Without any this is
+            presumed: as the run is with itself :data:`.analog_fit.LAG` iterations
             later.
         tick
             Receives how many of the FIT_STEPS steps are done.
@@ -113,6 +121,7 @@ class Analog:
             counts=counts,
             labels=labels,
             options=fitted_options(labels, loads, tick),
+            correlation=wanted_correlation(loads),
             rhythm=Rhythm.fit(trace, scenario),
             reruns=len(reruns),
         )
@@ -124,8 +133,21 @@ class Analog:
         if self.options.block > LENGTHS[0]:
             found += ["Samples repeat the run's movement in blocks, with other labels"]
         if not self.reruns:
-            found += ["How correlated reruns are is unknown, a guess: give --rerun"]
+            found.append(
+                f"Correlation of samples with other seeds: {self.correlation:.2f} is "
+                f"presumed, that of the run with itself {LAG} iterations later (median "
+                f"error {ERROR:.2f}): give --rerun"
+            )
         return found
+
+    @property
+    def about(self) -> str:
+        """Provenance for the metadata of samples."""
+        how = "presumed" if not self.reruns else f"that of {self.reruns + 1} runs"
+        return (
+            f"analog model fitted to {self.scenario.source}; correlation of samples "
+            f"with other seeds {self.correlation:.2f}, {how}"
+        )
 
     @property
     def fitted(self) -> int:

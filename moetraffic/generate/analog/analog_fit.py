@@ -22,10 +22,13 @@ from .analog_path import Labels, PathOptions, analog_path, smoothed
 
 Float64 = npt.NDArray[np.float64]
 
-LAG = 50
-"""Iterations after which a run is as correlated with itself as with its reruns: the
-best of 10, 25, 50, 100 and 150 on twelve settings with three reruns each.  The error of
-the correlation is .08 in the median and .52 at a router that has settled."""
+LAG = 30
+"""Iterations after which a run is presumed to be as correlated with itself as with its
+reruns: the best of 10 to 200 on 24 settings with three reruns each."""
+
+ERROR = 0.09
+"""Median error of the presumed correlation at these settings; at most .1 at half of the
+runs, .87 at worst."""
 
 LENGTHS = (3, 40)
 """Mean iterations of a block that are tried.  Blocks of 40 copy the run's movement; of
@@ -72,11 +75,25 @@ def fitted_options(
 
     chosen = _shortest(paths, run)
     tick(2)
-    lag = min(LAG, len(run) // 2)
-    runs = loads if len(loads) > 1 else [run[:-lag], run[lag:]]
-    chosen = replace(chosen, exchange=_exchange(paths, chosen, correlation(runs)))
+    wanted = wanted_correlation(loads)
+    chosen = replace(chosen, exchange=_exchange(paths, chosen, wanted))
     tick(3)
     return chosen
+
+
+def wanted_correlation(loads: Sequence[Float64]) -> float:
+    """Correlation that samples of other seeds are to have: that of reruns.
+
+    Parameters
+    ----------
+    loads
+        ``[T, L, E]`` load of the run, and of reruns, of which the mean over pairs is
+        taken; of a run alone it is presumed, see :data:`LAG`.
+    """
+    if len(loads) > 1:
+        return correlation(loads)
+    lag = min(LAG, len(loads[0]) // 2)
+    return max(0.0, correlation([loads[0][:-lag], loads[0][lag:]]))
 
 
 def _shortest(paths: Paths, load: Float64) -> PathOptions:

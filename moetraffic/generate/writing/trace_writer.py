@@ -222,15 +222,14 @@ def generate_trace(
     demand: Demand = model.sample(iterations=count, seed=seed, **asked)
     if probabilities is not None:
         write_probabilities(demand, probabilities, force=force)
-    about = f"model fitted to {model.scenario.source}"
     rhythm = model.rhythm if times else None
     if output is None:
         with TemporaryDirectory(prefix="moetraffic-") as folder:
             return synthetic_trace(
-                demand, Path(folder), seed=seed, rhythm=rhythm, source=about
+                demand, Path(folder), seed=seed, rhythm=rhythm, source=model.about
             )
     write_synthetic_trace(
-        demand, output, seed=seed, rhythm=rhythm, source=about, force=force
+        demand, output, seed=seed, rhythm=rhythm, source=model.about, force=force
     )
     return Trace.open(output)
 
