@@ -6,6 +6,8 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import LinearConstraint, linprog, milp
 
 from moetraffic.fabric import Hosts, block, single_switch
@@ -23,9 +25,10 @@ from moetraffic.policies.service.optical import (
 from moetraffic.policies.service.packet_network import (
     PacketNetwork,
     optimum_seconds,
+    packet_bound,
     serve_rounds,
 )
-from moetraffic.policies.transmission.rounds import ShiftedRounds
+from moetraffic.policies.transmission.rounds import AllAtOnce, ShiftedRounds
 
 from .conftest import A_LATER, A, B, H, view_of
 
@@ -209,3 +212,27 @@ def test_skew_padded_to_the_largest_flow() -> None:
     assert serve_rounds(padded, plan, on).completion_s == pytest.approx(21)
     assert optimum_seconds(A, on) == pytest.approx(10)
     assert line_bytes(crossing(A_LATER)) == 10
+
+
+RATES = st.floats(0, 12).map(lambda power: 10.0**power)
+"""1 B/s to 1 TB/s."""
+
+
+@settings(max_examples=25, deadline=None)
+@given(nic=RATES, inside=RATES, seed=st.integers(0, 1 << 30))
+def test_the_linear_program_at_all_rates(nic: float, inside: float, seed: int) -> None:
+    """One rank a host: the busiest port.  Several: between bound and routing."""
+    rng = np.random.default_rng(seed)
+    matrix = rng.integers(0, 10 ** int(rng.integers(1, 10)), (4, 4)) * 1.0
+    for ranks in (1, 2):
+        hosts = Hosts(
+            number=4 // ranks, ranks=ranks, nic_bytes_s=nic, inside_bytes_s=inside
+        )
+        on = PacketNetwork(topology=single_switch(hosts), slots=block(4, hosts))
+        best = optimum_seconds(matrix, on)
+        plan = AllAtOnce().plan(view_of(matrix, on))
+        assert best <= serve_rounds(matrix, plan, on).completion_s * (1 + 1e-6)
+        assert best >= packet_bound(matrix, on) * (1 - 1e-9)
+        if ranks == 1:
+            phi = line_bytes(crossing(matrix))
+            assert best == pytest.approx(phi / min(nic, inside), rel=1e-6)

@@ -41,6 +41,9 @@ that all flows of a link end together (as in Varys, SIGCOMM 2014)."""
 MOST_LP_RANKS = 64
 """Maximum ranks of the linear program."""
 
+LEAST_ROOM = 1e-12
+"""Share of the bytes that a slower link carries in the linear program, at least."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PacketNetwork:
@@ -276,11 +279,15 @@ def optimum_seconds(demand: npt.ArrayLike, network: PacketNetwork) -> float:
         )
     if not total:
         return 0.0
-    topology = network.topology
-    links, at = len(topology.links), network.nodes
+    # in units of the bytes and of the bound of ports and cuts, T is 1 or more; a link
+    # that can carry all bytes in this time is never full
+    unit = float((matrix.ravel() @ network.ports_and_cuts).max())
+    room = network.topology.capacity * (unit / total)
+    full = np.flatnonzero(room < 1)
+    scale = np.sqrt(np.maximum(room[full], LEAST_ROOM))
+    links, at = len(room), network.nodes
     into = csr_array(-network.balance.T)
-    matrix /= total  # of order 1 for the solver's tolerances
-    speed = topology.capacity / topology.capacity.max()
+    matrix /= total
     sources = np.flatnonzero(matrix.sum(axis=1))
     received = np.zeros((len(sources), into.shape[0]))
     received[:, at] = matrix[sources]
@@ -289,19 +296,21 @@ def optimum_seconds(demand: npt.ArrayLike, network: PacketNetwork) -> float:
     balance: Any = hstack(
         [block_diag([into] * len(sources)), csr_array((received.size, 1))]
     )
-    load: Any = hstack([identity(links)] * len(sources))
-    load = hstack([load, csr_array(-speed[:, None])])
+    one = csr_array(identity(links, format="csr")[full] / scale[:, None])
+    load: Any = hstack([one] * len(sources))
+    load = hstack([load, csr_array(-scale[:, None])])
     found = linprog(
         np.append(np.zeros(flows), 1.0),
         A_eq=balance,
         b_eq=received.ravel(),
         A_ub=load,
-        b_ub=np.zeros(links),
+        b_ub=np.zeros(len(full)),
+        bounds=[(0, None)] * flows + [(1, None)],
         method="highs",
     )
     if not found.success:
         raise FabricError(
-            f"the linear program of {topology.name} has no solution "
+            f"the linear program of {network.topology.name} has no solution "
             f"({found.message}): use the bound of ports and cuts"
         )
-    return float(np.asarray(found.x)[-1]) * total / float(topology.capacity.max())
+    return float(np.asarray(found.x)[-1]) * unit
