@@ -346,7 +346,11 @@ class _Run:
             # two levels look like one autoregression near a unit root
             memory = Persistence(steps=len(cells), reason=changed)
             if not changed:
-                bounds = limits(cells, weights=counted.get("weights", 1.0))
+                weights = counted.get("weights", 1.0)
+                one = forecasts
+                if one is None or not any(h.horizon == 1 for h in one.horizons):
+                    one = forecast(cells, horizons=(1,), weights=weights)
+                bounds = limits(cells, weights=weights, reached=one.lowest_nmse(1))
                 memory = fit_memory(shares(cells))
         sample = samples(self.source).get(name)
         return Subject(

@@ -53,7 +53,8 @@ class PredictabilityBounds:
     """Lower bound on the NMSE of linear forecasts one step ahead, on the test part.
 
     The interval covers the error of the spectrum and the sampling error of an NMSE on a
-    test part of this length: it is for comparison with the NMSE of forecasters.
+    test part of this length: it is for comparison with the NMSE of forecasters.  What a
+    forecaster reached on the test part is an upper limit of the bound and its interval.
     """
 
     nmse: float = NAN  # innovation variance / MSE of the mean of the past
@@ -187,7 +188,10 @@ def kpss(series: Float64) -> Float64:
 
 
 def limits(
-    series: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0
+    series: npt.ArrayLike,
+    *,
+    weights: npt.ArrayLike = 1.0,
+    reached: float = float("inf"),
 ) -> PredictabilityBounds:
     """Compute the lower bound on the NMSE of linear forecasts one step ahead.
 
@@ -196,12 +200,19 @@ def limits(
     is not stationary: the mean KPSS statistic of the series, weighted with their
     variance, is above :data:`STATIONARY`, as of a level change or a unit root.
 
+    The errors of the best linear forecast on the test part are a part of those of any
+    forecaster, as what a forecast misses of it is independent of the innovations.  So
+    the bound and its interval end at the NMSE that was reached; if the interval begins
+    above it, a premise fails, and the bound is unavailable.
+
     Parameters
     ----------
     series
         ``[T, C]``: loads of experts, cells of a matrix, or shares of these.
     weights
         Bytes that one unit of the series stands for, one number or ``[C]``.
+    reached
+        Lowest NMSE of the forecasters one step ahead on the test part.
 
     Returns
     -------
@@ -284,12 +295,21 @@ def limits(
     sampled = float(np.nanmax([2 * shared / len(origins), jumps]))
     doubt = shared * float(found.error[usable].max()) ** 2 + sampled
     reach = float(np.exp(1.96 * np.sqrt(doubt)))
-    nmse = bound / reference
+    # Step 4: what was reached is no lower than the bound.
+    estimate = bound / reference
+    if estimate / reach > reached:
+        return PredictabilityBounds(
+            kpss=unsteady,
+            steps=steps,
+            reason=f"a forecaster reached an NMSE of {reached:.2g}, below the interval "
+            f"of the estimate ({estimate / reach:.2g} to {estimate * reach:.2g})",
+        )
+    nmse = min(estimate, reached)
     return PredictabilityBounds(
         nmse=nmse,
-        low=nmse / reach,
-        high=nmse * reach,
-        mse=bound / int(usable.sum()),
+        low=estimate / reach,
+        high=min(estimate * reach, reached),
+        mse=nmse * reference / int(usable.sum()),
         kpss=unsteady,
         steps=steps,
     )

@@ -55,6 +55,12 @@ class Forecasts:
     random_recall: float  # K/C, what guessing has
     horizons: tuple[HorizonScores, ...]
 
+    def lowest_nmse(self, horizon: int) -> float:
+        """Return the lowest NMSE of the forecasters at a horizon; inf without any."""
+        at = (h.scores for h in self.horizons if h.horizon == horizon)
+        found = (score.nmse for scores in at for score in scores)
+        return min(filter(np.isfinite, found), default=float("inf"))
+
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
         """Verdicts, one per horizon."""

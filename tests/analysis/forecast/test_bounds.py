@@ -96,6 +96,22 @@ def test_the_bound_is_below_what_forecasters_reach_and_close(weights):
     assert bound.mse == pytest.approx(bound.nmse * one.mean_mse)
 
 
+def test_no_bound_is_above_what_was_reached():
+    """A forecaster at the bound is below the estimate in half of all runs."""
+    above = 0
+    for seed in range(8):
+        x = 100 + process([1], [1, -0.8], 300, 8, seed=[7, seed])
+        reached = forecast(x, horizons=[1]).lowest_nmse(1)
+        free, bound = limits(x), limits(x, reached=reached)
+        above += free.nmse > reached
+        assert free.low == bound.low <= bound.nmse <= bound.high <= reached
+        assert bound.mse / free.mse == pytest.approx(bound.nmse / free.nmse)
+    assert above > 0
+    contradicted = limits(x, reached=0.9 * bound.low)
+    assert np.isnan(contradicted.nmse)
+    assert "below the interval" in contradicted.reason
+
+
 def test_an_exact_period_has_a_bound_as_low_as_its_forecasts():
     rng = np.random.default_rng(5)
     x = np.tile(rng.gamma(2, 50, size=(7, 12)), (120, 1)) + rng.normal(size=(840, 12))
