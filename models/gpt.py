@@ -228,9 +228,9 @@ class GPT(nn.Module):
     def logits(self, tokens: Tensor) -> tuple[Tensor, list[Routing]]:
         """Compute the logits of tokens and the routing of each MoE layer.
 
-        Tokens are ``[B, S]`` int64, the logits ``[B, S, V]``; with two stacks ``[B, S +
-        S']``, what the encoder reads and behind it what the decoder does, and ``[B, S',
-        V]``.
+        Tokens are ``[B, S]`` int64, the logits ``[B, S, V]``.  With two stacks tokens
+        are ``[B, S + S']``, what the encoder reads and behind it what the decoder does,
+        and logits ``[B, S', V]``.
         """
         if self.shape.two_stacks:
             x, routings = self._both_stacks(tokens)

@@ -29,18 +29,11 @@ def norm(shape: ModelShape) -> nn.Module:
 class Attention(nn.Module):
     """Multi-head attention with optional grouped query heads.
 
-    The number of heads here is what the width of the projections says, so that a slice
-    of the matrices by heads is this rank's share of the layer.  T5 leaves out the
-    scaling of scores by ``1/sqrt(d)`` and begins with smaller queries; here all scale.
-
-    Parameters
-    ----------
-    shape
-        Width, heads, biases and positions.
-    causal
-        Whether a token sees only itself and those before it.
-    cross
-        Whether keys and values come from elsewhere: positions play no part.
+    With ``causal`` a token sees only itself and those before it; with ``cross`` keys
+    and values come from elsewhere, and positions play no part.  The number of heads
+    here is what the width of the projections says, so that a slice of the matrices by
+    heads is this rank's share of the layer.  T5 leaves out the scaling of scores by
+    ``1/sqrt(d)`` and begins with smaller queries; here all scale.
 
     References
     ----------
@@ -95,12 +88,8 @@ class LatentAttention(nn.Module):
     """DeepSeek's multi-head latent attention.
 
     A head's query and key have a part that knows no position and a rotated part; the
-    key's rotated part is the same for all heads.  No matrix has a bias.
-
-    Parameters
-    ----------
-    shape
-        With ``kv_rank``; ``query_rank`` 0 leaves the query uncompressed.
+    key's rotated part is the same for all heads.  No matrix has a bias.  The shape has
+    a ``kv_rank``; its ``query_rank`` 0 leaves the query uncompressed.
 
     References
     ----------

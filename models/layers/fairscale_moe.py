@@ -35,15 +35,8 @@ class FairscaleMixture(MixtureOfExperts):
 
     Rows travel in float32, which is what MOELayer's dispatch computes in.  The routing
     contains the copies that are sent: see
-    :class:`~moetraffic.gating.FairscaleTop2Router`.
-
-    Parameters
-    ----------
-    router
-        A :class:`~moetraffic.gating.FairscaleTop2Router`.
-    experts, hidden, width, dispatch, layer, group
-        As of :class:`MixtureOfExperts`; the dispatch form is ``"padded"``, and there
-        must be a group, if of one rank.
+    :class:`~moetraffic.gating.FairscaleTop2Router`, which must be the router.  The
+    dispatch form is ``"padded"``, and there must be a group, if of one rank.
     """
 
     def __init__(

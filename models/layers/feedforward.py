@@ -19,17 +19,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """Dense feed-forward network of a layer, or its shared experts.
 
-    Parameters
-    ----------
-    hidden, width
-        Sizes h and f.
-    activation
-        One of ``ACTIVATIONS``.
-    gated
-        ``act(x W_gate) * (x W_up)`` instead of ``act(x W_up)``: with silu this is
-        SwiGLU, with gelu GEGLU (Shazeer, arXiv 2002.05202).
-    bias
-        Whether the matrices have biases.
+    ``activation`` is one of ``ACTIVATIONS``.  A gated network computes
+    ``act(x W_gate) * (x W_up)`` instead of ``act(x W_up)``: with silu this is SwiGLU,
+    with gelu GEGLU (Shazeer, arXiv 2002.05202).
     """
 
     column_parallel: tuple[str, ...] = ("up",)
@@ -63,16 +55,9 @@ class FeedForward(nn.Module):
 
 
 class LocalExperts(nn.Module):
-    """Feed-forward networks of one rank's experts.
+    """Feed-forward networks, as :class:`FeedForward`, of one rank's L experts.
 
     Their matrices have no biases, as in every published mixture of experts here.
-
-    Parameters
-    ----------
-    experts
-        Their number L.
-    hidden, width, activation, gated
-        As of :class:`FeedForward`.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ def sinusoids(length: int, width: int, *, device: torch.device) -> Tensor:
 def rotated(x: Tensor, base: float) -> Tensor:
     """Apply rotary position embeddings to queries or keys.
 
-    ``x`` is ``[B, heads, S, d]`` float, d even; place s is turned by ``s
-    base^(-2i/d)``. Number i of a head is paired with number i + d/2, as in
+    ``x`` is ``[B, heads, S, d]`` float, d even; place s is turned by
+    ``s base^(-2i/d)``.  Number i of a head is paired with number i + d/2, as in
     transformers' Llama; pairing neighbors instead is the same model with its rows in
     another order.
 
@@ -58,13 +58,8 @@ def _angles(length: int, width: int, base: float, device: torch.device) -> Tenso
 class RelativeBias(nn.Module):
     """T5's relative position bias: one value per head and distance bucket.
 
-    Parameters
-    ----------
-    heads
-        Attention heads.
-    causal
-        Whether a token sees only those before it; otherwise half of the buckets are
-        for those behind.
+    With ``causal`` a token sees only those before it; otherwise half of the buckets are
+    for those behind.
 
     References
     ----------

@@ -118,13 +118,7 @@ class GradientBucket:
 
 
 class ReplicatedUpdate(ParameterUpdate):
-    """Parameter update with replicated gradients.
-
-    Parameters
-    ----------
-    optimizer
-        None: an optimizer with replicated states (no ZeRO).
-    """
+    """Parameter update with replicated gradients, by default without ZeRO."""
 
     def __init__(
         self,

@@ -23,15 +23,10 @@ EPSILON = 1e-8
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101).
 
-    The computation is torch's own, by its functional form: making a
-    ``torch.optim.Optimizer`` imports the compiler and sympy, 5 s of every rank's start.
-
-    Parameters
-    ----------
-    parameters
-        Matrices decay, vectors (norms) do not.
-    weight_decay
-        Share of a matrix that a step at learning rate 1 would take away.
+    Matrices decay, vectors (norms) do not; ``weight_decay`` is the share of a matrix
+    that a step at learning rate 1 would take away.  The computation is torch's own, by
+    its functional form: making a ``torch.optim.Optimizer`` imports the compiler and
+    sympy, 5 s of every rank's start.
     """
 
     def __init__(

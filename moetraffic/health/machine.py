@@ -35,18 +35,9 @@ LITTLE_BYTES = 1 << 30
 def examine(folder: Path, *, exchange: bool = True) -> list[Finding]:
     """Check all requirements of capture, analysis and replay on this machine.
 
-    Parameters
-    ----------
-    folder
-        Folder in which traces will be written.
-    exchange
-        Also run an all-to-all over gloo on two ranks (or on the ranks of another
-        launcher), and compare their clocks; takes seconds.
-
-    Returns
-    -------
-    list of Finding
-        In the order of their dependencies.
+    Traces will be written to ``folder``.  ``exchange`` also runs an all-to-all over
+    gloo on two ranks (or on the ranks of another launcher), and compares their clocks,
+    which takes seconds.  Findings are in the order of their dependencies.
     """
     found = [*software(), *_torch(), *_hook(), *_files(folder), *_limits(), *_network()]
     try:

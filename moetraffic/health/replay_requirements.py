@@ -24,21 +24,10 @@ CONNECT_S = 5.0
 
 
 def before_replay(trace: Path, *, nproc: int | None, folder: Path) -> list[Finding]:
-    """Check the requirements of replaying a trace.
+    """Check the requirements of replaying a trace file.
 
-    Parameters
-    ----------
-    trace
-        The trace file.
-    nproc
-        Number of ranks to start on this host; None for that of the trace.
-    folder
-        Folder in which the replayed trace will be written.
-
-    Returns
-    -------
-    list of Finding
-        For the trace, number of ranks, rendezvous, ports, memory and disk.
+    ``nproc`` is the number of ranks to start on this host, None for that of the trace;
+    the replayed trace will be written to ``folder``.
     """
     try:
         with Trace.open(trace) as opened:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from moetraffic.patterns.workloads.router_table import ROUTERS
 from moetraffic.patterns.workloads.routers import BALANCE_SCOPES, Gating
 from moetraffic.patterns.workloads.training import DEVICES, Training
 from moetraffic.trace import ALL_TO_ALL, DIRECTIONS, PHASES, ROUTING, Trace
-from moetraffic.trace.model import Meta
+from moetraffic.trace.model import Meta, Site
 
 PARTS = (Workload, ModelShape, Gating, ParallelLayout, Training, Dropping)
 OPERATIONS = frozenset(
@@ -123,43 +123,29 @@ def anonymize(trace: Trace | str | Path) -> Anonymized:
     trace = Trace.open(trace)
     removed = Counter[str]()
     meta = _anonymous_meta(trace.meta, removed)
-    nodes = _Numbered("node", frozenset({""}))
-    labels = _Numbered("label", LABELS | {""})
-    dtypes = _Numbered("dtype", DTYPES | {""})
-    operations = _Numbered("operation", OPERATIONS)
-    phases = _Numbered("phase", frozenset({*PHASES, ""}))
-    directions = _Numbered("direction", frozenset({*DIRECTIONS, ""}))
-    kinds = _Numbered("group", KINDS)
+    nodes = _Numbered("names of nodes", "node", {""})
+    kinds = _Numbered("kinds of groups", "group", KINDS)
+    of_sites = {  # by field of a call site
+        "label": _Numbered("labels of calls", "label", LABELS | {""}),
+        "dtype": _Numbered("element types", "dtype", DTYPES | {""}),
+        "operation": _Numbered("operations", "operation", OPERATIONS),
+        "phase": _Numbered("phases", "phase", {*PHASES, ""}),
+        "direction": _Numbered("directions", "direction", {*DIRECTIONS, ""}),
+    }
+
+    def renamed(site: Site) -> Site:
+        new: dict[str, Any] = {n: of(getattr(site, n)) for n, of in of_sites.items()}
+        return replace(site, **new)
+
     anonymous = trace.replaced(
         meta=replace(meta, nodes=tuple(map(nodes, trace.meta.nodes))),
         groups=[replace(g, kind=kinds(g.kind)) for g in trace.groups],
-        sites=[
-            replace(
-                s,
-                label=labels(s.label),
-                dtype=dtypes(s.dtype),
-                operation=operations(s.operation),
-                phase=phases(s.phase),
-                direction=directions(s.direction),
-            )
-            for s in trace.sites
-        ],
+        sites=[renamed(s) for s in trace.sites],
     )
-    named = {
-        "names of nodes": nodes,
-        "labels of calls": labels,
-        "element types": dtypes,
-        "operations": operations,
-        "phases": phases,
-        "directions": directions,
-        "kinds of groups": kinds,
-    }
+    every = (nodes, *of_sites.values(), kinds)
     return Anonymized(
         trace=anonymous,
-        removed=(
-            *removed,
-            *(f"{what}: {found.report()}" for what, found in named.items() if found),
-        ),
+        removed=(*removed, *(one.report() for one in every if one)),
         texts=tuple(sorted(set(_texts(anonymous)) - {""})),
     )
 
@@ -167,8 +153,8 @@ def anonymize(trace: Trace | str | Path) -> Anonymized:
 class _Numbered:
     """Replacement of texts outside a vocabulary by a prefix and a number."""
 
-    def __init__(self, prefix: str, kept: frozenset[str]) -> None:
-        self._prefix, self._kept = prefix, kept
+    def __init__(self, what: str, prefix: str, kept: Set[str]) -> None:
+        self._what, self._prefix, self._kept = what, prefix, kept
         self._numbers: dict[str, int] = {}
 
     def __call__(self, text: str) -> str:
@@ -183,7 +169,7 @@ class _Numbered:
         """Describe how many texts were replaced, and by what."""
         last = len(self._numbers) - 1
         until = f" to {self._prefix}{last}" if last else ""
-        return f"{last + 1}, now {self._prefix}0{until}"
+        return f"{self._what}: {last + 1}, now {self._prefix}0{until}"
 
 
 def _anonymous_meta(meta: Meta, removed: Counter[str]) -> Meta:

@@ -120,15 +120,9 @@ def import_files(
 ) -> tuple[str, Merged]:
     """Read the files of all ranks, in one format, into a trace with diagnostics.
 
-    Parameters and errors are those of :func:`import_trace`.
-
-    Returns
-    -------
-    str
-        The format.
-    Merged
-        The trace, with descriptions of missing calls, and of contradictions between
-        calls or ranks.
+    Parameters and errors are those of :func:`import_trace`.  Returns the format, and
+    the trace with descriptions of missing calls, and of contradictions between calls or
+    ranks.
     """
     options = options or ImportOptions()
     format, files = choose(paths, format)

@@ -49,20 +49,14 @@ def send(
     to 0.2 s for space in the pipe.  Without a supervisor, or after it has ended, it
     does nothing.
 
-    Parameters
-    ----------
-    event
-        One of EVENTS.  "enter" and "exit" surround an operation; "error" has a field
-        ``message``, the reason of this rank's failure, and a field ``cause``:
-        "mismatch" (received data differ from those expected), "own" (an error of this
-        rank) or "peer" (another rank did not respond).
-    operation
-        Name of the current operation, as shown to the user in an error message.
-    within_s
-        Longest time until the next heartbeat, if this rank starts a long operation
-        without heartbeats, such as writing a file; 0 for the default deadline.
-    **fields
-        Further fields, of types that JSON supports; long texts are truncated.
+    ``event`` is one of EVENTS: "enter" and "exit" surround an operation, whose name is
+    shown to the user in an error message; "error" has a field ``message``, the reason
+    of this rank's failure, and a field ``cause``: "mismatch" (received data differ from
+    those expected), "own" (an error of this rank) or "peer" (another rank did not
+    respond).  ``within_s`` is the longest time until the next heartbeat, if this rank
+    starts a long operation without heartbeats, such as writing a file; 0 for the
+    default deadline. Further fields are of types that JSON supports; long texts are
+    truncated.
     """
     global _last
     _last = event, operation, time.monotonic(), within_s

@@ -31,26 +31,11 @@ def final_losses(
 ) -> npt.NDArray[np.float64]:
     """Train for each share of lost bytes and seed; return final training losses.
 
-    Parameters
-    ----------
-    base
-        Workload to train on virtual ranks; seeds count from its own.
-    dropping
-        Where and how bytes are lost; its share is replaced.
-    shares
-        ``[P]`` shares of bytes that are lost, 0 to below 1.
-    seeds
-        Number S of trainings for each share.
-    workers
-        Number of concurrent trainings; None for the number of cores.
-    on_run
-        Called after each training with the number of completed ones and a mapping of
-        its share, seed, loss and other results.
-
-    Returns
-    -------
-    ndarray
-        ``[P, S]`` float64 final losses.
+    ``base`` is trained on virtual ranks, with S ``seeds`` that count from its own; the
+    share of ``dropping`` is replaced by each of ``shares`` ``[P]``, from 0 to below 1.
+    At most ``workers`` trainings run at a time, by default one a core.  ``on_run`` is
+    called after each training with the number of completed ones and a mapping of its
+    share, seed, loss and other results.  The losses are ``[P, S]`` float64.
     """
     plans = [
         replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -171,18 +172,8 @@ class _Watched:
             notes=tuple(notes),
         )
 
-    def _snapshot(
-        self,
-        rows: StepRows | None,
-        *,
-        state: str,
-        world: int,
-        ranks: tuple[int, ...],
-        closed: tuple[int, ...],
-        ahead: int,
-        idle_s: float,
-        notes: tuple[str, ...],
-    ) -> Snapshot:
+    def _snapshot(self, rows: StepRows | None, **about: Any) -> Snapshot:
+        """Summarize rows; ``about`` has the other fields of the snapshot."""
         nothing = np.zeros(0)
         found = layers_of(rows) if rows is not None else ()
         if self._layers is not None:
@@ -195,12 +186,6 @@ class _Watched:
             found = tuple(each for each in found if each.layer in self._layers)
         return Snapshot(
             path=self.path,
-            state=state,
-            world=world,
-            ranks=ranks,
-            closed=closed,
-            ahead=ahead,
-            idle_s=idle_s,
             iteration=np.zeros(0, np.int64) if rows is None else rows.iteration,
             duration_s=nothing if rows is None else rows.duration_s,
             loss=nothing if rows is None else rows.loss,
@@ -208,7 +193,7 @@ class _Watched:
             local_bytes=_summed(rows, "local_bytes"),
             time_share=nothing if rows is None else rows.busy,
             layers=found,
-            notes=notes,
+            **about,
         )
 
     # ---- segments ------------------------------------------------------------------

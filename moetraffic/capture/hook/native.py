@@ -95,15 +95,8 @@ def folders() -> tuple[Path, ...]:
 def build(*, force: bool = False) -> tuple[Path, bool]:
     """Compile the dispatcher hook for this version of torch and Python.
 
-    Parameters
-    ----------
-    force
-        Compile even if the library exists.
-
-    Returns
-    -------
-    tuple
-        Path of the library, and whether it was compiled by this call.
+    With ``force`` also if the library exists.  Returns the path of the library, and
+    whether it was compiled by this call.
 
     Raises
     ------

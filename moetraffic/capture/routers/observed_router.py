@@ -47,7 +47,17 @@ class _NoHooks:
     enter = leave = __call__
 
 
-class ObservedRouter:
+class _SharedHooks:
+    """Hooks that copies of a module share, and that pickles do not contain."""
+
+    def __deepcopy__(self, _memo: Any) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _NoHooks, ()
+
+
+class ObservedRouter(_SharedHooks):
     """Forward hook of one router, which reports the router's output."""
 
     def __init__(self, hooks: RouterHooks, reader: Reader, module: nn.Module) -> None:
@@ -75,14 +85,8 @@ class ObservedRouter:
                 self._group = ref(known)
         return cast("dist.ProcessGroup | None", known)
 
-    def __deepcopy__(self, _memo: Any) -> ObservedRouter:
-        return self
 
-    def __reduce__(self) -> Any:
-        return _NoHooks, ()
-
-
-class LayerHooks:
+class LayerHooks(_SharedHooks):
     """Hooks of a MoE layer, which set the layer context while it runs."""
 
     def __init__(self, hooks: RouterHooks, router: ObservedRouter) -> None:
@@ -128,12 +132,6 @@ class LayerHooks:
             before = left.pop()
             if before is not None:
                 annotate.set_context(before)
-
-    def __deepcopy__(self, _memo: Any) -> LayerHooks:
-        return self
-
-    def __reduce__(self) -> Any:
-        return _NoHooks, ()
 
 
 def _group_of(*modules: nn.Module | None) -> Any:

@@ -40,11 +40,11 @@ def segment_of_shards(
     """Build the segment of a window of virtual ranks.
 
     ``sites`` are layer, slot, row bytes, dtype and padded rows of each call site;
-    ``site`` and ``iteration`` are ``[n]``, of each routing; ``rows`` are ``[n, 2, R,
-    E]`` token copies routed and dropped; ``choices`` are ``[n, R, S, B]`` bit sets of
-    the experts of sampled tokens, None without a sample.  Of the other ``fields``,
-    ``steps`` and ``kinds`` have a row per rank and step, those of a step are
-    consecutive.
+    ``site`` and ``iteration`` are ``[n]``, of each routing; ``rows`` are
+    ``[n, 2, R, E]`` token copies routed and dropped; ``choices`` are ``[n, R, S, B]``
+    bit sets of the experts of sampled tokens, None without a sample.  Of the other
+    ``fields``, ``steps`` and ``kinds`` have a row per rank and step, those of a step
+    are consecutive.
     """
     count, _, shards, experts = rows.shape
     pairs = []
