@@ -56,8 +56,15 @@ def moetraffic() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that two processes end together."""
-    first = ("test_docs.py", "test_packaging.py", "capture/", "cli/")
+    """The longest first, so that all processes end together."""
+    first = (
+        "test_docs.py",
+        "test_packaging.py",
+        "capture/",
+        "cli/",
+        "replay/",
+        "watch/",
+    )
     items.sort(
         key=lambda item: next(
             (n for n, name in enumerate(first) if name in str(item.path)), len(first)

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import moetraffic
+from moetraffic.cli import main
 from moetraffic.data import path, runs
 from moetraffic.generate import preset_names
 from moetraffic.policies.policy import View
@@ -27,8 +28,9 @@ from moetraffic.policies.service.optical import OpticalSwitch
 from moetraffic.report.answer import TOPICS
 
 ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 PAGES = [
-    ROOT / "README.md",
+    README,
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "gallery").glob("*.md")),
@@ -59,7 +61,7 @@ def kill_a_capture(folder: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 60
-    while len(list(folder.glob("killed.h5.segments/rank-*/segment-*.h5"))) < 4:
+    while len(list(folder.glob("killed.h5.segments/rank-*/segment-*.h5"))) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     run.send_signal(signal.SIGKILL)
@@ -71,7 +73,7 @@ README_LINES = 120
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) < README_LINES
+    assert len(README.read_text().splitlines()) < README_LINES
 
 
 PICTURE = re.compile(r"!\[[^]]*\]\((?:docs/)?([\w-]+\.png)\)\n\n(?:\*`([^`]+)`)?")
@@ -177,6 +179,23 @@ def test_every_long_command_runs(page: Path, place: Path) -> None:
     assert run_all([page], "slow", place, patience_s=1500) >= 1
 
 
+WITHOUT_RANKS = {
+    *("analyze", "report", "fabric", "compare", "plot", "schedule", "evaluate"),
+}
+
+
+def run_here(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
+    """Run a verb in this process, which has imported what it needs already."""
+    out, err, there = io.StringIO(), io.StringIO(), Path.cwd()
+    os.chdir(place)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(words[1:])
+    finally:
+        os.chdir(there)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
 def run_all(pages: list[Path], language: str, place: Path, *, patience_s: float) -> int:
     """Run each line of the pages' blocks of this language; how many there are."""
     commands = [
@@ -188,15 +207,20 @@ def run_all(pages: list[Path], language: str, place: Path, *, patience_s: float)
     ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for command in commands:
-        ran = subprocess.run(
-            command.split(),
-            cwd=place,
-            env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=patience_s,
-            check=False,
-        )
+        words = command.split()
+        # make test runs the README alone, and starts no process where none is tested
+        if README in pages and words[0] == "moetraffic" and words[1] in WITHOUT_RANKS:
+            ran = run_here(words, place)
+        else:
+            ran = subprocess.run(
+                words,
+                cwd=place,
+                env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=patience_s,
+                check=False,
+            )
         # validate ends with 3 where runs are too few to judge, and says so
         expected = 3 * ("cannot be judged" in ran.stdout)
         assert ran.returncode == expected, f"{command}\n{ran.stderr[-3000:]}"
@@ -220,7 +244,7 @@ PROGRAM = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.S)
 )
 def test_programs_print_what_their_pages_say(page: Path) -> None:
     for program, said in PROGRAM.findall(page.read_text()):
-        if page.name == "README.md":
+        if page == README:
             assert len(program.splitlines()) <= 12
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

@@ -82,8 +82,8 @@ def kills(script: str, hook: str, once: Once, part: str, runs: int) -> list[Told
 
 @pytest.fixture(scope="session", params=HOOKS)
 def killed(once: Once, request: pytest.FixtureRequest) -> list[Told]:
-    """Ten captures with either hook."""
-    return kills("kills", prepared(request.param, request), once, "sample", 10)
+    """Five captures with either hook."""
+    return kills("kills", prepared(request.param, request), once, "sample", 5)
 
 
 @pytest.fixture(scope="session", params=HOOKS)

@@ -37,7 +37,7 @@ def judge(runs: list[dict[str, Any]]) -> None:
 def test_killed_processes_lose_no_more_than_stated(
     killed: list[dict[str, Any]],
 ) -> None:
-    assert len(killed) == 10
+    assert len(killed) == 5
     judge(killed)
 
 
@@ -149,7 +149,7 @@ def test_killed_commands_leave_a_trace_that_opens(
     )
     segments = tmp_path / "run.h5.segments"
     deadline = time.monotonic() + 60
-    while len(list(segments.glob("rank-*/segment-*.h5"))) < 4:
+    while len(list(segments.glob("rank-*/segment-*.h5"))) < 2:
         assert run.poll() is None, run.stderr.read() if run.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -117,7 +117,7 @@ def both(of: dict[str, Any]) -> tuple[Counter[str], Counter[str]] | None:
     return sent(pattern), summed(config)
 
 
-@pytest.mark.parametrize("number", [120, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [60, pytest.param(2000, marks=pytest.mark.slow)])
 def test_bytes_by_kind_are_equal(number: int) -> None:
     seed = int.from_bytes(os.urandom(4), "big")
     chance, tried = random.Random(seed), 0

@@ -29,7 +29,9 @@ DGX = System.of_gpu(
     ("model", "sizes", "batch"),
     [
         # SC'21, table 1: the last row
-        ("megatron-1t", {"tp": 8, "pp": 64, "dp": 6}, 3072),
+        pytest.param(
+            *("megatron-1t", {"tp": 8, "pp": 64, "dp": 6}, 3072), marks=pytest.mark.slow
+        ),
         # arXiv 2412.19437, section 3.2: 2,048 GPUs, 16 stages, experts over 64 ranks
         ("deepseek-v3", {"pp": 16, "ep": 64, "dp": 128}, 15360),
         # arXiv 2407.21783, table 4: 8,192 GPUs, 8 x 16 x 64
