@@ -133,6 +133,30 @@ TRAINING = {
 }
 """Pages whose commands train or measure for half a minute: run with the slow tests."""
 
+PROGRAM = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.S)
+TAKEN = {
+    "own-run.md": "import torch.distributed as dist\n"
+    "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+    "batches, train_step = range(3), float\n"
+}
+"""What a page's program takes from the reader's own."""
+
+
+def unprinted(page: Path) -> list[str]:
+    """Programs whose output the page does not show: they run after its commands."""
+    printed = {program for program, _ in PROGRAM.findall(page.read_text())}
+    return [b for b in blocks(page, "python") if b not in printed]
+
+
+def test_no_page_escapes() -> None:
+    every = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert {p for p in every if "```" in p.read_text()} <= set(PAGES)
+    languages = {kind for p in PAGES for kind, _ in BLOCK.findall(p.read_text())}
+    assert languages == {"", "sh", "slow", "python", "text", "json", "toml"}
+    programs = {p for p in PAGES if unprinted(p)}
+    assert programs - set(WITH_COMMANDS) == {ROOT / "docs" / "format.md"}
+
+
 GALLERY = {page.name for page in PAGES if page.parent.name == "gallery"}
 """Pages of shipped runs, whose commands analyze and draw them."""
 
@@ -153,6 +177,9 @@ def test_every_command_runs(page: Path, place: Path) -> None:
     if page.name == "tutorial.md":
         pages += [page.with_name(name) for name in GO_ON]
     assert run_all(pages, "sh", place, patience_s=200) >= len(pages)
+    for program in unprinted(page):
+        program = TAKEN.get(page.name, "") + program
+        subprocess.run([sys.executable, "-c", program], cwd=place, check=True)
     if page.name == "command-line.md":
         the_verbs_leave_what_they_say(place)
 
@@ -234,9 +261,6 @@ def test_make_names_the_commands_of_the_readme() -> None:
             ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True
         )
         assert said in ran.stdout
-
-
-PROGRAM = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.S)
 
 
 @pytest.mark.parametrize(
