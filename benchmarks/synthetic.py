@@ -51,10 +51,10 @@ import page
 from scipy.ndimage import uniform_filter1d
 from scipy.spatial.distance import cdist
 from synthetic_tables import Judgment, report, tables
+from traffic_baselines import BASELINES, Baseline, Draw
 
 from moetraffic.generate import TrafficModel
 from moetraffic.generate.analog.analog import Analog
-from moetraffic.generate.baselines import BASELINES, Baseline, Draw
 from moetraffic.generate.generator import Generator
 from moetraffic.generate.parametric.shares import bounded, rounded
 from moetraffic.generate.scenario import Scenario

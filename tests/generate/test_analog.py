@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +33,11 @@ from moetraffic.generate.analog.analog_path import (
     relabeled,
     run_labels,
 )
-from moetraffic.generate.baselines import Drawn, Uniform, copies
 from moetraffic.trace import Trace
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from traffic_baselines import Drawn, Uniform, copies
 
 Float64 = npt.NDArray[np.float64]
 

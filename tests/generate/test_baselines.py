@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from moetraffic.errors import AnalysisError
-from moetraffic.generate import baselines
-from moetraffic.generate.baselines import BASELINES, Baseline, copies, whole_numbers
 from moetraffic.trace import Trace
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import traffic_baselines
+from traffic_baselines import BASELINES, Baseline, copies, whole_numbers
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +100,7 @@ def test_each_is_what_its_name_says(fitted: dict[str, Baseline]) -> None:
 
 def test_blocks_follow_each_other_as_in_the_run(fitted: dict[str, Baseline]) -> None:
     each = fitted["bootstrap"]
-    assert isinstance(each, baselines.Bootstrap)
+    assert isinstance(each, traffic_baselines.Bootstrap)
     found = drawn(each, iterations=each.length)
     where = [i for i, c in enumerate(each.counts) if c.tobytes() == found[0].tobytes()]
     assert any((each.counts[i : i + each.length] == found).all() for i in where)

@@ -24,10 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
+from moetraffic.generate.generator import Demand, block_rows
+from moetraffic.generate.scenario import Scenario, scenario_of
 from moetraffic.trace import Trace
-
-from .generator import Demand, block_rows
-from .scenario import Scenario, scenario_of
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
@@ -50,7 +49,7 @@ class Drawn:
     draw: Draw
 
     def blocks(self, rows: int = 0) -> Iterator[tuple[int, Int32]]:
-        """As :meth:`.generator.Demand.blocks` says."""
+        """As :meth:`~moetraffic.generate.generator.Demand.blocks` says."""
         step = block_rows(self.scenario.cells, rows)
         for first in range(0, self.iterations, step):
             last = min(first + step, self.iterations)
@@ -143,7 +142,7 @@ class Baseline(ABC):
         ranks: int | None = None,
         experts: int | None = None,
     ) -> Demand:
-        """As :meth:`.generator.Generator.sample` says."""
+        """As :meth:`~moetraffic.generate.generator.Generator.sample` says."""
         if iterations < 1:
             raise AnalysisError(
                 f"a sample has an iteration or more, but {iterations} were asked for: "
