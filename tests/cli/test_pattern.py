@@ -82,7 +82,7 @@ def test_what_capture_trains(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["--gpus-per-node", "-1"], "it must be at least 0"),
         (["--plot", "nowhere/m.png"], "nowhere"),
-        (["--zero", "2", "--pp", "2"], "use --zero 1"),
+        (["--zero", "3", "--pp", "2"], "use --zero 1"),
         (
             ["--dp", "3", "--algorithm", "hierarchical", "--gpus-per-node", "2"],
             "choose another algorithm",
