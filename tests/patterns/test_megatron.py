@@ -270,7 +270,7 @@ def test_nodes_see_a_ring_once() -> None:
     [
         ({"tp": 3}, {}, GPT, "tp must divide the attention heads"),
         ({"pp": 4}, {"virtual": 4}, GPT, "every chunk of a pipeline holds a layer"),
-        ({"pp": 2}, {"zero": 2}, GPT, "wait for all micro-batches"),
+        ({"pp": 2}, {"zero": 3}, GPT, "no parameters between its passes"),
         ({"pp": 2}, {"zero": 4}, GPT, "stage is one of 0, 1, 2, 3"),
         ({"dp": 2, "ep": 2}, {}, GPT, "a dense model has no experts"),
         ({"dp": 3, "ep": 3}, {}, MOE, "ep must divide the experts"),

@@ -69,8 +69,8 @@ class Parallelism(ParallelLayout, Steps[int]):
                 ),
                 Rule(
                     self.pp > 1 and self.synchronized in IN_EACH_PASS,
-                    "a pipeline goes with parameters and owners of gradients that stay"
-                    ", but pp is {} and {} sends them in each micro-batch",
+                    "a pipeline gathers no parameters between its passes, but pp is {} "
+                    "and {} sends in each micro-batch",
                     (self.pp, self.synchronized),
                     "use --zero 1, another --synchronization or --pp 1",
                 ),
