@@ -16,8 +16,8 @@ import numpy as np
 from moetraffic.patterns.time_model import A100, Gpu
 from moetraffic.tables import Table
 
-from .measured_times import TABLES, Float64, Measured
-from .study import Study, rounded
+from .measured_times import TABLES, Float64, Measured, korthikanti_table4
+from .study import Study, compared, rounded
 
 OUTSIDE = 0.3
 """Relative error of a row from which on the study says what would explain it."""
@@ -112,6 +112,14 @@ def reproduce() -> Study:
                     "host, us a kernel",
                 ),
                 rows=fits,
+            ),
+            Table(
+                title="Korthikanti et al. 2022, table 4: passes of one layer",
+                columns=("configuration", "published ms", "ours ms", "error"),
+                rows=[
+                    (name, *compared(float(time), ours, 1, 3))
+                    for name, time, ours in zip(*korthikanti_table4(), strict=True)
+                ],
             ),
             _explained([each for each in measured if len(each.labels) < 20]),
             *(rows_of(each) for each in measured if len(each.labels) < 20),
