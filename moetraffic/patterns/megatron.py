@@ -14,7 +14,7 @@ from .layouts.configuration import Configuration, refuse_unsound
 from .layouts.parallelism import Parallelism
 from .pattern import Call, Pattern
 from .shape import ModelShape
-from .stage import Stage, pattern_of
+from .stage import Stage, control, pattern_of
 from .tensors import ModelTensor, model_tensors, sees_own_tokens
 from .workloads.routers import Gating
 
@@ -58,16 +58,8 @@ class _Stage(Stage):
         calls += self.embedding_sync()
         shards = plan.synchronized not in ("all-reduce", "ddp", "oss")
         if plan.world > 1 and (shards or plan.tp * plan.pp > 1):
-            calls.append(
-                Call(
-                    traffic="control",
-                    group="world" if shards else "mp",
-                    operation="all_reduce",
-                    size=4,
-                    dtype="float32",
-                    label="gradient_norm",
-                )
-            )
+            group = "world" if shards else "mp"
+            calls.append(control(group, "all_reduce", 4, "gradient_norm", "float32"))
         return calls + self.sync.parameters()
 
     @cached_property

@@ -334,3 +334,23 @@ def pattern_of(
         programs=tuple(stage.program() for stage in stages),
         about=tuple(known.items()),
     )
+
+
+def control(
+    group: str,
+    operation: str,
+    size: int,
+    label: str,
+    dtype: str = "float64",
+    root: int = 0,
+) -> Call:
+    """A call of a few bytes: a norm, a loss, counts."""
+    return Call(
+        traffic="control",
+        group=group,
+        operation=operation,
+        size=size,
+        dtype=dtype,
+        label=label,
+        root=root,
+    )

@@ -18,7 +18,7 @@ from typing import ClassVar
 from .element_types import element_bytes
 from .layer_calls import LayerCalls, Part
 from .pattern import Call, Pattern
-from .stage import Stage, pattern_of
+from .stage import Stage, control, pattern_of
 from .tensors import ModelTensor, model_tensors
 from .workloads.router_table import ROUTERS
 from .workloads.workload import Workload
@@ -110,7 +110,7 @@ class _Stage(Stage):
         work, p = self.work, self.plan
         sync, calls = self.sync, []
         if p.pp > 1:
-            calls.append(_scalar("pp", "broadcast", 8, "loss", root=p.pp - 1))
+            calls.append(control("pp", "broadcast", 8, "loss", root=p.pp - 1))
         calls += sync.gradients() + self.embedding_sync()
         if work.training.clip > 0:
             calls += self._norm()
@@ -118,7 +118,7 @@ class _Stage(Stage):
         layers = [layer for layer in self.chunks[0] if layer in work.model.moe_layers]
         if work.gating.router in ADAPTIVE and layers and p.dp > 1:
             size = 8 * len(layers) * work.model.experts
-            calls.append(_scalar("dp", "all_reduce", size, "router_load", "int64"))
+            calls.append(control("dp", "all_reduce", size, "router_load", "int64"))
         return calls
 
     def _norm(self) -> list[Call]:
@@ -129,7 +129,7 @@ class _Stage(Stage):
         elif p.ep > 1:
             kinds.append(("ep", 8))
         kinds += [(kind, 8) for kind in ("tp", "pp") if getattr(p, kind) > 1]
-        return [_scalar(kind, "all_reduce", n, "gradient_norm") for kind, n in kinds]
+        return [control(kind, "all_reduce", n, "gradient_norm") for kind, n in kinds]
 
     def recomputed(self, calls: list[Call], layer: int) -> list[Call]:
         """A pass again, without the last sum where no gradient needs it."""
@@ -208,22 +208,3 @@ def _biases_first(shared: Sequence[ModelTensor]) -> list[ModelTensor]:
         order += [t for t in shared if t.name == bias and bias in names]
         order.append(tensor)
     return order
-
-
-def _scalar(
-    group: str,
-    operation: str,
-    size: int,
-    label: str,
-    dtype: str = "float64",
-    root: int = 0,
-) -> Call:
-    return Call(
-        traffic="control",
-        group=group,
-        operation=operation,
-        size=size,
-        dtype=dtype,
-        label=label,
-        root=root,
-    )

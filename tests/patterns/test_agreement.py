@@ -52,7 +52,7 @@ def sent(pattern: Pattern) -> Counter[str]:
         message = call.operation == "send_recv" and not call.shift
         if call.traffic == "control" or (message and call.peers[0] != 0):
             continue
-        ranks = len(pattern.grid.groups(call.group)[0])
+        ranks = len(pattern.groups(call.group, 0)[0])
         kind = KINDS[call.traffic]
         if call.group.startswith("edp"):
             kind = "edp"

@@ -26,7 +26,8 @@ import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
 
-from .binomial import binomial_broadcast
+from .ring import ring_all_gather
+from .trees import binomial_broadcast
 
 Int64 = npt.NDArray[np.int64]
 
@@ -120,13 +121,9 @@ def reduce(size: int, ranks: int, root: int = 0, element: int = 4) -> Sent:
 
 def all_gather(parts: Int64) -> Sent:
     """Each rank passes on every part but the next one's, two messages a part."""
-    ranks = len(parts)
-    payload, messages = _zeros(ranks), _zeros(ranks)
-    for rank in range(ranks if ranks > 1 else 0):
-        following = (rank + 1) % ranks
-        payload[rank, following] = int(parts.sum()) - int(parts[following])
-        messages[rank, following] = 2 * (ranks - 1)
-    return Sent(payload=payload, messages=messages)
+    payload = ring_all_gather(parts)
+    edges = np.roll(np.eye(len(parts), dtype=np.int64), 1, axis=1)
+    return Sent(payload=payload, messages=2 * (len(parts) - 1) * edges)
 
 
 def broadcast(size: int, ranks: int, root: int = 0) -> Sent:
@@ -146,7 +143,7 @@ def all_to_all(payload: Int64) -> Sent:
     """
     payload = payload.copy()
     np.fill_diagonal(payload, 0)
-    return Sent(payload=payload, messages=_between_all(len(payload)))
+    return Sent(payload=payload, messages=1 - np.eye(len(payload), dtype=np.int64))
 
 
 def to_or_from_root(sizes: Int64, root: int, *, gathers: bool) -> Sent:
@@ -214,7 +211,3 @@ def collective(
 
 def _zeros(ranks: int) -> Int64:
     return np.zeros((ranks, ranks), np.int64)
-
-
-def _between_all(ranks: int) -> Int64:
-    return np.ones((ranks, ranks), np.int64) - np.eye(ranks, dtype=np.int64)

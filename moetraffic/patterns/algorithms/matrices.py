@@ -21,7 +21,6 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns.rules import choose
 
 from . import gloo
-from .binomial import binomial_broadcast
 from .hierarchical import hierarchical_matrix
 from .recursive import (
     halving_doubling_all_reduce,
@@ -30,7 +29,7 @@ from .recursive import (
     recursive_doubling_all_reduce,
 )
 from .ring import chunks, ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from .trees import double_tree_all_reduce
+from .trees import binomial_broadcast, double_tree_all_reduce
 
 Int64 = npt.NDArray[np.int64]
 

@@ -30,12 +30,8 @@ def ring_reduce_scatter(size: int, ranks: int) -> Int64:
     ranks
         Number of ranks n.
     """
-    out = np.zeros((ranks, ranks), np.int64)
-    parts = chunks(size, ranks)
-    for rank in range(ranks if ranks > 1 else 0):
-        # the chunk that a rank ends up with is the one that it never passes on
-        out[rank, (rank + 1) % ranks] = size - parts[rank]
-    return out
+    # the chunk that a rank ends up with is the one that it never passes on
+    return np.roll(np.diag(size - chunks(size, ranks)), 1, axis=1)
 
 
 def ring_all_gather(parts: Int64) -> Int64:
@@ -46,12 +42,8 @@ def ring_all_gather(parts: Int64) -> Int64:
     parts
         ``[n]`` bytes that each rank contributes.
     """
-    ranks = len(parts)
-    out = np.zeros((ranks, ranks), np.int64)
-    for rank in range(ranks if ranks > 1 else 0):
-        following = (rank + 1) % ranks
-        out[rank, following] = int(parts.sum()) - int(parts[following])
-    return out
+    others = np.asarray(parts, np.int64).sum() - parts
+    return np.roll(np.diag(others), -1, axis=0)
 
 
 def ring_all_reduce(size: int, ranks: int) -> Int64:

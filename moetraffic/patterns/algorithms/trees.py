@@ -1,4 +1,4 @@
-"""All-reduces along two trees at once, each with half of the buffer.
+"""A broadcast along a tree, and an all-reduce along two trees at once.
 
 A tree alone keeps half of its ranks, the leaves, from sending more than once; in two
 trees of which each has the other's leaves inside, every rank sends as much.
@@ -73,4 +73,30 @@ def double_tree_all_reduce(size: int, ranks: int) -> Int64:
             if above >= 0:
                 out[rank, above] += half
                 out[above, rank] += half
+    return out
+
+
+def binomial_broadcast(size: int, ranks: int, root: int = 0) -> Int64:
+    """A tree in which those who have the buffer double each round.
+
+    Parameters
+    ----------
+    size
+        Bytes of the buffer.
+    ranks
+        Number of ranks n.
+    root
+        The rank that has it.
+
+    Returns
+    -------
+    ndarray
+        ``[n, n]`` int64; transposed it is a reduce.
+    """
+    out = np.zeros((ranks, ranks), np.int64)
+    have = 1
+    while have < ranks:
+        for source in range(min(have, ranks - have)):
+            out[(root + source) % ranks, (root + source + have) % ranks] = size
+        have *= 2
     return out

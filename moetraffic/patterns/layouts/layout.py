@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.model_sizes import model_sizes
 from moetraffic.patterns.rules import Broken, Rule, choose, refuse, sentences
@@ -206,15 +208,11 @@ def _blocks(groups: Groups, size: int, *, across: bool) -> Groups:
 
 def _groups(sizes: Mapping[str, int], varying: Sequence[str]) -> Groups:
     """Ranks of a grid that differ in some axes alone; the first axis varies fastest."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(prod(sizes.values())):
-        rest, fixed = rank, []
-        for name, size in sizes.items():
-            rest, at = divmod(rest, size)
-            if name not in varying:
-                fixed.append(at)
-        groups.setdefault(tuple(fixed), []).append(rank)
-    return tuple(tuple(ranks) for ranks in groups.values())
+    slowest = list(sizes)[::-1]
+    order = sorted(range(len(slowest)), key=lambda at: slowest[at] in varying)
+    grid = np.arange(prod(sizes.values())).reshape([sizes[name] for name in slowest])
+    members = prod(size for name, size in sizes.items() if name in varying)
+    return tuple(map(tuple, grid.transpose(order).reshape(-1, members).tolist()))
 
 
 def _before(axis: str, sizes: Mapping[str, int]) -> int:

@@ -12,10 +12,9 @@ from moetraffic.patterns.algorithms import (
     direct_all_reduce,
     gloo,
 )
-from moetraffic.patterns.algorithms.binomial import binomial_broadcast
 from moetraffic.patterns.algorithms.hierarchical import hierarchical_all_to_all
 from moetraffic.patterns.algorithms.ring import chunks, ring_all_gather, ring_all_reduce
-from moetraffic.patterns.algorithms.trees import parents
+from moetraffic.patterns.algorithms.trees import binomial_broadcast, parents
 
 SIZES = st.integers(0, 10_000)
 RANKS = st.integers(1, 9)
