@@ -35,11 +35,6 @@ class FairscaleTop2Router(nn.Module):
     experts
         Number of experts E, at least 2.
 
-    Raises
-    ------
-    LayoutError
-        If there is one expert; on routing, if E does not divide T.
-
     References
     ----------
     fairscale 0.4.13, ``fairscale/nn/moe/top2gate.py``.

@@ -72,11 +72,6 @@ class HashRouter(nn.Module):
     seed
         Seed of the assignment, combined with the seed of :meth:`reseed`.
 
-    Raises
-    ------
-    LayoutError
-        If k is not between 1 and E; on routing, if there are no token ids.
-
     References
     ----------
     Roller et al., "Hash Layers", arXiv 2106.04426, section 3.1, random hash.

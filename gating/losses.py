@@ -53,11 +53,6 @@ def sequence_balance_loss(
     sequences
         Number of sequences B, which divides T.
 
-    Raises
-    ------
-    LayoutError
-        If B does not divide the number of tokens T.
-
     References
     ----------
     DeepSeek-V2, arXiv 2405.04434, section 2.2.3; DeepSeek-V3, arXiv 2412.19437,
@@ -128,11 +123,6 @@ def balance_loss(
         Sequences of the micro-batch B, for ``"sequence"``.
     counts
         ``[E]`` int64, :func:`balance_counts` summed over ranks, for ``"global"``.
-
-    Raises
-    ------
-    LayoutError
-        If the scope is unknown, or ``"global"`` has no counts.
     """
     if scope == "micro_batch" or routing.probabilities is None:
         return routing.auxiliary_loss

@@ -60,11 +60,6 @@ class MixtureOfExperts(nn.Module):
         The expert-parallel process group, or None.
     activation, gated
         Of the experts, as :class:`~.feedforward.LocalExperts` has them.
-
-    Raises
-    ------
-    LayoutError
-        If the experts do not divide over the group.
     """
 
     def __init__(

@@ -93,11 +93,6 @@ def rail_optimized(
         As in :func:`leaf_spine`.
     forwarding
         "rail" or "own"; with "own", traffic between different rails crosses the spines.
-
-    Raises
-    ------
-    FabricError
-        If the hosts do not divide evenly among pods, or a size is impossible.
     """
     each = _each(hosts, pods, "pods")
     down = each * hosts.nic_bytes_s
@@ -140,11 +135,6 @@ def fat_tree(hosts: Hosts, *, k: int) -> Topology:
         NICs on neighboring ports.
     k
         Ports per switch, even.
-
-    Raises
-    ------
-    FabricError
-        If k is odd, or there are more NICs than ports.
     """
     half = k // 2
     if k < 2 or k % 2:

@@ -100,11 +100,6 @@ def unify(periods_s: Sequence[float], *, tolerance: float = TOLERANCE) -> Circle
     tolerance
         Largest relative change of a period.
 
-    Raises
-    ------
-    FabricError
-        If no circle fits.
-
     Examples
     --------
     >>> unify([40, 60], tolerance=0)

@@ -70,11 +70,6 @@ def balance_paths(
     most
         Maximum number of steps.
 
-    Raises
-    ------
-    FabricError
-        If the shape does not match the ranks, or a placement is impossible.
-
     Examples
     --------
     >>> from moetraffic.fabric import Hosts, torus

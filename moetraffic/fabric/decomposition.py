@@ -94,11 +94,6 @@ def stuffing(demand: npt.ArrayLike) -> Int64:
     int64 array ``[n, n]``
         Nonnegative; all zero if the line sums are equal.
 
-    Raises
-    ------
-    FabricError
-        If the matrix is not square, or its entries are not integers of 0 or more.
-
     Examples
     --------
     >>> stuffing([[0, 3], [1, 0]]).tolist()
@@ -137,11 +132,6 @@ def decompose(demand: npt.ArrayLike, *, matching: str = "max-min") -> Decomposit
     -------
     Decomposition
         No terms for a matrix of zeros.
-
-    Raises
-    ------
-    FabricError
-        As :func:`stuffing` does, or if there is no such matching.
 
     Examples
     --------

@@ -123,11 +123,6 @@ def strided(ranks: int, hosts: Hosts) -> Int64:
 def explicit(slots: Sequence[int], hosts: Hosts) -> Int64:
     """Place each rank on a given slot.
 
-    Raises
-    ------
-    FabricError
-        If a slot does not exist or is given twice.
-
     Examples
     --------
     >>> explicit([3, 0], Hosts(number=2, ranks=2, nic_bytes_s=1e9)).tolist()

@@ -44,11 +44,6 @@ def current_rank(
     ----------
     environment
         Environment variables; those of this process by default.
-
-    Raises
-    ------
-    LayoutError
-        If the variables are set but are not a valid rank and world size.
     """
     env = os.environ if environment is None else environment
     for rank_name, world_name, local_name in _LAUNCHERS:

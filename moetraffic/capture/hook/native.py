@@ -97,11 +97,6 @@ def build(*, force: bool = False) -> tuple[Path, bool]:
 
     With ``force`` also if the library exists.  Returns the path of the library, and
     whether it was compiled by this call.
-
-    Raises
-    ------
-    CaptureError
-        If there is no compiler, compilation fails, or no folder is writable.
     """
     name = _name()
     for folder in folders():

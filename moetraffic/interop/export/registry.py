@@ -55,13 +55,7 @@ def known_exporters() -> tuple[str, ...]:
 
 
 def exporter_named(name: str) -> Exporter:
-    """Look up an export format by name.
-
-    Raises
-    ------
-    TraceError
-        If there is none, or the entry point is not an :class:`.exporter.Exporter`.
-    """
+    """Look up an export format by name."""
     if name in EXPORTERS:
         return EXPORTERS[name]
     for point in entry_points(group=ENTRY_POINTS).select(name=name):

@@ -172,13 +172,7 @@ def subset(world: int, ranks: Sequence[int]) -> RankMap:
 
 
 def explicit(world: int, where: Sequence[int | None]) -> RankMap:
-    """The rank of the replay for each rank of the trace, None for none.
-
-    Raises
-    ------
-    ReplayError
-        If there is not one for each, or a rank of the replay carries nothing.
-    """
+    """The rank of the replay for each rank of the trace, None for none."""
     if len(where) != world:
         raise ReplayError(
             f"a rank map says for each of the {world} ranks of the trace where it "
