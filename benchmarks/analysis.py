@@ -9,14 +9,15 @@ load of the machine beside it: other work on the same cores makes both slower.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from page import save
 from scipy import stats
 
 from moetraffic.analysis.skew.kernels import matrix_statistics
@@ -111,12 +112,13 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--gigabytes", type=float, default=0.5)
     asked.add_argument("--rounds", type=int, default=7)
+    asked.add_argument("--json", type=Path, help="write the results to this file")
     told = asked.parse_args()
     before = os.getloadavg()[0]
     found = in_memory(told.gigabytes, told.rounds)
     load = {"before": before, "after": os.getloadavg()[0]}
     report = {"skew_in_memory": found, "limits": LIMITS, "load": load}
-    print(json.dumps(report, indent=1))
+    save(told.json, report)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
+from page import save
 from scipy.stats import quantile_test
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
@@ -285,7 +286,7 @@ def main() -> int:
             load = ", ".join(f"{average:.1f}" for average in result["load"])
     print(f"{result['cores']} cores, load {load}")
     if given.json:
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+        save(given.json, result)
     return 0
 
 

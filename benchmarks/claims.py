@@ -10,7 +10,6 @@ runs.  ``--write`` puts the table between the markers of a page.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import secrets
 import sys
@@ -25,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from page import replace  # noqa: E402
+from page import replace, save  # noqa: E402
 
 from tests.analysis.known_processes.tally import (  # noqa: E402
     LEAST_FOUND,
@@ -161,7 +160,7 @@ def main() -> None:
                 for steps, tallies in by_length.items()
             },
         }
-        told.json.write_text(json.dumps(plain, indent=1) + "\n")
+        save(told.json, plain)
     if told.write:
         replace(told.write, BEGIN, END, text)
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from page import replace  # noqa: E402
+from page import replace, save  # noqa: E402
 
 from moetraffic.analysis.co_activation import (  # noqa: E402
     LEAST_LIFT,
@@ -63,6 +63,7 @@ def main() -> None:
     asked.add_argument("--steps", type=int, nargs="+", default=[50])
     asked.add_argument("--base", type=int, help="repeat the seeds of an earlier run")
     asked.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    asked.add_argument("--json", type=Path, help="write the results to this file")
     asked.add_argument("--write", type=Path, metavar="PAGE", help="a Markdown page")
     told = asked.parse_args()
     base = secrets.randbits(32) if told.base is None else told.base
@@ -71,6 +72,7 @@ def main() -> None:
         f"largest lift above {LEAST_LIFT} |",
         "|" + " --- |" * 6,
     ]
+    rows = []
     with ProcessPoolExecutor(told.workers) as pool:
         for process in PROCESSES:
             for steps in told.steps:
@@ -88,6 +90,8 @@ def main() -> None:
                 one = Tally(truth="true" if found[0][0] else "false")
                 one.outcomes.update(outcome for _, outcome, _ in found)
                 trivial = sum(lift > LEAST_LIFT for *_, lift in found) / told.seeds
+                rows.append({"process": process, "steps": steps, "trivial": trivial})
+                rows[-1] |= dict(one.outcomes) | {"truth": one.truth}
                 text = f"found: {one.stated / one.runs:.0%}"
                 limit = ""
                 if one.truth == "false":
@@ -101,6 +105,8 @@ def main() -> None:
         "\n".join(lines) + f"\n\n{told.seeds} runs of each, base of the seeds {base}."
     )
     print(text)
+    if told.json:
+        save(told.json, {"base": base, "seeds": told.seeds, "rows": rows})
     if told.write:
         replace(told.write, BEGIN, END, text)
 

@@ -6,11 +6,12 @@ Terms, bytes, memory and rules of each; half of them cannot exist, as in a searc
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
+from pathlib import Path
 
 import numpy as np
+from page import save
 
 from moetraffic.patterns import preset
 from moetraffic.patterns.time_model import (
@@ -79,7 +80,9 @@ def measure(number: int) -> dict[str, float]:
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--configurations", type=int, default=100_000)
-    print(json.dumps(measure(asked.parse_args().configurations), indent=1))
+    asked.add_argument("--json", type=Path, help="write the results to this file")
+    told = asked.parse_args()
+    save(told.json, measure(told.configurations))
 
 
 if __name__ == "__main__":

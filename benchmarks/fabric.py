@@ -7,13 +7,16 @@ their hosts may send.  Beside the transfer time (from the last member's call on)
 the least that the operations can take, one after another, on that network (port and
 cut bounds of each one's matrix), and the wall time of iterations over their bound.
 
-At one switch two controls remove causes one by one.  ``gloo-duplex`` has separate
+At one switch three controls remove causes one by one.  ``gloo-duplex`` has separate
 connections for the two directions of each pair: gloo itself sends one direction after
-the other where both are busy.  ``sockets`` exchanges the same bytes over plain sockets
-(plain_sockets.py), without gloo, torch and replay; meanwhile the bytes on the links are
-counted, headers and acknowledgments included, which are the rest that any transport
-over TCP has (column ``wire``).  ``--exchange`` shows the first with two ranks of which
-one sends, or both.
+the other where both are busy.  ``sockets-gloo`` exchanges the same bytes over plain
+sockets (plain_sockets.py), without gloo, torch and replay, but as these do: a rank goes
+on when its own exchange has ended, and sends when the receiver has announced itself.
+With ``sockets`` all ranks begin together, without announcements; meanwhile the bytes on
+the links are counted, headers and acknowledgments included, which are the rest that any
+transport over TCP has (column ``wire``).  ``--exchange`` shows the first with two ranks
+of which one sends, or both.  ``--commands N`` starts the same replay N times in place
+of the controls, and counts the intervals that contain the ratio of another one.
 
 Each rate has as many iterations as take about PASS_S, at least one.  Low rates leave
 the processor idle: what is at 200 Mbit/s and not at 10 is not the network's.  Without
@@ -29,12 +32,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from itertools import product
+from collections import defaultdict
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import plain_sockets
+from page import save
 from rate_limited import Hosts, hosts, limit, ranks, sent_bytes
 
 from moetraffic import Trace
@@ -43,7 +48,7 @@ from moetraffic.interop import import_files
 HOSTS = 4
 BURST = "32kb"  # well below an operation's bytes: a bucket's content passes at once
 BACKENDS = ("gloo", "gloo-duplex")
-SOCKETS = "sockets"
+SOCKETS = {"sockets-gloo": ["--as-gloo"], "sockets": []}
 PASS_S = 4.0
 MODEL = (
     *("--layers", "4", "--hidden", "128", "--heads", "4", "--sequence", "128"),
@@ -88,10 +93,14 @@ def byte_matrices(trace: Path, iterations: int | None) -> Any:
     return wire * ~np.eye(HOSTS, dtype=bool)
 
 
-def bounds_s(cells: Any, rate: float) -> Any:
-    """Port bounds of byte matrices at one switch, ``[n]`` s."""
+def bounds_s(cells: Any, rate: float, between: float = np.inf) -> Any:
+    """Bounds of byte matrices by ports, and by a link between two racks, ``[n]`` s."""
     ports = np.maximum(cells.sum(axis=2).max(axis=1), cells.sum(axis=1).max(axis=1))
-    return ports * 8 / (rate * 1e6)
+    left, right = np.arange(HOSTS) < HOSTS // 2, np.arange(HOSTS) >= HOSTS // 2
+    crossing = [
+        cells[:, a][:, :, b].sum((1, 2)) for a, b in ((left, right), (right, left))
+    ]
+    return np.max([ports / rate, *(c / between for c in crossing)], axis=0) * 8e-6
 
 
 def pair(folder: Path, senders: list[tuple[int, int]]) -> Path:
@@ -144,7 +153,9 @@ def row(
     how += ["--iterations", f"0:{iterations}"]
     told = replayed(at, trace, network, port, *how)
     every, walls = (told["fidelity"]["parts"][at] for at in (0, -1))
-    measured, ratio = every["transfer_s"]["total"], every["over_bound"]
+    cells, ratio = byte_matrices(trace, iterations), every["over_bound"]
+    limits = (rate, between) if at.racks == 2 else (rate,)
+    bound = float(bounds_s(cells, *limits).sum())
     return {
         "network": name,
         "backend": backend,
@@ -152,12 +163,12 @@ def row(
         "operations": told["operations"],
         "verified": told["verified"],
         "network_bytes": told["network_bytes"],
-        "measured_s": measured,
+        "measured_s": bound * ratio["value"],  # geometric mean over the runs
         "calls_s": every["time_s"]["total"],
         "wall_s": told["wall_s"],
         "waiting": every["waiting"],
         "runs": runs,
-        "bound_s": measured / ratio["value"],
+        "bound_s": bound,
         "wall_ratio": walls["over_bound"]["value"],
         "ratio": ratio["value"],
         "ratio_low": ratio["low"],
@@ -168,21 +179,27 @@ def row(
 
 
 def control(
-    at: Hosts, trace: Path, name: str, rate: float, iterations: int, runs: int
+    at: Hosts,
+    trace: Path,
+    name: str,
+    rate: float,
+    runs: int,
+    iterations: int,
+    backend: str,
 ) -> dict[str, Any]:
     """The same bytes over plain sockets at one switch."""
     limit(at, rate, burst=BURST)
     cells, path = byte_matrices(trace, iterations), trace.with_suffix(".npy")
     np.save(path, np.concatenate([cells[:1], *[cells] * runs]))
     before = sent_bytes(at)
-    program = [sys.executable, plain_sockets.__file__, str(path)]
+    program = [sys.executable, plain_sockets.__file__, str(path), *SOCKETS[backend]]
     took = json.loads(ranks(at.names, program, 0))[1:]
     # every byte leaves its host, and then the switch
     payload = 2 * (cells.sum() * runs + cells[0].sum())
     measured, bound = sum(took) / runs, float(bounds_s(cells, rate).sum())
     return {
         "network": name,
-        "backend": SOCKETS,
+        "backend": backend,
         "rate_mbps": rate,
         "operations": len(cells),
         "measured_s": measured,
@@ -201,6 +218,7 @@ def measure(
     runs: int,
     *,
     exchange: bool = False,
+    commands: int = 1,
 ) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -212,11 +230,14 @@ def measure(
                 }
             else:
                 traces = {"one switch": captured(Path(folder), iterations)}
-            cases = product(rates, traces.items(), (*BACKENDS, SOCKETS))
+            backends = BACKENDS[:1] * commands
+            if commands == 1:
+                backends = (*BACKENDS, *SOCKETS)
+            cases = product(rates, traces.items(), backends)
             for number, (rate, (name, trace), backend) in enumerate(cases):
                 span = iterations_within(trace, rate)
-                if backend == SOCKETS:
-                    one = control(at, trace, name, rate, span, runs)
+                if backend in SOCKETS:
+                    one = control(at, trace, name, rate, runs, span, backend)
                 else:
                     port = 21_000 + number
                     one = row(at, trace, name, rate, 1.0, port, runs, span, backend)
@@ -241,7 +262,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         interval, wall, waiting = "", "", ""
         if r.get("ratio_low") is not None:
             interval = f" ({r['ratio_low']:.3f} to {r['ratio_high']:.3f})"
-        if r["backend"] == SOCKETS:
+        if r["backend"] in SOCKETS:
             interval = f", wire {r['wire_ratio']:.3f}"
         else:
             wall, waiting = f"{r['wall_ratio']:.3f}", f"{r['waiting']:.1%}"
@@ -250,23 +271,48 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{r['measured_s']:8.3f} s {r['bound_s']:8.3f} s {wall:>6} {waiting:>8}  "
             f"{r['ratio']:.3f}{interval}"
         )
-    return "\n".join(lines + explained(rows))
+    return "\n".join(lines + explained(rows) + agreement(rows))
 
 
 def explained(rows: list[dict[str, Any]]) -> list[str]:
     """What each cause takes of the ratio at one switch, a line a rate."""
     by = {(r["network"], r["rate_mbps"], r["backend"]): r for r in rows}
     lines = []
-    for (network, rate, backend), sockets in by.items():
-        if backend != SOCKETS:
+    for network, rate in dict.fromkeys(key[:2] for key in by):
+        if (network, rate, "sockets") not in by:
             continue
-        gloo, duplex = (by[network, rate, name]["ratio"] for name in BACKENDS)
-        wire, plain = sockets["wire_ratio"], sockets["ratio"]
+        gloo, duplex, as_gloo, plain = (
+            by[network, rate, name]["ratio"] for name in (*BACKENDS, *SOCKETS)
+        )
+        wire = by[network, rate, "sockets"]["wire_ratio"]
         lines.append(
             f"{network}, {rate:g} Mbit/s: {gloo:.3f} = {wire:.3f} headers and "
-            f"acknowledgments {plain - wire:+.3f} TCP {duplex - plain:+.3f} gloo and "
-            f"replay {gloo - duplex:+.3f} one direction after the other"
+            f"acknowledgments {plain - wire:+.3f} TCP {as_gloo - plain:+.3f} "
+            f"announcements, and ranks ahead of others {duplex - as_gloo:+.3f} gloo "
+            f"and replay {gloo - duplex:+.3f} one direction after the other"
         )
+    return lines
+
+
+def agreement(rows: list[dict[str, Any]]) -> list[str]:
+    """How many intervals of repeated commands contain the ratio of another one."""
+    lines = []
+    same = defaultdict(list)
+    for r in rows:
+        same[r["network"], r["backend"], r["rate_mbps"]].append(r)
+    for (network, backend, rate), group in same.items():
+        pairs = list(permutations(group, 2))
+        if pairs:
+            inside = [a["ratio_low"] <= b["ratio"] <= a["ratio_high"] for a, b in pairs]
+            overlap = [
+                a["ratio_low"] <= b["ratio_high"] and b["ratio_low"] <= a["ratio_high"]
+                for a, b in pairs
+            ]
+            lines.append(
+                f"{network}, {backend}, {rate:g} Mbit/s: {len(group)} commands; in "
+                f"{sum(inside)} of {len(pairs)} ordered pairs the first's interval has "
+                f"the second's ratio, {sum(overlap) // 2} of {len(pairs) // 2} overlap"
+            )
     return lines
 
 
@@ -283,9 +329,10 @@ def main() -> None:
     asked.add_argument(
         "--exchange", action="store_true", help="two ranks, one way and both ways"
     )
+    asked.add_argument("--commands", type=int, default=1, help="of the same replay")
     asked.add_argument("--iterations", type=int, default=4)
     asked.add_argument("--runs", type=int, default=3, help="timed passes")
-    asked.add_argument("--json", action="store_true")
+    asked.add_argument("--json", type=Path, help="write the results to this file")
     told = asked.parse_args()
     signal.signal(signal.SIGTERM, leave)
     try:
@@ -295,11 +342,14 @@ def main() -> None:
             told.iterations,
             told.runs,
             exchange=told.exchange,
+            commands=told.commands,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        print(json.dumps({"skipped": f"no rate-limited namespaces here: {error}"}))
+        save(told.json, {"skipped": f"no rate-limited namespaces here: {error}"})
         return
-    print(json.dumps({"rows": rows}, indent=1) if told.json else table(rows))
+    print(table(rows))
+    if told.json:
+        save(told.json, {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from page import save
 from rate_limited import Hosts, hosts, limit, ranks
 
 from moetraffic import Trace
@@ -161,6 +162,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--rates", default="25,50,100", help="Mbit/s, with commas")
     asked.add_argument("--steps", type=int, default=16)
+    asked.add_argument("--json", type=Path, help="write the results to this file")
     asked.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     told = asked.parse_args()
     if told.measure:
@@ -172,15 +174,11 @@ def main() -> None:
             for rate in map(int, told.rates.split(",")):
                 rows += compare(at, rate, told.steps, Path(folder))
     except (OSError, subprocess.TimeoutExpired) as error:
-        print(json.dumps({"skipped": f"no rate-limited namespaces here: {error}"}))
+        save(told.json, {"skipped": f"no rate-limited namespaces here: {error}"})
         return
     errors = np.abs([row["error"] for row in rows])
-    print(
-        json.dumps(
-            {"rows": rows, "largest_error": float(errors.max()), "bound": 0.15},
-            indent=1,
-        )
-    )
+    largest = float(errors.max())
+    save(told.json, {"rows": rows, "largest_error": largest, "bound": 0.15})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from page import save
 
 from moetraffic.generate import (
     TrafficModel,
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=1)
     parser.add_argument("--large", type=int, default=1000, metavar="ITERATIONS")
     parser.add_argument("--folder", type=Path, help="where the large run is written")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.stream:
@@ -165,7 +167,7 @@ def main() -> None:
             command += ["--folder", str(asked.folder)]
         ran = subprocess.run(command, check=True, capture_output=True, text=True)
         told["stream"] = json.loads(ran.stdout)
-    print(json.dumps(told, indent=2))
+    save(asked.json, told)
 
 
 def replace_k(asked: argparse.Namespace, k: int) -> argparse.Namespace:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from page import save
 
 Step = tuple[str, list[str]]
 
@@ -68,6 +69,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/gpu"))
     parser.add_argument("--model", default="gpt-moe-760m")
     parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print(
@@ -84,12 +86,11 @@ def main() -> int:
         f"torch {torch.__version__}, CUDA {torch.version.cuda}, "
         f"NCCL {torch.cuda.nccl.version()}.",
     ]
-    failed = 0
+    rows = []
     for title, command in steps(options.out, options.model, options.iterations):
         begin = time.monotonic()
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         took_s = time.monotonic() - begin
-        failed += ran.returncode != 0
         said = (ran.stdout if not ran.returncode else ran.stdout + ran.stderr).strip()
         shown = " ".join(["moetraffic", *command[3:]])
         if command[2] != "moetraffic":
@@ -97,8 +98,14 @@ def main() -> int:
         lines += ["", f"## {title.capitalize()}", "", f"`{shown}`", ""]
         lines += [f"Exit code {ran.returncode} after {took_s:.1f} s.", ""]
         lines += ["```text", said, "```"]
+        rows.append(
+            {"part": title, "code": ran.returncode, "s": took_s, "output": said}
+        )
         print(f"{title}: exit code {ran.returncode} after {took_s:.1f} s", flush=True)
         (options.out / "gpu.md").write_text("\n".join(lines) + "\n")
+    if options.json:
+        save(options.json, rows)
+    failed = sum(row["code"] != 0 for row in rows)
     print(f"page: {options.out / 'gpu.md'}; {failed} parts failed")
     return min(failed, 1)
 

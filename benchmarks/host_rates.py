@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from page import save
 from rate_limited import hosts, limit, ranks
 
 from moetraffic.interop import import_files
@@ -101,6 +102,7 @@ def main() -> None:
     asked.add_argument("--between", default="30,200", help="Mbit/s, with a comma")
     asked.add_argument("--settings", type=int, default=6, help="of each kind")
     asked.add_argument("--seed", type=int, default=None)
+    asked.add_argument("--json", type=Path, help="write the results to this file")
     told = asked.parse_args()
     seed = secrets.randbits(32) if told.seed is None else told.seed
     rng = np.random.default_rng(seed)
@@ -115,26 +117,20 @@ def main() -> None:
                 rows.append(measure(kind, rates, slow, path, 23_000 + number))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     except (OSError, subprocess.SubprocessError) as error:
-        print(json.dumps({"skipped": f"no rate-limited namespaces here: {error}"}))
+        save(told.json, {"skipped": f"no rate-limited namespaces here: {error}"})
         return
     slow_rows = [r for r in rows if r["slow"] >= 0]
-    print(
-        json.dumps(
-            {
-                "seed": seed,
-                "rows": rows,
-                "median_error": float(np.median([r["median_error"] for r in rows])),
-                "worst_error": max(r["worst_error"] for r in rows),
-                "bound": 0.1,
-                "slow_named": sum(r["named"] == [r["slow"]] for r in slow_rows),
-                "straggler_is_slow": sum(
-                    r["straggler"] == r["slow"] for r in slow_rows
-                ),
-                "slow": len(slow_rows),
-            },
-            indent=1,
-        )
-    )
+    found = {
+        "seed": seed,
+        "rows": rows,
+        "median_error": float(np.median([r["median_error"] for r in rows])),
+        "worst_error": max(r["worst_error"] for r in rows),
+        "bound": 0.1,
+        "slow_named": sum(r["named"] == [r["slow"]] for r in slow_rows),
+        "straggler_is_slow": sum(r["straggler"] == r["slow"] for r in slow_rows),
+        "slow": len(slow_rows),
+    }
+    save(told.json, found)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,18 @@
-"""Put the results of a benchmark between two markers of a Markdown page."""
+"""Write the results of a benchmark: as JSON, or between markers of a Markdown page."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+
+def save(path: Path | None, results: object) -> None:
+    """Write results as JSON to the file of ``--json``; print them without one."""
+    text = json.dumps(results, indent=1)
+    if path is None:
+        print(text)
+    else:
+        path.write_text(text + "\n")
 
 
 def replace(page: Path, begin: str, end: str, text: str) -> None:

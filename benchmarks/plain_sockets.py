@@ -1,10 +1,14 @@
 """All-to-alls over plain sockets, as a control: no torch, no gloo, no replay.
 
 A rank has a connection for each direction of each pair, so no direction waits for the
-other.  What these take above the bound of the network is by TCP and the simulated
-links alone.  Every rank runs ``python plain_sockets.py CELLS.npy`` with byte matrices
+other.  Every rank runs ``python plain_sockets.py CELLS.npy`` with byte matrices
 ``[n, W, W]``; rank 0 prints the time of each, s, from the last rank's begin to the last
 end (the clock of the machine is common to all namespaces).
+
+All ranks begin an all-to-all together: what these take above the bound of the network
+is by TCP and the simulated links alone.  ``--as-gloo`` does as gloo and the replay do:
+a rank begins when its own previous one has ended, and sends to another only after that
+one has announced, by a byte, that it receives.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import numpy as np
 
 PORT = 9_000
 CHUNK = 1 << 20
+READY = b"r"
 
 
 class Peers:
@@ -50,25 +55,35 @@ class Peers:
             connection.sendall(b"\n")
         return rows
 
-    def exchange(self, sends: list[int], receives: list[int]) -> None:
+    def exchange(
+        self, sends: list[int], receives: list[int], *, announced: bool
+    ) -> None:
         """Send and receive bytes to and from all others at once."""
         waiting = selectors.DefaultSelector()
         left: dict[socket.socket, int] = {}
-        for peers, sizes, event in (
-            (self.out, sends, selectors.EVENT_WRITE),
-            (self.inside, receives, selectors.EVENT_READ),
+        read, write = selectors.EVENT_READ, selectors.EVENT_WRITE
+        for peers, sizes, event, next_event in (
+            (self.inside, receives, read, read),
+            (self.out, sends, read if announced else write, write),
         ):
             for other, connection in peers.items():
-                if sizes[other]:
-                    connection.setblocking(False)
-                    waiting.register(connection, event)
-                    left[connection] = sizes[other]
+                if not sizes[other]:
+                    continue
+                if announced and next_event == read:
+                    connection.sendall(READY)
+                connection.setblocking(False)
+                waiting.register(connection, event, next_event)
+                left[connection] = sizes[other]
         given, taken = memoryview(bytes(CHUNK)), bytearray(CHUNK)
         while left:
             for key, event in waiting.select():
                 connection: Any = key.fileobj
                 most = min(left[connection], CHUNK)
-                if event == selectors.EVENT_WRITE:
+                if event != key.data:  # the receiver's announcement
+                    connection.recv(len(READY))
+                    waiting.modify(connection, key.data, key.data)
+                    continue
+                if event == write:
                     moved = connection.send(given[:most])
                 else:
                     moved = connection.recv_into(taken, most)
@@ -102,13 +117,17 @@ def _line(connection: socket.socket) -> bytes:
 
 def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    as_gloo = "--as-gloo" in sys.argv[2:]
     peers, spans = Peers(rank, world), []
+    peers.gather(None)
     for cells in np.load(Path(sys.argv[1])).tolist():
-        peers.gather(None)
+        if not as_gloo:
+            peers.gather(None)
         begin = time.monotonic()
-        peers.exchange(cells[rank], [row[rank] for row in cells])
+        received = [row[rank] for row in cells]
+        peers.exchange(cells[rank], received, announced=as_gloo)
         spans.append((begin, time.monotonic()))
-    every = np.array(peers.gather(spans)) if rank == 0 else peers.gather(spans)
+    every = peers.gather(spans)
     if rank == 0:
         last = np.asarray(every).max(axis=0)  # [n, 2]
         print(json.dumps((last[:, 1] - last[:, 0]).tolist()))

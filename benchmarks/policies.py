@@ -9,7 +9,6 @@ and all policies serve it.  ``--write`` puts the table between the markers of a 
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 import tempfile
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from distributed import LocalCluster, as_completed
-from page import replace
+from page import replace, save
 from scipy.stats import t as student
 
 from moetraffic import Trace, __version__, evaluate
@@ -205,7 +204,7 @@ def main() -> None:
     print(text)
     if told.json:
         plain = {"version": __version__, "seed": seed, "runs": runs}
-        told.json.write_text(json.dumps(plain, indent=1) + "\n")
+        save(told.json, plain)
     if told.write:
         replace(told.write, BEGIN, END, text)
 

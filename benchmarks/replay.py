@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from page import save
 
 from moetraffic.launch import RankEnvironment, current_rank, heartbeat, launch
 from moetraffic.replay import make_plan
@@ -261,6 +262,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4], help="asap")
     parser.add_argument("--bytes", type=int, default=65536, help="a rank sends")
     parser.add_argument("--large", type=int, default=1_000_000, help="operations")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--rank-task", default="")
     parser.add_argument("--trace", default="")
     parser.add_argument("--result", default="")
@@ -296,7 +298,7 @@ def main() -> int:
         found["captured pace, 2 ranks"] = {"p50_us": p50, "p99_us": p99}
         print(f"captured pace, 2 ranks: late {p50:.1f} us p50, {p99:.1f} us p99")
         found |= large(folder, options.large)
-    print(json.dumps(found))
+    save(options.json, found)
     return 0
 
 

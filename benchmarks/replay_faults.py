@@ -10,7 +10,7 @@ run may be left.
 
     python benchmarks/replay_faults.py --runs 100 --seed 0
 
-prints a table; ``--json`` one line a run.  The exit code is 1 if a run did not end
+prints a table; ``--json FILE`` has every run.  The exit code is 1 if a run did not end
 clearly.  What arms a rank is beside this file.
 """
 
@@ -35,6 +35,7 @@ from typing import Any
 import faulty_rank
 import numpy as np
 from faulty_rank import FAULT, FAULTS, Fault
+from page import save
 
 TIMEOUT_S = 3.0
 DEADLINE_S = 90.0
@@ -349,33 +350,28 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
-    parser.add_argument("--json", action="store_true", help="one line a run")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     asked = parser.parse_args()
     endings = []
     for ending in campaign(asked.runs, asked.seed, asked.first):
         endings.append(ending)
         if asked.json:
-            print(json.dumps(asdict(ending)), flush=True)
-        elif not ending.clear or ending.left:
+            save(asked.json, [asdict(one) for one in endings])
+        if not ending.clear or ending.left:
             print(json.dumps(asdict(ending), indent=1), file=sys.stderr, flush=True)
-    if not asked.json:
-        print(f"{'fault':16}{'launcher':10}{'runs':>5}{'clear':>6}{'longest, s':>12}")
-        for kind, launcher in sorted(
-            {(e.fault.kind, e.fault.launcher) for e in endings}
-        ):
-            same = [
-                e
-                for e in endings
-                if (e.fault.kind, e.fault.launcher) == (kind, launcher)
-            ]
-            clear, longest = sum(e.clear for e in same), max(e.seconds for e in same)
-            print(f"{kind:16}{launcher:10}{len(same):5}{clear:6}{longest:12.1f}")
-        clear, hung = sum(e.clear for e in endings), sum(e.hung for e in endings)
-        left = sum(e.left for e in endings)
-        print(
-            f"{len(endings)} runs, seed {asked.seed}: {clear} clear endings, {hung} "
-            f"hangs, {left} processes left"
-        )
+    print(f"{'fault':16}{'launcher':10}{'runs':>5}{'clear':>6}{'longest, s':>12}")
+    for kind, launcher in sorted({(e.fault.kind, e.fault.launcher) for e in endings}):
+        same = [
+            e for e in endings if (e.fault.kind, e.fault.launcher) == (kind, launcher)
+        ]
+        clear, longest = sum(e.clear for e in same), max(e.seconds for e in same)
+        print(f"{kind:16}{launcher:10}{len(same):5}{clear:6}{longest:12.1f}")
+    clear, hung = sum(e.clear for e in endings), sum(e.hung for e in endings)
+    left = sum(e.left for e in endings)
+    print(
+        f"{len(endings)} runs, seed {asked.seed}: {clear} clear endings, {hung} "
+        f"hangs, {left} processes left"
+    )
     return 0 if all(e.clear and not e.left for e in endings) else 1
 
 

@@ -11,9 +11,11 @@ anew every 10 iterations from the last known one.  The seed is drawn if none is 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from page import save
 
 from moetraffic import generate_trace
 from moetraffic.fabric import Hosts, block, single_switch
@@ -44,7 +46,7 @@ def drawn(rng: np.random.Generator, skew: float) -> ExchangeSeries:
     )
 
 
-def gains_of_fast(series: ExchangeSeries, most: int) -> str:
+def gains_of_fast(series: ExchangeSeries, most: int) -> list[float | list[float]]:
     """Return a row: two baselines over FAST, FAST over the bound and with old plans."""
     hosts = Hosts(number=4, ranks=8, nic_bytes_s=50e9, inside_bytes_s=450e9)
     network = PacketNetwork(topology=single_switch(hosts), slots=block(RANKS, hosts))
@@ -59,18 +61,15 @@ def gains_of_fast(series: ExchangeSeries, most: int) -> str:
         raise SystemExit(" ".join(found.failures))
     by = {(s.policy, s.forecaster): s for s in found.scores}
     fast = by["fast", "oracle"]
-    cells = [
-        np.array(by[name, "none"].by_iteration_s) / fast.by_iteration_s
+    gains: list[float | list[float]] = [
+        (np.array(by[name, "none"].by_iteration_s) / fast.by_iteration_s).tolist()
         for name in ("all-at-once", "shifted-rounds")
     ]
     stale = by["fast", "persistence"].completion_mean_s / fast.completion_mean_s
-    return " | ".join(
-        [f"{c.mean():.2f} ({c.min():.2f} to {c.max():.2f})" for c in cells]
-        + [f"{fast.over_bound.value:.2f}", f"{stale:.2f}"]
-    )
+    return [*gains, fast.over_bound.value, stale]
 
 
-def gains_of_eplb(preset: str, seed: int) -> str:
+def gains_of_eplb(preset: str, seed: int) -> list[float | list[float]]:
     """Return a row: max/mean load contiguous, EPLB as planned, EPLB with the truth."""
     trace = generate_trace(preset, iterations=64, ranks=RANKS, experts=64, seed=seed)
     found = evaluate(
@@ -83,16 +82,22 @@ def gains_of_eplb(preset: str, seed: int) -> str:
     )
     by = {(s.policy, s.forecaster): s for s in found.scores}
     plain = by["contiguous", "none"]
-    return " | ".join(
-        [
-            f"{s.load_imbalance:.2f}"
-            for s in (plain, by["eplb", "persistence"], by["eplb", "oracle"])
-        ]
-        + [
-            f"{plain.completion_mean_s / by['eplb', name].completion_mean_s:.2f}"
-            for name in ("persistence", "oracle")
-        ]
-    )
+    planned = [by["eplb", name] for name in ("persistence", "oracle")]
+    return [
+        *(s.load_imbalance for s in (plain, *planned)),
+        *(plain.completion_mean_s / s.completion_mean_s for s in planned),
+    ]
+
+
+def printed(name: str, cells: list[float | list[float]]) -> None:
+    """Print a row; several values are their mean and range."""
+    text = [
+        f"{np.mean(c):.2f} ({min(c):.2f} to {max(c):.2f})"
+        if isinstance(c, list)
+        else f"{c:.2f}"
+        for c in cells
+    ]
+    print(f"| {name} | {' | '.join(text)} |", flush=True)
 
 
 def main() -> None:
@@ -100,7 +105,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--matrices", type=int, default=4)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     given = parser.parse_args()
+    fast, eplb = {}, {}
     seed = given.seed
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -109,18 +116,22 @@ def main() -> None:
     print("| traffic | all at once / FAST | spread-out / FAST | FAST / bound | stale |")
     print("|---|---|---|---|---|")
     for name, skew in (("random", 0.0), ("Zipf 0.8", 0.8)):
-        row = gains_of_fast(drawn(rng, skew), given.matrices)
-        print(f"| {name} | {row} |", flush=True)
+        fast[name] = gains_of_fast(drawn(rng, skew), given.matrices)
+        printed(name, fast[name])
     for preset in PRESETS:
         trace = generate_trace(
             preset, iterations=16, ranks=RANKS, experts=64, seed=seed
         )
         series = byte_series(trace, layers=trace.layers[:1])
-        print(f"| {preset} | {gains_of_fast(series, given.matrices)} |", flush=True)
+        fast[preset] = gains_of_fast(series, given.matrices)
+        printed(preset, fast[preset])
     print("\n| traffic | max/mean | EPLB | EPLB, truth | gain | gain, truth |")
     print("|---|---|---|---|---|---|")
     for preset in PRESETS:
-        print(f"| {preset} | {gains_of_eplb(preset, seed)} |", flush=True)
+        eplb[preset] = gains_of_eplb(preset, seed)
+        printed(preset, eplb[preset])
+    if given.json:
+        save(given.json, {"seed": seed, "fast": fast, "eplb": eplb})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ the markers of a page.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from page import replace  # noqa: E402
+from page import replace, save  # noqa: E402
 
 from tests.capture.shapes.stage import MODES, SHAPES, start  # noqa: E402
 from tests.capture.shapes.verdict import ASPECTS, Verdict, judge  # noqa: E402
@@ -84,7 +83,7 @@ def table(found: dict[str, Verdicts]) -> str:
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("shapes", nargs="*", help=f"of {', '.join(SHAPES)}; default all")
-    asked.add_argument("--json", action="store_true", help="print every count")
+    asked.add_argument("--json", type=Path, help="write every count to this file")
     asked.add_argument("--write", type=Path, metavar="PAGE", help="a Markdown page")
     told = asked.parse_args()
     if unknown := set(told.shapes) - SHAPES.keys():
@@ -93,11 +92,10 @@ def main() -> None:
     for names in batched(told.shapes or list(SHAPES)):
         found |= measure(names)
     text = table(found)
+    print(text)
     if told.json:
         plain = {n: {m: v.as_dict() for m, v in f.items()} for n, f in found.items()}
-        print(json.dumps(plain, indent=1))
-    else:
-        print(text)
+        save(told.json, plain)
     if told.write:
         replace(told.write, BEGIN, END, text)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from page import save
 
 from moetraffic.data import path as data_path
 from moetraffic.trace import ROUTING, UNKNOWN_TIME, Meta, Trace
@@ -188,6 +189,7 @@ def child(path: Path, what: str, plain: bool) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gb", type=float, default=1.0, help="of the longest trace")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--child", default="")
     parser.add_argument("--path", default="")
     parser.add_argument("--plain", action="store_true")
@@ -197,6 +199,7 @@ def main() -> int:
         return 0
     spent: dict[bool, list[float]] = {True: [], False: []}
     sizes: list[float] = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for gb in (0.2, (0.2 + given.gb) / 2, given.gb):
             path = Path(folder, "trace.h5")
@@ -208,6 +211,7 @@ def main() -> int:
             for isal in (True, False):
                 found = measured(path, isal=isal, what="demand")
                 spent[isal].append(found["seconds"])
+                rows.append({"demand_bytes": size, "isal": isal, **found})
                 print(
                     f"  skew {'with isal' if isal else 'without  '}: "
                     f"{size / found['seconds'] / 1e9:.2f} GB/s "
@@ -228,6 +232,8 @@ def main() -> int:
             f"1024 ranks, 256 experts, {size / 1e9:.2f} GB: all of analyze in "
             f"{found['seconds']:.1f} s, peak {found['peak_bytes'] / 1e9:.2f} GB"
         )
+    if given.json:
+        save(given.json, {"skew": rows, "analyze": {"demand_bytes": size, **found}})
     return 0
 
 

@@ -35,7 +35,6 @@ Final settings are for the last judgment alone.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -464,9 +463,7 @@ def main() -> None:
             setting, sources[setting], found[setting], told.generator, told.fits
         )
         if told.json is not None:
-            told.json.write_text(
-                json.dumps([asdict(j) for j in judged], indent=1) + "\n"
-            )
+            page.save(told.json, [asdict(j) for j in judged])
     if not judged:
         sys.exit(f"no setting has a run and three reruns in {told.folder} yet")
     text = tables(judged)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from page import replace
+from page import replace, save
 from reruns import settings_of
 from traffic_baselines import BASELINES
 
@@ -127,6 +127,7 @@ def main() -> None:
     asked.add_argument("--folder", type=Path, default=Path("reruns"))
     asked.add_argument("--share", choices=("dev", "final", "all"), default="all")
     asked.add_argument("--again", action="store_true", help="Keep no earlier results.")
+    asked.add_argument("--json", type=Path, help="write the results to this file")
     asked.add_argument("--write", type=Path, help="Page to write the table into.")
     told = asked.parse_args()
     found = {}
@@ -144,6 +145,8 @@ def main() -> None:
         if told.write:
             replace(told.write, BEGIN, END, text)
     print(text)
+    if told.json:
+        save(told.json, found)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ steps of each in turn, so that both see the same machine.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
+
+from page import save
 
 from moetraffic.capture import VirtualRecorder
 from moetraffic.models.corpus import load
@@ -63,8 +64,9 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--blocks", type=int, default=6)
     asked.add_argument("--steps", type=int, default=5)
+    asked.add_argument("--json", type=Path, help="write the results to this file")
     told = asked.parse_args()
-    print(json.dumps(measure(told.blocks, told.steps), indent=1))
+    save(told.json, measure(told.blocks, told.steps))
 
 
 if __name__ == "__main__":
