@@ -75,10 +75,10 @@ class PortProbe:
                 if (rates < _GROWN * before).all():
                     break
             # Step 3: the measurement
-            rates, samples = self._round(rates, None, REPETITIONS)
+            samples = self._round(rates, None, REPETITIONS)[1]
             even = self._even_bytes()
             return Ports(
-                rates=port_rates(samples),
+                rates=port_rates(samples, rates),
                 bench_bytes=even * self._plan.world,
                 bench_busbw_gbs=self._bench(even),
             )

@@ -34,8 +34,9 @@ SLOW = 0.8
 AGREED = 1.02
 """Ratio of two times up to which they agree."""
 
-ENOUGH = 1.1
-"""Sum of the others' rates over a rank's from which its own port is the limit."""
+ENOUGH = 1.3
+"""What the others can take together over a rank's rate from which its own port is the
+limit: a transfer in which all of them are busy loses up to a fifth of it."""
 
 
 Pair = tuple[tuple[float, float], tuple[float, float]]
@@ -162,12 +163,14 @@ def slope(small: tuple[float, float], large: tuple[float, float]) -> float:
 
 
 def least_rate(pairs: Sequence[Pair]) -> float:
-    """Compute a rate that no delay raises, bytes/s: of the larger of two sizes.
+    """Compute a rate that neither a delay nor a token bucket's burst raises, bytes/s.
 
-    A delay of the smaller transfer raises :func:`slope`, and shares in proportion to
-    that would make one receiver the limit of all senders.
+    A delay of the smaller transfer raises :func:`slope`, a burst the rate of the larger
+    one.  Shares in proportion to such a rate would make one receiver the limit of all
+    senders.
     """
-    return max(nbytes / seconds for _, (nbytes, seconds) in pairs)
+    larger = max(nbytes / seconds for _, (nbytes, seconds) in pairs)
+    return min(larger, best_rate(pairs).value)
 
 
 def settled(pairs: Sequence[Pair]) -> bool:
@@ -185,30 +188,33 @@ def best_rate(pairs: Sequence[Pair]) -> Ratio:
 
 
 def port_rates(
-    samples: Mapping[tuple[int, str], Sequence[Pair]],
+    samples: Mapping[tuple[int, str], Sequence[Pair]], weights: Float64
 ) -> tuple[PortRate, ...]:
     """Compute rates with intervals from repeated measurements of each port.
+
+    A rate is a lower bound if the other ranks' ports, each with its share of the bytes,
+    would not take ENOUGH times as much.
 
     Parameters
     ----------
     samples
         (bytes, s) of two sizes, repeatedly, of each rank and direction.
+    weights
+        ``[2, R]`` by direction, to which shares of the bytes were proportional.
     """
     found = {key: best_rate(pairs) for key, pairs in samples.items()}
     made = []
-    for (rank, direction), rate in sorted(
-        found.items(), key=lambda item: (item[0][0], DIRECTIONS.index(item[0][1]))
-    ):
-        opposite = DIRECTIONS[1 - DIRECTIONS.index(direction)]
-        others = sum(
-            of.value for (r, d), of in found.items() if d == opposite and r != rank
-        )
+    for rank, number in np.ndindex(weights.shape[::-1]):
+        shares, opposite = np.delete(weights[1 - number], rank), DIRECTIONS[1 - number]
+        of = [found[r, opposite].value for r in range(weights.shape[1]) if r != rank]
+        most = float(np.min(of / shares)) * shares.sum()
+        rate = found[rank, DIRECTIONS[number]]
         made.append(
             PortRate(
                 rank=rank,
-                direction=direction,
+                direction=DIRECTIONS[number],
                 rate=rate,
-                at_least=others < ENOUGH * rate.value,
+                at_least=bool(most < ENOUGH * rate.value),
             )
         )
     return tuple(made)

@@ -203,6 +203,9 @@ def _model(meta: Meta) -> str:
     return ", ".join(part for part in parts if part)
 
 
+LAYOUT_UNKNOWN = "layout unknown"
+
+
 def about(trace: Trace) -> str:
     """Describe origin, model, ranks and router of a run in a few words."""
     meta = trace.meta
@@ -210,7 +213,8 @@ def about(trace: Trace) -> str:
     parts = [
         f"{meta.origin.capitalize()} run",
         meta.model,
-        f"{meta.world} ranks, EP {meta.ep}",
+        f"{meta.world} ranks",
+        "" if layout(trace) == LAYOUT_UNKNOWN else f"EP {meta.ep}",
         f"{meta.experts} experts" if meta.experts else "",
         router,
     ]
@@ -233,7 +237,7 @@ def layout(trace: Trace) -> str:
     if layout_known(meta):
         return f"ep {meta.ep}, dp {meta.dp}"
     if meta.origin == "replayed":
-        return "layout unknown"
+        return LAYOUT_UNKNOWN
     known = any(s.phase or s.operation == ROUTING for s in trace.sites)
     ep = f"ep {meta.ep}, inferred from exchanges" if known else "ep unknown"
     return f"{ep}, dp unknown"

@@ -35,7 +35,8 @@ def ports_of(rates, *, spread=0.01):
                 ]
                 for way, row in zip(DIRECTIONS, rates, strict=True)
                 for rank, rate in enumerate(row)
-            }
+            },
+            np.array(rates),
         ),
         bench_bytes=0,
         bench_busbw_gbs=1.0,
@@ -79,6 +80,17 @@ def test_a_port_that_the_others_cannot_fill_has_a_lower_bound():
     found = ports_of([[1.0, 1.0, 2.5], [1.0, 1.0, 2.5]])
     limited = {(p.rank, p.direction) for p in found.rates if p.at_least}
     assert limited == {(2, "send"), (2, "receive")}
+
+
+def test_a_port_has_a_lower_bound_if_one_share_is_too_large():
+    """Rank 2 sends 3 to 1, so rank 0 is its limit, although both could take 2.5."""
+    rates = {(0, "send"): 2.0, (1, "send"): 2.0, (2, "send"): 1.6}
+    rates |= {(0, "receive"): 1.25, (1, "receive"): 1.25, (2, "receive"): 1.0}
+    samples = {k: [((r, 1.0), (2 * r, 2.0))] * 2 for k, r in rates.items()}
+    for shares, limited in (((1.0, 1.0, 1.0), False), ((3.0, 1.0, 1.0), True)):
+        found = port_rates(samples, np.array([[1.0] * 3, shares]))
+        (port,) = (p for p in found if (p.rank, p.direction) == (2, "send"))
+        assert port.at_least is limited
 
 
 def test_the_bound_of_ports_is_the_slowest_ones_time(toy):

@@ -12,7 +12,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.plan.background import BackgroundCollective, BackgroundTraffic
 from moetraffic.replay.plan.program import KINDS, Timing
 from moetraffic.replay.results.replayed_trace import replayed_trace
-from moetraffic.report.results.overview import layout
+from moetraffic.report.results.overview import about, layout
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Site
 from moetraffic.trace.rescaling import TraceScale, rescale
 from moetraffic.trace.rescaling.rank_map import expand, fold
@@ -83,6 +83,7 @@ def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
         # real ranks, on which the layout is unknown; the times are of one of the runs
         assert not found.meta.virtual
         assert layout(found) == "layout unknown"
+        assert "EP" not in about(found)
         assert found.meta.source.endswith(" (median run of 5)")
         again = make_plan(found, in_common=True)
         for name in ("total_bytes", "network_bytes", "bottleneck_bytes", "iteration"):
