@@ -108,7 +108,7 @@ EXECUTED = field_options(
     Request,
     EXECUTION,
     {
-        "backend": "Communication backend: gloo, nccl, deep_ep, mpi, ucc, or an "
+        "backend": "Communication backend: gloo, gloo-duplex, nccl, deep_ep, or an "
         "installed one.",
         "dense": "Replay the collectives of the trace other than all-to-alls.",
         "dtype": "Data type in which reductions compute.",
@@ -199,9 +199,6 @@ def command(
     dry_run: Annotated[
         bool, option("Print the plan; start no ranks.", "--dry-run", panel=DRY)
     ] = False,
-    verbose: Annotated[
-        bool, option("Print every operation.", "--verbose", panel=DRY)
-    ] = False,
     program: Annotated[
         Path | None, option("JSON or CSV file of every operation.", panel=DRY)
     ] = None,
@@ -254,13 +251,12 @@ def command(
                     nproc=nproc,
                     hockney=hockney,
                     program=program,
-                    verbose=verbose,
                     as_json=as_json,
                 )
             return None
         refuse_idle(
             context,
-            ("verbose", "program", "hockney"),
+            ("program", "hockney"),
             "a plan is printed by a dry run (add --dry-run)",
         )
         told = rank_env is None or (rank_env.rank == 0 and summary is None)

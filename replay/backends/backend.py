@@ -1,4 +1,4 @@
-"""Interface of communication backends: gloo, NCCL, MPI, UCC, or a plugin.
+"""Interface of communication backends: gloo, NCCL, DeepEP, or a plugin.
 
 A backend *binds* an operation to its buffers once, before any timing; the returned
 callable runs in the timed loop and only starts the operation.  A package adds a backend

@@ -1,4 +1,4 @@
-"""Backends on process groups of ``torch.distributed``: gloo, NCCL, MPI and UCC.
+"""Backends on process groups of ``torch.distributed``: gloo and NCCL.
 
 Methods of a process group are called directly, without the checks in the functions of
 ``torch.distributed``: planning has made them.  The calls go through torch's dispatcher,
@@ -312,46 +312,9 @@ class Nccl(ProcessGroups):
         return made
 
 
-class Mpi(ProcessGroups):
-    """MPI backend on CPUs, if torch was built with MPI; mpirun starts the ranks."""
-
-    kinds = frozenset(KINDS) - {"reduce_scatter"}  # not in torch's MPI
-
-    def __init__(self) -> None:
-        super().__init__("mpi")
-
-    def start(
-        self,
-        rank_env: RankEnvironment,
-        groups: Sequence[tuple[int, ...]],
-        timeout_s: float,
-    ) -> None:
-        """Connect and create the process groups; see :meth:`Backend.start`."""
-        super().start(rank_env, groups, timeout_s)
-        found = dist.get_rank(), dist.get_world_size()
-        if found != (rank_env.rank, rank_env.world):
-            dist.destroy_process_group()
-            raise ReplayError(
-                "MPI and the launcher must number ranks equally, but MPI has rank "
-                f"{found[0]} of {found[1]}, the launcher {rank_env.rank} of "
-                f"{rank_env.world}: start the ranks with mpirun, and set RANK and "
-                "WORLD_SIZE from its variables"
-            )
-
-    def bind(self, call: Call) -> Launch:
-        """Bind an operation; torch's MPI gathers into a list only."""
-        if call.kind != "all_gather":
-            return super().bind(call)
-        group, members = self._groups[call.group], len(self._members[call.group])
-        into = [_parts(call.receive, members)]
-        return partial(group.allgather, into, [call.send], AllgatherOptions())
-
-
 BUILT_IN: Mapping[str, Callable[[], Backend]] = {
     "gloo": Gloo,
     "gloo-duplex": GlooDuplex,
     "nccl": Nccl,
-    "mpi": Mpi,
-    "ucc": partial(ProcessGroups, "ucc"),
 }
 """Built-in backends by name."""

@@ -122,17 +122,16 @@ class DryRun:
             row[f"estimate{number}_us"] = float(estimate.operation_s[operation]) * 1e6
         return row
 
-    def tables(self, *, verbose: bool = False) -> list[Table]:
-        """Build terminal tables; ``verbose`` adds the operations of every rank."""
+    def tables(self) -> list[Table]:
+        """Build terminal tables."""
         found = self.as_dict()
         groups = [{**g, "ranks": rank_span(g["ranks"])} for g in found["groups"]]
-        tables = [
+        return [
             self._summary(found),
             _records("streams", found["streams"]),
             _records("groups", groups),
             _records("ranks", found["ranks"]),
         ]
-        return [*tables, self._programs()] if verbose else tables
 
     def _summary(self, found: dict[str, Any]) -> Table:
         span = f"{found['first_iteration']} to {found['last_iteration']}"
@@ -171,26 +170,6 @@ class DryRun:
             rows.append(("estimate", f"{duration(e.total_s)} ({e.source})"))
             rows += [("", note) for note in e.notes]
         return Table(title=f"dry run of {found['source']}", rows=rows)
-
-    def _programs(self) -> Table:
-        columns = {"rank": "d", "operation": "<", "kind": "<", "stream": "<"}
-        columns |= {"ranks": "<", "bytes": "<", "lower bound, us": ".4g"}
-        return Table(
-            title="programs",
-            columns=columns,
-            rows=[
-                (
-                    row["rank"],
-                    self.plan.name(row["operation"]),
-                    row["kind"],
-                    row["stream"],
-                    rank_span(row["ranks"]),
-                    _cell(row["sends"] or row["bytes"]),
-                    row.get("bound_us"),
-                )
-                for row in self.rows()
-            ],
-        )
 
     def save(self, path: Path) -> None:
         """Write the programs of all ranks as CSV or, with the summary, as JSON.
@@ -250,12 +229,11 @@ def print_dry_run(
     nproc: int | None = None,
     hockney: str = "",
     program: Path | None = None,
-    verbose: bool = False,
     as_json: bool = False,
 ) -> None:
     """Print the dry run of a replay, and write its programs to a file if requested.
 
-    ``hockney`` is as in :func:`estimate_plan`; ``verbose`` prints every operation.
+    ``hockney`` is as in :func:`estimate_plan`.
 
     Raises
     ------
@@ -280,7 +258,7 @@ def print_dry_run(
     if as_json:
         print(json.dumps(found.as_dict()))
     else:
-        Paper().show(found.tables(verbose=verbose))
+        Paper().show(found.tables())
 
 
 def _stream(plan: Plan, stream: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tables of a replay: summary, times of operations, ratios to baselines, schedule."""
+"""Tables of a replay: times of operations, ratios to baselines, schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from moetraffic.tables import Table
-from moetraffic.units import byte_size, duration
+from moetraffic.units import duration
 
 from .ratio import LEVEL, Ratio
 from .result import LATE_S, Fidelity, Punctuality, Replay
@@ -14,14 +14,13 @@ from .result import LATE_S, Fidelity, Punctuality, Replay
 _QUANTILES = ("min", "p50", "mean", "p90", "p99", "max")
 
 
-PARTS = ("replay", "operations", "times", "ratios", "ranks", "ports", "schedule")
+PARTS = ("operations", "times", "ratios", "ranks", "ports", "schedule")
 """Parts of the tables of a replay."""
 
 
 def replay_tables(replay: Replay) -> dict[str, list[Table]]:
     """Build the tables of a replay's result by part; empty ones are left out."""
     tables = {name: list[Table]() for name in PARTS}
-    tables["replay"] = [_summary(replay)]
     tables["operations"] = [_spreads(replay), _slowest(replay)]
     tables["ranks"] = [_ranks(replay)]
     if replay.ports is not None:
@@ -48,35 +47,6 @@ def verification(verified: str) -> str:
         "full": "every size and byte verified",
         "none": "every size verified, no bytes",
     }.get(verified, f"every size verified, bytes of a {verified}")
-
-
-def _summary(r: Replay) -> Table:
-    hosts = len(set(r.nodes))
-    rows = [
-        (
-            "operations",
-            f"{counts(r.kinds)} in iterations {r.first_iteration} to "
-            f"{r.last_iteration}, {verification(r.verified)}",
-        ),
-        ("streams", ", ".join(r.streams) if len(r.streams) > 1 else ""),
-        *(("note", note) for note in r.notes),
-        ("not replayed", counts(r.left_out)),
-        (
-            "ranks",
-            f"{r.ranks} on {hosts} host{'s' if hosts > 1 else ''}, backend "
-            f"{r.backend}, pace {r.pace}",
-        ),
-        (
-            "bytes",
-            f"{byte_size(r.total_bytes)}, {byte_size(r.network_bytes)} of them between "
-            f"ranks; sent by a rank: {byte_size(min(r.rank_bytes))} to "
-            f"{byte_size(max(r.rank_bytes))}",
-        ),
-        ("wall time", f"{r.wall_s:.3f} s"),
-    ]
-    rows += [("load", f"{one.node}: {one}") for one in r.load]
-    rows.append(("written to", r.out))
-    return Table(title=f"replay of {r.source}", rows=[row for row in rows if row[1]])
 
 
 def _spreads(r: Replay) -> Table:

@@ -191,18 +191,19 @@ def test_programs_are_written_as_json_and_csv(toy_file, tmp_path, capsys):
     assert "give --force" in capsys.readouterr().err
 
 
-def test_every_operation_is_shown_when_asked(toy_file, capsys):
-    trace = str(toy_file(world=2, iterations=(0, 1)))
-    assert main([trace, "--dry-run", "--verbose", "--layers", "3"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("layer 3, dispatch") == 4  # ranks, iterations
-    assert "layer 1, dispatch" not in shown
+def test_only_the_operations_of_some_layers_are_written(toy_file, tmp_path):
+    trace, out = str(toy_file(world=2, iterations=(0, 1))), tmp_path / "plan.csv"
+    assert main([trace, "--dry-run", "--program", str(out), "--layers", "3"]) == 0
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    # ranks, iterations
+    assert [(r["layer"], r["name"]) for r in rows].count(("3", "dispatch")) == 4
+    assert {r["layer"] for r in rows} <= {"3", ""}
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--verbose"], "add --dry-run"),
+        (["--program", "plan.csv"], "add --dry-run"),
         (["--dry-run", "--program", "plan.txt"], ".json or .csv"),
         (["--dry-run", "--hockney", "10us"], "give 10us,50GB/s"),
         (["--dry-run", "--alongside", "tp=2"], "--model is missing"),
