@@ -51,7 +51,6 @@ class Moments:
     products: Float64  # [S, P + 2, P + 2, C]: of each stretch of time
     mean: Float64  # [C] what was taken off
     scale: Float64  # [C] what was divided by
-    horizon: int  # steps from the newest lag to the target
 
     @property
     def max_order(self) -> int:
@@ -68,7 +67,6 @@ class Factors:
     rows: Float64  # [R, C] equations
     mean: Float64  # [C] as of the moments
     scale: Float64  # [C]
-    horizon: int
 
     @property
     def max_order(self) -> int:
@@ -81,7 +79,6 @@ def moments(
     borders: Sequence[int],
     *,
     max_order: int,
-    horizon: int = 1,
     known_until: int | None = None,
 ) -> Moments:
     """Compute the least-squares moments of each stretch of time.
@@ -94,8 +91,6 @@ def moments(
         Increasing; stretch s has the targets ``borders[s] <= t < borders[s + 1]``.
     max_order
         P.
-    horizon
-        Steps from the newest lag to the target.
     known_until
         The series are standardized by their values before this step: pass the end of
         the first window that is fitted, so that nothing looks ahead.  None: all.
@@ -112,26 +107,27 @@ def moments(
     spread = np.sqrt((apart**2).sum(axis=1) / count)
     scale = np.where(spread > 1e-12 * np.abs(mean), spread, 1.0)
     wide = max_order + 2
-    reach = max_order + horizon - 1  # from the oldest lag to the target
     products = np.zeros((len(borders) - 1, wide, wide, len(series)))
     step = max(1, AT_ONCE // max(wide * len(series), 1))
     for stretch, (begin, end) in enumerate(pairwise(borders)):
-        for first in range(max(begin, reach), end, step):
+        for first in range(max(begin, max_order), end, step):
             last = min(first + step, end)
-            part = (series[:, first - reach : last] - mean[:, None]) / scale[:, None]
+            part = (series[:, first - max_order : last] - mean[:, None]) / scale[
+                :, None
+            ]
             rows = last - first
             design = np.empty((len(series), wide, rows))
             design[:, 0] = 1.0
             for lag in range(max_order):
                 at = max_order - 1 - lag
                 design[:, 1 + lag] = part[:, at : at + rows]
-            design[:, -1] = part[:, reach : reach + rows]
+            design[:, -1] = part[:, max_order:]
             if not np.isfinite(part).all():
                 usable = np.isfinite(design).all(axis=1, keepdims=True)
                 design = np.where(usable, design, 0.0)
             found = design @ design.transpose(0, 2, 1)
             products[stretch] += found.transpose(1, 2, 0)
-    return Moments(products=products, mean=mean, scale=scale, horizon=horizon)
+    return Moments(products=products, mean=mean, scale=scale)
 
 
 def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
@@ -210,7 +206,6 @@ def factored(found: Moments, window: npt.ArrayLike) -> Factors:
         rows=rows,
         mean=found.mean,
         scale=found.scale,
-        horizon=found.horizon,
     )
 
 
@@ -244,9 +239,9 @@ def solve(found: Factors, order: npt.ArrayLike) -> Autoregression:
     Returns
     -------
     Autoregression
-        Arrays ``[R, C]``; ``horizon`` is that of the moments; NaN where there is no
-        equation.  Where a root of a one-step fit would lie outside the unit circle, all
-        are scaled until the largest lies on it, and the mean is kept.
+        One step ahead, arrays ``[R, C]``; NaN where there is no equation.  Where a root
+        would lie outside the unit circle, all are scaled until the largest lies on it,
+        and the mean is kept.
     """
     chosen = np.broadcast_to(np.asarray(order, np.int64), found.mean.shape)
     used = np.arange(found.max_order + 1)[:, None] <= chosen  # constant and lags
@@ -259,16 +254,15 @@ def solve(found: Factors, order: npt.ArrayLike) -> Autoregression:
             right[row] = (right[row] - known) / lower[row, row]
         solved[fit] = right
     constant, weights = solved[:, 0], solved[:, 1:].transpose(0, 2, 1)
-    if found.horizon == 1:
-        # the mean of the window: what a model that had to be scaled falls back to
-        constant, weights = _stable(constant, weights, found.level)
+    # the mean of the window: what a model that had to be scaled falls back to
+    constant, weights = _stable(constant, weights, found.level)
     constant = found.mean * (1 - weights.sum(axis=-1)) + found.scale * constant
     return Autoregression(
         constant=np.where(found.rows > 0, constant, np.nan),
         weights=weights,
         order=np.broadcast_to(chosen, found.rows.shape).copy(),
         rows=np.rint(found.rows).astype(np.int64),
-        horizon=found.horizon,
+        horizon=1,
     )
 
 

@@ -22,7 +22,6 @@ from moetraffic.analysis.rhythm.spectral_lines import strongest_period
 from .autoregression import (
     Autoregression,
     Factors,
-    Moments,
     ahead,
     factored,
     fitting_order,
@@ -55,9 +54,6 @@ PROMINENCE = 0.1
 """Minimum rise of the autocorrelation after its minimum for a candidate period."""
 
 
-FITTED = 512
-"""Series for which direct models are fitted at a time."""
-
 MEMORY = 8192
 """Minimum number of steps before a refit that it is fitted on."""
 
@@ -72,7 +68,6 @@ class Candidate:
     alpha: float = 1.0
     period: int = 0
     criterion: str = ""  # by which each series' order is chosen
-    direct: bool = False  # fitted at the horizon itself, not one step ahead
 
 
 MEAN_OF_PAST = Candidate(family="window_mean", setting="all before")
@@ -127,7 +122,6 @@ def candidates(split: Split, *, period: int | None = None) -> tuple[Candidate, .
             for order, options in (
                 ("by BIC, iterated", {"criterion": "bic"}),
                 ("by AIC, iterated", {"criterion": "aic"}),
-                ("by BIC, direct", {"criterion": "bic", "direct": True}),
                 ("1, iterated", {"size": 1}),
             )
         ]
@@ -213,7 +207,7 @@ class SeriesBlock:
         self.series = np.where(np.isfinite(values), values, np.nan)
         self.split = split
         self.lags = fitting_order(split.train_end, MAX_ORDER)
-        self._models: dict[tuple[str, int, int, bool], Autoregression] = {}
+        self._models: dict[tuple[str, int, int], Autoregression] = {}
         self._levels: dict[float, Float64] = {}
 
     @cached_property
@@ -319,39 +313,14 @@ class SeriesBlock:
 
     def _model(self, candidate: Candidate, horizon: int) -> Autoregression:
         """Fit the AR models of a horizon, one per refit and series, ``[R, C]``."""
-        direct = candidate.direct and horizon > 1
-        key = (candidate.criterion, candidate.size, horizon, direct)
+        key = (candidate.criterion, candidate.size, horizon)
         if key not in self._models:
-            if direct or horizon == 1:
-                order = self._order(candidate)
-                model = (
-                    self._direct(horizon, order)
-                    if direct
-                    else solve(self._step_fits[0], order)
-                )
-            else:
-                model = ahead(self._model(replace(candidate, direct=False), 1), horizon)
-            if direct:
-                few = model.rows < 5 * (model.order + 1)
-                model.constant[few] = np.nan  # persistence takes over
-            self._models[key] = model
+            self._models[key] = (
+                solve(self._step_fits[0], self._order(candidate))
+                if horizon == 1
+                else ahead(self._model(candidate, 1), horizon)
+            )
         return self._models[key]
-
-    def _direct(self, horizon: int, order: Int64) -> Autoregression:
-        """Fit AR models at a horizon, of some series at a time to bound memory."""
-        order = np.broadcast_to(order, len(self.series))
-        fits = []
-        for first in range(0, len(self.series), FITTED):
-            some = slice(first, first + FITTED)
-            fitted = factored(self._moments(horizon, some), self._window)
-            fits.append(solve(fitted, order[some]))
-        return Autoregression(
-            constant=np.concatenate([f.constant for f in fits], axis=1),
-            weights=np.concatenate([f.weights for f in fits], axis=1),
-            order=np.concatenate([f.order for f in fits], axis=1),
-            rows=np.concatenate([f.rows for f in fits], axis=1),
-            horizon=horizon,
-        )
 
     def forget(self, candidate: Candidate, horizon: int) -> None:
         """Release the memory of models that will not be used again.
@@ -359,8 +328,7 @@ class SeriesBlock:
         They would be fitted again.  Those of one step are kept, as others need them.
         """
         if horizon > 1:
-            key = (candidate.criterion, candidate.size, horizon, candidate.direct)
-            self._models.pop(key, None)
+            self._models.pop((candidate.criterion, candidate.size, horizon), None)
 
     def _order(self, candidate: Candidate) -> Int64:
         if candidate.size:
@@ -373,7 +341,12 @@ class SeriesBlock:
 
         Orders are chosen from the training part.  The moments are not kept.
         """
-        whole = self._moments(1)
+        whole = moments(
+            self.series,
+            self._borders.tolist(),
+            max_order=self.lags,
+            known_until=self.split.train_end,
+        )
         training = self._borders[1:] <= self.split.train_end
         part = replace(whole, products=whole.products[training])
         orders = {name: order_of(part, criterion=name) for name in ("bic", "aic")}
@@ -395,15 +368,6 @@ class SeriesBlock:
         begin, end = self._borders[:-1], self._borders[1:]
         used = (end <= refit) & (end > refit - MEMORY) & (end > begin)
         return used.astype(np.float64)
-
-    def _moments(self, horizon: int, some: slice = slice(None)) -> Moments:
-        return moments(
-            self.series[some],
-            self._borders.tolist(),
-            max_order=self.lags,
-            horizon=horizon,
-            known_until=self.split.train_end,
-        )
 
 
 def tune(

@@ -206,7 +206,7 @@ def _forecast(
         part = flat[:, some_x]
         if keep not in errors:
             # a correction needs no more than a good forecast of the first dispatch
-            simple = [c for c in candidates(cut) if not c.direct]
+            simple = candidates(cut)
             errors[keep] = np.asarray(part, np.float64)
             errors[keep] = errors[keep] - past_forecast(part, cut, simple)[0]
         learned = corrections(part, errors[keep], real, past, cut)

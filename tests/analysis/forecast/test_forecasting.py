@@ -251,16 +251,3 @@ def test_real_text_through_a_real_router(captured: Path):
     assert 0 <= one.verdict.within[0] <= one.verdict.within[3] <= 1
     assert "iteration ahead" in sentence(one.verdict)
     assert not any(h.reason for h in found.horizons)
-
-
-def test_forecasts_do_not_depend_on_how_many_series_are_fitted_at_a_time(monkeypatch):
-    rng = np.random.default_rng(3)
-    series = rng.poisson(np.exp(3 + rng.normal(0, 0.1, (90, 7)).cumsum(axis=0)))
-    whole = forecast(series, horizons=(2, 5)).horizons
-    monkeypatch.setattr(candidates, "FITTED", 3)
-    parts = forecast(series, horizons=(2, 5)).horizons
-    for one, other in zip(whole, parts, strict=True):
-        assert one.best == other.best
-        found = one.score("ar"), other.score("ar")
-        assert found[0].setting == found[1].setting
-        assert found[0].mse == pytest.approx(found[1].mse, rel=1e-9)
