@@ -162,7 +162,7 @@ def _percent(share: Interval, *, less: bool = False) -> str:
     ends = sorted((sign * share.low, sign * share.high))
     value = f"{sign * share.value:.2g}%"
     if not all(map(isfinite, ends)):
-        return value
+        return f"{value} (too few iterations for an interval)"
     return f"{value} ({ends[0]:.2g} to {ends[1]:.2g}%)"
 
 

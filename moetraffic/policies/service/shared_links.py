@@ -16,15 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csr_array
 
 from moetraffic.errors import FabricError
 
+from .fluid import fair_rates
 from .optical import Service
 
 Float64 = npt.NDArray[np.float64]
-
-ENDED = 1e-9
-"""Part of an exchange, or of a link's capacity, that counts as nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -179,15 +178,5 @@ def _speeds(sent: Float64, key: tuple[int, ...], capacity: Float64) -> Float64:
     speed[jobs[size == 0]] = np.inf  # nothing to send: ends at once
     jobs, rows, size = jobs[size > 0], rows[size > 0], size[size > 0]
     use = rows / size[:, None]  # bytes on each link for a byte on the slowest
-    rate = np.zeros(len(jobs))
-    room, growing = capacity.astype(np.float64), np.ones(len(jobs), bool)
-    while growing.any():
-        used = use[growing].sum(axis=0)
-        some = used > 0
-        step = float((room[some] / used[some]).min())
-        rate[growing] += step
-        room = room - step * used
-        full = some & (room <= ENDED * capacity)
-        growing &= ~(use[:, full] > 0).any(axis=1)
-    speed[jobs] = rate / size
+    speed[jobs] = fair_rates(csr_array(use), capacity) / size
     return speed
