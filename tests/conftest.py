@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             (n for n, name in enumerate(first) if name in str(item.path)), len(first)
         )
     )
+
+
+@pytest.fixture(scope="session")
+def endless() -> Callable[[Path], subprocess.Popen[str]]:
+    """Start a capture of 2 ranks that does not end, and wait for its first segments."""
+
+    def start(path: Path) -> subprocess.Popen[str]:
+        run = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "moetraffic", "capture", "-o", path),
+                *("--nproc", "2", "--layers", "2", "--hidden", "16", "--heads", "1"),
+                *("--sequence", "16", "--iterations", "100000"),
+            ],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        deadline = time.monotonic() + 60
+        while len(list(path.parent.glob(f"{path.name}.segments/*/segment-*.h5"))) < 2:
+            assert run.poll() is None, run.stderr.read() if run.stderr else ""
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return run
+
+    return start
 
 
 SMALL = (

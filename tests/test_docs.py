@@ -10,10 +10,9 @@ import os
 import pkgutil
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -47,26 +46,6 @@ def place(tmp_path: Path) -> Path:
     """A folder with nothing but the examples, as whoever follows a page has it."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     return tmp_path
-
-
-def kill_a_capture(folder: Path) -> None:
-    """Leave killed.h5.segments, which the page of the command line merges."""
-    run = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "moetraffic", "capture", "-o", "killed.h5"),
-            *("--nproc", "2", "--layers", "2", "--hidden", "16", "--heads", "1"),
-            *("--sequence", "16", "--iterations", "100000"),
-        ],
-        cwd=folder,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 60
-    while len(list(folder.glob("killed.h5.segments/rank-*/segment-*.h5"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    time.sleep(1.0)  # the kernel ends its ranks
 
 
 README_LINES = 120
@@ -170,9 +149,13 @@ GALLERY = {page.name for page in PAGES if page.parent.name == "gallery"}
     ],
     ids=lambda page: page.name,
 )
-def test_every_command_runs(page: Path, place: Path) -> None:
+def test_every_command_runs(
+    page: Path, place: Path, endless: Callable[[Path], subprocess.Popen[str]]
+) -> None:
     if "killed.h5.segments" in page.read_text():
-        kill_a_capture(place)
+        run = endless(place / "killed.h5")
+        run.kill()
+        run.communicate(timeout=60)  # its ranks have ended, too
     pages = [page]
     if page.name == "tutorial.md":
         pages += [page.with_name(name) for name in GO_ON]
@@ -401,3 +384,17 @@ def test_each_shipped_run_has_a_page_a_model_and_little_size() -> None:
             assert trace.meta.complete
     shipped = sum(file.stat().st_size for file in (ROOT / "data").glob("*.h5"))
     assert shipped < 5_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", runs())
+def test_a_gallery_page_shows_what_analyze_prints_of_the_shipped_run(name: str) -> None:
+    run = path(f"run-{name}.h5")
+    ran = subprocess.run(
+        [sys.executable, "-m", "moetraffic", "analyze", run],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    page = ROOT / "docs" / "gallery" / f"{name}.md"
+    assert ran.stdout.replace(str(run), f"{name}.h5") in blocks(page, "text")

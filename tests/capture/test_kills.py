@@ -136,23 +136,10 @@ def test_killed_commands_leave_a_trace_that_opens(
     after_s: float,
     tmp_path: Path,
     moetraffic: Callable[..., subprocess.CompletedProcess[str]],
+    endless: Callable[[Path], subprocess.Popen[str]],
 ) -> None:
-    run = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "moetraffic", "capture", "-o", tmp_path / "run.h5"),
-            *("--nproc", "2", "--layers", "2", "--hidden", "16", "--heads", "1"),
-            *("--sequence", "16", "--iterations", "100000"),
-        ],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    run = endless(tmp_path / "run.h5")
     segments = tmp_path / "run.h5.segments"
-    deadline = time.monotonic() + 60
-    while len(list(segments.glob("rank-*/segment-*.h5"))) < 2:
-        assert run.poll() is None, run.stderr.read() if run.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
     time.sleep(random.uniform(after_s, after_s + 0.1))
     children = [
         int(pid)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -299,22 +298,10 @@ def test_the_demo_answers_while_it_trains(
     assert "layers 1, 3, 40 iterations" in whole
 
 
-def test_ctrl_c_ends_a_capture_and_keeps_it(tmp_path: Path) -> None:
-    run = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "moetraffic", "capture", "-o", tmp_path / "run.h5"),
-            *("--nproc", "2", "--layers", "2", "--hidden", "16", "--heads", "1"),
-            *("--sequence", "16", "--iterations", "100000"),
-        ],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    segments = tmp_path / "run.h5.segments"
-    deadline = time.monotonic() + 60
-    while len(list(segments.glob("rank-*/segment-*.h5"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def test_ctrl_c_ends_a_capture_and_keeps_it(
+    tmp_path: Path, endless: Callable[[Path], subprocess.Popen[str]]
+) -> None:
+    run = endless(tmp_path / "run.h5")
     run.send_signal(signal.SIGINT)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 130, said
@@ -326,4 +313,4 @@ def test_ctrl_c_ends_a_capture_and_keeps_it(tmp_path: Path) -> None:
         assert "interrupted by SIGINT after" in trace.meta.missing
         assert "of 100000 iterations" in trace.meta.missing
         assert "was not closed" not in trace.meta.missing
-    assert not segments.exists()
+    assert not (tmp_path / "run.h5.segments").exists()

@@ -9,15 +9,7 @@ import pytest
 
 from moetraffic.cli import main
 
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Exit code 2 and one sentence, nothing on standard output."""
-    code = main([*map(str, arguments)])
-    out, said = capsys.readouterr()
-    assert (code, out) == (2, ""), said
-    assert said.startswith("moetraffic: ")
-    assert said.count("\n") == 1
-    return said
+from .test_cli import refused
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,12 @@ from moetraffic.cli import main
 from moetraffic.patterns import Workload
 from moetraffic.trace import Trace
 
+from .test_cli import refused
+
 SMALL = [
     *("--layers", "2", "--hidden", "16", "--heads", "1", "--sequence", "16"),
     *("--micro-batch", "1"),
 ]
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    code = main([str(a) for a in arguments])
-    out, said = capsys.readouterr()
-    assert (code, out) == (2, ""), said
-    assert said.startswith("moetraffic: ")
-    assert said.count("\n") == 1
-    return said
 
 
 def test_sixteen_ranks_in_one_process_and_then_four(
