@@ -377,9 +377,7 @@ def _occupation(
 ) -> TimeBreakdown | None:
     """Compute the time breakdown of the ranks; None, with a note, if unavailable."""
     if trace.meta.virtual:
-        notes.append(
-            "no occupation: the trace is virtual, one process computed for all ranks"
-        )
+        notes.append("no occupation: the trace is virtual: no time was measured")
         return None
     found = trace.find(iterations=iterations, kind=None)
     if len(found) * trace.meta.world > MOST_TIMES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,15 +13,18 @@ from moetraffic.analysis.claim import LEVEL, Claim, Outcome, claim_of
 from moetraffic.analysis.exchange import BEYOND
 from moetraffic.units import rank_span
 
+REDUCED = "MSE reduced by"
+"""Name of a figure that is negative where the MSE is increased."""
+
 TOPICS = {
     "Skew": {"skewed": ("CV", ".2f"), "hot set retained": ("share", ".0%")}
     | {"collapsed": ("share", ".0%"), "co-activated": ("lift", ".2f")},
     "Movement": {"moves": ("", ".3g"), "converged": ("level since iteration", ",.0f")}
     | {"level change": ("at iteration", ",.0f"), "trend": ("by", ".1%")}
     | {"mean-reverting": ("half-life", ".3g")},
-    "Predictability": {"predictable": ("MSE reduced by", ".0%")}
-    | {"better than persistence": ("MSE reduced by", ".0%")}
-    | {"matrix predictable": ("MSE reduced by", ".0%")},
+    "Predictability": {"predictable": (REDUCED, ".0%")}
+    | {"better than persistence": (REDUCED, ".0%")}
+    | {"matrix predictable": (REDUCED, ".0%")},
     "Regularity": {"periodic": ("period", ".4g")},
 }
 """Claims about the load by line, with name and format of the figure of each."""
@@ -181,13 +185,11 @@ def _shortened(exchanges: Sequence[ExchangeAnalysis], names: Sequence[str]) -> s
             by_outcome.setdefault(claim.outcome, []).append(exchange)
         if Outcome.STATED in by_outcome:
             made = [(e, c) for e, c in claims if c.stated]
-            where = _some_layers([exchange for exchange, _ in made], exchanges)
-            ahead = _horizons([claim for _, claim in made])
-            horizons = {claim.about.rpartition(", ")[2] for _, claim in made}
-            if ahead and len(made) < len({id(e) for e, _ in made}) * len(horizons):
-                where = "not each in every layer"
-            details = [figure_of([claim for _, claim in made]), ahead, where]
-            inside = ", ".join(filter(None, details))
+            where = _horizons(made, exchanges) or _some_layers(
+                [exchange for exchange, _ in made], exchanges
+            )
+            details = [figure_of([claim for _, claim in made]), where]
+            inside = "; ".join(filter(None, details))
             stated.append(f"{name} ({inside})" if inside else name)
             continue
         if claims and all(claim.untested for _, claim in claims):
@@ -209,13 +211,29 @@ def _shortened(exchanges: Sequence[ExchangeAnalysis], names: Sequence[str]) -> s
     return "; ".join(filter(None, parts))
 
 
-def _horizons(claims: Sequence[Claim]) -> str:
-    """Name the horizons of claims about forecasts; "" of other claims."""
-    ends = [claim.about.rpartition(", ")[2] for claim in claims]
-    ahead = sorted({int(e.split()[0]) for e in ends if e.endswith(" ahead")})
-    if not ahead:
-        return ""
-    return f"{', '.join(map(str, ahead))} iteration{'s' * (ahead != [1])} ahead"
+def _horizons(
+    made: Sequence[tuple[ExchangeAnalysis, Claim]],
+    exchanges: Sequence[ExchangeAnalysis],
+) -> str:
+    """Name the horizons of claims about forecasts, with the layers of each.
+
+    "" of other claims.  Horizons of the same layers stand together.
+    """
+    by_horizon: dict[int, list[ExchangeAnalysis]] = {}
+    for exchange, claim in made:
+        end = claim.about.rpartition(", ")[2]
+        if end.endswith(" ahead"):
+            by_horizon.setdefault(int(end.split()[0]), []).append(exchange)
+    same: dict[str, list[int]] = {}
+    for horizon in sorted(by_horizon):
+        where = _some_layers(by_horizon[horizon], exchanges)
+        same.setdefault(where, []).append(horizon)
+    parts = []
+    for where, ahead in same.items():
+        unit = f" iteration{'s' * (ahead != [1])}" * (not parts)
+        text = f"{', '.join(map(str, ahead))}{unit} ahead"
+        parts.append(f"{text} in {where}" if where else text)
+    return "; ".join(parts)
 
 
 def _some_layers(
@@ -269,6 +287,8 @@ def figure_of(claims: Sequence[Claim]) -> str:
     named = {name: of for topic in TOPICS.values() for name, of in topic.items()}
     figure, form = named.get(claims[0].name, ("", ".3g"))
     unit = "" if "iteration" in figure else claims[0].unit
+    if figure == REDUCED and min(known) < 0:
+        return f"MSE changed by {_range([-value for value in known], '+.0%')}"
     return " ".join(filter(None, (figure, _range(known, form), unit)))
 
 
@@ -286,7 +306,7 @@ def _alone(claim: Claim) -> str:
 
 
 def _regularity(analysis: Analysis) -> list[str]:
-    """State the claims "periodic" of load and bursts, without p-values."""
+    """State the claims "periodic" of load and bursts, with their null hypotheses."""
     by_outcome: dict[Outcome, list[tuple[ExchangeAnalysis, Claim]]] = {}
     for exchange in analysis.exchanges:
         if claim := claim_of(exchange.claims, "periodic"):
@@ -308,10 +328,10 @@ def _periodic(claims: Sequence[Claim]) -> str:
         return f'not enough data for "{first.name}" (needs {needs:,})'
     if not first.stated:
         return f'no evidence of "{first.name}"'
+    text = f"{first.name} ({figure_of(claims)}"
     if len(claims) == 1:
-        short = first.statement.removeprefix("it repeats ")
-        return short.removeprefix("they repeat ")
-    return f"{first.name} ({figure_of(claims)})"
+        text = f"{first.name} ({re.sub('^(it|they) repeats? ', '', first.statement)}"
+    return f"{text}, {_p_value(claims)}; null: {first.null})"
 
 
 def _p_value(claims: Sequence[Claim]) -> str:

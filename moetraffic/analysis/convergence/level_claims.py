@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from moetraffic.analysis.claim import LEVEL, NAN, Claim, Outcome
 from moetraffic.analysis.distances import total_variation
-from moetraffic.analysis.rhythm.spectral_lines import AFTER
+from moetraffic.analysis.rhythm.spectral_lines import AFTER, ALTERNATION
 from moetraffic.errors import AnalysisError
 
 from .log_shares import log_shares
@@ -317,7 +317,8 @@ def _periodic(found: Movement, every: float) -> Part:
     if found.periodic:
         return part | {
             "outcome": Outcome.STATED,
-            "statement": f"it repeats every {period.period * every:.3g} iterations",
+            "statement": f"it repeats every {period.period * every:.3g} iterations"
+            + (", alternating" if period.period == ALTERNATION else ""),
             "figure": period.period * every,
             "low": period.low * every,
             "high": period.high * every,

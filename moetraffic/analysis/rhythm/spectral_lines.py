@@ -13,6 +13,11 @@ of four cycles that begin every two, the coherence after four cycles is
           \Big/ \sum_w |a_w|\,|a_{w+2}|
 
 and is compared with that of one damped oscillation which keeps a fifth of its phase.
+
+Series that alternate, of period 2, have the highest frequency there is: their line is
+its own mirror image, and their coefficients are real.  Two signs agree by chance more
+often than two phases, so that sizes must be kept, too: the mean of the squares of
+:math:`|a_w|` and :math:`|a_{w+2}|` replaces their product, also in the oscillation.
 """
 
 from __future__ import annotations
@@ -34,6 +39,9 @@ CYCLES = 8
 
 LINE = 0.01
 """Significance of a line among all frequencies."""
+
+ALTERNATION = 2.0
+"""Shortest period, in steps."""
 
 HARMONICS = 3
 """Harmonics, the first included, that belong to a line."""
@@ -106,11 +114,19 @@ def strongest_period(levels: Float64) -> Period | None:
     height = power[index] / np.sin(np.pi * index / n) ** 2
     lines = np.where(p < LINE, height, 0)
     top = int(lines.argmax() if lines.any() else p.argmin())
-    # Step 3: its center and width, and the fundamental that all lines are multiples of.
-    own = _own(index, top)
-    part = height * own / height[own].sum()
-    middle = float(part @ index)
-    spread = float(np.sqrt(part @ (index - middle) ** 2))
+    # Step 3: its center and width, with mirror images above the highest frequency, and
+    # the fundamental that all lines are multiples of.
+    below = 2 * index < n
+    both, mirrored = (
+        np.append(index, n - index[below]),
+        np.append(height, height[below]),
+    )
+    part = mirrored * _own(both, top)
+    part /= part.sum()
+    middle = float(part @ both)
+    spread = float(np.sqrt(part @ (both - middle) ** 2))
+    if middle > n / 2 - 0.5:  # the ordinate next to the highest frequency
+        middle = n / 2
     multiple = _multiple(middle, index, lines)
     center, spread = middle / n / multiple, max(spread, 0.5) / n / multiple
     reach = max(3 / n, _NEAR * center)
@@ -118,7 +134,7 @@ def strongest_period(levels: Float64) -> Period | None:
     bands = np.add.outer(harmonics * center, [-reach, reach])
     return Period(
         period=1 / center,
-        low=1 / (center + spread),
+        low=1 / min(center + spread, 0.5),
         high=1 / (center - spread),
         p=float(p[top]),
         line=n / middle,
@@ -200,26 +216,28 @@ def phase(
     if len(begin) < FEWEST_WINDOWS:
         return Phase(coherence=float("nan"), p=float("nan"), needs=needs)
     taper = np.hanning(length + 1)[:-1]
+    alternates = (line or period) == ALTERNATION
     wave = np.exp(-2j * np.pi * np.arange(len(change)) / (line or period))
     waves = np.stack(
         [(taper * wave[t : t + length]) @ change[t : t + length] for t in begin]
     )
-    coherence = float(_coherence(waves))
-    drawn = _damped(min(len(begin), _MOST_WINDOWS), seed)
+    coherence = float(_coherence(waves, sizes=alternates))
+    drawn = _damped(min(len(begin), _MOST_WINDOWS), seed, alternates)
     reached = int((drawn >= coherence).sum())
     return Phase(coherence=coherence, p=(1 + reached) / (1 + DRAWS), needs=needs)
 
 
-def _coherence(waves: Complex128) -> Float64:
-    """Compute the coherence of waves ``[..., windows, D]`` of successive windows."""
+def _coherence(waves: Complex128, *, sizes: bool) -> Float64:
+    """Compute the coherence of waves ``[..., windows, D]``; of ``sizes``, too."""
     early, late = waves[..., :-2, :], waves[..., 2:, :]
     product = (early.conj() * late).sum(axis=(-2, -1))
-    size = np.linalg.norm(early, axis=-1) * np.linalg.norm(late, axis=-1)
+    norms = np.linalg.norm(early, axis=-1), np.linalg.norm(late, axis=-1)
+    size = (norms[0] ** 2 + norms[1] ** 2) / 2 if sizes else norms[0] * norms[1]
     return np.asarray(np.abs(product) / np.maximum(size.sum(axis=-1), 1e-300))
 
 
 @lru_cache(maxsize=16)
-def _damped(windows: int, seed: int) -> Float64:
+def _damped(windows: int, seed: int, alternates: bool) -> Float64:
     """Simulate coherences of a damped oscillation in so many windows, ``[DRAWS]``."""
     cells = 16  # parts of a window; it begins half a window after the one before
     taper = np.hanning(cells + 1)[:-1]
@@ -232,7 +250,8 @@ def _damped(windows: int, seed: int) -> Float64:
     root = np.linalg.cholesky(np.array(covariance)[lag])
     rng = np.random.default_rng(seed)
     normal = rng.normal(size=(2, DRAWS, windows))
-    return _coherence(((normal[0] + 1j * normal[1]) @ root.T)[..., None])
+    drawn = normal[0] + (0j if alternates else 1j) * normal[1]
+    return _coherence((drawn @ root.T)[..., None], sizes=alternates)
 
 
 def _neighbors(number: int, index: int) -> tuple[Int64, Int64]:

@@ -7,6 +7,7 @@ import pytest
 
 from moetraffic.analysis.claim import Outcome, claim_of
 from moetraffic.analysis.convergence.level_claims import NULLS, level_claims
+from moetraffic.analysis.rhythm.spectral_lines import phase, strongest_period
 from moetraffic.errors import AnalysisError
 from tests.analysis.known_processes.loads import PROCESSES
 
@@ -114,6 +115,36 @@ def test_a_damped_oscillation_is_no_period():
         for steps in (80, 300):
             found, _ = claims("damped oscillation", [15, seed], steps=steps)
             assert not found["periodic"].stated
+
+
+def test_loads_that_alternate_have_period_2():
+    """As of two data sources in turn; a series that overshoots has no period."""
+    rng = np.random.default_rng()
+    stated = []
+    for steps in (64, 101, 200, 201):
+        for _ in range(3):
+            shares = rng.dirichlet(np.full(16, 8.0), size=2)
+            counts = rng.multinomial(8192, shares[np.arange(steps) % 2])
+            (claim,) = (
+                c
+                for c in level_claims(counts, tokens=4096, k=2, about="load")
+                if c.name == "periodic"
+            )
+            stated.append(claim.stated)
+            if claim.stated:
+                assert claim.figure == 2
+                assert claim.low <= 2 <= claim.high < 2.1
+                assert claim.statement.endswith("every 2 iterations, alternating")
+    assert sum(stated) >= 8
+    overshoots = 0
+    for seed in range(40):
+        levels = np.zeros((200, 4))
+        for t in range(1, 200):
+            levels[t] = -0.7 * levels[t - 1] + rng.normal(size=4)
+        found = strongest_period(levels)
+        if found is not None and found.p < 0.01:
+            overshoots += phase(levels, found.period, seed=seed).p < 0.01
+    assert overshoots <= 3
 
 
 def test_a_period_of_few_cycles_needs_more_of_them():
