@@ -228,7 +228,7 @@ def _horizons(
     for horizon in sorted(by_horizon):
         where = _some_layers(by_horizon[horizon], exchanges)
         same.setdefault(where, []).append(horizon)
-    parts = []
+    parts: list[str] = []
     for where, ahead in same.items():
         unit = f" iteration{'s' * (ahead != [1])}" * (not parts)
         text = f"{', '.join(map(str, ahead))}{unit} ahead"
