@@ -267,8 +267,8 @@ def _of_exchange(
             x, y = (values.sum(axis=1, keepdims=True) for values in (x, y))
         if x.shape[1] != y.shape[1]:
             notes.append(
-                f"layer {layer}: {of} not compared, for the first has {x.shape[1]} "
-                f"cells and the second {y.shape[1]}"
+                "matrices and loads whose numbers of ranks or experts differ are not "
+                "compared cell by cell"
             )
             continue
         found.append(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace, WireForm
+from moetraffic.units import rank_span
 
 Int64 = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.integer]
@@ -135,15 +136,23 @@ def sources(
         for s in trace.sites
         if s.layer in chosen and (s.phase == phase or s.operation == ROUTING)
     }
-    return [
+    lacking: dict[str, list[tuple[int, int]]] = {}
+    found = [
         source
         for layer in chosen
         for _, group in sorted(g for g in groups if g[0] == layer)
-        if (source := _source(trace, layer, group, phase, iterations, of, notes))
+        if (source := _source(trace, layer, group, phase, iterations, of, lacking))
     ]
+    for why, where in lacking.items():
+        layers, numbers = (sorted(set(each)) for each in zip(*where, strict=True))
+        notes.append(
+            f"layer{'s' * (len(layers) > 1)} {rank_span(layers)}, "
+            f"group{'s' * (len(numbers) > 1)} {rank_span(numbers)}: {why}"
+        )
+    return found
 
 
-_NO_ROUTER = "no demand in any layer, for routers were"
+_NO_DEMAND = "no demand, for no router was seen (moetraffic.capture.routing records it)"
 
 
 def _words(iterations: range) -> str:
@@ -159,11 +168,13 @@ def _source(
     phase: str,
     iterations: range | None,
     of: Sequence[str],
-    notes: list[str],
+    lacking: dict[str, list[tuple[int, int]]],
 ) -> Source | None:
-    """Locate the exchange of one layer and group; None if no iteration is complete."""
+    """Locate the exchange of one layer and group; None if no iteration is complete.
+
+    Layers and groups are added to ``lacking`` by the reason why they have no matrices.
+    """
     nothing = np.zeros(0, np.int64)
-    where = f"layer {layer}, group {group}"
     routed = sent = nothing
     if "demand" in of:
         routed = trace.find(
@@ -174,10 +185,7 @@ def _source(
             iterations=iterations,
         )
         if not len(routed):
-            routers = any(s.operation == ROUTING for s in trace.sites)
-            why = f"{where}: no demand, for its router was" if routers else _NO_ROUTER
-            why += " not seen (moetraffic.capture.routing records it)"
-            notes += [] if why in notes else [why]
+            lacking.setdefault(_NO_DEMAND, []).append((layer, group))
     if "wire" in of:
         sent = trace.find(
             operation=ALL_TO_ALL,
@@ -191,9 +199,11 @@ def _source(
         sent = sent[~again[trace.occurrences.site[sent]]]
         used = np.unique(trace.occurrences.site[sent]).tolist()
         if not used:
-            notes.append(f"{where}: no wire, for its {phase} was not seen")
+            why = f"no wire, for its {phase} was not seen"
+            lacking.setdefault(why, []).append((layer, group))
         elif any(trace.sites[s].wire == WireForm.UNKNOWN for s in used):
-            notes.append(f"{where}: no wire, for its bytes were not seen")
+            why = "no wire, for its bytes were not seen"
+            lacking.setdefault(why, []).append((layer, group))
             sent = nothing
     found = [each for each in (routed, sent) if len(each)]
     if not found:
@@ -202,12 +212,13 @@ def _source(
     there = [np.unique(iteration[each]) for each in found]
     seen = np.union1d(there[0], there[-1])
     # complete: a record of every rank for every occurrence
-    lacking = [np.setdiff1d(each, trace.complete(each)) for each in found]
+    incomplete = [np.setdiff1d(each, trace.complete(each)) for each in found]
     when = np.setdiff1d(
-        np.intersect1d(there[0], there[-1]), iteration[np.concatenate(lacking)]
+        np.intersect1d(there[0], there[-1]), iteration[np.concatenate(incomplete)]
     )
     if not len(when):
-        notes.append(f"{where}: nothing, for no iteration has every rank's record")
+        why = "nothing, for no iteration has every rank's record"
+        lacking.setdefault(why, []).append((layer, group))
         return None
     ranks = trace.groups[group].ranks
     nodes = trace.meta.nodes

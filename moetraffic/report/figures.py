@@ -50,6 +50,12 @@ LEAST_PANEL_IN = (2.2, 1.5)
 HIGHEST_STACKED_IN = 1.7
 """Largest height of panels that are drawn below instead of beside each other."""
 
+SMALLEST_LABEL = 0.7
+"""Smallest size of an axis label, relative to the font size."""
+
+WORD = 8
+"""Letters by which half of a label may be longer, so that words stay whole."""
+
 METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -333,8 +339,14 @@ def _ticks(names: Any, most: int) -> tuple[list[int], list[str]]:
 
 def _axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
     of = axes.xaxis if side == "x" else axes.yaxis
-    letters = max(12, int(length_in * 72 / (0.58 * rcParams["font.size"])))
-    of.set_label_text("\n".join(textwrap.wrap(_plain(axis.label), letters)))
+    text, size = _plain(axis.label), float(rcParams["font.size"])
+    letters = max(12, int(length_in * 72 / (0.58 * size)))
+    # at most two lines: what is longer is set in a smaller size
+    lines = textwrap.wrap(text, max(letters, len(text) // 2 + WORD))
+    longest = max(map(len, lines), default=1)
+    of.set_label_text("\n".join(lines))
+    if longest > letters:
+        of.label.set_fontsize(size * max(SMALLEST_LABEL, letters / longest))
     if axis.log:
         axes.set(**{f"{side}scale": "log"})
         if max(of.get_view_interval()) <= MOST_PLAIN:

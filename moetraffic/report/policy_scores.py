@@ -189,7 +189,7 @@ def _table(
         **({"family": "<"} if several else {}),
         **{"policy": "<", "forecast": "<", "network": "<"},
         **{"p50": "s", "p99": "s", "over bound": ".3f", "regret": ".1%"},
-        **{"95% interval": ".1%", "planned": ".1%", "reconfigurations": ".3g"},
+        **{"95% interval": ".1%", "served share": ".1%", "reconfigurations": ".3g"},
         **({"max/mean load": ".3f", "moved": "bytes"} if balanced else {}),
         **{"planning": "s"},
     }

@@ -320,3 +320,16 @@ def test_matplotlibrc_wins_without_a_style():
 def test_unknown_styles_are_rejected():
     with pytest.raises(MoetrafficError, match="a style is a name of matplotlib's"):
         draw(curves(), FigureStyle(style="nature"))
+
+
+def test_labels_of_narrow_figures_have_at_most_two_lines():
+    style = FigureStyle(width_in=3.4)
+    label = "largest share of token copies of one expert, relative to the mean [%]"
+    panel = Panel(
+        x=Axis(label=label), y=Axis(label=label), series=(Series(x=[1], y=[2]),)
+    )
+    chart = Chart(title="t", source="s", columns=("x", "y"), panels=(panel,))
+    (axes, *_) = draw(chart, style).axes
+    for axis in (axes.xaxis, axes.yaxis):
+        assert axis.label.get_text().count("\n") <= 1
+        assert axis.label.get_text().replace("\n", " ") == label

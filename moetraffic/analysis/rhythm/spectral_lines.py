@@ -116,11 +116,9 @@ def strongest_period(levels: Float64) -> Period | None:
     top = int(lines.argmax() if lines.any() else p.argmin())
     # Step 3: its center and width, with mirror images above the highest frequency, and
     # the fundamental that all lines are multiples of.
-    below = 2 * index < n
-    both, mirrored = (
-        np.append(index, n - index[below]),
-        np.append(height, height[below]),
-    )
+    inner = 2 * index < n
+    both = np.append(index, n - index[inner])
+    mirrored = np.append(height, height[inner])
     part = mirrored * _own(both, top)
     part /= part.sum()
     middle = float(part @ both)

@@ -353,7 +353,12 @@ def estimate(
         ),
         (bool(platform and bandwidth and is_file(platform)), ("bandwidth",), LINKS),
         (imbalance_from is not None, ("imbalance",), "--imbalance-from measures it"),
-        (best, (*OF_THE_BEST, "imbalance_from"), "--best chooses these itself"),
+        (
+            best,
+            (*OF_THE_BEST, "imbalance_from"),
+            "--best compares all values of these: one layout with them is estimated "
+            "without --best",
+        ),
         (best and gpus is not None, OF_THE_GPUS, "--best spreads over --gpus itself"),
         (not best, ("gpus",), "the number of GPUs is only for --best"),
         (not sweep, ("sizes",), "sizes are those of --sweep or --project"),

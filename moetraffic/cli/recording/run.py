@@ -22,11 +22,14 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.report.console.terminal import Paper, announce
 from moetraffic.report.results.overview import sentence, tables
-from moetraffic.trace import Trace
+from moetraffic.trace import ROUTING, Trace
 from moetraffic.trace.choices import NO_SAMPLE
 from moetraffic.trace.segments.series import clear, make_room
 
 from .build import offer
+
+CHECKED = 64
+"""Routing records whose counts are compared with k."""
 
 CONTEXT = {"allow_interspersed_args": False}
 
@@ -104,6 +107,23 @@ def run(
     raise typer.Exit(code)
 
 
+def contradiction_of_k(trace: Trace) -> str:
+    """Say where the first counts of a trace are no multiples of its k; "" nowhere."""
+    k, routed = trace.meta.k, trace.find(operation=ROUTING)[:CHECKED]
+    for i, at in enumerate(routed.tolist() if k > 1 else ()):
+        copies = trace.demand(routed[i : i + 1])[0].sum(axis=-1)
+        wrong = copies[copies % k > 0]
+        if len(wrong):
+            site = trace.sites[int(trace.occurrences.site[at])]
+            return (
+                f"a token has k experts, and --k is {k}, but a rank routes "
+                f"{int(wrong[0]):,} token copies in layer {site.layer}, which is no "
+                f"multiple of {k}: give the k of the model (0: unknown), unless its "
+                "router chooses another number for each token"
+            )
+    return ""
+
+
 def harvest(
     output: Path, began: float, notes: Path, *, force: bool, token_sample: int = 0
 ) -> None:
@@ -115,6 +135,8 @@ def harvest(
     made = SegmentMerger(output, began, force=force, say=announce).gather(notes)
     for name in made:
         with Trace.open(name) as trace:
+            if contradiction := contradiction_of_k(trace):
+                announce(contradiction)
             paper.show([sentence(trace, name), *tables(trace, name)])
             if token_sample and not any(site.choices for site in trace.sites):
                 announce(NO_SAMPLE)

@@ -47,7 +47,9 @@ def watch(
     once: Annotated[bool, option("Print the state of the run once.", "--once")] = False,
     metrics: Annotated[
         Path | None,
-        option("File for Prometheus' textfile collector, replaced at each refresh."),
+        option(
+            "File for Prometheus' textfile collector, .prom, replaced at each refresh."
+        ),
     ] = None,
     tensorboard: Annotated[
         Path | None, option("Folder for TensorBoard event files.")
@@ -74,6 +76,12 @@ def watch(
     if metrics is not None:
         validate_output(metrics, force=True)
         validate_other_than_input(trace, metrics)
+        if metrics.suffix != ".prom":
+            raise MoetrafficError(
+                "metrics are written in the text format of Prometheus, whose textfile "
+                f"collector reads files that end with .prom, but {metrics.name} does "
+                "not: give --metrics run.prom"
+            )
     snapshots = watch_run(
         trace, last=last, layers=layer, interval_s=interval, follow=not once
     )

@@ -78,6 +78,8 @@ def validate(
 
     paths = runs_named(synthetic, more or [], against or [], fits=fits)
     validate_outputs((plot,), paths, force=force)
+    for path in paths:  # before the first is read as a whole, which takes a while
+        Trace.open(path).close()
     runs: list[Features] = []
     with progress("runs", len(paths), quiet=as_json) as tick:
         for path in paths:

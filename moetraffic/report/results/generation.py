@@ -19,6 +19,12 @@ ROWS = {
     "dropped": ("share of token copies dropped over capacity", "{:.4f}"),
 }
 
+COVERED = (
+    "covered: means over the run of these figures; not covered: when a level changes, "
+    "trends and periods, which analyze states of both traces"
+)
+"""What the verdict on a fit is about, and what it is not."""
+
 MOST_NAMED = 3
 """Failed figures that a line names."""
 
@@ -38,7 +44,7 @@ def judgment_lines(judgment: Judgment, model: str) -> list[str]:
         verdict = f"all {count} figures as accepted; closest to the limit: " + _named(
             worst
         )
-    return [f"{model} model: {verdict}", _ground(judgment)]
+    return [f"{model} model: {verdict}", _ground(judgment), COVERED]
 
 
 def refusal(judgment: Judgment) -> str:

@@ -33,6 +33,11 @@ PICTURES = (
 )
 """Names of the pictures of a trace."""
 
+UNROUTED = (
+    "the trace has no routing: record it with moetraffic.capture.routing "
+    "(docs/own-run.md), or draw --only traffic"
+)
+
 PARTS = {
     "demand": "skew",
     "load": "skew",
@@ -71,8 +76,7 @@ def charts(
             routed = [e for e in analysis.exchanges if subject_of(e, "demand")]
             made |= {_demand_name(e, routed): heatmaps(trace, e) for e in routed}
             if not routed:
-                why = "the demand of no layer was recorded"
-                made[name] = Missing(title="Demand", reason=why)
+                made[name] = Missing(title="Demand", reason=UNROUTED)
         elif name == "load":
             made[name] = load(trace, analysis, source)
         elif name == "timeline":
@@ -123,7 +127,7 @@ def load(trace: Trace, analysis: Analysis, source: str) -> Chart | Missing:
             )
         )
     if not panels:
-        return Missing(title=title, reason="the load of no expert was recorded")
+        return Missing(title=title, reason=UNROUTED)
     scale = replace(panels[0].y, limits=(0.0, top))
     about_bars = "Mean of the iterations, bars: 5% to 95% of them; dotted: balanced"
     return Chart(
@@ -310,7 +314,7 @@ def entropy(analysis: Analysis, source: str) -> Chart | Missing:
         p for p in chart.panels if p.name[0] == "expert load" and p.name[1] in shown
     ]
     if not panels:
-        return Missing(title=chart.title, reason="the load of no expert was recorded")
+        return Missing(title=chart.title, reason=UNROUTED)
     source = f"{source}. Token copies that each expert is given"
     return replace(chart, source=source, panels=tuple(panels), height=280)
 

@@ -92,7 +92,7 @@ def timeline(
     chosen = range(first, first + SHOWN)
     start, end, rank, phases = calls(trace, chosen, layers=layers, phase=phase)
     if not len(start):
-        why = reason or "the times of the all-to-alls are not recorded"
+        why = reason or UNTIMED
         return Missing(title=title, reason=why)
     begins = {
         int(i): int(t)
@@ -280,6 +280,11 @@ _STEP_TIME = {
     **{"source": "", "steps": "", "p50": "s", "p90": "s", "p99": "s", "max": "s"},
     **{"CV": ".1%", "tail index": ".2f", "95% low": ".2f", "95% high": ".2f"},
 }
+
+
+UNTIMED = (
+    "the trace has no times of its all-to-alls (capture or replay it on real ranks)"
+)
 
 
 def why_no_times(analysis: Analysis) -> str:

@@ -73,7 +73,7 @@ def _state(snapshot: Snapshot) -> Table:
         facts["steps shown"] = f"{steps[0]} to {steps[-1]} ({number})" + ahead * (
             snapshot.ahead > 0
         )
-        facts["step time"] = _text(duration, mean(snapshot.duration_s))
+        facts["mean step time"] = _text(duration, mean(snapshot.duration_s))
         loss = mean(snapshot.loss)
         if np.isfinite(loss):
             facts["mean loss"] = f"{loss:.4f}"
@@ -235,7 +235,7 @@ def line(snapshot: Snapshot) -> str:
     parts = [
         f"step {snapshot.iteration[-1]}",
         f"{len(snapshot.ranks)} of {snapshot.world} ranks",
-        f"step time {_text(duration, mean(snapshot.duration_s))}",
+        f"mean step time {_text(duration, mean(snapshot.duration_s))}",
     ]
     if worst is not None:
         floor = mean(worst.floor)
@@ -322,7 +322,7 @@ def metrics(snapshot: Snapshot) -> Iterator[Metric]:
     )
     age = "Time since the newest segment was written."
     yield gauge("idle_seconds", age, snapshot.idle_s)
-    yield gauge("step_time_seconds", "Time of a step.", mean(snapshot.duration_s))
+    yield gauge("step_time_seconds", "Mean time of a step.", mean(snapshot.duration_s))
     yield gauge("loss", "Loss, mean of the ranks.", mean(snapshot.loss))
     sent = "Bytes of a step's all-to-alls, also rank-local."
     yield gauge("sent_bytes", sent, mean(snapshot.bytes))
