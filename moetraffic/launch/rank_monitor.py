@@ -128,8 +128,11 @@ class RankMonitor:
         running = [s for s in self.states if s.exit_code is None]
         if now - self._began_s > start_s and not all(s.ready for s in running):
             return f" within {start_s:g} s of its start"
+        announced_s = max((s.within_s for s in running), default=0.0)
         for s in running:
-            longest_s = max(operation_s, s.within_s)
+            # on a busy machine a process may end long after it is done: that says
+            # nothing of a rank that has announced its silence
+            longest_s = max(operation_s, announced_s if s.done else s.within_s)
             if s.ready and now - s.changed_s > longest_s:
                 return f" for {longest_s:g} s"
         return ""

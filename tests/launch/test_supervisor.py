@@ -200,6 +200,22 @@ def test_an_announced_silence_is_not_over_by_what_was_counted_before(run):
     assert outcome.ok, outcome.sentence
 
 
+def test_a_rank_that_ends_slowly_blames_none_that_announced_its_silence(run):
+    outcome = run(
+        """
+        beat("ready")
+        if rank == 0:
+            beat("step", "the writing", within_s=30.0)
+        else:
+            beat("done")
+        time.sleep(1.0)
+        beat("done")
+        """,
+        operation_deadline_s=0.4,
+    )
+    assert outcome.ok, outcome.sentence
+
+
 def test_a_rank_that_does_not_end_after_it_is_done_is_ended(run):
     outcome = run(
         """
