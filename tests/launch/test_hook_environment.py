@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -29,17 +30,19 @@ def test_the_hook_comes_first_and_nothing_else_changes() -> None:
         assert hook_environment.environment({}, empty) == {"PYTHONPATH": folder}
 
 
-def test_the_folder_holds_the_hook_which_reads_these_variables() -> None:
+def test_the_hook_of_the_folder_and_its_recorder_read_these_variables() -> None:
     (file,) = hook_environment.hook_folder().glob("*.py")
     assert file.name == "sitecustomize.py"
-    text = file.read_text()
+    recorder = file.parents[1] / "attached_recorder.py"
+    started = re.findall(r'"(MOETRAFFIC_\w+)"', file.read_text())
+    read = re.findall(r'_variable\("(\w+)"\)', recorder.read_text())
     names = [
         hook_environment.OUT,
         hook_environment.FORCE,
         hook_environment.NOTES,
         *hook_environment.NAMES.values(),
     ]
-    assert all(f'"{name}"' in text for name in names)
+    assert set(names) == {*started, *(f"MOETRAFFIC_{name}" for name in read)}
 
 
 def test_a_shell_that_takes_in_the_lines_has_the_same_environment() -> None:
