@@ -225,6 +225,9 @@ def _moves(
 
 def _over_noise(x: Float64, tokens: Float64, k: int) -> float:
     """Compute the variance of shares over that of Binomial(N, kp) copies."""
+    x, tokens = x[tokens > 0], tokens[tokens > 0]
+    if len(tokens) < 2:
+        return NAN
     probability = np.minimum(x.mean(axis=0) / tokens.mean(), 1.0)
     noise = (probability * (1 - probability)).sum() * (1 / tokens).mean()
     variance = (x / tokens[:, None]).var(axis=0, ddof=1).sum()
