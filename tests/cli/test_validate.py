@@ -77,16 +77,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_further_run_passes_and_is_drawn(moetraffic: Run, folder: Path) -> None:
-    others = [folder / f"run{s}.h5" for s in (2, 3, 4)]
-    ran = moetraffic(
-        *("validate", folder / "run0.h5", "--against", folder / "run1.h5", *others),
-        *("--plot", folder / "verdict.png"),
-    )
+def test_further_runs_pass_but_for_false_alarms(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # a classifier's figure of few runs may recommend more of them (3), and one verdict
+    # of five may be a false alarm (1): at most 10% of judgments are
+    monkeypatch.chdir(folder)
+    codes, first = [], []
+    for further in range(5):
+        others = [f"run{seed}.h5" for seed in range(5) if seed != further]
+        codes.append(main(["validate", f"run{further}.h5", "--against", *others]))
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= 8
+        first.append(lines[0])
+    assert set(codes) <= {0, 1, 3}
+    assert codes.count(0) >= 3
+    assert codes.count(1) <= 1
+    assert all("passed: 0 of 13 figures" in first[n] for n in range(5) if not codes[n])
+
+
+@pytest.mark.slow
+def test_the_verdict_is_drawn(moetraffic: Run, folder: Path) -> None:
+    real = [folder / f"run{seed}.h5" for seed in (0, 2, 3, 4)]
+    asked = ("validate", folder / "run1.h5", "--against", *real)
+    ran = moetraffic(*asked, "--plot", folder / "verdict.png")
     assert ran.returncode == 0, ran.stderr + ran.stdout
-    lines = ran.stdout.splitlines()
-    assert "passed: 0 of 12 figures differ" in lines[0]
-    assert len(lines) <= 8
     assert (folder / "verdict.png").read_bytes()[:4] == b"\x89PNG"
 
 
