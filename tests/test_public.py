@@ -232,8 +232,10 @@ def test_a_replay_s_summary() -> None:
     assert any(text.startswith("Replayed 8 all-to-alls of a<b>.h5") for text in texts)
     assert "every size verified, no bytes" in html
     assert "every size and byte verified" not in html
-    assert {"operations", "2.5", "0.500 s"} <= set(texts)
-    assert any("10.00 kB of them between ranks" in text for text in texts)
+    assert {"call, us", "2.5", "Wall time 500 ms, transfers 250 ms of it."} <= set(
+        texts
+    )
+    assert any("10.00 kB between ranks" in text for text in texts)
 
 
 def test_texts_are_escaped_and_numbers_are_numbers() -> None:
