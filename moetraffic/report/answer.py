@@ -17,7 +17,8 @@ REDUCED = "MSE reduced by"
 """Name of a figure that is negative where the MSE is increased."""
 
 TOPICS = {
-    "Skew": {"skewed": ("CV", ".2f"), "hot set retained": ("share", ".0%")}
+    "Skew": {"skewed": ("CV of the mean load", ".2f")}
+    | {"hot set retained": ("share", ".0%")}
     | {"collapsed": ("share", ".0%"), "co-activated": ("lift", ".2f")},
     "Movement": {"moves": ("", ".3g"), "converged": ("level since iteration", ",.0f")}
     | {"level change": ("at iteration", ",.0f"), "trend": ("by", ".1%")}

@@ -36,6 +36,11 @@ def demand_array(trace: TraceContents, group: int | None) -> xarray.DataArray:
     found = trace.find(operation=ROUTING, direction="forward", group=group)
     sites = [trace.sites[s] for s in trace.occurrences.site[found]]
     groups = sorted({s.group for s in sites})
+    if not groups:
+        raise TraceError(
+            "a labeled array is of demand, but the trace has no routing: record it "
+            "with moetraffic.capture.routing, or read trace.calls()"
+        )
     if len(groups) != 1:
         raise TraceError(
             f"a labeled array covers one expert-parallel group, but the trace has "

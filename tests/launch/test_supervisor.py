@@ -206,7 +206,10 @@ def test_a_rank_that_ends_slowly_blames_none_that_announced_its_silence(run):
         beat("ready")
         if rank == 0:
             beat("step", "the writing", within_s=30.0)
+            (here / "up-0").touch()
         else:
+            while not (here / "up-0").exists():  # it may start later than the deadline
+                time.sleep(0.01)
             beat("done")
         time.sleep(1.0)
         beat("done")

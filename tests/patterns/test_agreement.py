@@ -130,10 +130,10 @@ def test_bytes_by_kind_are_equal(number: int) -> None:
         listed, total = found
         if of["zero"] == 3:
             # FSDP pads each tensor to its ranks (16 at most here), the time model only
-            # experts, routers and gates
+            # experts, routers and gates: of drawn layouts .033% of the bytes at most
             assert total.pop("dp", 0.0) == pytest.approx(
-                listed.pop("dp", 0.0), rel=3e-4
-            )
+                listed.pop("dp", 0.0), rel=1e-3
+            ), f"dp of {of}, seed {seed}"
         for kind in {*listed, *total}:
             assert total[kind] == pytest.approx(listed[kind], rel=1e-12), (
                 f"{kind} of {of}, seed {seed}"

@@ -74,7 +74,7 @@ def test_layers_with_the_same_outcome_stand_together() -> None:
         exchange(6, claim("skewed", FEW)),
     )
     assert line(found, "Skew") == (
-        "Skew: layers 0 to 3: skewed (CV 0.10 to 0.40, p < 0.001); "
+        "Skew: layers 0 to 3: skewed (CV of the mean load 0.10 to 0.40, p < 0.001); "
         'layer 4: no evidence of "skewed" (p = 0.5); '
         'layer 6: not enough data for "skewed" (needs 200, has 30).'
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moetraffic.data import path
 from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES, ROUTING, Trace
 
@@ -112,3 +113,11 @@ def test_calls_are_a_tidy_table() -> None:
     assert np.allclose(calls.end_s[gathers], (end.max(axis=1) - least) / 1e9)
     assert calls.start_s.isna().all()
     assert calls.issue_s.min() == 0
+
+
+def test_a_labeled_array_needs_routing() -> None:
+    with Trace.open(path("golden-v1.h5")) as trace:
+        site = trace.occurrences.site
+        sends = np.array([s.operation != ROUTING for s in trace.sites])[site]
+        with pytest.raises(TraceError, match="the trace has no routing"):
+            trace.select(np.flatnonzero(sends)).to_xarray()

@@ -312,7 +312,9 @@ def time_chart(
     ``reason`` explains why there is no breakdown, if known.
     """
     if found is None or not found.known.any():
-        why = reason or "the times of calls are not recorded"
+        why = reason or (
+            "the times of calls are not recorded; runs in several processes have them"
+        )
         return Missing(title=TIME_TITLE, reason=why)
     shares = 100 * np.nan_to_num(found.shares[:, _ORDER])
     ranks = np.arange(len(shares))
