@@ -211,7 +211,7 @@ def test_a_rank_that_ends_slowly_blames_none_that_announced_its_silence(run):
             while not (here / "up-0").exists():  # it may start later than the deadline
                 time.sleep(0.01)
             beat("done")
-        time.sleep(1.0)
+        time.sleep(1.0 if rank else 2.0)
         beat("done")
         """,
         operation_deadline_s=0.4,

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetraffic.data import path
 from moetraffic.errors import TraceError
+from moetraffic.interop import import_files
 from moetraffic.trace import PHASES, ROUTING, Trace
 
 from .conftest import make_trace
@@ -115,9 +115,11 @@ def test_calls_are_a_tidy_table() -> None:
     assert calls.issue_s.min() == 0
 
 
-def test_a_labeled_array_needs_routing() -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
-        site = trace.occurrences.site
-        sends = np.array([s.operation != ROUTING for s in trace.sites])[site]
-        with pytest.raises(TraceError, match="the trace has no routing"):
-            trace.select(np.flatnonzero(sends)).to_xarray()
+def test_a_labeled_array_needs_routing(tmp_path: Path) -> None:
+    table = tmp_path / "sent.csv"
+    lines = [f"{i},0,dispatch,{s},{1 - s},64" for i in range(3) for s in range(2)]
+    head = "iteration,layer,phase,source,destination,bytes"
+    table.write_text("\n".join([head, *lines]) + "\n")
+    _, merged = import_files([table])
+    with pytest.raises(TraceError, match="the trace has no routing"):
+        merged.trace.to_xarray()
