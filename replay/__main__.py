@@ -27,6 +27,7 @@ from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.result import Replay
 from moetraffic.replay.results.summary import sentences
 from moetraffic.replay.results.summary_tables import PARTS, replay_tables
+from moetraffic.report.console.command import Command
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -160,7 +161,7 @@ run.h5 -o replayed.h5 --backend nccl
 """
 
 
-@app.command(epilog=_STARTING_RANKS)
+@app.command(cls=Command, epilog=_STARTING_RANKS)
 @takes(
     scaling=SCALING,
     verification=VERIFICATION,

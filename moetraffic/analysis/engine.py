@@ -32,7 +32,11 @@ from moetraffic.analysis.forecast.within_iteration import (
 )
 from moetraffic.analysis.network.complexity import Complexity
 from moetraffic.analysis.rhythm.source_claims import rank_claims
-from moetraffic.analysis.rhythm.source_statistics import OnOffStatistics, beats
+from moetraffic.analysis.rhythm.source_statistics import (
+    OnOffStatistics,
+    beats,
+    validate_sources,
+)
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
@@ -212,6 +216,7 @@ def analyze(
             f"an analysis consists of {', '.join(PARTS)}, but {', '.join(unknown)} is "
             "none of these: choose among them"
         )
+    validate_sources(rhythm_by)
     notes: list[str] = []
     parts = consecutive_parts(trace, parts, notes)
     every = sources(

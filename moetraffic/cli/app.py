@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from moetraffic import __version__
 from moetraffic.report.console import configuration, terminal
+from moetraffic.report.console.command import Command
 from moetraffic.spelling import current_name
 
 app = typer.Typer(
@@ -60,7 +60,7 @@ WINGS = ("replay", "bench")
 """Verbs that start another program in this one's place."""
 
 
-class _Command(TyperCommand):
+class _Command(Command):
     """Verb that rejects an option given twice, whose first value would be ignored."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

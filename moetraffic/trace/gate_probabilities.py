@@ -119,7 +119,11 @@ class GateProbabilities:
                     shares=arrays["shares"].astype(np.float64),
                 )
         except (OSError, ValueError, KeyError, BadZipFile, AttributeError) as error:
-            why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            why = "it is no NPZ file of numbers"  # numpy would advise to unpickle it
+            if isinstance(error, OSError) and error.strerror:
+                why = error.strerror
+            elif isinstance(error, KeyError):
+                why = "an array is missing"
             raise TraceError(
                 f"gate probabilities are an NPZ file with iterations, layers and "
                 f"shares, but {path} cannot be read so ({why}): give what generate "

@@ -21,6 +21,7 @@ from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN
 from moetraffic.replay.failure import run_to_exit
 from moetraffic.replay.results.console import print_result
 from moetraffic.replay.results.output import from_json
+from moetraffic.report.console.command import Command
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -65,7 +66,7 @@ SETTINGS = field_options(
 )
 
 
-@app.command()
+@app.command(cls=Command)
 @takes(settings=SETTINGS)
 def command(
     collectives: Annotated[

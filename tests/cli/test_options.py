@@ -17,6 +17,7 @@ from typer.main import get_command
 
 from moetraffic.cli import main
 from moetraffic.cli.app import WINGS, app
+from moetraffic.data import path
 from moetraffic.replay import __main__ as replay
 from moetraffic.replay.bench import __main__ as bench
 
@@ -208,3 +209,33 @@ def test_a_wrong_input_is_one_sentence_and_exit_code_2(
         assert said.startswith("moetraffic: "), arguments
         assert len(said.splitlines()) == 1, arguments
         assert "Traceback" not in said
+
+
+def test_paragraphs_of_help_are_wrapped_to_the_terminal() -> None:
+    for name, verb in VERBS.items():
+        for paragraph in f"{verb.help}\n\n{verb.epilog}".split("\n\n"):
+            assert "\n" not in paragraph, f"{name}: {paragraph}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (["analyze", "--rhythm-by", "phase,foo"], "not of 'foo'"),
+        (["report", "-o", "page.pdf"], "a report is an HTML file, but page.pdf"),
+    ],
+)
+def test_values_that_nothing_would_read_are_refused(
+    asked: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    verb, *options = asked
+    assert main([verb, str(path("golden-v1.h5")), *options]) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert len(said.err.splitlines()) == 1
+    assert not said.out
+    assert not list(tmp_path.iterdir())

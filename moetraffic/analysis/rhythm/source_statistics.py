@@ -245,17 +245,28 @@ def rank_rhythm(
     )
 
 
+def validate_sources(by: Sequence[str]) -> None:
+    """Check names of sources.
+
+    Raises
+    ------
+    AnalysisError
+        If one is not among :data:`SOURCES`.
+    """
+    if unknown := sorted(set(by) - set(SOURCES)):
+        raise AnalysisError(
+            f"on-off statistics are of each {', '.join(SOURCES)}, not of "
+            f"{', '.join(map(repr, unknown))}: choose among these"
+        )
+
+
 def _validate(
     trace: Trace,
     by: Sequence[str],
     layers: Sequence[int],
     nics: Int64,
 ) -> None:
-    if unknown := sorted(set(by) - set(SOURCES)):
-        raise AnalysisError(
-            f"rhythms are told by {', '.join(SOURCES)}, not by {', '.join(unknown)}: "
-            "choose among these"
-        )
+    validate_sources(by)
     if missing := sorted(set(layers) - set(trace.layers)):
         raise AnalysisError(
             f"rhythms are of MoE layers, but {missing} are none: this trace has "

@@ -85,6 +85,11 @@ def report(
     """
     sources = (trace, second, replay)
     validate_outputs((output,), sources, force=force, error=AnalysisError)
+    if output.suffix not in (".html", ".htm"):
+        raise AnalysisError(
+            f"a report is an HTML file, but {output.name} has another ending: give "
+            "-o report.html (moetraffic plot writes PDF, SVG and PNG)"
+        )
     asked = selection(layers, iterations, phase)
     from moetraffic.analysis import effort
     from moetraffic.report.page import write_report

@@ -209,8 +209,8 @@ def estimate(
     bandwidth: Annotated[
         str,
         option(
-            "Effective bandwidth: 25GB/s, by kind of traffic "
-            "(tp=300GB/s,dp=25GB/s,other=10GB/s), or a file of moetraffic bench.",
+            "Effective bandwidth: 25GB/s, or by kind of traffic: "
+            "tp=300GB/s,dp=25GB/s, or a file of moetraffic bench.",
             panel=SYSTEM,
             shown="the platform's",
         ),

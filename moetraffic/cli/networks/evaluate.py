@@ -76,7 +76,7 @@ def evaluate(
             "Policies, or yours as file.py:Class, with commas or given again; "
             "docs/policies.md has them.",
             "--policy",
-            shown=DEFAULT_POLICIES,
+            shown=DEFAULT_POLICIES.replace(",", ", "),
         ),
     ] = None,
     plan: Annotated[

@@ -175,7 +175,11 @@ Width = Annotated[
 ]
 NoTitle = Annotated[
     bool,
-    option("Write no headline and no description of the data.", panel="Appearance"),
+    option(
+        "Write no headline and no description of the data.",
+        "--no-title",
+        panel="Appearance",
+    ),
 ]
 Iterations = Annotated[
     range | None,

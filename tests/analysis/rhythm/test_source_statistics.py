@@ -245,7 +245,7 @@ def test_a_golden_file_is_told() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"by": ["host"]}, "not by host"),
+        ({"by": ["host"]}, "not of 'host'"),
         ({"layers": [2]}, r"\[2\] are none"),
         ({"nic_of": [0, 1]}, "one NIC"),
     ],
