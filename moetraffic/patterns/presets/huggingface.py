@@ -54,8 +54,9 @@ def read_config(path: str | Path) -> Read:
             )
         told = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
         raise LayoutError(
-            f"a model's config.json is read as JSON, but {file} is not ({error}): give "
+            f"a model's config.json is read as JSON, but {file} is not ({why}): give "
             "the file of a HuggingFace model"
         ) from None
     kind = str(told.get("model_type")) if isinstance(told, dict) else ""

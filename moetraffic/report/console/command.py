@@ -7,8 +7,6 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-_LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
-
 
 class Command(TyperCommand):
     """Command that joins the lines of each paragraph of its help and epilog.
@@ -23,7 +21,8 @@ class Command(TyperCommand):
         epilog: str | None = None,
         **more: Any,
     ) -> None:
-        texts = (text and _LINE_BREAK.sub(" ", text.strip()) for text in (help, epilog))
-        super().__init__(
-            *given, **dict(zip(("help", "epilog"), texts, strict=True)), **more
-        )
+        super().__init__(*given, help=_joined(help), epilog=_joined(epilog), **more)
+
+
+def _joined(text: str | None) -> str | None:
+    return text and re.sub(r"(?<!\n)\n(?!\n)", " ", text.strip())
