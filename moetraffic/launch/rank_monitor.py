@@ -130,8 +130,8 @@ class RankMonitor:
             return f" within {start_s:g} s of its start"
         announced_s = max((s.within_s for s in running), default=0.0)
         for s in running:
-            # on a busy machine a process may end long after it is done: that says
-            # nothing of a rank that has announced its silence
+            # on a busy machine a process may end long after it is done: it is not
+            # blamed while another has announced a long operation without heartbeats
             longest_s = max(operation_s, announced_s if s.done else s.within_s)
             if s.ready and now - s.changed_s > longest_s:
                 return f" for {longest_s:g} s"

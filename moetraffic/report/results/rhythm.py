@@ -282,9 +282,7 @@ _STEP_TIME = {
 }
 
 
-UNTIMED = (
-    "the trace has no times of its all-to-alls (capture or replay it on real ranks)"
-)
+UNTIMED = "the trace has no times of its calls (capture or replay it on real ranks)"
 
 
 def why_no_times(analysis: Analysis) -> str:
@@ -312,9 +310,7 @@ def time_chart(
     ``reason`` explains why there is no breakdown, if known.
     """
     if found is None or not found.known.any():
-        why = reason or (
-            "the times of calls are not recorded; runs in several processes have them"
-        )
+        why = reason or UNTIMED
         return Missing(title=TIME_TITLE, reason=why)
     shares = 100 * np.nan_to_num(found.shares[:, _ORDER])
     ranks = np.arange(len(shares))
