@@ -188,28 +188,23 @@ def generate(
     )
     if iterations is not None:
         refuse_length(iterations)
+    parametric = bool(save_model or probabilities or knobs != Knobs())
+    if parametric and kind == "analog":
+        raise LayoutError(
+            "scenario factors, files of a model and gate probabilities are of a "
+            "parametric model, but --model analog is given: give --model parametric"
+        )
     size = Size(ranks=ranks, experts=experts, k=k, ep=ep)
     fit = _fitted(
         source,
         preset,
-        kind
-        or ("parametric" if save_model or probabilities or knobs != Knobs() else ""),
+        kind or ("parametric" if parametric else ""),
         size,
         rerun or [],
         judged=judged,
         quiet=as_json,
     )
     model = fit.model
-    if save_model is not None and not isinstance(model, TrafficModel):
-        raise LayoutError(
-            "a file of a model holds a parametric one, but --model analog is given: "
-            "leave out --save-model or --model"
-        )
-    if (knobs != Knobs()) and not isinstance(model, TrafficModel):
-        raise LayoutError(
-            "scenario factors change a parametric model, but --model analog is given: "
-            "give --model parametric"
-        )
     if fit.judgment is not None and (failure := refusal(fit.judgment)) and not force:
         raise AnalysisError(failure.format(fit.name, source))
     count = model.fitted if iterations is None else iterations
