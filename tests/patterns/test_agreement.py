@@ -131,9 +131,9 @@ def test_bytes_by_kind_are_equal(number: int) -> None:
         if of["zero"] == 3:
             # FSDP pads each tensor to its ranks (16 at most here), the time model only
             # experts, routers and gates: of drawn layouts .033% of the bytes at most
-            assert total.pop("dp", 0.0) == pytest.approx(
-                listed.pop("dp", 0.0), rel=1e-3
-            ), f"dp of {of}, seed {seed}"
+            padded, own = listed.pop("dp", 0.0), total.pop("dp", 0.0)
+            least, most = own * (1 - 1e-12), own * (1 + 1e-3)
+            assert least <= padded <= most, f"dp of {of}, seed {seed}"
         for kind in {*listed, *total}:
             assert total[kind] == pytest.approx(listed[kind], rel=1e-12), (
                 f"{kind} of {of}, seed {seed}"
