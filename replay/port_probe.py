@@ -13,7 +13,7 @@ import torch
 
 from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, run
-from moetraffic.replay.execution.control import barrier, exchange
+from moetraffic.replay.execution.control import barrier, gathered
 from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
 
@@ -139,7 +139,7 @@ class PortProbe:
     def _time(self, cells: Int64, *, times: int = 1) -> float:
         """Run an all-to-all; return its time on the slowest rank, s."""
         heartbeat.send("step", PLACE)
-        world, everyone = self._plan.world, len(self._plan.groups)
+        everyone = len(self._plan.groups)
         sends, receives = cells[self._rank], cells[:, self._rank]
         call = Call(
             kind=ALL_TO_ALL,
@@ -156,8 +156,7 @@ class PortProbe:
         if self._backend.device.type == "cuda":
             torch.cuda.synchronize(self._backend.device)
         own = np.array([time.monotonic_ns() - begin], "<i8")
-        every = exchange(self._backend, everyone, [own] * world, [8] * world)
-        return max(int(one.view("<i8")[0]) for one in every) / 1e9
+        return int(gathered(self._backend, everyone, self._plan.world, own).max()) / 1e9
 
 
 def _bounded(nbytes: float) -> int:

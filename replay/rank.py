@@ -17,9 +17,9 @@ from moetraffic.replay.backends.backend import Backend, backend
 from moetraffic.replay.execution.control import (
     agree_on_memory,
     agree_on_sizes,
-    exchange,
     gather_clocks,
     gather_times,
+    gathered,
 )
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.background import (
@@ -221,10 +221,7 @@ def _checkpoint(
         checkpoint = Checkpoint(request.resume, plan, rank, settings, request.repeat)
         own[0] = checkpoint.finished()
     with backend_errors(rank, "start-up"):
-        every = exchange(
-            backend, len(plan.groups), [own] * plan.world, [8] * plan.world
-        )
-    kept = min(int(one.view("<i8")[0]) for one in every)
+        kept = int(gathered(backend, len(plan.groups), plan.world, own).min())
     return checkpoint, Resumption(kept=kept, iterations=np.unique(plan.iteration))
 
 
@@ -233,11 +230,8 @@ def _gather_meters(
 ) -> Float64:
     """Gather the readings of all ranks' load meters, ``[R, 3]`` s, on every rank."""
     with backend_errors(rank, "the gathering of times"):
-        own = np.ascontiguousarray(meter.read(), "<f8")
-        received = exchange(
-            backend, len(plan.groups), [own] * plan.world, [own.nbytes] * plan.world
-        )
-    return np.stack([row.view("<f8") for row in received])
+        own = np.asarray(meter.read(), "<f8")
+        return gathered(backend, len(plan.groups), plan.world, own)
 
 
 def _run_pairs(

@@ -15,7 +15,7 @@ import moetraffic
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.patterns.bandwidth.collective import UNEVEN, uneven_bytes, wire_bytes
 from moetraffic.replay.backends.backend import Backend, backend
-from moetraffic.replay.execution.control import exchange
+from moetraffic.replay.execution.control import gathered
 from moetraffic.replay.failure import backend_errors
 from moetraffic.replay.plan.program import REDUCTIONS
 
@@ -40,14 +40,9 @@ def run_rank(sweep: Sweep, rank_env: RankEnvironment) -> Bench | None:
     moves = backend(sweep.backend)
     with backend_errors(rank_env.rank, "the rendezvous"):
         moves.start(rank_env, [tuple(range(rank_env.world))], sweep.timeout_s)
-        name = platform.node().encode()[:_NODE_BYTES].ljust(_NODE_BYTES, b"\0")
-        every = exchange(
-            moves,
-            0,
-            [np.frombuffer(name, np.uint8)] * rank_env.world,
-            [_NODE_BYTES] * rank_env.world,
-        )
-    nodes = tuple(e.tobytes().rstrip(b"\0").decode(errors="replace") for e in every)
+        name = np.array([platform.node().encode()], f"S{_NODE_BYTES}")
+        every = gathered(moves, 0, rank_env.world, name)[:, 0].tolist()
+    nodes = tuple(node.decode(errors="replace") for node in every)
     heartbeat.send("ready")
     counter = heartbeat.counter()
     rows = []

@@ -67,10 +67,17 @@ def exchange(
     return [host[a:b] for a, b in pairwise(edges)]
 
 
+def gathered(
+    backend: Backend, group: int, members: int, own: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Gather arrays of one shape and type, ``[W, *own.shape]``, on every member."""
+    received = exchange(backend, group, [own] * members, [own.nbytes] * members)
+    return np.concatenate(received).view(own.dtype).reshape(members, *own.shape)
+
+
 def barrier(plan: Plan, backend: Backend) -> None:
     """Wait until every rank has called this function."""
-    one = np.zeros(1, np.uint8)
-    exchange(backend, len(plan.groups), [one] * plan.world, [1] * plan.world)
+    gathered(backend, len(plan.groups), plan.world, np.zeros(1, np.uint8))
 
 
 def agree_on_sizes(plan: Plan, rank: int, backend: Backend) -> None:
@@ -98,11 +105,10 @@ def agree_on_sizes(plan: Plan, rank: int, backend: Backend) -> None:
             received = exchange(backend, group, sends, [_DIGEST_BYTES] * width)
         pairs = zip(received, expected, strict=True)
         wrong += sum(r.tobytes() != e.tobytes() for r, e in pairs)
-    everyone = len(plan.groups)
-    flag = np.array([min(wrong, 255)], np.uint8)
+    flag = np.array([wrong > 0])
     with backend_errors(rank, place):
-        flags = exchange(backend, everyone, [flag] * plan.world, [1] * plan.world)
-    if not any(int(f[0]) for f in flags):
+        flags = gathered(backend, len(plan.groups), plan.world, flag)
+    if not flags.any():
         return
     uneven = np.diff(program.first) > 0
     order = plan.checking_order(rank)
@@ -185,8 +191,7 @@ def gather_times(
         mine = np.stack([getattr(timing, c) for c in _COLUMNS], axis=1).astype("<i8")
         everyone = len(plan.groups)
         count = np.array([len(mine)], "<i8")
-        counts = exchange(backend, everyone, [count] * plan.world, [8] * plan.world)
-        lengths = [int(c.view("<i8")[0]) for c in counts]
+        lengths = gathered(backend, everyone, plan.world, count)[:, 0].tolist()
         pieces: list[list[UInt8]] = [[] for _ in lengths]
         for first in range(0, max(lengths), _GATHERED_ROWS):
             rows = [min(max(n - first, 0), _GATHERED_ROWS) for n in lengths]
@@ -259,19 +264,12 @@ def agree_on_memory(
         Naming a rank of the host without enough memory.
     """
     device = backend.device
-    own = np.zeros(3, "<i8")
-    own[:] = (
-        sum(plan.programs[rank].buffer_bytes),
-        -1 if free is None else free,
-        _device_number(device),
-    )
+    need = sum(plan.programs[rank].buffer_bytes)
+    own = np.array([need, -1 if free is None else free, _device_number(device)], "<i8")
     with backend_errors(rank, "start-up"):
-        received = exchange(
-            backend, len(plan.groups), [own] * plan.world, [own.nbytes] * plan.world
-        )
+        rows = gathered(backend, len(plan.groups), plan.world, own)
     needs = []
-    for node, row in zip(nodes, received, strict=True):
-        size, known, index = row.view("<i8").tolist()
+    for node, (size, known, index) in zip(nodes, rows.tolist(), strict=True):
         pool = "host" if index < 0 else f"{device.type} {index:x}"
         needs.append(MemoryNeed(node=node, pool=pool, needs=size, free=known))
     found = find_memory_shortage(needs)
