@@ -124,7 +124,6 @@ class Checkpoint:
                     f"finds times in {self._folder} that are of {remedy}",
                     rank=self._rank,
                     operation="start-up",
-                    cause="own",
                 )
 
     def times(self, run: int) -> npt.NDArray[np.int64]:

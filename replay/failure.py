@@ -40,7 +40,7 @@ class RankError(ReplayError):
         *,
         rank: int,
         operation: str,
-        cause: str,
+        cause: str = "own",
         reporter: int = 0,
     ) -> None:
         super().__init__(message)

@@ -21,6 +21,9 @@ from moetraffic.replay.plan.token_rows import TokenRows
 
 ENTRY_POINTS = "moetraffic.backends"
 
+Groups = Sequence[tuple[int, ...]]
+"""World ranks of each group, ascending."""
+
 DEEP_EP = "deep_ep"
 """Backend that dispatches tokens, on NCCL."""
 
@@ -98,10 +101,7 @@ class Backend(Protocol):
     """Device of the buffers; known after :meth:`start`."""
 
     def start(
-        self,
-        rank_env: RankEnvironment,
-        groups: Sequence[tuple[int, ...]],
-        timeout_s: float,
+        self, rank_env: RankEnvironment, groups: Groups, timeout_s: float
     ) -> None:
         """Connect to the other ranks and create the groups, in an order common to all.
 
@@ -113,8 +113,7 @@ class Backend(Protocol):
         rank_env
             Rank of this process.
         groups
-            World ranks of each group, ascending.  Operations name a group by its
-            index here.
+            Operations name a group by its index here.
         timeout_s
             Time after which an operation must fail.
         """

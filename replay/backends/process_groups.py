@@ -22,7 +22,7 @@ from moetraffic.launch import RankEnvironment, rendezvous
 from moetraffic.launch.machine_resources import own_gpu
 from moetraffic.replay.plan.program import KINDS
 
-from .backend import Backend, Call, Launch, Work
+from .backend import Backend, Call, Groups, Launch, Work
 from .nccl_environment import NCCL_ENVIRONMENT
 
 _METHODS: Mapping[str, tuple[tuple[str, ...], Callable[[], Any]]] = {
@@ -62,10 +62,7 @@ class ProcessGroups:
         self._groups: list[Any] = []
 
     def start(
-        self,
-        rank_env: RankEnvironment,
-        groups: Sequence[tuple[int, ...]],
-        timeout_s: float,
+        self, rank_env: RankEnvironment, groups: Groups, timeout_s: float
     ) -> None:
         """Connect and create the process groups; see :meth:`Backend.start`."""
         name = self.name.upper()
@@ -183,10 +180,7 @@ class GlooDuplex(Gloo):
         self._downward: list[Any] = []
 
     def start(
-        self,
-        rank_env: RankEnvironment,
-        groups: Sequence[tuple[int, ...]],
-        timeout_s: float,
+        self, rank_env: RankEnvironment, groups: Groups, timeout_s: float
     ) -> None:
         """Connect and create two process groups for each group."""
         super().start(rank_env, groups, timeout_s)
@@ -246,10 +240,7 @@ class Nccl(ProcessGroups):
         self._pools: list[Any] = []  # must live as long as their buffers
 
     def start(
-        self,
-        rank_env: RankEnvironment,
-        groups: Sequence[tuple[int, ...]],
-        timeout_s: float,
+        self, rank_env: RankEnvironment, groups: Groups, timeout_s: float
     ) -> None:
         """Connect on the GPU of the local rank; see :meth:`Backend.start`."""
         try:

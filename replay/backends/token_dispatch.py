@@ -13,7 +13,6 @@ DeepSeek-AI, "DeepEP", https://github.com/deepseek-ai/DeepEP.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from moetraffic.launch import RankEnvironment
 from moetraffic.replay.plan.token_rows import TokenRows
 from moetraffic.trace.model import TRANSPOSED_PHASES
 
-from .backend import Call, Launch
+from .backend import Call, Groups, Launch
 from .process_groups import Nccl, ProcessGroups
 
 RANKS = (2, 4, 8, 16, 24, 32, 64, 128, 144, 160)
@@ -48,10 +47,7 @@ class TokenDispatch(ProcessGroups):
     """Process groups whose expert exchanges are dispatches of tokens."""
 
     def start(
-        self,
-        rank_env: RankEnvironment,
-        groups: Sequence[tuple[int, ...]],
-        timeout_s: float,
+        self, rank_env: RankEnvironment, groups: Groups, timeout_s: float
     ) -> None:
         """Load DeepEP, then connect; see :meth:`Backend.start`."""
         try:

@@ -311,6 +311,5 @@ def find_memory_shortage(needs: Sequence[MemoryNeed]) -> RankError | None:
                 "fewer bytes",
                 rank=ranks[0],
                 operation="start-up",
-                cause="own",
             )
     return None

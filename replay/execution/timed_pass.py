@@ -109,7 +109,6 @@ class Binder:
                 f"{backend.device} ({first_line(error)}): replay on a larger machine",
                 rank=program.rank,
                 operation="start-up",
-                cause="own",
             ) from error
 
     def fill(self, value: int) -> None:

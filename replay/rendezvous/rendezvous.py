@@ -129,7 +129,6 @@ class Rendezvous:
                 "MASTER_PORT",
                 rank=rank,
                 operation=PLACE,
-                cause="own",
             )
         self._handshakes = handshakes
         return tuple(o.node for o in handshakes)
@@ -279,7 +278,6 @@ class Rendezvous:
                 f"failed: {mine.message}",
                 rank=mine.rank,
                 operation=mine.operation,
-                cause="own",
             ) from error
 
     def _linger(self) -> None:
@@ -340,7 +338,6 @@ class Rendezvous:
                         f"failed: {report.message}",
                         rank=report.blames,
                         operation=report.operation,
-                        cause="own",
                     ),
                     told=True,
                 )

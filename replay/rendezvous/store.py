@@ -139,7 +139,6 @@ def _unanswered(rank_env: RankEnvironment, patience_s: float) -> RankError:
         "for all ranks, or raise --start-timeout",
         rank=rank_env.rank,
         operation=PLACE,
-        cause="own",
     )
 
 
@@ -183,7 +182,6 @@ def _connected(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
                 "program: set MASTER_PORT to a free one for all ranks",
                 rank=rank_env.rank,
                 operation=PLACE,
-                cause="own",
             ) from error
         raise _unreachable(rank_env, patience_s, first_line(error)) from error
 

@@ -89,7 +89,6 @@ def write(trace: Trace, out: Path, *, force: bool, rank: int) -> None:
         + (f"is kept as {saved}" if saved else "could not be kept in any folder"),
         rank=rank,
         operation=WRITING,
-        cause="own",
     )
 
 
