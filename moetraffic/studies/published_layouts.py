@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from moetraffic.data import published
 from moetraffic.patterns import preset
+from moetraffic.patterns.layouts.configuration import RECOMPUTE
 from moetraffic.patterns.time_model import (
     A100,
     GPUS,
@@ -93,9 +94,11 @@ def sc21(row: Mapping[str, str]) -> Chosen:
         nodes(A100, 200e9),
         gpus=int(number["gpus"]),
         global_batch=int(number["batch"]),
-        zero=(0,),
-        recompute=("full",),
-        sequence_parallel=(False,),
+        among={
+            "zero": (0,),
+            "recompute": (RECOMPUTE.index("full"),),
+            "sequence_parallel": (0,),
+        },
         scatter_gather=True,
     )
     names = ("t", "p", "d", "v_interleave", "microbatch")
@@ -123,11 +126,12 @@ def modern(row: Mapping[str, str]) -> Chosen:
         nodes(gpu, 400e9, overlap),
         gpus=gpus,
         global_batch=batch,
-        virtual=(1, 2, 4, 8),
-        zero=(1,),
-        recompute=(row["recompute"],),
-        sequence_parallel=(False, True),
-        context=(1, 2, 4, 8, 16),
+        among={
+            "virtual": (1, 2, 4, 8),
+            "zero": (1,),
+            "recompute": (RECOMPUTE.index(row["recompute"]),),
+            "cp": (1, 2, 4, 8, 16),
+        },
         gradient_bytes=4,
         k=known.gating.k,
         schedule=row["schedule"],

@@ -98,6 +98,73 @@ def test_the_traffic_of_the_best_layout_is_a_command(
     assert of.split("--gpus")[0] in line
 
 
+BEST = ("--model", "mixtral-8x7b", "--layers", "8", "--platform", "dgx-h100", "--best")
+BEST = (*BEST, "--gpus", "16", "--global-batch", "32")
+
+
+def best_of(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, float]:
+    rows = told(capsys, *BEST, *more)["best"]
+    assert isinstance(rows, list)
+    first: dict[str, float] = rows[0]
+    return first
+
+
+def test_the_best_layout_is_one_of_the_training_that_was_described(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What no search varies holds for every layout: the winner, estimated alone with
+    the same options, takes the time that the search found."""
+    options = ["--fused-attention", "--state-bytes", "8", "--imbalance", "1.5", "--fp8"]
+    plain, found = best_of(capsys), best_of(capsys, *options)
+    assert found["iteration_s"] < plain["iteration_s"]
+    sizes = ("pp", "tp", "dp", "ep", "cp", "zero")
+    alone = [part for name in sizes for part in (f"--{name}", f"{found[name]:g}")]
+    alone += ["--virtual-stages", f"{found['virtual']:g}"]
+    alone += ["--micro-batch", f"{found['micro_batch']:g}"]
+    alone += ["--recompute", ("none", "selective", "full")[int(found["recompute"])]]
+    alone += ["--sequence-parallel"] * bool(found["sequence_parallel"])
+    again = told(
+        capsys, *BEST[:6], "--global-batch", "32", "--gradient-bytes", "4", *alone,
+        *options,
+    )["estimate"]  # fmt: skip
+    assert again["iteration_s"] == pytest.approx(found["iteration_s"])
+
+
+def test_sizes_that_are_given_are_kept_in_the_search(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = told(capsys, *BEST, "--ep", "4", "--zero", "1", "--micro-batch", "2")["best"]
+    assert isinstance(rows, list)
+    assert {(r["ep"], r["zero"], r["micro_batch"]) for r in rows} == {(4, 1, 2)}
+    assert len({(r["pp"], r["tp"], r["dp"]) for r in rows}) > 1
+    assert best_of(capsys, "--recompute", "modules")["recompute"] == 3
+    assert main(["estimate", *BEST, "--recompute", "selective"]) == 0
+    out = capsys.readouterr().out
+    assert "selective recomputation" in out
+    (line,) = re.findall(r"traffic: moetraffic (.*)", out)
+    assert main([*line.split(), "--json"]) == 0
+    capsys.readouterr()
+    assert main(["estimate", *BEST, "--ep", "3"]) == 2
+    assert "ep as given" in capsys.readouterr().err
+    assert main(["estimate", *BEST, "--imbalance-from", "run.h5"]) == 2
+    assert "give --ep" in capsys.readouterr().err
+
+
+def test_faster_nics_shorten_what_leaves_nodes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ("--model", "mixtral-8x7b", "--ep", "8", "--platform", "dgx-h100")
+    rates = ("--sweep", "nic", "--sizes", "100Gbps,400Gbps")
+    slow, fast = told(capsys, *asked, "--dp", "64", *rates)["estimate"]["iteration_s"]
+    assert slow > fast
+    alone = told(capsys, *asked, "--dp", "64")["estimate"]["iteration_s"]
+    assert alone == pytest.approx(fast)  # a DGX H100 has 400 Gbit/s a GPU
+    inside = told(capsys, *asked, "--dp", "8", *rates)["estimate"]["iteration_s"]
+    assert inside[0] == inside[1]
+    assert main(["estimate", *asked[:2], "--bandwidth", "1GB/s", *rates]) == 2
+    assert "leave it out" in capsys.readouterr().err
+
+
 def test_the_summary_has_the_figures_of_the_tables(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

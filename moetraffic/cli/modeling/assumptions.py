@@ -9,6 +9,8 @@ from moetraffic.report.console.options import named_values
 from moetraffic.units import bytes_per_second
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from moetraffic.patterns.time_model import Conventions, Gpu
 
 BIG_RED_200 = "big-red-200"
@@ -140,6 +142,15 @@ def read_shares(text: str) -> dict[str, float]:
         raise LayoutError(
             f"the overlap of a kind is a number, but is {text!r}: write dp=0.8"
         ) from None
+
+
+def measured_imbalance(path: Path, ranks: int) -> float:
+    """Measure a trace's busiest of some expert-parallel ranks over the mean."""
+    from moetraffic.analysis.skew.rank_imbalance import rank_imbalance
+    from moetraffic.trace import Trace
+
+    with Trace.open(path) as trace:
+        return rank_imbalance(trace, ranks)
 
 
 def read_conventions(given: list[str]) -> Conventions:

@@ -35,6 +35,7 @@ from moetraffic.units import seconds
 
 from .assumptions import (
     is_file,
+    measured_imbalance,
     nominal,
     read_bandwidth,
     read_conventions,
@@ -71,13 +72,7 @@ OF_A_PROJECTION = (
 LINKS = "a platform that is a file of measurements has its links"
 
 OF_THE_GPUS = ("pp", "tp", "dp", "cp")
-"""Factors of the number of GPUs, which ``--best`` chooses."""
-
-OF_THE_BEST = (
-    *("ep", "virtual_stages", "micro_batch", "zero", "recompute"),
-    *("sequence_parallel", "imbalance"),
-)
-"""What ``--best`` tries, or has one value of."""
+"""Factors of the number of GPUs: ``--best`` keeps those beside ``--gpus``."""
 
 SYSTEM, STUDY = "System", "What to estimate"
 PARALLELISM = field_options(
@@ -253,7 +248,8 @@ def estimate(
         str,
         option(
             "Quantity that varies over --sizes: strong or weak (data-parallel ranks), "
-            "large-batch (sequences), bandwidth (rates), size (model presets).",
+            "large-batch (sequences), bandwidth (rates of all links), nic (rates of a "
+            "platform's NICs per GPU), size (model presets).",
             panel=STUDY,
         ),
     ] = "",
@@ -278,7 +274,11 @@ def estimate(
     ] = False,
     best: Annotated[
         bool,
-        option("Find the fastest configuration of --gpus.", "--best", panel=STUDY),
+        option(
+            "Find the fastest configuration of --gpus; sizes that are given are kept.",
+            "--best",
+            panel=STUDY,
+        ),
     ] = False,
     project: Annotated[
         Path | None,
@@ -298,7 +298,12 @@ def estimate(
     ] = "",
     gpus: Annotated[
         int | None,
-        option("Number of GPUs for --best.", panel=STUDY, shown="pp x tp x dp x cp"),
+        option(
+            "Number of GPUs for --best; without it, --pp, --tp, --dp and --cp only "
+            "make this number.",
+            panel=STUDY,
+            shown="pp x tp x dp x cp",
+        ),
     ] = None,
     plot: Plot = None,
     output: Annotated[
@@ -353,18 +358,15 @@ def estimate(
         ),
         (bool(platform and bandwidth and is_file(platform)), ("bandwidth",), LINKS),
         (imbalance_from is not None, ("imbalance",), "--imbalance-from measures it"),
-        (
-            best,
-            (*OF_THE_BEST, "imbalance_from"),
-            "--best compares all values of these: one layout with them is estimated "
-            "without --best",
-        ),
-        (best and gpus is not None, OF_THE_GPUS, "--best spreads over --gpus itself"),
         (not best, ("gpus",), "the number of GPUs is only for --best"),
         (not sweep, ("sizes",), "sizes are those of --sweep or --project"),
         (True, ("efficiency",), "an efficiency is for --project"),
         (sweep == "size", ("model", *SHAPE), "--sizes are the models"),
-        (sweep == "bandwidth", ("bandwidth", "protocol"), "--sizes are the rates"),
+        (
+            sweep in ("bandwidth", "nic"),
+            ("bandwidth", "protocol"),
+            "--sizes are the rates",
+        ),
         (sweep in ("strong", "weak"), ("dp",), f"{sweep} scaling is over dp"),
         (sweep == "large-batch", ("global_batch",), "--sizes are the batches"),
         (zero_stages, ("zero",), "--zero-stages shows all four"),
@@ -421,10 +423,12 @@ def estimate(
         batch = 8 * chosen["micro_batch"] * chosen["dp"]
     config = replace(config, **chosen, global_batch=batch)
     if imbalance_from is not None:
-        from moetraffic.analysis.skew.rank_imbalance import rank_imbalance
-
-        with Trace.open(imbalance_from) as trace:
-            found = rank_imbalance(trace, int(config.ep))
+        if best and not given("ep"):
+            raise LayoutError(
+                "a measured imbalance is that of a number of expert-parallel ranks, "
+                "but --best tries several: give --ep"
+            )
+        found = measured_imbalance(imbalance_from, int(config.ep))
         config = replace(config, imbalance=found)
         source += f", busiest of {config.ep:g} ranks {found:.3g} x the mean"
     if bandwidth:
@@ -437,21 +441,32 @@ def estimate(
             if platform
             else ("neither platform nor bandwidth is given")
         )
+        instead = " dgx-h100 in place of --gpu" if given("gpu") else " polaris"
         raise LayoutError(
             f"more than one GPU needs a network, but {why}: give --bandwidth 25GB/s or "
-            "--platform polaris"
+            f"--platform{instead}"
         )
     if memory_gb is not None:
         known["memory_bytes"] = memory_gb * 1e9
     system = System(**{**assumed, **known})
     conventions = read_conventions(convention or [])
     if best:
-        shown = best_layouts(config, system, conventions, gpus, global_batch, source)
+        kept = [
+            name
+            for name in time_model.COLUMNS
+            if given("virtual_stages" if name == "virtual" else name)
+            and (gpus is not None or name not in OF_THE_GPUS)
+        ]
+        shown = best_layouts(
+            *(config, system, conventions, gpus, global_batch, kept, source)
+        )
         if calibrate is None:
-            of_model = {"model": model, **{n: shape[n] for n in SHAPE if given(n)}}
-            line = pattern_command(of_model, shown.data)
+            of_run = {**shape, **chosen}
+            stated = [n for n in (*SHAPE, *LAYOUT) if n not in time_model.COLUMNS]
+            asked_for = {"model": model, **{n: of_run[n] for n in stated if given(n)}}
+            line = pattern_command(asked_for, shown.data)
             shown = replace(shown, summary=[*shown.summary, f"Its traffic: {line}"])
-    elif sweep in ("bandwidth", "size"):
+    elif sweep in ("bandwidth", "nic", "size"):
         if not given("sizes"):
             raise LayoutError(
                 f"--sweep {sweep} goes over --sizes, but none are given: give "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,8 @@ from moetraffic.cli.output import Shown
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, time_model
 from moetraffic.patterns.layouts.configuration import RECOMPUTE
-from moetraffic.patterns.time_model import Configuration, System
+from moetraffic.patterns.time_model import Configuration, NodeLinks, System
+from moetraffic.patterns.time_model.links import OF_NIC
 from moetraffic.report import run_projection as projected
 from moetraffic.report.console.options import positive_numbers
 from moetraffic.report.results import time_model as report
@@ -122,15 +123,28 @@ def varied(
     source: str,
 ) -> Shown:
     """Estimate one configuration at several bandwidths, or with several models."""
-    if what == "bandwidth":
+    if what in ("bandwidth", "nic"):
         rates = np.array([bytes_per_second(value) for value in values])
-        system = replace(system, bandwidth=rates)
+        links: Any = rates
+        if what == "nic":
+            if not isinstance(system.bandwidth, NodeLinks):
+                raise LayoutError(
+                    "rates of NICs are those of nodes with links of a platform, but "
+                    "none is given: give --platform dgx-h100, or --sweep bandwidth"
+                )
+            every = OF_NIC * rates * system.bandwidth.gpus
+            links = replace(system.bandwidth, nic_bytes_s=every)
+        system = replace(system, bandwidth=links)
+        # an element a rate, where no rate matters too
+        batches = np.full(len(rates), float(config.global_batch))
+        config = replace(config, global_batch=batches)
     else:
         models, gatings, _ = zip(*(model_of(v, {}) for v in values), strict=True)
         k = [float(gating.k) for gating in gatings]
         config = replace(config, model=models, k=k)
     found = time_model.estimate(config, system, conventions=conventions, strict=False)
-    head = {"bandwidth": "bandwidth", "size": "model"}[what]
+    heads = {"bandwidth": "bandwidth", "nic": "NIC rate per GPU", "size": "model"}
+    head = heads[what]
     title = f"Iteration time by {head}"
     return _study(
         [report.range_sentence(found, values, f"{title}, {source}")],
@@ -146,9 +160,14 @@ def best_layouts(
     conventions: Conventions,
     gpus: int | None,
     batch: int | None,
+    fixed: Sequence[str],
     source: str,
 ) -> Shown:
-    """Search the fastest layouts of a number of GPUs."""
+    """Search the fastest layouts of a number of GPUs.
+
+    ``fixed`` are the searched fields that stay as in the configuration; all others of
+    its fields are shared by every layout.
+    """
     number = int(config.world) if gpus is None else gpus
     whole = 8 * number if batch is None else batch
     assert isinstance(config.model, ModelShape)  # an option names one model
@@ -158,8 +177,12 @@ def best_layouts(
         gpus=number,
         global_batch=whole,
         conventions=conventions,
-        gradient_bytes=float(config.gradient_bytes),
-        k=config.k,
+        among={name: (float(getattr(config, name)),) for name in fixed},
+        **{
+            field.name: getattr(config, field.name)
+            for field in fields(config)
+            if field.name not in (*time_model.COLUMNS, "model", "global_batch")
+        },
     )
     if not len(found.order):
         least = float(found.estimate.memory.total.min()) / 1e9
@@ -190,21 +213,22 @@ def best_layouts(
     )
 
 
-def pattern_command(model: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def pattern_command(given: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """Return the ``moetraffic pattern`` command of the fastest layout.
 
-    ``model`` are the options of the model, ``found`` the data of a search.
+    ``given`` are options of the model and the layout, ``found`` the data of a search.
     """
     best = found["best"][0]
     sequences = best["dp"] * best["micro_batch"]
     options = {
-        **model,
+        **given,
         **{axis: int(best[axis]) for axis in ("pp", "tp", "cp", "dp", "zero")},
         "ep": int(best["ep"]) if best["ep"] > 1 else None,
         "virtual_stages": int(best["virtual"]) if best["virtual"] > 1 else None,
         "micro_batch": int(best["micro_batch"]),
         "accumulation": int(found["global_batch"] / sequences),
-        "recompute": RECOMPUTE[int(best["recompute"])],
+        # of what is computed again, whole layers alone communicate again
+        "recompute": "full" if RECOMPUTE[int(best["recompute"])] == "full" else None,
         "sequence_parallel": True if best["sequence_parallel"] else None,
     }
     words = ["moetraffic pattern"]

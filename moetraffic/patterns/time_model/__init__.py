@@ -20,7 +20,7 @@ from .links import MeasuredLinks, NodeLinks
 from .memory import Memory, memory
 from .operations import Operations, model_operations, operations
 from .projection import implied_share, projected_speedup
-from .search import MODEL_ERROR, Search, search
+from .search import COLUMNS, MODEL_ERROR, Search, search
 from .sensitivity import Sensitivity, sensitivity
 from .sweeps import SCALINGS, Sweep, sweep, zero_stages
 from .system import Effective, Links, System
@@ -30,6 +30,7 @@ __all__ = [
     "A100",
     "APNET24",
     "CHOICES",
+    "COLUMNS",
     "GPUS",
     "H100",
     "KINDS",

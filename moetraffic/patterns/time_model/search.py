@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -23,6 +23,16 @@ COLUMNS = (
     "sequence_parallel",
 )
 
+
+TRIED: Mapping[str, Sequence[float]] = {
+    "cp": (1,),
+    "virtual": (1, 2, 3, 4),
+    "micro_batch": (1, 2, 4, 8, 16),
+    "zero": (0, 1, 3),
+    "recompute": tuple(map(RECOMPUTE.index, ("none", "selective", "full"))),
+    "sequence_parallel": (0, 1),
+}
+"""Values that are tried where none are given; of pp, tp, dp and ep all that divide."""
 
 MODEL_ERROR = 0.11
 """Relative error of an iteration's time: the mean of a published table whose rows a fit
@@ -70,12 +80,7 @@ def search(
     gpus: int,
     global_batch: int,
     conventions: Conventions = SC21,
-    micro_batches: Sequence[int] = (1, 2, 4, 8, 16),
-    virtual: Sequence[int] = (1, 2, 3, 4),
-    zero: Sequence[int] = (0, 1, 3),
-    recompute: Sequence[str] = ("none", "selective", "full"),
-    sequence_parallel: Sequence[bool] = (False, True),
-    context: Sequence[int] = (1,),
+    among: Mapping[str, Sequence[float]] | None = None,
     gradient_bytes: float = 2,
     **same: Values,
 ) -> Search:
@@ -91,8 +96,8 @@ def search(
         Ranks; sequences of an iteration.
     conventions
         How the terms are counted.
-    micro_batches, virtual, zero, recompute, sequence_parallel, context
-        What is tried; sizes of tp, pp, dp and ep are all factorizations.
+    among
+        Values to try of these fields (:data:`COLUMNS`) in place of :data:`TRIED`.
     gradient_bytes, same
         Fields that all configurations share, as of :class:`Configuration`.
 
@@ -106,32 +111,42 @@ def search(
             f"a search has at least 1 GPU and a batch of 1, but {gpus} and "
             f"{global_batch}: raise them"
         )
+    tried_of = {**TRIED, **(among or {})}
     spread = [
         (p, t, gpus // (p * t * c), e, c)
         for p in divisors(gpus)
         if p <= model.layers
         for t in divisors(gpus // p)
         if model.heads % t == 0
-        for c in context
+        for c in map(int, tried_of["cp"])
         if gpus // (p * t) % c == 0
         for e in (divisors(gpus // (p * t * c)) if model.experts > 0 else [1])
         if e == 1 or model.experts % e == 0
     ]
-    levels = [RECOMPUTE.index(name) for name in recompute]
-    rest = product(virtual, micro_batches, zero, levels, map(float, sequence_parallel))
+    spread = [
+        sizes
+        for sizes in spread
+        if all(
+            size in tried_of.get(axis, (size,))
+            for axis, size in zip(COLUMNS, sizes[:4], strict=False)
+        )
+    ]
+    rest = product(*(tried_of[name] for name in COLUMNS[5:]))
     grid = np.array(list(rest), np.float64)
     ranks = np.array(spread, np.float64).reshape(-1, 5)
     if not len(ranks):
         raise LayoutError(
-            f"no tp, pp and dp make {gpus} GPUs for this model: change the GPUs"
+            f"no pp, tp, dp and ep as given make {gpus} GPUs for this model: change "
+            "them, or the GPUs"
         )
     left, right = np.repeat(ranks, len(grid), axis=0), np.tile(grid, (len(ranks), 1))
     every = np.concatenate([left, right], axis=1)
     # what makes no difference is looked at once
     column = dict(zip(COLUMNS, every.T, strict=True))
-    twice = (column["tp"] == 1) & (column["sequence_parallel"] > 0)
-    twice |= (column["pp"] == 1) & (column["virtual"] > 1)
-    twice |= (column["dp"] * column["cp"] == 1) & (column["zero"] > 0)
+    more = {name: column[name] > min(tried_of[name]) for name in TRIED}
+    twice = (column["tp"] == 1) & more["sequence_parallel"]
+    twice |= (column["pp"] == 1) & more["virtual"]
+    twice |= (column["dp"] * column["cp"] == 1) & more["zero"]
     every = every[~twice]
     tried = len(every)
 

@@ -278,9 +278,12 @@ def search_notes(found: Search) -> list[str]:
     return [
         f"{found.tried:,} configurations tried, {len(found.estimate.iteration):,} are "
         f"possible, {len(found.order):,} fit",
-        f"{found.unranked:,} of these are within {MODEL_ERROR:.0%} of the fastest: "
-        "they cannot be ranked, because the model's error on published tables is "
-        "as large",
+        f"{found.unranked:,} of these, the fastest included, are within "
+        f"{MODEL_ERROR:.0%} of its time, the model's error on published tables: they "
+        "cannot be ranked"
+        if found.unranked > 1
+        else f"All others take over {MODEL_ERROR:.0%} longer than the fastest, more "
+        "than the model's error on published tables",
     ]
 
 
@@ -339,6 +342,14 @@ def search_names(found: Search, number: int) -> tuple[list[str], str]:
     return names, _stated(rows[0][key] for key in rows[0] if key in same)
 
 
+AGAIN = {
+    "none": "",
+    "selective": "selective recomputation",
+    "full": "full recomputation",
+    "modules": "recomputation of modules",
+}
+
+
 def layout_words(config: Configuration) -> str:
     """Describe one configuration as those of a search, with batch and sequence."""
     row = {name: float(np.ravel(getattr(config, name))[0]) for name in COLUMNS}
@@ -354,10 +365,10 @@ def _stated(words: Iterable[str]) -> str:
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, str]:
-    recompute = ("", "selective recomputation", "full recomputation")
+    again = RECOMPUTE[int(row["recompute"])]
     return {
         **{name: f"{word} {row[name]:.0f}" for name, word in WORDS.items()},
-        "recompute": recompute[int(row["recompute"])],
+        "recompute": AGAIN[again],
         "sequence_parallel": "SP" if row["sequence_parallel"] else "no SP",
     }
 
