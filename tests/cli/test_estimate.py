@@ -204,6 +204,18 @@ def test_bandwidth_comes_as_a_rate_by_kind_or_measured(
     assert measured["dp_s"] == pytest.approx(flat["dp_s"])
 
 
+def test_several_bandwidths_are_rows_of_one_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rates = ("100Gbps", "25GB/s", "400Gbps")
+    asked = ("--dp", "4", "--bandwidth")
+    found = told(capsys, *asked, ",".join(rates))
+    alone = [told(capsys, *asked, r)["estimate"]["iteration_s"] for r in rates]
+    assert found["values"] == list(rates)
+    assert found["estimate"]["iteration_s"] == pytest.approx(alone)
+    assert alone[0] > alone[1] > alone[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -225,6 +237,11 @@ def test_bandwidth_comes_as_a_rate_by_kind_or_measured(
         ),
         (("--best", "--platform", "tg40", "--memory-gb", "0.01"), "fits into"),
         (("--recompute", "half"), "recompute is one of"),
+        (("--dp", "2", "--bandwidth", "1GB/s,"), "a rate is a positive number"),
+        (
+            ("--dp", "2", "--bandwidth", "1GB/s,2GB/s", "--zero-stages"),
+            "one configuration",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence(

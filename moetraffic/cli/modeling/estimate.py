@@ -204,8 +204,8 @@ def estimate(
     bandwidth: Annotated[
         str,
         option(
-            "Effective bandwidth: 25GB/s, or by kind of traffic: "
-            "tp=300GB/s,dp=25GB/s, or a file of moetraffic bench.",
+            "Effective bandwidth: 25GB/s, several to compare: 100Gbps,400Gbps, by kind "
+            "of traffic: tp=300GB/s,dp=25GB/s, or a file of moetraffic bench.",
             panel=SYSTEM,
             shown="the platform's",
         ),
@@ -344,6 +344,12 @@ def estimate(
         refuse_idle(ctx, rest, "--project takes all from a run", error=LayoutError)
         show(projection(project, sizes, efficiency, gpus_per_node))
         return
+    rates = [] if "=" in bandwidth else bandwidth.split(",")
+    if len(rates) > 1 and (sweep or zero_stages or sensitivity or best):
+        raise LayoutError(
+            f"several rates are compared for one configuration, but --bandwidth has "
+            f"{len(rates)} beside a study: give one rate, or leave the study out"
+        )
     if sum(map(bool, (sweep, zero_stages, sensitivity, best))) > 1:
         raise LayoutError(
             "only one of --sweep, --zero-stages, --sensitivity and --best is allowed "
@@ -431,10 +437,10 @@ def estimate(
         found = measured_imbalance(imbalance_from, int(config.ep))
         config = replace(config, imbalance=found)
         source += f", busiest of {config.ep:g} ranks {found:.3g} x the mean"
-    if bandwidth:
+    if bandwidth and len(rates) < 2:
         known["bandwidth"] = read_bandwidth(bandwidth, gpus_per_node)
     scales = best or sweep in time_model.SCALINGS
-    given_rates = "bandwidth" in known or sweep == "bandwidth"
+    given_rates = "bandwidth" in known or sweep == "bandwidth" or len(rates) > 1
     if (config.world > 1 or scales) and not given_rates:
         why = (
             f"the links of {platform} are not published"
@@ -466,6 +472,9 @@ def estimate(
             asked_for = {"model": model, **{n: of_run[n] for n in stated if given(n)}}
             line = pattern_command(asked_for, shown.data)
             shown = replace(shown, summary=[*shown.summary, f"Its traffic: {line}"])
+    elif len(rates) > 1:
+        values = [rate.strip() for rate in rates]
+        shown = varied(config, system, conventions, "bandwidth", values, source)
     elif sweep in ("bandwidth", "nic", "size"):
         if not given("sizes"):
             raise LayoutError(
