@@ -17,8 +17,6 @@ from .test_cli import refused
     [
         ("estimate --gpus 8", "--gpus is given: leave it out"),
         ("estimate --sizes 1,2", "--sizes is given: leave it out"),
-        ("estimate --best --zero 1 --ep 2", "--ep, --zero are given: leave them out"),
-        ("estimate --best --gpus 8 --dp 8", "--dp is given"),
         ("estimate --sweep weak --dp 4", "weak scaling is over dp"),
         ("estimate --sweep large-batch --global-batch 8", "--sizes are the batches"),
         ("estimate --zero-stages --zero 2", "--zero-stages shows all four"),

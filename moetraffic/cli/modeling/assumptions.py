@@ -119,6 +119,18 @@ def _of_gpu(gpu: Gpu, *, roofline: bool) -> dict[str, Any]:
     }
 
 
+def without_network(platform: str, gpu_given: bool) -> LayoutError:
+    """Return the error of several GPUs without bandwidths between them."""
+    why = "neither platform nor bandwidth is given"
+    if platform:
+        why = f"the links of {platform} are not published"
+    instead = "dgx-h100 in place of --gpu" if gpu_given else "polaris"
+    return LayoutError(
+        f"more than one GPU needs a network, but {why}: give --bandwidth 25GB/s or "
+        f"--platform {instead}"
+    )
+
+
 def read_bandwidth(text: str, gpus_per_node: int) -> Any:
     """Read a rate, rates by kind of traffic, or a file of measurements."""
     if "=" in text:

@@ -40,6 +40,7 @@ from .assumptions import (
     read_bandwidth,
     read_conventions,
     read_shares,
+    without_network,
 )
 from .layout import LAYOUT
 from .model_shape import MODEL_HELP, SHAPE, model_of
@@ -344,16 +345,11 @@ def estimate(
         refuse_idle(ctx, rest, "--project takes all from a run", error=LayoutError)
         show(projection(project, sizes, efficiency, gpus_per_node))
         return
-    rates = [] if "=" in bandwidth else bandwidth.split(",")
-    if len(rates) > 1 and (sweep or zero_stages or sensitivity or best):
+    rates = "," in bandwidth and "=" not in bandwidth
+    if sum(map(bool, (sweep, zero_stages, sensitivity, best, rates))) > 1:
         raise LayoutError(
-            f"several rates are compared for one configuration, but --bandwidth has "
-            f"{len(rates)} beside a study: give one rate, or leave the study out"
-        )
-    if sum(map(bool, (sweep, zero_stages, sensitivity, best))) > 1:
-        raise LayoutError(
-            "only one of --sweep, --zero-stages, --sensitivity and --best is allowed "
-            "at a time: leave out the others"
+            "only one of --sweep, --zero-stages, --sensitivity, --best and several "
+            "bandwidths is allowed at a time: leave out the others"
         )
     for holds, names, why in (
         (calibrate is not None, OF_A_CAPTURE, "--calibrate takes these from a run"),
@@ -437,21 +433,14 @@ def estimate(
         found = measured_imbalance(imbalance_from, int(config.ep))
         config = replace(config, imbalance=found)
         source += f", busiest of {config.ep:g} ranks {found:.3g} x the mean"
-    if bandwidth and len(rates) < 2:
+    if rates:
+        sweep, sizes = "bandwidth", bandwidth
+    elif bandwidth:
         known["bandwidth"] = read_bandwidth(bandwidth, gpus_per_node)
     scales = best or sweep in time_model.SCALINGS
-    given_rates = "bandwidth" in known or sweep == "bandwidth" or len(rates) > 1
+    given_rates = "bandwidth" in known or sweep == "bandwidth"
     if (config.world > 1 or scales) and not given_rates:
-        why = (
-            f"the links of {platform} are not published"
-            if platform
-            else ("neither platform nor bandwidth is given")
-        )
-        instead = " dgx-h100 in place of --gpu" if given("gpu") else " polaris"
-        raise LayoutError(
-            f"more than one GPU needs a network, but {why}: give --bandwidth 25GB/s or "
-            f"--platform{instead}"
-        )
+        raise without_network(platform, given("gpu"))
     if memory_gb is not None:
         known["memory_bytes"] = memory_gb * 1e9
     system = System(**{**assumed, **known})
@@ -472,11 +461,8 @@ def estimate(
             asked_for = {"model": model, **{n: of_run[n] for n in stated if given(n)}}
             line = pattern_command(asked_for, shown.data)
             shown = replace(shown, summary=[*shown.summary, f"Its traffic: {line}"])
-    elif len(rates) > 1:
-        values = [rate.strip() for rate in rates]
-        shown = varied(config, system, conventions, "bandwidth", values, source)
     elif sweep in ("bandwidth", "nic", "size"):
-        if not given("sizes"):
+        if not (rates or given("sizes")):
             raise LayoutError(
                 f"--sweep {sweep} goes over --sizes, but none are given: give "
                 "--sizes 10GB/s,25GB/s, or for size megatron-1.7b,megatron-3.6b"
