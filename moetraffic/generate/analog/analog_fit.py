@@ -40,8 +40,9 @@ LAGS = (1, 2, 5, 10)
 ALLOWED = 0.05
 """Root mean square error of a figure of the load that a path may have."""
 
-PATHS, COURSES = 4, 8
-"""Paths drawn in a trial of a length, and of the exchange."""
+PATHS, COURSES = 4, 24
+"""Paths drawn in a trial of a length, and of the exchange: where a few hot experts
+decide, two paths agree in these or not, and few paths misjudge the mean of pairs."""
 
 LEAST, MOST = 0.01, 1e4
 """Range of the exchange: nearly no other labels, and any."""
