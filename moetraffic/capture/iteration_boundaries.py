@@ -21,6 +21,7 @@ class IterationBoundaries:
     iteration: int = 0
     marked: bool = False  # the program calls step()
     begun: int = 0  # ns, start of this iteration
+    first: int = 0  # ns, start of the first one
     kind: str = "train"
     """Kind of the iteration that ended last: "skipped" if all its optimizers were."""
     _optimizer: tuple[int, int] | None = None  # calls before it, time in ns
@@ -44,6 +45,11 @@ class IterationBoundaries:
     def unsettled(self) -> int:
         """Number of most recent calls that may belong to the next iteration."""
         return 0 if self._optimizer is None else self._calls - self._optimizer[0]
+
+    def record(self, when: int) -> None:
+        """Start the first iteration with its first record, as set-up comes before."""
+        if not self.next_whole:
+            self.first = self.begun = when
 
     def call(self, *, settles: bool, in_backward: bool) -> tuple[int, int] | None:
         """Count a call, which may show that the current iteration has ended.

@@ -110,3 +110,19 @@ def test_regular_programs_are_numbered_exactly(
         want = head + want[len(head) :]
     assert calls == want
     assert len(ends) == iterations
+
+
+def test_setup_is_no_part_of_the_first_iteration() -> None:
+    """It starts with its first record, also where steps show later that what optimizers
+    ended before was all of it; other iterations start where the last one ended."""
+    boundaries = IterationBoundaries(begun=5, first=5)
+    boundaries.record(100)
+    assert boundaries.begun == 100
+    boundaries.call(settles=True, in_backward=False)
+    boundaries.record(110)
+    assert (boundaries.begun, boundaries.first) == (100, 100)
+    boundaries.optimizer(120)
+    assert boundaries.call(settles=True, in_backward=False) == (0, 120)
+    boundaries.begun = 120
+    boundaries.record(130)
+    assert (boundaries.begun, boundaries.first) == (120, 100)

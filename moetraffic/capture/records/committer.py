@@ -92,8 +92,8 @@ class Committer:
         self._resumed: tuple[Position, dict[str, Any]] | None = None
         self._ends = [0, 0]  # records of steps, and of optimizer steps
         self._window, self._sites = RecordWindow(), SiteTable()
-        self._begun = int(about["begun"])
-        self._boundaries = IterationBoundaries(begun=self._begun)
+        begun = int(about["begun"])
+        self._boundaries = IterationBoundaries(begun=begun, first=begun)
         self._recorded = RecordedIterations(every=self._meta.every)
         self._most_bytes = int(about.get("most_bytes", 0))
         self._taken = 0  # words since the last commit
@@ -320,6 +320,7 @@ class Committer:
             source=source,
             peers=(sender, destination),
         )
+        self._boundaries.record(issue)
         self._settle(
             self._boundaries.call(
                 settles=direction not in ("forward", "") or operation == ALL_TO_ALL,
@@ -353,6 +354,7 @@ class Committer:
             source=Source.LINKED,
             experts=experts,
         )
+        self._boundaries.record(issue)
         self._settle(self._boundaries.call(settles=True, in_backward=bool(in_backward)))
         if not self._recorded.may_have(self._boundaries):
             return
@@ -367,7 +369,7 @@ class Committer:
         if withdraws:
             # earlier segments keep their numbers, which merging corrects
             self._window.withdraw_steps()
-            boundaries.begun = self._begun
+            boundaries.begun = boundaries.first
         ended = boundaries.iteration - 1
         linked = kind < 0 and boundaries.kind != STEP_KINDS[0]
         step = (ended, loss_of_word(loss), tokens, boundaries.begun, end)
