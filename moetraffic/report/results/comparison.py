@@ -68,7 +68,10 @@ def sentences(
                 f"{ratio.busbw_gbs[1]:.3g} GB/s, transfer {ratio.ratio.value:.3g} "
                 f"({LEVEL:.0%} CI {ratio.ratio.low:.3g} to {ratio.ratio.high:.3g}) "
                 f"times the first's, waiting {ratio.waiting[0]:.0%} and "
-                f"{ratio.waiting[1]:.0%}; intervals over iterations, not over runs."
+                f"{ratio.waiting[1]:.0%}. The interval is over iterations of one run "
+                "each, and two runs of one command may differ more: that networks "
+                "differ is shown by intervals over runs that do not overlap "
+                "(moetraffic replay --repeat 5)."
             )
         if ratio.by == "all":
             within = f"{ratio.ratio.low:.4g} to {ratio.ratio.high:.4g}"
