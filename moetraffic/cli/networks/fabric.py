@@ -120,7 +120,9 @@ def fabric(
     flows: Annotated[
         int, option("Number of ECMP flows of a pair of ranks.", panel=TRAFFIC)
     ] = 1,
-    seed: Annotated[int, option("Random seed of ECMP's hash.", panel=TRAFFIC)] = 0,
+    seed: Annotated[
+        int, option("Random seed of ECMP's hash.", panel=TRAFFIC, min=0)
+    ] = 0,
     iterations: Iterations = None,
     operations: Operations = None,
     algorithm: Algorithm = "ring",

@@ -87,7 +87,9 @@ def generate(
         int | None,
         option("Number of expert-parallel ranks.", shown="the most that fit both"),
     ] = None,
-    seed: Annotated[int, option("Random seed; the same seed gives the same file.")] = 0,
+    seed: Annotated[
+        int, option("Random seed; the same seed gives the same file.", min=0)
+    ] = 0,
     skew: Annotated[
         float, option("Scale the load skew by this factor.", panel=SCENARIO)
     ] = 1.0,
