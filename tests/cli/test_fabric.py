@@ -287,10 +287,14 @@ def test_an_option_given_twice_is_an_error(
 def test_collisions_agree_with_the_verdict(
     capsys: pytest.CaptureFixture[str], captured: Path
 ) -> None:
-    """Of one flow on a set of links none collides, and a host's link is no such set."""
-    assert main(["fabric", str(captured), "--spines", "4"]) == 0
-    ecmp = [x for x in capsys.readouterr().out.splitlines() if x.startswith("ECMP")]
-    assert "none with the bottleneck link" in ecmp[0]
+    """Of one flow on a set of links none collides, and a host's link is no such set;
+    a link to a spine is as slow as the bottleneck, the link on from there."""
+    for ratio, words in (("1", "links of the bottleneck"), ("0.1", "none with the")):
+        asked = ("--spines", "4", "--oversubscription", ratio)
+        assert main(["fabric", str(captured), *asked]) == 0
+        out = capsys.readouterr().out.splitlines()
+        (ecmp,) = (line for line in out if line.startswith("ECMP"))
+        assert words in ecmp
     shape = ("--topology", "torus", "--shape", "2x2")
     assert main(["fabric", str(captured), *shape]) == 0
     out = capsys.readouterr().out

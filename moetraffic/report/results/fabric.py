@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -109,8 +110,8 @@ def sentences(found: Assessment) -> list[str]:
         of = f"worst of {len(several)} sets of links, none with the bottleneck link"
         lines.append(
             f"ECMP collisions, {'links of the bottleneck' if here else of}: "
-            f"{one.max_flows:.3g} of {one.flows:.3g} flows on one link (random "
-            f"hashing: {one.expected_max_flows:.3g}), "
+            f"{_mean(one.max_flows)} of {_mean(one.flows)} flows on one link (random "
+            f"hashing: {_mean(one.expected_max_flows)}), "
             f"{three_digits(one.bytes_over_even)} times its even share of bytes."
         )
     elif found.collisions:
@@ -126,7 +127,15 @@ def _colliding(found: Assessment) -> list[Collision]:
 
 
 def _of_bottleneck(found: Assessment, one: Collision) -> bool:
-    return bool(found.hot) and found.hot[0].name in one.links
+    slowest = max((hot.mean_s for hot in found.hot), default=0.0)
+    # links with the same load differ by rounding
+    return any(
+        hot.name in one.links and math.isclose(hot.mean_s, slowest) for hot in found.hot
+    )
+
+
+def _mean(count: float) -> str:
+    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
 def _rates(network: Topology) -> str:
