@@ -46,6 +46,9 @@ LONGEST = 200
 SHORT = 24
 """Characters of a list of layers, above which they are counted."""
 
+STEP = "recommendation"
+"""Basis of a line that names commands, not conclusions."""
+
 QUANTILE = 0.99
 """Share of the iterations in which a capacity factor leaves no token out."""
 
@@ -112,13 +115,19 @@ def sentences(analysis: Analysis, *, file: str = "run.h5") -> list[str]:
 
     The reasons are the notes of the analysis.
     """
+    steps = [str(one) for one in answer(analysis, file=file) if one.basis == STEP]
+    return conclusions(analysis) + steps
+
+
+def conclusions(analysis: Analysis) -> list[str]:
+    """Format the lines of :func:`answer` without the commands that come next."""
     if not analysis.claims:
         why = "; ".join(analysis.notes) or (
             "claims need iterations with complete records of an expert exchange, or "
             "bursts of a rank with known times"
         )
         return [str(_data(analysis)), f"Claims: none. {why[:1].upper()}{why[1:]}."]
-    return [str(line) for line in answer(analysis, file=file)]
+    return [str(line) for line in answer(analysis) if line.basis != STEP]
 
 
 def _data(analysis: Analysis) -> Line:
@@ -442,4 +451,4 @@ def _next(analysis: Analysis, file: str) -> Line:
         steps.append(f"capture a longer run for {names}")
     steps.append(f"moetraffic analyze {file} --tables for all figures")
     steps.append(f"moetraffic report {file} for charts")
-    return Line(topic="Next", text="; ".join(steps), basis="recommendation")
+    return Line(topic="Next", text="; ".join(steps), basis=STEP)

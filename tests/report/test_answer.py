@@ -11,7 +11,7 @@ from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics, ana
 from moetraffic.analysis.claim import Claim, Outcome, claim_of
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.data import path
-from moetraffic.report.answer import Line, answer, sentences
+from moetraffic.report.answer import Line, answer, conclusions, sentences
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.summary import by_part
 from moetraffic.trace import Trace
@@ -174,6 +174,19 @@ def test_an_analysis_without_claims_has_no_summary() -> None:
     assert why.startswith("Claims: none. ")
     noted = replace(analysis(exchange(0)), notes=("the run is empty",))
     assert sentences(noted)[1] == "Claims: none. The run is empty."
+
+
+def test_conclusions_are_the_summary_without_the_next_commands() -> None:
+    found = analysis(exchange(0, claim("skewed", STATED)))
+    *lines, last = sentences(found)
+    assert conclusions(found) == lines
+    assert last.startswith("Next: ")
+
+
+def test_without_claims_the_reason_is_among_the_conclusions() -> None:
+    found = analysis(exchange(0))
+    assert conclusions(found) == sentences(found)
+    assert conclusions(found)[-1].startswith("Claims: none. ")
 
 
 def test_a_long_line_is_shortened_and_names_every_claim() -> None:

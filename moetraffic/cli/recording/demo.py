@@ -77,14 +77,14 @@ def demo(
             if done == EARLY < iterations and not as_json:
                 trained = merge(segments_folder(run)).trace
                 so_far = f"So far, of a training of {iterations} iterations:"
-                console.show(["", so_far, *_answer(trained, run), ""])
+                console.show(["", so_far, *_answer(trained), ""])
 
         trace = capture_run(
             workload, run, force=force, on_step=step, overwrite=OVERWRITE
         )
     assert trace is not None  # this process is no rank
     from moetraffic.analysis import analyze
-    from moetraffic.report.answer import sentences
+    from moetraffic.report.answer import conclusions
     from moetraffic.report.page import write_report
     from moetraffic.report.plain_data import as_dict
     from moetraffic.report.results import pictures, summary
@@ -92,7 +92,7 @@ def demo(
     with trace:
         held = overview(trace, run)
         if not as_json:
-            console.show(["", *_answer(trace, run), ""])
+            console.show(["", *_answer(trace), ""])
     _stage("2/3 replay its all-to-alls and verify every byte", as_json)
     replay = _replay(run, replayed, nproc)
     with compiled():  # not beside the ranks, whose times it would change
@@ -107,7 +107,7 @@ def demo(
                 "replay": replay,
                 "pictures": [path.name for path in drawn],
             }
-            lines = [*sentences(found, file=str(run))[:-1]]
+            lines = conclusions(found)
             lines.append(summary.replay_sentence(replay))
             (output / "summary.json").write_text(json_text(told) + "\n")
             with (output / "summary.txt").open("w") as file:
@@ -117,13 +117,13 @@ def demo(
     present(told, "", *lines, "", *_next(output), as_json=as_json)
 
 
-def _answer(trace: Trace, run: Path) -> list[str]:
+def _answer(trace: Trace) -> list[str]:
     """Summarize a run by what is fast to compute."""
     from moetraffic.analysis import analyze
     from moetraffic.analysis.engine import SUMMARY_PARTS
-    from moetraffic.report.answer import sentences
+    from moetraffic.report.answer import conclusions
 
-    return sentences(analyze(trace, parts=SUMMARY_PARTS), file=str(run))[:-1]
+    return conclusions(analyze(trace, parts=SUMMARY_PARTS))
 
 
 @contextmanager

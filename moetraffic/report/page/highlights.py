@@ -10,7 +10,7 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
-from moetraffic.report.answer import sentences
+from moetraffic.report.answer import conclusions
 from moetraffic.report.results.overview import about as about_run
 from moetraffic.report.results.overview import layout, layout_known
 from moetraffic.report.results.skew import named, subject_of
@@ -101,11 +101,7 @@ def run_in_words(trace: Trace, analysis: Analysis) -> list[str]:
     """Describe the run in a few sentences, after the summary of its analysis."""
     meta = trace.meta
     complete = "complete" if meta.complete else f"not complete: {meta.missing}"
-    lines = [
-        line
-        for line in sentences(analysis, file=Path(trace.name).name)
-        if not line.startswith("Next: ")  # steps on the command line
-    ]
+    lines = conclusions(analysis)
     lines.append(f"{about_run(trace)}; the trace is {complete}.")
     if meta.schedule:
         lines.append(f"Steps, layers and phases: {meta.schedule}.")
