@@ -49,9 +49,15 @@ def three_digits(value: float) -> str:
     Examples
     --------
     >>> three_digits(0.2), three_digits(1.0), three_digits(217.0), three_digits(12345.0)
-    ('0.200', '1.00', '217', '1.23e+04')
+    ('0.200', '1.00', '217', '12,300')
     """
-    return f"{value:#.3g}".rstrip(".")
+    return _digits(value, "#.3g").rstrip(".")
+
+
+def _digits(value: float, form: str) -> str:
+    """Format three significant digits, of thousands and millions without exponent."""
+    text = format(value, form)
+    return f"{float(text):,.0f}" if 1000 <= abs(float(text)) < 1e9 else text
 
 
 def rank_span(ranks: Sequence[int]) -> str:
@@ -179,12 +185,12 @@ def duration(value_s: float) -> str:
 
     Examples
     --------
-    >>> duration(0.00125), duration(3e-8), duration(float("nan"))
-    ('1.25 ms', '30 ns', '')
+    >>> duration(0.00125), duration(3e-8), duration(12345.0), duration(float("nan"))
+    ('1.25 ms', '30 ns', '12,300 s', '')
     """
     if value_s != value_s:
         return ""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value_s >= scale:
-            return f"{value_s / scale:.3g} {unit}"
+            return f"{_digits(value_s / scale, '.3g')} {unit}"
     return f"{value_s / 1e-9:.3g} ns"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
-from moetraffic.analysis.claim import LEVEL, Claim, Outcome, claim_of
+from moetraffic.analysis.claim import LEVEL, Claim, Outcome
 from moetraffic.analysis.exchange import BEYOND
 from moetraffic.units import rank_span
-
-REDUCED = "MSE reduced by"
-"""Name of a figure that is negative where the MSE is increased."""
 
 TOPICS = {
     "Skew": {"skewed": ("CV of the mean load", ".2f")}
@@ -22,11 +18,10 @@ TOPICS = {
     | {"collapsed": ("share", ".0%"), "co-activated": ("lift", ".2f")},
     "Movement": {"moves": ("", ".3g"), "converged": ("level since iteration", ",.0f")}
     | {"level change": ("at iteration", ",.0f"), "trend": ("by", ".1%")}
-    | {"mean-reverting": ("half-life", ".3g")},
-    "Predictability": {"predictable": (REDUCED, ".0%")}
-    | {"better than persistence": (REDUCED, ".0%")}
-    | {"matrix predictable": (REDUCED, ".0%")},
-    "Regularity": {"periodic": ("period", ".4g")},
+    | {"periodic": ("period", ".4g"), "mean-reverting": ("half-life", ".3g")},
+    "Predictability": {"predictable": ("MSE below the mean of the past by", ".0%")}
+    | {"better than persistence": ("MSE reduced by", ".0%")}
+    | {"matrix predictable": ("MSE below the mean of the past by", ".0%")},
 }
 """Claims about the load by line, with name and format of the figure of each."""
 
@@ -39,9 +34,6 @@ CONSEQUENCES = {
 
 ALWAYS = "matrix predictable"
 """Claim whose figure stands there even if it is not stated: schedulers act on it."""
-
-LONGEST = 200
-"""Characters of a line of claims, above which it is shortened."""
 
 SHORT = 24
 """Characters of a list of layers, above which they are counted."""
@@ -62,16 +54,15 @@ class Line:
     basis: str  # "claims", "figure", "data" or "recommendation"
 
     def __str__(self) -> str:
-        mark = " (figure, not a claim)" if self.basis == "figure" else ""
-        return f"{self.topic}{mark}: {self.text}."
+        return f"{self.topic}: {self.text}."
 
 
 def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
     """Summarize what an analysis found, and what to do next.
 
-    Every layer is covered: layers with the same outcome stand together.  A line whose
-    data the analysis lacks is left out, but for the share of communication, whose
-    absence has a reason.
+    What is stated stands in a line a topic, with the layers of which it is stated;
+    what is not, in one line.  A line whose data the analysis lacks is left out, but for
+    the share of communication, whose absence has a reason.
 
     Parameters
     ----------
@@ -85,27 +76,20 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
     tuple of Line
         At most eight.
     """
-    lines = [_data(analysis)]
-    for topic, names in TOPICS.items():
-        if topic == "Regularity":
-            clauses = _regularity(analysis)
-        else:
-            every = (_clause(analysis.exchanges, name) for name in names)
-            clauses = list(filter(None, every))
-        if clauses:
-            text = "; ".join(clauses)
-            if len(text) > LONGEST and topic != "Regularity":
-                text = _shortened(analysis.exchanges, list(names))
-            if topic == "Predictability":
-                of = "expert load" if _known_experts(analysis) else "bytes received"
-                text = f"{of}, baseline the mean of the past: {text}"
-            lines.append(Line(topic=topic, text=text, basis="claims"))
     if not analysis.claims:
         return ()
+    every = analysis.exchanges
+    claims = (
+        Line(topic=topic, text="; ".join(found), basis="claims")
+        for topic, names in TOPICS.items()
+        if (found := list(filter(None, (_stated(every, name) for name in names))))
+    )
     return (
-        *lines,
+        _data(analysis),
+        *claims,
         *_communication(analysis),
         *_meaning(analysis),
+        *_not_shown(analysis),
         _next(analysis, file),
     )
 
@@ -140,10 +124,10 @@ def _data(analysis: Analysis) -> Line:
     text = (
         f"{_layers([e.layer for e in every])}"
         + (f" on {groups} groups" if groups > 1 else "")
-        + f", {_range(number, ',.0f')} iterations"
+        + f"; {_range(number, ',.0f')} iterations"
         + (f", {left:,} left out as incomplete" if left else "")
         + ("" if _known_experts(analysis) else "; experts unknown, load: bytes by rank")
-        + f"; a claim is stated if p < {LEVEL:g}"
+        + f"; a claim is stated if p < {LEVEL:g}, a figure is not tested"
         + "".join(f"; {note}" for note in analysis.notes if BEYOND in note)
     )
     return Line(topic="Data", text=text, basis="data")
@@ -156,94 +140,80 @@ def _known_experts(analysis: Analysis) -> bool:
     return not names or "expert_load" in names
 
 
-def _clause(exchanges: Sequence[ExchangeAnalysis], name: str) -> str:
-    """State the outcomes of a claim about all exchanges; "" if it was not tested.
+def _stated(exchanges: Sequence[ExchangeAnalysis], name: str) -> str:
+    """State a claim, with its figure and layers; "" if no layer has it.
 
-    Exchanges with the same outcomes stand together.  A claim about forecasts is tested
-    once for each horizon.
+    Of claims about forecasts these are of the nearest horizon, and the longest one is
+    named.
     """
-    alike: dict[tuple[Outcome, ...], list[tuple[ExchangeAnalysis, list[Claim]]]] = {}
-    for exchange in exchanges:
-        claims = [claim for claim in exchange.claims if claim.name == name]
-        if claims:
-            key = tuple(claim.outcome for claim in claims)
-            alike.setdefault(key, []).append((exchange, claims))
-    parts = []
-    for outcomes, found in alike.items():
-        where = ""
-        if len(found) < len(exchanges):
-            where = _where([e for e, _ in found], exchanges)
-        for outcome in dict.fromkeys(outcomes):
-            at = [i for i, each in enumerate(outcomes) if each is outcome]
-            chosen = [[claims[i] for i in at] for _, claims in found]
-            text = _outcome([c for claims in chosen for c in claims])
-            ahead = _ahead(chosen[0]) if len(outcomes) > 1 else ""
-            parts.append(f"{where}{text}{ahead}")
-    return "; ".join(parts)
+    made = [(e, c) for e in exchanges for c in e.claims if c.name == name and c.stated]
+    if not made:
+        return ""
+    ahead = sorted({_horizon(claim) for _, claim in made})
+    near = [(e, c) for e, c in made if _horizon(c) == ahead[0]]
+    when = f" {ahead[0]} iteration{'s' * (ahead[0] > 1)} ahead" if ahead[0] else ""
+    details = (
+        figure_of([c for _, c in near]),
+        _some_layers([e for e, _ in near], exchanges),
+    )
+    inside = "; ".join(filter(None, details))
+    most = f" and at most {ahead[-1]}" if len(ahead) > 1 else ""
+    return _with(f"{name}{when}", inside) + most
 
 
-def _shortened(exchanges: Sequence[ExchangeAnalysis], names: Sequence[str]) -> str:
-    """State which of some claims are stated, of which layers, and which are not.
+def _horizon(claim: Claim) -> int:
+    """Return the horizon of a claim about forecasts, which ends its subject, or 0."""
+    end = claim.about.rpartition(", ")[2]
+    return int(end.split()[0]) if end.endswith(" ahead") else 0
 
-    p-values and the figures of each layer are in the table of the claims.
-    """
-    stated, not_shown, lacking, untested = [], [], [], []
-    for name in names:
-        claims = [(e, c) for e in exchanges for c in e.claims if c.name == name]
-        by_outcome: dict[Outcome, list[ExchangeAnalysis]] = {}
-        for exchange, claim in claims:
-            by_outcome.setdefault(claim.outcome, []).append(exchange)
-        if Outcome.STATED in by_outcome:
-            made = [(e, c) for e, c in claims if c.stated]
-            where = _horizons(made, exchanges) or _some_layers(
-                [exchange for exchange, _ in made], exchanges
-            )
-            details = [figure_of([claim for _, claim in made]), where]
-            inside = "; ".join(filter(None, details))
-            stated.append(f"{name} ({inside})" if inside else name)
+
+def _not_shown(analysis: Analysis) -> list[Line]:
+    """Name the claims that are stated of no layer, and why."""
+    every = analysis.exchanges
+    no_evidence, untested = list[str](), dict[str, list[str]]()
+    lacking = dict[int, list[str]]()
+    for name in (name for names in TOPICS.values() for name in names):
+        claims = [(e, c) for e in every for c in e.claims if c.name == name]
+        near = min((_horizon(c) for _, c in claims), default=0)
+        claims = [(e, c) for e, c in claims if _horizon(c) == near]
+        if any(c.stated for e in every for c in e.claims if c.name == name):
             continue
         if claims and all(claim.untested for _, claim in claims):
-            untested.append(f'"{name}"')
+            untested.setdefault(claims[0][1].untested, []).append(f'"{name}"')
             continue
-        if found := by_outcome.get(Outcome.NO_EVIDENCE):
+        few = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
+        if rest := [e for e, c in claims if (e, c) not in few]:
             size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
-            inside = ", ".join(filter(None, [size, _some_layers(found, exchanges)]))
-            not_shown.append(f'"{name}"{f" ({inside})" if inside else ""}')
-        if found := by_outcome.get(Outcome.NOT_ENOUGH_DATA):
-            where = _some_layers(found, exchanges)
-            lacking.append(f'"{name}"{f" ({where})" if where else ""}')
-    parts = (
-        ", ".join(stated),
-        f"no evidence of {', '.join(not_shown)}" if not_shown else "",
-        f"not enough data for {', '.join(lacking)}" if lacking else "",
-        f"not tested: {', '.join(untested)}" if untested else "",
-    )
-    return "; ".join(filter(None, parts))
+            no_evidence.append(_with(f'"{name}"{_within(rest, every)}', size))
+        if few:
+            where = _within([e for e, _ in few], every)
+            needs = max(claim.needs for _, claim in few)
+            lacking.setdefault(needs, []).append(f'"{name}"{where}')
+    for claim in analysis.beats.claims:
+        name = f'"{claim.name}" of {claim.about}'
+        if claim.outcome is Outcome.NOT_ENOUGH_DATA:
+            lacking.setdefault(claim.needs, []).append(name)
+        elif not claim.stated:
+            no_evidence.append(name)
+    parts = [f"no evidence of {', '.join(no_evidence)}"] if no_evidence else []
+    parts += [
+        f"not enough data for {', '.join(names)}{f' (needs {n:,})' if n else ''}"
+        for n, names in sorted(lacking.items())
+    ]
+    parts += [f"not tested, as {why}: {', '.join(n)}" for why, n in untested.items()]
+    text = "; ".join(parts)
+    return [Line(topic="Not shown", text=text, basis="claims")] if parts else []
 
 
-def _horizons(
-    made: Sequence[tuple[ExchangeAnalysis, Claim]],
-    exchanges: Sequence[ExchangeAnalysis],
+def _within(
+    some: Sequence[ExchangeAnalysis], exchanges: Sequence[ExchangeAnalysis]
 ) -> str:
-    """Name the horizons of claims about forecasts, with the layers of each.
+    where = _some_layers(some, exchanges)
+    return f" in {where}" if where else ""
 
-    "" of other claims.  Horizons of the same layers stand together.
-    """
-    by_horizon: dict[int, list[ExchangeAnalysis]] = {}
-    for exchange, claim in made:
-        end = claim.about.rpartition(", ")[2]
-        if end.endswith(" ahead"):
-            by_horizon.setdefault(int(end.split()[0]), []).append(exchange)
-    same: dict[str, list[int]] = {}
-    for horizon in sorted(by_horizon):
-        where = _some_layers(by_horizon[horizon], exchanges)
-        same.setdefault(where, []).append(horizon)
-    parts: list[str] = []
-    for where, ahead in same.items():
-        unit = f" iteration{'s' * (ahead != [1])}" * (not parts)
-        text = f"{', '.join(map(str, ahead))}{unit} ahead"
-        parts.append(f"{text} in {where}" if where else text)
-    return "; ".join(parts)
+
+def _with(what: str, inside: str) -> str:
+    return f"{what} ({inside})" if inside else what
 
 
 def _some_layers(
@@ -255,38 +225,10 @@ def _some_layers(
         return ""
     where = _where([e for e in exchanges if (e.layer, e.group) in chosen], exchanges)
     if len(where) <= SHORT:
-        return where[:-2]
+        return where
     every = {e.layer for e in exchanges}
     what = "layers" if len(every) == len(exchanges) else "layers and groups"
     return f"{len(chosen)} of {len(exchanges)} {what}"
-
-
-def _ahead(claims: Sequence[Claim]) -> str:
-    """Name the horizons of claims, which end their subjects."""
-    ends = [claim.about.rpartition(", ")[2] for claim in claims]
-    numbers = ", ".join(end.partition(" ")[0] for end in ends)
-    return f" {numbers} {ends[-1].partition(' ')[2]}"
-
-
-def _outcome(claims: list[Claim]) -> str:
-    """State the common outcome of claims of one name."""
-    first = claims[0]
-    if len(claims) == 1:
-        return _alone(first)
-    if first.outcome is Outcome.NOT_ENOUGH_DATA:
-        needs = max(claim.needs for claim in claims)
-        return f'not enough data for "{first.name}" (needs {needs:,})'
-    bound = _p_value(claims)
-    flags = list(dict.fromkeys(flag for claim in claims for flag in claim.flags))
-    if first.untested:
-        return f'"{first.name}" not tested ({first.untested})'
-    if not first.stated:
-        size = figure_of(claims) if first.name == ALWAYS else ""
-        inside = ", ".join(filter(None, [size, bound, *flags]))
-        return f'no evidence of "{first.name}"{f" ({inside})" if inside else ""}'
-    size = figure_of(claims)
-    inside = ", ".join(filter(None, [size, bound, *flags]))
-    return f"{first.name}{f' ({inside})' if inside else ''}"
 
 
 def figure_of(claims: Sequence[Claim]) -> str:
@@ -297,65 +239,9 @@ def figure_of(claims: Sequence[Claim]) -> str:
     named = {name: of for topic in TOPICS.values() for name, of in topic.items()}
     figure, form = named.get(claims[0].name, ("", ".3g"))
     unit = "" if "iteration" in figure else claims[0].unit
-    if figure == REDUCED and min(known) < 0:
+    if figure.startswith("MSE") and min(known) < 0:
         return f"MSE changed by {_range([-value for value in known], '+.0%')}"
     return " ".join(filter(None, (figure, _range(known, form), unit)))
-
-
-def _alone(claim: Claim) -> str:
-    """State one claim, without its subject and its null hypothesis."""
-    if claim.outcome is Outcome.NOT_ENOUGH_DATA:
-        has = f"needs {claim.needs:,}, has {claim.used:,}"
-        return f'not enough data for "{claim.name}" ({has})'
-    if claim.untested:
-        return f'"{claim.name}" not tested ({claim.untested})'
-    size = figure_of([claim]) if claim.name == ALWAYS and not claim.stated else ""
-    inside = ", ".join(filter(None, [size, _p_value([claim]), *claim.flags]))
-    what = claim.statement if claim.stated else f'no evidence of "{claim.name}"'
-    return f"{what}{f' ({inside})' if inside else ''}"
-
-
-def _regularity(analysis: Analysis) -> list[str]:
-    """State the claims "periodic" of load and bursts, with their null hypotheses."""
-    by_outcome: dict[Outcome, list[tuple[ExchangeAnalysis, Claim]]] = {}
-    for exchange in analysis.exchanges:
-        if claim := claim_of(exchange.claims, "periodic"):
-            by_outcome.setdefault(claim.outcome, []).append((exchange, claim))
-    parts = []
-    for found in by_outcome.values():
-        exchanges, claims = zip(*found, strict=True)
-        every = len(by_outcome) == 1
-        where = "load: " if every else _where(exchanges, analysis.exchanges)
-        parts.append(where + _periodic(claims))
-    return parts + [f"{c.about}: {_periodic([c])}" for c in analysis.beats.claims]
-
-
-def _periodic(claims: Sequence[Claim]) -> str:
-    """State the common outcome of claims "periodic"."""
-    first = claims[0]
-    if first.outcome is Outcome.NOT_ENOUGH_DATA:
-        needs = max(claim.needs for claim in claims)
-        return f'not enough data for "{first.name}" (needs {needs:,})'
-    if not first.stated:
-        return f'no evidence of "{first.name}"'
-    text = f"{first.name} ({figure_of(claims)}"
-    if len(claims) == 1:
-        text = f"{first.name} ({re.sub('^(it|they) repeats? ', '', first.statement)}"
-    return f"{text}, {_p_value(claims)}; null: {first.null})"
-
-
-def _p_value(claims: Sequence[Claim]) -> str:
-    """Format the range of p-values; "" if none is known.
-
-    A claim that is not stated although its null hypothesis is rejected fails another
-    condition, which its flags name: its p-value would read as evidence.
-    """
-    known = [c.p for c in claims if np.isfinite(c.p) and (c.stated or c.p >= LEVEL)]
-    if not known:
-        return ""
-    if max(known) < 0.001:
-        return "p < 0.001"
-    return f"p = {_range(known, '.2g')}"
 
 
 def _range(values: Sequence[float], form: str) -> str:
@@ -377,7 +263,7 @@ def _where(
         else:
             ranks = (rank_span(e.ranks) for e in some if e.layer == layer)
             parts.append(f"layer {layer} on ranks {', '.join(ranks)}")
-    return ", ".join([*([_layers(whole)] if whole else []), *parts]) + ": "
+    return ", ".join([*([_layers(whole)] if whole else []), *parts])
 
 
 def _layers(layers: Sequence[int]) -> str:
@@ -386,46 +272,43 @@ def _layers(layers: Sequence[int]) -> str:
 
 
 def _communication(analysis: Analysis) -> list[Line]:
-    topic = "Communication"
+    """State the share of communication in a step, and the rhythm of its bursts."""
+    parts = [
+        f"{claim.about} {claim.statement.removeprefix('they ')}"
+        for claim in analysis.beats.claims
+        if claim.stated
+    ]
+    basis = "claims" if parts else "figure"
     spent = analysis.occupation
-    if spent is None or not spent.known.any():
-        why = [n for n in analysis.notes if "occupation" in n]
-        if not why:
-            return []
-        reason = why[0].partition(": ")[2]
-        return [Line(topic=topic, text=f"unavailable: {reason}", basis="figure")]
-    shares = spent.communication_fraction
-    alone = spent.shares[:, 1]
-    known = np.isfinite(shares)
-    text = (
-        f"{_range(shares[known].tolist(), '.1%')} of a rank's step, "
-        + (
-            "none of it"
-            if np.array_equal(shares[known], alone[known])
-            else _range(alone[known].tolist(), ".1%") + " not"
+    if spent is not None and spent.known.any():
+        shares, alone = spent.communication_fraction, spent.shares[:, 1]
+        known = np.isfinite(shares)
+        parts.insert(
+            0,
+            f"{_range(shares[known].tolist(), '.1%')} of a rank's step (figure), "
+            + (
+                "none of it"
+                if np.array_equal(shares[known], alone[known])
+                else _range(alone[known].tolist(), ".1%") + " not"
+            )
+            + " overlapped with compute (inferred from gaps between collectives)",
         )
-        + " overlapped with compute, compute inferred from gaps between collectives"
-    )
-    return [Line(topic=topic, text=text, basis="figure")]
+    elif why := [note for note in analysis.notes if "occupation" in note]:
+        parts.append(f"unavailable: {why[0].partition(': ')[2]}")
+    text = "; ".join(parts)
+    return [Line(topic="Communication", text=text, basis=basis)] if parts else []
 
 
 def _meaning(analysis: Analysis) -> list[Line]:
     """Derive what the claims mean for circuits, placement and capacity factor."""
     every = analysis.exchanges
-    possible, lacking = [], dict[str, list[str]]()
+    parts = []
     for name, what in CONSEQUENCES.items():
         if "experts" in what and not _known_experts(analysis):
             continue
-        claims = [(e, c) for e in every for c in e.claims if c.name == name]
-        outcomes = {claim.outcome for _, claim in claims}
-        if Outcome.STATED in outcomes:
-            some = _some_layers([e for e, c in claims if c.stated], every)
-            possible.append(f"{what}{f' ({some})' if some else ''}")
-        elif outcomes:
-            few = outcomes == {Outcome.NOT_ENOUGH_DATA}
-            why = "not enough data for: " if few else "no evidence for: "
-            lacking.setdefault(why, []).append(what)
-    parts = possible + [why + ", ".join(what) for why, what in lacking.items()]
+        made = [e for e in every for c in e.claims if c.name == name and c.stated]
+        if made:
+            parts.append(_with(what, _some_layers(made, every)))
     peaks = [
         e.peaks for e in every if e.peaks is not None and np.isfinite(e.peaks).any()
     ]
@@ -442,13 +325,10 @@ def _meaning(analysis: Analysis) -> list[Line]:
 
 def _next(analysis: Analysis, file: str) -> Line:
     """Recommend the next commands."""
-    lacking = [c for c in analysis.claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
-    steps = []
-    if not _known_experts(analysis):
-        steps.append("register your router to record experts (docs/own-run.md)")
-    if lacking:
-        names = ", ".join(dict.fromkeys(f'"{c.name}"' for c in lacking))
-        steps.append(f"capture a longer run for {names}")
+    few = any(c.outcome is Outcome.NOT_ENOUGH_DATA for c in analysis.claims)
+    known = _known_experts(analysis)
+    register = "register your router to record experts (docs/own-run.md)"
+    steps = [*[register] * (not known), *["capture a longer run"] * few]
     steps.append(f"moetraffic analyze {file} --tables for all figures")
     steps.append(f"moetraffic report {file} for charts")
     return Line(topic="Next", text="; ".join(steps), basis=STEP)

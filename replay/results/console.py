@@ -19,7 +19,7 @@ from moetraffic.replay.plan.program import Plan
 from moetraffic.report.console.selection import selected
 from moetraffic.report.console.terminal import Paper, say
 from moetraffic.tables import Table
-from moetraffic.units import byte_size
+from moetraffic.units import byte_size, duration
 
 from .metrics import STAGES, Progress, progress_metrics, write_metrics
 from .summary_tables import counts
@@ -123,7 +123,8 @@ def render_progress(progress: Progress) -> Group:
     if len(shares) > _RANKS_SHOWN:
         parts.append(Text(f"the slowest {_RANKS_SHOWN} of {len(shares)} ranks"))
     if progress.slowest:
-        parts.append(Text(f"slowest: {progress.slowest_us:.4g} us, {progress.slowest}"))
+        slowest = duration(progress.slowest_us / 1e6)
+        parts.append(Text(f"slowest: {slowest}, {progress.slowest}"))
     return Group(*parts)
 
 

@@ -17,6 +17,7 @@ from moetraffic.launch import Heartbeat
 from moetraffic.replay.request import Request
 from moetraffic.report import prometheus
 from moetraffic.report.prometheus import gauge, metric
+from moetraffic.units import duration
 
 from .output import to_json, write_text
 from .result import Fidelity, Replay
@@ -111,7 +112,7 @@ class Progress:
         if self.late:
             line += f", behind: rank {', '.join(map(str, self.late[:4]))}"
         if self.slowest:
-            line += f", slowest: {self.slowest_us:.4g} us, {self.slowest}"
+            line += f", slowest: {duration(self.slowest_us / 1e6)}, {self.slowest}"
         return line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics, ana
 from moetraffic.analysis.claim import Claim, Outcome, claim_of
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.data import path
-from moetraffic.report.answer import Line, answer, conclusions, sentences
+from moetraffic.report.answer import TOPICS, Line, answer, conclusions, sentences
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.summary import by_part
 from moetraffic.trace import Trace
@@ -67,16 +68,36 @@ def line(found: Analysis, topic: str) -> str:
     return text
 
 
-def test_layers_with_the_same_outcome_stand_together() -> None:
+def test_a_line_states_what_is_stated_and_of_which_layers() -> None:
     found = analysis(
         *(exchange(n, claim("skewed", STATED, 0.1 * (n + 1))) for n in range(4)),
         exchange(4, claim("skewed")),
         exchange(6, claim("skewed", FEW)),
     )
     assert line(found, "Skew") == (
-        "Skew: layers 0 to 3: skewed (CV of the mean load 0.10 to 0.40, p < 0.001); "
-        'layer 4: no evidence of "skewed" (p = 0.5); '
-        'layer 6: not enough data for "skewed" (needs 200, has 30).'
+        "Skew: skewed (CV of the mean load 0.10 to 0.40; layers 0 to 3)."
+    )
+    assert "Not shown" not in {one.topic for one in answer(found)}
+
+
+def test_what_is_stated_of_no_layer_stands_in_one_line() -> None:
+    found = analysis(
+        exchange(0, claim("skewed"), claim("trend", FEW), claim("moves", FEW)),
+        exchange(1, claim("skewed"), claim("trend"), claim("moves", FEW)),
+    )
+    assert line(found, "Not shown") == (
+        'Not shown: no evidence of "skewed", "trend" in layer 1; not enough data for '
+        '"moves", "trend" in layer 0 (needs 200).'
+    )
+    assert {one.topic for one in answer(found)} == {"Data", "Not shown", "Next"}
+
+
+def test_a_claim_that_was_not_tested_stands_there_with_the_reason() -> None:
+    every = claim("collapsed")
+    every = replace(every, flags=("not tested: a token has 2 of 4 experts",))
+    found = analysis(*(exchange(n, every) for n in range(2)))
+    assert line(found, "Not shown") == (
+        'Not shown: not tested, as a token has 2 of 4 experts: "collapsed".'
     )
 
 
@@ -86,27 +107,12 @@ def test_a_layer_whose_groups_differ_is_named_by_its_ranks() -> None:
         exchange(1, claim("skewed", STATED), group=0),
         exchange(1, claim("skewed"), group=1),
     )
-    text = line(found, "Skew")
-    assert "layer 0, layer 1 on ranks 0 to 3: skewed" in text
-    assert 'layer 1 on ranks 4 to 7: no evidence of "skewed"' in text
-
-
-def test_horizons_with_the_same_outcome_stand_together() -> None:
-    outcomes = {1: STATED, 10: STATED, 100: NOT, 1000: FEW}
-    claims = [
-        Claim(
-            **(
-                vars(claim("predictable", outcome))
-                | {"about": f"load, {ahead} iterations ahead"}
-            )
-        )
-        for ahead, outcome in outcomes.items()
-    ]
-    text = line(analysis(*(exchange(n, *claims) for n in range(2))), "Predictability")
-    assert "predictable" in text
-    assert "p < 0.001) 1, 10 iterations ahead" in text
-    assert '"predictable" (p = 0.5) 100 iterations ahead' in text
-    assert "(needs 200) 1000 iterations ahead" in text
+    assert "; 3 of 4 layers and groups)" in line(found, "Skew")
+    some = analysis(
+        exchange(1, claim("skewed", STATED), group=0),
+        exchange(1, claim("skewed"), group=1),
+    )
+    assert "; layer 1 on ranks 0 to 3)" in line(some, "Skew")
 
 
 def test_at_most_eight_lines_cover_every_claim() -> None:
@@ -124,11 +130,12 @@ def test_at_most_eight_lines_cover_every_claim() -> None:
 @pytest.mark.parametrize("name", LOAD)
 def test_nothing_is_concluded_of_what_is_not_stated(name: str) -> None:
     """A layer without evidence, and one with too few data, have no consequence."""
-    for outcome, begin in ((NOT, "no evidence for: "), (FEW, "not enough data for: ")):
+    for outcome in (NOT, FEW):
         found = answer(analysis(exchange(0, claim(name, outcome))))
         lines = {one.topic: one.text for one in found}
-        assert lines.get("Consequences", begin).startswith(begin)
-        assert (f'longer run for "{name}"' in lines["Next"]) == (outcome is FEW)
+        assert set(lines) == {"Data", "Not shown", "Next"}
+        assert ("capture a longer run" in lines["Next"]) == (outcome is FEW)
+        assert f'"{name}"' in lines["Not shown"]
 
 
 def test_consequences_are_of_the_layers_of_which_they_are_known() -> None:
@@ -139,38 +146,28 @@ def test_consequences_are_of_the_layers_of_which_they_are_known() -> None:
     )
 
 
-def test_lines_about_regularity_and_consequences_are_short() -> None:
+def test_the_rhythm_of_bursts_stands_beside_the_share_of_communication() -> None:
     bursts = replace(
         claim("periodic", STATED, 0.2972),
         about="all-to-alls of rank 0",
         statement="they repeat every step, median 0.2972 s",
     )
-    layers = [exchange(n, *map(claim, LOAD)) for n in range(4)]
-    text = line(analysis(*layers, bursts=(bursts,)), "Regularity")
-    assert text == (
-        'Regularity: load: no evidence of "periodic"; all-to-alls of rank 0: periodic '
-        "(every step, median 0.2972 s, p < 0.001; null: chance)."
+    found = analysis(exchange(0, claim("periodic")), bursts=(bursts,))
+    assert line(found, "Communication") == (
+        "Communication: all-to-alls of rank 0 repeat every step, median 0.2972 s."
     )
-    assert len(line(analysis(*layers), "Consequences")) <= 150
-
-
-def test_regularity_names_the_layers_that_differ() -> None:
-    found = analysis(
-        exchange(0, replace(claim("periodic", STATED), statement="it repeats every 9")),
-        exchange(1, claim("periodic", FEW)),
-        exchange(2, claim("periodic")),
-    )
-    assert line(found, "Regularity") == (
-        "Regularity: layer 0: periodic (every 9, p < 0.001; null: chance); layer 1: "
-        'not enough data for "periodic" (needs 200); layer 2: no evidence of '
-        '"periodic".'
+    assert line(found, "Not shown") == 'Not shown: no evidence of "periodic".'
+    few = analysis(exchange(0), bursts=(replace(bursts, outcome=FEW),))
+    assert line(few, "Not shown") == (
+        'Not shown: not enough data for "periodic" of all-to-alls of rank 0 '
+        "(needs 200)."
     )
 
 
 def test_an_analysis_without_claims_has_no_summary() -> None:
     assert answer(analysis(exchange(0))) == ()
     data, why = sentences(analysis(exchange(0)))
-    assert data.startswith("Data: layer 0, 30 iterations")
+    assert data.startswith("Data: layer 0; 30 iterations")
     assert why.startswith("Claims: none. ")
     noted = replace(analysis(exchange(0)), notes=("the run is empty",))
     assert sentences(noted)[1] == "Claims: none. The run is empty."
@@ -189,42 +186,26 @@ def test_without_claims_the_reason_is_among_the_conclusions() -> None:
     assert conclusions(found)[-1].startswith("Claims: none. ")
 
 
-def test_a_long_line_is_shortened_and_names_every_claim() -> None:
-    names = ("moves", "converged", "level change", "trend", "mean-reverting")
+def test_every_claim_stands_once_and_lines_are_short() -> None:
+    """Outcomes are drawn: twelve layers that differ do not make a line long."""
     rng = np.random.default_rng()
-    drawn = rng.choice(np.array([STATED, NOT, FEW], object), (12, len(names)))
+    drawn = rng.choice(np.array([STATED, NOT, FEW], object), (12, len(LOAD)))
     found = analysis(
         *(
-            exchange(n, *(claim(m, o) for m, o in zip(names, row, strict=True)))
+            exchange(n, *(claim(m, o) for m, o in zip(LOAD, row, strict=True)))
             for n, row in enumerate(drawn)
         )
     )
-    text = line(found, "Movement")
-    assert len(text) <= 320  # all five claims stated, each of some layers
-    for at, name in enumerate(names):
-        assert name in text
+    lines = {one.topic: str(one) for one in answer(found)}
+    assert max(map(len, lines.values())) <= 320
+    stated = "; ".join(lines.get(topic, "") for topic in TOPICS)
+    for at, name in enumerate(LOAD):
         number = sum(outcome is STATED for outcome in drawn[:, at])
+        inside = re.findall(rf"[:;] {name} \(([^)]*)\)", stated)
+        assert len(inside) == (number > 0)
         if 0 < number < 12:
-            counted = f"{number} of 12 layers" in text
-            assert counted or "layer" in text.partition(name)[2]
-
-
-def test_a_shortened_line_names_the_layers_of_each_outcome() -> None:
-    names = ("moves", "converged", "level change", "trend")
-    found = analysis(
-        *(
-            exchange(
-                n,
-                *(claim(name, STATED) for name in names),
-                claim("mean-reverting", FEW if n == 2 else NOT),
-            )
-            for n in range(4)
-        )
-    )
-    assert line(found, "Movement").endswith(
-        'no evidence of "mean-reverting" (layers 0, 1, 3); not enough data for '
-        '"mean-reverting" (layer 2).'
-    )
+            assert f"{number} of 12 layers" in inside[0] or "; layer" in inside[0]
+        assert (f'"{name}"' in lines.get("Not shown", "")) == (number == 0)
 
 
 def test_iterations_beyond_the_last_one_are_named_in_the_first_line() -> None:
@@ -246,11 +227,10 @@ def test_iterations_beyond_the_last_one_are_named_in_the_first_line() -> None:
         )
 
 
-def test_a_shortened_line_names_horizons_and_layers() -> None:
+def test_forecasts_are_stated_of_the_nearest_and_the_longest_horizon() -> None:
     def about(ahead: int, outcome: Outcome) -> Claim:
-        return replace(
-            claim("predictable", outcome), about=f"load, {ahead} iterations ahead"
-        )
+        one = claim("predictable", outcome, 0.5 / ahead)
+        return replace(one, about=f"load, {ahead} iterations ahead")
 
     found = analysis(
         *(
@@ -259,22 +239,20 @@ def test_a_shortened_line_names_horizons_and_layers() -> None:
         )
     )
     assert line(found, "Predictability") == (
-        "Predictability: expert load, baseline the mean of the past: predictable (MSE "
-        "reduced by 25%; 1 iteration ahead in layers 1 to 7; 2 ahead in layers 2 to 7; "
-        "5 ahead in layers 5, 6, 7)."
+        "Predictability: predictable 1 iteration ahead (MSE below the mean of the past "
+        "by 50%; layers 1 to 7) and at most 5."
     )
+    none = analysis(exchange(0, about(1, NOT), about(10, FEW)))
+    assert line(none, "Not shown") == 'Not shown: no evidence of "predictable".'
 
 
-def test_the_figure_of_the_matrix_stands_beside_that_of_the_load() -> None:
-    """Also where it shows nothing: a scheduler acts on the matrix."""
-    few = claim("predictable", STATED), claim("matrix predictable", figure=-0.02)
-    many = (claim(name, STATED) for name in LOAD[:-1])
-    for claims in (few, (*many, few[1])):
-        text = line(
-            analysis(exchange(0, *claims), exchange(1, *claims)), "Predictability"
-        )
-        assert text.startswith("Predictability: expert load, baseline the mean of")
-        assert '"matrix predictable" (MSE changed by +2%' in text
+def test_the_figure_of_the_matrix_stands_there_also_where_it_shows_nothing() -> None:
+    """A scheduler acts on the matrix."""
+    claims = claim("predictable", STATED), claim("matrix predictable", figure=-0.02)
+    found = analysis(exchange(0, *claims), exchange(1, *claims))
+    assert line(found, "Not shown") == (
+        'Not shown: no evidence of "matrix predictable" (MSE changed by +2%).'
+    )
 
 
 def test_claims_and_summary_stand_in_json_tables_and_frame() -> None:
