@@ -40,6 +40,7 @@ from moetraffic.report.console.options import (
     parts_of,
     refuse_idle,
     takes,
+    trace_output,
 )
 from moetraffic.report.console.terminal import announce, run
 from moetraffic.trace.iterations import layer_numbers
@@ -173,7 +174,7 @@ def command(
     context: typer.Context,
     trace: Annotated[Path, typer.Argument(help="Trace file to replay.")],
     out: Annotated[
-        Path | None, option("Trace to write, with the new times.", "-o", "--output")
+        Path | None, trace_output("Trace to write, with the new times.")
     ] = None,
     nproc: Annotated[
         int | None, option("Ranks to start on this host.", shown="the trace's")

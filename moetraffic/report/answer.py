@@ -12,6 +12,12 @@ from moetraffic.analysis.claim import LEVEL, Claim, Outcome
 from moetraffic.analysis.exchange import BEYOND
 from moetraffic.units import rank_span
 
+REDUCED = "MSE reduced by"
+"""Name of a figure that is negative where the MSE is increased."""
+
+PERSISTENCE = "better than persistence"
+"""Claim whose baseline is persistence; that of other forecasts is the past mean."""
+
 TOPICS = {
     "Skew": {"skewed": ("CV of the mean load", ".2f")}
     | {"hot set retained": ("share", ".0%")}
@@ -19,9 +25,9 @@ TOPICS = {
     "Movement": {"moves": ("", ".3g"), "converged": ("level since iteration", ",.0f")}
     | {"level change": ("at iteration", ",.0f"), "trend": ("by", ".1%")}
     | {"periodic": ("period", ".4g"), "mean-reverting": ("half-life", ".3g")},
-    "Predictability": {"predictable": ("MSE below the mean of the past by", ".0%")}
-    | {"better than persistence": ("MSE reduced by", ".0%")}
-    | {"matrix predictable": ("MSE below the mean of the past by", ".0%")},
+    "Predictability": {"predictable": (REDUCED, ".0%")}
+    | {PERSISTENCE: (REDUCED, ".0%")}
+    | {"matrix predictable": (REDUCED, ".0%")},
 }
 """Claims about the load by line, with name and format of the figure of each."""
 
@@ -239,8 +245,12 @@ def figure_of(claims: Sequence[Claim]) -> str:
     named = {name: of for topic in TOPICS.values() for name, of in topic.items()}
     figure, form = named.get(claims[0].name, ("", ".3g"))
     unit = "" if "iteration" in figure else claims[0].unit
-    if figure.startswith("MSE") and min(known) < 0:
+    if figure == REDUCED and min(known) < 0:
         return f"MSE changed by {_range([-value for value in known], '+.0%')}"
+    if figure == REDUCED:
+        persistence = claims[0].name == PERSISTENCE
+        baseline = "persistence" if persistence else "the mean of the past"
+        return f"MSE {_range(known, form)} below {baseline}"
     return " ".join(filter(None, (figure, _range(known, form), unit)))
 
 

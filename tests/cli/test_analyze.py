@@ -81,8 +81,8 @@ def test_a_trace_without_demand_is_judged_by_its_bytes(
     for options in ((), ("--tables",)):
         assert main(["analyze", GOLDEN, "--of", "wire", *options]) == 0
         shown = capsys.readouterr().out
-        assert "Skew: " in shown
-        assert "Predictability: " in shown
+        assert "experts unknown, load: bytes by rank" in shown
+        assert '"predictable"' in shown.partition("Not shown: ")[2]
     assert "bytes received, dispatch of layer 1" in shown
     assert "expert load of" not in shown
 

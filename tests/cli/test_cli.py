@@ -77,7 +77,7 @@ def test_info_refuses_what_is_no_trace(
         (["info"], "Missing argument"),
         (["teleport"], "No such command"),
         (["capture", "--corpus", "missing.txt"], "is none of them"),
-        (["capture", "--corpus", ""], "--corpus is empty"),
+        (["capture", "--corpus", ""], "argument 3 is empty"),
         (["capture", "--device", "gpu"], "the device is cpu or cuda"),
         (["capture", "--seed", "9" * 20], "seed must be at most"),
         (["capture", "--learning-rate", "nan"], "must be a finite number"),
@@ -85,14 +85,14 @@ def test_info_refuses_what_is_no_trace(
         (["capture", "--nproc", "3"], "8 experts do not spread over 3"),
         (["capture", "--hidden", "400000"], "GB are available"),
         (["capture", "-o", "x" * 300], "File name too long"),
-        (["capture", "-o", ""], "is a folder: name a file in it"),
+        (["capture", "-o", ""], "argument 3 is empty"),
         (["demo", "-o", "no/demo"], "does not exist: make it first"),
         (["demo", "--nproc", "3"], "give 2, 4 or 8"),
         (["demo", "--corpus", "missing.txt"], "is none of them"),
         (["demo", "-o", "x" * 300], "cannot be made (File name too long)"),
         (["merge", "/"], "but / does not: give -o"),
         (["merge", ".", "-o", "."], "is a folder: name a file in it"),
-        (["info", ""], "is a folder, not a file"),
+        (["info", ""], "argument 2 is empty"),
         (["info", "--loud"], "No such option"),
     ],
 )
@@ -294,8 +294,8 @@ def test_the_demo_answers_while_it_trains(
         capsys.readouterr().out.partition("of 40 iterations:")[2].partition("\n\n")
     )
     assert "Skew: " in early
-    assert "layers 1, 3, 40 iterations" not in early
-    assert "layers 1, 3, 40 iterations" in whole
+    assert "layers 1, 3; 40 iterations" not in early
+    assert "layers 1, 3; 40 iterations" in whole
 
 
 def test_ctrl_c_ends_a_capture_and_keeps_it(
@@ -314,3 +314,25 @@ def test_ctrl_c_ends_a_capture_and_keeps_it(
         assert "of 100000 iterations" in trace.meta.missing
         assert "was not closed" not in trace.meta.missing
     assert not (tmp_path / "run.h5.segments").exists()
+
+
+def test_a_trace_is_not_written_under_the_name_of_another_format(
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
+) -> None:
+    for verb in (["place", str(captured)], ["pattern"], ["capture"]):
+        said = refused(capsys, *verb, "-o", str(tmp_path / "made.json"))
+        assert f"ends in .json: name it {tmp_path / 'made.h5'}" in said
+    assert not list(tmp_path.glob("made*"))
+
+
+def test_an_empty_argument_is_no_path(
+    capsys: pytest.CaptureFixture[str], captured: Path
+) -> None:
+    assert "argument 4 is empty" in refused(capsys, "analyze", str(captured), "-o", "")
+
+
+def test_a_collective_is_interpolated_in_a_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = refused(capsys, "bandwidth", "--collective", "all_reduce")
+    assert "give its file, or big-red-200" in said

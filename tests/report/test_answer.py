@@ -239,8 +239,8 @@ def test_forecasts_are_stated_of_the_nearest_and_the_longest_horizon() -> None:
         )
     )
     assert line(found, "Predictability") == (
-        "Predictability: predictable 1 iteration ahead (MSE below the mean of the past "
-        "by 50%; layers 1 to 7) and at most 5."
+        "Predictability: predictable 1 iteration ahead (MSE 50% below the mean of the "
+        "past; layers 1 to 7) and at most 5."
     )
     none = analysis(exchange(0, about(1, NOT), about(10, FEW)))
     assert line(none, "Not shown") == 'Not shown: no evidence of "predictable".'

@@ -61,6 +61,11 @@ def bandwidth(
     """
     validate_outputs((plot,), (table,), force=force, error=AnalysisError)
     names = parts_of(only, PARTS, tables=tables)
+    if table is None and collective is not None:
+        raise AnalysisError(
+            "--collective is interpolated in a table of measurements, but none is "
+            "named: give its file, or big-red-200"
+        )
     if table is None:
         _presets(as_json, names, tables)
         return

@@ -41,6 +41,7 @@ from moetraffic.report.console.options import (
     parts_of,
     refuse_idle,
     takes,
+    trace_output,
 )
 from moetraffic.trace.hdf5.durable import validate_outputs
 
@@ -129,7 +130,7 @@ def pattern(
         int, option("Number of ranks per node; 0: all ranks on one node.", min=0)
     ] = 0,
     plot: Plot = None,
-    output: Annotated[Path | None, option("Trace to write.", "-o", "--output")] = None,
+    output: Annotated[Path | None, trace_output()] = None,
     iterations: Annotated[int, option("Number of iterations in the trace.")] = 1,
     force: Force = False,
     tables: AllTables = False,

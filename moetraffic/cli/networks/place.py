@@ -17,6 +17,7 @@ from moetraffic.report.console.options import (
     only_option,
     option,
     parts_of,
+    trace_output,
 )
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
@@ -29,7 +30,7 @@ PARTS = ("totals",)
 
 def place(
     trace: TraceFile,
-    output: Annotated[Path, option("Trace to write.", "-o", "--output")],
+    output: Annotated[Path, trace_output()],
     ep: Annotated[
         int | None,
         option("Number of expert-parallel ranks.", shown="the trace's", min=1),

@@ -31,6 +31,7 @@ from moetraffic.report.console.options import (
     option,
     parts_of,
     takes,
+    trace_output,
 )
 from moetraffic.report.console.terminal import announce
 
@@ -42,9 +43,7 @@ OVERWRITE = "give --force"
 
 @takes(chosen=WORKLOAD)
 def capture(
-    output: Annotated[Path, option("Trace to write.", "-o", "--output")] = Path(
-        "run.h5"
-    ),
+    output: Annotated[Path, trace_output()] = Path("run.h5"),
     nproc: Annotated[
         int | None,
         option(
@@ -101,7 +100,6 @@ def capture(
         )
     if rank_env is None and not virtual:
         check_rank_count(nproc)
-    refuse_empty_corpus(chosen["corpus"])
     ranks = nproc if rank_env is None else rank_env.world
     _refuse_uneven(ranks, chosen)
     workload = describe(
@@ -135,15 +133,6 @@ def capture(
         present_trace(output, as_json=as_json, only=names, tables=tables)
         if not (as_json or virtual):
             offer()
-
-
-def refuse_empty_corpus(corpus: str | None) -> None:
-    """Refuse an empty name, which a shell makes of an unset variable."""
-    if corpus == "":
-        raise LayoutError(
-            "a corpus is a file, a folder or a glob, but --corpus is empty: leave it "
-            "out for the source text of Python's standard library"
-        )
 
 
 def _refuse_uneven(ranks: int, chosen: Mapping[str, Any]) -> None:

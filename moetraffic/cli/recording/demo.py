@@ -25,7 +25,7 @@ from moetraffic.trace import Trace
 from moetraffic.trace.merge.merging import merge
 from moetraffic.trace.segments.store import segments_folder
 
-from .capture import OVERWRITE, refuse_empty_corpus
+from .capture import OVERWRITE
 
 EXPERTS = 8
 WRITES = ("run.h5", "replayed.h5", "report.html", "summary.txt", "summary.json")
@@ -59,7 +59,6 @@ def demo(
     Example: moetraffic demo -o demo
     """
     _refuse_ranks(nproc)
-    refuse_empty_corpus(corpus)
     workload = Workload(
         model=ModelShape(layers=4, hidden=128, experts=EXPERTS, moe_every=2),
         gating=Gating(router="topk", k=2, dispatch="dropless"),

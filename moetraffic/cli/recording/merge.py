@@ -15,8 +15,8 @@ from moetraffic.report.console.options import (
     AsJson,
     Force,
     only_option,
-    option,
     parts_of,
+    trace_output,
 )
 from moetraffic.text import visible
 from moetraffic.trace.hdf5.durable import SEGMENTS, validate_output
@@ -27,7 +27,7 @@ def merge(
     folder: Annotated[Path, typer.Argument(help="Folder of segments.")],
     output: Annotated[
         Path | None,
-        option("Trace to write.", "-o", "--output", shown="run.h5 for run.h5.segments"),
+        trace_output(shown="run.h5 for run.h5.segments"),
     ] = None,
     force: Force = False,
     tables: AllTables = False,

@@ -19,6 +19,7 @@ from moetraffic.report.console.options import (
     MaxSize,
     TokenSample,
     option,
+    trace_output,
 )
 from moetraffic.report.console.terminal import Paper, announce
 from moetraffic.report.results.overview import sentence, tables
@@ -39,9 +40,7 @@ def run(
         list[str] | None,
         typer.Argument(metavar="COMMAND...", help="Command to run, best after --."),
     ] = None,
-    output: Annotated[Path, option("Trace to write.", "-o", "--output")] = Path(
-        "run.h5"
-    ),
+    output: Annotated[Path, trace_output()] = Path("run.h5"),
     force: Force = False,
     model: Annotated[str, option("Name of the model, for the metadata.")] = "",
     router: Annotated[str, option("Name of the router, for the metadata.")] = "",

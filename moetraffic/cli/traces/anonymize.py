@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 from moetraffic.cli.output import present
-from moetraffic.report.console.options import AsJson, Force, TraceFile, option
+from moetraffic.report.console.options import (
+    AsJson,
+    Force,
+    TraceFile,
+    trace_output,
+)
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -14,7 +19,7 @@ from moetraffic.trace.hdf5.durable import validate_outputs
 
 def anonymize(
     trace: TraceFile,
-    output: Annotated[Path, option("Trace to write.", "-o", "--output")],
+    output: Annotated[Path, trace_output()],
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:

@@ -19,6 +19,7 @@ from moetraffic.report.console.options import (
     only_option,
     option,
     parts_of,
+    trace_output,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -45,7 +46,7 @@ def generate(
         Path | None,
         typer.Argument(help="Trace to fit, or a model that --save-model wrote."),
     ] = None,
-    output: Annotated[Path | None, option("Trace to write.", "-o", "--output")] = None,
+    output: Annotated[Path | None, trace_output()] = None,
     preset: Annotated[
         str, option("Built-in traffic model, instead of a file.", "--from")
     ] = "",

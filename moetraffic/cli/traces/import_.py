@@ -15,6 +15,7 @@ from moetraffic.report.console.options import (
     only_option,
     option,
     parts_of,
+    trace_output,
 )
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.model import MOST_ROW_BYTES
@@ -28,7 +29,7 @@ def import_(
         list[Path],
         typer.Argument(help="Files of all ranks, also packed with gzip; or folders."),
     ],
-    output: Annotated[Path, option("Trace to write.", "-o", "--output")],
+    output: Annotated[Path, trace_output()],
     format: Annotated[
         str | None,
         option(

@@ -108,8 +108,8 @@ def search(
     """
     if gpus < 1 or global_batch < 1:
         raise LayoutError(
-            f"a search has at least 1 GPU and a batch of 1, but {gpus} and "
-            f"{global_batch}: raise them"
+            f"a search has at least 1 GPU and a batch of 1 sequence, but there are "
+            f"{gpus} and {global_batch}: raise --gpus or --global-batch"
         )
     tried_of = {**TRIED, **(among or {})}
     spread = [

@@ -24,6 +24,10 @@ PLAIN = (int, float, str, bool, Path)
 """Types that an option supports directly, or combined with None."""
 
 
+NO_TRACE = (".json", ".csv", ".parquet", ".xlsx", ".html", ".txt")
+"""File extensions that promise another format than HDF5."""
+
+
 def option(
     help: str,
     *names: str,
@@ -56,6 +60,20 @@ def option(
     if shown is not None:
         more["show_default"] = shown
     return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+def trace_output(help: str = "Trace to write.", **more: Any) -> Any:
+    """Describe the option that names a trace to write, which is an HDF5 file."""
+    return option(help, "-o", "--output", callback=_trace_name, **more)
+
+
+def _trace_name(path: Path | None) -> Path | None:
+    if path is not None and path.suffix.lower() in NO_TRACE:
+        raise MoetrafficError(
+            f"a trace is an HDF5 file, but {path} ends in {path.suffix}: name it "
+            f"{path.with_suffix('.h5')}"
+        )
+    return path
 
 
 def _one_of(choices: Sequence[str]) -> Callable[[str], str]:

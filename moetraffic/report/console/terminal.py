@@ -128,6 +128,7 @@ def run(
     given = list(arguments) if arguments is not None else None
     _open_standard_streams()
     try:
+        _check_given(sys.argv[1:] if given is None else given)
         told = _configured(app, verb) if verb else {}
         code = _command(app)(
             given, standalone_mode=False, prog_name=name, default_map=told
@@ -155,6 +156,18 @@ def run(
             _discard(1)
         return refuse(_environment_error(error))
     return int(code or 0)
+
+
+def _check_given(arguments: Sequence[str]) -> None:
+    """Check that no argument is empty, which would name the current folder."""
+    own = list(arguments)
+    own = own[: own.index("--")] if "--" in own else own
+    for number, text in enumerate(own, 1):
+        if not text or (text.startswith("--") and text.endswith("=")):
+            raise MoetrafficError(
+                f"argument {number} is empty, as of a shell variable that is not set: "
+                "give it a value"
+            )
 
 
 @cache
