@@ -82,12 +82,22 @@ def plan_file(path: Path) -> Maker:
         build = BUILDERS[family]
         plans = {layer: build(plan) for layer, plan in layers.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise AnalysisError(
-            f"a file of plans is JSON or NPZ with family and layers, but {path} cannot "
-            f"be read so ({why}): see docs/policies.md"
+            f"a file of plans is JSON or NPZ with family and layers, but {path} is not "
+            f"({_why(error)}): see docs/policies.md"
         ) from None
     return partial(FixedPlans, name=path.name, family=family, plans=plans)
+
+
+def _why(error: Exception) -> str:
+    """Say what a file lacks, in terms of the file."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text"
+    if isinstance(error, KeyError):
+        return f"{error} is missing, or none of the names that may stand there"
+    if isinstance(error, (TypeError, AttributeError)):
+        return "its parts have other types than docs/policies.md describes"
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _read_json(path: Path) -> Any:
