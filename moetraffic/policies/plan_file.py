@@ -81,7 +81,11 @@ def plan_file(path: Path) -> Maker:
             family, layers = str(given["family"]), given["layers"]
         build = BUILDERS[family]
         plans = {layer: build(plan) for layer, plan in layers.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise AnalysisError(
+            f"{path} cannot be read ({error.strerror or error}): name a file of plans"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AnalysisError(
             f"a file of plans is JSON or NPZ with family and layers, but {path} is not "
             f"({_why(error)}): see docs/policies.md"
@@ -97,7 +101,7 @@ def _why(error: Exception) -> str:
         return f"{error} is missing, or none of the names that may stand there"
     if isinstance(error, (TypeError, AttributeError)):
         return "its parts have other types than docs/policies.md describes"
-    return getattr(error, "strerror", None) or str(error)
+    return str(error)
 
 
 def _read_json(path: Path) -> Any:

@@ -162,13 +162,15 @@ def circuits_sentences(
     )
     where = f"layer {slowest.layer}, " if slowest.layer >= 0 else ""
     even = mean([made["sending_s"] / made["circuits"] for _, made in every])
+    fewest, most = min(circuits), max(circuits)
+    number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     return [
         f"Circuits of {bit_rate(capacity_bytes_s)}, {longest['matching']} matching: "
         f"{duration(took[at])} for the slowest of {len(every)} exchanges "
         f"({where}{slowest.name}, {slowest.about}), {ratios[at]:.3g} times its lower "
         f"bound; median of all {np.median(ratios):.3g} times.",
-        f"Reconfiguration of {duration(reconfigure_s)}: {min(circuits)} to "
-        f"{max(circuits)} circuits an exchange, mean duty cycle "
+        f"Reconfiguration of {duration(reconfigure_s)}: {number} circuits an exchange, "
+        "mean duty cycle "
         f"{mean([made['duty'] for _, made in every]):.1%}; at a delay above "
         f"{duration(even)} reconfiguration takes longer than the transfer.",
         f"Circuits needed for a share of the bytes, mean: {shares}.",
