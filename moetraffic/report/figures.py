@@ -146,7 +146,7 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
 def caption(chart: Chart) -> str:
     """Describe the data of a chart, with the notes on its panels."""
     smooth = max(panel.smooth for panel in chart.panels)
-    smoothed = f"thick: mean of {smooth} points" if smooth > 1 else ""
+    smoothed = f"Thick lines: mean of {smooth} points." if smooth > 1 else ""
     notes = dict.fromkeys(panel.note for panel in chart.panels)
     return ". ".join(t.rstrip(".") for t in (chart.source, *notes, smoothed) if t)
 

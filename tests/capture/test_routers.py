@@ -221,6 +221,18 @@ def test_an_error_never_reaches_the_model(caplog: pytest.LogCaptureFixture) -> N
     assert len(caplog.records) == 1
 
 
+def test_a_reader_that_returns_weights_is_told_what_it_returned() -> None:
+    failed: list[str] = []
+    known = router(Gate, lambda inputs, output: output[0], experts=EXPERTS)
+    undo = watch_routers(lambda *_: None, on_failure=lambda _, e: failed.append(str(e)))
+    Stack(1)(torch.randn(TOKENS, HIDDEN))
+    undo()
+    known()
+    (said,) = failed
+    assert "returned torch.float32 of shape [12, " in said
+    assert said.endswith("return the ids")
+
+
 def test_gates_in_a_list_belong_to_what_holds_the_list(told: Told) -> None:
     mixture = Mixture(gates=2)
     mixture(torch.randn(TOKENS, HIDDEN))
@@ -267,6 +279,7 @@ def test_selective_checkpointing_counts_as_without_us(told: Told) -> None:
     ("kind", "ids", "experts", "words"),
     [
         (3, len, None, "class or the class's full name"),
+        ("Gate", len, None, "such as 'package.module.MyGate', not 'Gate'"),
         (Gate, "ids", None, "function of inputs and output"),
         (Gate, len, 0, "number of experts from 1 on"),
     ],

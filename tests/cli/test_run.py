@@ -490,3 +490,12 @@ def test_what_was_there_is_replaced_with_force_alone_and_only_by_a_record(
     gather(path, force=True)
     with Trace.open(path) as trace:
         assert len(trace.occurrences) == 1
+
+
+def test_a_trace_in_the_place_of_the_command_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.h5"
+    assert main(["run", str(path), "--", "torchrun", "train.py"]) == 2
+    assert f"name the trace to write with -o {path}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -80,10 +80,11 @@ def router(
     An installed package can register a router by an entry point in the group
     ``moetraffic.router_readers``, with the class's full name and such a function.
     """
-    if not isinstance(kind, str) and not inspect.isclass(kind):
+    full = "." in kind if isinstance(kind, str) else inspect.isclass(kind)
+    if not full:
         raise CaptureError(
-            f"a router is identified by its class or the class's full name, not "
-            f"{kind!r}: give one of these"
+            "a router is identified by its class or the class's full name, such as "
+            f"'package.module.MyGate', not {kind!r}: give one of these"
         )
     if not callable(ids):
         raise CaptureError(

@@ -304,8 +304,14 @@ def reader_of_ids(
         if ids is None:
             return None
         if not isinstance(ids, Tensor) or ids.is_floating_point():
+            given = (
+                f"{ids.dtype} of shape {list(ids.shape)}"
+                if isinstance(ids, Tensor)
+                else type(ids).__name__
+            )
             raise ValueError(
-                f"expert ids are integers or a mask, not {type(ids).__name__}"
+                "the experts of tokens are a tensor of integer ids or a bool mask, but "
+                f"the function of capture.router returned {given}: return the ids"
             )
         if ids.dtype == torch.bool:
             return _decision_of_mask(ids)

@@ -72,6 +72,11 @@ def run(
             + ("both were given" if command else "there is neither")
             + ": give the command after --"
         )
+    if command and Path(command[0]).suffix in (".h5", ".hdf5"):
+        raise CaptureError(
+            f"the command to run comes after --, but {command[0]} is named as one: "
+            f"name the trace to write with -o {command[0]}"
+        )
     make_room(output, force=force)
     names = {"model": model, "router": router, "k": k, "most_bytes": most_bytes}
     names["token_sample"] = token_sample

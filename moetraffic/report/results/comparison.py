@@ -40,7 +40,8 @@ def sentences(
     -------
     list of str
         A line for all distances, one for each metric, one for the times of common calls
-        and one for each threshold exceeded or note.
+        and one for each threshold exceeded or note.  A metric none of whose distances
+        exceeds within-run noise has no line.
     """
     every = comparison.distances
     number = sum(d.beyond_chance for d in every)
@@ -51,13 +52,13 @@ def sentences(
         f" {(1 - LEVEL) * len(every):.2g} expected by chance).",
     ]
     for measure, scale in SCALES.items():
-        of = [d for d in every if d.measure == measure and d.value > 0]
-        if of:
+        beyond = [d for d in every if d.measure == measure and d.beyond_chance]
+        if beyond:
             # the farthest from its noise, which differs by statistic
-            d = max(of, key=lambda d: (d.beyond_chance, d.value - d.floor))
+            d = max(beyond, key=lambda d: d.value - d.floor)
             lines.append(
-                f"{measure} ({scale}), largest relative to noise: {_described(d)}; "
-                f"within-run noise {d.floor:.3g}."
+                f"{measure[:1].upper()}{measure[1:]} ({scale}), farthest above noise: "
+                f"{_described(d)}; within-run noise {d.floor:.3g}."
             )
     took = []
     for ratio in comparison.times:
@@ -176,15 +177,22 @@ def claims(first: Sequence[Claim], second: Sequence[Claim]) -> list[Table]:
 def claim_sentence(first: Sequence[Claim], second: Sequence[Claim]) -> str:
     """Summarize how many claims have the same outcome, and which are of one run."""
     runs = [{(c.about, c.name): c.outcome for c in found} for found in (first, second)]
-    keys = list(dict.fromkeys([*runs[0], *runs[1]]))
-    differing = [key for key in keys if runs[0].get(key) is not runs[1].get(key)]
-    text = f"Claims: {len(keys) - len(differing)} of {len(keys)} have the same outcome"
+    both = [key for key in runs[0] if key in runs[1]]
+    if not both:
+        return "Claims: none is of the same layer, ranks and horizon in both runs."
+    differing = [key for key in both if runs[0][key] is not runs[1][key]]
+    text = (
+        f"Claims, by layer and horizon: {len(both) - len(differing)} of {len(both)} "
+        "have the same outcome in both"
+    )
     for run, where in zip(runs, ("first", "second"), strict=True):
-        stated = [name for about, name in differing if run.get((about, name)) is STATED]
-        if stated:
-            counts = Counter(stated).items()
-            each = ", ".join(f'"{n}" ({number})' for n, number in counts)
-            text += f"; stated of the {where} run alone: {each}"
+        counts = Counter(
+            name for about, name in differing if run[about, name] is STATED
+        )
+        each = ", ".join(f'"{name}" {n}x' for name, n in counts.items())
+        text += f"; stated in the {where} only: {each}" if each else ""
+    if lone := len(runs[0]) + len(runs[1]) - 2 * len(both):
+        text += f"; {lone} more are of layers or horizons that one run lacks"
     return f"{text}."
 
 

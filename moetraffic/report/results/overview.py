@@ -109,7 +109,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
     ]
     layers = [
         ", ".join(map(str, trace.layers)) or "unknown",
-        f"inference: {meta.schedule}" if meta.schedule else "",
+        f"layers and phases: {meta.schedule}" if meta.schedule else "",
         f"token sample: {sample}" if (sample := _sample(trace)) else "",
     ]
     facts = {
@@ -196,7 +196,7 @@ def _model(meta: Meta) -> str:
         meta.model or "model name unknown",
         f"{meta.layers} layers, hidden {meta.hidden}" if meta.layers else "",
         f"{meta.experts} experts" if meta.experts else "experts unknown",
-        meta.router or "router unknown",
+        meta.router or "router name unknown",
         f"k={meta.k}" if meta.k else "k unknown",
         meta.dispatch,
     )

@@ -94,7 +94,11 @@ def curves(analysis: Analysis) -> Chart | Missing:
         key="evenness",
         title=title,
         source=f"{kinds}. "
-        + ("Faint: each iteration; thick: moving mean. " if smoothed else "")
+        + (
+            "Faint lines: each iteration; thick lines: moving mean. "
+            if smoothed
+            else ""
+        )
         + "Gray: noise floor of a balanced router, mean ± 2 standard deviations."
         + thinned(step),
         columns=("iteration", "value (dimensionless)"),
@@ -127,7 +131,7 @@ def _panel(
             )
         )
         several = len(found) > 1
-        note = f"Noise floor: of {named(exchange, analysis)}." if several else ""
+        note = f"Noise floor of {named(exchange, analysis)}." if several else ""
     for (exchange, curve), color, legend in zip(
         found, line_colors(len(found)), in_legend(len(found)), strict=True
     ):
