@@ -167,7 +167,6 @@ def _skew(exchanges: list[ExchangeAnalysis]) -> Table:
                     *stage_means(curve.values).tolist(),
                     None if floor is None else mean(floor.mean),
                     far if abs(z) >= LARGEST_Z else z,
-                    *(100 * float(curve.trend.slope), float(curve.trend.p)),
                 )
             )
     return Table(
@@ -176,7 +175,7 @@ def _skew(exchanges: list[ExchangeAnalysis]) -> Table:
             **{"layer": "<", "ranks": "", "quantity": ""},
             "metric (value when perfectly balanced)": "",
             **dict.fromkeys(("early", "middle", "late", "noise floor"), ".4f"),
-            **{"z": ".1f", "slope/100 it.": "+.4f", "trend p-value": ".2g"},
+            "z": ".1f",
         },
         rows=rows,
         notes=[f"z beyond {LARGEST_Z:.0f}: cannot happen by chance"] if rows else [],
@@ -208,7 +207,7 @@ def _convergence(exchanges: list[ExchangeAnalysis]) -> Table:
                     *(hot.random_overlap, hot.counting_overlap),
                 )
             )
-    shares = ("hot-expert retention", "expected if random")
+    shares = ("hot-expert retention after 1 iteration", "expected if random")
     return Table(
         title="Convergence and hot-expert retention",
         columns={
