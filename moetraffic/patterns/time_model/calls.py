@@ -25,6 +25,7 @@ class Traffic:
     # of a send_recv's calls, what this rank sends; None: all
     sent: Values | None = None
     copies: Values = 0  # k, where a node gets one copy of a token and hands it on
+    experts: Values = 0  # E of the layer, where copies is not 0
     most_nodes: Values = np.inf  # that the k experts of a token lie on
     entries: Values = 0  # of a list of tensors in place of a flat buffer; 0: flat
 

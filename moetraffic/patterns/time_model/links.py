@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
+from scipy.special import gammaln
 
 from moetraffic.patterns.bandwidth import BandwidthTable
 from moetraffic.patterns.values import Float64, Values, numbers, where
@@ -88,10 +89,26 @@ class NodeLinks:
 
 def _distinct(calls: Traffic, near: Values) -> Float64:
     """Share of a token's copies that are first on their node, with ``near`` ranks of
-    the group on each: ``N (1 - (1 - 1/N)^k)/k`` of k drawn over N nodes."""
-    nodes = np.minimum(np.maximum(calls.ranks / near, 1), calls.most_nodes)
+    the group on each.
+
+    Of k distinct experts, equally likely among the E that lie on N nodes, a node of E/N
+    gets none with probability ``C(E - E/N, k) / C(E, k)``: it is the hypergeometric
+    distribution's, and ``N (1 - that)`` nodes are reached.  Of M nodes at most, N is M
+    and E the experts that these have.
+    """
+    every = np.maximum(calls.ranks / near, 1)
+    nodes = np.minimum(every, calls.most_nodes)
     k = np.maximum(calls.copies, 1)
-    return np.where(calls.copies > 0, nodes * (1 - (1 - 1 / nodes) ** k) / k, 1.0)
+    here = np.maximum(calls.experts, 1) / every  # of a node
+    others = here * (nodes - 1)
+    none = np.exp(
+        gammaln(np.maximum(others, 0) + 1)
+        - gammaln(np.maximum(others - k, 0) + 1)
+        + gammaln(np.maximum(others + here - k, 0) + 1)
+        - gammaln(others + here + 1)
+    )
+    reached = np.minimum(nodes * (1 - where(others >= k, none, 0.0)), k)
+    return np.where(calls.copies > 0, reached / k, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

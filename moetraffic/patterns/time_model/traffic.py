@@ -139,6 +139,7 @@ class _Sums:
         groups["ep"] = c.ep, where(folded, c.expert_tp, c.tp * c.cp)
         limited = {
             "copies": where(c.deduplicated > 0, c.k, 0),
+            "experts": c.sizes.experts,
             "most_nodes": where(c.node_limit > 0, c.node_limit, np.inf),
         }
         return [
