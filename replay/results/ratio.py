@@ -23,6 +23,9 @@ import numpy as np
 LEVEL = 0.95
 """Confidence level of all intervals, that of :mod:`moetraffic.analysis.resampling`."""
 
+WIDEST = 3.0
+"""Ratio of an interval's ends above which its value is not determined."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
@@ -31,6 +34,11 @@ class Ratio:
     value: float
     low: float
     high: float
+
+    @property
+    def determined(self) -> bool:
+        """Whether the ends differ by at most a factor of WIDEST, or are unknown."""
+        return not self.high > WIDEST * self.low
 
 
 UNKNOWN_RATIO = Ratio(value=float("nan"), low=float("nan"), high=float("nan"))

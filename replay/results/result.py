@@ -88,6 +88,12 @@ class PartFidelity:
     over_model: Ratio = UNKNOWN_RATIO  # transfer over the table of measurements
 
     @property
+    def busbw(self) -> Ratio:
+        """Busbw with its interval, GB/s."""
+        low, high = self.busbw_low_gbs, self.busbw_high_gbs
+        return Ratio(value=self.busbw_gbs, low=low, high=high)
+
+    @property
     def name(self) -> str:
         """Name of the subset of operations, for tables."""
         return f"{self.by} {self.label}".strip()

@@ -7,7 +7,7 @@ import math
 from moetraffic.units import byte_size, duration, three_digits
 
 from .call_times import WITHOUT_PHASE
-from .ratio import LEVEL
+from .ratio import LEVEL, WIDEST, Ratio
 from .result import Fidelity, PartFidelity, Replay
 from .summary_tables import counts, interval, verification
 
@@ -33,10 +33,10 @@ def sentences(replay: Replay) -> list[str]:
     effects = []
     if found is not None and found.slowdown is not None:
         effects.append(
-            f"All-to-alls take {interval(found.slowdown)} times as long beside dense "
+            f"All-to-alls take {interval(found.slowdown, 'x')} as long beside dense "
             f"traffic ({found.pairs} pairs of passes)"
             + (
-                f", {interval(found.control)} times beside its operations without "
+                f", {interval(found.control, 'x')} beside its operations without "
                 "bytes (processor alone)."
                 if found.control is not None
                 else "."
@@ -70,12 +70,10 @@ def quotation(replay: Replay) -> str:
     if found is None or part is None or math.isnan(part.busbw_gbs):
         return "No byte crossed the network: no operation has bytes between ranks."
     name = "all-to-all" if part.by == "operation" else "all operations:"
-    line = f"{name} busbw {three_digits(part.busbw_gbs)} GB/s"
+    line = f"{name} busbw {_value(part.busbw, ' GB/s')}"
     if not math.isnan(part.over_bound.value):
-        line += (
-            f", {three_digits(part.over_bound.value)}x the lower bound by transfer time"
-        )
-        line += f" ({found.bound_of})"
+        over = _value(part.over_bound, "x")
+        line += f", {over} the lower bound by transfer time ({found.bound_of})"
     if not math.isnan(part.waiting):
         line += f", waiting {part.waiting:.0%}"
     apart = ""
@@ -96,21 +94,27 @@ def _over_ports(r: Replay) -> str:
     share = part.busbw_gbs / r.ports.bench_busbw_gbs
     return (
         f", and the replay's {share:.0%} of it; the replay takes "
-        f"{interval(part.over_ports)}x the bound of these ports"
+        f"{interval(part.over_ports, 'x')} the bound of these ports"
     )
+
+
+def _value(ratio: Ratio, unit: str) -> str:
+    """Format a value, or its interval if that is all that is known."""
+    if ratio.determined:
+        return f"{three_digits(ratio.value)}{unit}"
+    return interval(ratio, unit)
 
 
 def _interval(found: Fidelity, part: PartFidelity) -> str:
-    if found.runs == 1:
-        return "n = 1 run, no interval between runs (--repeat 5 has one)"
-    bound = part.over_bound
-    text = (
-        f"n = {found.runs} runs, {LEVEL:.0%} CI {three_digits(part.busbw_low_gbs)} to "
+    busbw, over = (
+        " to ".join(map(three_digits, (ratio.low, ratio.high)))
+        for ratio in (part.busbw, part.over_bound)
     )
-    text += f"{three_digits(part.busbw_high_gbs)} GB/s"
-    if not math.isnan(bound.low):
-        text += f", {three_digits(bound.low)} to {three_digits(bound.high)}x"
-    return text
+    if found.runs == 1:
+        text = "n = 1 run, no interval between runs (--repeat 5 has one)"
+        return text if part.busbw.determined else f"{text}, {busbw} GB/s within it"
+    text = f"n = {found.runs} runs, {LEVEL:.0%} CI {busbw} GB/s"
+    return text if math.isnan(part.over_bound.low) else f"{text}, {over}x"
 
 
 def _moved(r: Replay) -> str:
@@ -140,10 +144,10 @@ def _durations(r: Replay) -> str:
     whole, walls = found.part("all"), found.part("iteration")
     ratios = []
     if walls is not None and not math.isnan(walls.over_bound.value):
-        ratios.append(f"{interval(walls.over_bound)}x the lower bound by wall time")
+        ratios.append(f"{interval(walls.over_bound, 'x')} the lower bound by wall time")
     if whole is not None and not math.isnan(whole.transfer_over_captured.value):
         ratios.append(
-            f"{interval(whole.transfer_over_captured)}x the captured transfer times"
+            f"{interval(whole.transfer_over_captured, 'x')} the captured transfer times"
         )
     return "; ".join([line, *ratios]) + "."
 
@@ -153,6 +157,17 @@ def _doubts(r: Replay) -> list[str]:
     if r.left_out:
         doubts.append(f"not replayed: {counts(r.left_out)}")
     doubts += r.notes
-    if r.fidelity is not None:
-        doubts += r.fidelity.notes
+    found = r.fidelity
+    if found is not None:
+        doubts += found.notes
+        every = [found.slowdown, found.control]
+        for by, label in (("operation", "all_to_all"), ("all", ""), ("iteration", "")):
+            if part := found.part(by, label):
+                every += part.busbw, part.over_bound
+        if not all(ratio.determined for ratio in every if ratio is not None):
+            doubts.append(
+                f"an interval whose ends differ by more than a factor of {WIDEST:g} "
+                "determines no value; more runs on idle hosts narrow it: --repeat "
+                f"{max(10, 4 * found.runs)}"
+            )
     return doubts

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from moetraffic.tables import Table
-from moetraffic.units import duration
+from moetraffic.units import duration, three_digits
 
 from .ratio import LEVEL, Ratio
 from .result import LATE_S, Fidelity, Punctuality, Replay
@@ -170,10 +170,21 @@ def _schedule(p: Punctuality) -> Table:
     return Table(title="deviation from the schedule", rows=rows)
 
 
-def interval(ratio: Ratio) -> str:
-    """Format a ratio with its interval; "" if unknown."""
+def interval(ratio: Ratio, unit: str = "") -> str:
+    """Format a ratio with its interval; "" if unknown.
+
+    Examples
+    --------
+    >>> interval(Ratio(value=1.2341, low=1.1, high=1.3), "x")
+    '1.23x (1.10 to 1.30x)'
+    >>> interval(Ratio(value=2.0, low=0.1, high=40.0), "x")
+    '0.100 to 40.0x (not determined)'
+    """
     if math.isnan(ratio.value):
         return ""
+    value, low, high = map(three_digits, (ratio.value, ratio.low, ratio.high))
     if math.isnan(ratio.low):
-        return f"{ratio.value:.4g}"
-    return f"{ratio.value:.4g} ({ratio.low:.4g} to {ratio.high:.4g})"
+        return f"{value}{unit}"
+    if not ratio.determined:
+        return f"{low} to {high}{unit} (not determined)"
+    return f"{value}{unit} ({low} to {high}{unit})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import secrets
 
 import numpy as np
@@ -16,12 +17,15 @@ from moetraffic.replay.results.audit import audit
 from moetraffic.replay.results.baselines import Baselines, port_times
 from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.machine_load import HostLoad, LoadMeter, host_loads
-from moetraffic.replay.results.ratio import between_runs
+from moetraffic.replay.results.ratio import Ratio, between_runs
 from moetraffic.replay.results.result import summarize
 from moetraffic.replay.results.runs import median_run, merge
 from moetraffic.replay.results.summary import quotation, sentences
-from moetraffic.replay.results.summary_tables import replay_tables
+from moetraffic.replay.results.summary_tables import interval, replay_tables
 from moetraffic.trace.model import UNKNOWN_TIME
+from moetraffic.units import three_digits
+
+ENDS = ("low", "high")
 
 
 def test_an_interval_of_runs_is_students_on_logarithms():
@@ -131,6 +135,44 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     assert any("on a other processes use 1.3 of 2 cores" in text for text in lines)
     one = quotation(replay_of(found[0][2]))
     assert "n = 1 run, no interval between runs (--repeat 5 has one)" in one
+
+
+def test_a_value_is_stated_only_if_its_interval_is_narrow(toy):
+    plan, found = runs_of(toy, [2.0, 40.0, 5.0])
+    times, measured, _ = found[2]
+    replay = summarize(
+        *(plan, times, measured),
+        backend="gloo",
+        nodes="aaa",
+        verified="full",
+        fidelity=merge([f for *_, f in found], 2),
+    )
+    lines = sentences(replay)
+    low, high = (three_digits(getattr(between_runs([2, 40, 5]), e)) for e in ENDS)
+    assert lines[0].startswith("all-to-all busbw 0.00")
+    assert f" GB/s (not determined), {low} to {high}x (not determined) the " in lines[0]
+    assert f"GB/s, {low} to {high}x;" in lines[0]
+    assert f"; {low} to {high}x (not determined) the lower bound by wall" in lines[2]
+    assert "more runs on idle hosts narrow it: --repeat 12." in lines[-1]
+
+
+def test_answers_have_three_significant_digits(toy):
+    assert interval(Ratio(value=9.3931, low=6.8712, high=12.8391), "x") == (
+        "9.39x (6.87 to 12.8x)"
+    )
+    plan, found = runs_of(toy, [2.0, 2.2123, 2.1])
+    times, measured, _ = found[2]
+    replay = summarize(
+        *(plan, times, measured),
+        backend="gloo",
+        nodes="aaa",
+        verified="full",
+        fidelity=merge([f for *_, f in found], 2),
+    )
+    # byte counts are exact
+    numbers = re.findall(r"\d+\.\d+\b(?! [kMG]?B )", " ".join(sentences(replay)))
+    assert numbers
+    assert all(len(n.replace(".", "").lstrip("0")) <= 3 for n in numbers)
 
 
 def test_the_number_of_runs_is_checked(toy_file):
