@@ -251,3 +251,17 @@ def test_what_cannot_be_is_one_sentence(
     said = capsys.readouterr().err
     assert words in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_a_number_of_gpus_that_is_enough_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["estimate", "--best", "--model", "gpt-3-175b", "--platform", "dgx-a100"]
+    assert main([*asked, "--gpus", "16"]) == 2
+    said = capsys.readouterr().err
+    enough = re.search(r"--gpus (\d+) is enough$", said.strip())
+    assert enough is not None
+    assert main([*asked, "--gpus", enough[1], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["best"]
+    assert main([*asked, "--gpus", "2", "--pp", "1", "--tp", "1", "--zero", "0"]) == 2
+    assert capsys.readouterr().err.strip().endswith("give --memory-gb")

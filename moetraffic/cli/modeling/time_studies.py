@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 SHOWN = 12
 """Number of best configurations that are shown."""
+
+DOUBLINGS = 10
+"""How often the number of GPUs is doubled where no configuration fits."""
 
 
 def one_estimate(
@@ -171,11 +175,10 @@ def best_layouts(
     number = int(config.world) if gpus is None else gpus
     whole = 8 * number if batch is None else batch
     assert isinstance(config.model, ModelShape)  # an option names one model
-    found = time_model.search(
+    searched = partial(
+        time_model.search,
         config.model,
         system,
-        gpus=number,
-        global_batch=whole,
         conventions=conventions,
         among={name: (float(getattr(config, name)),) for name in fixed},
         **{
@@ -184,11 +187,14 @@ def best_layouts(
             if field.name not in (*time_model.COLUMNS, "model", "global_batch")
         },
     )
+    found = searched(gpus=number, global_batch=whole)
     if not len(found.order):
         least = float(found.estimate.memory.total.min()) / 1e9
+        enough = _enough(searched, number, batch)
         raise LayoutError(
             f"no configuration of {number} GPUs fits into memory, the smallest "
-            f"of which needs {least:.1f} GB: give more GPUs or --memory-gb"
+            f"of which needs {least:.1f} GB: "
+            + (f"--gpus {enough} is enough" if enough else "give --memory-gb")
         )
     names, common = report.search_names(found, SHOWN)
     title = f"Best of {number} GPUs, {whole} sequences an iteration"
@@ -211,6 +217,20 @@ def best_layouts(
             "best": data,
         },
     )
+
+
+def _enough(
+    searched: Callable[..., time_model.Search], gpus: int, batch: int | None
+) -> int | None:
+    """Return twice, four times ... as many GPUs with a configuration that fits."""
+    for more in (gpus << power for power in range(1, DOUBLINGS + 1)):
+        try:
+            found = searched(gpus=more, global_batch=batch or 8 * more)
+        except LayoutError:  # of the batch or of what is fixed: others may do
+            continue
+        if len(found.order):
+            return more
+    return None
 
 
 def pattern_command(given: Mapping[str, Any], found: Mapping[str, Any]) -> str:
