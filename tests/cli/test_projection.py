@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import moetraffic.data
 from moetraffic import Trace
 from moetraffic.analysis.times.projection import profile
 from moetraffic.cli import main
 from moetraffic.data import published
 from moetraffic.patterns import PRESETS
 from moetraffic.patterns.bandwidth.measurements import big_red_200
+from moetraffic.patterns.time_model import Configuration
 from moetraffic.replay.bench.result import Bench, Row
 
 GB = 1e9
@@ -127,6 +129,22 @@ def test_big_red_200_has_its_measured_links(
     assert wire / found["dp_s"] < 1.02 * slowest * GB
     assert main(["estimate", *map(str, how), "--dp", "16"]) == 2
     assert "all_reduce over 4 nodes is not measured" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "ranks", "time_us"),
+    [(201326592, 8, 37054), (201326592, 4, 1470.5), (16777216, 8, 2990.5)],
+)
+def test_a_published_table_is_a_measured_bandwidth(
+    capsys: pytest.CaptureFixture[str], size_bytes: int, ranks: int, time_us: float
+) -> None:
+    # its columns are nodes and gpus; the gradient is as large as one of its messages
+    table = Path(moetraffic.data.__file__).with_name("jia_nccl_tests.csv")
+    element = size_bytes / float(Configuration(model=PRESETS["gpt-350m"].model).held)
+    how = ("--model", "gpt-350m", "--bandwidth", table, "--gpus-per-node", 4)
+    found = told(capsys, *how, "--dp", ranks, "--gradient-bytes", element)["estimate"]
+    assert isinstance(found, dict)
+    assert found["dp_s"] == pytest.approx(time_us * 1e-6, rel=1e-9)
 
 
 def test_time_over_model_sizes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,8 @@
 A CSV has a line a measurement, below a head with at least the columns ``collective``,
 ``ranks``, ``size_bytes`` and ``time_us``; ``span`` (nodes, 1), ``platform``,
 ``protocol``, ``place`` ("out" or "in") and ``wire_bytes`` (of an uneven all-to-all) may
-be there, other columns are passed over, lines that begin with # are remarks.  A JSON
+be there, other columns are passed over, lines that begin with # are remarks.  Published
+tables call ranks ``gpus`` and the span ``nodes``, which are read as such.  A JSON
 document has the same as objects in a list ``rows``.  Rows whose ``wrong`` is above 0
 are refused: what moves wrong bytes has no bandwidth.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from .bandwidth_table import BandwidthTable, Sample
 from .collective import COLLECTIVES
 
 NEEDED = ("collective", "ranks", "size_bytes", "time_us")
+
+PUBLISHED_AS = {"gpus": "ranks", "nodes": "span"}
+"""Columns of published tables, and what they are called here."""
 
 
 def read_table(path: str | Path, *, place: str = "out") -> BandwidthTable:
@@ -59,11 +64,12 @@ def samples(rows: Sequence[Mapping[str, Any]], name: str) -> list[Sample]:
     AnalysisError
         If there are none, a column is missing, or a value is none of its kind.
     """
+    rows = [{PUBLISHED_AS.get(c, c): row[c] for c in row} | {**row} for row in rows]
     missing = [c for c in NEEDED if not rows or c not in rows[0]]
     if missing:
         raise AnalysisError(
-            f"{name} has no measurements with the columns {', '.join(missing)}: give a "
-            "file that moetraffic bench wrote"
+            f"{name} has no measurements with the columns {', '.join(missing)}: add "
+            "them (gpus are ranks, too), or give a file that moetraffic bench wrote"
         )
     found = []
     for number, row in enumerate(rows, 1):
@@ -97,16 +103,12 @@ def samples(rows: Sequence[Mapping[str, Any]], name: str) -> list[Sample]:
 def big_red_200() -> BandwidthTable:
     """All-reduces of 4 and 8 A100s of Big Red 200, as Jia measured them in 2024."""
     return BandwidthTable(
-        Sample(
-            collective=row["collective"],
-            ranks=int(row["gpus"]),
-            span=int(row["nodes"]),
-            size_bytes=int(row["size_bytes"]),
-            time_us=float(row["time_us"]),
+        replace(
+            sample,
             platform="big-red-200",
-            protocol="RDMA" if int(row["nodes"]) > 1 else "NVLink",
+            protocol="RDMA" if sample.span > 1 else "NVLink",
         )
-        for row in published("jia_nccl_tests")
+        for sample in samples(published("jia_nccl_tests").rows, "jia_nccl_tests.csv")
     )
 
 
