@@ -300,3 +300,29 @@ def test_collisions_agree_with_the_verdict(
     out = capsys.readouterr().out
     assert "torus 2x2, 400 Gbps links, 800 Gbps NICs" in out
     assert "1 of 1 flows" not in out
+
+
+def test_a_network_of_links_with_different_rates_is_read_from_a_file(
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
+) -> None:
+    """The example of the page: a slow NIC and a slow uplink make the time theirs."""
+    page = (Path(__file__).parents[2] / "docs" / "fabric.md").read_text()
+    example = json.loads(page.partition("```json\n")[2].partition("```")[0])
+    file = tmp_path / "net.json"
+
+    def slowest(rates: dict[str, str]) -> dict[str, float]:
+        file.write_text(json.dumps({**example, "rates": rates}))
+        asked = ["fabric", str(captured), "--topology", str(file), "--hot", "99"]
+        assert main([*asked, "--json"]) == 0
+        hot = json.loads(capsys.readouterr().out)["hottest_links"]
+        return {link["link"]: link["mean_busy_s"] for link in hot}
+
+    same, rated = slowest({}), slowest(example["rates"])
+    ratio = {name: rated[name] / same[name] for name in rated}
+    assert ratio.pop("leaf0 -> spine0") == pytest.approx(4)  # 50 of 200 Gbps
+    nic = [name for name in ratio if "host1.nic0" in name]
+    assert len(nic) == 2
+    assert [ratio.pop(name) for name in nic] == pytest.approx([4, 4])
+    assert list(ratio.values()) == pytest.approx([1] * len(ratio))
+    assert main(["fabric", str(captured), "--topology", str(file), "--hosts", "4"]) == 2
+    assert "describes the whole network, but --hosts is" in capsys.readouterr().err

@@ -6,7 +6,10 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from moetraffic.cli.output import figure_style, present, refuse_format, write_result
+from moetraffic.errors import FabricError
 from moetraffic.report.console.options import (
     Algorithm,
     AllTables,
@@ -22,6 +25,7 @@ from moetraffic.report.console.options import (
     operation_names,
     option,
     parts_of,
+    refuse_idle,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -35,11 +39,22 @@ NETWORK, TRAFFIC = "Network", "Traffic"
 PARTS = ("network", "times", "links", "collisions")
 
 
+OF_A_FILE = (
+    *("hosts", "ranks_per_host", "nics", "capacity", "inside", "leaves", "spines"),
+    *("oversubscription", "forwarding", "ports", "shape", "slots"),
+)
+"""Options that a JSON file of a network has."""
+
+
 def fabric(
+    ctx: typer.Context,
     trace: TraceFile,
     topology: Annotated[
         str,
-        option(f"Topology: {', '.join(TOPOLOGIES)}.", panel=NETWORK),
+        option(
+            f"Topology: {', '.join(TOPOLOGIES)}, or a JSON file of a network.",
+            panel=NETWORK,
+        ),
     ] = "leaf-spine",
     hosts: Annotated[
         int | None,
@@ -156,9 +171,20 @@ def fabric(
         "shape": shape,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    from moetraffic.fabric.named import named_topology, placed, refuse_options
+    from moetraffic.fabric.named import (
+        Network,
+        load_fabric,
+        named_topology,
+        placed,
+        refuse_options,
+    )
 
-    refuse_options(topology, options)
+    is_file = topology not in TOPOLOGIES and topology.endswith(".json")
+    if is_file:
+        why = f"{topology} describes the whole network"
+        refuse_idle(ctx, OF_A_FILE, why, error=FabricError)
+    else:
+        refuse_options(topology, options)
     validate_outputs((plot, output), (trace,), force=force)
     refuse_format(output)
     look = figure_style(width, no_title)
@@ -176,18 +202,21 @@ def fabric(
     with Trace.open(trace) as opened:
         chosen = training_iterations(opened, iterations)
         world = opened.meta.world
-        made = named_topology(
-            topology,
-            Hosts(
-                number=ceil(world / ranks_per_host) if hosts is None else hosts,
-                ranks=ranks_per_host,
-                nics=ranks_per_host if nics is None else nics,
-                nic_bytes_s=capacity,
-                inside_bytes_s=inside,
-            ),
-            options,
-        )
-        at = placed(slots, world, made.hosts)
+        if is_file:
+            network = load_fabric(topology, world)
+        else:
+            made = named_topology(
+                topology,
+                Hosts(
+                    number=ceil(world / ranks_per_host) if hosts is None else hosts,
+                    ranks=ranks_per_host,
+                    nics=ranks_per_host if nics is None else nics,
+                    nic_bytes_s=capacity,
+                    inside_bytes_s=inside,
+                ),
+                options,
+            )
+            network = Network(topology=made, slots=placed(slots, world, made.hosts))
         matrices = world_matrices(
             opened,
             chosen,
@@ -195,10 +224,18 @@ def fabric(
             algorithm=algorithm,
         )
         found = assess(
-            made, at, matrices, routing=routing, seed=seed, flows=flows, hot=hot
+            network.topology,
+            network.slots,
+            matrices,
+            routing=routing,
+            seed=seed,
+            flows=flows,
+            hot=hot,
         )
     shown = report.tables(found)
-    source = f"{trace.name}: {world} ranks, {slots}, on a {made.name}, {routing}"
+    order = "as in the file" if is_file else slots
+    name = network.topology.name
+    source = f"{trace.name}: {world} ranks, {order}, on a {name}, {routing}"
     data = {"file": str(trace), **report.as_dict(found, chosen)}
     if output is not None:
         write_result(output, data, lambda: found.to_frame(chosen), force=force)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-from scipy.special import gammaln
 
 from moetraffic.patterns.bandwidth import BandwidthTable
 from moetraffic.patterns.values import Float64, Values, numbers, where
@@ -96,6 +95,10 @@ def _distinct(calls: Traffic, near: Values) -> Float64:
     distribution's, and ``N (1 - that)`` nodes are reached.  Of M nodes at most, N is M
     and E the experts that these have.
     """
+    if not np.any(calls.copies):
+        return np.ones(())
+    from scipy.special import gammaln  # no verb waits for it that does without
+
     every = np.maximum(calls.ranks / near, 1)
     nodes = np.minimum(every, calls.most_nodes)
     k = np.maximum(calls.copies, 1)
