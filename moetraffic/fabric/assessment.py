@@ -45,6 +45,7 @@ class Assessment(ShownAsTables):
     bottleneck_s: Float64  # [n] time of the bottleneck link
     bounds_s: Mapping[str, Float64]  # [n] by name, such as "port", "cut host"
     hot: tuple[BottleneckLink, ...]
+    slowest: Mapping[str, BottleneckLink]  # by part of the network that carries bytes
     collisions: tuple[Collision, ...]  # ECMP only
 
     def to_frame(self, iterations: Sequence[int] | None = None) -> pandas.DataFrame:
@@ -126,6 +127,11 @@ def assess(
     for family, bound in cut_bounds(topology, slots, stack).items():
         bounds[f"cut {family}"] = bound
     bounds["spreading"] = spreading_bound(topology, slots, stack)
+    slowest = {
+        part: link
+        for part, among in topology.parts.items()
+        for link in hottest(topology, loads, most=1, among=among)
+    }
     return Assessment(
         topology=topology,
         routing=routing,
@@ -135,5 +141,6 @@ def assess(
         bottleneck_s=link_times(topology, loads).max(axis=1, initial=0.0),
         bounds_s=bounds,
         hot=tuple(hottest(topology, loads, most=hot)),
+        slowest=slowest,
         collisions=tuple(collisions(routes, stack)) if routing == "ecmp" else (),
     )

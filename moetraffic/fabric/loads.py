@@ -111,18 +111,24 @@ class BottleneckLink:
 
 
 def hottest(
-    topology: Topology, loads: npt.ArrayLike, *, most: int = 8
+    topology: Topology,
+    loads: npt.ArrayLike,
+    *,
+    most: int = 8,
+    among: npt.NDArray[np.bool_] | None = None,
 ) -> list[BottleneckLink]:
     """List the links with the longest mean transfer time over the matrices.
 
-    Loads are ``[n, L]`` bytes; at most ``most`` links are listed, none without load.
+    Loads are ``[n, L]`` bytes; at most ``most`` links are listed, of ``among``
+    (``[L]`` bool; None: of all), none without load.
     """
     carried = np.atleast_2d(np.asarray(loads, np.float64))
     times = link_times(topology, carried)
     mean = times.mean(axis=0)
     slowest = times.max(axis=1, keepdims=True)
     first = ((times == slowest) & (slowest > 0)).sum(axis=0)
-    order = np.argsort(-mean, kind="stable")[:most]
+    order = np.argsort(-mean, kind="stable")
+    order = order[:most] if among is None else order[among[order]][:most]
     return [
         BottleneckLink(
             name=topology.link_name(int(link)),

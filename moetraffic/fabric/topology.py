@@ -198,6 +198,16 @@ class Topology:
         kind = self.graph.nodes(data="kind")
         return np.array([kind[a] == kind[b] == "switch" for a, b in self.links], bool)
 
+    @cached_property
+    def parts(self) -> dict[str, npt.NDArray[np.bool_]]:
+        """Links inside hosts, of NICs and between switches, ``[L]`` bool, by part."""
+        kind = self.graph.nodes(data="kind")
+        at_switch = np.array(
+            [[kind[end] == "switch" for end in link] for link in self.links], bool
+        ).sum(axis=1)
+        names = ("inside hosts", "NICs to switches", "between switches")
+        return {name: at_switch == ends for ends, name in enumerate(names)}
+
     def link_name(self, link: int) -> str:
         """Return the readable name of a link, "from -> to"."""
         return " -> ".join(self.links[link])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
@@ -12,7 +13,7 @@ from moetraffic import Trace, load_fabric
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.cli import main
 from moetraffic.errors import MoetrafficError
-from moetraffic.fabric import Hosts, bisection_bytes_s, torus
+from moetraffic.fabric import Hosts, bisection_bytes_s, leaf_spine, torus
 from moetraffic.fabric.assessment import assess
 from moetraffic.report.results import fabric as report
 
@@ -77,6 +78,29 @@ def test_every_topology_says_what_it_does(
         options
     )  # those with equal paths
     assert ("ECMP collisions" in said) == bool(chosen)
+
+
+def test_the_slowest_link_of_the_network_is_named_beside_that_inside_hosts() -> None:
+    """Two hosts of two ranks: most bytes stay inside, few cross the network."""
+    network = load_fabric("leaf-spine", 4, capacity="8Gbps").topology
+    hosts = replace(network.hosts, number=2, ranks=2, nics=2, inside_bytes_s=2e9)
+    two = leaf_spine(hosts, leaves=2, spines=1)
+    sent = np.zeros((4, 4), np.int64)
+    sent[0, 1], sent[1, 3] = 8_000_000_000, 1_000_000_000
+    found = assess(two, range(4), sent)
+    assert found.hot[0].name == "host0.gpu0 -> host0.bus"
+    assert {part: hot.name for part, hot in found.slowest.items()} == {
+        "inside hosts": "host0.gpu0 -> host0.bus",
+        "NICs to switches": "host0.nic1 -> leaf0",
+        "between switches": "spine0 -> leaf1",  # as long as leaf0 -> spine0
+    }
+    assert found.slowest["NICs to switches"].mean_s == pytest.approx(1.0)
+    (line,) = (one for one in report.sentences(found) if one.startswith("Slowest"))
+    assert "host0.nic1 -> leaf0 (1 s)" in line
+    sent[1, 3] = 0
+    alone = assess(two, range(4), sent)
+    assert list(alone.slowest) == ["inside hosts"]
+    assert any("No bytes cross the network" in one for one in report.sentences(alone))
 
 
 def test_the_picture_is_not_overwritten(

@@ -36,7 +36,7 @@ TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
 
 NETWORK, TRAFFIC = "Network", "Traffic"
 
-PARTS = ("network", "times", "links", "collisions")
+PARTS = ("network", "times", "links", "slowest", "collisions")
 
 
 OF_A_FILE = (

@@ -13,7 +13,7 @@ from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import MoetrafficError
 from moetraffic.fabric.assessment import Assessment, assess
 from moetraffic.fabric.collisions import Collision
-from moetraffic.fabric.loads import bisection_bytes_s, link_times
+from moetraffic.fabric.loads import BottleneckLink, bisection_bytes_s, link_times
 from moetraffic.fabric.named import Network
 from moetraffic.fabric.topology import Topology
 from moetraffic.report.chart import (
@@ -58,17 +58,8 @@ def as_dict(found: Assessment, iterations: Sequence[int]) -> dict[str, Any]:
         "bytes_inside_hosts": found.bytes_inside_hosts,
         "bottleneck_s": found.bottleneck_s,
         "lower_bounds_s": dict(found.bounds_s),
-        "hottest_links": [
-            {
-                "link": hot.name,
-                "capacity_bytes_s": hot.capacity_bytes_s,
-                "mean_bytes": hot.mean_bytes,
-                "max_bytes": hot.max_bytes,
-                "mean_busy_s": hot.mean_s,
-                "iterations_as_bottleneck": hot.bottleneck,
-            }
-            for hot in found.hot
-        ],
+        "hottest_links": [_as_dict(hot) for hot in found.hot],
+        "slowest_links": {part: _as_dict(hot) for part, hot in found.slowest.items()},
         "ecmp_collisions": [
             {
                 "links": list(one.links),
@@ -80,6 +71,17 @@ def as_dict(found: Assessment, iterations: Sequence[int]) -> dict[str, Any]:
             }
             for one in found.collisions
         ],
+    }
+
+
+def _as_dict(hot: BottleneckLink) -> dict[str, Any]:
+    return {
+        "link": hot.name,
+        "capacity_bytes_s": hot.capacity_bytes_s,
+        "mean_bytes": hot.mean_bytes,
+        "max_bytes": hot.max_bytes,
+        "mean_busy_s": hot.mean_s,
+        "iterations_as_bottleneck": hot.bottleneck,
     }
 
 
@@ -103,6 +105,7 @@ def sentences(found: Assessment) -> list[str]:
             1,
             f"Its time is {over} times the largest {name} ({duration(bounds[name])}).",
         )
+    lines.insert(-1, _by_part(found))
     several = _colliding(found)
     if several:
         one = several[0]
@@ -117,6 +120,20 @@ def sentences(found: Assessment) -> list[str]:
     elif found.collisions:
         lines.append("ECMP collisions: none, no set of equal links has several flows.")
     return lines
+
+
+def _by_part(found: Assessment) -> str:
+    """Name the slowest link of each part: inside hosts, of NICs, between switches."""
+    if not found.bytes_between_hosts.any():
+        return (
+            "No bytes cross the network: all ranks with traffic share one host; place "
+            "them on several with a smaller --ranks-per-host."
+        )
+    parts = (
+        f"{part} {hot.name} ({duration(hot.mean_s)})"
+        for part, hot in found.slowest.items()
+    )
+    return f"Slowest link by part, mean busy time: {', '.join(parts)}."
 
 
 def _colliding(found: Assessment) -> list[Collision]:
@@ -194,6 +211,21 @@ def tables(found: Assessment) -> list[Table]:
             ],
         ),
     ]
+    made.append(
+        Table(
+            title="Slowest link of each part of the network",
+            columns={
+                "part": "",
+                "link": "",
+                "capacity": "bit/s",
+                "mean busy time": "s",
+            },
+            rows=[
+                (part, hot.name, hot.capacity_bytes_s, hot.mean_s)
+                for part, hot in found.slowest.items()
+            ],
+        )
+    )
     several = _colliding(found)
     every = len(several)
     note = (
