@@ -15,8 +15,8 @@ Lower bounds on the transfer time of a byte matrix:
     1956).
 ``spreading``
     Time of the bottleneck link if traffic is split evenly over all shortest paths.  The
-    mean of ECMP over hashes is not below it, by convexity (Jensen); routing on
-    non-shortest paths may be.
+    mean of ECMP over hashes is not below it, by convexity (Jensen); a single hash, an
+    uneven split or routing on longer paths may be.
 """
 
 from __future__ import annotations

@@ -214,6 +214,23 @@ def test_no_hash_beats_ideal_spreading_between_leaves(seed: int, ratio: int) -> 
         assert (ideal <= hashed.max(axis=1) * (1 + 1e-9)).all()
 
 
+def test_spreading_bounds_the_mean_of_ecmp_and_not_a_single_hash() -> None:
+    """Bytes 0 to 3 have two ways on a 2x2 torus, one of them over the busy 0 to 1."""
+    made = torus(hosts(4), shape=(2, 2))
+    slots = block(4, made.hosts)
+    sent = np.zeros((4, 4), np.int64)
+    sent[0, 1] = sent[0, 3] = 8
+    spread = spreading_bound(made, slots, sent)
+    times = [
+        float(link_times(made, link_loads(route(made, slots, seed=seed), sent)).max())
+        for seed in range(64)
+    ]
+    assert set(np.round(times / spread, 9)) == {round(8 / 12, 9), round(16 / 12, 9)}
+    port = port_bound(made, slots, sent)
+    cuts = np.max([*cut_bounds(made, slots, sent).values()], axis=0)
+    assert min(times) >= max(port, cuts)
+
+
 def test_hash_is_the_same_in_every_run_and_another_by_seed() -> None:
     made = leaf_spine(hosts(16), leaves=4)
     placed = block(16, made.hosts)

@@ -313,7 +313,8 @@ def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Ch
         Chart(
             key="bottleneck",
             title="Busy time of the bottleneck link",
-            source=f"{source} Lower bounds hold for any routing.",
+            source=f"{source} Bounds of ports and cuts hold for any "
+            "routing, even spreading for the mean of ECMP over hashes.",
             columns=("iteration", f"time [{unit}]"),
             panels=(Panel(x=iteration, y=time, series=lines),),
         ),
