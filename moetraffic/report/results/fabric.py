@@ -99,11 +99,13 @@ def sentences(found: Assessment) -> list[str]:
         f"{len(found.bottleneck_s)} iterations, all sent at once.",
     ]
     if bounds and mean:
-        name = max(bounds, key=lambda name: bounds[name])
-        over = three_digits(mean / (bounds[name] or mean))
+        largest = max(bounds.values())
+        over = three_digits(mean / (largest or mean))
+        tied = [name for name in bounds if math.isclose(bounds[name], largest)]
+        name = ", ".join([tied[0], *(n.partition(": ")[2] for n in tied[1:])])
         lines.insert(
             1,
-            f"Its time is {over} times the largest {name} ({duration(bounds[name])}).",
+            f"Its time is {over} times the largest {name} ({duration(largest)}).",
         )
     lines.insert(-1, _by_part(found))
     several = _colliding(found)
@@ -144,11 +146,10 @@ def _colliding(found: Assessment) -> list[Collision]:
 
 
 def _of_bottleneck(found: Assessment, one: Collision) -> bool:
-    slowest = max((hot.mean_s for hot in found.hot), default=0.0)
+    times = link_times(found.topology, np.atleast_2d(found.loads)).mean(axis=0)
     # links with the same load differ by rounding
-    return any(
-        hot.name in one.links and math.isclose(hot.mean_s, slowest) for hot in found.hot
-    )
+    slowest = np.flatnonzero(np.isclose(times, times.max(), rtol=1e-9, atol=0))
+    return any(found.topology.link_name(int(link)) in one.links for link in slowest)
 
 
 def _mean(count: float) -> str:
