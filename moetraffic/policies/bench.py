@@ -69,8 +69,9 @@ class Bench:
             points = self.points(series)
             if age > points[0]:
                 raise AnalysisError(
-                    f"an age is at most the first {points[0]} iterations, but is {age}:"
-                    " lower --age, or give a longer run"
+                    f"plans are evaluated from iteration {points[0]} on, so that their "
+                    f"age is {points[0]} at most, but is {age}: lower --age, or give a "
+                    "longer run"
                 )
             if forecaster == GATE:
                 mean = series.expected

@@ -115,9 +115,9 @@ class ExchangeSeries:
     def __post_init__(self) -> None:
         if len(self.iterations) < FEWEST_ITERATIONS:
             raise AnalysisError(
-                f"policies are evaluated on the second half of a run of at least "
-                f"{FEWEST_ITERATIONS} iterations, but {self.name} has "
-                f"{len(self.iterations)}: give a longer run"
+                f"policies are evaluated on the second half of at least "
+                f"{FEWEST_ITERATIONS} iterations, but of {self.name} "
+                f"{len(self.iterations)} are chosen: choose more, or give a longer run"
             )
 
 

@@ -38,6 +38,9 @@ CONSEQUENCES = {
 }
 """What is possible if claims about the load are stated."""
 
+CIRCUITS = ("converged", "matrix predictable")
+"""Claims of whose consequences evaluate shows what they gain on a network."""
+
 ALWAYS = "matrix predictable"
 """Claim whose figure stands there even if it is not stated: schedulers act on it."""
 
@@ -163,7 +166,8 @@ def _stated(exchanges: Sequence[ExchangeAnalysis], name: str) -> str:
         _some_layers([e for e, _ in near], exchanges),
     )
     inside = "; ".join(filter(None, details))
-    most = f" and at most {ahead[-1]}" if len(ahead) > 1 else ""
+    far = [e for e, claim in made if _horizon(claim) == ahead[-1]]
+    most = f" and at most {ahead[-1]}{_within(far, exchanges)}" if ahead[1:] else ""
     return _with(f"{name}{when}", inside) + most
 
 
@@ -190,11 +194,12 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         few = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
         if rest := [e for e, c in claims if (e, c) not in few]:
             size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
-            no_evidence.append(_with(f'"{name}"{_within(rest, every)}', size))
+            inside = "; ".join(filter(None, [size, _some_layers(rest, every)]))
+            no_evidence.append(_with(f'"{name}"', inside))
         if few:
-            where = _within([e for e, _ in few], every)
+            where = _some_layers([e for e, _ in few], every)
             needs = max(claim.needs for _, claim in few)
-            lacking.setdefault(needs, []).append(f'"{name}"{where}')
+            lacking.setdefault(needs, []).append(_with(f'"{name}"', where))
     for claim in analysis.beats.claims:
         name = f'"{claim.name}" of {claim.about}'
         if claim.outcome is Outcome.NOT_ENOUGH_DATA:
@@ -203,7 +208,7 @@ def _not_shown(analysis: Analysis) -> list[Line]:
             no_evidence.append(name)
     parts = [f"no evidence of {', '.join(no_evidence)}"] if no_evidence else []
     parts += [
-        f"not enough data for {', '.join(names)}{f' (needs {n:,})' if n else ''}"
+        f"not enough data{f' (needs {n:,})' if n else ''} for {', '.join(names)}"
         for n, names in sorted(lacking.items())
     ]
     parts += [f"not tested, as {why}: {', '.join(n)}" for why, n in untested.items()]
@@ -338,7 +343,9 @@ def _next(analysis: Analysis, file: str) -> Line:
     few = any(c.outcome is Outcome.NOT_ENOUGH_DATA for c in analysis.claims)
     known = _known_experts(analysis)
     register = "register your router to record experts (docs/own-run.md)"
-    steps = [*[register] * (not known), *["capture a longer run"] * few]
+    steps = [*[register] * (not known), *["take a longer run"] * few]
+    pays = any(c.stated and c.name in CIRCUITS for c in analysis.claims)
+    steps += [f"moetraffic evaluate {file} for what circuits gain"] * pays
     steps.append(f"moetraffic analyze {file} --tables for all figures")
     steps.append(f"moetraffic report {file} for charts")
     return Line(topic="Next", text="; ".join(steps), basis=STEP)

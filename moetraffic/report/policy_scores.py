@@ -57,6 +57,8 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
     if not usable:
         return f"{family.capitalize()}: no policy without the oracle was evaluated."
     best = min(usable, key=lambda s: s.completion_mean_s)
+    if family != "placement" and not best.transfer_s > 0:
+        return f"{family.capitalize()}: no exchange sends bytes between ranks."
     alone = len({(s.policy, s.forecaster) for s in usable}) == 1
     text = (
         f"{family.capitalize()} on {best.network}: {_named(best)} is "
@@ -66,14 +68,15 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
     )
     if best.forecaster != NONE and isfinite(best.regret.value):
         plan = f"a plan {best.age} iteration{'s' * (best.age != 1)} old"
-        if best.regret.low > 0:
-            text += f"; {plan} takes {_percent(best.regret)} longer than the truth's"
+        truth = "one made from the true traffic"
+        if best.regret.low > 0 or not _known(best.regret):
+            text += f"; {plan} takes {_percent(best.regret)} longer than {truth}"
         elif best.regret.high < 0:
             less = _percent(best.regret, less=True)
-            text += f"; {plan} takes {less} less time than the truth's"
-            text += " (the policy's plan for the truth is not optimal)"
+            text += f"; {plan} takes {less} less time than {truth}"
+            text += ", which is not the best one for it"
         else:
-            text += f"; no evidence that {plan} differs from the truth's: "
+            text += f"; no evidence that {plan} differs from {truth}: "
             text += _percent(best.regret)
     text += _aged(found, best)
     others = [s for s in usable if s.forecaster == NONE and s is not best]
@@ -83,7 +86,7 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
         text += (
             f"; it takes {_percent(gap, less=True)} less time than {plainest.policy}"
         )
-        if gap.high >= 0:
+        if gap.high >= 0 and _known(gap):
             text += ", no evidence of a difference"
     if found.by_delay and best.forecaster != NONE:
         even = break_even_s(found, best.policy, best.forecaster)
@@ -160,10 +163,18 @@ def _named(score: PolicyScore) -> str:
 def _percent(share: Interval, *, less: bool = False) -> str:
     sign = -100 if less else 100
     ends = sorted((sign * share.low, sign * share.high))
-    value = f"{sign * share.value:.2g}%"
-    if not all(map(isfinite, ends)):
-        return f"{value} (too few iterations for an interval)"
-    return f"{value} ({ends[0]:.2g} to {ends[1]:.2g}%)"
+    value, low, high = (
+        f"{end:,.0f}" if abs(end) >= 100 else f"{end:.2g}"
+        for end in (sign * share.value, *ends)
+    )
+    if not _known(share):
+        return f"{value}% (not tested: too few iterations)"
+    return f"{value}% ({low} to {high}%)"
+
+
+def _known(interval: Interval) -> bool:
+    """Whether an interval has ends."""
+    return isfinite(interval.low) and isfinite(interval.high)
 
 
 @tables_of.register

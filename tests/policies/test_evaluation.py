@@ -276,8 +276,8 @@ def test_counting_noise_limits_what_a_plan_carries(
     mean: float, last: float, known: float
 ) -> None:
     """Independent Poisson entries: the last iteration, and the true probabilities."""
-    x = np.random.default_rng().poisson(mean, (64, 20, 20)).astype(float)
-    points = np.arange(32, 64)
+    x = np.random.default_rng().poisson(mean, (1024, 20, 20)).astype(float)
+    points = np.arange(512, 1024)
     found = forecast_points(x, points, age=1, forecaster="persistence")
     for plan, share in ((found, last), (mean, known)):
         served = np.minimum(plan, x[points]).sum() / x[points].sum()
@@ -502,12 +502,17 @@ def test_every_built_in_policy_conforms() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [
-        (0.01, 0.03, "takes 2% (1 to 3%) longer than the truth's"),
-        (-0.03, -0.01, "takes 2% (1 to 3%) less time than the truth's"),
+        (0.01, 0.03, "takes 2% (1 to 3%) longer than one made from the true traffic"),
+        (
+            -0.03,
+            -0.01,
+            "takes 2% (1 to 3%) less time than one made from the true traffic",
+        ),
         (
             -0.01,
             0.05,
-            "no evidence that a plan 1 iteration old differs from the truth's",
+            "no evidence that a plan 1 iteration old differs from one made from the "
+            "true traffic",
         ),
     ],
 )
@@ -518,3 +523,24 @@ def test_the_verdict_follows_the_interval_of_the_regret(
     regret = Interval(value=(low + high) / 2, low=low, high=high)
     scores = tuple(replace(score, regret=regret) for score in found.scores)
     assert said in verdict(replace(found, scores=scores))
+
+
+def test_figures_without_an_interval_are_not_tested() -> None:
+    found = evaluate(drawn(16, stay=0.9), ["birkhoff"], forecasters=["persistence"])
+    nan = float("nan")
+    regret = Interval(value=0.96, low=nan, high=nan)
+    scores = tuple(replace(score, regret=regret) for score in found.scores)
+    said = verdict(replace(found, scores=scores))
+    assert "takes 96% (not tested: too few iterations) longer than one made" in said
+    assert "no evidence" not in said
+    large = Interval(value=0.99, low=0.91, high=1.07)
+    scores = tuple(replace(score, regret=large) for score in found.scores)
+    assert "takes 99% (91 to 107%) longer" in verdict(replace(found, scores=scores))
+
+
+def test_a_trace_that_sends_nothing_between_ranks_has_no_fastest_policy() -> None:
+    found = evaluate(drawn(16, stay=0.9), ["birkhoff"], forecasters=["persistence"])
+    none = tuple(replace(score, transfer_s=0.0) for score in found.scores)
+    assert verdict(replace(found, scores=none)) == (
+        "Circuits: no exchange sends bytes between ranks."
+    )

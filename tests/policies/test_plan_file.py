@@ -102,3 +102,16 @@ def test_other_files_are_refused_in_one_sentence(text: str, tmp_path: Path) -> N
         plan_file(path)
     with pytest.raises(AnalysisError, match="cannot be read"):
         plan_file(tmp_path / "missing.json")
+
+
+def test_a_plan_that_does_not_fit_the_trace_ends_with_exit_code_2(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = trace.with_name("bad.json")
+    plan = {"receivers": [[1, 2, 0]], "room": [4096]}
+    path.write_text(json.dumps({"family": "circuits", "layers": {"*": plan}}))
+    asked = ["evaluate", str(trace), "--policy", "rotation", "--plan", str(path)]
+    assert main(asked) == 2
+    said = capsys.readouterr()
+    assert not said.out
+    assert "a file of plans fits the trace, but bad.json made an" in said.err

@@ -86,8 +86,8 @@ def test_what_is_stated_of_no_layer_stands_in_one_line() -> None:
         exchange(1, claim("skewed"), claim("trend"), claim("moves", FEW)),
     )
     assert line(found, "Not shown") == (
-        'Not shown: no evidence of "skewed", "trend" in layer 1; not enough data for '
-        '"moves", "trend" in layer 0 (needs 200).'
+        'Not shown: no evidence of "skewed", "trend" (layer 1); not enough data (needs '
+        '200) for "moves", "trend" (layer 0).'
     )
     assert {one.topic for one in answer(found)} == {"Data", "Not shown", "Next"}
 
@@ -134,7 +134,7 @@ def test_nothing_is_concluded_of_what_is_not_stated(name: str) -> None:
         found = answer(analysis(exchange(0, claim(name, outcome))))
         lines = {one.topic: one.text for one in found}
         assert set(lines) == {"Data", "Not shown", "Next"}
-        assert ("capture a longer run" in lines["Next"]) == (outcome is FEW)
+        assert ("take a longer run" in lines["Next"]) == (outcome is FEW)
         assert f'"{name}"' in lines["Not shown"]
 
 
@@ -159,8 +159,8 @@ def test_the_rhythm_of_bursts_stands_beside_the_share_of_communication() -> None
     assert line(found, "Not shown") == 'Not shown: no evidence of "periodic".'
     few = analysis(exchange(0), bursts=(replace(bursts, outcome=FEW),))
     assert line(few, "Not shown") == (
-        'Not shown: not enough data for "periodic" of all-to-alls of rank 0 '
-        "(needs 200)."
+        'Not shown: not enough data (needs 200) for "periodic" of all-to-alls of rank '
+        "0."
     )
 
 
@@ -240,7 +240,7 @@ def test_forecasts_are_stated_of_the_nearest_and_the_longest_horizon() -> None:
     )
     assert line(found, "Predictability") == (
         "Predictability: predictable 1 iteration ahead (MSE 50% below the mean of the "
-        "past; layers 1 to 7) and at most 5."
+        "past; layers 1 to 7) and at most 5 in layers 5, 6, 7."
     )
     none = analysis(exchange(0, about(1, NOT), about(10, FEW)))
     assert line(none, "Not shown") == 'Not shown: no evidence of "predictable".'

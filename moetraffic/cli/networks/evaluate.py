@@ -348,6 +348,7 @@ def evaluate(
         verdicts += [report.verdict(found), *report.failed(found)]
         scores += report.tables(found)
     names = [n for n in names if n not in shifts]
+    own = tuple(f"{path.name} " for path in plan or [])
     for path in traces if names else []:
         with (
             Trace.open(path) as trace,
@@ -371,6 +372,11 @@ def evaluate(
             )
             found = evaluate_policies(
                 trace, names, networks=networks, on_run=tick, **asked
+            )
+        if unfit := [why for why in found.failures if own and why.startswith(own)]:
+            raise AnalysisError(
+                f"a file of plans fits the trace, but {unfit[0].rstrip('.')}: see "
+                "docs/policies.md"
             )
         told.append({"file": str(path), **report.as_dict(found)})
         run = f"{path}: " if len(traces) > 1 else ""
