@@ -152,12 +152,12 @@ def seconds(text: str) -> float:
 
     Examples
     --------
-    >>> seconds("1.5ms"), seconds("0us")
-    (0.0015, 0.0)
+    >>> seconds("1.5ms"), seconds("0us"), seconds("10us")
+    (0.0015, 0.0, 1e-05)
     """
     found = _QUANTITY.fullmatch(text)
     if found and found[2] in TIMES:
-        return float(found[1]) * TIMES[found[2]]
+        return float(found[1]) / round(1 / TIMES[found[2]])  # 10us: 1e-05, exactly
     raise MoetrafficError(
         f"a time is a number of 0 or more with a unit of {', '.join(TIMES)}, not "
         f"{text!r}: 10us are ten microseconds"

@@ -6,6 +6,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import json
 import os
 import pkgutil
 import re
@@ -398,3 +399,21 @@ def test_a_gallery_page_shows_what_analyze_prints_of_the_shipped_run(name: str) 
     )
     page = ROOT / "docs" / "gallery" / f"{name}.md"
     assert ran.stdout.replace(str(run), f"{name}.h5") in blocks(page, "text")
+
+
+def test_the_fields_of_evaluate_and_schedule_are_documented(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (ROOT / "docs" / "json.md").read_text().partition("## evaluate")[2]
+    named = set(re.findall(r"`(\w+)`", page))
+    run = str(path("run-top2-balanced.h5"))
+    chosen = ["--layers", "0", "--iterations", "0:40"]
+    assert main(["evaluate", run, "--policy", "rotation", *chosen, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert {*found, *found["scores"][0], *found["scores"][0]["regret"]} <= named
+    assert main(["schedule", run, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    exchange = found["exchanges"][0]
+    schedule = exchange["schedules"][0]
+    fields = {*found, *exchange, *schedule, *schedule["terms"][0]}
+    assert fields - {"schema_version", "file", "kind"} <= named
