@@ -120,6 +120,13 @@ class Scenario:
             if (ep is None)
             else ep
         )
+        if ep is None and group == 1 < min(self.ep, new_ranks, new_experts):
+            raise LayoutError(
+                "experts spread evenly over expert-parallel ranks, but "
+                f"{new_experts} experts and {new_ranks} ranks have no common divisor: "
+                "change --experts or --ranks, or give --ep 1 for a run that sends "
+                "nothing between ranks"
+            )
         _refuse_impossible(new_ranks, new_experts, new_k, group, len(self.exchanges))
         # a capacity is a multiple of what an expert gets of a rank if all get the same
         ratio = new_k * self.experts / (self.k * new_experts) if self.k else 1.0

@@ -336,3 +336,20 @@ def test_a_collective_is_interpolated_in_a_table(
 ) -> None:
     said = refused(capsys, "bandwidth", "--collective", "all_reduce")
     assert "give its file, or big-red-200" in said
+
+
+def test_experts_that_do_not_spread_over_the_ranks_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    made = tmp_path / "made.h5"
+    how = ("--from", "top2-balanced-late", "--ranks", "64", "--experts", "7")
+    asked = ("generate", *how, "--iterations", "32", "-o", str(made))
+    assert "7 experts and 64 ranks have no common" in refused(capsys, *asked)
+    assert not made.exists()
+
+
+def test_an_empty_name_between_commas_is_named(
+    capsys: pytest.CaptureFixture[str], captured: Path
+) -> None:
+    said = refused(capsys, "evaluate", str(captured), "--policy", "rotation,,birkhoff")
+    assert "'rotation,,birkhoff' has an empty one" in said

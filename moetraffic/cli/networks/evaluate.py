@@ -63,7 +63,13 @@ def _shares(text: str | None) -> list[float]:
 
 
 def _names(given: list[str]) -> list[str]:
-    return list(dict.fromkeys(name for one in given for name in one.split(",")))
+    names = list(dict.fromkeys(name for one in given for name in one.split(",")))
+    if "" in names:
+        raise AnalysisError(
+            f"names have one comma between them, but {','.join(given)!r} has an empty "
+            "one: leave out the comma"
+        )
+    return names
 
 
 def evaluate(
