@@ -60,10 +60,15 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
     if family != "placement" and not best.transfer_s > 0:
         return f"{family.capitalize()}: no exchange sends bytes between ranks."
     alone = len({(s.policy, s.forecaster) for s in usable}) == 1
+    others = [s for s in usable if s.forecaster == NONE and s is not best]
+    plainest = min(others, key=lambda s: s.completion_mean_s, default=None)
+    gap = None if plainest is None else difference(best, plainest)
+    unlike = gap is None or gap.high < 0
+    fastest = "is the fastest" if unlike else "has the lowest mean completion time"
     text = (
-        f"{family.capitalize()} on {best.network}: {_named(best)} is "
-        + ("the only one scored, " if alone else "the fastest, ")
-        + f"{best.over_bound.value:.3g} times "
+        f"{family.capitalize()} on {best.network}: {_named(best)} "
+        + ("is the only one scored" if alone else fastest)
+        + f", {best.over_bound.value:.3g} times "
         + ("a balanced layer" if family == "placement" else "the lower bound")
     )
     if best.forecaster != NONE and isfinite(best.regret.value):
@@ -79,10 +84,7 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
             text += f"; no evidence that {plan} differs from {truth}: "
             text += _percent(best.regret)
     text += _aged(found, best)
-    others = [s for s in usable if s.forecaster == NONE and s is not best]
-    if others:
-        plainest = min(others, key=lambda s: s.completion_mean_s)
-        gap = difference(best, plainest)
+    if plainest is not None and gap is not None:
         text += (
             f"; it takes {_percent(gap, less=True)} less time than {plainest.policy}"
         )
