@@ -323,3 +323,25 @@ def test_the_command_writes_a_page_and_keeps_what_is_there(
     made = moetraffic("report", trace, "-o", page, "--force", "--iterations", "0:6")
     assert made.returncode == 0, made.stderr
     assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_every_chart_is_of_the_iterations_that_were_asked_for(
+    golden: Trace, fabric: Network
+) -> None:
+    """Also those of calls over time, of links and of a second run."""
+    some = content(golden, fabric, other=golden, iterations=range(2, 6))
+    occurrences = golden.occurrences.iteration
+    alone = golden.select(np.flatnonzero((occurrences >= 2) & (occurrences < 6)))
+    part = content(alone, fabric, other=alone)
+    keys = {"timeline", "bottleneck", "comparison-ratios", "comparison-distances"}
+    charts = [
+        {
+            one.key: one.source
+            for one in (*found.headline, *(p for s in found.sections for p in s.parts))
+            if isinstance(one, Chart) and one.key in keys
+        }
+        for found in (some, part)
+    ]
+    assert charts[0] == charts[1]
+    assert {"timeline", "comparison-distances"} <= set(charts[0])
+    assert some.tiles == part.tiles

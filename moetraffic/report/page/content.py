@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from moetraffic.analysis import analyze, compare
 from moetraffic.analysis.engine import Tick, in_threads
 from moetraffic.analysis.exchange import OF, sources
@@ -107,6 +109,10 @@ def content(
     """
     layers, iterations = layer_numbers(layers), iteration_range(iterations)
     asked: dict[str, Any] = {"layers": layers, "phase": phase, "iterations": iterations}
+    part = trace
+    if iterations is not None:
+        at = np.isin(trace.occurrences.iteration, np.asarray(iterations))
+        part = trace.select(np.flatnonzero(at))
     kept = Kept(sources(trace, [], of=OF, **asked), most_bytes=most_bytes)
     found = analyze(
         trace,
@@ -152,8 +158,8 @@ def content(
             title="On-off rhythm",
             about="When the network is used, and how regularly.",
             parts=(
-                rhythm.timeline(trace, reason=no_times),
-                rhythm.spectrum(trace, found),
+                rhythm.timeline(part, reason=no_times),
+                rhythm.spectrum(part, found),
                 *rhythm.statistics_tables(found),
                 rhythm.time_chart(
                     found.occupation,
@@ -182,7 +188,7 @@ def content(
                     complexities(found),
                     reason="; ".join(n for n in notes if "complexity" in n),
                 ),
-                *fabric.links(trace, network),
+                *fabric.links(part, network),
                 schedule.circuits_chart(
                     found,
                     {key: seen.wires() for key, seen in kept.seen.items()},
@@ -201,6 +207,7 @@ def content(
             trace,
             replay,
             network,
+            iterations,
             key="replay",
             title="Replay fidelity",
             name="replay",
@@ -212,6 +219,7 @@ def content(
             trace,
             other,
             network,
+            iterations,
             key="comparison",
             title="Comparison",
             name="second run",
@@ -226,7 +234,7 @@ def content(
     return Content(
         title=title or trace.name.rsplit("/", 1)[-1],
         headline=first,
-        tiles=tuple(highlights.tiles(trace, found)),
+        tiles=tuple(highlights.tiles(part, found)),
         lines=tuple(highlights.run_in_words(trace, found)),
         notes=notes,
         sections=tuple(
@@ -272,6 +280,7 @@ def _beside(
     trace: Trace,
     other: Trace | None,
     network: Network,
+    iterations: range | None,
     *,
     name: str,
     absent: str,
@@ -282,7 +291,7 @@ def _beside(
     if other is None:
         return Section(key=section["key"], title=section["title"], parts=(lacking,))
     try:
-        found = compare(trace, other)
+        found = compare(trace, other, iterations=iterations)
     except AnalysisError as error:
         lacking = Missing(title=section["title"], reason=str(error))
         return Section(key=section["key"], title=section["title"], parts=(lacking,))
