@@ -10,6 +10,7 @@ are computed at a time, in threads.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -133,7 +134,13 @@ class Analysis(ShownAsTables):
         Returns
         -------
         pandas.DataFrame
-            With the columns of :class:`moetraffic.analysis.records.Record`.
+            With the columns of :class:`moetraffic.analysis.records.Record`, and the
+            notes of the analysis in ``attrs["notes"]``.
+
+        Warns
+        -----
+        UserWarning
+            If there is no row, with the reason.
 
         Examples
         --------
@@ -148,7 +155,12 @@ class Analysis(ShownAsTables):
 
         from .records import COLUMNS, records
 
-        return pandas.DataFrame(map(vars, records(self, file=file)), columns=COLUMNS)
+        frame = pandas.DataFrame(map(vars, records(self, file=file)), columns=COLUMNS)
+        frame.attrs["notes"] = list(self.notes)
+        if frame.empty:
+            why = "; ".join(self.notes) or "no part of the analysis has values"
+            warnings.warn(f"the data frame is empty: {why}", stacklevel=2)
+        return frame
 
 
 def analyze(

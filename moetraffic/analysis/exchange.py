@@ -152,7 +152,7 @@ def sources(
     return found
 
 
-_NO_DEMAND = "no demand, for no router was seen (moetraffic.capture.routing records it)"
+_NO_DEMAND = "no demand, for no router was seen: register yours with capture.router"
 
 
 def _words(iterations: range) -> str:

@@ -75,6 +75,11 @@ def place(
             raise LayoutError(
                 f"{name} is a number from {least} on, but is {value!r}: change --{name}"
             )
+    if world % width:
+        raise LayoutError(
+            f"expert-parallel groups have as many ranks each, but {world} ranks do not "
+            f"split into groups of {width}: change --ep or --ranks"
+        )
     layout = ParallelLayout(dp=world, ep=width, order=order or ParallelLayout().order)
     return relocate(
         trace,

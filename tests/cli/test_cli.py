@@ -13,8 +13,10 @@ from pathlib import Path
 import h5py
 import pytest
 
+from moetraffic.analysis import analyze
 from moetraffic.cli import main
 from moetraffic.cli.recording import demo
+from moetraffic.data import path
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.launch.training import StepProgress
@@ -353,3 +355,19 @@ def test_an_empty_name_between_commas_is_named(
 ) -> None:
     said = refused(capsys, "evaluate", str(captured), "--policy", "rotation,,birkhoff")
     assert "'rotation,,birkhoff' has an empty one" in said
+
+
+def test_expert_parallel_groups_divide_the_ranks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ("place", path("golden-v1.1.h5"), "--ep", "4", "-o", tmp_path / "made.h5")
+    said = refused(capsys, *asked)
+    assert "2 ranks do not split into groups of 4: change --ep or --ranks" in said
+
+
+def test_an_empty_data_frame_says_why() -> None:
+    found = analyze(path("golden-v1.1-imported.h5"))
+    with pytest.warns(UserWarning, match="frame is empty: no skew and no predictab"):
+        frame = found.to_frame()
+    assert frame.attrs["notes"] == list(found.notes)
+    assert "value" in frame.columns
