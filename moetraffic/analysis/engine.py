@@ -10,7 +10,6 @@ are computed at a time, in threads.
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -151,16 +150,9 @@ class Analysis(ShownAsTables):
         >>> cv[["layer", "iteration", "value", "floor"]].shape[1]
         4
         """
-        import pandas
+        from .records import frame
 
-        from .records import COLUMNS, records
-
-        frame = pandas.DataFrame(map(vars, records(self, file=file)), columns=COLUMNS)
-        frame.attrs["notes"] = list(self.notes)
-        if frame.empty:
-            why = "; ".join(self.notes) or "no part of the analysis has values"
-            warnings.warn(f"the data frame is empty: {why}", stacklevel=2)
-        return frame
+        return frame(self, file=file)
 
 
 def analyze(

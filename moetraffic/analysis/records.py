@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -16,6 +17,8 @@ from .noise.floors import NoiseFloor
 from .times.time_breakdown import PARTS as TIME_PARTS
 
 if TYPE_CHECKING:
+    import pandas
+
     from .engine import Analysis, ExchangeAnalysis
     from .expert_statistics import ExpertStatistics
     from .forecast.bounds import PredictabilityBounds
@@ -105,6 +108,18 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
         ]
     for later in analysis.sights:
         found += _flat(later, f"{later.target} from the first dispatch", run)
+    return found
+
+
+def frame(analysis: Analysis, *, file: str = "") -> pandas.DataFrame:
+    """Tabulate an analysis; a frame without rows warns, with the reason."""
+    import pandas
+
+    found = pandas.DataFrame(map(vars, records(analysis, file=file)), columns=COLUMNS)
+    found.attrs["notes"] = list(analysis.notes)
+    if found.empty:
+        why = "; ".join(analysis.notes) or "no part of the analysis has values"
+        warnings.warn(f"the data frame is empty: {why}", stacklevel=3)
     return found
 
 

@@ -38,8 +38,8 @@ def demand_array(trace: TraceContents, group: int | None) -> xarray.DataArray:
     groups = sorted({s.group for s in sites})
     if not groups:
         raise TraceError(
-            "a labeled array is of demand, but the trace has no routing: record it "
-            "with moetraffic.capture.routing, or read trace.calls()"
+            "a labeled array is of demand, but the trace has no routing: register "
+            "the router with capture.router, or read trace.calls()"
         )
     if len(groups) != 1:
         raise TraceError(

@@ -34,7 +34,7 @@ PICTURES = (
 """Names of the pictures of a trace."""
 
 UNROUTED = (
-    "the trace has no routing: record it with moetraffic.capture.routing "
+    "the trace has no routing: register the router with capture.router "
     "(docs/own-run.md), or draw --only traffic"
 )
 
