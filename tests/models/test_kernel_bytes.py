@@ -29,14 +29,26 @@ pytestmark = pytest.mark.skipif(
 
 
 def between(ranks: list[dict[tuple[str, str], int]]) -> np.ndarray:
-    """``[R, R]`` bytes between ranks, row sends, from what each of them received."""
-    owner = {own: rank for rank, seen in enumerate(ranks) for own, _ in seen}
+    """``[R, R]`` bytes between ranks, row sends, from what each of them received.
+
+    Both ends name a connection: of two ranks, connections to different ports may have
+    the same port of their own.
+    """
+    owner = {ends: rank for rank, seen in enumerate(ranks) for ends in seen}
     matrix = np.zeros((len(ranks), len(ranks)), np.int64)
     for rank, seen in enumerate(ranks):
-        for (_, other), count in seen.items():
-            if other in owner:
-                matrix[owner[other], rank] += count
+        for (own, other), count in seen.items():
+            if (other, own) in owner:
+                matrix[owner[other, own], rank] += count
     return matrix
+
+
+def test_ranks_with_the_same_port_of_their_own_are_told_apart() -> None:
+    first = {("h:9", "h:1"): 5, ("h:2", "h:7"): 0}
+    second = {("h:9", "h:2"): 7}  # the same port 9, to another one
+    servers = {("h:1", "h:9"): 3, ("h:2", "h:9"): 4}
+    found = between([first, second, servers])
+    assert found.tolist() == [[0, 0, 3], [0, 0, 4], [5, 7, 0]]
 
 
 def spent(snapshots: list[list[Any]]) -> np.ndarray:
