@@ -8,7 +8,7 @@ from moetraffic.units import byte_size, duration, three_digits
 
 from .call_times import WITHOUT_PHASE
 from .ratio import LEVEL, WIDEST, Ratio
-from .result import Fidelity, PartFidelity, Replay
+from .result import LATE_S, Fidelity, PartFidelity, Replay
 from .summary_tables import counts, interval, verification
 
 
@@ -44,9 +44,12 @@ def sentences(replay: Replay) -> list[str]:
         )
     if found is not None and found.punctuality is not None:
         p = found.punctuality
+        behind = f"{duration(p.behind_s)} behind" if p.behind_s > 0 else "on time"
         effects.append(
-            f"Schedule: operations issued {duration(p.error_p50_s)} off (p50), "
-            f"{duration(p.error_p99_s)} (p99); {p.late} of {p.scheduled} late."
+            "Against the scheduled issue times, operations were issued "
+            f"{duration(p.error_p50_s)} off (median), {duration(p.error_p99_s)} (p99); "
+            f"{p.late} of {p.scheduled} more than {duration(LATE_S)} late; rank "
+            f"{p.worst_rank} ended {behind}."
         )
     if effects:
         lines.append(" ".join(effects))
