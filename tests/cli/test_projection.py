@@ -196,3 +196,26 @@ def test_a_projection_refuses_what_it_cannot_use(
     asked = ["estimate", "--project", str(captured), "--sizes", "8,16", *arguments]
     assert main(asked) == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_measurements_do_not_surround_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Four GPUs of one node are measured, and eight on two nodes."""
+    table = Path(moetraffic.data.__file__).with_name("jia_nccl_tests.csv")
+    how = ("--model", "gpt-350m", "--bandwidth", table, "--gradient-bytes", 0.25)
+    beyond = told(capsys, *how, "--dp", 8)["extrapolated"]
+    assert isinstance(beyond, list)
+    assert [name.partition(" over ")[2] for name in beyond] == ["8 ranks on 1 node"]
+    for ranks in (4, 8):
+        found = told(capsys, *how, "--dp", ranks, "--gpus-per-node", 4)
+        assert "extrapolated" not in found
+
+
+def test_the_source_of_a_protocol_stands_beside_its_estimate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["estimate", "--model", "gpt-350m", "--platform", "polaris", "--dp", "32"]
+    assert main([*asked, "--protocol", "TCP/IP"]) == 0
+    said = capsys.readouterr().out
+    assert "NICs at 90% of their rate, as published for TCP/IP on 10 Gbps" in said

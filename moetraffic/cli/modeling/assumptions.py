@@ -175,3 +175,16 @@ def read_conventions(given: list[str]) -> Conventions:
     for name in sorted(set(chosen) - set(CHOICES)):
         choose("a convention", name, CHOICES)
     return Conventions(**chosen)
+
+
+def of_protocol(name: str) -> str:
+    """State the efficiency of a protocol and the link that it was measured on."""
+    from moetraffic.patterns.bandwidth.platforms import protocol
+
+    if not name:
+        return ""
+    found = protocol(name)
+    return (
+        f", NICs at {found.efficiency:.0%} of their rate, as published for {name} on "
+        f"{found.link_gbps:g} Gbps"
+    )

@@ -37,6 +37,7 @@ from .assumptions import (
     is_file,
     measured_imbalance,
     nominal,
+    of_protocol,
     read_bandwidth,
     read_conventions,
     read_shares,
@@ -408,7 +409,7 @@ def estimate(
             what = "compute time by roofline"
         named = "" if sweep == "size" else f"{of.name} "
         place = f"{gpu}, {platform}" if is_file(platform) else platform or gpu
-        source = f"{named}on {place}, {what}"
+        source = f"{named}on {place}, {what}{of_protocol(protocol)}"
     else:
         config, known, fit = _measured(calibrate)
         model = str(calibrate)

@@ -14,7 +14,12 @@ from moetraffic.cli.output import Shown
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, time_model
 from moetraffic.patterns.layouts.configuration import RECOMPUTE
-from moetraffic.patterns.time_model import Configuration, NodeLinks, System
+from moetraffic.patterns.time_model import (
+    Configuration,
+    MeasuredLinks,
+    NodeLinks,
+    System,
+)
 from moetraffic.patterns.time_model.links import OF_NIC
 from moetraffic.report import run_projection as projected
 from moetraffic.report.console.options import positive_numbers
@@ -63,6 +68,16 @@ def one_estimate(
         chart=report.figure(found, ["T_iter"], source=title),
         data={"estimate": report.as_dict(found)},
     )
+    links = system.bandwidth
+    if isinstance(links, MeasuredLinks):
+        calls = time_model.traffic(config, conventions)
+        if beyond := [name for one in calls if (name := links.extrapolated(one))]:
+            shown.summary.append(
+                f"Extrapolated, not measured: {', '.join(dict.fromkeys(beyond))} "
+                f"(nodes of {links.gpus} GPUs; --gpus-per-node: those of the nodes that "
+                "were measured)."
+            )
+            shown.data["extrapolated"] = beyond
     if what == "sensitivity":
         moved = time_model.sensitivity(config, system, conventions=conventions)
         title = "Sensitivity of the iteration time"

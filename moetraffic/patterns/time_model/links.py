@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from moetraffic.patterns.bandwidth import BandwidthTable
+from moetraffic.patterns.bandwidth import BandwidthTable, Effective
 from moetraffic.patterns.values import Float64, Values, numbers, where
+from moetraffic.units import byte_size
 
 from .calls import Traffic
 
@@ -139,15 +140,33 @@ class MeasuredLinks:
         asked = (ranks > 1) & (size > 0) & (times > 0)
         for span in np.unique(nodes[asked]):
             mine = asked & (nodes == span)
-            found[mine] = self.table.effective(
-                calls.collective,
-                2 if calls.collective == "send_recv" else ranks[mine],
-                size[mine],
-                span=2 if calls.collective == "send_recv" and span > 1 else int(span),
-                platform=self.platform,
-                protocol=self.protocol,
-            ).bytes_s
+            got = self._effective(calls, ranks[mine], size[mine], int(span))
+            found[mine] = got.bytes_s
         if self.together:
             near = np.clip(np.floor(self.gpus / stride), 1, ranks)
             found = where(nodes > 1, found * near / self.gpus, found)
         return found
+
+    def extrapolated(self, calls: Traffic) -> str:
+        """Name calls of one configuration that measurements do not surround, or ""."""
+        ranks, size = float(calls.ranks), float(calls.buffer)
+        if ranks <= 1 or size <= 0 or float(calls.calls) <= 0:
+            return ""
+        nodes = min(int(np.ceil(ranks * float(calls.stride) / self.gpus)), int(ranks))
+        got = self._effective(calls, np.float64(ranks), np.float64(size), nodes)
+        what = f"{calls.collective} of {byte_size(size)} over {ranks:g} ranks"
+        on = f" on {nodes} node{'s' * (nodes > 1)}"
+        return "" if got.inside.all() else what + on
+
+    def _effective(
+        self, calls: Traffic, ranks: Values, size: Values, span: int
+    ) -> Effective:
+        pair = calls.collective == "send_recv"
+        return self.table.effective(
+            calls.collective,
+            2 if pair else ranks,
+            size,
+            span=2 if pair and span > 1 else span,
+            platform=self.platform,
+            protocol=self.protocol,
+        )
