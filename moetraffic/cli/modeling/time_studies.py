@@ -74,8 +74,8 @@ def one_estimate(
         if beyond := [name for one in calls if (name := links.extrapolated(one))]:
             shown.summary.append(
                 f"Extrapolated, not measured: {', '.join(dict.fromkeys(beyond))} "
-                f"(nodes of {links.gpus} GPUs; --gpus-per-node: those of the nodes that "
-                "were measured)."
+                f"(nodes of {links.gpus} GPUs; --gpus-per-node: those of the nodes "
+                "that were measured)."
             )
             shown.data["extrapolated"] = beyond
     if what == "sensitivity":
