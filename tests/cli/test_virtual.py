@@ -74,7 +74,7 @@ def test_virtual_ranks_are_data_parallel(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--ep", "3"], "ep must divide dp"),
+        (["--ep", "3"], "4 ranks do not split into groups of 3"),
         (["--ranks", "3", "--ep", "1"], "3 does not divide the capture's 4"),
         (["--placement", "random"], "one of contiguous, strided, greedy"),
         (
