@@ -195,8 +195,7 @@ class Topology:
     @cached_property
     def between_switches(self) -> npt.NDArray[np.bool_]:
         """Whether both ends of each link are switches, ``[L]`` bool."""
-        kind = self.graph.nodes(data="kind")
-        return np.array([kind[a] == kind[b] == "switch" for a, b in self.links], bool)
+        return self.parts["between switches"]
 
     @cached_property
     def parts(self) -> dict[str, npt.NDArray[np.bool_]]:

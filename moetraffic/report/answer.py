@@ -38,9 +38,6 @@ CONSEQUENCES = {
 }
 """What is possible if claims about the load are stated."""
 
-CIRCUITS = ("converged", "matrix predictable")
-"""Claims of whose consequences evaluate shows what they gain on a network."""
-
 ALWAYS = "matrix predictable"
 """Claim whose figure stands there even if it is not stated: schedulers act on it."""
 
@@ -192,9 +189,10 @@ def _not_shown(analysis: Analysis) -> list[Line]:
             untested.setdefault(claims[0][1].untested, []).append(f'"{name}"')
             continue
         few = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
-        if rest := [e for e, c in claims if (e, c) not in few]:
+        tested = [e for e, c in claims if c.outcome is Outcome.NO_EVIDENCE]
+        if tested:
             size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
-            inside = "; ".join(filter(None, [size, _some_layers(rest, every)]))
+            inside = "; ".join(filter(None, [size, _some_layers(tested, every)]))
             no_evidence.append(_with(f'"{name}"', inside))
         if few:
             where = _some_layers([e for e, _ in few], every)
@@ -344,7 +342,9 @@ def _next(analysis: Analysis, file: str) -> Line:
     known = _known_experts(analysis)
     register = "register your router to record experts (docs/own-run.md)"
     steps = [*[register] * (not known), *["take a longer run"] * few]
-    pays = any(c.stated and c.name in CIRCUITS for c in analysis.claims)
+    pays = any(
+        c.stated and "circuits" in CONSEQUENCES.get(c.name, "") for c in analysis.claims
+    )
     steps += [f"moetraffic evaluate {file} for what circuits gain"] * pays
     steps.append(f"moetraffic analyze {file} --tables for all figures")
     steps.append(f"moetraffic report {file} for charts")

@@ -111,8 +111,9 @@ def content(
     asked: dict[str, Any] = {"layers": layers, "phase": phase, "iterations": iterations}
     part = trace
     if iterations is not None:
-        at = np.isin(trace.occurrences.iteration, np.asarray(iterations))
-        part = trace.select(np.flatnonzero(at))
+        every = trace.occurrences.iteration
+        chosen = (every >= iterations.start) & (every < iterations.stop)
+        part = trace.select(np.flatnonzero(chosen))
     kept = Kept(sources(trace, [], of=OF, **asked), most_bytes=most_bytes)
     found = analyze(
         trace,
