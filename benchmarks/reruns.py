@@ -300,16 +300,14 @@ def capture(setting: Setting, seed: int, data_seed: int | None, output: Path) ->
     import torch
 
     from moetraffic.capture import VirtualRecorder
-    from moetraffic.models.corpus import load
     from moetraffic.models.virtual_training import VirtualTraining
 
     torch.set_num_threads(1)
     where = str(Path(torch.__file__).parent / "include" / "torch" / "**" / "*.h")
-    corpus = load(
-        "" if setting.corpus == "python" else where, sequence=setting.sequence
-    )
     work = workload(setting, seed, data_seed)
-    training = VirtualTraining(work, corpus)
+    if setting.corpus == "headers":
+        work = replace(work, training=replace(work.training, corpus=where))
+    training = VirtualTraining(work)
     first = ITERATIONS if setting.period == "late" else 0
     for iteration in range(first):
         training.iterate(iteration)

@@ -14,7 +14,6 @@ from pathlib import Path
 from page import save
 
 from moetraffic.capture import VirtualRecorder
-from moetraffic.models.corpus import load
 from moetraffic.models.virtual_training import VirtualTraining
 from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
 
@@ -29,8 +28,7 @@ WORK = Workload(
 
 
 def measure(blocks: int, steps: int) -> dict[str, float]:
-    corpus = load("", sequence=WORK.model.sequence)
-    plain, recorded = VirtualTraining(WORK, corpus), VirtualTraining(WORK, corpus)
+    plain, recorded = VirtualTraining(WORK), VirtualTraining(WORK)
     for training in (plain, recorded):
         training.iterate(0)  # the first allocates
     spent = {"plain": 0.0, "recorded": 0.0}
