@@ -2,21 +2,24 @@ r"""What if: knobs that turn a fitted model away from what was captured.
 
 Each changes one thing and leaves the rest: ``skew`` scales the logarithms of the
 weights (levels and their movement), ``drift`` makes the load move so many times as fast
-over the same range, ``layers`` scales the differences of layers' skew, ``rows`` those
-between ranks, ``bursts`` lets experts become hot.
+over the same range, ``layers`` scales the differences of layers' skew (logits of 1 less the entropy), ``rows`` scales the differences between ranks, ``bursts`` lets experts
+become hot.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import logit
 
+from moetraffic.analysis.skew.measures import normalized_entropy
 from moetraffic.errors import LayoutError
 from moetraffic.generate.chance import Use, generator
 
-from .dynamics import Dynamics
+from .dynamics import TINY, Dynamics
 from .shares import probabilities
 
 Float64 = npt.NDArray[np.float64]
@@ -26,13 +29,6 @@ MOST_FACTOR = 10.0
 
 MOST_BURST = 1e6
 """Iterations between or of bursts, and factor of a weight, at most."""
-
-
-DRAWS = 8
-"""Draws of log-weights by which the skew of a layer is computed."""
-
-STEPS = 24
-"""Factors of log-weights to either side of 1 at which it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,39 +108,20 @@ class Knobs:
 
     def applied(self, d: Dynamics, k: int) -> Dynamics:
         """The dynamics with the knobs of skew and layers applied."""
-        ratio = self.skew * _ratios(d, k, self.layers)
+        ratio = np.full(d.level.shape[1], self.skew)
+        if self.layers != 1:
+            # skew grows with the square of log-weights, until one expert has all load
+            states = np.stack(list(islice(d.states(0, k), int(d.knots[-1]) + 1)))
+            entropy = normalized_entropy(probabilities(states, k) / k).mean(axis=0)
+            skew = 1 - np.nan_to_num(entropy, nan=1.0)  # of a single expert
+            size = logit(np.clip(skew, TINY, 1 - TINY)) / 2
+            factor = np.exp((self.layers - 1) * (size - size.mean()))
+            ratio *= np.clip(factor, 1 / MOST_FACTOR, MOST_FACTOR)
         return replace(
             d,
             level=d.level * ratio[:, None],
             variance=d.variance * ratio[:, None] ** 2,
         )
-
-
-def _ratios(d: Dynamics, k: int, factor: float) -> Float64:
-    """Factors ``[L]`` of log-weights that scale the differences in skew of layers.
-
-    Skew is one less the normalized entropy; the differences are those of its logits.
-    They are computed from log-weights that are drawn at each knot, always the same.
-    """
-    layers, experts = d.level.shape[1:]
-    if factor == 1 or layers == 1 or experts == 1:
-        return np.ones(layers)
-    z = generator(0, Use.BEGIN).standard_normal((DRAWS, 1, layers, experts))
-    x = d.level + np.sqrt(d.variance.sum(axis=2))[..., None] * z
-    ratios = np.geomspace(1 / MOST_FACTOR, MOST_FACTOR, 2 * STEPS + 1)
-    skew = np.empty((len(ratios), layers))
-    for at, ratio in enumerate(ratios):
-        share = np.maximum(probabilities(ratio * x, k) / k, 1e-12)
-        entropy = -(share * np.log(share)).sum(axis=3).mean(axis=(0, 1))
-        skew[at] = 1 - entropy / np.log(experts)
-    skew = np.clip(skew, 1e-9, 1 - 1e-9)
-    logit = np.maximum.accumulate(np.log(skew / (1 - skew)), axis=0)
-    mean = logit[STEPS].mean()
-    wanted = mean + factor * (logit[STEPS] - mean)
-    found = [
-        np.interp(w, at, np.log(ratios)) for w, at in zip(wanted, logit.T, strict=True)
-    ]
-    return np.exp(found)
 
 
 def parse_bursts(text: str) -> Bursts | None:
