@@ -27,11 +27,9 @@ class Size:
     k: int | None = None
     ep: int | None = None
 
-    def as_captured(self, scenario: Scenario) -> bool:
-        """Whether it is the captured size."""
-        asked = (self.ranks, self.experts, self.k, self.ep)
-        own = (scenario.ranks, scenario.experts, scenario.k, scenario.ep)
-        return all(a in (None, b) for a, b in zip(asked, own, strict=True))
+    def same_experts(self, scenario: Scenario) -> bool:
+        """Whether experts and k are those captured; ranks and EP may be others."""
+        return self.experts in (None, scenario.experts) and self.k in (None, scenario.k)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +63,8 @@ def fit_trace(
     trace
         Data- and expert-parallel, with the routing of all its ranks.
     kind
-        ``analog`` or ``parametric``; empty: analog at the captured size, parametric at
-        any other.
+        ``analog`` or ``parametric``; empty: parametric for other experts or another k,
+        else analog.
     size
         Of the synthetic run; None: as captured.
     reruns
@@ -79,20 +77,19 @@ def fit_trace(
     Raises
     ------
     LayoutError
-        If the size is impossible, or the analog generator is asked for another.
+        If the size is impossible, or not one of the analog generator.
     MoetrafficError
         If the trace cannot be fitted.
     """
     scenario, layers = scenario_of(trace)
-    same = size is None or size.as_captured(scenario)
-    if size is not None and not same:
-        scenario.scaled(**asdict(size))  # an impossible size ends here, before the fit
+    size = size or Size()
+    scenario.scaled(**asdict(size))  # an impossible size ends here, before the fit
+    same = size.same_experts(scenario)
     name = kind or ("analog" if same else "parametric")
     if name == "analog" and not same:
         raise LayoutError(
-            f"the analog model samples the captured size, {scenario.ranks} ranks (EP "
-            f"{scenario.ep}), {scenario.experts} experts and k={scenario.k}, but "
-            "another is asked for: give --model parametric"
+            f"the analog model samples the captured {scenario.experts} experts and "
+            f"k={scenario.k}, but others are asked for: give --model parametric"
         )
 
     def step(done: int) -> None:

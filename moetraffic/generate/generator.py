@@ -75,7 +75,6 @@ class Generator(Protocol):
         iterations: int,
         seed: int,
         ranks: int | None = None,
-        experts: int | None = None,
     ) -> Demand:
         """Sample synthetic token counts, which are drawn when they are read.
 
@@ -85,13 +84,13 @@ class Generator(Protocol):
             How many, from 1 on.
         seed
             Of everything; same seed, same counts.
-        ranks, experts
+        ranks
             None: as in the trace.
 
         Raises
         ------
         MoetrafficError
-            If the generator cannot give so many ranks or experts.
+            If the generator cannot give so many ranks.
         """
         ...
 

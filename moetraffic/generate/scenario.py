@@ -111,6 +111,11 @@ class Scenario:
         LayoutError
             If there cannot be such a run.
         """
+        own = (self.ranks, self.experts, self.k, self.ep)
+        if all(
+            a in (None, b) for a, b in zip((ranks, experts, k, ep), own, strict=True)
+        ):
+            return self
         new_ranks = self.ranks if ranks is None else ranks
         new_experts = self.experts if experts is None else experts
         new_k = self.k if k is None else k

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from moetraffic.generate import (
     Size,
     fit_trace,
     judge,
+    scenario_of,
     synthetic_trace,
 )
 from moetraffic.generate.analog.analog_fit import LENGTHS, correlation, fitted_options
@@ -101,8 +101,6 @@ def test_rows_send_k_copies_of_each_token_and_the_seed_decides_them(
     assert found.max() <= 32
     assert (drawn(fitted, 90, seed=4, rows=7) == found).all()
     assert (drawn(fitted, 90, seed=5) != found).any()
-    with pytest.raises(LayoutError, match="use the parametric model"):
-        fitted.sample(iterations=9, seed=0, ranks=8)
     with pytest.raises(AnalysisError, match="at least 30 iterations"):
         Analog.fit(run(tmp_path, iterations=20))
 
@@ -147,6 +145,21 @@ def test_iterations_are_captured_ones_with_other_experts(tmp_path: Path) -> None
     # neither iterations nor labels are those of the run
     assert (found != captured).any(axis=(1, 2, 3)).all()
     assert (np.diff(demand.path.iteration) != 1).any()
+
+
+def test_more_ranks_repeat_the_captured_ones(tmp_path: Path) -> None:
+    fitted = Analog.fit(run(tmp_path, k=3))
+    few, many, part = (
+        fitted.sample(iterations=40, seed=2, ranks=ranks, ep=2) for ranks in (4, 10, 2)
+    )
+    rows = [np.concatenate([b for _, b in demand.blocks(7)]) for demand in (few, many)]
+    assert rows[1].shape == (40, LAYERS, 10, EXPERTS)
+    assert (rows[1] == rows[0][:, :, np.arange(10) % 4]).all()
+    assert (many.scenario.ranks, many.scenario.ep, many.scenario.experts) == (10, 2, 8)
+    assert "rank r sends what rank r mod 4 sends" in many.limits[0]
+    assert many.limits[1:] == few.limits == part.limits
+    with pytest.raises(LayoutError, match="does not divide 10 ranks"):
+        fitted.sample(iterations=9, seed=0, ranks=10, ep=4)
 
 
 def test_a_permutation_is_drawn_with_its_probability() -> None:
@@ -246,12 +259,13 @@ def test_reruns_decide_how_experts_change_places(tmp_path: Path) -> None:
     other = run(tmp_path, iterations=120, seed=2)  # of the same levels
     alone, both = Analog.fit(trace), Analog.fit(trace, reruns=[other])
     same = Analog.fit(trace, reruns=[trace])
-    assert [len(one.limits) for one in (alone, both)] == [
-        len(both.limits) + 1,
+    told = [one.sample(iterations=9, seed=0).limits for one in (alone, both)]
+    assert [len(limits) for limits in told] == [
+        len(told[1]) + 1,
         int(both.options.block > LENGTHS[0]),
     ]
     assert same.options.exchange < min(alone.options.exchange, both.options.exchange)
-    assert "presumed" in alone.limits[-1]
+    assert "presumed" in told[0][-1]
     assert f"{alone.correlation:.2f}, presumed" in alone.about
     assert f"{both.correlation:.2f}, that of 2 runs" in both.about
     with pytest.raises(AnalysisError, match="a rerun has the layers, ranks and"):
@@ -280,10 +294,10 @@ def test_a_judgment_finds_what_differs(tmp_path: Path) -> None:
 
 def test_the_size_decides_which_generator_is_fitted(tmp_path: Path) -> None:
     trace = run(tmp_path)
-    assert fit_trace(trace, size=Size(ranks=4, k=2), judged=False).name == "analog"
+    assert fit_trace(trace, size=Size(ranks=8, k=2), judged=False).name == "analog"
     with pytest.raises(LayoutError, match="give --model parametric"):
-        fit_trace(trace, "analog", size=Size(ranks=8), judged=False)
-    assert not Size(experts=16).as_captured(replace(Analog.fit(trace).scenario))
+        fit_trace(trace, "analog", size=Size(experts=16), judged=False)
+    assert not Size(k=1).same_experts(scenario_of(trace)[0])
 
 
 @pytest.mark.slow
@@ -301,8 +315,9 @@ def test_generate_judges_refuses_and_repeats(
     assert told["generator"] == "analog"
     assert {f["name"] for f in told["judgment"]["figures"]} >= {"entropy", "change"}
     assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
-    # a rerun that is the run itself accepts 2% alone
-    asked = ["generate", "run.h5", "-o", "c.h5", "--rerun", "run.h5"]
+    # a rerun that is equal to the run accepts 2% alone
+    Path("again.h5").write_bytes(Path("run.h5").read_bytes())
+    asked = ["generate", "run.h5", "-o", "c.h5", "--rerun", "again.h5"]
     asked += ["--model", "parametric"]
     assert main(asked) == 2
     refused = capsys.readouterr().err.replace("\n", " ")
@@ -310,4 +325,7 @@ def test_generate_judges_refuses_and_repeats(
     assert not (tmp_path / "c.h5").exists()
     assert main([*asked, "--force", "--only", "figures"]) == 0
     assert "max over mean" in capsys.readouterr().out
-    assert main(["generate", "run.h5", "--model", "analog", "--ranks", "8"]) == 2
+    assert main(["generate", "run.h5", "-o", "d.h5", "--ranks", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "Ranks repeat" in shown
+    assert "8 ranks" in shown

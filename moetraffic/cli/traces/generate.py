@@ -26,9 +26,10 @@ from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
 
 if TYPE_CHECKING:
+    from moetraffic.generate.analog.analog import AnalogDemand
     from moetraffic.generate.fit import Fit, Size
-    from moetraffic.generate.generator import Demand
     from moetraffic.generate.load_summary import Summary
+    from moetraffic.generate.parametric.sampling import SampledDemand
 
 LOOK = 200
 """Iterations that are sampled for the statistics of the model as fitted."""
@@ -53,8 +54,8 @@ def generate(
     kind: Annotated[
         str | None,
         option(
-            "Name of the model fitted to a trace: analog (captured size) or parametric "
-            "(any size and scenario).",
+            "Name of the model fitted to a trace: analog (captured experts and k) or "
+            "parametric (any size and scenario).",
             "--model",
             shown="analog where it can sample what is asked for",
             choices=MODELS,
@@ -211,7 +212,7 @@ def generate(
     if fit.judgment is not None and (failure := refusal(fit.judgment)) and not force:
         raise AnalysisError(failure.format(fit.name, source))
     count = model.fitted if iterations is None else iterations
-    demand: Demand
+    demand: AnalogDemand | SampledDemand
     if isinstance(model, TrafficModel):
         demand = model.sample(
             iterations=count,
@@ -221,7 +222,7 @@ def generate(
             threads=threads,
         )
     else:
-        demand = model.sample(iterations=count, seed=seed)
+        demand = model.sample(iterations=count, seed=seed, ranks=ranks, ep=ep)
     if probabilities is not None:
         write_probabilities(demand, probabilities, force=force)
     beside = Background.of(dense_model, demand.scenario) if dense_model else None
@@ -262,8 +263,8 @@ def generate(
         told["times"] = bool(times and model.rhythm is not None)
     told["statistics"] = {name: asdict(s) for name, s in summaries.items()}
     lines = [] if fit.judgment is None else judgment_lines(fit.judgment, fit.name)
-    lines += model.limits
-    told["limits"] = model.limits
+    lines += demand.limits
+    told["limits"] = demand.limits
     present(
         told,
         *lines,

@@ -7,9 +7,9 @@ r"""Analog generator: synthetic traffic assembled from blocks of one captured ru
    are coupled across layers as captured.
 
 What is new in a sample is the order of the blocks, which expert has which load, and how
-layers combine these; the ordered loads within a block are captured ones.  It serves
-runs of the captured size; for other ranks, experts or what-if factors there is
-:class:`.model.TrafficModel`.
+layers combine these; the ordered loads within a block are captured ones.  Further ranks
+repeat the captured ones, so groups of these send the same.  For other experts or
+what-if factors there is :class:`.model.TrafficModel`.
 
 References
 ----------
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.errors import AnalysisError, LayoutError
+from moetraffic.errors import AnalysisError
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.generator import block_rows
 from moetraffic.generate.scenario import (
@@ -127,20 +127,6 @@ class Analog:
         )
 
     @property
-    def limits(self) -> list[str]:
-        """Sentences on what samples share with the run, and on what is unknown."""
-        found = []
-        if self.options.block > LENGTHS[0]:
-            found += ["Samples repeat the run's movement in blocks, with other labels"]
-        if not self.reruns:
-            found.append(
-                f"Correlation of samples with other seeds: {self.correlation:.2f} is "
-                f"presumed, that of the run with itself {LAG} iterations later (median "
-                f"error {ERROR:.2f}): give --rerun"
-            )
-        return found
-
-    @property
     def about(self) -> str:
         """Provenance for the metadata of samples."""
         how = "presumed" if not self.reruns else f"that of {self.reruns + 1} runs"
@@ -160,7 +146,7 @@ class Analog:
         iterations: int,
         seed: int,
         ranks: int | None = None,
-        experts: int | None = None,
+        ep: int | None = None,
     ) -> AnalogDemand:
         """Sample synthetic token counts.
 
@@ -171,26 +157,21 @@ class Analog:
             length stays in its last third.
         seed
             Same seed, same counts.
-        ranks, experts
-            None, or as captured.
+        ranks, ep
+            None: as captured; see :meth:`Scenario.scaled`.
 
         Raises
         ------
         LayoutError
-            If another size is asked for.
+            If there cannot be such a run.
         """
-        size = (self.scenario.ranks, self.scenario.experts)
-        asked = (size[0] if ranks is None else ranks, experts or size[1])
         refuse_length(iterations)
-        if asked != size:
-            raise LayoutError(
-                f"the analog generator samples {size[0]} ranks and {size[1]} experts "
-                f"as captured, but {asked[0]} and {asked[1]} were asked for: use the "
-                "parametric model"
-            )
+        scenario = self.scenario.scaled(ranks=ranks, ep=ep)
         rng = generator(seed, Use.STATE)
         path = analog_path(self.labels, self.fitted, iterations, self.options, rng)
-        return AnalogDemand(fitted=self, iterations=iterations, path=path)
+        return AnalogDemand(
+            fitted=self, scenario=scenario, iterations=iterations, path=path
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -198,13 +179,29 @@ class AnalogDemand:
     """Synthetic token counts of a path, which are drawn when they are read."""
 
     fitted: Analog
+    scenario: Scenario  # of the sample
     iterations: int  # N
     path: AnalogPath
 
     @property
-    def scenario(self) -> Scenario:
-        """Scenario of the sample, that of the capture."""
-        return self.fitted.scenario
+    def limits(self) -> list[str]:
+        """Sentences on what the sample shares with the run, and on what is unknown."""
+        fitted, found = self.fitted, []
+        few, many = fitted.scenario.ranks, self.scenario.ranks
+        if many > few:
+            found.append(
+                f"Ranks repeat: rank r sends what rank r mod {few} sends; a run of "
+                f"{many} ranks differs more between ranks, and its load less"
+            )
+        if fitted.options.block > LENGTHS[0]:
+            found += ["Samples repeat the run's movement in blocks, with other labels"]
+        if not fitted.reruns:
+            found.append(
+                f"Correlation of samples with other seeds: {fitted.correlation:.2f} is "
+                f"presumed, that of the run with itself {LAG} iterations later (median "
+                f"error {ERROR:.2f}): give --rerun"
+            )
+        return found
 
     def blocks(self, rows: int = 0) -> Iterator[tuple[int, Int32]]:
         """See :class:`~moetraffic.generate.generator.Demand`."""
@@ -212,6 +209,8 @@ class AnalogDemand:
         step = block_rows(scene.cells, rows)
         layer = [scene.layers.index(x.layer) for x in scene.exchanges]
         slot = [scene.slots.index(x.slot) for x in scene.exchanges]
+        captured = self.fitted.scenario.ranks
+        rank = np.arange(scene.ranks) % captured
         for first in range(0, self.iterations, step):
             cut = slice(first, min(first + step, self.iterations))
             found = np.take_along_axis(
@@ -220,9 +219,9 @@ class AnalogDemand:
                 axis=3,
             )
             apart = found.reshape(
-                len(found), len(scene.layers), len(scene.slots), scene.ranks, -1
+                len(found), len(scene.layers), len(scene.slots), captured, -1
             )
-            yield first, np.ascontiguousarray(apart[:, layer, slot])
+            yield first, apart[:, layer, slot][:, :, rank]
 
 
 def _load(counts: Int32) -> Float64:

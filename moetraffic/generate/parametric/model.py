@@ -97,11 +97,6 @@ class TrafficModel:
         )
 
     @property
-    def limits(self) -> list[str]:
-        """Sentences on what is unknown of samples."""
-        return ["How correlated samples with other seeds are is presumed from one run"]
-
-    @property
     def about(self) -> str:
         """Provenance for the metadata of samples."""
         return f"parametric model fitted to {self.scenario.source}"

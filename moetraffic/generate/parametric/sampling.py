@@ -43,6 +43,11 @@ class SampledDemand:
     bursts: Bursts | None = None
     threads: int = 0  # 0: as many as the machine has; the counts do not depend on it
 
+    @property
+    def limits(self) -> list[str]:
+        """Sentences on what is unknown of the sample."""
+        return ["How correlated samples with other seeds are is presumed from one run"]
+
     def blocks(self, rows: int = 0) -> Iterator[tuple[int, Int32]]:
         """See :class:`~moetraffic.generate.generator.Demand`."""
         scene = self.scenario

@@ -2,8 +2,8 @@ r"""What if: knobs that turn a fitted model away from what was captured.
 
 Each changes one thing and leaves the rest: ``skew`` scales the logarithms of the
 weights (levels and their movement), ``drift`` makes the load move so many times as fast
-over the same range, ``layers`` scales the differences of layers' skew (logits of 1 less the entropy), ``rows`` scales the differences between ranks, ``bursts`` lets experts
-become hot.
+over the same range, ``layers`` scales the differences of layers' skew (logits of 1 less
+the entropy), ``rows`` those between ranks, ``bursts`` lets experts become hot.
 """
 
 from __future__ import annotations

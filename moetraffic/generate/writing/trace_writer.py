@@ -176,9 +176,9 @@ def generate_trace(
     Parameters
     ----------
     source
-        A trace, or its file, to fit (with the analog generator at the captured size,
-        else with the parametric model), a fitted model, or the name of a shipped
-        model (see :func:`.presets.preset_names`).
+        A trace, or its file, to fit (with the parametric model for other experts,
+        another k or knobs, else with the analog generator), a fitted model, or the
+        name of a shipped model (see :func:`.presets.preset_names`).
     output
         File to write; None keeps the trace in memory.
     iterations, ranks, experts, k, ep
@@ -216,7 +216,7 @@ def generate_trace(
     else:
         model = preset_model(source) if isinstance(source, str) else source
     count = model.fitted if iterations is None else iterations
-    asked: dict[str, Any] = {}
+    asked: dict[str, Any] = {"ranks": ranks, "ep": ep}
     if isinstance(model, TrafficModel):
         asked = {**asdict(size), "knobs": knobs or Knobs()}
     demand: Demand = model.sample(iterations=count, seed=seed, **asked)
