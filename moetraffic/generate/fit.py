@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
 from moetraffic.errors import LayoutError
 from moetraffic.trace import Trace
 
 from .analog.analog import FIT_STEPS, Analog
 from .generator import Demand
 from .judgment import SAMPLES, Judgment, judge
-from .load_summary import Summary, Watched
 from .parametric.model import TrafficModel
 from .scenario import Scenario, scenario_of
 
@@ -39,7 +36,6 @@ class Fit:
     name: str  # analog or parametric
     model: Analog | TrafficModel
     judgment: Judgment | None = None  # None: not judged
-    captured: Summary | None = None  # statistics of the trace
 
 
 def fit_steps(reruns: int, *, judged: bool) -> int:
@@ -81,7 +77,7 @@ def fit_trace(
     MoetrafficError
         If the trace cannot be fitted.
     """
-    scenario, layers = scenario_of(trace)
+    scenario, _ = scenario_of(trace)
     size = size or Size()
     scenario.scaled(**asdict(size))  # an impossible size ends here, before the fit
     same = size.same_experts(scenario)
@@ -103,12 +99,11 @@ def fit_trace(
         model = TrafficModel.fit(trace)
     step(FIT_STEPS)
 
-    def sample(number: int) -> Demand:
-        return model.sample(iterations=model.fitted, seed=number)
-
     judgment = None
     if judged:
+
+        def sample(number: int) -> Demand:
+            return model.sample(iterations=model.fitted, seed=number)
+
         judgment = judge(sample, trace, reruns, lambda done: step(FIT_STEPS + done))
-    watched = Watched(demand=sample(0))
-    watched.take(np.stack([layer.demand for layer in layers], axis=1))
-    return Fit(name=name, model=model, judgment=judgment, captured=watched.summary())
+    return Fit(name=name, model=model, judgment=judgment)

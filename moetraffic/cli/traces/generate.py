@@ -28,16 +28,12 @@ from moetraffic.units import byte_size
 if TYPE_CHECKING:
     from moetraffic.generate.analog.analog import AnalogDemand
     from moetraffic.generate.fit import Fit, Size
-    from moetraffic.generate.load_summary import Summary
     from moetraffic.generate.parametric.sampling import SampledDemand
-
-LOOK = 200
-"""Iterations that are sampled for the statistics of the model as fitted."""
 
 MODELS = ("analog", "parametric")
 """Generators that are fitted to a trace."""
 
-PARTS = ("figures", "statistics")
+PARTS = ("figures",)
 
 CAPTURED, SCENARIO = "as captured", "Scenario"
 
@@ -157,7 +153,6 @@ def generate(
     from moetraffic.generate import Knobs, TrafficModel
     from moetraffic.generate.fit import Size
     from moetraffic.generate.generator import block_rows
-    from moetraffic.generate.load_summary import Watched
     from moetraffic.generate.parametric.sampling import write_probabilities
     from moetraffic.generate.parametric.what_if import parse_bursts
     from moetraffic.generate.scenario import refuse_length
@@ -167,7 +162,6 @@ def generate(
         figure_table,
         judgment_lines,
         refusal,
-        statistics_table,
     )
 
     names = parts_of(only, PARTS, tables=tables)
@@ -233,20 +227,11 @@ def generate(
         "generator": fit.name,
         "judgment": None if fit.judgment is None else asdict(fit.judgment),
     }
-    summaries: dict[str, Summary] = {}
-    if fit.captured is not None:
-        summaries["captured"] = fit.captured
-    elif knobs != Knobs() and isinstance(model, TrafficModel):
-        plain = Watched(demand=model.sample(iterations=min(count, LOOK), seed=seed))
-        for _ in plain.blocks():
-            pass
-        summaries["as fitted"] = plain.summary()
     if output is not None:
-        watched = Watched(demand=demand)
         rows = min(block_rows(demand.scenario.cells, 0), max(1, count // 20))
         with progress("generating", count, quiet=as_json) as tick:
             written = write_synthetic_trace(
-                watched,
+                demand,
                 output,
                 seed=seed,
                 rhythm=model.rhythm if times else None,
@@ -256,12 +241,10 @@ def generate(
                 tick=tick,
                 force=force,
             )
-        summaries["generated"] = watched.summary()
         scenario = demand.scenario
         told |= {"file": str(output), "iterations": written.iterations}
         told |= {n: getattr(scenario, n) for n in ("ranks", "experts", "k", "ep")}
         told["times"] = bool(times and model.rhythm is not None)
-    told["statistics"] = {name: asdict(s) for name, s in summaries.items()}
     lines = [] if fit.judgment is None else judgment_lines(fit.judgment, fit.name)
     lines += demand.limits
     told["limits"] = demand.limits
@@ -270,10 +253,7 @@ def generate(
         *lines,
         *_written(told, output),
         as_json=as_json,
-        parts={
-            "figures": [] if fit.judgment is None else [figure_table(fit.judgment)],
-            "statistics": [statistics_table(summaries)] if summaries else [],
-        },
+        parts={"figures": [] if fit.judgment is None else [figure_table(fit.judgment)]},
         only=names,
         tables=tables,
     )

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.trace.hdf5.codec import decode, encode
-from moetraffic.trace.panel import Panel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,20 +112,27 @@ class ScratchPanel:
     Parameters
     ----------
     series
-        In the order of the panel.
+        In the order of the panel; None: all values are ``missing``.
     rows
         How many of each are taken: all have at least so many.
     shape
         Of a row.
+    missing
+        Value of what has no series.
     """
 
     def __init__(
-        self, series: Sequence[Series], rows: int, shape: tuple[int, ...]
+        self,
+        series: Sequence[Series | None],
+        rows: int,
+        shape: tuple[int, ...],
+        missing: int = 0,
     ) -> None:
         self._series = series
         self._rows = rows
         self._shape = shape
-        self._before = -1
+        self._missing = missing
+        self._before: Series | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -136,7 +142,7 @@ class ScratchPanel:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Element type."""
-        return self._series[0].dtype
+        return next(series.dtype for series in self._series if series is not None)
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Rows ``start`` up to ``stop``."""
@@ -144,60 +150,14 @@ class ScratchPanel:
         while start < stop:
             which, row = divmod(start, self._rows)
             count = min(stop - start, self._rows - row)
-            if which != self._before and self._before >= 0:
-                self._series[self._before].forget()
-            self._before = which
-            parts += self._series[which].read(row, row + count)
+            series = self._series[which]
+            if self._before not in (None, series):
+                self._before.forget()
+            self._before = series
+            if series is None:
+                shape = (count, *self._shape)
+                parts.append(np.full(shape, self._missing, self.dtype))
+            else:
+                parts += series.read(row, row + count)
             start += count
         return np.concatenate(parts)
-
-
-class ConstantPanel:
-    """A panel of one value."""
-
-    def __init__(
-        self, shape: tuple[int, ...], dtype: npt.DTypeLike, value: int
-    ) -> None:
-        self._shape, self._dtype, self._value = shape, np.dtype(dtype), value
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape; the first axis counts rows."""
-        return self._shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Element type."""
-        return self._dtype
-
-    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows ``start`` up to ``stop``."""
-        return np.full((stop - start, *self._shape[1:]), self._value, self._dtype)
-
-
-class JoinedPanel:
-    """A panel's rows, and then another's."""
-
-    def __init__(self, first: Panel, then: Panel) -> None:
-        self._first, self._then = first, then
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape; the first axis counts rows."""
-        rows = self._first.shape[0] + self._then.shape[0]
-        return (rows, *self._first.shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Element type."""
-        return self._first.dtype
-
-    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows ``start`` up to ``stop``."""
-        border = self._first.shape[0]
-        return np.concatenate(
-            [
-                self._first.read(min(start, border), min(stop, border)),
-                self._then.read(max(start - border, 0), max(stop - border, 0)),
-            ]
-        )

@@ -40,13 +40,13 @@ from moetraffic.trace import (
 )
 from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.model import PLACEMENT, Presence, Source
-from moetraffic.trace.panel import Panel
+from moetraffic.trace.panel import ArrayPanel, Panel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 from moetraffic.trace.rows import TIMES, Rows
 
 from .background import Background
 from .rhythm import Beat, Rhythm
-from .scratch_file import ConstantPanel, JoinedPanel, ScratchFile, ScratchPanel, Series
+from .scratch_file import ScratchFile, ScratchPanel, Series
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -342,14 +342,14 @@ class _Builder:
         for name, rows in Rows(groups, sites, every).expected().items():
             kind, _, shape = name.partition("_")
             if kind == "present":
-                told = (rows, int(shape))
-                panels[name] = ConstantPanel(told, np.uint8, Presence.RECORDED)
+                panels[name] = _constant(rows, shape, np.uint8, Presence.RECORDED)
             elif kind in TIMES and self.rhythm is not None and int(shape) == width:
                 here = [n for n, s in enumerate(sites) if _width(s, groups) == width]
                 series = [self.times.get((kind, n)) for n in here]
-                panels[name] = _timed(series, count, width)
+                # of background traffic they are unknown
+                panels[name] = ScratchPanel(series, count, (width,), UNKNOWN_TIME)
             elif kind in TIMES:
-                panels[name] = ConstantPanel((rows, int(shape)), np.int64, UNKNOWN_TIME)
+                panels[name] = _constant(rows, shape, np.int64, UNKNOWN_TIME)
             else:
                 source = self.counts if kind == "demand" else self.dropped
                 panels[name] = ScratchPanel(
@@ -427,19 +427,8 @@ def _positions(frame: Trace) -> Int64:
     return out
 
 
-def _timed(series: Sequence[Series | None], count: int, width: int) -> Panel:
-    """Times of sites in order; of background traffic they are unknown."""
-    known = [s for s in series if s is not None]
-    drawn = ScratchPanel(known, count, (width,))
-    if len(known) == len(series):
-        return drawn
-    # background sites follow the experts' sites
-    return JoinedPanel(
-        drawn,
-        ConstantPanel(
-            ((len(series) - len(known)) * count, width), np.int64, UNKNOWN_TIME
-        ),
-    )
+def _constant(rows: int, width: str, dtype: npt.DTypeLike, value: int) -> Panel:
+    return ArrayPanel(np.broadcast_to(np.array(value, dtype), (rows, int(width))))
 
 
 def _width(site: Site, groups: Sequence[Group]) -> int:

@@ -1,23 +1,9 @@
-"""What a generation shows: the judgment of the fit, its figures, and statistics."""
+"""What a generation shows: the judgment of the fit, and its figures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from moetraffic.generate.judgment import FigureJudgment, Judgment
-from moetraffic.generate.load_summary import Summary
 from moetraffic.tables import Table
-
-ROWS = {
-    "max_over_mean": ("load of the hottest expert, relative to the mean", "{:.3f}"),
-    "max_over_mean_layers": ("range over exchanges", "{0[0]:.3f} to {0[1]:.3f}"),
-    "entropy": ("entropy of the load, normalized", "{:.4f}"),
-    "change": ("share of the load that changes per iteration", "{:.4f}"),
-    "hot_kept": ("hot-expert retention after 10 iterations", "{:.3f}"),
-    "rank_over_mean": ("load of the busiest rank, relative to the mean", "{:.3f}"),
-    "row_over_mean": ("hottest expert of a rank, relative to the mean", "{:.3f}"),
-    "dropped": ("share of token copies dropped over capacity", "{:.4f}"),
-}
 
 COVERED = (
     "covered: means over the run of these figures; not covered: when a level changes, "
@@ -81,18 +67,6 @@ def figure_table(judgment: Judgment) -> Table:
                 "no" if f.failed else "yes",
             )
             for f in judgment.figures
-        ],
-    )
-
-
-def statistics_table(summaries: Mapping[str, Summary]) -> Table:
-    """Tabulate statistics of the captured and of the written run."""
-    return Table(
-        title="Statistics",
-        columns={"": "", **dict.fromkeys(summaries, ">")},
-        rows=[
-            (label, *(form.format(getattr(s, key)) for s in summaries.values()))
-            for key, (label, form) in ROWS.items()
         ],
     )
 
