@@ -187,10 +187,12 @@ def duration(value_s: float) -> str:
     --------
     >>> duration(0.00125), duration(3e-8), duration(12345.0), duration(float("nan"))
     ('1.25 ms', '30 ns', '12,300 s', '')
+    >>> duration(-0.02)
+    '-20 ms'
     """
     if value_s != value_s:
         return ""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value_s >= scale:
+        if abs(value_s) >= scale:
             return f"{_digits(value_s / scale, '.3g')} {unit}"
     return f"{value_s / 1e-9:.3g} ns"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from .dispatchers import DEDUPLICATED, TWO_LEVEL, forwarded
 from .values import Values, anywhere, where
 
 if TYPE_CHECKING:
@@ -312,7 +313,33 @@ class LayerCalls:
             return []
         out = phase in ("dispatch", "combine_grad")
         size = self._exchanged[crosses, out]
-        return [Part("EP", "ep", "all_to_all", size, times, phase=phase)]
+        if not anywhere(self.config.dispatcher > 0):
+            return [Part("EP", "ep", "all_to_all", size, times, phase=phase)]
+        found = [
+            Part("EP", group, "all_to_all", size, times * asked, phase=phase)
+            for group, size, asked in self._levels[crosses, out]
+            if anywhere(asked)
+        ]
+        return found if out else found[::-1]
+
+    @cached_property
+    def _levels(self) -> dict[tuple[bool, bool], list[tuple[str, Values, Values]]]:
+        """Stages of an exchange in the order of the dispatch, by what it sends: group,
+        bytes in whole rows, and 1 where there is one."""
+        c, found = self.config, {}
+        to_nodes, to_ranks = forwarded(c)
+        within, across = (c.near > 1) * 1.0, (c.ep > c.near) * 1.0
+        once, twice = c.dispatcher == DEDUPLICATED, c.dispatcher == TWO_LEVEL
+        for (crosses, out), size in self._exchanged.items():
+            copies, row = self._copies[crosses], self._token[out]
+            node, rank = (np.round(copies * n) * row for n in (to_nodes, to_ranks))
+            found[crosses, out] = [
+                ("ep", size, (c.dispatcher == 0) * 1.0),
+                ("ep_within", size, twice * within),
+                ("ep_across", node, where(c.dispatcher > 0, across, 0.0)),
+                ("ep_within", rank, once * within),
+            ]
+        return found
 
     def _split_experts(self, crosses: bool) -> list[Part]:
         """Tensor ranks of an expert see all copies of all of them."""
@@ -329,22 +356,35 @@ class LayerCalls:
         ]
 
     @cached_property
-    def _exchanged(self) -> dict[tuple[bool, bool], Values]:
-        """Bytes that a rank exchanges, by whether of a decoder behind an encoder, and
-        whether they go to experts."""
-        c, gating, found = self.config, self.gating, {}
-        short = anywhere(c.dispatch_bytes > 0)
-        for crosses, tokens in enumerate((c.sizes.source, c.sizes.targets)):
+    def _copies(self) -> tuple[Values, Values]:
+        """Token copies of a rank, by whether of a decoder behind an encoder."""
+        c, gating, found = self.config, self.gating, []
+        for tokens in (c.sizes.source, c.sizes.targets):
             copies = c.copies(tokens)
             if gating and gating.dispatch == "dropped":
                 most = room(copies, c.sizes.experts, gating.capacity_factor)
                 copies = np.minimum(copies, most)
-            size = copies * self._row
-            found[bool(crosses), False] = found[bool(crosses), True] = size
-            if short:
-                sent = where(c.dispatch_bytes > 0, c.dispatch_bytes, c.element_bytes)
-                found[bool(crosses), True] = copies * (c.sizes.hidden * sent)
-        return found
+            found.append(copies)
+        return found[0], found[1]
+
+    @cached_property
+    def _exchanged(self) -> dict[tuple[bool, bool], Values]:
+        """Bytes that a rank exchanges, by whether of a decoder behind an encoder, and
+        whether they go to experts."""
+        return {
+            (crosses, out): self._copies[crosses] * self._token[out]
+            for crosses in (False, True)
+            for out in (False, True)
+        }
+
+    @cached_property
+    def _token(self) -> tuple[Values, Values]:
+        """Bytes of a token's vector, coming from experts and going there."""
+        c = self.config
+        if not anywhere(c.dispatch_bytes > 0):
+            return self._row, self._row
+        sent = where(c.dispatch_bytes > 0, c.dispatch_bytes, c.element_bytes)
+        return self._row, c.sizes.hidden * sent
 
 
 def room(routed: Values, experts: Values, capacity_factor: Values) -> Values:

@@ -321,8 +321,12 @@ def megatron_bridge(sparse: bool) -> Measured:
         dp=cells["gpus"] / (t * cells["p"] * cells["cp"]),
         ep=cells["ep"],
         etp=1,
-        deduplicated=[row["dispatch"] == "once a node" for row in rows],
+        dispatcher=[
+            "deduplicated" if row["dispatch"] == "once a node" else "plain"
+            for row in rows
+        ],
         node_limit=[4.0 * (row["model"] == "deepseek-v3") for row in rows],
+        gpus_per_node=8,
         virtual=cells["v"],
         micro_batch=cells["microbatch"],
         global_batch=cells["batch"],

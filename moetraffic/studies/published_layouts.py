@@ -138,8 +138,9 @@ def modern(row: Mapping[str, str]) -> Chosen:
         etp=1 if sparse else 0,
         fused_attention=True,
         fp8=float(row["fp8"]),
-        deduplicated=float(row["node_limit"]) > 0,
+        dispatcher="deduplicated" if float(row["node_limit"]) else "plain",
         node_limit=float(row["node_limit"]),
+        gpus_per_node=8,
         state_bytes=float(row["state_bytes"]),
     )
     if row["tflops"]:

@@ -229,7 +229,7 @@ def test_several_bandwidths_are_rows_of_one_table(
         (("--best", "--zero-stages", "--platform", "tg40"), "at a time"),
         (("--convention", "color=red"), "a convention is one of"),
         (("--convention", "flops=few"), "flops is one of"),
-        (("--overlap", "dp"), "name=value"),
+        (("--overlap", "ends"), "traffic that overlaps is one of"),
         (("--overlap", "dp=much"), "is a number"),
         (
             ("--sweep", "strong", "--sizes", "1,x", "--platform", "tg40"),

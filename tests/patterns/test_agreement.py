@@ -16,6 +16,7 @@ import pytest
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
+from moetraffic.patterns.dispatchers import DISPATCHERS
 from moetraffic.patterns.layer_calls import CONTEXTS
 from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.layouts.schedules import SCHEDULES
@@ -94,6 +95,9 @@ def drawn(chance: random.Random) -> dict[str, Any]:
         "shard": chance.choice((0, 2, 4)) if zero and schedule != "dualpipe" else 0,
         "mtp": chance.choice((0, 0, 1, 2)),
         "dispatch_dtype": chance.choice(("", "float8")),
+        "dispatcher": chance.choice(("plain", *DISPATCHERS)),
+        "node_limit": chance.choice((0, 0, 2)),
+        "gpus_per_node": chance.choice((0, 2, 4, 8)),
     }
 
 
@@ -145,7 +149,8 @@ def test_what_one_refuses_of_experts_under_tensor_parallelism_so_does_the_other(
 ):
     of = {**drawn(random.Random(0)), "model": "mixtral-8x7b", "tp": 2, "dp": 2}
     of |= {"pp": 1, "virtual": 1, "cp": 1, "ep": 2, "etp": 0, "zero": 0, "ulysses": 0}
-    of |= {"schedule": "1f1b", "shard": 0, "mtp": 0}
+    of |= {"schedule": "1f1b", "shard": 0, "mtp": 0, "dispatcher": "plain"}
+    of |= {"node_limit": 0}
     assert both({**of, "sequence_parallel": True}) is not None
     assert both({**of, "sequence_parallel": False}) is None
     with pytest.raises(LayoutError, match="k is 0"):

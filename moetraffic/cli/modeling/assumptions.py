@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moetraffic.errors import LayoutError
-from moetraffic.report.console.options import named_values
-from moetraffic.units import bytes_per_second
+from moetraffic.patterns.time_model import System
+from moetraffic.report.console.options import Setting, field_options, named_values
+from moetraffic.units import bytes_per_second, seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from moetraffic.patterns.time_model import Conventions, Gpu
+
+SYSTEM = "System"
 
 BIG_RED_200 = "big-red-200"
 """The published system whose links are measured collectives."""
@@ -145,9 +148,9 @@ def read_bandwidth(text: str, gpus_per_node: int) -> Any:
 
 
 def read_shares(text: str) -> dict[str, float]:
-    """Read shares by kind of traffic: ``dp=0.8,tp=0.2``."""
-    parts = filter(None, text.split(","))
-    shares = named_values(parts, "an overlap", "dp=0.8")
+    """Read kinds of traffic that overlap, with a share where only a part does."""
+    parts = [part if "=" in part else f"{part}=1" for part in text.split(",") if part]
+    shares = named_values(parts, "an overlap", "dp,tp=0.2")
     try:
         return {kind: float(share) for kind, share in shares.items()}
     except ValueError:
@@ -188,3 +191,46 @@ def of_protocol(name: str) -> str:
         f", NICs at {found.efficiency:.0%} of their rate, as published for {name} on "
         f"{found.link_gbps:g} Gbps"
     )
+
+
+ASSUMED = field_options(
+    System,
+    SYSTEM,
+    {
+        "utilization": Setting(
+            "Model FLOPs utilization (MFU) during compute, in place of a roofline.",
+            shown="by roofline",
+            rule={"above": 0, "max": 1},
+        ),
+        "latency_s": Setting(
+            "Latency of one message, such as 10us.",
+            "--latency",
+            kind=float,
+            default="0us",
+            rule={"read": seconds},
+        ),
+        "layer_overhead_s": Setting(
+            "Fixed time added per layer and micro-batch, such as 50us.",
+            "--layer-overhead",
+            kind=float,
+            default="0us",
+            rule={"read": seconds},
+        ),
+        "iteration_overhead_s": Setting(
+            "Fixed time added per iteration, such as 5ms.",
+            "--iteration-overhead",
+            kind=float,
+            default="0us",
+            rule={"read": seconds},
+        ),
+        "overlap": Setting(
+            "Kinds of communication that the program overlaps with compute, with a "
+            "share where not all of it is: dp,tp=0.2.",
+            kind=dict,
+            default="",
+            shown="none",
+            rule={"read": read_shares},
+        ),
+    },
+)
+"""Options of a system that are its fields."""

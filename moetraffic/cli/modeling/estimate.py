@@ -12,15 +12,14 @@ from moetraffic.cli.output import Shown, present
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import time_model
 from moetraffic.patterns.bandwidth.platforms import protocols
-from moetraffic.patterns.layouts.configuration import RECOMPUTE
 from moetraffic.patterns.time_model import GPUS, Configuration, System
+from moetraffic.patterns.values import anywhere
+from moetraffic.report import run_calibration as report
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
     Force,
     Plot,
-    Setting,
-    field_options,
     only_option,
     option,
     parts_of,
@@ -28,22 +27,21 @@ from moetraffic.report.console.options import (
     refuse_idle,
     takes,
 )
-from moetraffic.report.results import time_model as report
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
-from moetraffic.units import seconds
 
 from .assumptions import (
+    ASSUMED,
+    SYSTEM,
     is_file,
     measured_imbalance,
     nominal,
     of_protocol,
     read_bandwidth,
     read_conventions,
-    read_shares,
     without_network,
 )
-from .layout import LAYOUT
+from .layout import ESTIMATED, LAYOUT
 from .model_shape import MODEL_HELP, SHAPE, model_of
 from .time_studies import (
     best_layouts,
@@ -76,91 +74,10 @@ LINKS = "a platform that is a file of measurements has its links"
 OF_THE_GPUS = ("pp", "tp", "dp", "cp")
 """Factors of the number of GPUs: ``--best`` keeps those beside ``--gpus``."""
 
-SYSTEM, STUDY = "System", "What to estimate"
-PARALLELISM = field_options(
-    Configuration,
-    "Parallelism and batch",
-    {
-        **LAYOUT,
-        "micro_batch": "Number of sequences per rank in one forward pass.",
-        "recompute": f"Activation recomputation: {', '.join(RECOMPUTE)}.",
-        "dispatch_bytes": Setting(
-            "Bytes of an element of tokens sent to experts; FP8 with scales: 1.03125.",
-            shown="as activations",
-            kind=float,
-            rule={"min": 0},
-        ),
-        "gradient_bytes": Setting(
-            "Bytes of a gradient element as it is reduced.",
-            kind=float,
-            rule={"above": 0},
-        ),
-        "fp8": Setting("Multiply layers' weights in 8 bits.", "--fp8"),
-        "fused_attention": Setting(
-            "Fused attention (FlashAttention).", "--fused-attention"
-        ),
-        "deduplicated": Setting(
-            "Send a token once to each node, however many of its experts are there.",
-            "--deduplicate",
-        ),
-        "node_limit": Setting(
-            "Number of nodes that the experts of a token lie on.", shown="any"
-        ),
-        "state_bytes": Setting(
-            "Bytes of optimizer states per parameter: 12 for Adam with a master copy, "
-            "8 without.",
-            kind=float,
-            rule={"min": 0},
-        ),
-        "imbalance": Setting(
-            "Load of the busiest expert-parallel rank, relative to the mean.",
-            kind=float,
-            rule={"min": 1},
-        ),
-    },
-)
-ASSUMED = field_options(
-    System,
-    SYSTEM,
-    {
-        "utilization": Setting(
-            "Model FLOPs utilization (MFU) during compute, in place of a roofline.",
-            shown="by roofline",
-            rule={"above": 0, "max": 1},
-        ),
-        "latency_s": Setting(
-            "Latency of one message, such as 10us.",
-            "--latency",
-            kind=float,
-            default="0us",
-            rule={"read": seconds},
-        ),
-        "layer_overhead_s": Setting(
-            "Fixed time added per layer and micro-batch, such as 50us.",
-            "--layer-overhead",
-            kind=float,
-            default="0us",
-            rule={"read": seconds},
-        ),
-        "iteration_overhead_s": Setting(
-            "Fixed time added per iteration, such as 5ms.",
-            "--iteration-overhead",
-            kind=float,
-            default="0us",
-            rule={"read": seconds},
-        ),
-        "overlap": Setting(
-            "Shares of communication that can overlap with compute: dp=0.8,tp=0.2.",
-            kind=dict,
-            default="",
-            shown="none",
-            rule={"read": read_shares},
-        ),
-    },
-)
+STUDY = "What to estimate"
 
 
-@takes(shape=SHAPE, parallelism=PARALLELISM, assumed=ASSUMED)
+@takes(shape=SHAPE, parallelism=ESTIMATED, assumed=ASSUMED)
 def estimate(
     ctx: typer.Context,
     model: Annotated[str, option(MODEL_HELP)] = "gpt-1.3b",
@@ -230,7 +147,10 @@ def estimate(
     ] = None,
     gpus_per_node: Annotated[
         int,
-        option("Number of GPUs per node, for a file of measurements.", panel=SYSTEM),
+        option(
+            "Number of GPUs per node, for a file of measurements or a --dispatcher.",
+            panel=SYSTEM,
+        ),
     ] = 8,
     memory_gb: Annotated[
         float | None,
@@ -375,11 +295,15 @@ def estimate(
         (zero_stages, ("zero",), "--zero-stages shows all four"),
         (bool(bandwidth), ("protocol",), "--bandwidth is that of every protocol"),
         (
-            not (is_file(platform) or bandwidth)
-            or "=" in bandwidth
-            or bandwidth[:1].isdigit(),
+            parallelism["dispatcher"] == "plain"
+            and (
+                not (is_file(platform) or bandwidth)
+                or "=" in bandwidth
+                or bandwidth[:1].isdigit()
+            ),
             ("gpus_per_node",),
-            "GPUs of a node are those of a file of measurements (--bandwidth)",
+            "GPUs of a node are those of a file of measurements (--bandwidth), or of a "
+            "--dispatcher",
         ),
     ):
         if holds:
@@ -444,6 +368,13 @@ def estimate(
         raise without_network(platform, given("gpu"))
     if memory_gb is not None:
         known["memory_bytes"] = memory_gb * 1e9
+    if chosen["dispatcher"] != "plain":
+        of_links = getattr(known.get("bandwidth"), "gpus", None)
+        if of_links is not None and given("gpus_per_node"):
+            why = f"nodes of {platform} have {of_links:g} GPUs"
+            refuse_idle(ctx, ("gpus_per_node",), why, error=LayoutError)
+        per = gpus_per_node if of_links is None else of_links
+        config = replace(config, gpus_per_node=per)
     system = System(**{**assumed, **known})
     conventions = read_conventions(convention or [])
     if best:
@@ -460,6 +391,8 @@ def estimate(
             of_run = {**shape, **chosen}
             stated = [n for n in (*SHAPE, *LAYOUT) if n not in time_model.COLUMNS]
             asked_for = {"model": model, **{n: of_run[n] for n in stated if given(n)}}
+            if anywhere(config.gpus_per_node):
+                asked_for["gpus_per_node"] = int(config.gpus_per_node)
             line = pattern_command(asked_for, shown.data)
             shown = replace(shown, summary=[*shown.summary, f"Its traffic: {line}"])
     elif sweep in ("bandwidth", "nic", "size"):
@@ -479,8 +412,8 @@ def estimate(
         shown = one_estimate(config, system, conventions, what, source)
     first = []
     if fit is not None:
-        first = [report.calibration_sentence(fit, model)]
-        shown.parts["calibration"] = [report.calibration_table(fit, model)]
+        first = [report.sentence(fit, model)]
+        shown.parts["calibration"] = [report.table(fit, model)]
     show(shown, *first, model=model, conventions=vars(conventions))
 
 

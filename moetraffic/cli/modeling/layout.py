@@ -1,12 +1,15 @@
-"""Options of a parallel layout, the same in ``pattern`` and ``estimate``."""
+"""Options of a parallel layout, the same in ``pattern`` and ``estimate``, and those of
+a configuration, which ``estimate`` has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from moetraffic.patterns.dispatchers import DISPATCHERS
 from moetraffic.patterns.layer_calls import CONTEXTS
+from moetraffic.patterns.layouts.configuration import RECOMPUTE, Configuration
 from moetraffic.patterns.layouts.schedules import SCHEDULES
-from moetraffic.report.console.options import Setting
+from moetraffic.report.console.options import Setting, field_options
 
 LAYOUT: Mapping[str, str | Setting] = {
     "pp": "Number of pipeline stages.",
@@ -31,9 +34,53 @@ LAYOUT: Mapping[str, str | Setting] = {
         "(Ulysses); the others form rings.",
         shown="none, or all with --context all-to-all",
     ),
+    "dispatcher": f"How tokens travel to experts: {', '.join(DISPATCHERS)} (once for "
+    "each node).",
+    "node_limit": Setting(
+        "Number of nodes that the experts of a token lie on, for deduplicated tokens.",
+        shown="any",
+    ),
     "sequence_parallel": Setting(
         "Use Megatron's sequence parallelism over the tensor-parallel ranks.",
         "--sequence-parallel",
     ),
 }
 """Help texts of fields that a Parallelism and a Configuration share."""
+
+ESTIMATED = field_options(
+    Configuration,
+    "Parallelism and batch",
+    {
+        **LAYOUT,
+        "micro_batch": "Number of sequences per rank in one forward pass.",
+        "recompute": f"Activation recomputation: {', '.join(RECOMPUTE)}.",
+        "dispatch_bytes": Setting(
+            "Bytes of an element of tokens sent to experts; FP8 with scales: 1.03125.",
+            shown="as activations",
+            kind=float,
+            rule={"min": 0},
+        ),
+        "gradient_bytes": Setting(
+            "Bytes of a gradient element as it is reduced.",
+            kind=float,
+            rule={"above": 0},
+        ),
+        "fp8": Setting("Multiply layers' weights in 8 bits.", "--fp8"),
+        "fused_attention": Setting(
+            "Fused attention (FlashAttention).", "--fused-attention"
+        ),
+        "state_bytes": Setting(
+            "Bytes of optimizer states per parameter: 12 for Adam with a master copy, "
+            "8 without.",
+            kind=float,
+            rule={"min": 0},
+        ),
+        "prefetch": "Number of layers whose parameters ZeRO 3 gathers ahead.",
+        "imbalance": Setting(
+            "Load of the busiest expert-parallel rank, relative to the mean.",
+            kind=float,
+            rule={"min": 1},
+        ),
+    },
+)
+"""Options of a configuration's parallelism, batch and storage, for ``estimate``."""

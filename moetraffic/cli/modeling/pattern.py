@@ -63,6 +63,9 @@ GRID = field_options(
             shown="by ZeRO stage",
         ),
         "bucket_mib": Setting("Size of DDP's buckets in MiB.", shown="1, then 25"),
+        "gpus_per_node": Setting(
+            "Number of ranks per node; 0: all ranks on one node.", rule={"min": 0}
+        ),
     },
 )
 TRAINING = field_options(
@@ -126,9 +129,6 @@ def pattern(
         str,
         option(f"Algorithm of collectives: {', '.join(ALGORITHMS)}."),
     ] = "ring",
-    gpus_per_node: Annotated[
-        int, option("Number of ranks per node; 0: all ranks on one node.", min=0)
-    ] = 0,
     plot: Plot = None,
     output: Annotated[Path | None, trace_output()] = None,
     iterations: Annotated[int, option("Number of iterations in the trace.")] = 1,
@@ -175,7 +175,8 @@ def pattern(
             f"{' x '.join(str(grid[axis]) for axis in ('tp', 'cp', 'dp', 'pp'))}: "
             "raise one of them"
         )
-    matrices = traffic_matrices(made, algorithm=algorithm, gpus_per_node=gpus_per_node)
+    nodes = plan.gpus_per_node
+    matrices = traffic_matrices(made, algorithm=algorithm, gpus_per_node=nodes)
     if output is not None:
         from moetraffic.analysis.pattern_trace import pattern_trace
 
@@ -219,6 +220,8 @@ def _made(
         "--dispatch-dtype": bool(s.dispatch_dtype),
         "--shard": s.shard > 0,
         "--schedule": s.schedule != own.schedule,
+        "--dispatcher": s.dispatcher != own.dispatcher,
+        "--node-limit": s.node_limit > 0,
         "--etp": s.etp not in (0, s.tp),
     }
     if any(left.values()):

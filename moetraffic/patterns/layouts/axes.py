@@ -80,6 +80,9 @@ class Steps(Generic[Size]):
     sequence_parallel: Any = False  # Megatron's, over the tensor-parallel ranks
     recompute: Any = "none"  # what is computed again in backward
     context: Any = "ring"  # one of CONTEXTS: attention over the ranks of cp
+    dispatcher: Any = "plain"  # one of DISPATCHERS: how tokens travel to experts
+    node_limit: Size = NONE  # nodes that the experts of a token lie on; 0: any
+    gpus_per_node: Size = NONE  # neighboring ranks of a node; 0: all are on one
 
 
 def layout_rules(c: Axes[Values]) -> list[Rule]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns.dispatchers import DISPATCHERS, dispatcher_rules
 from moetraffic.patterns.element_types import element_bytes
 from moetraffic.patterns.layer_calls import CONTEXTS, room
 from moetraffic.patterns.model_sizes import ModelSizes, model_sizes
@@ -34,7 +35,12 @@ Megatron-LM, ``--recompute-modules layernorm moe_act mla_up_proj``)."""
 SHARED = tuple(field.name for field in (*fields(Axes), *fields(Steps)))
 """Fields of a :class:`~moetraffic.patterns.Parallelism`, too."""
 
-NAMED = {"recompute": RECOMPUTE, "context": CONTEXTS, "schedule": SCHEDULES}
+NAMED = {
+    "recompute": RECOMPUTE,
+    "context": CONTEXTS,
+    "schedule": SCHEDULES,
+    "dispatcher": DISPATCHERS,
+}
 """Fields that are one of some names, which arrays hold as places among them."""
 
 
@@ -55,9 +61,8 @@ class Configuration(Axes[Values], Steps[Values]):
     # copy and two moments in fp32; 8 without the copy
     dispatch_bytes: Values = 0  # of an element sent to experts; 0: element_bytes
     scatter_gather: Values = False  # a stage's tp ranks send a t-th each (SC'21, 4.1)
-    deduplicated: Values = False  # dispatch sends a token once to each node (DeepEP)
-    node_limit: Values = 0  # nodes that the experts of a token lie on; 0: any
     gathers: Values = 1  # calls of a layer in which ZeRO 3 gathers its parameters
+    prefetch: Values = 1  # layers that ZeRO 3 gathers ahead; 0: none
     capacity_factor: Values = 0  # of padded buffers of experts; 0: what is routed
     fused_attention: Values = False  # scores never leave the multiprocessors, and only
     # the causal half of them is computed (FlashAttention)
@@ -214,6 +219,13 @@ class Configuration(Axes[Values], Steps[Values]):
         all_do = self.context == CONTEXTS.index("all-to-all")
         return where(all_do, self.cp, np.maximum(self.ulysses, 1))
 
+    @cached_property
+    def near(self) -> Values:
+        """Ranks of an expert-parallel group on a node, in the usual order of ranks."""
+        per = where(self.gpus_per_node > 0, self.gpus_per_node, np.inf)
+        near = np.minimum(np.floor(per / self.expert_tp), self.ep)
+        return np.maximum(near, 1.0)
+
     def shards(self, copies: Values) -> Values:
         """Ranks among which ZeRO shards parameters that so many ranks hold."""
         if not anywhere(self.shard):
@@ -261,11 +273,18 @@ def _rules(config: Configuration) -> list[Rule]:
     c, m = config, config.sizes
     batches, sparse = c.micro_batches, m.experts > 0
     spread = c.cp * where(c.sequence_parallel > 0, c.tp, 1)
+    told = any(anywhere(x != 0) for x in (c.dispatcher, c.node_limit, c.gpus_per_node))
     return [
         *layout_rules(c),
         *(
             positive(getattr(c, name), name.replace("_", "-"))
             for name in ("micro_batch", "global_batch")
+        ),
+        Rule(
+            (c.prefetch < 0) | (c.prefetch % 1 > 0),
+            "ZeRO 3 gathers a whole number of layers ahead, but prefetch is {}",
+            (c.prefetch,),
+            "change --prefetch",
         ),
         Rule(
             batches != np.round(batches),
@@ -331,6 +350,7 @@ def _rules(config: Configuration) -> list[Rule]:
             "lower --k",
         ),
         *schedule_rules(c.pp, batches, c.virtual, c.schedule, c.shard),
+        *(dispatcher_rules(c) if told else ()),
         Rule(
             (c.shard > 0) & (c.zero < 1),
             "shards are ZeRO's, but shard is {} and zero is {}",

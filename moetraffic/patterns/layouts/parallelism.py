@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from moetraffic.patterns.dispatchers import DISPATCHERS
 from moetraffic.patterns.element_types import element_bytes
 from moetraffic.patterns.layer_calls import CONTEXTS
 from moetraffic.patterns.rules import Rule, choose, positive, refuse
@@ -16,13 +17,17 @@ from moetraffic.patterns.synchronization import (
 )
 
 from .axes import Steps
-from .layout import ParallelLayout
+from .layout import Groups, ParallelLayout
 from .schedules import SCHEDULES, schedule_rules
 
 RECOMPUTATIONS = ("none", "full")
 FLOAT8_TILE = 128
 """Elements of a token's vector that share a 32-bit scale where it is sent in 8 bits
 (DeepSeek-V3, arXiv 2412.19437, section 3.3.1)."""
+
+
+NODE_KINDS = ("ep_within", "ep_across")
+"""Process groups of dispatchers of two levels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,7 @@ class Parallelism(ParallelLayout, Steps[int]):
             "recompute": RECOMPUTATIONS,
             "context": CONTEXTS,
             "schedule": SCHEDULES,
+            "dispatcher": DISPATCHERS,
             "synchronization": ("", *SYNCHRONIZATIONS),
         }
         for name, values in known.items():
@@ -80,6 +86,13 @@ class Parallelism(ParallelLayout, Steps[int]):
                     (self.synchronized, self.shard),
                     "give --zero 1, 2 or 3, or leave out --shard",
                 ),
+                Rule(
+                    self.dispatcher != "plain" and self.order != type(self).order,
+                    "nodes of expert-parallel ranks are known in the usual order of "
+                    "ranks, but it is {} and the dispatcher {}",
+                    (self.order, self.dispatcher),
+                    "leave out --order, or --dispatcher",
+                ),
                 *schedule_rules(
                     self.pp,
                     self.accumulation,
@@ -89,6 +102,19 @@ class Parallelism(ParallelLayout, Steps[int]):
                 ),
             ]
         )
+
+    def groups(self, kind: str) -> Groups:
+        """Process groups of one kind: those of a layout, and of its ranks of experts
+        "ep_within", on a node, and "ep_across", at the same place of their nodes."""
+        if kind not in NODE_KINDS:
+            return super().groups(kind)
+        size = self.gpus_per_node or self.world
+        found: list[tuple[int, ...]] = []
+        for group in super().groups("ep"):
+            nodes = sorted({rank // size for rank in group})
+            near = [tuple(r for r in group if r // size == node) for node in nodes]
+            found += zip(*near, strict=True) if kind == "ep_across" else near
+        return tuple(sorted(found))
 
     @property
     def synchronized(self) -> str:

@@ -24,9 +24,9 @@ class Traffic:
     every_micro_batch: bool  # or once an iteration
     # of a send_recv's calls, what this rank sends; None: all
     sent: Values | None = None
-    copies: Values = 0  # k, where a node gets one copy of a token and hands it on
-    experts: Values = 0  # E of the layer, where copies is not 0
-    most_nodes: Values = np.inf  # that the k experts of a token lie on
+    point: str = ""  # of an iteration, where copies are kept equal: one of POINTS
+    group: str = ""  # kind of process group, where a kind of traffic has several
+    at_once: Values = False  # with those of its kind's other groups: the longest counts
     entries: Values = 0  # of a list of tensors in place of a flat buffer; 0: flat
 
     @property

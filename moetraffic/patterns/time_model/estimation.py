@@ -19,6 +19,7 @@ from .calls import Traffic
 from .conventions import SC21, Conventions
 from .memory import Memory, memory
 from .operations import Operations, model_operations, operations
+from .overlap import hidden
 from .roofline import Passes, passes
 from .system import System
 from .tensor_lists import list_time
@@ -38,9 +39,11 @@ class Estimate:
     config: Configuration
     sound: Bool  # bool: no rule of a configuration is broken
     compute: Float64  # T_comp
+    launches: Float64  # of it, in which the GPU waits for the host's kernel launches
     communication: dict[str, Float64]  # by kind of KINDS, whether hidden or not
     wire: dict[str, Float64]  # bytes that the rank sends, by kind
-    hidden: Float64  # of communication, under computing
+    overlapped: dict[tuple[str, str], Float64]  # communication that hides, by kind and
+    # by what it hides behind: one of WINDOWS
     overhead: Float64  # of layers and of the iteration
     optimizer: Float64
     bubble: Float64  # T_bubble
@@ -70,6 +73,12 @@ class Estimate:
         }
         cells = [(name, float(np.ravel(time)[0])) for name, time in parts.items()]
         return Table(title="estimate", columns=("part", "s"), rows=cells).to_html()
+
+    @property
+    def hidden(self) -> Float64:
+        """Communication that hides behind compute."""
+        found = sum(self.overlapped.values(), np.zeros(self.sound.shape))
+        return np.asarray(np.minimum(found, self.compute))  # parts are rounded
 
     @property
     def tp(self) -> Float64:
@@ -151,9 +160,9 @@ def estimate(
     ``(p - 1)/v`` times what a micro-batch takes: computing and overhead, and with the
     convention of APNet'24 its communication too.
 
-    Overlap: of a kind's time the share of ``system.overlap`` may hide, and no more than
-    there is of what it can hide under: all computing for what every micro-batch sends
-    and for ZeRO 2 and 3; the last micro-batch's backward pass for what comes once.
+    Overlap: kinds in ``system.overlap`` hide behind the compute that their schedule has
+    for them (:mod:`.overlap`).  Of the bubble what hides behind a layer's own compute
+    is no part either.
 
     Parameters
     ----------
@@ -193,8 +202,10 @@ def estimate(
             work = operations(c, conventions)
             compute = batches * work.all / (s.utilization * s.peak_flops)
             waiting: Values = 0.0
+            launches: Values = 0.0
         else:
             work = passes(c, s.gpu)
+            launches = batches * work.launches
             # other stages wait for the last one, which has the head
             # modules that predict further tokens are a mean layer and a head each
             further = c.sizes.mtp * (work.head + work.all / c.stage_layers)
@@ -204,12 +215,19 @@ def estimate(
             waiting = batches / c.pair * where(c.pp > 1, head, 0.0)
         layers = batches * c.stage_layers * s.layer_overhead_s
         moved = traffic(c, conventions)
-        times, wire, micro = _sent(moved, s, c.shape)
-        last = (work.backward + work.recomputed) / work.all * compute / batches
-        hidden = _hidden(c, s, times, compute, last)
+        spent = _spent(moved, s)
+        times, wire, micro = _sums(moved, spent, c.shape)
+        one = compute / batches / work.all
+        overlapped: dict[tuple[str, str], Float64] = {}
+        if s.overlap:
+            seconds = (work.forward, work.backward + work.recomputed, work.core)
+            ahead, back, core = (one * part for part in seconds)
+            overlapped = hidden(c, moved, spent, s.overlap, (ahead, back, core))
+        under = sum(overlapped.values())
         beat = (compute + layers) / batches
         if conventions.bubble == "with-communication":
-            beat = beat + micro / batches
+            own = (t for (kind, _), t in overlapped.items() if kind in ("tp", "cp"))
+            beat = beat + (micro - sum(own)) / batches
         bubble = (c.pp - 1) / c.virtual * beat
         if anywhere(c.schedule > 0):
             bubble = _other_bubbles(c, conventions, work, beat, bubble)
@@ -224,7 +242,7 @@ def estimate(
             (c.pp - 1) / (c.virtual * batches),
         )
         bubble = bubble + waiting
-        whole = compute + sum(times.values()) - hidden + bubble + overhead + optimizer
+        whole = compute + sum(times.values()) - under + bubble + overhead + optimizer
         needed = memory(c)
         room = s.memory_bytes - s.reserved_bytes
         fits = np.asarray(needed.total <= room)
@@ -246,9 +264,10 @@ def estimate(
         config=c,
         sound=sound,
         compute=known(compute),
+        launches=known(launches),
         communication={kind: known(value) for kind, value in times.items()},
         wire={kind: known(value) for kind, value in wire.items()},
-        hidden=known(hidden),
+        overlapped={name: known(value) for name, value in overlapped.items()},
         overhead=known(overhead),
         optimizer=known(optimizer),
         bubble=known(bubble),
@@ -261,25 +280,46 @@ def estimate(
     )
 
 
-def _sent(
-    moved: list[Traffic], system: System, shape: tuple[int, ...]
+def _spent(moved: list[Traffic], system: System) -> list[Values]:
+    """Seconds of each call, one after the other or, where they go on at once, of the
+    longest of their kind's groups."""
+    found: list[Values] = []
+    together: dict[str, dict[str, Values]] = {}
+    for calls in moved:
+        if not anywhere(calls.calls) or not anywhere(calls.ranks > 1):
+            found.append(0.0)  # no bandwidth is asked for what nobody sends
+            continue
+        spent = calls.moved / system.speed(calls) + system.latency(calls)
+        if anywhere(calls.entries):
+            spent = spent + list_time(calls, system.memory_bytes_s)
+        found.append(where(calls.calls > 0, spent, 0.0))
+        if anywhere(calls.at_once):
+            of = together.setdefault(calls.kind, {})
+            part = where(calls.at_once, found[-1], 0.0)
+            of[calls.group] = of.get(calls.group, 0.0) + part
+    for kind, groups in together.items():
+        longest = np.maximum.reduce(np.broadcast_arrays(*groups.values()))
+        share = longest / np.maximum(sum(groups.values()), 1e-30)
+        for at, calls in enumerate(moved):
+            if calls.kind == kind and anywhere(calls.at_once):
+                found[at] = found[at] * where(calls.at_once, share, 1.0)
+    return found
+
+
+def _sums(
+    moved: list[Traffic], spent: list[Values], shape: tuple[int, ...]
 ) -> tuple[dict[str, Float64], dict[str, Float64], Values]:
     """Times and bytes by kind, and the time of what every micro-batch sends."""
     times: dict[str, Float64] = {kind: np.zeros(shape) for kind in KINDS}
     wire: dict[str, Float64] = {kind: np.zeros(shape) for kind in KINDS}
     micro: Values = np.zeros(shape)
-    for calls in moved:
+    for calls, time in zip(moved, spent, strict=True):
         if not anywhere(calls.calls) or not anywhere(calls.ranks > 1):
-            continue  # no bandwidth is asked for what nobody sends
-        sent = calls.wire
-        spent = calls.moved / system.speed(calls) + system.latency(calls)
-        if anywhere(calls.entries):
-            spent = spent + list_time(calls, system.memory_bytes_s)
-        spent = where(calls.calls > 0, spent, 0.0)
-        times[calls.kind] = times[calls.kind] + spent
-        wire[calls.kind] = wire[calls.kind] + sent
+            continue
+        times[calls.kind] = times[calls.kind] + time
+        wire[calls.kind] = wire[calls.kind] + calls.wire
         if calls.every_micro_batch:
-            micro = micro + spent
+            micro = micro + time
     return times, wire, micro
 
 
@@ -310,19 +350,3 @@ def _other_bubbles(
     for name, bubble in forms.items():
         usual = where(c.schedule == SCHEDULES.index(name), bubble, usual)
     return usual
-
-
-def _hidden(
-    c: Configuration,
-    s: System,
-    times: dict[str, Float64],
-    compute: Values,
-    last: Values,
-) -> Values:
-    """Communication that is over before the computing that it hides under."""
-    found: Values = 0.0
-    for kind, share in s.overlap.items():
-        once = kind in IN_DP
-        window = where(once & (c.zero < 2), last, compute) if once else compute
-        found = found + np.minimum(np.asarray(share) * times[kind], window)
-    return np.minimum(found, compute)

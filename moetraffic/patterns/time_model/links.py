@@ -80,39 +80,11 @@ class NodeLinks:
             out = nic / np.minimum(calls.stride, gpus)
         elif calls.collective == "all_to_all":
             leaving = np.maximum(calls.ranks - near, 1e-9)
-            out = nic / gpus * (calls.ranks - 1) / leaving / _distinct(calls, near)
+            out = nic / gpus * (calls.ranks - 1) / leaving
         within = (calls.stride * calls.ranks <= gpus) | (calls.ranks <= 1)
         return np.asarray(
             where(within, inside, np.minimum(inside, out)) * self.efficiency
         )
-
-
-def _distinct(calls: Traffic, near: Values) -> Float64:
-    """Share of a token's copies that are first on their node, with ``near`` ranks of
-    the group on each.
-
-    Of k distinct experts, equally likely among the E that lie on N nodes, a node of E/N
-    gets none with probability ``C(E - E/N, k) / C(E, k)``: it is the hypergeometric
-    distribution's, and ``N (1 - that)`` nodes are reached.  Of M nodes at most, N is M
-    and E the experts that these have.
-    """
-    if not np.any(calls.copies):
-        return np.ones(())
-    from scipy.special import gammaln  # no verb waits for it that does without
-
-    every = np.maximum(calls.ranks / near, 1)
-    nodes = np.minimum(every, calls.most_nodes)
-    k = np.maximum(calls.copies, 1)
-    here = np.maximum(calls.experts, 1) / every  # of a node
-    others = here * (nodes - 1)
-    none = np.exp(
-        gammaln(np.maximum(others, 0) + 1)
-        - gammaln(np.maximum(others - k, 0) + 1)
-        + gammaln(np.maximum(others + here - k, 0) + 1)
-        - gammaln(others + here + 1)
-    )
-    reached = np.minimum(nodes * (1 - where(others >= k, none, 0.0)), k)
-    return np.where(calls.copies > 0, reached / k, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,8 @@ def memory(config: Configuration) -> Memory:
     recomputation the layer's input ``2 s b h`` and one layer that is being computed
     again.  1F1B keeps ``min(p, m)`` micro-batches of a stage in flight, an interleaved
     schedule ``min(1 + (p - 1)/(p v), m/p)`` of all layers: with few micro-batches all
-    of their chunks.  A last stage has the logits in fp32; a stage alone is the last
+    of their chunks.  Of ZeRO 3 the layer that computes is whole, and those gathered
+    ahead of it.  A last stage has the logits in fp32; a stage alone is the last
     one.  Weights are a mean stage's.
 
     Parameters
@@ -59,10 +60,12 @@ def memory(config: Configuration) -> Memory:
     """
     c = config
     parts = []
+    gathered = where(c.zero == 3, (1 + c.prefetch) / c.stage_layers, 0.0)
     for held, copies in ((c.held, c.copies_held), (c.experts_held, c.expert_copies)):
         shards = c.shards(copies)
         cut = [where(c.zero >= stage, shards, 1.0) for stage in (3, 2, 1)]
         sizes = (c.element_bytes, c.gradient_bytes, c.state_bytes)
+        cut[0] = 1 / np.minimum(1 / cut[0] + gathered, 1.0)
         parts.append([held * size / by for size, by in zip(sizes, cut, strict=True)])
     weights, gradients, optimizer = (sum(pair) for pair in zip(*parts, strict=True))
     return Memory(

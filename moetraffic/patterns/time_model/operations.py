@@ -20,6 +20,7 @@ class Operations:
     backward: Float64
     recomputed: Float64  # forward again, before backward
     weights: Float64  # of backward, the gradients of weights
+    core: Float64  # of both passes, attention's products of queries, keys and values
 
     @property
     def all(self) -> Float64:
@@ -52,12 +53,16 @@ def operations(config: Configuration, conventions: Conventions = SC21) -> Operat
     spread = where(c.capacity_factor > 0, c.capacity_factor, c.imbalance)
     routed = 2 * c.k * m.expert_weights * m.moe_layers * spread * c.tokens
     split = c.tp * m.layers / c.stage_layers
+    core = 4 * m.layers * c.tokens * m.sequence * m.attention / split
     if conventions.flops == "parameters":
         whole = (2 * m.parameters * c.tokens + routed) / split
         return Operations(
-            forward=whole, backward=2 * whole, recomputed=again * whole, weights=whole
+            forward=whole,
+            backward=2 * whole,
+            recomputed=again * whole,
+            weights=whole,
+            core=3 * core,
         )
-    core = 4 * m.layers * c.tokens * m.sequence * m.attention / split
     layers = (2 * m.layers * m.weights * c.tokens + routed) / split + core
     head = 2 * c.tokens * m.hidden * m.vocabulary / c.tp
     # modules that predict further tokens are a mean layer and a head each
@@ -69,6 +74,7 @@ def operations(config: Configuration, conventions: Conventions = SC21) -> Operat
         backward=2 * (layers + head),
         recomputed=again * layers + where(c.recompute == 1, core, 0.0),
         weights=layers - core + head,
+        core=3 * core,
     )
 
 

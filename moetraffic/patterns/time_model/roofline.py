@@ -51,6 +51,8 @@ class Passes:
     backward: Float64
     recomputed: Float64
     head: Float64  # output layer and loss, all passes, on the last stage
+    core: Float64  # of both passes, attention's products of queries, keys and values
+    launches: Float64  # of all passes, in which the GPU waits for the host's launches
 
     @property
     def all(self) -> Float64:
@@ -195,9 +197,12 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
         one = pair(*PRODUCTS) + where(fp8, pair(*QUANTIZED), 0.0)
         kernels = kernels + share * (ROUTING + local * one)
     # Step 4: kernels start one after the other, and the host must keep ahead.
-    time = np.maximum(time + kernels * gpu.start_s, kernels * gpu.dispatch_s)
+    busy = time + kernels * gpu.start_s
+    time = np.maximum(busy, kernels * gpu.dispatch_s)
     ahead, back = time * c.stage_layers
     again = where(c.recompute == 2, ahead, 0.0)
+    waits = (time - busy) * c.stage_layers
+    waits = waits.sum(axis=0) + where(c.recompute == 2, waits[0], 0.0)
     core_again = c.stage_layers * (core_again + CORE * gpu.start_s)
     again = where((c.recompute == 1) & ~fused, core_again, again)
     if anywhere(c.recompute == MODULES):
@@ -210,7 +215,14 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
         again = where(c.recompute == MODULES, c.stage_layers * parts, again)
     # Step 5: the output layer; the loss passes 46 bytes a logit in 32 bits.
     head = seconds["head"].sum(axis=0) + 46 * tokens * m.vocabulary / c.tp / rate
-    return Passes(forward=ahead, backward=back, recomputed=again, head=head)
+    return Passes(
+        forward=ahead,
+        backward=back,
+        recomputed=again,
+        head=head,
+        core=c.stage_layers * (cores[0] + cores[1]),
+        launches=waits,
+    )
 
 
 Product: TypeAlias = tuple[Values, Values, Values, Values, Values]

@@ -17,6 +17,7 @@ from moetraffic.patterns.values import Float64, Values, anywhere, numbers
 
 from .calls import Traffic
 from .gpus import Gpu
+from .overlap import OVERLAPPING
 from .traffic import KINDS
 
 
@@ -65,7 +66,7 @@ class System:
     memory_bytes: Values = np.inf  # of a GPU
     reserved_bytes: Values = 0.0  # of it: context, buffers of collectives, fragments
     overlap: Mapping[str, Values] = field(default_factory=dict)  # share of a kind's
-    # time that may hide under computing, 0 to 1; others hide nothing
+    # calls that the program overlaps, 0 to 1; :mod:`.overlap` has what they hide behind
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -77,12 +78,11 @@ class System:
                     f"{one.name} is at least 0, but is {made.min():g}: raise it"
                 )
             object.__setattr__(self, one.name, made)
-        named = set(self.overlap)
         if isinstance(self.bandwidth, Mapping):
-            named |= set(self.bandwidth) - {"other"}
-        for kind in sorted(named):
-            choose("a kind of traffic", kind, KINDS)
+            for kind in sorted(set(self.bandwidth) - {"other"}):
+                choose("a kind of traffic", kind, KINDS)
         for kind, share in self.overlap.items():
+            choose("a kind of traffic that overlaps", kind, OVERLAPPING)
             made = numbers(f"overlap of {kind}", share)
             if ((made < 0) | (made > 1)).any():
                 raise LayoutError(

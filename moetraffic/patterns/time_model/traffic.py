@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.patterns.dispatchers import DEDUPLICATED
 from moetraffic.patterns.layer_calls import LayerCalls, Part
 from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.synchronization import UNIT_POINTS, ZERO
@@ -75,8 +76,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         own = c.stage_layers * c.pair * m.layer_own + m.first_own
         own = own + last * (m.last_own + m.mtp * m.mtp_own)
         sums.add(parts.norms(own, c.gradient_bytes), 1.0)
-    folded = c.expert_tp < c.tp  # then experts take the tokens of one rank
-    found = sums.traffic(c, folded)
+    found = sums.traffic(c)
     if anywhere(c.pp > 1):
         found.append(_handed_on(c, parts))
     held = c.held
@@ -89,7 +89,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         held = held + where(c.zero == 3, _row_padding(c), 0.0)
     found += _gradients(c, "dp", held, c.copies_held, c.tp, lists)
     if anywhere(m.experts > 0):
-        among = where(folded, c.expert_tp, c.tp * c.cp) * c.ep
+        among = c.expert_tp * c.ep
         # fully sharded experts are cut by whole experts, padded to the ranks
         local = np.maximum(m.experts / c.ep, 1)
         shards = c.shards(c.expert_copies)
@@ -131,29 +131,31 @@ class _Sums:
             else:
                 self.calls[key] = [size, part.times * times]
 
-    def traffic(self, c: Configuration, folded: Values) -> list[Traffic]:
+    def traffic(self, c: Configuration) -> list[Traffic]:
         """All of it."""
         groups = {"tp": (c.tp, 1.0), "etp": (c.expert_tp, 1.0)}
         groups["cp_heads"] = c.inner, c.tp
         groups["cp_ring"] = c.cp / c.inner, c.tp * c.inner
-        groups["ep"] = c.ep, where(folded, c.expert_tp, c.tp * c.cp)
-        limited = {
-            "copies": where(c.deduplicated > 0, c.k, 0),
-            "experts": c.sizes.experts,
-            "most_nodes": where(c.node_limit > 0, c.node_limit, np.inf),
-        }
+        groups["ep"] = c.ep, c.expert_tp
+        if anywhere(c.dispatcher > 0):
+            groups["ep_within"] = c.near, c.expert_tp
+            groups["ep_across"] = c.ep / c.near, c.near * c.expert_tp
+        once = c.dispatcher == DEDUPLICATED
         return [
             Traffic(
                 kind=str(kind),
                 collective=str(operation),
+                group=str(group),
                 ranks=groups[str(group)][0],
                 stride=numbers("stride", groups[str(group)][1]),
                 buffer=buffer,
                 calls=calls,
-                every_micro_batch=not once,
-                **(limited if kind == "ep" else {}),
+                every_micro_batch=not alone,
+                at_once=once if str(group).startswith("ep_") else 0,
             )
-            for (kind, group, operation, once, _), (buffer, calls) in self.calls.items()
+            for (kind, group, operation, alone, _), (buffer, calls) in (
+                self.calls.items()
+            )
         ]
 
 
@@ -208,7 +210,7 @@ def _gradients(
     padded = np.ceil(np.round(held, 3) / shards) * shards
     padded = where((c.zero == 1) | (c.zero == 2), padded, held) / units
     again = where(lists & (c.recompute == 2), 2.0, 1.0)
-    times: dict[tuple[str, bool, bool], Values] = {}
+    times: dict[tuple[str, str, bool, bool], Values] = {}
     for stage, calls in enumerate(ZERO):
         chosen = where((c.zero == stage) & (held > 0), 1.0, 0.0)
         if not anywhere(chosen):
@@ -221,11 +223,11 @@ def _gradients(
                 number = number * batches
             if call.point == "before_backward":
                 number = number * again
-            key = call.operation, call.gradients, call.across
+            key = call.point, call.operation, call.gradients, call.across
             times[key] = times.get(key, 0.0) + number
     found = []
     across = ranks / shards
-    for (operation, gradients, other), number in times.items():
+    for (point, operation, gradients, other), number in times.items():
         buffer = padded * (c.gradient_bytes if gradients else c.element_bytes)
         if other and not anywhere(across > 1):
             continue
@@ -233,6 +235,7 @@ def _gradients(
             Traffic(
                 kind=kind,
                 collective=operation,
+                point=point,
                 ranks=across if other else shards,
                 stride=stride * shards if other else stride,
                 buffer=buffer / shards if other else buffer,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,11 @@ from moetraffic.patterns.time_model import (
     Sensitivity,
     Sweep,
 )
+from moetraffic.patterns.time_model.overlap import WINDOWS
 from moetraffic.patterns.time_model.search import COLUMNS
 from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
 from moetraffic.tables import Table, plain
 from moetraffic.units import byte_size, duration
-
-if TYPE_CHECKING:
-    from moetraffic.analysis.times.run_calibration import FromTrace
 
 TERMS = {
     "compute": "compute",
@@ -61,6 +59,9 @@ WORDS = {
 LEFT_OUT = {"ep": 1, "cp": 1, "virtual": 1, "zero": 0}
 """Sizes that the words for all configurations leave out."""
 
+LEAST_WAIT = 0.005
+"""Share of an iteration that the GPU waits for launches, from which it is stated."""
+
 SAME = 0.01
 """Largest relative difference of a term that is the same in all configurations."""
 
@@ -83,7 +84,9 @@ def as_dict(found: Estimate) -> dict[str, Any]:
     told = {
         "iteration_s": found.iteration,
         **{f"{name}_s": getattr(found, name) for name in TERMS},
+        "launches_s": found.launches,
         "hidden_s": found.hidden,
+        "hidden": hidden_rows(found),
         **{name: getattr(found, name) for name in SHARES},
         "tokens_s": found.tokens_s,
         "model_flops_gpu": found.flops_gpu,
@@ -119,9 +122,38 @@ def sentence(found: Estimate, title: str) -> str:
         f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU; largest term: "
         f"{largest}, {parts[largest] / whole:.1%} of T_iter; communication "
         f"{float(found.comm_share):.1%}, bubble {float(found.bubble_share):.1%}; "
-        f"memory per GPU {byte_size(float(found.memory.total))}, which "
-        f"{'fits' if found.fits else 'does not fit'}."
+        f"{_launches(found)}memory per GPU {byte_size(float(found.memory.total))}, "
+        f"which {'fits' if found.fits else 'does not fit'}."
     )
+
+
+def _launches(found: Estimate) -> str:
+    """State that the host's launch rate binds, if layers wait for it."""
+    share = float(found.launches / found.iteration)
+    if share < LEAST_WAIT:
+        return ""
+    return (
+        f"kernel launches by the host limit the layers (the GPU waits {share:.1%} of "
+        "T_iter for them: a larger micro-batch would use it); "
+    )
+
+
+def hidden_rows(found: Estimate) -> list[dict[str, Any]]:
+    """List what hides behind which compute: kind, seconds and share of the kind."""
+    return [
+        {
+            "kind": kind,
+            "behind": WINDOWS[window],
+            "hidden_s": time,
+            "share": np.divide(
+                time,
+                found.communication[kind],
+                out=np.zeros(np.shape(time)),
+                where=found.communication[kind] > 0,
+            ),
+        }
+        for (kind, window), time in found.overlapped.items()
+    ]
 
 
 def table(found: Estimate, title: str) -> Table:
@@ -144,6 +176,11 @@ def table(found: Estimate, title: str) -> Table:
     hidden = float(found.hidden)
     if hidden:
         rows.append(("overlapped with compute", -hidden, None, *none))
+        rows += [
+            (f"  {kind} behind {WINDOWS[window]}", -float(time), None, *none)
+            for (kind, window), time in found.overlapped.items()
+            if time > 0
+        ]
     rows.append(("iteration", whole, 1.0, *none))
     rows += [
         (words, None, float(getattr(found, name)), *none)
@@ -168,41 +205,6 @@ def table(found: Estimate, title: str) -> Table:
             f"memory {fits}; {float(found.tokens_s):,.0f} tokens/s; "
             f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU",
             "effective GB/s: bytes sent or waited for over the time, with latency",
-        ],
-    )
-
-
-def calibration_sentence(found: FromTrace, title: str) -> str:
-    """Summarize how well the time model fits a captured run."""
-    measured, model = found.measured.iteration_s, float(found.predicted.iteration)
-    return (
-        f"Calibrated on {title}: iteration {duration(measured)} measured, "
-        f"{duration(model)} by the model, residual {found.residual:+.1%}."
-    )
-
-
-def calibration_table(found: FromTrace, title: str) -> Table:
-    """Tabulate measured times of a captured run next to the time model's."""
-    took, model = found.measured, found.predicted
-    rows: list[tuple[object, ...]] = [
-        (
-            *(f"{kind} communication", float(np.median(moving.mean(axis=1)))),
-            *(model.communication.get(kind), took.bandwidth(kind)),
-        )
-        for kind, moving in took.moving.items()
-    ]
-    rows.append(("compute", took.compute_s, model.compute, None))
-    rows.append(("iteration", took.iteration_s, model.iteration, None))
-    return Table(
-        title=f"Calibrated on {title}",
-        columns={
-            **{"term": "", "measured": "s", "model": "s"},
-            "effective bandwidth": "bytes/s",
-        },
-        rows=rows,
-        notes=[
-            f"residual {found.residual:+.1%}: waiting between ranks, and collectives "
-            "without bytes"
         ],
     )
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
-from math import comb
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +19,6 @@ from moetraffic.patterns.time_model import (
     estimate,
     operations,
 )
-from moetraffic.patterns.time_model.calls import Traffic
 from moetraffic.patterns.time_model.roofline import matmul, passes
 
 GPT = replace(
@@ -139,51 +135,3 @@ def test_expert_parallelism_folds_over_tensor_parallel_ranks() -> None:
     assert float(found.wire["ep"]) == pytest.approx(float(whole.wire["ep"]))
     assert float(c.experts_held) == pytest.approx(c.sizes.expert_parameters / 8)
     assert float(c.expert_copies) == 1
-
-
-def test_a_token_that_goes_once_to_a_node_saves_what_is_expected() -> None:
-    def time(**named: Any) -> float:
-        c = Configuration(model=MOE, k=8, dp=32, ep=32, global_batch=32, **named)
-        return float(estimate(c, NODES).communication["ep"])
-
-    # a node has none of a token's 8 experts with probability C(E - E/4, 8) / C(E, 8)
-    experts = int(MOE.experts)
-    nodes = 4 * (1 - comb(experts * 3 // 4, 8) / comb(experts, 8))
-    assert time(deduplicated=True) / time() == pytest.approx(nodes / 8, rel=0.05)
-    assert time(deduplicated=True, node_limit=2) < time(deduplicated=True)
-
-
-@pytest.mark.parametrize(
-    ("experts", "nodes", "k", "most"),
-    [
-        (4, 2, 2, 9),
-        (8, 4, 2, 9),
-        (8, 2, 4, 9),
-        (16, 4, 2, 2),
-        (16, 8, 3, 4),
-        (8, 4, 8, 9),
-    ],
-)
-def test_the_nodes_of_a_token_are_those_of_all_choices_of_experts(
-    experts: int, nodes: int, k: int, most: int
-) -> None:
-    """Enumerated: every set of k experts on every set of the nodes that it may have."""
-    of = experts // nodes
-    reached = [
-        len({expert // of for expert in chosen})
-        for allowed in combinations(range(nodes), min(nodes, most))
-        for chosen in combinations([e for e in range(experts) if e // of in allowed], k)
-    ]
-    calls = Traffic(
-        kind="ep",
-        collective="all_to_all",
-        ranks=np.float64(experts),
-        stride=np.float64(1),
-        buffer=np.float64(1),
-        calls=np.float64(1),
-        every_micro_batch=True,
-    )
-    links = NodeLinks(gpus=of, inside_bytes_s=1e18, nic_bytes_s=1.0)
-    one = replace(calls, copies=k, experts=experts, most_nodes=most)
-    ratio = links.speed(calls) / links.speed(one)
-    assert ratio == pytest.approx(np.mean(reached) / k, rel=1e-9)
