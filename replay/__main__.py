@@ -270,7 +270,8 @@ def command(
                 def planned(plan: Plan) -> None:
                     """Print plan, duration and memory; warn if this machine is busy."""
                     with Trace.open(request.trace) as opened:
-                        expected = expectation(opened, plan, request)
+                        traced = request.rescaled(opened)
+                        expected = expectation(traced, plan, request)
                     display.plan(plan, expected)
                     before = load_now()
                     if before is not None and before.busy:

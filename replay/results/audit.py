@@ -9,6 +9,7 @@ time is known in both.  Several runs: :mod:`.runs`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -22,7 +23,7 @@ from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Float64, Int64
 
-from .baselines import Baselines, serialized_times
+from .baselines import Baselines
 from .call_times import NO_CLOCKS, Measured, measure, parts
 from .ratio import UNKNOWN_RATIO, Ratio
 from .result import (
@@ -58,7 +59,7 @@ def audit(
         for by, label, at in parts(plan)
         if np.isfinite(measured.call_s[at]).any()
     ]
-    found.append(_iterations(plan, measured, base.bound_s, captured_wall_s or {}))
+    found.append(_iterations(plan, measured, base.pass_bound_s, captured_wall_s or {}))
     return Fidelity(
         parts=tuple(found),
         punctuality=punctuality(times, absolute=absolute),
@@ -66,6 +67,7 @@ def audit(
         control=slowdown(plan, [(p[0], p[2]) for p in pairs]) if pairs else None,
         pairs=len(pairs),
         bound_of=base.bound_of,
+        pass_bound_s=base.pass_bound_s,
         model_of=base.model_of,
         clock_error_s=float(clocks["error_ns"].max()) / 1e9 if len(clocks) else 0.0,
         notes=base.notes,
@@ -210,14 +212,11 @@ def _part(
 def _iterations(
     plan: Plan,
     measured: Measured,
-    bound_s: Float64 | None,
+    bound_s: float,
     captured_s: Mapping[int, float],
 ) -> PartFidelity:
     known = np.isfinite(measured.wall_s)
-    over_bound = UNKNOWN_RATIO
-    if bound_s is not None:
-        least = serialized_times(plan, bound_s)[known]
-        over_bound = _ratio(least, measured.wall_s[known])
+    over = measured.pass_s / bound_s if bound_s > 0 else math.nan
     own, when = measured.wall_s[known], measured.iteration[known]
     before = np.array([captured_s.get(i, np.nan) for i in when.tolist()], np.float64)
     both = np.isfinite(before)
@@ -232,7 +231,7 @@ def _iterations(
         waiting=measured.waiting(),
         shown_waiting=measured.waiting(),
         over_captured=_ratio(before[both], own[both]),
-        over_bound=over_bound,
+        over_bound=Ratio(value=over, low=math.nan, high=math.nan),
     )
 
 

@@ -5,43 +5,25 @@ Each is ``[n]`` float64 seconds, one per operation of the plan, NaN if unknown:
 ``captured``
     duration of the same operation in the trace that is replayed;
 ``bound``
-    lower bound on its duration on a network: no NIC sends faster than its capacity, and
-    traffic that leaves a set of hosts does not cross its uplinks faster than theirs
-    (:mod:`moetraffic.fabric.loads`).  With a capacity and no topology it is the
-    busiest rank's bytes over the capacity, which is the port bound of one switch with
-    one NIC per rank.  All-to-alls have the matrices of the plan, other collectives use
-    the ring algorithm;
+    lower bound on its duration on a network (:mod:`.lower_bound`);
 ``model``
     duration of a collective of its size in a table of measurements, interpolated by
     Hockney's model (:mod:`moetraffic.patterns.bandwidth`), or by Hockney's alpha and
     beta.
 
-There are three lower bounds for the whole replay, each at least the one before it:
-
-``whole``
-    Every NIC and every cut carries all bytes of the replay, in any order.
-``iterations``
-    No byte of an iteration is sent before all bytes of the previous one.  Ranks wait
-    only for their own operations, so they may run slightly ahead of each other: the
-    bound holds if in an iteration every rank exchanges bytes with every other.
-``operations``
-    No operation of a stream begins on any of its members before the previous one has
-    ended on all of its own: in each iteration the largest sum over a rank's operations
-    of a stream.  Estimates by a model are summed in the same way.
+Estimates of a whole replay from times of operations take those of a stream one after
+another (:func:`serialized_time`); they are no bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from moetraffic.analysis.times.completion import completion
 from moetraffic.errors import AnalysisError, ReplayError
-from moetraffic.fabric import cut_bounds, port_bound
-from moetraffic.fabric.named import Network
 from moetraffic.patterns.bandwidth import BandwidthTable
 from moetraffic.patterns.bandwidth.collective import (
     COLLECTIVES,
@@ -51,7 +33,6 @@ from moetraffic.patterns.bandwidth.collective import (
 )
 from moetraffic.patterns.bandwidth.hockney import Hockney
 from moetraffic.replay.plan.program import KINDS, Plan
-from moetraffic.replay.plan.sizes import Matrices, operation_matrices
 from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
 from moetraffic.trace.trace import Trace
 from moetraffic.units import bytes_per_second, duration, seconds
@@ -67,6 +48,7 @@ class Baselines:
     captured_call_s: Float64 | None = None
     captured_transfer_s: Float64 | None = None
     bound_s: Float64 | None = None
+    pass_bound_s: float = float("nan")  # of all operations of a pass together
     ports_s: Float64 | None = None
     model_s: Float64 | None = None
     bound_of: str = ""  # description of the network
@@ -86,41 +68,6 @@ def captured_times(trace: Trace, plan: Plan) -> tuple[Float64, Float64]:
         out[at >= 0] = values[at[at >= 0]]
         found.append(out)
     return found[0], found[1]
-
-
-def port_times(plan: Plan, capacity_bytes_s: float) -> Float64:
-    """Compute the port bound: bytes of the busiest rank / link capacity, ``[n]`` s.
-
-    Raises
-    ------
-    ReplayError
-        If the capacity is not positive.
-    """
-    if not 0 < capacity_bytes_s < float("inf"):
-        raise ReplayError(
-            f"a capacity is positive and finite, but is {capacity_bytes_s:g} bytes/s: "
-            "give one such as 400Gbps"
-        )
-    return np.asarray(plan.bottleneck_bytes / capacity_bytes_s, np.float64)
-
-
-def network_bounds(plan: Plan, matrices: Matrices, network: Network) -> Float64:
-    """Compute a lower bound on each operation's time on a network, ``[n]`` s."""
-    out = np.full(len(plan), np.nan)
-    for at, members, wire in matrices:
-        every, which = np.unique(members, axis=0, return_inverse=True)
-        for number, ranks in enumerate(every):
-            mine = np.flatnonzero(which.reshape(-1) == number)
-            out[at[mine]] = lower_bounds(network, ranks, wire[mine])
-    return out
-
-
-def lower_bounds(network: Network, ranks: Int64, matrices: Int64) -> Float64:
-    """Compute the larger of port and cut bounds of byte matrices ``[..., W, W]``, s."""
-    slots = network.slots[ranks]
-    cuts = cut_bounds(network.topology, slots, matrices).values()
-    port = port_bound(network.topology, slots, matrices)
-    return np.asarray(np.max([port, *cuts], axis=0), np.float64)
 
 
 def modeled(
@@ -176,70 +123,21 @@ def modeled(
 # ---- the whole replay ------------------------------------------------------------
 
 
-_CELLS = 1 << 22  # matrix cells held at a time, one matrix per iteration
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """Lower bounds on the duration of a plan and its operations, s."""
-
-    operation_s: Float64  # [n] of each operation
-    whole_s: float
-    iterations_s: float
-    operations_s: float
-    topology: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Estimated durations from measurements of the network."""
 
     operation_s: Float64  # [n]; 0 where no byte crosses the network, NaN: unknown
-    total_s: float  # of the known operations, summed as Bounds.operations_s
+    total_s: float  # of the known operations
     source: str
     notes: tuple[str, ...] = ()
 
 
-def bounds(trace: Trace, plan: Plan, network: Network) -> Bounds:
-    """Compute lower bounds on the duration of a plan on a network."""
-
-    everyone = np.arange(plan.world)
-    each = np.zeros(len(plan))
-    whole = np.zeros((plan.world, plan.world), np.int64)
-    iterations_s = 0.0
-    for at, number in _by_iterations(plan):
-        part = _part(plan, at)
-        sums = np.zeros((int(number.max()) + 1, *whole.shape), np.int64)
-        for of, members, wire in operation_matrices(trace, part):
-            for ranks in np.unique(members, axis=0):
-                mine = np.flatnonzero((members == ranks).all(axis=1))
-                each[at[of[mine]]] = lower_bounds(network, ranks, wire[mine])
-                into = number[of[mine]][:, None, None]
-                np.add.at(sums, (into, ranks[:, None], ranks), wire[mine])
-        iterations_s += float(lower_bounds(network, everyone, sums).sum())
-        whole += sums.sum(axis=0)
-    return Bounds(
-        operation_s=each,
-        whole_s=float(lower_bounds(network, everyone, whole)),
-        iterations_s=iterations_s,
-        operations_s=max(serialized_time(plan, each), iterations_s),
-        topology=network.topology.name,
-    )
-
-
 def serialized_time(plan: Plan, operation_s: Float64) -> float:
-    """Compute the duration of a plan if operations of a stream do not overlap.
+    """Estimate the duration of a plan if operations of a stream do not overlap, s.
 
-    Sum of :func:`serialized_times` over iterations.
-    """
-    return float(serialized_times(plan, operation_s).sum())
-
-
-def serialized_times(plan: Plan, operation_s: Float64) -> Float64:
-    """Compute the duration of each iteration if operations of a stream do not overlap.
-
-    The largest sum over a rank's operations of one stream, ``[T]`` s, in the order of
-    the iterations.  A message counts on its sender and receiver.  NaN counts as 0.
+    In each iteration the largest sum over a rank's operations of one stream.  A message
+    counts on its sender and receiver.  NaN counts as 0.
     """
     iterations, which = np.unique(plan.iteration, return_inverse=True)
     longest = np.zeros(len(iterations))
@@ -255,30 +153,7 @@ def serialized_times(plan: Plan, operation_s: Float64) -> Float64:
             mine = np.flatnonzero(own & (plan.stream == stream))
             sums = np.bincount(which[mine], took[mine], minlength=len(iterations))
             longest = np.maximum(longest, sums)
-    return longest
-
-
-def _by_iterations(plan: Plan) -> Iterator[tuple[Int64, Int64]]:
-    """Yield blocks of iterations: operations, and their iteration in the block."""
-    which = np.unique(plan.iteration, return_inverse=True)[1]
-    step = max(1, _CELLS // plan.world**2)
-    order = np.argsort(which, kind="stable")
-    edges = np.searchsorted(
-        which[order], np.arange(0, int(which.max()) + 1 + step, step)
-    )
-    for number, (begin, end) in enumerate(pairwise(edges.tolist())):
-        at = np.sort(order[begin:end])
-        if len(at):
-            yield at, which[at] - number * step
-
-
-def _part(plan: Plan, at: Int64) -> Plan:
-    """Return a copy of a plan with the columns of some operations only."""
-    columns = ("occurrence", "iteration", "site", "kind", "group", "stream")
-    sizes = ("sender", "receiver", "size")
-    return replace(
-        plan, **{name: getattr(plan, name)[at] for name in (*columns, *sizes)}
-    )
+    return float(longest.sum())
 
 
 # ---- measurements ------------------------------------------------------------------

@@ -13,7 +13,8 @@ member would count that time as network time, and the member's own previous call
 more.  Transfers of consecutive operations on the same ranks do not overlap, so their
 sum is at most the duration of the replay.  Bytes that early members exchange before L
 are not timed: a transfer may be shorter than its lower bound where members arrive far
-apart, but the duration of an iteration (``wall``) is not.
+apart, but the duration of a pass is not, from the first call of any rank to the last
+end of any rank.
 
 Operations of sites that are called in the first iteration alone, such as broadcasts of
 parameters, are start-up operations: they are reported apart.
@@ -21,6 +22,7 @@ parameters, are start-up operations: they are reported apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,6 +55,7 @@ class Measured:
     iteration: Int64  # [T] iterations, ascending
     wall_s: Float64  # [T] first call to last end, on the rank for which it is longest
     wall_rank: Int64  # [T] that rank
+    pass_s: float  # first call of any rank to last end of any rank
 
     def waiting(self, at: Int64 | slice = slice(None)) -> float:
         """Return the share of the members' time in calls that they wait; NaN if none.
@@ -93,6 +96,7 @@ def measure(
     wall_rank = np.full(len(iteration), -1, np.int64)
     members = np.zeros(count, np.int64)
     spans: dict[int, tuple[Int64, Int64, Int64]] = {}
+    begins: list[int] = []
     for rank, timing in sorted(times.items()):
         at = timing.operation
         members[at] += 1
@@ -102,6 +106,8 @@ def measure(
         arrival = common(clocks, rank, np.maximum(timing.issue, timing.start))
         end = common(clocks, rank, timing.end)
         spans[rank] = at, arrival, end
+        if len(at):
+            begins.append(int(common(clocks, rank, timing.issue).min()))
         later = arrival > arrived[at]
         arrived[at[later]], last[at[later]] = arrival[later], rank
         ended[at] = np.maximum(ended[at], end)
@@ -132,6 +138,7 @@ def measure(
         iteration=np.asarray(iteration, np.int64),
         wall_s=np.where(wall >= 0, wall / 1e9, np.nan),
         wall_rank=wall_rank,
+        pass_s=(int(ended.max()) - min(begins)) / 1e9 if begins else math.nan,
     )
 
 

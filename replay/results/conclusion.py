@@ -9,18 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.times.completion import completion, wall_times
-from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.bandwidth.measurements import read_table
 from moetraffic.replay.execution.pace import Schedule
 from moetraffic.replay.plan.program import Plan, Timing
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.request import Request
 from moetraffic.trace.trace import Trace
-from moetraffic.units import bit_rate, bytes_per_second
 
 from .audit import audit
-from .baselines import Baselines, captured_times, modeled, network_bounds, port_times
+from .baselines import Baselines, captured_times, modeled
 from .call_times import NO_CLOCKS, measure
+from .lower_bound import (
+    described,
+    operation_bounds_s,
+    pass_bound_s,
+    requested_network,
+)
 from .machine_load import HostLoad
 from .output import write
 from .ports import Ports, port_bounds
@@ -98,7 +102,6 @@ def conclude(
     ]
     return summarize(
         plan,
-        times,
         measured[shown],
         backend=request.backend,
         nodes=nodes,
@@ -119,25 +122,20 @@ def _baselines(
 ) -> Baselines:
     notes: tuple[str, ...] = ()
     call, transfer = captured_times(trace, plan)
-    bound, model, bound_of = None, None, ""
-    if request.topology is not None:
-        on = load_fabric(
-            request.topology,
-            plan.world,
-            capacity=request.capacity,
-        )
-        bound = network_bounds(plan, operation_matrices(trace, plan), on)
-        bound_of = f"{on.topology.name}, {bit_rate(on.topology.hosts.nic_bytes_s)} NICs"
-    elif request.capacity is not None:
-        rate_bytes_s = bytes_per_second(request.capacity)
-        bound = port_times(plan, rate_bytes_s)
-        bound_of = f"{bit_rate(rate_bytes_s)} a rank"
+    bound, whole, model, bound_of = None, float("nan"), None, ""
+    network = requested_network(request, plan.world)
+    if network is not None:
+        bound = operation_bounds_s(trace, plan, network)
+        bound_of = described(network)
+        if not request.pace.timed:  # gaps are no time of the network
+            whole = pass_bound_s(trace, plan, network)
     if request.bandwidth is not None:
         model, notes = modeled(plan, read_table(request.bandwidth), nodes)
     return Baselines(
         captured_call_s=call,
         captured_transfer_s=transfer,
         bound_s=bound,
+        pass_bound_s=whole,
         model_s=model,
         bound_of=bound_of,
         model_of=str(request.bandwidth or ""),

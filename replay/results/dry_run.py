@@ -1,4 +1,4 @@
-"""Dry run: programs, groups, streams, memory and lower bounds of a planned replay.
+"""Dry run: programs, groups, streams, memory and lower bound of a planned replay.
 
 Nothing is sent, no rank is started, and torch is not imported.
 """
@@ -18,17 +18,23 @@ from typing import Any
 import numpy as np
 
 from moetraffic.errors import ReplayError
-from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.bandwidth.measurements import read_table
 from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
 from moetraffic.report.console.terminal import Paper
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_output
+from moetraffic.trace.model import Float64
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size, duration, rank_span
 
-from .baselines import Bounds, Estimate, bounds, by_hockney, by_table, parse_hockney
+from .baselines import Estimate, by_hockney, by_table, parse_hockney
+from .lower_bound import (
+    described,
+    operation_bounds_s,
+    pass_bound_s,
+    requested_network,
+)
 from .output import write_text
 
 FORMATS = (".json", ".csv")
@@ -38,19 +44,27 @@ _SHOWN = 16  # rows of a table; all are in the file
 
 
 @dataclass(frozen=True, kw_only=True)
+class PassBound:
+    """Lower bounds on the duration of a pass and of its operations, s."""
+
+    operation_s: Float64  # [n] of each operation by itself
+    pass_s: float
+    network: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """Replay plan of all ranks with lower bounds and estimates of its duration."""
+    """Replay plan of all ranks with a lower bound and estimates of its duration."""
 
     plan: Plan
-    bounds: Bounds | None
+    bound: PassBound | None
     estimates: tuple[Estimate, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return a summary for JSON; sizes are in bytes, ``_s`` in seconds."""
-        plan, b = self.plan, self.bounds
+        plan, b = self.plan, self.bound
         used = np.bincount(plan.group, minlength=len(plan.groups)).tolist()
         kinds = np.bincount(plan.kind, minlength=len(KINDS)).tolist()
-        limits = ("topology", "whole_s", "iterations_s", "operations_s")
         return {
             "kind": "moetraffic replay dry run",
             "source": plan.source,
@@ -71,9 +85,9 @@ class DryRun:
             ],
             "streams": [_stream(plan, s) for s in range(len(plan.streams))],
             "ranks": [_rank(plan, p) for _, p in sorted(plan.programs.items())],
-            "bounds": None
+            "lower_bound": None
             if b is None
-            else {name: getattr(b, name) for name in limits},
+            else {"network": b.network, "pass_s": b.pass_s},
             "estimates": [
                 {"source": e.source, "total_s": e.total_s, "notes": list(e.notes)}
                 for e in self.estimates
@@ -116,8 +130,8 @@ class DryRun:
             "gap_us": _us(program.gap_ns[n]),
             "due_us": _us(program.due_ns[n]),
         }
-        if self.bounds is not None:
-            row["bound_us"] = float(self.bounds.operation_s[operation]) * 1e6
+        if self.bound is not None:
+            row["bound_us"] = float(self.bound.operation_s[operation]) * 1e6
         for number, estimate in enumerate(self.estimates):
             row[f"estimate{number}_us"] = float(estimate.operation_s[operation]) * 1e6
         return row
@@ -155,17 +169,10 @@ class DryRun:
                 "each rank an iteration begins when the previous one has ended",
             )
         )
-        b = self.bounds
+        b = self.bound
         if b is not None:
-            rows.append(
-                (
-                    "lower bounds",
-                    f"{duration(b.whole_s)} if everything overlaps, "
-                    f"{duration(b.iterations_s)} if iterations do not, "
-                    f"{duration(b.operations_s)} if operations of a stream do not, on "
-                    f"a {b.topology}",
-                )
-            )
+            least = f"{duration(b.pass_s)} a pass, on {b.network}"
+            rows.append(("lower bound", least))
         for e in self.estimates:
             rows.append(("estimate", f"{duration(e.total_s)} ({e.source})"))
             rows += [("", note) for note in e.notes]
@@ -198,7 +205,7 @@ class DryRun:
 def estimate_plan(
     trace: Trace, plan: Plan, request: Request, *, hockney: str = ""
 ) -> DryRun:
-    """Compute lower bounds and estimates of the duration of a replay plan.
+    """Compute the lower bound and estimates of the duration of a replay plan.
 
     ``hockney`` is alpha and beta of Hockney's model, "10us,50GB/s", or "" for none.
 
@@ -207,20 +214,23 @@ def estimate_plan(
     MoetrafficError
         If the network, or the table, does not fit the plan.
     """
-    limits, estimates = None, []
+    bound, estimates = None, []
     hosts = np.zeros(plan.world, np.int64)
-    if request.topology is not None or request.capacity is not None:
-        on = load_fabric(
-            request.topology or "single", plan.world, capacity=request.capacity
+    network = requested_network(request, plan.world)
+    if network is not None:
+        hosts = network.slots // network.topology.hosts.ranks
+        rescaled = request.rescaled(trace)
+        bound = PassBound(
+            operation_s=operation_bounds_s(rescaled, plan, network),
+            pass_s=pass_bound_s(rescaled, plan, network),
+            network=described(network),
         )
-        hosts = on.slots // on.topology.hosts.ranks
-        limits = bounds(request.rescaled(trace), plan, on)
     if hockney:
         estimates.append(by_hockney(plan, parse_hockney(hockney)))
     if request.bandwidth is not None:
         table = read_table(request.bandwidth)
         estimates.append(by_table(plan, table, str(request.bandwidth), hosts))
-    return DryRun(plan=plan, bounds=limits, estimates=tuple(estimates))
+    return DryRun(plan=plan, bound=bound, estimates=tuple(estimates))
 
 
 def print_dry_run(

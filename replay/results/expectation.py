@@ -1,9 +1,9 @@
 """Duration and memory of a replay, estimated before it starts.
 
-Passes without gaps (``asap``, verification, warm-up) take as long as the captured
-transfers of each stream, on a network as fast as the captured run's; passes with gaps
-take as long as its iterations.  At a given link capacity the duration is at least that
-of the busiest links' bytes.
+Passes without gaps (``asap``, verification, warm-up) take as long as a rank had
+transfers in progress, on a network as fast as the captured run's; passes with gaps
+take as long as its iterations.  On a given network the duration is at least the lower
+bound of its complete passes (:mod:`.lower_bound`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.program_builder import read_times
-from moetraffic.replay.plan.selection import blocks, takes_part
+from moetraffic.replay.plan.selection import Depth, blocks, takes_part
 from moetraffic.replay.request import Request
-from moetraffic.trace.model import UNKNOWN_TIME
+from moetraffic.trace.model import UNKNOWN_TIME, Int64
 from moetraffic.trace.trace import Trace
-from moetraffic.units import byte_size, bytes_per_second, duration
+from moetraffic.units import byte_size, duration
 
 TIMES_BYTES = 5 * 8
 """Bytes that the times of one operation take on one rank."""
@@ -51,28 +51,39 @@ def memory_bytes(plan: Plan, runs: int) -> int:
 
 
 def transfers_s(trace: Trace, plan: Plan) -> float:
-    """Sum the captured transfer times of the stream with the most, s; NaN if unknown.
+    """Compute how long transfers were in progress in the capture, s; NaN if unknown.
 
-    A transfer lasts from the last member's call to the last end.  Background traffic
-    has none, and counts nothing.
+    Of the rank for which that is longest.  A transfer lasts from the last member's call
+    to the last end; time in which several are in progress counts once.  Background
+    traffic has no times, and counts nothing.
     """
     (mine,) = np.nonzero(plan.occurrence >= 0)
     occurrences, least = plan.occurrence[mine], np.iinfo(np.int64).min
-    took = np.full(len(mine), np.nan)
+    spans: list[list[Int64]] = [[] for _ in range(plan.world)]  # [k, 2] ns
     for at in blocks(trace, occurrences, _BLOCK_CELLS):
         these = occurrences[at]
         members, part = trace.members(these), takes_part(trace, these)
         issue, end = (read_times(trace, n, these, members) for n in ("issue", "end"))
-        known = ((issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) | ~part).all(axis=1)
-        last, ended = (np.where(part, t, least).max(axis=1) for t in (issue, end))
-        took[at[known]] = np.maximum(ended - last, 0)[known] / 1e9
-    streams = plan.stream[mine]
-    sums = [float(took[streams == s].sum()) for s in np.unique(streams)]
-    return max(sums, default=float("nan"))  # NaN where one is
+        if not ((issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) | ~part).all():
+            return float("nan")
+        span = np.stack([np.where(part, t, least).max(axis=1) for t in (issue, end)], 1)
+        for rank, of_rank in enumerate(spans):
+            of_rank.append(span[(part & (members == rank)).any(axis=1)])
+    return max(_covered_s(np.concatenate(s)) if s else float("nan") for s in spans)
+
+
+def _covered_s(spans: Int64) -> float:
+    """Compute the length of the union of intervals ``[k, 2]`` ns, s."""
+    begin, end = spans[np.argsort(spans[:, 0], kind="stable")].T
+    before = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
+    return float(np.maximum(end - np.maximum(begin, before), 0).sum()) / 1e9
 
 
 def expectation(trace: Trace, plan: Plan, request: Request) -> str:
-    """State how long a replay takes and what memory it needs, in one sentence."""
+    """State how long a replay takes and what memory it needs, in one sentence.
+
+    ``trace`` is the one of the plan, rescaled.
+    """
     iterations = len(np.unique(plan.iteration))
     runs = request.repeat + 3 * request.pairs  # with, without, and empty ones
     quick = (
@@ -93,17 +104,22 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
             f"up to {duration(most)} where the network is as fast as the captured "
             "run's, of which no transfer is known"
         )
-    passes = runs + quick
-    if request.capacity is not None:
-        rate = bytes_per_second(request.capacity)
-        least = passes * float(plan.bottleneck_bytes.sum()) / rate
-        parts.append(f"at least {duration(least)} at {request.capacity} a rank")
+    if request.topology is not None or request.capacity is not None:
+        # the network model takes long to import
+        from .lower_bound import described, pass_bound_s, requested_network
+
+        network = requested_network(request, plan.world)
+        if network is not None:
+            verifying = request.verify.depth is Depth.FULL
+            complete = request.repeat + request.pairs + verifying
+            least = complete * pass_bound_s(trace, plan, network)
+            parts.append(f"at least {duration(least)} on {described(network)}")
     expected = " and ".join(parts) or (
         "unknown, as the trace has no times of transfers (--capacity 400Gbps has a "
         "bound)"
     )
     memory = byte_size(memory_bytes(plan, request.repeat))
     return (
-        f"expected duration ({passes:.3g} passes): {expected}; memory of all ranks: up "
-        f"to {memory} for buffers and times, and that of torch in each"
+        f"expected duration ({runs + quick:.3g} passes): {expected}; memory of all "
+        f"ranks: up to {memory} for buffers and times, and that of torch in each"
     )

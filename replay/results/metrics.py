@@ -168,7 +168,7 @@ def result_metrics(replay: Replay) -> Iterator[Metric]:
     yield gauge("operations", "Operations replayed.", replay.operations)
     checked = "1 if every size and byte was checked in a pass before."
     yield gauge("verified", checked, replay.verified == "full")
-    yield gauge("wall_seconds", "First call to last end of a rank.", replay.wall_s)
+    yield gauge("wall_seconds", "First call to last end of a pass.", replay.wall_s)
     moved = "Bytes of all operations, also those of a rank to itself."
     yield gauge("moved_bytes", moved, replay.total_bytes)
     yield gauge("network_bytes", "Bytes between ranks.", replay.network_bytes)

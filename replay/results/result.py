@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moetraffic.replay.plan.program import KINDS, Plan, Timing
+from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.text import html_text
 from moetraffic.trace.model import Float64
 
@@ -83,7 +83,8 @@ class PartFidelity:
     shown_busbw_gbs: float = float("nan")
     over_captured: Ratio  # call time, or wall time, over the captured run's
     transfer_over_captured: Ratio = UNKNOWN_RATIO
-    over_bound: Ratio = UNKNOWN_RATIO  # transfer, or wall time, over the lower bound
+    over_bound: Ratio = UNKNOWN_RATIO  # transfer times over the operations' lower
+    # bounds; of iterations, time of the pass over that of all its bytes
     over_ports: Ratio = UNKNOWN_RATIO  # transfer over the bound of measured ports
     over_model: Ratio = UNKNOWN_RATIO  # transfer over the table of measurements
 
@@ -133,6 +134,7 @@ class Fidelity:
     control: Ratio | None = None  # the same with dense operations without bytes
     pairs: int  # pairs of passes of the slowdown
     bound_of: str  # the network of the lower bound, "" for none
+    pass_bound_s: float = float("nan")  # lower bound of a pass, all operations together
     model_of: str  # the table of measurements, "" for none
     clock_error_s: float  # of converting times to one clock; 0: all share one
     notes: tuple[str, ...]
@@ -198,7 +200,7 @@ class Replay:
     network_bytes: int  # bytes between different ranks
     rank_bytes: tuple[int, ...]  # that each rank sent
     buffer_bytes: int  # send and receive buffer of rank 0
-    wall_s: float  # first call to last end, of the rank for which that is longest
+    wall_s: float  # of a pass: first call of any rank to last end of any rank
     transfer_s: float  # sum over operations
     waiting: float | None  # share of the ranks' time in calls
     rank_waiting: tuple[float | None, ...]  # of each rank
@@ -294,7 +296,6 @@ def _row(part: PartFidelity) -> dict[str, Any]:
 
 def summarize(
     plan: Plan,
-    times: Mapping[int, Timing],
     measured: Measured,
     *,
     backend: str,
@@ -313,7 +314,6 @@ def summarize(
     timed = np.isfinite(measured.call_s) & ~start_up(plan)
     called = np.where(timed, measured.call_s, 0.0)
     seconds = np.where(timed, measured.transfer_s, 0.0)
-    walls = [t.end.max() - t.issue.min() for t in times.values() if len(t.end)]
     moved = (plan.largest_bytes > 0) & (seconds > 0)
     crossed = (plan.bottleneck_bytes > 0) & (seconds > 0)
     link_bytes, link_s = plan.bottleneck_bytes[crossed], seconds[crossed]
@@ -339,7 +339,7 @@ def summarize(
         network_bytes=int(plan.network_bytes.sum()),
         rank_bytes=tuple(plan.rank_bytes.tolist()),
         buffer_bytes=max(sum(p.buffer_bytes) for p in plan.programs.values()),
-        wall_s=float(max(walls)) / 1e9,
+        wall_s=measured.pass_s,
         transfer_s=float(seconds.sum()),
         waiting=_known(measured.waiting(np.flatnonzero(timed))),
         rank_waiting=tuple(

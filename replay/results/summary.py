@@ -147,7 +147,10 @@ def _durations(r: Replay) -> str:
     whole, walls = found.part("all"), found.part("iteration")
     ratios = []
     if walls is not None and not math.isnan(walls.over_bound.value):
-        ratios.append(f"{interval(walls.over_bound, 'x')} the lower bound by wall time")
+        ratios.append(
+            f"{interval(walls.over_bound, 'x')} the lower bound of a pass "
+            f"({duration(found.pass_bound_s)})"
+        )
     if whole is not None and not math.isnan(whole.transfer_over_captured.value):
         ratios.append(
             f"{interval(whole.transfer_over_captured, 'x')} the captured transfer times"

@@ -139,7 +139,10 @@ def _ratios(fidelity: Fidelity) -> Table:
         title=f"ratios of total times ({LEVEL:.0%} intervals over {over})",
         columns=["operations", *used],
         rows=[row for row in rows if any(row[1:])],
-        notes=["of an iteration: from its first call to its last end (wall time)"],
+        notes=[
+            "iteration: wall times over those captured; the time of the pass over the "
+            "lower bound of all its bytes"
+        ],
     )
 
 

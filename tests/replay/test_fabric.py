@@ -19,7 +19,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 from fabric import bounds_s  # noqa: E402
 
 from moetraffic.fabric.named import load_fabric  # noqa: E402
-from moetraffic.replay.results.baselines import lower_bounds  # noqa: E402
+from moetraffic.replay.results.lower_bound import busiest_s  # noqa: E402
 
 
 def lacking() -> str:
@@ -70,7 +70,7 @@ def test_the_campaign_divides_by_the_bounds_of_a_replay(
         path = tmp_path / "network.json"
         path.write_text(json.dumps({"capacity": "50Mbps", **links}))
         network = load_fabric(str(path), 4)
-        expected = lower_bounds(network, np.arange(4), cells)
+        expected = busiest_s(network, np.arange(4), cells)
         np.testing.assert_allclose(own, expected, rtol=1e-12)
 
 

@@ -15,7 +15,6 @@ from moetraffic.analysis.times.completion import (
     wall_times,
 )
 from moetraffic.errors import ReplayError
-from moetraffic.fabric.named import load_fabric
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.patterns.bandwidth.collective import wire_bytes
 from moetraffic.replay import make_plan
@@ -29,8 +28,6 @@ from moetraffic.replay.results.baselines import (
     Baselines,
     captured_times,
     modeled,
-    network_bounds,
-    port_times,
 )
 from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.conclusion import conclude
@@ -96,9 +93,7 @@ def test_parts_are_of_the_operations_that_they_name(toy):
 def test_times_over_the_bound_are_the_slack_that_was_given(toy):
     """A replay that takes twice the port bound of each operation has the ratio 2."""
     plan = make_plan(toy(world=4, iterations=range(9)), dense=False)
-    capacity = 1e9
-    bound = port_times(plan, capacity)
-    np.testing.assert_allclose(bound, plan.bottleneck_bytes / 1e9)
+    bound = plan.bottleneck_bytes / 1e9
     times = timed(plan, lambda r, o: 2 * int(plan.bottleneck_bytes[o]))
     found = said(plan, times, baselines=Baselines(bound_s=bound, bound_of="x"))
     for p in found.parts:
@@ -106,22 +101,6 @@ def test_times_over_the_bound_are_the_slack_that_was_given(toy):
             assert p.over_bound.value == pytest.approx(2)
             assert p.over_bound.low == pytest.approx(2)
             assert p.busbw_gbs == pytest.approx(0.5)
-    with pytest.raises(ReplayError, match="positive and finite"):
-        port_times(plan, 0.0)
-
-
-def test_the_bound_of_one_switch_is_the_port_bound_and_racks_are_never_faster(toy):
-    trace = toy(world=4, groups=[(0, 2), (3, 1)], iterations=range(3))
-    plan = make_plan(trace)
-    single = load_fabric("single", 4, capacity="8Gbps")
-    bound = network_bounds(plan, operation_matrices(trace, plan), single)
-    exchanges = plan.kind == 0
-    np.testing.assert_allclose(bound[exchanges], port_times(plan, 1e9)[exchanges])
-    # rings of four ranks: the busiest link's bytes, as nccl-tests counts them
-    np.testing.assert_allclose(bound[~exchanges], port_times(plan, 1e9)[~exchanges])
-    spine = load_fabric("leaf-spine", 4, capacity="8Gbps")
-    slower = network_bounds(plan, operation_matrices(trace, plan), spine)
-    assert (slower >= bound - 1e-15).all()
 
 
 def test_matrices_hold_the_bytes_of_the_plan(captured):
@@ -281,7 +260,7 @@ def test_the_slowdown_is_that_of_the_all_to_alls_alone(toy):
 
 def test_a_fidelity_survives_its_json(toy):
     plan = make_plan(toy(world=3, iterations=range(5)))
-    bound = port_times(plan, 1e9)
+    bound = plan.bottleneck_bytes / 1e9
     found = said(
         plan,
         timed(plan, lambda r, o: 1000 + o),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.results.audit import audit
-from moetraffic.replay.results.baselines import Baselines, serialized_times
+from moetraffic.replay.results.baselines import Baselines, serialized_time
 from moetraffic.replay.results.call_times import START_UP, measure, parts, start_up
 from moetraffic.replay.results.result import summarize
 from moetraffic.trace.model import UNKNOWN_TIME
@@ -64,16 +64,18 @@ def test_bandwidth_and_ratios_are_by_transfer_and_iterations_by_wall_time(plan):
     times = times_of(plan, ISSUES, ENDS)
     measured = measure(plan, times)
     bound = np.array([25e-6, 20e-6, 5e-6])
-    fidelity = audit(plan, times, measured, baselines=Baselines(bound_s=bound))
+    base = Baselines(bound_s=bound, pass_bound_s=40e-6)
+    fidelity = audit(plan, times, measured, baselines=base)
     part = fidelity.part("operation", "all_to_all")
     link_bytes = float(plan.bottleneck_bytes.sum())
     assert part.busbw_gbs == pytest.approx(link_bytes / 100e-6 / 1e9)
     assert part.over_bound.value == pytest.approx(100 / 50)
     assert part.waiting == pytest.approx(250 / 440)
     walls = fidelity.part("iteration")
-    assert walls.over_bound.value == pytest.approx(200 / 50)
+    assert measured.pass_s == pytest.approx((220 - 0) * 1e-6)
+    assert walls.over_bound.value == pytest.approx(220 / 40)
     made = summarize(
-        *(plan, times, measured),
+        *(plan, measured),
         backend="gloo",
         nodes="aaa",
         verified="full",
@@ -83,6 +85,7 @@ def test_bandwidth_and_ratios_are_by_transfer_and_iterations_by_wall_time(plan):
     assert made.transfer_us.max == pytest.approx(50)
     assert made.time_us.max == pytest.approx(90)
     assert made.transfer_s == pytest.approx(100e-6)
+    assert made.wall_s == pytest.approx(220e-6)
     assert made.waiting == pytest.approx(250 / 440)
     assert made.rank_waiting == pytest.approx((110 / 150, 140 / 200, 0))
 
@@ -141,4 +144,4 @@ def test_operations_one_after_another_take_as_long_as_the_busiest_rank_needs(toy
         for n in np.flatnonzero(plan.iteration == iteration):
             sums[list(plan.groups[plan.group[n]])] += took[n]
         want[at] = sums.max()
-    np.testing.assert_allclose(serialized_times(plan, took), want)
+    assert serialized_time(plan, took) == pytest.approx(want.sum())

@@ -19,7 +19,6 @@ from moetraffic.replay.plan.background import BackgroundPattern
 from moetraffic.replay.plan.planning import make_plan
 from moetraffic.replay.request import Request
 from moetraffic.replay.results.baselines import (
-    bounds,
     by_hockney,
     by_table,
     parse_hockney,
@@ -29,72 +28,12 @@ from moetraffic.replay.results.dry_run import (
     estimate_plan,
     print_dry_run,
 )
-from moetraffic.trace.rescaling import Scaling, rescale
 
 RATE = 125e6  # bytes/s of 1Gbps
 
 
 def on(asked: str, ranks: int):
     return load_fabric(asked, ranks, capacity="1Gbps")
-
-
-def test_bounds_on_one_switch_are_the_busiest_ports_bytes(toy):
-    trace = toy(world=4, groups=[(0, 2), (3, 1)])
-    plan = make_plan(trace, dense=False)
-    found = bounds(trace, plan, on("single", 4))
-    np.testing.assert_allclose(found.operation_s, plan.bottleneck_bytes / RATE)
-    by_iteration = np.zeros((3, 4, 4), np.int64)
-    for n, occurrence in enumerate(plan.occurrence):
-        site = trace.sites[trace.occurrences.site[occurrence]]
-        ranks = list(trace.groups[site.group].ranks)
-        wire = trace.wire(np.array([occurrence]))[0]
-        by_iteration[plan.iteration[n]][np.ix_(ranks, ranks)] += wire
-
-    def busiest(matrix):
-        off = matrix * ~np.eye(4, dtype=bool)
-        return max(off.sum(axis=0).max(), off.sum(axis=1).max()) / RATE
-
-    assert found.whole_s == pytest.approx(busiest(by_iteration.sum(axis=0)))
-    assert found.iterations_s == pytest.approx(sum(map(busiest, by_iteration)))
-    in_order = max(
-        found.operation_s[plan.programs[r].operation].sum() for r in range(4)
-    )
-    assert found.whole_s <= found.iterations_s <= found.operations_s
-    assert found.operations_s >= in_order
-
-
-def test_an_oversubscribed_rack_raises_the_bound(toy, tmp_path):
-    trace = toy(world=4)
-    plan = make_plan(trace, dense=False)
-    free = bounds(trace, plan, on("single", 4))
-    asked = tmp_path / "racks.json"
-    asked.write_text(
-        json.dumps({"topology": "leaf-spine", "leaves": 2, "oversubscription": 8})
-    )
-    narrow = bounds(trace, plan, on(str(asked), 4))
-    assert (narrow.operation_s >= free.operation_s).all()
-    assert narrow.whole_s > free.whole_s
-
-
-def test_bounds_are_of_the_scaled_matrices(toy):
-    trace = toy(world=4, groups=[(0, 1, 2, 3)])
-    folded = rescale(Scaling(fold="2", self_traffic=False).scale(trace))
-    plan = make_plan(folded, dense=False)
-    found = bounds(folded, plan, on("single", 2))
-    np.testing.assert_allclose(found.operation_s, plan.bottleneck_bytes / RATE)
-
-
-def test_bounds_count_dense_operations_as_rings(toy):
-    trace = toy(world=4, groups=[(0, 1), (2, 3)])
-    beside = BackgroundPattern(layout="tp=2,dp=2,micro-batch=1", model="tiny").traffic(
-        4
-    )
-    plan = make_plan(trace, background=beside)
-    found = bounds(trace, plan, on("single", 4))
-    np.testing.assert_allclose(
-        found.operation_s, plan.bottleneck_bytes / RATE, rtol=1e-3
-    )
-    assert found.operations_s >= found.iterations_s >= found.whole_s > 0
 
 
 def test_hockneys_model_is_alpha_a_round_and_bytes_over_beta(toy):
@@ -147,7 +86,9 @@ def test_rows_are_the_whole_plan(toy):
     assert all(r["rank"] in r["ranks"] for r in table)
     assert {r["stream"] for r in table} >= {"experts", "tp", "dp"}
     told = found.as_dict()
-    assert told["bounds"]["topology"] == "single switch"
+    assert told["lower_bound"]["network"] == "1 Gbps a rank"
+    assert found.bound.pass_s == pytest.approx(told["lower_bound"]["pass_s"])
+    assert {r["bound_us"] for r in table} == set(found.bound.operation_s * 1e6)
     assert sum(s["operations"] for s in told["streams"]) == len(plan)
     for rank in told["ranks"]:
         mine = plan.programs[rank["rank"]]

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moetraffic.fabric.named import load_fabric
 from moetraffic.replay import make_plan
 from moetraffic.replay.execution.pace import parse_pace
+from moetraffic.replay.plan.selection import Depth, Verification
 from moetraffic.replay.request import Request
 from moetraffic.replay.results.expectation import (
     captured_s,
@@ -16,8 +18,11 @@ from moetraffic.replay.results.expectation import (
     memory_bytes,
     transfers_s,
 )
+from moetraffic.replay.results.lower_bound import pass_bound_s
 from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import take
+from moetraffic.trace.rescaling import Scaling
+from moetraffic.units import duration
 
 
 @pytest.fixture
@@ -34,14 +39,19 @@ def test_passes_take_as_long_as_captured_transfers_or_iterations(run, toy_file):
     assert captured_s(run, plan) == pytest.approx(6.0)
     some = make_plan(run, ranks=(), iterations=range(1, 3))
     assert captured_s(run, some) == pytest.approx(5.0)
-    # each of 21 operations takes 20 ns, three of them on a stream of their own
-    assert transfers_s(run, plan) == pytest.approx(18 * 20e-9)
+    # each of 21 operations takes 20 ns, one after another
+    assert transfers_s(run, plan) == pytest.approx(21 * 20e-9)
     # one verifying pass, two runs, and one iteration of three as warm-up
     request = Request(trace=toy_file(), repeat=2, capacity="8Mbps")
     said = expectation(run, plan, request)
-    assert "(3.33 passes): about 1.2 us if transfers take as long as captured" in said
-    least = 10 / 3 * plan.bottleneck_bytes.sum() / 1e6
-    assert f"at least {least * 1e3:.3g} ms at 8Mbps" in said
+    assert "(3.33 passes): about 1.4 us if transfers take as long as captured" in said
+    # of the passes that send everything, the bound that a dry run states
+    network = load_fabric("single", 2, capacity="8Mbps")
+    least = 3 * pass_bound_s(run, plan, network)
+    assert f"and at least {duration(least)} on 8 Mbps a rank; memory" in said
+    assert least < 3 * plan.bottleneck_bytes.sum() / 1e6
+    sampled = replace(request, verify=Verification(depth=Depth.SAMPLE))
+    assert f"at least {duration(least * 2 / 3)} on" in expectation(run, plan, sampled)
     for pace, text in (
         ("captured", "12 s"),
         ("open-loop", "12 s"),
@@ -57,7 +67,31 @@ def test_a_late_member_is_no_transfer(run):
     # rank 0 calls 5 us before rank 1, and ends with it
     late = run.replace(issue={2: issue - [5000, 0]}, end={2: end})
     plan = make_plan(late, ranks=())
-    assert transfers_s(late, plan) == pytest.approx(18 * 20e-9)
+    assert transfers_s(late, plan) == pytest.approx(21 * 20e-9)
+
+
+def test_transfers_of_other_ranks_and_overlapping_ones_count_once(toy):
+    trace = toy(world=4, groups=[(0, 1), (2, 3)], iterations=(0,))
+    # a rank has 6 exchanges of 20 ns, and an all-reduce with all others
+    plan = make_plan(trace, ranks=())
+    assert transfers_s(trace, plan) == pytest.approx(7 * 20e-9)
+    # each of them lasts until 15 ns after the next was called
+    ends = {
+        n: take(p, np.arange(p.shape[0])) + 25
+        for n, p in trace.panels.items()
+        if n.startswith("end")
+    }
+    longer = trace.replace(end={int(n.split("_")[1]): p for n, p in ends.items()})
+    apart = transfers_s(longer, plan)
+    assert 7 * 20e-9 < apart < 7 * 45e-9
+
+
+def test_a_folded_replay_has_the_times_of_the_folded_trace(toy, toy_file):
+    trace = toy(world=4, iterations=(0, 1))
+    request = Request(trace=toy_file(), scaling=Scaling(fold="2"))
+    plan = request.plan(trace, ranks=())
+    said = expectation(request.rescaled(trace), plan, request)
+    assert "if transfers take as long as captured" in said
 
 
 def test_unknown_times_make_the_duration_a_bound_or_unknown(run, toy_file):

@@ -15,7 +15,7 @@ from moetraffic.launch import Heartbeat
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.results.audit import audit
-from moetraffic.replay.results.baselines import Baselines, port_times
+from moetraffic.replay.results.baselines import Baselines
 from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.console import ProgressDisplay
 from moetraffic.replay.results.metrics import PREFIX, result_metrics, write_metrics
@@ -79,11 +79,10 @@ def summary_of(toy, **more):
         plan,
         times,
         measured,
-        baselines=Baselines(bound_s=port_times(plan, 1e9), bound_of="x"),
+        baselines=Baselines(bound_s=plan.bottleneck_bytes / 1e9, bound_of="x"),
     )
     return plan, summarize(
         plan,
-        times,
         measured,
         backend="gloo",
         nodes=["a"] * 3,

@@ -14,7 +14,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.request import Request
 from moetraffic.replay.results.audit import audit
-from moetraffic.replay.results.baselines import Baselines, port_times
+from moetraffic.replay.results.baselines import Baselines
 from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.machine_load import HostLoad, LoadMeter, host_loads
 from moetraffic.replay.results.ratio import Ratio, between_runs
@@ -58,7 +58,7 @@ def test_the_median_run_is_shown():
 def runs_of(toy, factors):
     """Fidelity of runs that take the port bound times a factor."""
     plan = make_plan(toy(world=3, iterations=range(5), largest=10**7), dense=False)
-    bound = port_times(plan, 1e9)
+    bound = plan.bottleneck_bytes / 1e9
     found = []
     for factor in factors:
         times = {}
@@ -73,7 +73,9 @@ def runs_of(toy, factors):
                 due=np.full(len(end), UNKNOWN_TIME, np.int64),
             )
         measured = measure(plan, times)
-        base = Baselines(bound_s=bound, bound_of="8 Gbps a rank")
+        base = Baselines(
+            bound_s=bound, pass_bound_s=float(bound.sum()), bound_of="8 Gbps a rank"
+        )
         found.append((times, measured, audit(plan, times, measured, baselines=base)))
     return plan, found
 
@@ -101,9 +103,8 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     plan, found = runs_of(toy, [2.0, 2.2, 2.1])
 
     def replay_of(fidelity, **more):
-        times, measured, _ = found[0]
         return summarize(
-            *(plan, times, measured),
+            *(plan, found[0][1]),
             backend="gloo",
             nodes="aab",
             verified="full",
@@ -139,9 +140,8 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
 
 def three_runs(toy, slower):
     plan, found = runs_of(toy, slower)
-    times, measured, _ = found[2]
     return summarize(
-        *(plan, times, measured),
+        *(plan, found[2][1]),
         backend="gloo",
         nodes="aaa",
         verified="full",
@@ -155,7 +155,7 @@ def test_a_value_is_stated_only_if_its_interval_is_narrow(toy):
     assert lines[0].startswith("all-to-all busbw 0.00")
     assert f" GB/s (not determined), {low} to {high}x (not determined) the " in lines[0]
     assert f"GB/s, {low} to {high}x;" in lines[0]
-    assert f"; {low} to {high}x (not determined) the lower bound by wall" in lines[2]
+    assert f"; {low} to {high}x (not determined) the lower bound of a" in lines[2]
     assert "more runs on idle hosts narrow it: --repeat 12." in lines[-1]
 
 

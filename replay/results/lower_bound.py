@@ -1,0 +1,83 @@
+"""Lower bound on the time that operations of a replay take on a network.
+
+There is one definition, for a single operation and for a whole pass: each NIC in each
+direction, and each named cut of the network in each direction, carries all bytes of the
+operations that cross it, no faster than its capacity; the bound is the time of the
+slowest (:mod:`moetraffic.fabric.loads`).
+
+It holds in whatever order the bytes are sent and for any overlap of operations.  Of a
+pass, it bounds the time from the first call of any rank to the last end of any rank.
+Times of operations in a row, such as all-to-alls of which each has another busiest
+rank, do not add up to a bound: a rank that has ended its part begins the next one, and
+on every other port bytes of both may flow at once.
+
+With a capacity and no topology the network is one switch with a NIC for each rank.
+All-to-alls have the matrices of the plan, other collectives those of the ring
+algorithm.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moetraffic.fabric import cut_bounds, port_bound
+from moetraffic.fabric.named import Network, load_fabric
+from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.plan.sizes import operation_matrices
+from moetraffic.replay.request import Request
+from moetraffic.trace.model import Float64, Int64
+from moetraffic.trace.trace import Trace
+from moetraffic.units import bit_rate
+
+
+def requested_network(request: Request, ranks: int) -> Network | None:
+    """Return the network of a replay's capacity and topology; None without either.
+
+    Raises
+    ------
+    MoetrafficError
+        If the capacity or the network is invalid.
+    """
+    if request.topology is None and request.capacity is None:
+        return None
+    return load_fabric(request.topology or "single", ranks, capacity=request.capacity)
+
+
+def described(network: Network) -> str:
+    """Describe a network: "10 Gbps a rank" for one switch, else its name and NICs."""
+    topology, hosts = network.topology, network.topology.hosts
+    rate = bit_rate(hosts.nic_bytes_s)
+    if topology.name == "single switch" and hosts.ranks == 1:
+        return f"{rate} a rank"
+    return f"{topology.name}, {rate} NICs"
+
+
+def busiest_s(network: Network, ranks: Int64, matrices: Int64) -> Float64:
+    """Compute the time of the slowest port or cut for byte matrices, ``[...]`` s.
+
+    ``ranks`` ``[W]`` int64 are those of the rows and columns of ``matrices``
+    ``[..., W, W]`` int64 bytes, of which rows send.
+    """
+    slots = network.slots[ranks]
+    cuts = cut_bounds(network.topology, slots, matrices).values()
+    port = port_bound(network.topology, slots, matrices)
+    return np.asarray(np.max([port, *cuts], axis=0), np.float64)
+
+
+def operation_bounds_s(trace: Trace, plan: Plan, network: Network) -> Float64:
+    """Compute the lower bound of each operation by itself, ``[n]`` s."""
+    out = np.full(len(plan), np.nan)
+    for at, members, wire in operation_matrices(trace, plan):
+        every, which = np.unique(members, axis=0, return_inverse=True)
+        for number, ranks in enumerate(every):
+            mine = np.flatnonzero(which.reshape(-1) == number)
+            out[at[mine]] = busiest_s(network, ranks, wire[mine])
+    return out
+
+
+def pass_bound_s(trace: Trace, plan: Plan, network: Network) -> float:
+    """Compute the lower bound of a pass, of all its operations together, s."""
+    total = np.zeros((plan.world, plan.world), np.int64)
+    for _, members, wire in operation_matrices(trace, plan):
+        np.add.at(total, (members[:, :, None], members[:, None, :]), wire)
+    return float(busiest_s(network, np.arange(plan.world), total))
