@@ -8,7 +8,7 @@ from __future__ import annotations
 from .comparison import Comparison, Distance, compare
 from .conclusion import PARTS, Curve, Subject
 from .convergence.convergence import Convergence, Trajectory, convergence_of
-from .convergence.trends import Transient, Trend, initial_transient, stage_means, trend
+from .convergence.transient import Transient, initial_transient, stage_means
 from .engine import Analysis, ExchangeAnalysis, analyze, effort
 from .forecast.bounds import PredictabilityBounds, limits
 from .forecast.forecasting import HORIZONS, Forecasts, forecast
@@ -55,7 +55,6 @@ __all__ = [
     "Subject",
     "Trajectory",
     "Transient",
-    "Trend",
     "Verdict",
     "WithinIteration",
     "analyze",
@@ -81,6 +80,5 @@ __all__ = [
     "sentence",
     "shares",
     "stage_means",
-    "trend",
     "within_iteration",
 ]

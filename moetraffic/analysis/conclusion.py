@@ -13,12 +13,6 @@ import numpy.typing as npt
 from moetraffic.analysis.convergence.convergence import Convergence, convergence_of
 from moetraffic.analysis.convergence.level_changes import level_changes
 from moetraffic.analysis.convergence.log_shares import log_shares
-from moetraffic.analysis.convergence.trends import (
-    Transient,
-    Trend,
-    initial_transient,
-    trend,
-)
 from moetraffic.analysis.forecast.attenuation import Persistence, fit_memory
 from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
 from moetraffic.analysis.forecast.forecasting import Forecasts, forecast
@@ -62,12 +56,10 @@ CLAIMED = {True: ("expert_load", "demand"), False: ("received", "wire")}
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A measure over iterations, with its noise floor, trend and transient."""
+    """A measure over iterations, with its noise floor."""
 
     values: Float64  # [T]
     floor: NoiseFloor | None  # arrays [T]; None if unknown
-    trend: Trend  # slope per iteration
-    transient: Transient  # end of the initial transient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,12 +307,7 @@ class _Run:
         curves, forecasts, bounds, memory = {}, None, None, None
         if "skew" in self.parts:
             curves = {
-                measure: Curve(
-                    values=values,
-                    floor=floors.get(measure),
-                    trend=trend(values, at=self.source.iterations),
-                    transient=initial_transient(values),
-                )
+                measure: Curve(values=values, floor=floors.get(measure))
                 for measure, values in skew.items()
             }
         if "forecasts" in self.parts or self._claims_of(name):

@@ -164,13 +164,6 @@ def _of_subject(
                 floor_std=std,
                 z=above,
             )
-        yield row(
-            statistic=f"{name}.slope",
-            unit="an iteration",
-            value=float(curve.trend.slope),
-            low=float(curve.trend.low),
-            high=float(curve.trend.high),
-        )
     if subject.forecasts is not None:
         for horizon in subject.forecasts.horizons:
             yield from _of_horizon(horizon, partial(row, horizon=horizon.horizon))

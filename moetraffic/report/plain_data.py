@@ -104,17 +104,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
         found["noise_floor"] = mean_of_known(curve.floor.mean)
         found["noise_floor_std"] = mean_of_known(curve.floor.std)
         found["z_score"] = mean_of_known(curve.floor.z_score(curve.values))
-    found["trend"] = {
-        "slope_per_iteration": float(curve.trend.slope),
-        "slope_low": float(curve.trend.low),
-        "slope_high": float(curve.trend.high),
-        "kendall_tau": float(curve.trend.tau),
-        "mann_kendall_p": float(curve.trend.p),
-    }
-    found["transient_ended"] = bool(curve.transient.ended)  # by the MSER rule
-    found["transient_end_index"] = int(curve.transient.step)
-    found["values"] = curve.values.tolist()
-    return found
+    return found | {"values": curve.values.tolist()}
 
 
 FRAMES = (".csv", ".parquet", ".xlsx")

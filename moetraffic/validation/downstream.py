@@ -213,7 +213,7 @@ def _retention(load: Float64) -> float:
         return float("nan")
     hot, known = max(1, load.shape[2] // 4), np.ones(len(load), bool)
     kept = [
-        retention(hot_members(load[:, layer], hot), known, np.array([LAG]))[0][0]
+        retention(hot_members(load[:, layer], hot), known, np.array([LAG]))[0]
         for layer in range(load.shape[1])
     ]
     return float(np.mean(kept))

@@ -89,7 +89,7 @@ class Occupation(Strict):
 
 
 class Analysis(Strict):
-    schema_version: Literal[2]
+    schema_version: Literal[3]
     file: str
     summary: list[Line]
     claims: list[Claim]

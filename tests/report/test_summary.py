@@ -21,7 +21,6 @@ RHYTHM = Rhythm(
     gap_ns=NAN,
     gap_cv=NAN,
     period_ns=NAN,
-    fundamental_share=NAN,
     peak_to_mean=NAN,
     jitter=NAN,
     bin_ns=1e5,

@@ -22,16 +22,10 @@ from moetraffic.errors import AnalysisError
 from .decay import Decay, decay
 from .drift import distance_floor, step_change_floor
 from .level_claims import decided
-from .trends import Transient, Trend, initial_transient, stage_means, trend
+from .transient import Transient, initial_transient
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-
-SIGNIFICANT = 0.01
-"""Significance level of trends."""
-
-SPARSE = 0.5
-"""Maximum ratio of matrix evenness to load evenness of a sparse matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +43,11 @@ class Trajectory:
     wander: float  # mean distance over mean floor, stable part; 1: no drift
     transient: Transient  # of the distance
     settled_at: int  # first step of the stable part, of the claims; -1: none
-    stable_trend: Trend  # of the distance in the stable part, a step number
     decay: Decay  # of the shares, times in step numbers
     changed_at: Int64  # [K], numbers of the steps at the level changes
     evenness: (
-        Float64  # [T], Jain's index without counting noise: 1 even, 1/C one has all
+        Float64  # [T], Jain's index without sampling noise: 1 even, 1/C one has all
     )
-    evenness_trend: Trend
-    evenness_decay: Decay  # of the evenness, times in step numbers
-    evenness_stages: Float64  # [3], mean of the early, middle and late third
     claims: tuple[Claim, ...]  # about the shares, from claims.level_claims
     converged: bool | None  # of the claims; None: not enough data
     why: str  # reason in words
@@ -72,9 +62,6 @@ class Convergence:
     cells: Trajectory
     hot_experts: HotSet
     hot_cells: HotSet
-    load_alone: bool  # whether loads have converged, while the matrix moves
-    loads_even_out: bool  # whether the evenness rises in a change that is claimed
-    matrix_stays_sparse: bool  # evenness of the matrix below half that of the loads
 
 
 def convergence_of(
@@ -125,8 +112,8 @@ def convergence_of(
     >>> fading = np.exp(-np.arange(120) / 15)[:, None] * [0.4, 0, 0, -0.2] + 0.5
     >>> loads = rng.poisson(1000 * fading)
     >>> found = convergence_of(loads, loads)
-    >>> found.load.converged, found.load_alone, found.loads_even_out
-    (True, False, True)
+    >>> found.load.converged, found.cells.converged
+    (True, True)
     """
     x, y = np.asarray(loads, np.float64), np.asarray(cells, np.float64)
     when = np.arange(len(x)) if at is None else np.asarray(at)
@@ -148,26 +135,12 @@ def convergence_of(
         hot_set(v, k=max(1, v.shape[1] // 8), experts_per_token=k, seed=seed)
         for v in (x, y)
     )
-    # evenness rises by its trend, or by its exponential approach to a limit, where the
-    # shares have changed in one direction
-    steady, approach = load.evenness_trend, load.evenness_decay
-    rises = steady.p < SIGNIFICANT and steady.tau > 0
-    approaches = approach.p < SIGNIFICANT and bool(approach.end > approach.start)
-    moved = _stated(load, "trend") or _stated(load, "level change")
-    moved = moved or (load.converged is True and load.settled_at > int(when[0]))
     return Convergence(
         at=when.astype(np.int64),
         load=load,
         cells=cell,
         hot_experts=hot_loads,
         hot_cells=hot_cells,
-        load_alone=load.converged is True
-        and cell.converged is False
-        and _stated(cell, "moves"),
-        loads_even_out=bool(rises or approaches) and moved,
-        matrix_stays_sparse=bool(
-            cell.evenness_stages[2] < SPARSE * load.evenness_stages[2]
-        ),
     )
 
 
@@ -203,8 +176,7 @@ def _trajectory(
     change = np.full(len(x), np.nan)
     change[1:] = total_variation(shares[1:], shares[:-1])
     change_floor = step_change_floor(shares * copies[:, None], experts_per_token=k)
-    # Step 2: claims about the shares, and the trend of the distance.
-    late = trend(distance[begin:], at=when[begin:])
+    # Step 2: claims about the shares.
     found, claims = decided(x, tokens=copies / k, k=k, at=when, about=about, seed=seed)
     claim = claim_of(claims, "converged")
     assert claim is not None
@@ -212,8 +184,7 @@ def _trajectory(
     rows = np.flatnonzero(np.isfinite(distance))
     changes = () if found is None else found.changes
     changed = np.array([when[rows[change.index]] for change in changes], np.int64)
-    # Step 3: evenness, corrected for sampling noise.
-    evenness = _evenness(shares, copies, k)
+    # Step 3: the distances that sampling noise alone causes.
     floor = distance_floor(copies, end, experts_per_token=k)
     floor = floor * np.sqrt(1 + 1 / max(held, 1))
     both = np.isfinite(change) & np.isfinite(change_floor)
@@ -227,23 +198,13 @@ def _trajectory(
         wander=_over(np.nansum(distance[begin:]), np.nansum(floor[begin:])),
         transient=transient,
         settled_at=int(claim.figure) if claim.stated else -1,
-        stable_trend=late,
         decay=decay(shares, at=when),
         changed_at=changed,
-        evenness=evenness,
-        evenness_trend=trend(evenness, at=when),
-        evenness_decay=decay(evenness, at=when),
-        evenness_stages=stage_means(evenness),
+        evenness=_evenness(shares, copies, k),
         claims=claims,
         converged=claim.stated if enough else None,
         why=claim.statement or claim.sentence,
     )
-
-
-def _stated(of: Trajectory, name: str) -> bool:
-    """Return whether a claim about a trajectory is stated."""
-    claim = claim_of(of.claims, name)
-    return claim is not None and claim.stated
 
 
 def _over(part: float, whole: float) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from .trends import numbered
+from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
 
@@ -89,7 +89,7 @@ def decay(series: npt.ArrayLike, *, at: npt.ArrayLike | None = None) -> Decay:
     >>> round(found.half_life, 1), round(float(found.end), 2)
     (10.0, 3.0)
     """
-    x, position = numbered(series, at)
+    x, position = _numbered(series, at)
     outer = x.shape[1:]
     flat = x.reshape(len(x), int(np.prod(outer)))
     known = np.isfinite(flat).all(axis=1)
@@ -160,6 +160,21 @@ def decay(series: npt.ArrayLike, *, at: npt.ArrayLike | None = None) -> Decay:
         explained=explained,
         p=p,
     )
+
+
+def _numbered(
+    series: npt.ArrayLike, at: npt.ArrayLike | None
+) -> tuple[Float64, Float64]:
+    """Return a series ``[T, ...]`` and its step numbers ``[T]``, validated."""
+    x = np.asarray(series, dtype=np.float64)
+    steps = np.arange(len(x)) if at is None else np.asarray(at)
+    if steps.shape != x.shape[:1] or (np.diff(steps) <= 0).any():
+        raise AnalysisError(
+            f"each step has a number, and they increase, but a series of shape "
+            f"{x.shape} came with numbers of shape {steps.shape}: sort the steps and "
+            "give one number each"
+        )
+    return x, steps.astype(np.float64)
 
 
 def _basis(t: Float64, taus: Float64) -> Float64:

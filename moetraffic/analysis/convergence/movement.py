@@ -26,7 +26,7 @@ from moetraffic.analysis.rhythm.spectral_lines import (
 
 from .level_changes import LevelChange, level_changes
 from .motion import Motion, motion
-from .trends import initial_transient
+from .transient import initial_transient
 
 Float64 = npt.NDArray[np.float64]
 

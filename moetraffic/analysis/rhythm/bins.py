@@ -1,4 +1,4 @@
-"""Time bins: on-off and rate series of events.
+"""Time bins: on-off series of events, and the time and amount before given times.
 
 Events are given as in :mod:`moetraffic.analysis.times.intervals`.
 """
@@ -59,48 +59,6 @@ def on_off_series(
         return np.zeros(0)
     share: Float64 = np.diff(time_on_until(edges, start, end, origin=origin)) / bin_ns
     return np.clip(share, 0.0, 1.0)
-
-
-def rate_series(
-    start: npt.ArrayLike,
-    end: npt.ArrayLike,
-    size: npt.ArrayLike,
-    *,
-    bin_ns: float,
-    span: Span | None = None,
-) -> Float64:
-    """Compute the mean rate in each time bin, with each event at constant rate.
-
-    Parameters
-    ----------
-    start, end
-        ``[n]`` integers, ns.  An event of no length counts as one of 1 ns.
-    size
-        ``[n]`` bytes, or any other amount.
-    bin_ns, span
-        As in :func:`on_off_series`.
-
-    Returns
-    -------
-    float64 array ``[T]``
-        Amount a second: bytes/s for bytes.
-
-    Raises
-    ------
-    AnalysisError
-        If the bin is not longer than zero, or sizes and events differ in number.
-
-    Examples
-    --------
-    >>> rate_series([0, 2], [4, 4], [8, 2], bin_ns=2, span=(0, 4)).tolist()
-    [2000000000.0, 3000000000.0]
-    """
-    edges, origin = _edges(start, end, bin_ns, span)
-    passed = amount_until(edges, start, end, size, origin=origin)
-    if len(edges) < 2:
-        return np.zeros(0)
-    series: Float64 = np.diff(passed) / bin_ns * 1e9
-    return np.maximum(series, 0.0)
 
 
 def time_on_until(

@@ -38,7 +38,6 @@ class Cycles:
     length_ns: Float64 = field(
         default_factory=_none
     )  # [n] of each cycle of usual length, in time order
-    on: Float64 = field(default_factory=_none)  # [n] duty cycle
     likeness: float = _NAN  # correlation of a cycle's shape with the next one's
     bursts: int = 0  # the most common number of bursts
     regular: float = _NAN  # share of the cycles with that number
@@ -105,7 +104,6 @@ def cycles(
         np.arange(PARTS + 1) / PARTS
     )
     shape = np.diff(time_on_until(parts, first, last, origin=origin), axis=1)
-    on = shape.sum(axis=1)
     shape = shape / lengths[:, None] * PARTS
     follows = usual[:-1] & usual[1:]
     # Which bursts begin in which cycle, and how many are the rule.
@@ -118,7 +116,6 @@ def cycles(
     at = first[upto[alike][:, None] + np.arange(rule)] - borders[alike][:, None]
     return Cycles(
         length_ns=lengths[usual],
-        on=on[usual] / lengths[usual],
         likeness=_correlation(shape[:-1][follows], shape[1:][follows]),
         bursts=rule,
         regular=len(alike) / int(usual.sum()),

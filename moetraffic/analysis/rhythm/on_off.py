@@ -25,12 +25,12 @@ from moetraffic.analysis.times.intervals import (
     observed_span,
 )
 
-from .bins import amount_until, on_off_series, rate_series, time_on_until
+from .bins import amount_until, on_off_series, time_on_until
 from .burst_claims import claim_of_bursts, claim_of_steps, repetition, shares_on
 from .cycles import cycles as cut_to_cycles
 from .dispersion import WINDOWS, dispersion
 from .hurst import hurst_exponent
-from .periodicity import autocorrelation, harmonic_shares, spectral_share
+from .periodicity import autocorrelation
 from .stationarity import Stationarity, stationarity
 from .step_time import StepTime, extent, step_spans, step_time
 
@@ -39,10 +39,8 @@ Int64 = npt.NDArray[np.int64]
 
 MOST_BINS = 1 << 20
 
-CYCLES = 8
-"""Number of cycles in a window of the power spectra."""
-
 _NAN = float("nan")
+UNKNOWN = (_NAN,) * len(WINDOWS)
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -119,13 +117,11 @@ class Rhythm:
     gap_ns: float  # mean length of a gap
     gap_cv: float
     period_ns: float  # of the claim "periodic"; NaN where it is not stated
-    fundamental_share: float  # of AC power, at 1/pace, in windows of some cycles
     peak_to_mean: float  # of the on-off series in bins
     jitter: float  # standard deviation over mean of all step or cycle times
     bin_ns: float  # width of the bins that the peak was taken from
     burst_lengths: Durations | None = None  # quantiles and histogram
     gap_lengths: Durations | None = None
-    harmonics: tuple[float, ...] = ()  # shares of AC power at n / pace, n = 1, 2 ...
     acf: float = _NAN  # autocorrelation of the on-off series as it is, at the pace
     cycle_ns: float = _NAN  # mean length of a cycle, by marks or by bursts
     cycles: int = 0  # of usual length; others are left out of all but the jitter
@@ -135,34 +131,12 @@ class Rhythm:
     position: tuple[float, ...] = ()  # mean start of each of these, shares of a cycle
     position_jitter: tuple[float, ...] = ()  # standard deviation, likewise
     length_stationarity: Stationarity | None = None  # of the cycles' lengths
-    on_stationarity: Stationarity | None = None  # of the share of each cycle that is on
     observed_ns: float = _NAN  # time that all of this was seen in
-    weighted: Weighted | None = None  # the same by bytes, where sizes are known
     step_time: StepTime | None = None  # of all steps, or of the cycles of a period
-    dispersion: tuple[float, ...] = (_NAN,) * len(
-        WINDOWS
-    )  # of counts of bursts, in dispersion.WINDOWS
+    dispersion: tuple[float, ...] = UNKNOWN  # of bursts, in dispersion.WINDOWS
+    byte_dispersion: tuple[float, ...] = UNKNOWN  # of bytes, over a burst's mean bytes
     hurst: float = _NAN  # Hurst exponent of the share of time that is on
     claims: tuple[Claim, ...] = ()  # "periodic"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Weighted:
-    """On-off statistics weighted by bytes."""
-
-    amount: float  # bytes of all events
-    mean_s: float  # bytes a second, over all of the time observed
-    on_mean_s: float  # bytes a second, while on
-    peak_to_mean: float  # of the rate in bins
-    acf: float  # autocorrelation of the rate at the pace
-    fundamental_share: float  # of the rate's AC power, in windows of some cycles
-    burst_cv: float  # of the bytes of a burst: standard deviation over mean
-    dispersion: tuple[float, ...] = (_NAN,) * len(
-        WINDOWS
-    )  # of bytes, over the mean bytes of a burst
-
-
-HARMONICS = 5
 
 
 def rhythm(
@@ -183,7 +157,7 @@ def rhythm(
     start, end
         ``[n]`` integers, ns, in any order, overlapping or not.
     size
-        ``[n]`` bytes of the events; None: nothing is told by bytes.
+        ``[n]`` bytes of the events; None: unknown.
     span
         (from, to) in ns; None: see :func:`observed_span`.
     observed
@@ -212,8 +186,8 @@ def rhythm(
     >>> import numpy as np
     >>> start = np.arange(40) * 1000
     >>> found = rhythm(start, start + 250)
-    >>> found.duty, found.period_ns, round(found.fundamental_share, 6), found.jitter
-    (0.25, 1000.0, 0.54038, 0.0)
+    >>> found.duty, found.period_ns, found.jitter
+    (0.25, 1000.0, 0.0)
     >>> found.cycles, found.burst_lengths.number
     (39, 40)
     """
@@ -255,22 +229,17 @@ def rhythm(
     cut = cut_to_cycles(first, last, period_ns=period_ns, marks=marks)
     cycle_ns = float(cut.length_ns.mean()) if cut.length_ns.size else _NAN
     pace_ns = cycle_ns if math.isnan(period_ns) else period_ns
-    shares = _harmonics(first, last, pace_ns, parts)
     burst_ns, burst_cv = mean_and_cv(bursts)
     gap_ns, gap_cv = mean_and_cv(gaps)
     seen_ns = float((parts[1] - parts[0]).sum()) if reach else _NAN
-    weighted = None
-    if size is not None:
-        weighted = _weighted(
-            (start, end, size),
-            (first, last),
-            reach,
-            hidden,
-            width,
-            pace_ns / width,
-            step_ns,
-            parts,
+    of_bytes = UNKNOWN
+    if size is not None and len(first):
+        origin = int(first[0])
+        before, after = (
+            amount_until(at - origin, start, end, size, origin=origin)
+            for at in (first, last)
         )
+        of_bytes = dispersion(first, after - before, step_ns=step_ns, parts=parts)
     return Rhythm(
         duty=_on_within(first, last, parts) / seen_ns if seen_ns > 0 else _NAN,
         bursts=len(bursts),
@@ -279,13 +248,11 @@ def rhythm(
         gap_ns=gap_ns,
         gap_cv=gap_cv,
         period_ns=period_ns,
-        fundamental_share=shares[0],
         peak_to_mean=_peak_to_mean(series[~hidden]),
         jitter=cycle_times.cv,
         bin_ns=width,
         burst_lengths=durations(bursts),
         gap_lengths=durations(gaps),
-        harmonics=shares,
         acf=_acf_at(series, pace_ns / width),
         cycle_ns=cycle_ns,
         cycles=len(cut.length_ns),
@@ -295,11 +262,10 @@ def rhythm(
         position=tuple(cut.position.tolist()),
         position_jitter=tuple(cut.position_jitter.tolist()),
         length_stationarity=stationarity(cut.length_ns),
-        on_stationarity=stationarity(cut.on),
         observed_ns=seen_ns,
-        weighted=weighted,
         step_time=cycle_times if cycle_times.steps else None,
         dispersion=dispersion(first, step_ns=step_ns, parts=parts),
+        byte_dispersion=of_bytes,
         hurst=hurst_exponent(on_by_step),
         claims=(claim,),
     )
@@ -327,31 +293,6 @@ def _on_within(first: Int64, last: Int64, parts: tuple[Int64, Int64]) -> float:
     return float((on[1] - on[0]).sum())
 
 
-def _harmonics(
-    first: Int64,
-    last: Int64,
-    period_ns: float,
-    parts: tuple[Int64, Int64],
-) -> tuple[float, ...]:
-    """Compute the AC power shares at the harmonics, averaged over observed parts."""
-    told, weight = [], []
-    for span in zip(parts[0].tolist(), parts[1].tolist(), strict=True):
-        shares = harmonic_shares(
-            first,
-            last,
-            period_ns=period_ns,
-            harmonics=HARMONICS,
-            cycles=CYCLES,
-            span=span,
-        )
-        if np.isfinite(shares).all():
-            told.append(shares)
-            weight.append(span[1] - span[0])
-    if not told:
-        return (_NAN,) * HARMONICS
-    return tuple(np.average(told, axis=0, weights=weight).tolist())
-
-
 def _peak_to_mean(series: Float64) -> float:
     """Compute the largest value over the mean; NaN where nothing is ever on."""
     return float(series.max() / series.mean()) if series.any() else _NAN
@@ -365,45 +306,3 @@ def _acf_at(series: Float64, lag: float) -> float:
     pair = autocorrelation(series, below + 1)[below:]
     aside = lag - below
     return float(pair[0] if not aside else pair[0] + aside * (pair[1] - pair[0]))
-
-
-def _weighted(
-    events: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
-    bursts: tuple[Int64, Int64],
-    reach: Span | None,
-    hidden: npt.NDArray[np.bool_],
-    width: float,
-    length: float,
-    step_ns: float,
-    parts: tuple[Int64, Int64],
-) -> Weighted:
-    """Compute byte-weighted on-off statistics; ``length`` is the period in bins."""
-    rate = rate_series(*events, bin_ns=width, span=reach)
-    rate[hidden] = np.nan
-    on = on_off_series(*bursts, bin_ns=width, span=reach)[~hidden].sum()
-    known = rate[~hidden]
-    origin = int(bursts[0][0]) if len(bursts[0]) else 0
-    until = [amount_until(b - origin, *events, origin=origin) for b in bursts]
-    carried = until[1] - until[0]
-    amount = float(np.asarray(events[2], np.float64).sum())
-    # over windows of some cycles, as the intervals' share
-    share = _NAN
-    step = round(length * CYCLES) if length == length else 0
-    if step >= 2 and len(rate) >= step:
-        windows = rate[: len(rate) // step * step].reshape(-1, step).T
-        windows = windows[:, np.isfinite(windows).all(axis=0)]
-        power = windows.var(axis=0)
-        shares = np.atleast_1d(spectral_share(windows, period=length))
-        fits = np.isfinite(shares) & (power > 0)
-        if fits.any():
-            share = float(np.average(shares[fits], weights=power[fits]))
-    return Weighted(
-        amount=amount,
-        mean_s=float(known.mean()) if known.size else _NAN,
-        on_mean_s=float(known.sum() / on) if on > 0 else _NAN,
-        peak_to_mean=_peak_to_mean(known),
-        acf=_acf_at(rate, length),
-        fundamental_share=share,
-        burst_cv=mean_and_cv(carried)[1],
-        dispersion=dispersion(bursts[0], carried, step_ns=step_ns, parts=parts),
-    )

@@ -1,15 +1,10 @@
-"""Periodicity: autocorrelation of series, and power at the harmonics of a period.
-
-Series have the time as their first axis, ``[T, ...]``; bursts are given by their events
-as in :mod:`moetraffic.analysis.times.intervals`.
-"""
+"""Autocorrelation of series ``[T, ...]``, time first, and the vertex of a peak."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.times.intervals import Span, merge_intervals, observed_span
 from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
@@ -94,118 +89,3 @@ def vertex(values: Float64, at: int) -> tuple[float, float]:
         return float(at), here
     aside = min(0.5, max(-0.5, 0.5 * (before - after) / bend))
     return at + aside, here - 0.25 * (before - after) * aside
-
-
-def spectral_share(series: npt.ArrayLike, *, period: float) -> Float64:
-    """Compute the share of a series' AC power at its fundamental, ``1/period``.
-
-    Taken over the largest whole number of periods from the start.  A sine has 1, a
-    square wave .810569 (duty .5, in the limit of fine bins), noise nearly 0.
-
-    Parameters
-    ----------
-    series
-        ``[T, ...]``, time first.
-    period
-        In steps, above 2.
-
-    Returns
-    -------
-    float64 array ``[...]``
-        Between 0 and 1; NaN where no period fits or the series does not vary.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> wave = np.sin(2 * np.pi * np.arange(60) / 20)
-    >>> round(float(spectral_share(wave, period=20)), 6)
-    1.0
-    """
-    x = np.asarray(series, dtype=np.float64)
-    steps = round(int(len(x) / period + 1e-9) * period) if period > 2 else 0
-    x = x[:steps]
-    result: Float64 = np.full(x.shape[1:], np.nan)
-    if steps:
-        x = x - x.mean(axis=0)
-        turn = np.exp(-2j * np.pi * np.arange(steps) / period)
-        at_fundamental = 2 * np.abs(np.tensordot(turn, x, axes=1) / steps) ** 2
-        power = (x**2).mean(axis=0)
-        np.divide(at_fundamental, power, out=result, where=power > 0)
-    return np.minimum(result, 1.0)[()]
-
-
-def harmonic_shares(
-    start: npt.ArrayLike,
-    end: npt.ArrayLike,
-    *,
-    period_ns: float,
-    harmonics: int = 5,
-    cycles: int | None = None,
-    span: Span | None = None,
-) -> Float64:
-    r"""Compute the AC power shares of an on-off signal at harmonics ``n / period``.
-
-    With duty d the AC power is :math:`d(1-d)`, and the Fourier coefficient is a sum
-    over the ends of the bursts, without any binning.  A square wave has
-    :math:`2 \sin^2(\pi n d) / (\pi^2 n^2 d (1-d))` at its n-th harmonic.
-
-    Parameters
-    ----------
-    start, end
-        ``[n]`` integers, ns.
-    period_ns
-        Period, ns.
-    harmonics
-        How many, 1 or more; the first is the fundamental.
-    cycles
-        Periods, 1 or more, over which the wave has to keep its phase: the power is the
-        mean over windows of so many.  None: one window, in which a slow drift, or an
-        error of the period, loses power.  Few cycles let more noise in.
-    span
-        (from, to) in ns; None: see :func:`observed_span`.  It is cut to the largest
-        whole number of windows.
-
-    Returns
-    -------
-    float64 array ``[harmonics]``
-        Between 0 and 1, together at most 1 where one window is taken; NaN where no
-        window fits, or the signal is always on or off.
-
-    Examples
-    --------
-    >>> shares = harmonic_shares([0, 10, 20], [5, 15, 25], period_ns=10, harmonics=3)
-    >>> shares.round(6).tolist()
-    [0.810569, 0.0, 0.090063]
-    """
-    nothing: Float64 = np.full(harmonics, np.nan)
-    reach = span or observed_span(start, end)
-    if reach is None or not period_ns > 0:
-        return nothing
-    fitting = int((reach[1] - reach[0]) / period_ns + 1e-9)
-    window = max(fitting, 1) if cycles is None else cycles
-    number = fitting // window
-    if number < 1:
-        return nothing
-    # Step 1: the bursts inside, on a clock that starts with the span.
-    length = number * window * period_ns
-    first, last = merge_intervals(start, end)
-    begin = np.clip((first - reach[0]).astype(np.float64), 0, length)
-    finish = np.clip((last - reach[0]).astype(np.float64), 0, length)
-    duty = float((finish - begin).sum()) / length
-    if not 0 < duty < 1:
-        return nothing
-    border = np.arange(number + 1) * (window * period_ns)
-    burst = np.searchsorted(begin, border)  # bursts begun before the border
-    cut = np.maximum(finish[burst - 1] - border, 0) * (burst > 0)
-    shares = []
-    for n in range(1, harmonics + 1):
-        # Step 2: the Fourier integral up to each border, whole bursts and the cut one.
-        turn = -2j * np.pi * n / period_ns
-        begun, ended = np.exp(turn * begin) / turn, np.exp(turn * finish) / turn
-        passed = np.concatenate(([0], np.cumsum(ended - begun)))
-        beyond = np.exp(turn * (border + cut)) - np.exp(turn * border)
-        upto = passed[burst] - beyond / turn
-        # Step 3: the power, in both of its spectral lines.
-        power = 2 * float((np.abs(np.diff(upto) / (window * period_ns)) ** 2).mean())
-        shares.append(min(1.0, power / (duty * (1 - duty))))
-    return np.array(shares)

@@ -2,7 +2,7 @@ r"""Stationarity: KPSS test, and comparison of the means of two halves.
 
 KPSS (D. Kwiatkowski, P. C. B. Phillips, P. Schmidt, Y. Shin, "Testing the null
 hypothesis of stationarity against the alternative of a unit root", Journal of
-Econometrics 54, 1992): with residuals e from the level (or a line), their partial sums
+Econometrics 54, 1992): with residuals e from the level, their partial sums
 S and the long-run variance s^2 (Bartlett weights, l lags),
 
 .. math:: \eta = T^{-2} \sum_t S_t^2 / s^2(l)
@@ -25,11 +25,8 @@ from moetraffic.errors import AnalysisError
 
 Float64 = npt.NDArray[np.float64]
 
-REGRESSIONS = {
-    "level": (0.347, 0.463, 0.574, 0.739),
-    "trend": (0.119, 0.146, 0.176, 0.216),
-}
-"""Null hypotheses, with critical values at 10, 5, 2.5 and 1% (table 1)."""
+CRITICAL = (0.347, 0.463, 0.574, 0.739)
+"""Critical values at 10, 5, 2.5 and 1% (table 1, around a level)."""
 
 FEWEST = 16
 """Minimum number of steps for a test."""
@@ -49,15 +46,13 @@ class Stationarity:
     change_p: float  # probability of such a difference without a change, two-sided
 
 
-def stationarity(series: npt.ArrayLike, *, around: str = "level") -> Stationarity:
+def stationarity(series: npt.ArrayLike) -> Stationarity:
     """Test a series for stationarity by KPSS and by comparison of its halves.
 
     Parameters
     ----------
     series
         ``[T]``; what is NaN is left out.
-    around
-        "level", or "trend": around a line.  The halves are compared as they are.
 
     Returns
     -------
@@ -68,14 +63,13 @@ def stationarity(series: npt.ArrayLike, *, around: str = "level") -> Stationarit
     Raises
     ------
     AnalysisError
-        If the series is none, or ``around`` is another word.
+        If the array is no series.
     """
     x = np.asarray(series, np.float64)
-    if x.ndim != 1 or around not in REGRESSIONS:
+    if x.ndim != 1:
         raise AnalysisError(
-            f"stationarity is tested of one series [T], around one of "
-            f"{', '.join(REGRESSIONS)}, but the shape is {x.shape} and around is "
-            f"{around!r}: give one series"
+            f"stationarity is tested of one series [T], but the shape is {x.shape}: "
+            "give one series"
         )
     x = x[np.isfinite(x)]
     steps = len(x)
@@ -92,13 +86,13 @@ def stationarity(series: npt.ArrayLike, *, around: str = "level") -> Stationarit
         return Stationarity(
             steps=steps, kpss=0.0, p=0.1, lags=0, change=change, change_p=1.0
         )
-    statistic, p, lags = _kpss(x, around)
+    statistic, p, lags = _kpss(x)
     within = np.concatenate((first - before, second - after))
     spread = 0.0
     if within.any():
         # the statistic is the partial sums' mean square over the long-run variance
         sums = float((np.cumsum(within) ** 2).sum()) / len(within) ** 2
-        spread = sums / _kpss(within, "level")[0]
+        spread = sums / _kpss(within)[0]
     apart = abs(after - before)
     z = apart / (2 * spread / half) ** 0.5 if spread > 0 else np.inf if apart else 0.0
     return Stationarity(
@@ -142,16 +136,13 @@ def kpss_statistic(deviations: Float64, lags: int) -> Float64:
     return found
 
 
-def _kpss(series: Float64, around: str) -> tuple[float, float, int]:
+def _kpss(series: Float64) -> tuple[float, float, int]:
     """Compute the KPSS statistic, p-value, and lags chosen after Hobijn et al.
 
     As ``statsmodels.tsa.stattools.kpss``, whose import takes longer than an analysis.
     """
     steps = len(series)
-    time = np.arange(steps) - (steps - 1) / 2
     e = series - series.mean()
-    if around == "trend":
-        e = e - time * float(time @ e) / float(time @ time)
 
     def covariance(lag: int) -> float:
         return float(e[lag:] @ e[: steps - lag]) / steps
@@ -164,5 +155,5 @@ def _kpss(series: Float64, around: str) -> tuple[float, float, int]:
     lags = min(lags, steps - 1)
     # Step 2: the partial sums over the long-run variance.
     statistic = float(kpss_statistic(e, lags))
-    p = np.interp(statistic, REGRESSIONS[around], (0.1, 0.05, 0.025, 0.01))
+    p = np.interp(statistic, CRITICAL, (0.1, 0.05, 0.025, 0.01))
     return statistic, float(p), lags

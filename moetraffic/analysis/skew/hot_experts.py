@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from moetraffic.analysis.claim import LEVEL
 from moetraffic.errors import AnalysisError
@@ -24,7 +23,10 @@ Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 LONGEST_LAG = 256
-"""Default largest lag of the curves."""
+"""Largest lag of the overlap."""
+
+DRAWS = 64
+"""Simulated hot sets of a constant router, of which all pairs are compared."""
 
 _CHUNK = 4_000_000
 
@@ -38,18 +40,11 @@ class HotSet:
     steps: int  # number of steps with a hot set
     lags: Int64  # [L], steps from 1 on
     overlap: Float64  # [L], mean share of the set retained
-    jaccard: Float64  # [L], mean of intersection over union
     random_overlap: float  # of two sets drawn at random: K/C
-    random_jaccard: float
     counting_overlap: float  # expected from sampling noise for a constant router
-    counting_jaccard: float
     churn: float  # share of the set that is new a step later
     half_life: float  # lag of half the lag-1 excess over random; NaN: not reached, or
     # the overlap at lag 1 is no larger than of shuffled steps
-    occupancy: Float64  # [C], share of the steps in which each is hot
-    stays: Int64  # lengths in steps of all stays that begin and end within the run
-    mean_stay: float  # steps; of whole stays, too short where many are cut off
-    cut_off: int  # stays that began before the run or outlast it
 
 
 def hot_set(
@@ -57,8 +52,6 @@ def hot_set(
     *,
     k: int,
     experts_per_token: int = 1,
-    max_lag: int | None = None,
-    draws: int = 64,
     seed: int = 0,
 ) -> HotSet:
     """Compute the persistence of the hot set over steps.
@@ -70,15 +63,14 @@ def hot_set(
     k
         K, how many are hot.
     experts_per_token
-        Distinct experts of a token, for the noise of counting.
-    max_lag
-        Largest lag; None: a half of the steps, at most :data:`LONGEST_LAG`.
-    draws, seed
-        Of the simulation of counting noise.
+        Distinct experts of a token, for the sampling noise.
+    seed
+        Of the simulation of sampling noise.
 
     Returns
     -------
     HotSet
+        At lags up to a half of the steps, at most :data:`LONGEST_LAG`.
 
     Raises
     ------
@@ -105,34 +97,21 @@ def hot_set(
     steps, cells = x.shape
     known: Bool = np.asarray(np.isfinite(x).all(axis=1) & (x > 0).any(axis=1))
     members = hot_members(x, k) & known[:, None]
-    reach = min(steps // 2, LONGEST_LAG) if max_lag is None else max_lag
-    lags = np.arange(1, max(min(reach, steps - 1), 0) + 1)
-    overlap, jaccard = retention(members, known, lags)
-    shared = np.arange(max(0, 2 * k - cells), k + 1)
-    chance = scipy.stats.hypergeom.pmf(shared, cells, k, k)
+    lags = np.arange(1, min(steps // 2, LONGEST_LAG) + 1)
+    overlap = retention(members, known, lags)
     random = k / cells
-    counted = _counting_overlap(x, k, experts_per_token, draws, seed)
-    stays, cut_off = _stays(members, known)
-    number = int(known.sum())
     return HotSet(
         k=k,
         of=cells,
-        steps=number,
+        steps=int(known.sum()),
         lags=lags,
         overlap=overlap,
-        jaccard=jaccard,
         random_overlap=random,
-        random_jaccard=float((chance * shared / (2 * k - shared)).sum()),
-        counting_overlap=counted[0],
-        counting_jaccard=counted[1],
+        counting_overlap=_counting_overlap(x, k, experts_per_token, seed),
         churn=1 - float(overlap[0]) if len(overlap) else float("nan"),
         half_life=_half_life(lags, overlap, random)
         if _lasting(members[known], seed)
         else float("nan"),
-        occupancy=members[known].mean(axis=0) if number else np.full(cells, np.nan),
-        stays=stays,
-        mean_stay=float(stays.mean()) if stays.size else float("nan"),
-        cut_off=cut_off,
     )
 
 
@@ -144,8 +123,8 @@ def hot_members(x: Float64 | Int64, k: int) -> Bool:
     return members
 
 
-def retention(members: Bool, known: Bool, lags: Int64) -> tuple[Float64, Float64]:
-    """Compute mean overlap and Jaccard index of hot sets a lag apart, ``[L]`` each.
+def retention(members: Bool, known: Bool, lags: Int64) -> Float64:
+    """Compute the mean overlap of hot sets a lag apart, as shares of the set, ``[L]``.
 
     Parameters
     ----------
@@ -157,19 +136,19 @@ def retention(members: Bool, known: Bool, lags: Int64) -> tuple[Float64, Float64
         ``[L]`` steps, from 1 on.
     """
     k = members[known].sum() / max(1, known.sum())
-    found: Float64 = np.full((2, len(lags)), np.nan)
+    found: Float64 = np.full(len(lags), np.nan)
     for place, lag in enumerate(lags.tolist()):
         both = known[lag:] & known[:-lag]
         if both.any():
             shared = (members[lag:] & members[:-lag]).sum(axis=1)[both]
-            found[:, place] = shared.mean() / k, (shared / (2 * k - shared)).mean()
-    return found[0], found[1]
+            found[place] = shared.mean() / k
+    return found
 
 
 def _counting_overlap(
-    copies: Float64, k: int, experts_per_token: int, draws: int, seed: int
-) -> tuple[float, float]:
-    """Simulate the hot-set overlap and Jaccard index of a constant router.
+    copies: Float64, k: int, experts_per_token: int, seed: int
+) -> float:
+    """Simulate the hot-set overlap of a constant router.
 
     The router is held at the mean shares of the run.  Each column's copies are drawn as
     Binomial(N, p), N the mean number of tokens of a step and p the mean probability
@@ -178,30 +157,18 @@ def _counting_overlap(
     """
     total = copies.sum(axis=1)
     usable = np.isfinite(total) & (total > 0)
-    if not usable.any() or draws < 2:
-        return float("nan"), float("nan")
+    if not usable.any():
+        return float("nan")
     mean = np.maximum(copies.mean(axis=0, where=usable[:, None]), 0.0)
     tokens = max(round(float(mean.sum()) / experts_per_token), 1)
     rng = np.random.default_rng(seed)
-    rows = max(2, min(draws, _CHUNK // copies.shape[1]))
+    rows = max(2, min(DRAWS, _CHUNK // copies.shape[1]))
     drawn = rng.binomial(
         tokens, np.minimum(mean / tokens, 1.0), (rows, copies.shape[1])
     )
     members = hot_members(drawn, k).astype(np.float32)
     shared = np.rint(members @ members.T)[np.triu_indices(rows, 1)].astype(np.float64)
-    return float(shared.mean()) / k, float((shared / (2 * k - shared)).mean())
-
-
-def _stays(members: Bool, known: Bool) -> tuple[Int64, int]:
-    """Compute the lengths of complete stays in the hot set and the number cut off.
-
-    A step without a hot set cuts off the stays before and after it.
-    """
-    change = np.diff(members.T.astype(np.int8), axis=1, prepend=0, append=0)
-    begin, end = np.nonzero(change == 1)[1], np.nonzero(change == -1)[1]
-    padded = np.concatenate(([False], known, [False]))  # step t at t + 1
-    complete = padded[begin] & padded[end + 1]
-    return (end - begin)[complete].astype(np.int64), int((~complete).sum())
+    return float(shared.mean()) / k
 
 
 def _lasting(members: Bool, seed: int) -> bool:

@@ -220,8 +220,7 @@ def statistics_tables(
             lengths = (t.p50_ns, t.p90_ns, t.p99_ns, t.max_ns)
             tail = (t.tail_index, t.tail_index_low, t.tail_index_high)
             steps.append((name, t.steps, *(x / 1e9 for x in lengths), t.cv, *tail))
-        of_bytes = r.weighted.dispersion if r.weighted else (None,) * len(WINDOWS)
-        bursty.append((name, *r.dispersion, *of_bytes, r.hurst))
+        bursty.append((name, *r.dispersion, *r.byte_dispersion, r.hurst))
     more = len(every) - len(on_off)
     about = analysis.beats.about
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis.convergence.trends import initial_transient, stage_means
+from moetraffic.analysis.convergence.transient import initial_transient, stage_means
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -7,11 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis.rhythm.bins import (
-    amount_until,
-    rate_series,
-    time_on_until,
-)
+from moetraffic.analysis.rhythm.bins import amount_until, time_on_until
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -44,5 +40,3 @@ def test_times_since_1970_lose_nothing():
     near = amount_until(since, start - origin, start - origin + 3, np.full(5, 6))
     far = amount_until(since, start, start + 3, np.full(5, 6), origin=origin)
     assert far.tolist() == near.tolist()
-    series = rate_series(start, start + 3, np.full(5, 6), bin_ns=1)
-    assert series[:12].tolist() == [2e9] * 3 + [0] * 7 + [2e9] * 2

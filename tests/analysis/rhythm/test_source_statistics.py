@@ -97,8 +97,6 @@ def test_phases_layers_and_ranks_of_a_clocked_run(captured: Path) -> None:
     assert [beat.amount for beat in links] == sorted(between.ravel())[::-1][:3]
     for beat in links:
         assert beat.amount == between[beat.ranks]
-        assert beat.rhythm.weighted is not None
-        assert beat.rhythm.weighted.amount == beat.amount
 
 
 def test_a_nic_of_two_ranks_sends_what_leaves_it(captured: Path) -> None:

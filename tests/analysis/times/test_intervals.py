@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis.rhythm.bins import on_off_series, rate_series
+from moetraffic.analysis.rhythm.bins import amount_until, on_off_series
 from moetraffic.analysis.times.intervals import (
     mean_and_cv,
     merge_intervals,
@@ -63,15 +63,6 @@ def test_series_and_duty_are_those_of_painted_time(pairs, width):
     assert series == pytest.approx(expected, abs=1e-12)
 
 
-@given(events, st.integers(1, 7))
-def test_no_byte_is_lost_over_the_bins(pairs, width):
-    start, end = on_clock(pairs)
-    size = np.arange(1, len(pairs) + 1) * 1000
-    rate = rate_series(start, end, size, bin_ns=width, span=(0, 84 * width))
-    assert rate.sum() * width / 1e9 == pytest.approx(size.sum())
-    assert (rate >= 0).all()
-
-
 def test_the_shift_to_a_late_clock_changes_nothing():
     late = 1_750_000_000_000_000_000
     start = np.arange(50) * 1000
@@ -101,16 +92,10 @@ def test_exponential_gaps_have_a_cv_of_one():
     assert cv == pytest.approx(1, rel=0.05)
 
 
-def test_the_rate_adds_up_overlapping_events():
-    rate = rate_series([0, 5], [10, 10], [100, 10], bin_ns=5, span=(0, 15))
-    assert rate == pytest.approx([10e9, 12e9, 0])
-
-
 def test_nothing_seen_gives_nothing():
     assert merge_intervals([], [])[0].size == 0
     assert observed_span([3], [9]) is None
     assert on_off_series([], [], bin_ns=2, span=(0, 6)).tolist() == [0, 0, 0]
-    assert rate_series([], [], [], bin_ns=2, span=(0, 6)).tolist() == [0, 0, 0]
     assert on_off_series([3], [9], bin_ns=2).size == 0
     assert np.isnan(mean_and_cv([])).all()
 
@@ -133,4 +118,4 @@ def test_bins_and_sizes_must_fit():
     with pytest.raises(AnalysisError, match="longer than 0"):
         on_off_series([0, 9], [1, 10], bin_ns=0)
     with pytest.raises(AnalysisError, match="one size"):
-        rate_series([0, 9], [1, 10], [1], bin_ns=1)
+        amount_until([5], [0, 9], [1, 10], [1])
