@@ -55,7 +55,6 @@ from traffic_baselines import BASELINES, Baseline, Draw
 from moetraffic.generate import TrafficModel
 from moetraffic.generate.analog.analog import Analog
 from moetraffic.generate.generator import Generator
-from moetraffic.generate.parametric.shares import bounded, rounded
 from moetraffic.generate.scenario import Scenario
 from moetraffic.trace import Trace
 from moetraffic.validation.classifier import windows
@@ -70,8 +69,6 @@ from moetraffic.validation.routing_counts import RoutingCounts, routing_counts
 
 Counts = npt.NDArray[np.integer]
 Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 WINDOW = 10
 """Iterations of a window that is looked for in a run."""
@@ -104,51 +101,6 @@ class Walk(Baseline):
         return lambda step, _: self.counts[order[step]]
 
 
-class Combined(Baseline):
-    """Linear combination of three paths of blocks, which copies no row.
-
-    Square roots of the loads of three iterations have weights 2/3, 2/3 and -1/3: their
-    sum and that of their squares is 1, so that means and covariances stay.  Rows are
-    those of the first iteration, scaled to the load that results.
-    """
-
-    def _draw(
-        self, scenario: Scenario, iterations: int, rng: np.random.Generator
-    ) -> Draw:
-        total = len(self.counts)
-        paths = [_blocks(total, iterations, rng) for _ in range(3)]
-        roots = np.sqrt(self.load)
-        root = (2 * roots[paths[0]] + 2 * roots[paths[1]] - roots[paths[2]]) / 3
-        load = np.maximum(root, 0) ** 2 + 1e-6
-        load /= load.sum(axis=2, keepdims=True)
-
-        def draw(step: int, own: np.random.Generator) -> Int32:
-            rows = self.counts[paths[0][step]] + 0.02  # what is empty may get copies
-            for _ in range(4):
-                rows *= (load[step] / rows.sum(axis=1))[:, None]
-                bounded(rows.reshape(-1, scenario.experts), scenario.k)  # in place
-            return rounded(rows, scenario.copies, own.random(rows.shape[:2]))
-
-        return draw
-
-
-def _blocks(total: int, iterations: int, rng: np.random.Generator) -> Int64:
-    """Path of blocks of 20 to 60 iterations, each begun 4 iterations away or more."""
-    order: list[int] = []
-    follows = 0
-    while len(order) < iterations:
-        now = min(len(order), total - 1)
-        length = min(int(rng.integers(20, 61)), total)
-        near = max(10, now // 5)
-        low, high = np.clip([now - near, now + near], 0, total - length)
-        begins = np.arange(low, high + 1)
-        apart = begins[np.abs(begins - follows) > near // 3]
-        begin = int(rng.choice(apart if len(apart) else begins))
-        order += range(begin, begin + length)
-        follows = begin + length
-    return np.array(order[:iterations])
-
-
 def _relabeled(trace: Trace) -> Generator:
     """The captured run in its order, with the labels of the analog generator."""
     fitted = Analog.fit(trace)
@@ -161,7 +113,6 @@ def generators() -> dict[str, Callable[[Trace], Generator]]:
         "analog": Analog.fit,
         "relabeled": _relabeled,
         "parametric": TrafficModel.fit,
-        "combined": Combined.fit,
         "walk": Walk.fit,
         **{name: kind.fit for name, kind in BASELINES.items()},
     }

@@ -96,8 +96,7 @@ def fit_trace(
     if name == "analog":
         model = Analog.fit(trace, reruns=reruns, tick=step)
     else:
-        model = TrafficModel.fit(trace)
-    step(FIT_STEPS)
+        model = TrafficModel.fit(trace, tick=step)
 
     judgment = None
     if judged:

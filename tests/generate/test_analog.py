@@ -33,6 +33,7 @@ from moetraffic.generate.analog.analog_path import (
     relabeled,
     run_labels,
 )
+from moetraffic.generate.fit import fit_steps
 from moetraffic.trace import Trace
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -156,7 +157,7 @@ def test_more_ranks_repeat_the_captured_ones(tmp_path: Path) -> None:
     assert rows[1].shape == (40, LAYERS, 10, EXPERTS)
     assert (rows[1] == rows[0][:, :, np.arange(10) % 4]).all()
     assert (many.scenario.ranks, many.scenario.ep, many.scenario.experts) == (10, 2, 8)
-    assert "rank r sends what rank r mod 4 sends" in many.limits[0]
+    assert "Rank r repeats captured rank r mod 4" in many.limits[0]
     assert many.limits[1:] == few.limits == part.limits
     with pytest.raises(LayoutError, match="does not divide 10 ranks"):
         fitted.sample(iterations=9, seed=0, ranks=10, ep=4)
@@ -300,6 +301,14 @@ def test_the_size_decides_which_generator_is_fitted(tmp_path: Path) -> None:
     assert not Size(k=1).same_experts(scenario_of(trace)[0])
 
 
+@pytest.mark.parametrize("kind", ["analog", "parametric"])
+def test_each_step_of_a_fit_is_reported_once(tmp_path: Path, kind: str) -> None:
+    seen: list[tuple[int, str]] = []
+    fit_trace(run(tmp_path), kind, tick=lambda done, what: seen.append((done, what)))
+    assert [done for done, _ in seen] == list(range(1, fit_steps(0, judged=True) + 1))
+    assert [what for _, what in seen[2:]] == ["judging"] * 4
+
+
 @pytest.mark.slow
 def test_generate_judges_refuses_and_repeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -327,5 +336,5 @@ def test_generate_judges_refuses_and_repeats(
     assert "max over mean" in capsys.readouterr().out
     assert main(["generate", "run.h5", "-o", "d.h5", "--ranks", "8"]) == 0
     shown = capsys.readouterr().out
-    assert "Ranks repeat" in shown
+    assert "Rank r repeats captured rank r mod 4" in shown
     assert "8 ranks" in shown

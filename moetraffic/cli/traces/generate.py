@@ -147,7 +147,7 @@ def generate(
     reruns; where it fails, nothing is written without --force.
     The trace is streamed to disk; Ctrl-C keeps the iterations that are complete.
 
-    Example: moetraffic generate run.h5 -o synthetic.h5 --ranks 64 --experts 64
+    Example: moetraffic generate run.h5 -o synthetic.h5 --ranks 64
     """
     # scipy takes a second to import
     from moetraffic.generate import Knobs, TrafficModel

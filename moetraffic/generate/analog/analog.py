@@ -190,8 +190,8 @@ class AnalogDemand:
         few, many = fitted.scenario.ranks, self.scenario.ranks
         if many > few:
             found.append(
-                f"Ranks repeat: rank r sends what rank r mod {few} sends; a run of "
-                f"{many} ranks differs more between ranks, and its load less"
+                f"Rank r repeats captured rank r mod {few}: the load is less even than "
+                f"that of a run of {many} ranks, and the judgment is of {few}"
             )
         if fitted.options.block > LENGTHS[0]:
             found += ["Samples repeat the run's movement in blocks, with other labels"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class TrafficModel:
         *,
         iterations: range | None = None,
         calibrate: bool = True,
+        tick: Callable[[int], None] = lambda done: None,
     ) -> TrafficModel:
         """Fit a traffic model to the routing of a trace.
 
@@ -60,6 +62,9 @@ class TrafficModel:
             Those to learn from; None: all.  What is sampled begins like the first.
         calibrate
             False omits the calibration by simulated moments, to show its effect.
+        tick
+            Receives how many of three steps are done: the fit, and two halves of the
+            calibration.
 
         Raises
         ------
@@ -72,11 +77,14 @@ class TrafficModel:
         k, tokens = scenario.k, scenario.tokens
         dynamics = fit_dynamics(counts, k=k, tokens=tokens)
         rows = fit_rows(counts, tokens=tokens)
+        tick(1)
         if calibrate:
             # micro-batches are rows of the same iteration
             one = scenario.stacked(counts.shape[2])
 
             def sampler(d: Dynamics, r: RowVariation, seed: int) -> Int32:
+                if seed == CONSTANTS.rounds // 2:
+                    tick(2)
                 demand = SampledDemand(
                     dynamics=d,
                     rows=r,
@@ -88,6 +96,7 @@ class TrafficModel:
                 return np.concatenate([block for _, block in demand.blocks()])
 
             dynamics, rows = calibrated(dynamics, rows, counts, sampler)
+        tick(3)
         return cls(
             scenario=scenario,
             dynamics=dynamics,

@@ -46,7 +46,15 @@ class SampledDemand:
     @property
     def limits(self) -> list[str]:
         """Sentences on what is unknown of the sample."""
-        return ["How correlated samples with other seeds are is presumed from one run"]
+        found = ["How correlated samples with other seeds are is presumed from one run"]
+        fitted, own = self.fitted, self.scenario
+        size, asked = (f"{s.ranks} ranks, {s.experts} experts" for s in (fitted, own))
+        if size != asked or fitted.k != own.k:
+            found.append(
+                f"A scenario: the model is fitted to, and judged at, {size}, k="
+                f"{fitted.k}; how far it is from a run of {asked} is unknown"
+            )
+        return found
 
     def blocks(self, rows: int = 0) -> Iterator[tuple[int, Int32]]:
         """See :class:`~moetraffic.generate.generator.Demand`."""

@@ -41,7 +41,8 @@ def refusal(judgment: Judgment) -> str:
     of = f"{judgment.reruns} reruns do" if judgment.reruns else "a guessed tolerance"
     return (
         f"samples of the {{}} model differ from {{}} by more than {of}, in {named}: "
-        "give another --model or --rerun, or --force to write it all the same"
+        "give reruns of it as --rerun, which decide what is accepted, or --force to "
+        "write it all the same"
     )
 
 
