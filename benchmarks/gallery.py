@@ -7,6 +7,7 @@ python benchmarks/gallery.py --pages     # write the pages of docs/gallery/ alon
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -49,10 +50,12 @@ PICTURES = {
 }
 
 
-def moetraffic(*arguments: str) -> str:
-    """Run a verb and return what it prints."""
+def moetraffic(*arguments: str, folder: str = ".") -> str:
+    """Run a verb in a folder and return what it prints."""
     command = [sys.executable, "-m", "moetraffic", *arguments]
-    ran = subprocess.run(command, check=True, capture_output=True, text=True)
+    ran = subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=folder
+    )
     return ran.stdout
 
 
@@ -69,7 +72,8 @@ def page(name: str) -> None:
         for picture in PICTURES:
             target = folder / f"{name}-{picture}.png"
             target.write_bytes((pictures / f"{picture}.png").read_bytes())
-    answer = moetraffic("analyze", str(path)).replace(str(path), f"{name}.h5").strip()
+        shutil.copy(path, Path(made) / f"{name}.h5")
+        answer = moetraffic("analyze", f"{name}.h5", folder=made).strip()
     shown = "\n\n".join(
         f"![{title}]({name}-{picture}.png)\n\n"
         f"*`moetraffic plot {name}.h5 -o {name} {plot}`: {title.lower()}*"

@@ -389,16 +389,19 @@ def test_each_shipped_run_has_a_page_a_model_and_little_size() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", runs())
-def test_a_gallery_page_shows_what_analyze_prints_of_the_shipped_run(name: str) -> None:
-    run = path(f"run-{name}.h5")
+def test_a_gallery_page_shows_what_analyze_prints_of_the_shipped_run(
+    name: str, tmp_path: Path
+) -> None:
+    shutil.copy(path(f"run-{name}.h5"), tmp_path / f"{name}.h5")
     ran = subprocess.run(
-        [sys.executable, "-m", "moetraffic", "analyze", run],
+        [sys.executable, "-m", "moetraffic", "analyze", f"{name}.h5"],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,
     )
     page = ROOT / "docs" / "gallery" / f"{name}.md"
-    assert ran.stdout.replace(str(run), f"{name}.h5") in blocks(page, "text")
+    assert ran.stdout in blocks(page, "text")
 
 
 def test_the_fields_of_evaluate_and_schedule_are_documented(

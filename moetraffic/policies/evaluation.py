@@ -56,7 +56,7 @@ def evaluate(
     policies: Sequence[str | Maker] | str,
     *,
     networks: Mapping[str, Any] | None = None,
-    forecasters: Sequence[str] = ("persistence", "best", "oracle"),
+    forecasters: Sequence[str] = ("persistence", "mean", "best", "oracle"),
     age: int = 1,
     hold: int = 1,
     ages: Sequence[int] = (),

@@ -43,6 +43,9 @@ MEMORY_BYTES = 64 << 20
 """Memory of the past in a view; of large matrices it has fewer than MEMORY, 2 or more.
 """
 
+PATIENCE = 5
+"""Elapsed time that a plan may take, in times of its limit of CPU time."""
+
 AUDITED = 3
 """Consecutive decision points at which :func:`foresight` runs a policy."""
 
@@ -94,7 +97,7 @@ def run_policy(
     scope
         What the completion times of plans between ranks are of; a cluster has its own.
     limit_s
-        Maximum time of one plan.
+        Maximum CPU time of one plan.
 
     Raises
     ------
@@ -304,13 +307,15 @@ def _failures(name: str, where: str) -> Iterator[None]:
 
 @contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raise an error when a block takes too long.
+    """Raise an error when a block takes too much CPU time, or waits forever.
 
-    In other threads than the main one, as of a dask worker, it is raised after the
-    block, by its CPU time: a busy machine is no fault of the policy.
+    A busy machine is no fault of the policy: elapsed time counts from
+    :data:`PATIENCE` times the limit on.  In other threads than the main one, as of a
+    dask worker, the error is raised after the block.
     """
     began, used = time.monotonic(), time.thread_time()
-    late = PolicyFailure(f"took over {seconds:g} s to plan")
+    late = PolicyFailure(f"took over {seconds:g} s of CPU time to plan")
+    waits = PolicyFailure(f"waited for over {PATIENCE * seconds:g} s while planning")
     if threading.current_thread() is not threading.main_thread():
         yield
         if time.thread_time() - used > seconds:
@@ -318,7 +323,12 @@ def _limit(seconds: float) -> Iterator[None]:
         return
 
     def stop(*_: object) -> None:
-        raise late
+        left = seconds - (time.thread_time() - used)
+        if left <= 0:
+            raise late
+        if time.monotonic() - began >= PATIENCE * seconds:
+            raise waits
+        signal.setitimer(signal.ITIMER_REAL, left)
 
     handler = signal.signal(signal.SIGALRM, stop)
     left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,9 @@ REDUCED = "MSE reduced by"
 PERSISTENCE = "better than persistence"
 """Claim whose baseline is persistence; that of other forecasts is the past mean."""
 
+PAST_MEAN = "the past mean"
+"""Baseline of forecasts: the mean of all iterations before."""
+
 TOPICS = {
     "Skew": {"skewed": ("CV of the mean load", ".2f")}
     | {"hot set retained": ("share", ".0%")}
@@ -25,21 +28,23 @@ TOPICS = {
     "Movement": {"moves": ("", ".3g"), "converged": ("level since iteration", ",.0f")}
     | {"level change": ("at iteration", ",.0f"), "trend": ("by", ".1%")}
     | {"periodic": ("period", ".4g"), "mean-reverting": ("half-life", ".3g")},
-    "Predictability": {"predictable": (REDUCED, ".0%")}
-    | {PERSISTENCE: (REDUCED, ".0%")}
-    | {"matrix predictable": (REDUCED, ".0%")},
+    "Forecasts": {"predictable": (REDUCED, ".0%")}
+    | {"matrix predictable": (REDUCED, ".0%")}
+    | {PERSISTENCE: (REDUCED, ".0%")},
 }
 """Claims about the load by line, with name and format of the figure of each."""
 
-CONSEQUENCES = {
-    "converged": "circuits for the mean load",
-    "matrix predictable": "circuits from forecasts",
-    "hot set retained": "placement of hot experts by past load",
-}
-"""What is possible if claims about the load are stated."""
-
 ALWAYS = "matrix predictable"
 """Claim whose figure stands there even if it is not stated: schedulers act on it."""
+
+NOT_SHOWN = "No evidence of"
+"""Topic of claims that no layer supports although their tests had enough data."""
+
+UNDECIDED = "Undecided"
+"""Topic of claims whose tests lack data, or do not apply."""
+
+WIDTH = 160
+"""Characters of a line, two of a terminal of 80 columns; details yield to it."""
 
 SHORT = 24
 """Characters of a list of layers, above which they are counted."""
@@ -66,9 +71,11 @@ class Line:
 def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
     """Summarize what an analysis found, and what to do next.
 
-    What is stated stands in a line a topic, with the layers of which it is stated;
-    what is not, in one line.  A line whose data the analysis lacks is left out, but for
-    the share of communication, whose absence has a reason.
+    What is stated stands in a line a topic, with the layers of which it is stated; what
+    is not, in one line for missing evidence and one for missing data.  Figures and
+    layers that would make a line longer than :data:`WIDTH` are left to the table of
+    claims.  A line whose data the analysis lacks is left out, but for the share of
+    communication, whose absence has a reason.
 
     Parameters
     ----------
@@ -84,17 +91,10 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
     """
     if not analysis.claims:
         return ()
-    every = analysis.exchanges
-    claims = (
-        Line(topic=topic, text="; ".join(found), basis="claims")
-        for topic, names in TOPICS.items()
-        if (found := list(filter(None, (_stated(every, name) for name in names))))
-    )
     return (
         _data(analysis),
-        *claims,
+        *(line for topic in TOPICS for line in _topic(analysis, topic)),
         *_communication(analysis),
-        *_meaning(analysis),
         *_not_shown(analysis),
         _next(analysis, file),
     )
@@ -146,26 +146,63 @@ def _known_experts(analysis: Analysis) -> bool:
     return not names or "expert_load" in names
 
 
-def _stated(exchanges: Sequence[ExchangeAnalysis], name: str) -> str:
-    """State a claim, with its figure and layers; "" if no layer has it.
+def _topic(analysis: Analysis, topic: str) -> list[Line]:
+    """State the claims of a topic, and the capacity factor beside the skew."""
+    every = analysis.exchanges
+    made = {
+        name: [(e, c) for e in every for c in e.claims if c.name == name and c.stated]
+        for name in TOPICS[topic]
+    }
+    made = {name: claims for name, claims in made.items() if claims}
+    items = [_stated(name, made, every) for name in made]
+    basis = "claims" if items else "figure"
+    if topic == "Skew" and (factor := _capacity_factor(every)):
+        items.append((factor, factor))
+    if not items:
+        return []
+    text = _fitted(topic, items)
+    if len(f"{topic}: {text}.") > WIDTH:
+        counts = (
+            f"{name} in {len({(e.layer, e.group) for e, _ in claims})}"
+            for name, claims in made.items()
+        )
+        text = f"{', '.join(counts)} of {len(every)} {_unit(every)}"
+    return [Line(topic=topic, text=text, basis=basis)]
+
+
+def _fitted(topic: str, items: Sequence[tuple[str, str]], between: str = "; ") -> str:
+    """Join items, each long or, from the last one on, short, to fit into a line."""
+    texts = [long for long, _ in items]
+    for at in reversed(range(len(items))):
+        if len(f"{topic}: {between.join(texts)}.") <= WIDTH:
+            break
+        texts[at] = items[at][1]
+    return between.join(texts)
+
+
+def _stated(
+    name: str,
+    made: Mapping[str, Sequence[tuple[ExchangeAnalysis, Claim]]],
+    exchanges: Sequence[ExchangeAnalysis],
+) -> tuple[str, str]:
+    """State a claim with its figure and layers, and without its figure.
 
     Of claims about forecasts these are of the nearest horizon, and the longest one is
-    named.
+    named; what a line states before, its horizon and baseline, it does not repeat.
     """
-    made = [(e, c) for e in exchanges for c in e.claims if c.name == name and c.stated]
-    if not made:
-        return ""
-    ahead = sorted({_horizon(claim) for _, claim in made})
-    near = [(e, c) for e, c in made if _horizon(c) == ahead[0]]
-    when = f" {ahead[0]} iteration{'s' * (ahead[0] > 1)} ahead" if ahead[0] else ""
-    details = (
-        figure_of([c for _, c in near]),
-        _some_layers([e for e, _ in near], exchanges),
-    )
-    inside = "; ".join(filter(None, details))
-    far = [e for e, claim in made if _horizon(claim) == ahead[-1]]
-    most = f" and at most {ahead[-1]}{_within(far, exchanges)}" if ahead[1:] else ""
-    return _with(f"{name}{when}", inside) + most
+    horizons = {n: sorted({_horizon(c) for _, c in of}) for n, of in made.items()}
+    first, ahead = next(iter(made)), horizons[name]
+    near = [(e, c) for e, c in made[name] if _horizon(c) == ahead[0]]
+    where = _some_layers([e for e, _ in near], exchanges)
+    what = name
+    if ahead[0] and (name == first or ahead[0] != horizons[first][0]):
+        what += f" {ahead[0]} iteration{'s' * (ahead[0] > 1)} ahead"
+        what += f", at most {ahead[-1]}" if ahead[1:] else ""
+    figure = figure_of([c for _, c in near])
+    if name == ALWAYS and first == "predictable":
+        figure = figure.removeprefix("MSE ").removesuffix(f" below {PAST_MEAN}")
+    details = "; ".join(filter(None, (figure, where)))
+    return _with(what, details), _with(what, where)
 
 
 def _horizon(claim: Claim) -> int:
@@ -177,48 +214,56 @@ def _horizon(claim: Claim) -> int:
 def _not_shown(analysis: Analysis) -> list[Line]:
     """Name the claims that are stated of no layer, and why."""
     every = analysis.exchanges
-    no_evidence, untested = list[str](), dict[str, list[str]]()
-    lacking = dict[int, list[str]]()
+    no_evidence, undecided = list[tuple[str, str]](), list[tuple[str, str]]()
+    needs = set[int]()
     for name in (name for names in TOPICS.values() for name in names):
         claims = [(e, c) for e in every for c in e.claims if c.name == name]
+        if any(c.stated for _, c in claims):
+            continue
         near = min((_horizon(c) for _, c in claims), default=0)
         claims = [(e, c) for e, c in claims if _horizon(c) == near]
-        if any(c.stated for e in every for c in e.claims if c.name == name):
-            continue
-        if claims and all(claim.untested for _, claim in claims):
-            untested.setdefault(claims[0][1].untested, []).append(f'"{name}"')
+        why = [claim.untested for _, claim in claims]
+        if claims and all(why):
+            undecided.append((f"{name} (not tested: {why[0]})",) * 2)
             continue
         few = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
         tested = [e for e, c in claims if c.outcome is Outcome.NO_EVIDENCE]
         if tested:
             size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
             inside = "; ".join(filter(None, [size, _some_layers(tested, every)]))
-            no_evidence.append(_with(f'"{name}"', inside))
+            no_evidence.append((_with(name, inside), name))
         if few:
             where = _some_layers([e for e, _ in few], every)
-            needs = max(claim.needs for _, claim in few)
-            lacking.setdefault(needs, []).append(_with(f'"{name}"', where))
+            undecided.append((_with(name, where), name))
+            if name != "co-activated":  # which needs tokens
+                needs.update(claim.needs for _, claim in few)
     for claim in analysis.beats.claims:
-        name = f'"{claim.name}" of {claim.about}'
+        name = f"{claim.name} of {claim.about}"
         if claim.outcome is Outcome.NOT_ENOUGH_DATA:
-            lacking.setdefault(claim.needs, []).append(name)
+            undecided.append((f"{name} (needs {claim.needs:,})", name))
         elif not claim.stated:
-            no_evidence.append(name)
-    parts = [f"no evidence of {', '.join(no_evidence)}"] if no_evidence else []
-    parts += [
-        f"not enough data{f' (needs {n:,})' if n else ''} for {', '.join(names)}"
-        for n, names in sorted(lacking.items())
-    ]
-    parts += [f"not tested, as {why}: {', '.join(n)}" for why, n in untested.items()]
-    text = "; ".join(parts)
-    return [Line(topic="Not shown", text=text, basis="claims")] if parts else []
+            no_evidence.append((name, name))
+    end = ""
+    if needs:
+        need = f"needs {_range(sorted(needs), ',.0f')} iterations"
+        end = f"; not enough data ({need})"
+    found = {
+        NOT_SHOWN: _listed(NOT_SHOWN, no_evidence),
+        UNDECIDED: _listed(UNDECIDED, undecided, end),
+    }
+    return [Line(topic=t, text=x, basis="claims") for t, x in found.items() if x]
 
 
-def _within(
-    some: Sequence[ExchangeAnalysis], exchanges: Sequence[ExchangeAnalysis]
-) -> str:
-    where = _some_layers(some, exchanges)
-    return f" in {where}" if where else ""
+def _listed(topic: str, items: Sequence[tuple[str, str]], end: str = "") -> str:
+    """List items, each long or short, and count those that do not fit into a line."""
+    text, left = "", 0
+    for left in range(len(items)):
+        shown = items[: len(items) - left]
+        last = end if not left else f" and {left} more{end}"
+        text = _fitted(f"{topic}{last}", shown, ", ") + last
+        if len(f"{topic}: {text}.") <= WIDTH:
+            break
+    return text
 
 
 def _with(what: str, inside: str) -> str:
@@ -235,9 +280,13 @@ def _some_layers(
     where = _where([e for e in exchanges if (e.layer, e.group) in chosen], exchanges)
     if len(where) <= SHORT:
         return where
-    every = {e.layer for e in exchanges}
-    what = "layers" if len(every) == len(exchanges) else "layers and groups"
-    return f"{len(chosen)} of {len(exchanges)} {what}"
+    return f"{len(chosen)} of {len(exchanges)} {_unit(exchanges)}"
+
+
+def _unit(exchanges: Sequence[ExchangeAnalysis]) -> str:
+    """Name what is counted: a layer may have an exchange in each of several groups."""
+    alone = len({e.layer for e in exchanges}) == len(exchanges)
+    return "layers" if alone else "layers and groups"
 
 
 def figure_of(claims: Sequence[Claim]) -> str:
@@ -251,16 +300,16 @@ def figure_of(claims: Sequence[Claim]) -> str:
     if figure == REDUCED and min(known) < 0:
         return f"MSE changed by {_range([-value for value in known], '+.0%')}"
     if figure == REDUCED:
-        persistence = claims[0].name == PERSISTENCE
-        baseline = "persistence" if persistence else "the mean of the past"
-        return f"MSE {_range(known, form)} below {baseline}"
+        named_by_claim = claims[0].name == PERSISTENCE
+        below = "lower" if named_by_claim else f"below {PAST_MEAN}"
+        return f"MSE {_range(known, form)} {below}"
     return " ".join(filter(None, (figure, _range(known, form), unit)))
 
 
 def _range(values: Sequence[float], form: str) -> str:
     """Format the smallest and the largest of some values."""
-    ends = dict.fromkeys(format(v, form) for v in (min(values), max(values)))
-    return " to ".join(ends)
+    ends = list(dict.fromkeys(format(v, form) for v in (min(values), max(values))))
+    return " to ".join([*(end.removesuffix("%") for end in ends[:-1]), ends[-1]])
 
 
 def _where(
@@ -296,15 +345,13 @@ def _communication(analysis: Analysis) -> list[Line]:
     if spent is not None and spent.known.any():
         shares, alone = spent.communication_fraction, spent.shares[:, 1]
         known = np.isfinite(shares)
+        hidden = "none"
+        if not np.array_equal(shares[known], alone[known]):
+            hidden = f"{_range(alone[known].tolist(), '.1%')} not"
         parts.insert(
             0,
-            f"{_range(shares[known].tolist(), '.1%')} of a rank's step (figure), "
-            + (
-                "none of it"
-                if np.array_equal(shares[known], alone[known])
-                else _range(alone[known].tolist(), ".1%") + " not"
-            )
-            + " overlapped with compute (inferred from gaps between collectives)",
+            f"{_range(shares[known].tolist(), '.1%')} of a rank's step, {hidden} "
+            "overlapped with compute (inferred from gaps)",
         )
     elif why := [note for note in analysis.notes if "occupation" in note]:
         parts.append(f"unavailable: {why[0].partition(': ')[2]}")
@@ -312,40 +359,28 @@ def _communication(analysis: Analysis) -> list[Line]:
     return [Line(topic="Communication", text=text, basis=basis)] if parts else []
 
 
-def _meaning(analysis: Analysis) -> list[Line]:
-    """Derive what the claims mean for circuits, placement and capacity factor."""
-    every = analysis.exchanges
-    parts = []
-    for name, what in CONSEQUENCES.items():
-        if "experts" in what and not _known_experts(analysis):
-            continue
-        made = [e for e in every for c in e.claims if c.name == name and c.stated]
-        if made:
-            parts.append(_with(what, _some_layers(made, every)))
+def _capacity_factor(exchanges: Sequence[ExchangeAnalysis]) -> str:
+    """Return the capacity factors that drop no token in nearly all iterations."""
     peaks = [
-        e.peaks for e in every if e.peaks is not None and np.isfinite(e.peaks).any()
+        e.peaks for e in exchanges if e.peaks is not None and np.isfinite(e.peaks).any()
     ]
-    if peaks and any(s.name == "expert_load" for e in every for s in e.subjects):
-        most = [float(np.nanquantile(each, QUANTILE)) for each in peaks]
-        parts.append(
-            f"capacity factor {_range(most, '.2f')} ({QUANTILE:.0%} of iterations, "
-            "figure)"
-        )
-    if not parts:
-        return []
-    return [Line(topic="Consequences", text="; ".join(parts), basis="claims")]
+    if not peaks or all(s.name != "expert_load" for e in exchanges for s in e.subjects):
+        return ""
+    most = [float(np.nanquantile(each, QUANTILE)) for each in peaks]
+    share = f"{QUANTILE:.0%} of iterations"
+    return f"capacity factor {_range(most, '.2f')} fits {share} (figure)"
 
 
 def _next(analysis: Analysis, file: str) -> Line:
     """Recommend the next commands."""
-    few = any(c.outcome is Outcome.NOT_ENOUGH_DATA for c in analysis.claims)
-    known = _known_experts(analysis)
-    register = "register your router to record experts (docs/own-run.md)"
-    steps = [*[register] * (not known), *["take a longer run"] * few]
-    pays = any(
-        c.stated and "circuits" in CONSEQUENCES.get(c.name, "") for c in analysis.claims
-    )
-    steps += [f"moetraffic evaluate {file} for what circuits gain"] * pays
-    steps.append(f"moetraffic analyze {file} --tables for all figures")
-    steps.append(f"moetraffic report {file} for charts")
-    return Line(topic="Next", text="; ".join(steps), basis=STEP)
+    steps = [
+        (f"moetraffic analyze {file} --tables", "each layer"),
+        (f"moetraffic evaluate {file}", "circuits"),
+        (f"moetraffic report {file}", "charts"),
+    ]
+    if all(len(e.ranks) == 1 for e in analysis.exchanges):
+        del steps[1]
+    items = [(f"{command} ({what})", command) for command, what in steps]
+    if not _known_experts(analysis):
+        items.insert(0, ("register your router (docs/own-run.md)",) * 2)
+    return Line(topic="Next", text=_fitted("Next", items), basis=STEP)

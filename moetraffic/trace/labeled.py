@@ -9,7 +9,7 @@ import numpy as np
 from moetraffic.errors import TraceError, install_command
 
 from .clock import earliest
-from .model import ROUTING, UNKNOWN_TIME, Source, WireForm
+from .model import ROUTING, UNKNOWN_TIME, Int64, Source, WireForm
 from .provenance import site_sources, source_name, step_sources
 from .reading import TraceContents
 from .rows import TIMES
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import xarray
 
 SITE_SOURCES = ("layer_source", "phase_source", "direction_source")
+DEMAND = ("iteration", "micro_batch", "layer", "group", "src", "expert", "tokens")
+"""Columns of a table of demand."""
+
 MOST_CELLS = 1 << 22
 """Maximum number of matrix cells read at once."""
 
@@ -77,6 +80,37 @@ def demand_array(trace: TraceContents, group: int | None) -> xarray.DataArray:
             "iteration_source": source_name(step_sources(trace, iterations).min()),
         },
     ).transpose("iteration", "micro_batch", "layer", "src", "expert")
+
+
+def demand_table(
+    trace: TraceContents, occurrences: Int64 | None = None
+) -> pandas.DataFrame:
+    """Build a pandas table of demand; see :meth:`Trace.demand_frame`."""
+    import pandas
+
+    if occurrences is None:
+        occurrences = trace.find(operation=ROUTING, direction="forward")
+    parts = []
+    for at in np.unique(trace.occurrences.site[occurrences]).tolist():
+        site = trace.sites[at]
+        of = occurrences[trace.occurrences.site[occurrences] == at]
+        demand, present = trace.demand(of), trace.present(of)
+        call, member = np.nonzero(present)
+        experts = demand.shape[2]
+        rows = {
+            "iteration": trace.occurrences.iteration[of][call],
+            **{"micro_batch": site.slot, "layer": site.layer, "group": site.group},
+            "src": np.array(trace.groups[site.group].ranks)[member],
+        }
+        table = pandas.DataFrame(rows)
+        table = table.loc[table.index.repeat(experts)]
+        table["expert"] = np.tile(np.arange(experts), len(call))
+        table["tokens"] = demand[call, member].ravel()
+        parts.append(table)
+    if not parts:
+        return pandas.DataFrame(columns=[*DEMAND], dtype=int)
+    order = ["iteration", "layer", "micro_batch", "group", "src", "expert"]
+    return pandas.concat(parts).sort_values(order, ignore_index=True)[[*DEMAND]]
 
 
 def calls_table(trace: TraceContents) -> pandas.DataFrame:

@@ -346,6 +346,24 @@ class Trace(ShownAsTables, TraceContents):
         """
         return labeled.calls_table(self)
 
+    def demand_frame(self, occurrences: Int64 | None = None) -> pandas.DataFrame:
+        """Build a pandas table of demand, with a row per routing, rank and expert.
+
+        Parameters
+        ----------
+        occurrences
+            ``[n]`` routings, from :meth:`find`; by default all of the forward pass.
+
+        Returns
+        -------
+        DataFrame
+            ``iteration``, ``micro_batch``, ``layer``, ``group`` (index into
+            ``trace.groups``), ``src`` (world rank), ``expert`` and ``tokens``, the
+            copies that the rank routed to the expert, dropped ones included.  Ranks
+            without a record have no row; an expert without tokens has one, with 0.
+        """
+        return labeled.demand_table(self, occurrences)
+
     def to_xarray(self, *, group: int | None = None) -> xarray.DataArray:
         """Build an xarray of demand by (iteration, micro_batch, layer, src, expert).
 

@@ -82,7 +82,7 @@ def test_a_trace_without_demand_is_judged_by_its_bytes(
         assert main(["analyze", GOLDEN, "--of", "wire", *options]) == 0
         shown = capsys.readouterr().out
         assert "experts unknown, load: bytes by rank" in shown
-        assert '"predictable"' in shown.partition("Not shown: ")[2]
+        assert "not enough data (needs" in shown.partition("Undecided: ")[2]
     assert "bytes received, dispatch of layer 1" in shown
     assert "expert load of" not in shown
 

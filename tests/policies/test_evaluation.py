@@ -70,6 +70,9 @@ class Probe:
             raise ValueError("no such\nthing")
         elif self.behavior == "sleeps":
             time.sleep(30)
+        elif self.behavior == "spins":
+            while True:
+                pass
         elif self.behavior == "infeasible":
             return Matchings(receivers=np.zeros((1, 4), int), room=np.ones(1))
         elif self.behavior == "poisons":
@@ -114,7 +117,8 @@ def test_a_policy_that_reads_the_truth_is_caught() -> None:
     ("behavior", "why"),
     [
         ("raises", "probe raised ValueError for layer 0"),
-        ("sleeps", "probe took over 0.2 s to plan for layer 0"),
+        ("sleeps", "probe waited for over 1 s while planning for layer 0"),
+        ("spins", "probe took over 0.2 s of CPU time to plan for layer 0"),
         ("infeasible", "probe made an impossible plan for layer 0"),
         ("random", "probe makes other plans when it is run again"),
     ],
@@ -122,7 +126,9 @@ def test_a_policy_that_reads_the_truth_is_caught() -> None:
 def test_a_policy_that_fails_is_named_and_the_others_go_on(
     behavior: str, why: str
 ) -> None:
-    (sentence,) = failures(behavior, limit_s=0.2 if behavior == "sleeps" else 10.0)
+    (sentence,) = failures(
+        behavior, limit_s=0.2 if behavior in {"sleeps", "spins"} else 10.0
+    )
     assert sentence.startswith(why)
     assert "\n" not in sentence
 
@@ -366,7 +372,7 @@ def test_the_verb_prints_a_verdict_a_table_and_curves(
     assert main([*asked, "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     frame = evaluate(Trace.open(path), ["rotation", "max-weight"]).to_frame()
-    assert len(frame) == len(run["scores"]) == 4
+    assert len(frame) == len(run["scores"]) == 5
     assert {"regret", "regret_low", "regret_high"} <= set(frame.columns)
     assert main([*asked, "--ages", "0"]) == 2
     assert main([*asked, "--packets", "0", "--rest", "packets"]) == 2

@@ -77,27 +77,28 @@ def test_a_line_states_what_is_stated_and_of_which_layers() -> None:
     assert line(found, "Skew") == (
         "Skew: skewed (CV of the mean load 0.10 to 0.40; layers 0 to 3)."
     )
-    assert "Not shown" not in {one.topic for one in answer(found)}
+    assert not {"No evidence of", "Undecided"} & {one.topic for one in answer(found)}
 
 
-def test_what_is_stated_of_no_layer_stands_in_one_line() -> None:
+def test_what_is_stated_of_no_layer_stands_in_two_lines() -> None:
     found = analysis(
         exchange(0, claim("skewed"), claim("trend", FEW), claim("moves", FEW)),
         exchange(1, claim("skewed"), claim("trend"), claim("moves", FEW)),
     )
-    assert line(found, "Not shown") == (
-        'Not shown: no evidence of "skewed", "trend" (layer 1); not enough data (needs '
-        '200) for "moves", "trend" (layer 0).'
+    assert line(found, "No evidence of") == "No evidence of: skewed, trend (layer 1)."
+    assert line(found, "Undecided") == (
+        "Undecided: moves, trend (layer 0); not enough data (needs 200 iterations)."
     )
-    assert {one.topic for one in answer(found)} == {"Data", "Not shown", "Next"}
+    topics = {one.topic for one in answer(found)}
+    assert topics == {"Data", "No evidence of", "Undecided", "Next"}
 
 
 def test_a_claim_that_was_not_tested_stands_there_with_the_reason() -> None:
     every = claim("collapsed")
     every = replace(every, flags=("not tested: a token has 2 of 4 experts",))
     found = analysis(*(exchange(n, every) for n in range(2)))
-    assert line(found, "Not shown") == (
-        'Not shown: not tested, as a token has 2 of 4 experts: "collapsed".'
+    assert line(found, "Undecided") == (
+        "Undecided: collapsed (not tested: a token has 2 of 4 experts)."
     )
 
 
@@ -133,17 +134,20 @@ def test_nothing_is_concluded_of_what_is_not_stated(name: str) -> None:
     for outcome in (NOT, FEW):
         found = answer(analysis(exchange(0, claim(name, outcome))))
         lines = {one.topic: one.text for one in found}
-        assert set(lines) == {"Data", "Not shown", "Next"}
-        assert ("take a longer run" in lines["Next"]) == (outcome is FEW)
-        assert f'"{name}"' in lines["Not shown"]
+        why = "Undecided" if outcome is FEW else "No evidence of"
+        assert set(lines) == {"Data", why, "Next"}
+        assert name in lines[why]
+        assert ("needs 200 iterations" in lines[why]) == (outcome is FEW)
 
 
-def test_consequences_are_of_the_layers_of_which_they_are_known() -> None:
-    kept = claim("hot set retained", STATED)
-    found = analysis(exchange(0, kept), exchange(1, claim("hot set retained")))
-    assert "placement of hot experts by past load (layer 0)" in line(
-        found, "Consequences"
-    )
+def test_nothing_is_concluded_that_was_not_evaluated() -> None:
+    """What circuits gain depends on rate and delay: a command answers it."""
+    found = analysis(exchange(0, *(claim(name, STATED) for name in LOAD)))
+    *lines, last = sentences(found, file="mine.h5")
+    assert not any("circuit" in line or "placement" in line for line in lines)
+    assert "moetraffic evaluate mine.h5 (circuits)" in last
+    alone = analysis(replace(exchange(0, claim("skewed")), ranks=(0,)))
+    assert "evaluate" not in sentences(alone)[-1]
 
 
 def test_the_rhythm_of_bursts_stands_beside_the_share_of_communication() -> None:
@@ -156,11 +160,10 @@ def test_the_rhythm_of_bursts_stands_beside_the_share_of_communication() -> None
     assert line(found, "Communication") == (
         "Communication: all-to-alls of rank 0 repeat every step, median 0.2972 s."
     )
-    assert line(found, "Not shown") == 'Not shown: no evidence of "periodic".'
+    assert line(found, "No evidence of") == "No evidence of: periodic."
     few = analysis(exchange(0), bursts=(replace(bursts, outcome=FEW),))
-    assert line(few, "Not shown") == (
-        'Not shown: not enough data (needs 200) for "periodic" of all-to-alls of rank '
-        "0."
+    assert line(few, "Undecided") == (
+        "Undecided: periodic of all-to-alls of rank 0 (needs 200)."
     )
 
 
@@ -186,10 +189,11 @@ def test_without_claims_the_reason_is_among_the_conclusions() -> None:
     assert conclusions(found)[-1].startswith("Claims: none. ")
 
 
-def test_every_claim_stands_once_and_lines_are_short() -> None:
-    """Outcomes are drawn: twelve layers that differ do not make a line long."""
+@pytest.mark.parametrize("layers", [1, 3, 12])
+def test_every_claim_stands_once_in_two_terminal_lines(layers: int) -> None:
+    """Outcomes are drawn: layers that differ do not make a line long."""
     rng = np.random.default_rng()
-    drawn = rng.choice(np.array([STATED, NOT, FEW], object), (12, len(LOAD)))
+    drawn = rng.choice(np.array([STATED, NOT, FEW], object), (layers, len(LOAD)))
     found = analysis(
         *(
             exchange(n, *(claim(m, o) for m, o in zip(LOAD, row, strict=True)))
@@ -197,15 +201,27 @@ def test_every_claim_stands_once_and_lines_are_short() -> None:
         )
     )
     lines = {one.topic: str(one) for one in answer(found)}
-    assert max(map(len, lines.values())) <= 320
+    assert max(map(len, lines.values())) <= 160
     stated = "; ".join(lines.get(topic, "") for topic in TOPICS)
     for at, name in enumerate(LOAD):
         number = sum(outcome is STATED for outcome in drawn[:, at])
-        inside = re.findall(rf"[:;] {name} \(([^)]*)\)", stated)
-        assert len(inside) == (number > 0)
-        if 0 < number < 12:
-            assert f"{number} of 12 layers" in inside[0] or "; layer" in inside[0]
-        assert (f'"{name}"' in lines.get("Not shown", "")) == (number == 0)
+        beside = rf"[:;,] {name}( in {number}\b|;|\.| \([^)]*\))"
+        assert len(re.findall(beside, stated)) == (number > 0)
+        for topic, outcome in (("No evidence of", NOT), ("Undecided", FEW)):
+            there = re.search(rf"[:,] {name}\b", lines.get(topic, ""))
+            expected = number == 0 and outcome in drawn[:, at]
+            hidden = re.search(r" and \d+ more", lines.get(topic, ""))
+            assert bool(there) == expected or (expected and hidden)
+
+
+def test_claims_that_no_line_holds_are_counted() -> None:
+    found = analysis(*(exchange(n, *map(claim, LOAD)) for n in range(2)))
+    text = line(found, "No evidence of")
+    assert len(text) <= 160
+    shown = [name for name in LOAD if re.search(rf"\b{name}\b", text)]
+    more = re.search(r" and (\d+) more\.$", text)
+    assert more is not None
+    assert len(shown) + int(more[1]) == len(LOAD)
 
 
 def test_iterations_beyond_the_last_one_are_named_in_the_first_line() -> None:
@@ -238,20 +254,37 @@ def test_forecasts_are_stated_of_the_nearest_and_the_longest_horizon() -> None:
             for n in range(8)
         )
     )
-    assert line(found, "Predictability") == (
-        "Predictability: predictable 1 iteration ahead (MSE 50% below the mean of the "
-        "past; layers 1 to 7) and at most 5 in layers 5, 6, 7."
+    assert line(found, "Forecasts") == (
+        "Forecasts: predictable 1 iteration ahead, at most 5 (MSE 50% below the past "
+        "mean; layers 1 to 7)."
     )
     none = analysis(exchange(0, about(1, NOT), about(10, FEW)))
-    assert line(none, "Not shown") == 'Not shown: no evidence of "predictable".'
+    assert line(none, "No evidence of") == "No evidence of: predictable."
+
+
+def test_forecasts_name_a_horizon_and_a_baseline_that_differ() -> None:
+    def about(name: str, ahead: int) -> Claim:
+        one = claim(name, STATED, 0.5)
+        return replace(one, about=f"load, {ahead} iterations ahead")
+
+    later = about("better than persistence", 5)
+    found = analysis(exchange(0, about("predictable", 1), later))
+    assert line(found, "Forecasts") == (
+        "Forecasts: predictable 1 iteration ahead (MSE 50% below the past mean); "
+        "better than persistence 5 iterations ahead (MSE 50% lower)."
+    )
+    alone = analysis(exchange(0, about("matrix predictable", 1)))
+    assert line(alone, "Forecasts") == (
+        "Forecasts: matrix predictable 1 iteration ahead (MSE 50% below the past mean)."
+    )
 
 
 def test_the_figure_of_the_matrix_stands_there_also_where_it_shows_nothing() -> None:
     """A scheduler acts on the matrix."""
     claims = claim("predictable", STATED), claim("matrix predictable", figure=-0.02)
     found = analysis(exchange(0, *claims), exchange(1, *claims))
-    assert line(found, "Not shown") == (
-        'Not shown: no evidence of "matrix predictable" (MSE changed by +2%).'
+    assert line(found, "No evidence of") == (
+        "No evidence of: matrix predictable (MSE changed by +2%)."
     )
 
 

@@ -115,6 +115,37 @@ def test_calls_are_a_tidy_table() -> None:
     assert calls.issue_s.min() == 0
 
 
+def test_demand_is_a_tidy_table() -> None:
+    trace = make_trace(missing=(30, 2))
+    found = trace.find(operation=ROUTING, layer=1)
+    table = trace.demand_frame(found)
+    demand = trace.demand(found)
+    present = trace.present(found)
+    assert len(table) == present.sum() * demand.shape[2]
+    assert table.tokens.sum() == demand[present].sum()
+    iterations = trace.occurrences.iteration[found]
+    for at in (0, len(found) - 1):
+        rows = table[table.iteration == iterations[at]].sort_values(["src", "expert"])
+        mine = iterations == iterations[at]
+        assert rows.tokens.sum() == demand[mine][present[mine]].sum()
+    wide = table.pivot_table(index="src", columns="expert", values="tokens")
+    assert wide.shape == demand.shape[1:]
+    every = trace.demand_frame()
+    assert every[every.layer == 1].tokens.sum() == table.tokens.sum()
+    whole = make_trace()
+    labeled = whole.to_xarray().to_series().rename("tokens").reset_index()
+    keys = ["iteration", "micro_batch", "layer", "src", "expert"]
+    merged = labeled.merge(whole.demand_frame(), on=keys, how="outer")
+    assert (merged.tokens_x == merged.tokens_y).all()
+
+
+def test_a_trace_without_routing_has_a_table_of_demand_without_rows() -> None:
+    trace = make_trace()
+    none = trace.demand_frame(trace.find(operation=ROUTING, layer=7))
+    assert none.empty
+    assert list(none) == list(trace.demand_frame())
+
+
 def test_a_labeled_array_needs_routing(tmp_path: Path) -> None:
     table = tmp_path / "sent.csv"
     lines = [f"{i},0,dispatch,{s},{1 - s},64" for i in range(3) for s in range(2)]

@@ -245,7 +245,7 @@ def claim_of_steps(
         name="periodic",
         about=about,
         outcome=Outcome.STATED if stated else Outcome.NO_EVIDENCE,
-        statement=f"they repeat every step, median {period:.4g} s from start to start",
+        statement=f"they repeat every step, median {period:.4g} s",
         null=null,
         p=p,
         figure=period if stated else NAN,

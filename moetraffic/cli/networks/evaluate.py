@@ -99,7 +99,7 @@ def evaluate(
             "best, gate (with --probabilities), oracle.",
             panel=PLANS,
         ),
-    ] = "persistence,best,oracle",
+    ] = "persistence,mean,best,oracle",
     probabilities: Annotated[
         Path | None,
         option(
@@ -144,7 +144,7 @@ def evaluate(
     ] = 64,
     limit: Annotated[
         float,
-        option("Maximum time of one plan: 10s, 500ms.", read=seconds, panel=PLANS),
+        option("Maximum CPU time of one plan: 10s, 500ms.", read=seconds, panel=PLANS),
     ] = "10s",  # type: ignore[assignment]
     capacity: Annotated[
         float,
