@@ -152,7 +152,7 @@ def row(
     how = ["--repeat", str(runs), "--backend", backend]
     how += ["--iterations", f"0:{iterations}"]
     told = replayed(at, trace, network, port, *how)
-    every, walls = (told["fidelity"]["parts"][at] for at in (0, -1))
+    every = told["fidelity"]["parts"][0]
     cells, ratio = byte_matrices(trace, iterations), every["over_bound"]
     limits = (rate, between) if at.racks == 2 else (rate,)
     bound = float(bounds_s(cells, *limits).sum())
@@ -169,7 +169,7 @@ def row(
         "waiting": every["waiting"],
         "runs": runs,
         "bound_s": bound,
-        "wall_ratio": walls["over_bound"]["value"],
+        "wall_ratio": told["wall_s"] / bound,
         "ratio": ratio["value"],
         "ratio_low": ratio["low"],
         "ratio_high": ratio["high"],

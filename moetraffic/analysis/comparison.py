@@ -180,7 +180,9 @@ def compare(
             for trace, source in ((a, one), (b, other))
         )
         found += _of_exchange(one.layer, of_a, of_b, notes, seed)
-    found += _durations(a, b, iterations, notes, seed)
+    if not a.meta.origin == b.meta.origin == "replayed":
+        # within-run noise is not the noise between runs of a replay
+        found += _durations(a, b, iterations, notes, seed)
     if not found:
         raise AnalysisError(
             f"two traces are compared in what both have, but {a.name} and {b.name} "

@@ -112,6 +112,17 @@ def clocks_valid(clocks: npt.NDArray[Any], world: int) -> bool:
     )
 
 
+def runs_valid(runs: npt.NDArray[Any], sites: int) -> bool:
+    """Check that the sums of runs are of sites, one a run, and not negative."""
+    sums = ("calls", "call_ns", "transfer_ns", "wait_ns", "inside_ns")
+    return (
+        within(runs["site"], -1, sites)
+        and (runs["number"] >= 0).all()
+        and all(within(runs[name], 0, MOST_NS) for name in sums)
+        and len(np.unique(runs[["number", "site"]])) == len(runs)
+    )
+
+
 def placements_valid(rows: npt.NDArray[Any], groups: Sequence[Group]) -> bool:
     """Check that each expert replica is placed once, on a member rank of its group."""
     if not within(rows["group"], 0, len(groups)):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic.errors import TraceError
 from moetraffic.trace.hdf5.container import Container
@@ -41,6 +42,7 @@ from .choices import packed_bytes
 from .model import (
     CLOCK,
     PLACEMENT,
+    RUN,
     STEP_KINDS,
     Meta,
     Occurrences,
@@ -52,7 +54,7 @@ from .reading import T, TraceContents
 
 KIND = "moetraffic"
 VERSION = 1
-MINOR = 2  # additions to version 1, which readers of version 1.0 ignore
+MINOR = 3  # additions to version 1, which readers of version 1.0 ignore
 
 OWN = {
     "format": KIND,
@@ -132,6 +134,7 @@ def load(path: Path, kind: type[T]) -> T:
             programs=_programs(container),
             placements=read_table(container, "placement", PLACEMENT),
             clocks=read_table(container, "clock", CLOCK),
+            runs=_runs(container),
             container=container,
         )
     except BaseException as error:
@@ -153,6 +156,8 @@ def _write(image: Image, trace: TraceContents) -> None:
     _write_programs(image, trace.programs)
     write_table(image, "placement", trace.placements, PLACEMENT)
     write_table(image, "clock", trace.clocks, CLOCK)
+    if len(trace.runs):
+        write_table(image, "run", trace.runs, RUN)
     _write_steps(image, trace.steps)
     write_table(image, "occurrence", vars(trace.occurrences), OCCURRENCE)
     _write_panels(image, trace)
@@ -254,6 +259,10 @@ def _steps(container: Container, world: int) -> Steps:
         sources = read_sources(container, f"step_{name}", len(iteration))
         read[name] = np.array(sources, np.uint8)
     return Steps(iteration=iteration, kind=tuple(kind), **read)
+
+
+def _runs(container: Container) -> npt.NDArray[np.void] | None:
+    return read_table(container, "run", RUN) if container.has("run") else None
 
 
 def _programs(container: Container) -> list[Program]:

@@ -206,6 +206,19 @@ CLOCK = np.dtype(
 """A row per clock knot: at ``local_ns`` of the rank's clock, add ``offset_ns``
 (known to within ``error_ns``) to get rank 0's clock."""
 
+RUN = np.dtype(
+    [
+        ("number", "<i4"),  # of the run, from 0
+        ("site", "<i4"),  # -1: the iterations, of which call_ns is the wall time
+        ("calls", "<i8"),
+        ("call_ns", "<i8"),
+        ("transfer_ns", "<i8"),
+        ("wait_ns", "<i8"),  # of all members, until the last one's call
+        ("inside_ns", "<i8"),  # of all members, from call to end
+    ]
+)
+"""A row per timed run of a replay and site: sums over its calls in training steps."""
+
 
 NO_SOURCES: UInt8 = np.zeros(0, np.uint8)
 """Default of the sources of steps: all are UNKNOWN."""

@@ -18,6 +18,7 @@ from .consistency import (
     groups_valid,
     meta_rules,
     placements_valid,
+    runs_valid,
     site_rules,
     violated,
     within,
@@ -28,6 +29,7 @@ from .model import (
     MOST_ITERATIONS,
     PLACEMENT,
     ROUTING,
+    RUN,
     STEP_KINDS,
     Bool,
     DroppedForm,
@@ -71,8 +73,8 @@ class TraceContents:
         tokens, of routing sites that have them;
         ``wire_W`` ``[X, W, W]`` int64 bytes, all-to-all sites whose wire is STORED;
         ``volume_W`` ``[V, W]`` int64 bytes, other sites whose wire is STORED.
-    placements, clocks
-        Structured arrays of types PLACEMENT and CLOCK.
+    placements, clocks, runs
+        Structured arrays of types PLACEMENT, CLOCK and RUN.
     container
         The open file that the panels are read from; None for arrays in memory.
 
@@ -94,6 +96,7 @@ class TraceContents:
         programs: Sequence[Program] = (),
         placements: npt.NDArray[np.void] | None = None,
         clocks: npt.NDArray[np.void] | None = None,
+        runs: npt.NDArray[np.void] | None = None,
         container: Container | None = None,
     ) -> None:
         self.meta = meta
@@ -105,6 +108,7 @@ class TraceContents:
         self.programs = tuple(programs)
         self.placements = np.zeros(0, PLACEMENT) if placements is None else placements
         self.clocks = np.zeros(0, CLOCK) if clocks is None else clocks
+        self.runs = np.zeros(0, RUN) if runs is None else runs
         self.container = container
         self.rows = Rows(self.groups, self.sites, occurrences)
         if rule := violated(self._rules()):
@@ -159,6 +163,7 @@ class TraceContents:
             clocks_valid(self.clocks, world),
             "a clock belongs to a rank and differs by less than a hundred years",
         )
+        yield runs_valid(self.runs, len(sites)), "sums of a run are of its sites, once"
         expected = self.rows.expected()
         for panel, rows in expected.items():
             there = self.panels.get(panel)

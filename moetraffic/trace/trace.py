@@ -313,9 +313,15 @@ class Trace(ShownAsTables, TraceContents):
         meta: Meta | None = None,
         steps: Steps | None = None,
         clocks: npt.NDArray[np.void] | None = None,
+        runs: npt.NDArray[np.void] | None = None,
     ) -> Trace:
-        """Copy the trace with other times (W -> ``[O_W, W]`` int64 ns) or meta."""
+        """Copy the trace with other times (W -> ``[O_W, W]`` int64 ns) or meta.
+
+        Other times are not those of the trace's ``runs``, which then are left out.
+        """
         panels = dict(self.panels)
+        if runs is None and not (issue or start or end):
+            runs = self.runs
         for name, given in zip(TIMES, (issue, start, end), strict=True):
             for width, array in (given or {}).items():
                 panels[f"{name}_{width}"] = ArrayPanel(array)
@@ -324,6 +330,7 @@ class Trace(ShownAsTables, TraceContents):
             panels=panels,
             steps=steps or self.steps,
             clocks=self.clocks if clocks is None else clocks,
+            runs=runs,
         )
 
     def calls(self) -> pandas.DataFrame:

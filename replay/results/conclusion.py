@@ -74,7 +74,7 @@ def conclude(
             torch_version=torch_version,
             clocks=clocks,
             rescaled=bool(request.scaling),
-            runs=len(runs),
+            runs=measured,
         )
         write(made, request.out, force=request.force, rank=0)
     walls: dict[int, float] = {}

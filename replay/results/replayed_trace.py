@@ -23,6 +23,7 @@ from moetraffic.replay.plan.program import KINDS, Plan, Timing
 from moetraffic.replay.plan.sizes import exchange_matrices
 from moetraffic.trace.model import (
     ALL_TO_ALL,
+    RUN,
     UNKNOWN_TIME,
     Group,
     Int64,
@@ -37,7 +38,7 @@ from moetraffic.trace.panel import ArrayPanel, Panel
 from moetraffic.trace.rows import TIMES
 from moetraffic.trace.trace import Trace
 
-from .call_times import NO_CLOCKS
+from .call_times import NO_CLOCKS, Measured
 
 
 def replayed_trace(
@@ -50,13 +51,14 @@ def replayed_trace(
     torch_version: str = "",
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
     rescaled: bool = False,
-    runs: int = 1,
+    runs: Sequence[Measured] = (),
 ) -> Trace:
     """Build the trace of a replay: sent bytes with measured times.
 
     ``times`` are those of every rank on its own clock, ``clocks`` are offsets of type
     CLOCK.  ``rescaled``: ``trace`` is on other ranks, or with other bytes, than it was
-    captured.  ``runs``: timed passes, of which these are the times of the median.
+    captured.  ``runs`` are all timed passes, of which these are the times of the
+    median; several are summed in the trace, each by site.
     """
     same_operations = not rescaled and bool((plan.occurrence >= 0).all())
     if same_operations:
@@ -67,7 +69,7 @@ def replayed_trace(
     meta = replace(
         base.meta,
         origin="replayed",
-        source=plan.source + (f" (median run of {runs})" if runs > 1 else ""),
+        source=plan.source + (f" (median run of {len(runs)})" if len(runs) > 1 else ""),
         virtual=False,
         backend=backend,
         nodes=tuple(nodes),
@@ -86,7 +88,29 @@ def replayed_trace(
         meta=meta,
         steps=_steps(trace, plan, times),
         clocks=clocks,
+        runs=_run_sums(base, place, runs) if len(runs) > 1 else None,
     )
+
+
+def _run_sums(
+    base: Trace, place: Int64, runs: Sequence[Measured]
+) -> npt.NDArray[np.void]:
+    """Sum the calls of each run by site, ``[k]`` of type RUN."""
+    training = np.isin(base.occurrences.iteration[place], base.iterations)
+    sites, which = np.unique(base.occurrences.site[place], return_inverse=True)
+    made = np.zeros((len(runs), len(sites) + 1), RUN)
+    made["number"], made["site"] = np.arange(len(runs))[:, None], [*sites, -1]
+    for row, run in zip(made, runs, strict=True):
+        known = training & np.isfinite(run.call_s)
+        of = which.reshape(-1)[known]
+        row["calls"][:-1] = np.bincount(of, minlength=len(sites))
+        for name in ("call", "transfer", "wait", "inside"):
+            seconds = getattr(run, f"{name}_s")[known]
+            sums = np.bincount(of, seconds, minlength=len(sites))
+            row[f"{name}_ns"][:-1] = np.rint(sums * 1e9)
+        walls = run.wall_s[np.isin(run.iteration, base.iterations)]
+        row["calls"][-1], row["call_ns"][-1] = len(walls), np.rint(walls.sum() * 1e9)
+    return made.reshape(-1)
 
 
 def _panels(

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from moetraffic.analysis.times.completion import completion
 from moetraffic.data import path
 from moetraffic.trace import PHASES, ROUTING, Trace, file_format
+from moetraffic.trace.model import RUN
+from moetraffic.trace.panel import take
 
 
 @pytest.mark.parametrize("version", [1])
@@ -82,3 +86,26 @@ def test_the_golden_file_of_version_1_2_has_the_experts_of_sampled_tokens() -> N
         assert [row.nonzero()[0].tolist() for row in first] == [[1, 3], [1, 3], [0, 4]]
     with Trace.open(path("golden-v1.1.h5")) as trace:
         assert not any(site.choices for site in trace.sites)
+
+
+def test_the_golden_file_of_version_1_3_has_the_runs_of_a_replay() -> None:
+    with Trace.open(path("golden-v1.3.h5")) as trace:
+        runs = trace.runs
+        assert runs.dtype == RUN
+        assert np.unique(runs["number"]).tolist() == [0, 1, 2]
+        assert runs["calls"].tolist() == [3] * 24
+        assert runs["transfer_ns"].sum() == 34_165_674
+        # the times of the trace are those of one of the runs
+        calls = completion(trace)
+        sums = [
+            np.rint(calls.transfer_s[calls.site == s].sum() * 1e9)
+            for s in np.unique(calls.site)
+        ]
+        shown = runs[(runs["number"] == 2) & (runs["site"] >= 0)]
+        np.testing.assert_allclose(shown["transfer_ns"], sums, atol=1)
+        # others are not those of these runs
+        moved = {w: take(trace.panels[f"end_{w}"], np.arange(24)) for w in (2,)}
+        assert len(trace.replace(meta=trace.meta).runs) == 24
+        assert not len(trace.replace(end=moved).runs)
+    with Trace.open(path("golden-v1.2.h5")) as trace:
+        assert not len(trace.runs)

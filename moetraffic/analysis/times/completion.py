@@ -32,6 +32,7 @@ from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.trace.model import WireForm
 
 from .call_times import CELLS, times_in_blocks
+from .repeated_runs import ratio_of_runs, run_sums
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -247,6 +248,7 @@ class TimeRatio:
     ratio: Interval  # sum of the second run over that of the first
     waiting: tuple[float, float] | None = None  # of each run, with ``transfer``
     busbw_gbs: tuple[float, float] | None = None  # of all-to-alls, likewise
+    runs: tuple[int, int] | None = None  # of two replays: timed runs of each
 
 
 def compare_times(
@@ -259,7 +261,9 @@ def compare_times(
     """Compare the times of the same calls in two runs.
 
     Ratios are of sums over the same calls; iterations are resampled jointly for the
-    intervals.
+    intervals.  Of two replays, ratios, waiting and busbw are of all their timed runs,
+    with intervals over these (:mod:`.repeated_runs`): where the runs are not in both
+    traces, or have summed other calls, there is no interval.
 
     Parameters
     ----------
@@ -282,6 +286,7 @@ def compare_times(
         return ()
     x, y = (of.take(at) for of, at in zip(every, rows, strict=True))
     links = link_bytes(a, x.occurrence), link_bytes(b, y.occurrence)
+    replays = a.meta.origin == b.meta.origin == "replayed"
     found = []
     for by, label, mine in parts(a, x):
         for measure in MEASURES:
@@ -295,10 +300,48 @@ def compare_times(
                     for link, of in zip(links, (x, y), strict=True)
                 ]
                 made = replace(made, waiting=_pair(shares), busbw_gbs=_pair(rates))
+            if replays:
+                made = _of_runs(made, a, b, x.site[mine], y.site[mine])
             found.append(made)
     (when, one, _), (_, other, _) = wall_times(a, x), wall_times(b, y)
-    found.append(_time_ratio("iteration", "", "wall", one, other, when, seed))
+    walls = _time_ratio("iteration", "", "wall", one, other, when, seed)
+    iterations_of = np.full(len(when), -1)
+    found.append(
+        _of_runs(walls, a, b, iterations_of, iterations_of) if replays else walls
+    )
     return tuple(found)
+
+
+def _of_runs(
+    ratio: TimeRatio, a: Trace, b: Trace, of_a: Int64, of_b: Int64
+) -> TimeRatio:
+    """Replace the figures of one run each by those of all runs of two replays.
+
+    ``of_a`` and ``of_b`` are the sites of the calls.
+    """
+    sums = run_sums(a, of_a), run_sums(b, of_b)
+    if sums[0] is None or sums[1] is None:
+        alone = Interval(value=ratio.ratio.value, low=np.nan, high=np.nan)
+        runs = tuple(1 if s is None else len(s) for s in sums)
+        return replace(ratio, ratio=alone, runs=(runs[0], runs[1]))
+    name = "transfer_s" if ratio.measure == "transfer" else "call_s"
+    totals = [getattr(s, name) for s in sums]
+    waiting, busbw = ratio.waiting, ratio.busbw_gbs
+    if waiting is not None:
+        waiting = _pair([float((s.wait_s / s.inside_s).mean()) for s in sums if s])
+    if busbw is not None:
+        shown = ratio.a.total, ratio.b.total
+        means = [float(np.exp(np.log(total).mean())) for total in totals]
+        busbw = _pair(
+            [rate * s / m for rate, s, m in zip(busbw, shown, means, strict=True)]
+        )
+    return replace(
+        ratio,
+        ratio=ratio_of_runs(*totals),
+        waiting=waiting,
+        busbw_gbs=busbw,
+        runs=(len(totals[0]), len(totals[1])),
+    )
 
 
 def link_bytes(trace: Trace, occurrences: Int64) -> Float64:

@@ -66,24 +66,44 @@ def sentences(
         if exchanges and ratio.busbw_gbs is not None and ratio.waiting is not None:
             took.append(
                 f"All-to-alls: busbw {ratio.busbw_gbs[0]:.3g} and "
-                f"{ratio.busbw_gbs[1]:.3g} GB/s, transfer {ratio.ratio.value:.3g} "
-                f"({LEVEL:.0%} CI {ratio.ratio.low:.3g} to {ratio.ratio.high:.3g}) "
-                f"times the first's, waiting {ratio.waiting[0]:.0%} and "
-                f"{ratio.waiting[1]:.0%}. The interval is over iterations of one run "
-                "each, and two runs of one command may differ more: that networks "
-                "differ is shown by intervals over runs that do not overlap "
-                "(moetraffic replay --repeat 5)."
+                f"{ratio.busbw_gbs[1]:.3g} GB/s, transfer {_ratio(ratio)}, waiting "
+                f"{ratio.waiting[0]:.0%} and {ratio.waiting[1]:.0%}{_over_runs(ratio)}."
             )
         if ratio.by == "all":
-            within = f"{ratio.ratio.low:.4g} to {ratio.ratio.high:.4g}"
             took.append(
                 f"Time of {ratio.number:,} common calls ({ratio.measure}): "
-                f"{ratio.ratio.value:.4g} times the first's "
-                f"({LEVEL:.0%} interval {within})."
+                f"{_ratio(ratio)}."
             )
     lines = [*took, *lines] if times_first else [*lines, *took]
     lines += [f"above threshold: {d.measure}: {_described(d)}." for d in above]
     return [*lines, *(f"note: {note}" for note in comparison.notes)]
+
+
+def _ratio(ratio: TimeRatio) -> str:
+    """Format a ratio of times with its interval, if it has one."""
+    found = ratio.ratio
+    within = f" ({LEVEL:.0%} CI {found.low:.3g} to {found.high:.3g})"
+    return f"{found.value:.3g} times the first's" + within * bool(
+        found.low <= found.high
+    )
+
+
+def _over_runs(ratio: TimeRatio) -> str:
+    """State the runs of two replays, and whether their networks are shown to differ."""
+    if ratio.runs is None:
+        return ""
+    n, m = ratio.runs
+    if min(ratio.runs) < 2:
+        return (
+            f"; {n} and {m} run{'s' * (n + m > 2)} of these calls: no interval, as two "
+            "runs of one command differ too (replay each with --repeat 5, the same "
+            "iterations)"
+        )
+    low, high = ratio.ratio.low, ratio.ratio.high
+    shown = (
+        "a difference is shown" if not low <= 1 <= high else "no difference is shown"
+    )
+    return f"; over {n} and {m} runs: {shown}"
 
 
 def _described(distance: Distance) -> str:
@@ -240,6 +260,7 @@ def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> 
             for r in ratios
         ],
         notes=[
+            "intervals over the timed runs of two replays, else over iterations; "
             "busbw of all-to-alls, GB/s, by transfer time; wall: from an iteration's "
             "first call to the end of its last, without the compute around them"
         ],

@@ -11,6 +11,7 @@ import pytest
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.background import BackgroundCollective, BackgroundTraffic
 from moetraffic.replay.plan.program import KINDS, Timing
+from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.report.results.overview import about, layout
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Site
@@ -76,7 +77,7 @@ def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
         backend="gloo",
         nodes=["n"] * plan.world,
         rescaled=True,
-        runs=5,
+        runs=[measure(plan, times)] * 5,
     )
     with saved(made, tmp_path / "out.h5") as found:
         assert found.meta.world == plan.world
@@ -96,6 +97,7 @@ def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
             # each rank goes through the same operations in the same order
             was = [plan.name(o) for o in plan.programs[rank].operation]
             assert [again.name(o) for o in program.operation] == was
+        assert found.runs["calls"].sum() == 5 * (len(found.find()) + 4)
         occurrence = np.array([found.find()[0]])
         assert (np.stack(found.times(occurrence)) != UNKNOWN_TIME).all()
 

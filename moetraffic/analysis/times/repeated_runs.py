@@ -1,0 +1,112 @@
+r"""Ratios of two replays with intervals over their timed runs.
+
+Calls of one run share what differs between runs (the load of the machine, connections,
+the state of the network), so that an interval over the iterations of one run each is
+too narrow for a comparison of two replays.  With :math:`m_i, s_i^2, n_i` the mean, the
+variance and the number of the logarithms of a total time in the runs of replay i, the
+ratio of the second to the first is
+
+.. math:: \\exp(m_2 - m_1 \\pm t_{\\nu, 0.975} \\sqrt{s_1^2/n_1 + s_2^2/n_2})
+
+with the degrees of freedom :math:`\\nu` of Welch and Satterthwaite.
+
+References
+----------
+B. L. Welch, "The generalization of Student's problem when several different population
+variances are involved", Biometrika 34 (1947) 28.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.analysis.resampling import LEVEL, Interval
+from moetraffic.trace import Trace
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSums:
+    """Sums over calls in each of N runs, ``[N]`` float64 seconds each."""
+
+    call_s: Float64
+    transfer_s: Float64
+    wait_s: Float64
+    inside_s: Float64
+
+    def __len__(self) -> int:
+        return len(self.call_s)
+
+
+def run_sums(trace: Trace, sites: Int64) -> RunSums | None:
+    """Sum the times of calls in each run of a replay; None if they are not stored.
+
+    Parameters
+    ----------
+    trace
+        A replay.
+    sites
+        ``[n]`` int64, the site of each call.  The runs must have summed as many calls
+        of each of these sites; -1 stands for an iteration.
+
+    Returns
+    -------
+    RunSums or None
+        None if the trace has one run, or the runs summed other calls.
+    """
+    runs = trace.runs
+    used, calls = np.unique(sites, return_counts=True)
+    numbers = np.unique(runs["number"])
+    # rows of a run are in the order of their sites
+    mine = np.sort(runs[np.isin(runs["site"], used)], order=["number", "site"])
+    if len(numbers) < 2 or len(mine) != len(numbers) * len(used):
+        return None
+    table = mine.reshape(len(numbers), len(used))
+    if not (table["calls"] == calls).all():
+        return None
+    sums = {n: table[f"{n}_ns"].sum(axis=1) / 1e9 for n in _NAMES}
+    return RunSums(**{f"{name}_s": values for name, values in sums.items()})
+
+
+_NAMES = ("call", "transfer", "wait", "inside")
+
+
+def ratio_of_runs(below: Float64, above: Float64) -> Interval:
+    """Compute the ratio of geometric means of a total in runs of two replays.
+
+    Parameters
+    ----------
+    below, above
+        ``[n]`` and ``[m]`` positive totals of each run, two or more.
+
+    Returns
+    -------
+    Interval
+        Of LEVEL, by Welch's t; unknown if a total is 0.
+
+    Examples
+    --------
+    >>> ratio_of_runs(np.array([1.0, 1.0]), np.array([2.0, 2.0]))
+    Interval(value=2.0, low=2.0, high=2.0)
+    """
+    if not ((below > 0).all() and (above > 0).all()):
+        return Interval(value=math.nan, low=math.nan, high=math.nan)
+    logs = np.log(below), np.log(above)
+    shares = np.array([of.var(ddof=1) / len(of) for of in logs])
+    value = float(np.exp(logs[1].mean() - logs[0].mean()))
+    if not shares.sum():
+        return Interval(value=value, low=value, high=value)
+    from scipy.special import stdtrit  # slow import
+
+    degrees = shares.sum() ** 2 / sum(
+        share**2 / (len(of) - 1) for share, of in zip(shares, logs, strict=True)
+    )
+    wide = stdtrit(degrees, (1 + LEVEL) / 2) * math.sqrt(shares.sum())
+    factor = float(np.exp(wide))
+    return Interval(value=value, low=value / factor, high=value * factor)

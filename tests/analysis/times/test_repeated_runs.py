@@ -1,0 +1,100 @@
+"""Two replays: the interval is over their runs, and two of one command agree."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from moetraffic.analysis.comparison import compare
+from moetraffic.analysis.times.completion import compare_times, completion
+from moetraffic.analysis.times.repeated_runs import ratio_of_runs, run_sums
+from moetraffic.data import path
+from moetraffic.report.results.comparison import sentences
+from moetraffic.trace import Trace
+
+
+def test_the_ratio_of_runs_is_welchs_on_logarithms():
+    rng = np.random.default_rng(3)
+    for n, m in ((2, 2), (2, 9), (5, 5), (30, 4)):
+        below, above = rng.lognormal(0, 0.1, n), rng.lognormal(1, 0.6, m)
+        found = ratio_of_runs(below, above)
+        known = stats.ttest_ind(np.log(above), np.log(below), equal_var=False)
+        low, high = known.confidence_interval(0.95)
+        assert np.log([found.low, found.high]) == pytest.approx([low, high])
+        assert found.value == pytest.approx(stats.gmean(above) / stats.gmean(below))
+    assert np.isnan(ratio_of_runs(np.array([1.0, 0.0]), np.ones(2)).value)
+
+
+def test_replays_of_one_command_differ_in_at_most_one_of_twenty_comparisons():
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    false = 0
+    for _ in range(2000):
+        spread = rng.uniform(0.01, 1.0)
+        runs = np.exp(spread * rng.standard_normal((2, int(rng.integers(2, 8)))))
+        found = ratio_of_runs(*runs)
+        false += not found.low <= 1 <= found.high
+    # 5% and four standard errors of 2,000 draws
+    assert false / 2000 < 0.07, seed
+
+
+@pytest.fixture
+def replay():
+    with Trace.open(path("golden-v1.3.h5")) as trace:
+        yield trace
+
+
+def slower(trace: Trace, factor: int, runs: int = 3) -> Trace:
+    """The replay with all sums of its runs longer; the first ``runs`` of them."""
+    table = trace.runs[trace.runs["number"] < runs].copy()
+    for name in ("call_ns", "transfer_ns", "wait_ns", "inside_ns"):
+        table[name] *= factor
+    return trace.replace(runs=table)
+
+
+def test_two_replays_are_compared_over_all_their_runs(replay):
+    sums = run_sums(replay, completion(replay).site)
+    mine = replay.runs[replay.runs["site"] >= 0]
+    for number, total in enumerate(sums.transfer_s):
+        row = mine["transfer_ns"][mine["number"] == number]
+        assert total == pytest.approx(row.sum() / 1e9)
+    for found in compare_times(replay, slower(replay, 3)):
+        assert found.runs == (3, 3)
+        assert found.ratio.value == pytest.approx(3)
+        if found.busbw_gbs is not None:
+            assert found.busbw_gbs[0] == pytest.approx(3 * found.busbw_gbs[1])
+            assert found.waiting[0] == pytest.approx(found.waiting[1])
+    far = compare_times(replay, slower(replay, 1_000_000))
+    assert all(t.ratio.low > 1 for t in far)
+
+
+@pytest.mark.parametrize("lacking", ["one run", "no runs", "other iterations"])
+def test_without_the_runs_of_both_there_is_no_interval(replay, lacking):
+    other = {
+        "one run": lambda: slower(replay, 1, runs=1),
+        "no runs": lambda: replay.replace(runs=replay.runs[:0]),
+        "other iterations": lambda: replay.select(replay.find(iterations=range(2))),
+    }[lacking]()
+    for found in compare_times(replay, other):
+        assert np.isfinite(found.ratio.value)
+        assert np.isnan([found.ratio.low, found.ratio.high]).all()
+        assert found.runs[1] == 1
+    said = " ".join(sentences(compare(replay, other)))
+    assert "no interval" in said
+    assert "--repeat 5" in said
+
+
+def test_a_difference_is_stated_only_with_its_interval(replay):
+    same = " ".join(sentences(compare(replay, replay)))
+    assert "over 3 and 3 runs: no difference is shown" in same
+    assert "duration of" not in same
+    far = " ".join(sentences(compare(replay, slower(replay, 1_000_000))))
+    assert "over 3 and 3 runs: a difference is shown" in far
+    # a run and its replay have one run each: over iterations, as before
+    run = replay.replace(meta=replace(replay.meta, origin="captured"))
+    assert all(t.runs is None for t in compare_times(run, replay))
+    assert "duration of dispatch" in {d.of for d in compare(run, replay).distances}
