@@ -87,6 +87,11 @@ def stop(_: Fault) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def interrupt(_: Fault) -> None:
+    """Press Ctrl-C: the launcher gets it, as the ranks have sessions of their own."""
+    os.kill(os.getppid(), signal.SIGINT)
+
+
 def crash(_: Fault) -> None:
     """Fail for a reason that nobody foresaw."""
     raise KeyError("laid by the campaign")
@@ -175,7 +180,11 @@ class Kind:
     """A kind of fault: how it is laid, and what the sentence must say."""
 
     arm: Callable[[Fault], None]
+    about: str  # what happens, for the table of docs/reliability.md
+    reported: str  # in words, for that table
     said: str  # after rank and operation; a regular expression
+    named: bool = True  # whether rank and operation are named
+    code: int = 2  # of moetraffic replay, or of a rank that reports without it
     place: str = ""  # the operation, where it is not the one at which it strikes
     launchers: tuple[str, ...] = LAUNCHERS
     rank: int | None = None  # the only rank that can have it
@@ -189,47 +198,98 @@ class Kind:
 GONE = "was ended by SIG|ended without an error report|did not answer"
 ABSENT = "did not arrive within"
 FAULTS = {
-    "killed": Kind(arm=at_operation(kill), said=GONE, weight=3),
+    "killed": Kind(
+        arm=at_operation(kill),
+        about="a rank is killed (KILL, SEGV, BUS or ABRT)",
+        reported="the signal; without a supervisor, that the rank ended without a "
+        "report",
+        said=GONE,
+        weight=3,
+    ),
     "stopped": Kind(
         arm=at_operation(stop),
+        about="a rank is stopped (SIGSTOP)",
+        reported="that it was stopped",
         said="was stopped by a signal",
         launchers=("replay", "torchrun"),  # srun ends what is left; a shell does not
         weight=2,
     ),
     "late": Kind(
         arm=at_operation(lambda _: time.sleep(1000)),
+        about="a rank does not go on",
+        reported="that it did not respond",
         said="did not answer|did not go on",  # by others, or by its own watchdog
         weight=2,
     ),
-    "crashed": Kind(arm=at_operation(crash), said="KeyError"),
+    "crashed": Kind(
+        arm=at_operation(crash),
+        about="a rank fails by an unforeseen exception",
+        reported="the exception",
+        said="KeyError",
+    ),
     "left": Kind(
         arm=at_operation(lambda _: os._exit(0)),
+        about="a rank exits with code 0 in the middle",
+        reported="that it ended early",
         said=f"ended early, without an error|{GONE}",
     ),
-    "wrong splits": Kind(arm=wrong_splits, said="sends [0-9]+ bytes to rank", weight=3),
+    "wrong splits": Kind(
+        arm=wrong_splits,
+        about="a rank sends other bytes than planned",
+        reported="how many, to which rank, and how many that rank expects",
+        said="sends [0-9]+ bytes to rank",
+        weight=3,
+    ),
     "other trace": Kind(
-        arm=other_trace("other.h5"), said="another plan than rank", place="iteration 0"
+        arm=other_trace("other.h5"),
+        about="one rank has another trace",
+        reported="the first operation that differs",
+        said="another plan than rank",
+        place="iteration 0",
     ),
     "missing file": Kind(
-        arm=other_trace("gone.h5"), said="gone.h5", place="start-up", weight=3
+        arm=other_trace("gone.h5"),
+        about="one rank has no file",
+        reported="the missing file",
+        said="gone.h5",
+        place="start-up",
+        weight=3,
     ),
     "damaged file": Kind(
-        arm=other_trace("damaged.h5"), said="damaged.h5", place="start-up", weight=2
+        arm=other_trace("damaged.h5"),
+        about="one rank has a damaged file",
+        reported="the defect of the file",
+        said="damaged.h5",
+        place="start-up",
+        weight=2,
     ),
     "other version": Kind(
-        arm=other_version, said="has moetraffic 0.0.1", place="the agreement"
+        arm=other_version,
+        about="one rank has another version of moetraffic",
+        reported="both versions",
+        said="has moetraffic 0.0.1",
+        place="the agreement",
     ),
     "other option": Kind(
-        arm=other_option, said="has timeout_s 2.5", place="the agreement"
+        arm=other_option,
+        about="one rank has another option",
+        reported="the option and its value",
+        said="has timeout_s 2.5",
+        place="the agreement",
     ),
     "no memory": Kind(
         arm=little_memory,
+        about="too little memory for the buffers",
+        reported="how much the ranks of that host need, and how much is free, before "
+        "it is allocated",
         said="has too little memory",
         place="start-up",
         rank=0,  # the first of the host, whichever of its ranks sees too little
     ),
     "full disk": Kind(
         arm=full_disk,
+        about="the disk is full when the trace is written",
+        reported="where the trace is stored instead: no measurement is lost",
         said="No space left on device.*is kept as",
         place="the writing of the trace",
         rank=0,
@@ -237,6 +297,8 @@ FAULTS = {
     ),
     "port in use": Kind(
         arm=laid_outside,
+        about="another program listens at MASTER_PORT",
+        reported="the port and its host",
         said="cannot listen on port",
         place="the rendezvous",
         launchers=("shell",),
@@ -244,6 +306,9 @@ FAULTS = {
     ),
     "not started": Kind(
         arm=laid_outside,
+        about="a rank is not started",
+        reported="which ranks did not arrive; rank 0, which serves the rendezvous, is "
+        "named by each of the others",
         said=ABSENT,
         place="the rendezvous",
         launchers=("shell",),
@@ -252,6 +317,8 @@ FAULTS = {
     ),
     "late start": Kind(
         arm=late_start,
+        about="a rank starts after the others have given up",
+        reported="the same",
         said=f"{ABSENT}|did not answer",
         place="(the rendezvous|start-up)",
         weight=2,
@@ -259,6 +326,8 @@ FAULTS = {
     ),
     "mixed traces": Kind(
         arm=other_trace("other.h5"),
+        about="several ranks have another trace",
+        reported="the first operation that differs, of the lowest of the fewer ranks",
         said="another plan than rank",
         place="iteration 0",
         and_above=True,
@@ -266,9 +335,34 @@ FAULTS = {
     ),
     "other times": Kind(
         arm=other_trace("times.h5"),
+        about="a trace with the same bytes and other times, where the pace uses them",
+        reported="that times or groups differ",
         said="other captured times than rank",
         place="the agreement",
         weight=2,
         options=("--pace", "captured"),
     ),
+    "interrupted": Kind(
+        arm=at_operation(interrupt),
+        about="Ctrl-C, or SIGINT to the launcher",
+        reported="that it was interrupted",
+        said="the replay was interrupted",
+        named=False,
+        code=130,
+        launchers=("replay",),
+        weight=2,
+    ),
 }
+
+CODES = {"torchrun": 1}
+"""Exit codes of launchers that have their own, whatever the fault."""
+
+
+def table() -> list[str]:
+    """Return the rows of the table of faults in docs/reliability.md."""
+    names = {"replay": "`moetraffic replay`", "torchrun": "torchrun", "shell": "srun"}
+    return [
+        f"| {kind.about} | {', '.join(names[one] for one in kind.launchers)} | "
+        f"{kind.reported} | {kind.code} |"
+        for kind in FAULTS.values()
+    ]

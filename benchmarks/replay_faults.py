@@ -27,14 +27,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import faulty_rank
 import numpy as np
-from faulty_rank import FAULT, FAULTS, Fault
+from faulty_rank import CODES, FAULT, FAULTS, Fault
 from page import save
 
 TIMEOUT_S = 3.0
@@ -92,6 +92,8 @@ def expected(fault: Fault, trace: Path) -> str:
     from moetraffic.trace.trace import Trace
 
     kind = FAULTS[fault.kind]
+    if not kind.named:
+        return kind.said
     place, rank = kind.place, fault.rank
     absent = fault.kind in ("not started", "late start")
     if absent and (rank, fault.launcher) == (0, "shell"):
@@ -139,26 +141,30 @@ def run(fault: Fault, folder: Path) -> Ending:
             )
             for command, own in commands(fault, options, port)
         ]
-        until_s = began_s + DEADLINE_S
-        while any(p.poll() is None for p in programs) and time.monotonic() < until_s:
-            time.sleep(0.02)
-        hung = any(p.poll() is None for p in programs)
-        seconds = time.monotonic() - began_s
-        settle_s = time.monotonic() + 1.0
-        left = list(alive(fault.run))
-        while left and not hung and time.monotonic() < settle_s:
-            time.sleep(0.05)  # killed, but not yet gone
+        try:
+            until_s = began_s + DEADLINE_S
+            while any(p.poll() is None for p in programs):
+                if time.monotonic() > until_s:
+                    break
+                time.sleep(0.02)
+            hung = any(p.poll() is None for p in programs)
+            seconds = time.monotonic() - began_s
+            settle_s = time.monotonic() + 1.0
             left = list(alive(fault.run))
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        for program in programs:
-            program.wait()
+            while left and not hung and time.monotonic() < settle_s:
+                time.sleep(0.05)  # killed, but not yet gone
+                left = list(alive(fault.run))
+        finally:  # Ctrl-C reaches no process of the run: they have their own sessions
+            for pid in alive(fault.run):
+                os.kill(pid, signal.SIGKILL)
+            for program in programs:
+                program.wait()
         said.seek(0)
         text = said.read()
     code = max((p.returncode for p in programs), key=lambda c: (c == 2, c != 0))
     sentences = [s for s in text.splitlines() if s.startswith("moetraffic: ")]
     clear = any(re.search(pattern, sentence) for sentence in sentences)
-    wrong_code = code != 2 if fault.launcher == "replay" else code == 0
+    wrong_code = code != CODES.get(fault.launcher, kind.code)
     return Ending(
         fault=fault,
         clear=clear and not wrong_code and not hung and kept(fault, sentences, folder),
@@ -333,7 +339,7 @@ def small_trace(ranks: int, seed: int, late_ns: int) -> Any:
     )
 
 
-def campaign(runs: int, seed: int, first: int = 0) -> Iterator[Ending]:
+def campaign(runs: int, seed: int, first: int = 0) -> Generator[Ending, None, None]:
     """Run after run; nothing of them is left on the disk."""
     folder = Path(tempfile.mkdtemp(prefix="moetraffic-faults-"))
     try:
@@ -352,13 +358,19 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first run")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     asked = parser.parse_args()
-    endings = []
-    for ending in campaign(asked.runs, asked.seed, asked.first):
-        endings.append(ending)
-        if asked.json:
-            save(asked.json, [asdict(one) for one in endings])
-        if not ending.clear or ending.left:
-            print(json.dumps(asdict(ending), indent=1), file=sys.stderr, flush=True)
+    endings: list[Ending] = []
+    runs = campaign(asked.runs, asked.seed, asked.first)
+    try:
+        for ending in runs:
+            endings.append(ending)
+            if asked.json:
+                save(asked.json, [asdict(one) for one in endings])
+            if not ending.clear or ending.left:
+                print(json.dumps(asdict(ending), indent=1), file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        runs.close()
+        print(f"interrupted after {len(endings)} of {asked.runs} runs", file=sys.stderr)
+        return 130
     print(f"{'fault':16}{'launcher':10}{'runs':>5}{'clear':>6}{'longest, s':>12}")
     for kind, launcher in sorted({(e.fault.kind, e.fault.launcher) for e in endings}):
         same = [

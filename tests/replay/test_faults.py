@@ -456,3 +456,50 @@ def test_a_hundred_faults_have_a_hundred_clear_endings(tmp_path):
     endings = json.loads(results.read_text())
     assert len(endings) == 100, ran.stderr
     assert [e for e in endings if not e["clear"] or e["hung"] or e["left"]] == []
+
+
+def test_the_page_has_every_fault_of_the_campaign_with_its_exit_code(monkeypatch):
+    monkeypatch.syspath_prepend(CAMPAIGN.parent)
+    import faulty_rank
+
+    page = (CAMPAIGN.parents[1] / "docs" / "reliability.md").read_text()
+    rows = faulty_rank.table()
+    assert "\n".join(["|---|---|---|---|", *rows, ""]) in page
+    assert len(rows) == len(faulty_rank.FAULTS) == len(set(rows))
+
+
+@pytest.mark.slow
+def test_an_interrupted_campaign_leaves_nothing(tmp_path):
+    folder = tmp_path / "made"
+    folder.mkdir()
+    running = subprocess.Popen(
+        [sys.executable, str(CAMPAIGN), "--runs", "2", "--seed", "1"],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(CAMPAIGN.parents[1]),
+            "TMPDIR": str(folder),
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+    def of_the_run():
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (entry / "environ").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if str(folder).encode() in environment and state not in "ZX":
+                yield int(entry.name)
+
+    while len(list(of_the_run())) < 3:  # a launcher and a rank, beside the campaign
+        assert running.poll() is None
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    _, error = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "interrupted after 0 of 2 runs" in error
+    assert list(of_the_run()) == []
+    assert list(folder.iterdir()) == []
