@@ -34,6 +34,7 @@ from moetraffic.generate.analog.analog_path import (
     run_labels,
 )
 from moetraffic.generate.fit import fit_steps
+from moetraffic.generate.scenario import stacked_rows
 from moetraffic.trace import Trace
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -56,14 +57,22 @@ def course(iterations: int, seed: int) -> Float64:
     return weight / weight.sum(axis=2, keepdims=True)
 
 
-def run(folder: Path, *, iterations: int = 60, seed: int = 1, k: int = 2) -> Trace:
+def run(
+    folder: Path,
+    *,
+    iterations: int = 60,
+    seed: int = 1,
+    k: int = 2,
+    ranks: int = RANKS,
+    tokens: int = 32,
+) -> Trace:
     """A trace of a known process."""
     scenario = Scenario(
         exchanges=tuple(Exchange(layer=n, row_bytes=64) for n in range(LAYERS)),
-        ranks=RANKS,
+        ranks=ranks,
         experts=EXPERTS,
         k=k,
-        tokens=32,
+        tokens=tokens,
         ep=4,
         source="known",
     )
@@ -77,8 +86,10 @@ def run(folder: Path, *, iterations: int = 60, seed: int = 1, k: int = 2) -> Tra
     return synthetic_trace(demand, folder, seed=seed)
 
 
-def drawn(fitted: Analog, iterations: int, seed: int, rows: int = 0) -> npt.NDArray:
-    demand = fitted.sample(iterations=iterations, seed=seed)
+def drawn(
+    fitted: Analog, iterations: int, seed: int, rows: int = 0, ranks: int | None = None
+) -> npt.NDArray:
+    demand = fitted.sample(iterations=iterations, seed=seed, ranks=ranks)
     blocks = list(demand.blocks(rows))
     assert [first for first, _ in blocks] == np.cumsum(
         [0, *(len(b) for _, b in blocks[:-1])]
@@ -148,19 +159,54 @@ def test_iterations_are_captured_ones_with_other_experts(tmp_path: Path) -> None
     assert (np.diff(demand.path.iteration) != 1).any()
 
 
-def test_more_ranks_repeat_the_captured_ones(tmp_path: Path) -> None:
+def test_more_ranks_send_what_captured_ones_send_beside(tmp_path: Path) -> None:
     fitted = Analog.fit(run(tmp_path, k=3))
     few, many, part = (
         fitted.sample(iterations=40, seed=2, ranks=ranks, ep=2) for ranks in (4, 10, 2)
     )
-    rows = [np.concatenate([b for _, b in demand.blocks(7)]) for demand in (few, many)]
+    rows = [
+        np.concatenate([b for _, b in demand.blocks(7)]) for demand in (few, many, part)
+    ]
     assert rows[1].shape == (40, LAYERS, 10, EXPERTS)
-    assert (rows[1] == rows[0][:, :, np.arange(10) % 4]).all()
-    assert (many.scenario.ranks, many.scenario.ep, many.scenario.experts) == (10, 2, 8)
-    assert "Rank r repeats captured rank r mod 4" in many.limits[0]
+    assert (rows[1][:, :, :4] == rows[0]).all()
+    assert (rows[2] == rows[0][:, :, :2]).all()
+    for number in (1, 2):
+        away = many.iteration[:, number] - many.path.iteration
+        assert set(away.tolist()) <= {-1, 0, 1}
+        mine = rows[1][:, :, 4 * number : 4 * number + 4]
+        captured = fitted.counts[many.iteration[:, number], :, : mine.shape[2]]
+        named = np.take_along_axis(captured, many.path.captured[:, :, None], axis=3)
+        assert (mine == named).all()
+    assert (many.scenario.ranks, many.scenario.ep) == (10, 2)
+    assert "10 ranks are made of 4 captured ones" in many.limits[0]
     assert many.limits[1:] == few.limits == part.limits
     with pytest.raises(LayoutError, match="does not divide 10 ranks"):
         fitted.sample(iterations=9, seed=0, ranks=10, ep=4)
+
+
+@pytest.mark.parametrize("tokens", [8, 4096])
+def test_the_load_of_more_ranks_changes_as_their_process_does(
+    tmp_path: Path, tokens: int
+) -> None:
+    def change(counts: npt.NDArray) -> float:
+        return float(np.abs(np.diff(load(counts), axis=0)).sum(axis=2).mean())
+
+    found = []
+    for seed in (1, 2, 3):
+        few, many = (
+            scenario_of(run(tmp_path, iterations=200, **size, tokens=tokens, seed=seed))
+            for size in ({"ranks": 4}, {"ranks": 16})
+        )
+        counts, true = (stacked_rows(*each) for each in (few, many))
+        fitted = Analog(
+            scenario=few[0], counts=counts, labels=run_labels(load(counts), 4)
+        )
+        made = drawn(fitted, 200, seed=1, ranks=16)
+        found.append([change(each) for each in (counts, made, true)])
+    repeated, made_change, wanted = np.mean(found, axis=0)
+    assert made_change == pytest.approx(wanted, rel=0.1)
+    # ranks that repeat the captured ones: all of it is noise, or none
+    assert repeated / wanted == pytest.approx({8: 1.75, 4096: 1.0}[tokens], rel=0.05)
 
 
 def test_a_permutation_is_drawn_with_its_probability() -> None:
@@ -336,5 +382,5 @@ def test_generate_judges_refuses_and_repeats(
     assert "max over mean" in capsys.readouterr().out
     assert main(["generate", "run.h5", "-o", "d.h5", "--ranks", "8"]) == 0
     shown = capsys.readouterr().out
-    assert "Rank r repeats captured rank r mod 4" in shown
+    assert "8 ranks are made of 4 captured ones" in shown
     assert "8 ranks" in shown

@@ -8,8 +8,9 @@ r"""Analog generator: synthetic traffic assembled from blocks of one captured ru
 
 What is new in a sample is the order of the blocks, which expert has which load, and how
 layers combine these; the ordered loads within a block are captured ones.  Further ranks
-repeat the captured ones, so groups of these send the same.  For other experts or
-what-if factors there is :class:`.model.TrafficModel`.
+send what the captured ones send in the same iteration or in one beside it, as often as
+the load of so many ranks is to change (:func:`.analog_fit.shifted_share`).  For other
+experts or what-if factors there is :class:`.model.TrafficModel`.
 
 References
 ----------
@@ -43,12 +44,16 @@ from .analog_fit import (
     LENGTHS,
     check_same_size,
     fitted_options,
+    shifted,
+    shifted_share,
+    shifts,
     wanted_correlation,
 )
 from .analog_path import AnalogPath, Labels, PathOptions, analog_path, run_labels
 
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 
 FIT_STEPS = 3
 """Steps of a fit: the loads, the length of blocks and the exchange of labels."""
@@ -169,8 +174,14 @@ class Analog:
         scenario = self.scenario.scaled(ranks=ranks, ep=ep)
         rng = generator(seed, Use.STATE)
         path = analog_path(self.labels, self.fitted, iterations, self.options, rng)
+        sets = -(-scenario.ranks // self.scenario.ranks)
+        share = shifted_share(self.counts, sets) if sets > 1 else 0.0
+        away = shifts(iterations, sets, share, generator(seed, Use.ROWS))
         return AnalogDemand(
-            fitted=self, scenario=scenario, iterations=iterations, path=path
+            fitted=self,
+            scenario=scenario,
+            path=path,
+            iteration=shifted(path.iteration, away, self.fitted),
         )
 
 
@@ -180,8 +191,13 @@ class AnalogDemand:
 
     fitted: Analog
     scenario: Scenario  # of the sample
-    iterations: int  # N
-    path: AnalogPath
+    path: AnalogPath  # of N iterations
+    iteration: Int64  # [N, m] captured iteration of each set of as many ranks
+
+    @property
+    def iterations(self) -> int:
+        """Number of iterations N."""
+        return len(self.iteration)
 
     @property
     def limits(self) -> list[str]:
@@ -190,8 +206,8 @@ class AnalogDemand:
         few, many = fitted.scenario.ranks, self.scenario.ranks
         if many > few:
             found.append(
-                f"Rank r repeats captured rank r mod {few}: the load is less even than "
-                f"that of a run of {many} ranks, and the judgment is of {few}"
+                f"{many} ranks are made of {few} captured ones, by which the fit is "
+                "judged; what a training of more ranks learns otherwise is unknown"
             )
         if fitted.options.block > LENGTHS[0]:
             found += ["Samples repeat the run's movement in blocks, with other labels"]
@@ -209,19 +225,17 @@ class AnalogDemand:
         step = block_rows(scene.cells, rows)
         layer = [scene.layers.index(x.layer) for x in scene.exchanges]
         slot = [scene.slots.index(x.slot) for x in scene.exchanges]
-        captured = self.fitted.scenario.ranks
-        rank = np.arange(scene.ranks) % captured
         for first in range(0, self.iterations, step):
             cut = slice(first, min(first + step, self.iterations))
             found = np.take_along_axis(
-                self.fitted.counts[self.path.iteration[cut]],
-                self.path.captured[cut, :, None],
-                axis=3,
+                self.fitted.counts[self.iteration[cut]],  # [b, m, L, Q, E]
+                self.path.captured[cut, None, :, None],
+                axis=4,
             )
-            apart = found.reshape(
-                len(found), len(scene.layers), len(scene.slots), captured, -1
-            )
-            yield first, apart[:, layer, slot][:, :, rank]
+            shape = (*found.shape[:3], len(scene.slots), -1, scene.experts)
+            sets = found.reshape(shape)[:, :, layer, slot]  # [b, m, X, R, E]
+            ranks = sets.swapaxes(1, 2).reshape(len(sets), len(layer), -1, shape[-1])
+            yield first, np.ascontiguousarray(ranks[:, :, : scene.ranks])
 
 
 def _load(counts: Int32) -> Float64:

@@ -21,6 +21,8 @@ from moetraffic.generate.scenario import Scenario
 from .analog_path import Labels, PathOptions, analog_path, smoothed
 
 Float64 = npt.NDArray[np.float64]
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
 
 LAG = 30
 """Iterations after which a run is presumed to be as correlated with itself as with its
@@ -49,6 +51,9 @@ LEAST, MOST = 0.01, 1e4
 
 HALVINGS = 8
 """Halvings of the range, on a logarithmic scale."""
+
+SHARES = np.linspace(0, 1, 17)
+"""Shares of the further ranks' iterations that are tried to be shifted by one."""
 
 Paths = Callable[[PathOptions, int], Float64]
 """(options, seed) -> ``[T, L, E]`` loads along a path of the captured length."""
@@ -143,6 +148,62 @@ def correlation(loads: Sequence[Float64]) -> float:
         for a, b in combinations(smooth, 2)
     ]
     return float(np.mean(found))
+
+
+def shifts(iterations: int, sets: int, share: float, rng: np.random.Generator) -> Int64:
+    """Draw how many iterations away sets of ranks are, ``[N, sets]``: -1, 0 or 1.
+
+    The first set is never away, of the others a share.
+    """
+    away = rng.choice([-1, 1], (iterations, sets))
+    away[rng.random(away.shape) >= share] = 0
+    away[:, :1] = 0
+    return away
+
+
+def shifted(iteration: Int64, away: Int64, total: int) -> Int64:
+    """Captured iterations of sets, ``[N, sets]``: back where the run would be left."""
+    found = iteration[:, None] + away
+    return np.where((found < 0) | (found >= total), iteration[:, None] - away, found)
+
+
+def shifted_share(counts: Int32, sets: int) -> float:
+    r"""Find how often further ranks send what captured ones sent an iteration away.
+
+    The load changes from one iteration to the next by :math:`\Delta`.  To the mean
+    square of this, what all ranks share contributes as much at any number of ranks, and
+    their differences :math:`2 s^2 / Q`, with :math:`s^2` the variance of the Q rows.
+    That of m sets of ranks is to be
+
+    .. math:: \overline{\Delta^2} - \frac{2 s^2}{Q} \left(1 - \frac{1}{m}\right).
+
+    Ranks that repeat the captured ones do not lessen it, and ranks an iteration away
+    lessen what is shared as well.
+
+    Parameters
+    ----------
+    counts
+        ``[T, L, Q, E]`` captured token copies.
+    sets
+        m.
+    """
+    rows = counts / counts[0, 0, 0].sum()
+    count, total = rows.shape[2], len(rows)
+    if count < 2:
+        return 0.0
+    load = rows.mean(axis=2)
+    noise = 2 * rows.var(axis=2, ddof=1).sum(axis=2).mean() / count
+    wanted = _square_change(load) - noise * (1 - 1 / sets)
+    apart = []
+    for share in SHARES:
+        away = shifts(total, sets, share, generator(0, Use.ROWS))
+        made = load[shifted(np.arange(total), away, total)].mean(axis=1)
+        apart.append(abs(_square_change(made) - wanted))
+    return float(SHARES[int(np.argmin(apart))])
+
+
+def _square_change(load: Float64) -> float:
+    return float(np.square(np.diff(load, axis=0)).sum(axis=2).mean())
 
 
 def check_same_size(one: Scenario, other: Scenario) -> None:
