@@ -49,7 +49,7 @@ class Shown:
 
     summary: list[Any]  # tables and sentences
     parts: dict[str, list[Any]]  # tables by part; they may be in the summary, too
-    chart: Chart
+    chart: Chart | None  # None: no picture is asked for
     data: dict[str, Any]
 
 

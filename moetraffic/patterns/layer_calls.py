@@ -183,7 +183,17 @@ class LayerCalls:
     @property
     def handed_on(self) -> Values:
         """Bytes of a micro-batch's activations between two stages."""
-        return self._source_rows / where(self._spread > 0, self.config.tp, 1)
+        c = self.config
+        split = (self._spread > 0) | (c.scatter_gather > 0)
+        return self._source_rows / where(split, c.tp, 1)
+
+    def received(self) -> list[Part]:
+        """What a stage gathers that tensor ranks of another handed on in parts."""
+        times = self._split * (self.config.scatter_gather > 0) * (self._spread == 0)
+        if not anywhere(times):
+            return []
+        rows = self._source_rows
+        return [Part("TP", "tp", "all_gather", rows, times, "pipeline")]
 
     # ---- tensor and sequence parallelism ------------------------------------------
 

@@ -110,8 +110,9 @@ class Pattern:
 
     def calls(
         self, traffic: Sequence[str] | None = None
-    ) -> Iterator[tuple[Call, tuple[int, ...], int]]:
-        """Each collective once: the call, its group, and how often in an iteration.
+    ) -> Iterator[tuple[Call, Groups, int]]:
+        """Each collective once: the call without its layer, the groups that make it,
+        and how often each does in an iteration.
 
         Parameters
         ----------
@@ -120,18 +121,18 @@ class Pattern:
         """
         stages = self.stage_of
         for stage, program in enumerate(self.programs):
+            counts: Counter[Call] = Counter()
             for call, times in Counter(e.call for e in program).items():
-                if traffic is not None and call.traffic not in traffic:
-                    continue
-                for group in self.groups(call.group, stage):
-                    if call.group in ACROSS_STAGES:
-                        # the first of its members counts it; a message, its source
-                        teller = (
-                            group[call.peers[0]] if call.peers[0] >= 0 else group[0]
-                        )
-                        if stages[teller] != stage:
-                            continue
-                    yield call, group, times
+                if traffic is None or call.traffic in traffic:
+                    counts[replace(call, layer=-1)] += times
+            for call, times in counts.items():
+                groups = self.groups(call.group, stage)
+                if call.group in ACROSS_STAGES:
+                    # the first of its members counts it; a message, its source
+                    teller = max(call.peers[0], 0)
+                    groups = tuple(g for g in groups if stages[g[teller]] == stage)
+                if groups:
+                    yield call, groups, times
 
     def rows(self) -> list[Row]:
         """The program in short: calls alike but for their layer, counted by stage."""

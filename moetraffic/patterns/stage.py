@@ -72,10 +72,14 @@ class Stage:
         backward = [self.backward(layers) for layers in self.chunks]
         events: list[Event] = []
         how = plan.virtual, plan.schedule
+        parts = self.layer_calls.received()
+        received = [self.listed(parts, -1, way) for way in ("forward", "backward")]
         for one in passes(self.number, stages, plan.accumulation, *how):
             before, behind = handed_on(one, self.number, stages, *how)
             if before:
                 events.append(self._message(before, one.backward, one.micro_batch))
+                gathered = received[one.backward]
+                events += [Event(call, one.micro_batch) for call in gathered]
             calls = (backward if one.backward else forward)[one.chunk]
             events += [Event(call, one.micro_batch) for call in calls]
             if behind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,9 @@ from .algorithms.ring import chunks
 from .element_types import ELEMENT_BYTES
 from .pattern import TRAFFIC, Call, Pattern
 from .rules import choose
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 Int64 = npt.NDArray[np.int64]
 
@@ -114,36 +118,60 @@ def traffic_matrix(
     LayoutError
         If the algorithm is not known, or does not suit the nodes.
     """
-    choose("the algorithm", algorithm, ALGORITHMS)
-    world = pattern.grid.world
-    out = np.zeros((world, world), np.int64)
-    each = gpus_per_node or world
-    known: dict[tuple[object, ...], Int64] = {}
-    for call, group, times in pattern.calls(traffic):
-        nodes = tuple(rank // each for rank in group)
-        shape = tuple(nodes.index(n) for n in nodes)
-        key = (
-            *(call.operation, call.size, call.root, call.peers, call.shift),
-            *(call.phase, call.row_bytes, call.dtype, len(group), shape),
-        )
-        if key not in known:
-            known[key] = call_matrix(call, len(group), algorithm, nodes)
-        out[np.ix_(group, group)] += times * known[key]
-    return out
+    found = _sparse(pattern, traffic, algorithm, gpus_per_node)
+    return np.asarray(found.toarray(), np.int64)
 
 
 def traffic_matrices(
     pattern: Pattern, *, algorithm: str = "ring", gpus_per_node: int = 0
-) -> Mapping[str, Int64]:
-    """:func:`traffic_matrix` of each kind of traffic that there is, by kind."""
+) -> Mapping[str, csr_array]:
+    """:func:`traffic_matrix` of each kind of traffic that there is, by kind; sparse,
+    since thousands of ranks send to a few others each."""
     there = {e.call.traffic for program in pattern.programs for e in program}
     return {
-        kind: traffic_matrix(
-            pattern, traffic=[kind], algorithm=algorithm, gpus_per_node=gpus_per_node
-        )
+        kind: _sparse(pattern, [kind], algorithm, gpus_per_node)
         for kind in TRAFFIC
         if kind in there
     }
+
+
+def _sparse(
+    pattern: Pattern, traffic: Sequence[str] | None, algorithm: str, gpus_per_node: int
+) -> csr_array:
+    choose("the algorithm", algorithm, ALGORITHMS)
+    from scipy.sparse import coo_array, csr_array  # not every verb has matrices
+
+    world = pattern.grid.world
+    each = gpus_per_node or world
+    known: dict[tuple[object, ...], tuple[Int64, Int64, Int64]] = {}
+    found: list[tuple[Int64, Int64, Int64]] = []
+    for call, groups, times in pattern.calls(traffic):
+        members = np.array(groups)
+        nodes = members // each
+        first = (nodes[:, :, None] == nodes[:, None, :]).argmax(axis=2)
+        shapes, which = np.unique(first, axis=0, return_inverse=True)
+        for at, shape in enumerate(shapes):
+            key = (
+                *(call.operation, call.size, call.root, call.peers, call.shift),
+                *(call.phase, call.row_bytes, call.dtype, shape.tobytes()),
+            )
+            if key not in known:
+                one = call_matrix(call, len(shape), algorithm, shape.tolist())
+                source, destination = np.nonzero(one)
+                known[key] = source, destination, one[source, destination]
+            source, destination, sent = known[key]
+            same = members[which.ravel() == at]
+            found.append(
+                (
+                    same[:, source].ravel(),
+                    same[:, destination].ravel(),
+                    np.tile(times * sent, len(same)),
+                )
+            )
+    if not found:
+        return csr_array((world, world), dtype=np.int64)
+    rows, columns, sizes = (np.concatenate(part) for part in zip(*found, strict=True))
+    return csr_array(coo_array((sizes, (rows, columns)), shape=(world, world)))
 
 
 def gloo_matrix(pattern: Pattern) -> Int64:
@@ -161,8 +189,8 @@ def gloo_matrix(pattern: Pattern) -> Int64:
     """
     world = pattern.grid.world
     out = np.zeros((world, world), np.int64)
-    for call, group, times in pattern.calls():
-        members = len(group)
+    for call, groups, times in pattern.calls():
+        members = len(groups[0])
         if call.operation in ("send_recv", "all_to_all"):
             payload = call_matrix(call, members, "gloo")
             messages = np.asarray(payload > 0, np.int64)
@@ -176,5 +204,6 @@ def gloo_matrix(pattern: Pattern) -> Int64:
                 root=call.root,
                 element=ELEMENT_BYTES.get(call.dtype, 8),
             )
-        out[np.ix_(group, group)] += times * sent.bytes
+        for group in groups:
+            out[np.ix_(group, group)] += times * sent.bytes
     return out

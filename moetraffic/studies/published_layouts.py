@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from moetraffic.data import published
 from moetraffic.patterns import preset
-from moetraffic.patterns.layouts.configuration import RECOMPUTE
+from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.time_model import (
     A100,
     GPUS,

@@ -237,6 +237,7 @@ def test_several_bandwidths_are_rows_of_one_table(
         ),
         (("--best", "--platform", "tg40", "--memory-gb", "0.01"), "fits into"),
         (("--recompute", "half"), "recompute is one of"),
+        (("--platform", "pinnacles", "--utilization", "0.4"), "give --peak-tflops"),
         (("--dp", "2", "--bandwidth", "1GB/s,x"), "a rate is a positive number"),
         (
             ("--dp", "2", "--bandwidth", "1GB/s,2GB/s", "--zero-stages"),

@@ -18,6 +18,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
 from moetraffic.patterns.dispatchers import DISPATCHERS
 from moetraffic.patterns.layer_calls import CONTEXTS
+from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.megatron import megatron_pattern
@@ -89,7 +90,8 @@ def drawn(chance: random.Random) -> dict[str, Any]:
         "accumulation": 8 if pp > 1 else chance.choice((1, 2, 4)),
         "zero": zero,
         "sequence_parallel": chance.random() < 0.5,
-        "recompute": chance.choice(("none", "full")),
+        "recompute": chance.choice(("none", "full", *RECOMPUTE)),
+        "scatter_gather": chance.random() < 0.5,
         "context": chance.choice(CONTEXTS),
         "schedule": schedule,
         "shard": chance.choice((0, 2, 4)) if zero and schedule != "dualpipe" else 0,

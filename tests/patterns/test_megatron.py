@@ -243,7 +243,7 @@ def test_the_stripes_of_the_apnet_study(p: int, t: int, d: int, model: str) -> N
     stage = t * d
 
     def pairs(kind: str) -> set[tuple[int, int]]:
-        return {(int(a), int(b)) for a, b in np.argwhere(matrices[kind])}
+        return {(int(a), int(b)) for a, b in np.argwhere(matrices[kind].toarray())}
 
     assert pairs("TP") == {(int(r), int(r - r % t + (r + 1) % t)) for r in ranks}
     assert pairs("DP") == {

@@ -375,6 +375,11 @@ def estimate(
             refuse_idle(ctx, ("gpus_per_node",), why, error=LayoutError)
         per = gpus_per_node if of_links is None else of_links
         config = replace(config, gpus_per_node=per)
+    if "peak_flops" not in known:
+        raise LayoutError(
+            f"compute time follows from a GPU's peak, but that of {platform} is not "
+            "published: give --peak-tflops"
+        )
     system = System(**{**assumed, **known})
     conventions = read_conventions(convention or [])
     if best:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from moetraffic.patterns.dispatchers import DISPATCHERS
 from moetraffic.patterns.layer_calls import CONTEXTS
-from moetraffic.patterns.layouts.configuration import RECOMPUTE, Configuration
+from moetraffic.patterns.layouts.axes import RECOMPUTE
+from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.report.console.options import Setting, field_options
 
@@ -40,6 +41,12 @@ LAYOUT: Mapping[str, str | Setting] = {
         "Number of nodes that the experts of a token lie on, for deduplicated tokens.",
         shown="any",
     ),
+    "scatter_gather": Setting(
+        "Each tensor-parallel rank sends its part of activations to the next stage, "
+        "which gathers them (Megatron-LM).",
+        "--scatter-gather",
+    ),
+    "recompute": f"Activation recomputation: {', '.join(RECOMPUTE)}.",
     "sequence_parallel": Setting(
         "Use Megatron's sequence parallelism over the tensor-parallel ranks.",
         "--sequence-parallel",
@@ -53,7 +60,6 @@ ESTIMATED = field_options(
     {
         **LAYOUT,
         "micro_batch": "Number of sequences per rank in one forward pass.",
-        "recompute": f"Activation recomputation: {', '.join(RECOMPUTE)}.",
         "dispatch_bytes": Setting(
             "Bytes of an element of tokens sent to experts; FP8 with scales: 1.03125.",
             shown="as activations",

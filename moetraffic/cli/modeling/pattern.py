@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import numpy.typing as npt
 import typer
 
 from moetraffic.cli.output import Shown, present
@@ -21,7 +19,7 @@ from moetraffic.patterns import (
     Workload,
 )
 from moetraffic.patterns.algorithms import ALGORITHMS
-from moetraffic.patterns.layouts.parallelism import RECOMPUTATIONS, Parallelism
+from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.rules import choose
@@ -47,6 +45,9 @@ from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .layout import LAYOUT
 from .model_shape import MODEL_HELP, SHAPE, model_of
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 PARTS = ("traffic", "groups", "calls")
 
@@ -84,7 +85,6 @@ TRAINING = field_options(
             kind=int | None,
             default=None,
         ),
-        "recompute": f"Activation recomputation: {', '.join(RECOMPUTATIONS)}.",
         "dtype": "Data type of parameters and activations.",
         "dispatch_dtype": Setting(
             "Data type of tokens sent to experts, such as float8 (with a scale per "
@@ -183,7 +183,7 @@ def pattern(
         tokens = plan.micro_batch * plan.accumulation * of.window
         made_trace = pattern_trace(made, iterations=iterations, tokens=tokens)
         made_trace.save(output, force=force)
-    shown = _shown(made, matrices, plan, algorithm, [plot, output])
+    shown = _shown(made, matrices, plan, algorithm, as_json, [plot, output])
     present(
         shown.data,
         *shown.summary,
@@ -222,6 +222,8 @@ def _made(
         "--schedule": s.schedule != own.schedule,
         "--dispatcher": s.dispatcher != own.dispatcher,
         "--node-limit": s.node_limit > 0,
+        "--scatter-gather": s.scatter_gather,
+        f"--recompute {s.recompute}": s.recompute not in ("none", "full"),
         "--etp": s.etp not in (0, s.tp),
     }
     if any(left.values()):
@@ -248,9 +250,10 @@ def _made(
 
 def _shown(
     made: Pattern,
-    matrices: Mapping[str, npt.NDArray[np.int64]],
+    matrices: Mapping[str, csr_array],
     plan: Parallelism,
     algorithm: str,
+    as_json: bool,
     written: Sequence[Path | None],
 ) -> Shown:
     from moetraffic.report.results import pattern as report
@@ -264,17 +267,20 @@ def _shown(
         "EP": g.ep if g.ep > 1 else 0,
     }
     layout = ", ".join(f"{name} {size}" for name, size in sizes.items() if size)
-    chart = report.heatmaps(
-        matrices,
-        title=f"{made.name} on {g.world} ranks: bytes between ranks",
-        source=f"Computed for {layout}; {plan.accumulation} micro-batches of "
-        f"{plan.micro_batch} sequences, {plan.dtype}, gradients "
-        f"{plan.gradients} by {plan.synchronized}; collectives as "
-        f"{algorithm}",
-        stage=g.world // g.pp if g.pp > 1 and g.order.endswith("pp") else 0,
-    )
-    told = report.as_dict(made, matrices)
-    told |= {"algorithm": algorithm, "files": [str(path) for path in written if path]}
+    chart, told = None, {}
+    if written[0]:
+        chart = report.heatmaps(
+            matrices,
+            title=f"{made.name} on {g.world} ranks: bytes between ranks",
+            source=f"Computed for {layout}; {plan.accumulation} micro-batches of "
+            f"{plan.micro_batch} sequences, {plan.dtype}, gradients "
+            f"{plan.gradients} by {plan.synchronized}; collectives as "
+            f"{algorithm}",
+            stage=g.world // g.pp if g.pp > 1 and g.order.endswith("pp") else 0,
+        )
+    if as_json:  # [R, R] cells of each kind
+        told = report.as_dict(made, matrices)
+        told |= {"algorithm": algorithm, "files": [str(p) for p in written if p]}
     traffic = report.traffic_table(matrices)
     note = f"Between ranks: bytes of an iteration with {algorithm} collectives."
     payload = "payload: input bytes of a group member"

@@ -13,7 +13,7 @@ import numpy as np
 from moetraffic.cli.output import Shown
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, time_model
-from moetraffic.patterns.layouts.configuration import RECOMPUTE
+from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.time_model import (
     Configuration,
     MeasuredLinks,
@@ -262,8 +262,7 @@ def pattern_command(given: Mapping[str, Any], found: Mapping[str, Any]) -> str:
         "virtual_stages": int(best["virtual"]) if best["virtual"] > 1 else None,
         "micro_batch": int(best["micro_batch"]),
         "accumulation": int(found["global_batch"] / sequences),
-        # of what is computed again, whole layers alone communicate again
-        "recompute": "full" if RECOMPUTE[int(best["recompute"])] == "full" else None,
+        "recompute": RECOMPUTE[int(best["recompute"])] if best["recompute"] else None,
         "sequence_parallel": True if best["sequence_parallel"] else None,
     }
     words = ["moetraffic pattern"]

@@ -31,7 +31,7 @@ def ring_reduce_scatter(size: int, ranks: int) -> Int64:
         Number of ranks n.
     """
     # the chunk that a rank ends up with is the one that it never passes on
-    return np.roll(np.diag(size - chunks(size, ranks)), 1, axis=1)
+    return _to_next(size - chunks(size, ranks))
 
 
 def ring_all_gather(parts: Int64) -> Int64:
@@ -43,7 +43,7 @@ def ring_all_gather(parts: Int64) -> Int64:
         ``[n]`` bytes that each rank contributes.
     """
     others = np.asarray(parts, np.int64).sum() - parts
-    return np.roll(np.diag(others), -1, axis=0)
+    return _to_next(np.roll(others, -1))
 
 
 def ring_all_reduce(size: int, ranks: int) -> Int64:
@@ -56,4 +56,14 @@ def ring_all_reduce(size: int, ranks: int) -> Int64:
     ranks
         Number of ranks n.
     """
-    return ring_reduce_scatter(size, ranks) + ring_all_gather(chunks(size, ranks))
+    parts = chunks(size, ranks)
+    return _to_next(2 * size - parts - np.roll(parts, -1))
+
+
+def _to_next(sent: Int64) -> Int64:
+    """What each rank sends to its neighbor as a matrix, which is not copied: rings of
+    tens of thousands of ranks have pages that nobody touches."""
+    ranks = np.arange(len(sent))
+    out = np.zeros((len(sent), len(sent)), np.int64)
+    out[ranks, (ranks + 1) % len(sent)] = sent
+    return out

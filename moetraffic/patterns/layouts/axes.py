@@ -19,6 +19,12 @@ from moetraffic.patterns.values import Values, where
 AXES = ("tp", "cp", "ep", "dp", "pp")
 ZERO_STAGES = (0, 1, 2, 3)  # Rajbhandari et al., arXiv 1910.02054, section 5; 0: none
 
+RECOMPUTE = ("none", "selective", "full", "modules")
+"""What is computed again in backward; selective: the attention matrices alone
+(Korthikanti et al., arXiv 2205.05198, section 5); modules: norms, activation functions
+and up-projections of latent attention (DeepSeek-V3, arXiv 2412.19437, section 3.2.3;
+Megatron-LM, ``--recompute-modules layernorm moe_act mla_up_proj``)."""
+
 Size = TypeVar("Size")
 ONE: Any = 1
 NONE: Any = 0
@@ -78,8 +84,10 @@ class Steps(Generic[Size]):
     virtual: Size = ONE  # chunks of layers on each pipeline stage v
     schedule: Any = "1f1b"  # one of SCHEDULES
     sequence_parallel: Any = False  # Megatron's, over the tensor-parallel ranks
-    recompute: Any = "none"  # what is computed again in backward
+    recompute: Any = "none"  # one of RECOMPUTE
     context: Any = "ring"  # one of CONTEXTS: attention over the ranks of cp
+    scatter_gather: Any = False  # tensor ranks hand a t-th each to the next stage, and
+    # gather it there (SC'21, arXiv 2104.04473, section 4.1)
     dispatcher: Any = "plain"  # one of DISPATCHERS: how tokens travel to experts
     node_limit: Size = NONE  # nodes that the experts of a token lie on; 0: any
     gpus_per_node: Size = NONE  # neighboring ranks of a node; 0: all are on one

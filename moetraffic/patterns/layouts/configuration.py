@@ -19,18 +19,11 @@ from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.values import Values, anywhere, numbers, where
 from moetraffic.patterns.workloads.routers import Gating
 
-from .axes import Axes, Steps, layout_rules, split_rules
+from .axes import RECOMPUTE, Axes, Steps, layout_rules, split_rules
 from .parallelism import Parallelism
 from .schedules import SCHEDULES, schedule_rules
 
 Bool = npt.NDArray[np.bool_]
-
-RECOMPUTE = ("none", "selective", "full", "modules")
-"""What is computed again in backward; selective: the attention matrices alone
-(Korthikanti et al., arXiv 2205.05198, section 5); modules: norms, activation functions
-and up-projections of latent attention (DeepSeek-V3, arXiv 2412.19437, section 3.2.3;
-Megatron-LM, ``--recompute-modules layernorm moe_act mla_up_proj``)."""
-
 
 SHARED = tuple(field.name for field in (*fields(Axes), *fields(Steps)))
 """Fields of a :class:`~moetraffic.patterns.Parallelism`, too."""
@@ -60,7 +53,6 @@ class Configuration(Axes[Values], Steps[Values]):
     state_bytes: Values = 12  # of the optimizer's states of a parameter; Adam: master
     # copy and two moments in fp32; 8 without the copy
     dispatch_bytes: Values = 0  # of an element sent to experts; 0: element_bytes
-    scatter_gather: Values = False  # a stage's tp ranks send a t-th each (SC'21, 4.1)
     gathers: Values = 1  # calls of a layer in which ZeRO 3 gathers its parameters
     prefetch: Values = 1  # layers that ZeRO 3 gathers ahead; 0: none
     capacity_factor: Values = 0  # of padded buffers of experts; 0: what is routed

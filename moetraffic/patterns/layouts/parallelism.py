@@ -16,11 +16,10 @@ from moetraffic.patterns.synchronization import (
     SYNCHRONIZATIONS,
 )
 
-from .axes import Steps
+from .axes import RECOMPUTE, Steps
 from .layout import Groups, ParallelLayout
 from .schedules import SCHEDULES, schedule_rules
 
-RECOMPUTATIONS = ("none", "full")
 FLOAT8_TILE = 128
 """Elements of a token's vector that share a 32-bit scale where it is sent in 8 bits
 (DeepSeek-V3, arXiv 2412.19437, section 3.3.1)."""
@@ -54,7 +53,7 @@ class Parallelism(ParallelLayout, Steps[int]):
         counts = ("micro_batch", "accumulation")
         refuse([positive(getattr(self, n), n.replace("_", "-")) for n in counts])
         known = {
-            "recompute": RECOMPUTATIONS,
+            "recompute": RECOMPUTE,
             "context": CONTEXTS,
             "schedule": SCHEDULES,
             "dispatcher": DISPATCHERS,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.patterns.layouts.configuration import RECOMPUTE, Configuration
+from moetraffic.patterns.layouts.axes import RECOMPUTE
+from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.values import Float64, anywhere, where
 

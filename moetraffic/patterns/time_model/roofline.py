@@ -17,7 +17,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from moetraffic.patterns.layouts.configuration import RECOMPUTE, Configuration
+from moetraffic.patterns.layouts.axes import RECOMPUTE
+from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.values import Float64, Values, anywhere, where
 
 from .gpus import Gpu
@@ -85,7 +86,7 @@ def matmul(
     >>> from moetraffic.patterns.time_model import A100
     >>> one = matmul(8192, 8192, 8192, A100)
     >>> f"{2 * 8192**3 / float(one) / A100.peak_flops:.2f}"
-    '0.71'
+    '0.72'
     """
     rows, columns, inner = (np.asarray(x, np.float64) for x in (rows, columns, inner))
     shape = np.broadcast_shapes(*(np.shape(x) for x in (rows, columns, inner, number)))

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.layouts.configuration import RECOMPUTE, Configuration
+from moetraffic.patterns.layouts.axes import RECOMPUTE
+from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.values import Values
 

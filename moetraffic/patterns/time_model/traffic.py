@@ -78,7 +78,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         sums.add(parts.norms(own, c.gradient_bytes), 1.0)
     found = sums.traffic(c)
     if anywhere(c.pp > 1):
-        found.append(_handed_on(c, parts))
+        found += _handed_on(c, parts)
     held = c.held
     if conventions.reduced != "held":
         held = m.parameters
@@ -159,24 +159,37 @@ class _Sums:
         ]
 
 
-def _handed_on(c: Configuration, parts: LayerCalls) -> Traffic:
-    """Activations and their gradients between stages."""
-    buffer = parts.handed_on
-    if anywhere(c.scatter_gather > 0):
-        whole = c.tokens * c.sizes.hidden * c.element_bytes
-        buffer = where(c.scatter_gather > 0, whole / c.tp, buffer)
+def _handed_on(c: Configuration, parts: LayerCalls) -> list[Traffic]:
+    """Activations and their gradients between stages, and what is gathered of them."""
     piped = where(c.pp > 1, c.micro_batches, 0.0)
-    return Traffic(
-        kind="pp",
-        collective="send_recv",
-        ranks=c.pp,
-        stride=c.tp * c.cp * c.dp,
-        buffer=buffer,
-        calls=piped * 2 * c.virtual,
-        # the first stage hands nothing on behind its first layers' backward
-        sent=piped * (2 * c.virtual - 1),
-        every_micro_batch=True,
-    )
+    found = [
+        Traffic(
+            kind="pp",
+            collective="send_recv",
+            ranks=c.pp,
+            stride=c.tp * c.cp * c.dp,
+            buffer=parts.handed_on,
+            calls=piped * 2 * c.virtual,
+            # the first stage hands nothing on behind its first layers' backward
+            sent=piped * (2 * c.virtual - 1),
+            every_micro_batch=True,
+        )
+    ]
+    for part in parts.received():
+        times = piped * part.times
+        found.append(
+            Traffic(
+                kind="tp",
+                collective=part.operation,
+                ranks=c.tp,
+                stride=numbers("stride", 1.0),
+                buffer=part.buffer,
+                calls=times * 2 * c.virtual,
+                sent=times * (2 * c.virtual - 1),  # nor does anything come ahead of it
+                every_micro_batch=True,
+            )
+        )
+    return found
 
 
 def _row_padding(c: Configuration) -> Values:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from moetraffic.tables import Table
 from moetraffic.units import byte_size, rank_span
 
 from .pictures import matrix_chart
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 Int64 = npt.NDArray[np.int64]
 
@@ -71,7 +74,7 @@ def groups_table(pattern: Pattern) -> Table:
     )
 
 
-def traffic_table(matrices: Mapping[str, Int64]) -> Table:
+def traffic_table(matrices: Mapping[str, csr_array]) -> Table:
     """Tabulate the bytes between ranks in an iteration, by kind of traffic."""
     return Table(
         columns={
@@ -82,7 +85,7 @@ def traffic_table(matrices: Mapping[str, Int64]) -> Table:
     )
 
 
-def sentence(pattern: Pattern, matrices: Mapping[str, Int64], layout: str) -> str:
+def sentence(pattern: Pattern, matrices: Mapping[str, csr_array], layout: str) -> str:
     """State the bytes between ranks in an iteration, and the largest kind of them."""
     figures = traffic_figures(matrices)
     start = f"{pattern.name} on {pattern.grid.world} ranks ({layout})"
@@ -90,29 +93,29 @@ def sentence(pattern: Pattern, matrices: Mapping[str, Int64], layout: str) -> st
     if not total:
         return f"{start}: no bytes between ranks."
     kind = max(figures, key=lambda kind: figures[kind]["bytes"])
-    sent = sum(m.sum(axis=1) for m in matrices.values())
+    sent = np.sum([m.sum(axis=1) for m in matrices.values()], axis=0)
     return (
         f"{start}: {byte_size(total)} between ranks in an iteration, of which {kind} "
         f"{figures[kind]['share']:.1%}; bottleneck rank sends {byte_size(sent.max())}."
     )
 
 
-def traffic_figures(matrices: Mapping[str, Int64]) -> dict[str, dict[str, Any]]:
+def traffic_figures(matrices: Mapping[str, csr_array]) -> dict[str, dict[str, Any]]:
     """Compute totals of each kind's byte matrix ``[R, R]``, by kind."""
     whole = sum(int(m.sum()) for m in matrices.values())
     return {
         kind: {
             "bytes": int(m.sum()),
             "share": int(m.sum()) / whole if whole else 0.0,
-            "pairs": int((m > 0).sum()),
-            "largest_pair_bytes": int(m.max(initial=0)),
+            "pairs": int(np.count_nonzero(m.data)),
+            "largest_pair_bytes": int(m.data.max(initial=0)),
             "busiest_rank_bytes": int(m.sum(axis=1).max(initial=0)),
         }
         for kind, m in matrices.items()
     }
 
 
-def as_dict(pattern: Pattern, matrices: Mapping[str, Int64]) -> dict[str, Any]:
+def as_dict(pattern: Pattern, matrices: Mapping[str, csr_array]) -> dict[str, Any]:
     """Convert a pattern to plain data: calls, groups, traffic and its matrices."""
     return {
         "model": pattern.name,
@@ -123,22 +126,23 @@ def as_dict(pattern: Pattern, matrices: Mapping[str, Int64]) -> dict[str, Any]:
             for call, stages, times in pattern.rows()
         ],
         "traffic": {
-            kind: {**one, "matrix_bytes": matrices[kind].tolist()}
+            kind: {**one, "matrix_bytes": matrices[kind].toarray().tolist()}
             for kind, one in traffic_figures(matrices).items()
         },
     }
 
 
 def heatmaps(
-    matrices: Mapping[str, Int64], *, title: str, source: str = "", stage: int = 0
+    matrices: Mapping[str, csr_array], *, title: str, source: str = "", stage: int = 0
 ) -> Chart:
     """Draw byte matrices ``[R, R]`` of all traffic and of each kind as heatmaps.
 
     Rows send, columns receive; ``stage`` is the number of consecutive ranks per
     pipeline stage, which lines separate (0: no lines).
     """
-    shown = {k: m for k, m in matrices.items() if k != "control" and m.any()}
-    whole = sum(shown.values(), np.zeros_like(next(iter(matrices.values()))))
+    used = {k: m for k, m in matrices.items() if k != "control" and m.nnz}
+    shown = {k: m.toarray() for k, m in used.items()}
+    whole = sum(shown.values(), np.zeros(next(iter(matrices.values())).shape, np.int64))
     if len(shown) != 1:
         shown = {"all": np.asarray(whole, np.int64), **shown}
     columns = len(shown)

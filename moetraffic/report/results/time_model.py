@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.patterns.layouts.configuration import RECOMPUTE
+from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.time_model import (
     MODEL_ERROR,
     Configuration,

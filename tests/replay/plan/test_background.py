@@ -42,8 +42,8 @@ def test_between_ranks_they_send_what_the_pattern_says(model, layout):
     pattern = asked.pattern()
     kinds = {e.call.traffic for p in pattern.programs for e in p} - {"EP"}
     exchanged = traffic_matrix(pattern, traffic=sorted(kinds))
-    for call, group, times in pattern.calls(sorted(kinds)):
-        assert call.operation != "all_to_all" or not (exchanged, group, times)
+    for call, groups, times in pattern.calls(sorted(kinds)):
+        assert call.operation != "all_to_all" or not (exchanged, groups, times)
     np.testing.assert_array_equal(total, exchanged)
 
 
