@@ -11,6 +11,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile \
 	-c constraints.txt
 export PYTHONDONTWRITEBYTECODE :=
+# the package before a folder that is called like it: a script beside the clone's folder
+# would import that folder, which has no __init__.py, as a namespace package
+FIRST := import sys; sys.meta_path.sort(key=lambda f: \
+	"__editable___moetraffic" not in getattr(f, "__module__", ""))
+MAKE_FIRST = echo '$(FIRST)' > "$$(echo $(VENV)/lib/python3*/site-packages)/moetraffic.pth"
 
 .PHONY: demo test test-all test-gpu bench docs lint tools clean
 
@@ -50,12 +55,14 @@ lint: $(VENV)/.ready-test tools
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[hook]'
+	$(MAKE_FIRST)
 	touch $@
 
 # all at once: pip need not resolve and build a second time
 $(VENV)/.ready-test: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[test]'
+	$(MAKE_FIRST)
 	touch $(VENV)/.ready $@
 
 $(VENV)/.ready-docs: $(VENV)/.ready

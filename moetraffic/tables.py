@@ -158,6 +158,8 @@ def written(value: object, form: str = "") -> str:
     --------
     >>> written(0.25, ".1%"), written((1.0, 2.5)), written(float("nan")), written(True)
     ('25.0%', '1 to 2.5', '', 'yes')
+    >>> written(-0.0001, ".1%"), written(-0.1, ".1%")
+    ('0.0%', '-10.0%')
     >>> written(2_500_000, "bytes"), written(1234567), written(98765.4)
     ('2.50 MB', '1,234,567', '98,765')
     """
@@ -178,7 +180,9 @@ def written(value: object, form: str = "") -> str:
     if not spec:
         whole = isinstance(value, int) or abs(value) >= 1e4
         spec = ",.0f" if whole else ".4g"
-    return format(value, spec)
+    text = format(value, spec)
+    # what rounds to zero has no sign
+    return text if any(map("123456789".__contains__, text)) else text.lstrip("-")
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -112,6 +112,25 @@ def test_installed_wheel_works_in_a_repository_with_its_own_models(
     assert "captured" in run(command, "info", "r.h5")
 
 
+def test_a_script_beside_a_folder_called_like_the_package_imports_the_package(
+    tmp_path: Path,
+) -> None:
+    """Such a folder is the clone's; without __init__.py, a namespace package."""
+    if not (Path(sysconfig.get_path("purelib")) / "moetraffic.pth").exists():
+        pytest.skip("this environment was not made by make")
+    (tmp_path / "moetraffic" / "data").mkdir(parents=True)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import moetraffic.data, moetraffic.gating\n"
+        "from moetraffic import Trace\n"
+        "print(len(Trace.open(moetraffic.data.path('golden-v1.h5')).iterations))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ran.stdout == "12\n", ran.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])

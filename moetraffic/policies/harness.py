@@ -43,7 +43,7 @@ MEMORY_BYTES = 64 << 20
 """Memory of the past in a view; of large matrices it has fewer than MEMORY, 2 or more.
 """
 
-PATIENCE = 5
+PATIENCE = 20
 """Elapsed time that a plan may take, in times of its limit of CPU time."""
 
 AUDITED = 3

@@ -302,7 +302,7 @@ def _heatmap(
         extent=(at[0] - step / 2, at[-1] + step / 2, rows - 0.5, -0.5),
     )
     width_in, height_in = size_in
-    lines = int(height_in * 72 / (1.6 * rcParams["font.size"]))
+    lines = int(height_in * 72 / (1.2 * rcParams["font.size"]))
     axes.set_yticks(*_ticks(series.y, max(2, min(16, lines))))
     if isinstance(series.x[0], str):
         axes.set_xticks(*_ticks(series.x, 16 if width_in > 3 else 6))

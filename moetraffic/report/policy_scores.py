@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite, isinf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -184,8 +185,9 @@ def tables(found: Evaluation) -> Sequence[Table]:
     """Tabulate the scores, and those at other ages and delays."""
     several = len({s.family for s in found.scores}) > 1
     title = (
-        f"Policies on {found.run}, {found.phase}, iterations {found.iterations[0]} to "
-        f"{found.iterations[1]}, {_layers(found)}, {found.ranks} ranks"
+        f"Policies on {Path(found.run).name}, {found.phase}, iterations "
+        f"{found.iterations[0]} to {found.iterations[1]}, {_layers(found)}, "
+        f"{found.ranks} ranks"
     )
     made = [_table(found.scores, title, several=several, notes=found.failures)]
     for curve, title in TITLES.items():
@@ -227,7 +229,8 @@ def _table(
 def chart(found: Evaluation) -> Chart:
     """Draw the ratio to the lower bound of each policy, and along each curve."""
     usable = [s for s in found.scores if s.forecaster != "shuffled"]
-    names = [_label(s) for s in usable]
+    alone = len({s.network for s in usable}) == 1
+    names = [_named(s) if alone else _label(s) for s in usable]
     row = np.arange(len(usable))
     panels = [
         Panel(
@@ -256,7 +259,7 @@ def chart(found: Evaluation) -> Chart:
     ]
     return Chart(
         key="policies",
-        title=f"Scheduling policies on {found.run}",
+        title=f"Scheduling policies on {Path(found.run).name}",
         source=f"{found.phase}, iterations {found.iterations[0]} to "
         f"{found.iterations[1]}, {_layers(found)}, {found.ranks} ranks; "
         "intervals of 95%",

@@ -204,6 +204,25 @@ def test_undo_leaves_no_hook() -> None:
     assert not annotate._routing_sinks
 
 
+def test_a_registered_name_that_no_module_has_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class OwnGate(nn.Linear):
+        """Router of a third party."""
+
+    found = f"{OwnGate.__module__}.{OwnGate.__qualname__}"
+    undo = [router(name, lambda _, out: out.argmax(-1)) for name in (found, "my.Gat")]
+    gate = OwnGate(4, 2)
+    stop = watch_routers(lambda *_: None)
+    with caplog.at_level(logging.WARNING, logger="moetraffic"):
+        stop()
+    for one in undo:
+        one()
+    assert gate is not None
+    (record,) = caplog.records
+    assert "names the class my.Gat, but this process has no module" in record.message
+
+
 def test_an_error_never_reaches_the_model(caplog: pytest.LogCaptureFixture) -> None:
     failed: list[tuple[str, Exception]] = []
     known = router(Gate, lambda inputs, output: output[5])

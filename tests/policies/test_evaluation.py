@@ -126,9 +126,8 @@ def test_a_policy_that_reads_the_truth_is_caught() -> None:
 def test_a_policy_that_fails_is_named_and_the_others_go_on(
     behavior: str, why: str
 ) -> None:
-    (sentence,) = failures(
-        behavior, limit_s=0.2 if behavior in {"sleeps", "spins"} else 10.0
-    )
+    limits = {"sleeps": 0.05, "spins": 0.2}
+    (sentence,) = failures(behavior, limit_s=limits.get(behavior, 10.0))
     assert sentence.startswith(why)
     assert "\n" not in sentence
 

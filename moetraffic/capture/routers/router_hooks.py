@@ -328,6 +328,12 @@ class RouterHooks:
             return
         self._closed = True
         _installed.remove(self)
+        for name in router_readers.unmatched():
+            log.warning(
+                "capture.router names the class %s, but this process has no module of "
+                "it: if it has experts, give the class, or its full name",
+                name,
+            )
         self._undo.close()
         # copied modules have hooks without handles
         for module in layer_index.modules_alive():

@@ -258,13 +258,19 @@ _registered: dict[str, Reader] = {}
 """Readers registered by users, which take precedence over the table."""
 
 
+_unmatched: set[str] = set()
+"""Names of registered classes of which no module has been seen."""
+
+
 def register(name: str, reader: Reader) -> Callable[[], None]:
     """Register a reader for a router class; return the function that removes it."""
     _registered[name] = reader
+    _unmatched.add(name)
 
     def undo() -> None:
         if _registered.get(name) is reader:
             del _registered[name]
+            _unmatched.discard(name)
 
     return undo
 
@@ -275,12 +281,18 @@ def reader_for(kind: type) -> Reader | None:
         name = full_name(ancestor)
         for pattern, reader in (*_registered.items(), *READERS.items()):
             if fnmatchcase(name, pattern):
+                _unmatched.discard(pattern)
                 return reader
         if name in _installed():
             return _installed()[name]
         if ancestor is nn.Module:
             break
     return None
+
+
+def unmatched() -> list[str]:
+    """Return the registered names that no module's class has had so far."""
+    return sorted(_unmatched)
 
 
 def full_name(kind: type) -> str:

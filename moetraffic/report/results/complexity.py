@@ -148,12 +148,10 @@ def complexity_map(
         panels=(
             Panel(
                 x=Axis(
-                    label="non-temporal complexity NT (1 = all pairs equally likely)",
+                    label="non-temporal NT (1 = uniform)",
                     limits=(left, right),
                 ),
-                y=Axis(
-                    label="temporal complexity T (1 = no order)", limits=(bottom, top)
-                ),
+                y=Axis(label="temporal T (1 = no order)", limits=(bottom, top)),
                 series=tuple(series),
                 labels=tuple(corners),
             ),
