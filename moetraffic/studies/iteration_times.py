@@ -16,7 +16,7 @@ import numpy as np
 from moetraffic.patterns.time_model import A100, Gpu
 from moetraffic.tables import Table
 
-from .measured_times import TABLES, Float64, Measured, korthikanti_table4
+from .measured_times import TABLES, UNSEEN, Float64, Measured, korthikanti_table4
 from .study import Study, compared, rounded
 
 OUTSIDE = 0.3
@@ -113,6 +113,7 @@ def reproduce() -> Study:
                 ),
                 rows=fits,
             ),
+            _unseen([table() for table in UNSEEN], mine),
             Table(
                 title="Korthikanti et al. 2022, table 4: passes of one layer",
                 columns=("configuration", "published ms", "ours ms", "error"),
@@ -140,6 +141,36 @@ def reproduce() -> Study:
             "constant utilization: FLOP over the peak and the mean utilization of the "
             "other A100 tables",
         ),
+    )
+
+
+def _unseen(tables: Sequence[Measured], known: Sequence[Measured]) -> Table:
+    """Tabulate errors of tables that entered no fit, by length of the sequence."""
+    used = np.mean([np.median(one.utilization) for one in known])
+    rows = []
+    for each in tables:
+        tokens = np.broadcast_to(each.config.sizes.sequence, each.times.shape)
+        for words, some in (
+            ("all rows", tokens > 0),
+            ("up to 4,096 tokens", tokens <= 4096),
+            ("from 8,192 tokens", tokens >= 8192),
+        ):
+            error, plain = each.errors()[some], each.utilization[some] / used - 1
+            mean, worst = np.abs(error).mean(), np.abs(error).max()
+            figures = (mean, np.median(np.abs(error)), worst, error.mean())
+            rows.append(
+                (
+                    *(each.name, words, int(some.sum())),
+                    *rounded((*figures, np.abs(plain).mean()), 3),
+                )
+            )
+    return Table(
+        title="Tables that neither form nor constants have seen",
+        columns=(
+            *("table", "sequences", "rows", "mean", "median", "worst"),
+            *("mean with sign", "mean, constant utilization"),
+        ),
+        rows=rows,
     )
 
 
