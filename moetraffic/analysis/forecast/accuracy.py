@@ -9,39 +9,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.skew.measures import ratio
-
 Float64 = npt.NDArray[np.float64]
 Floating = npt.NDArray[np.floating]
 
 TOLERANCES = (0.05, 0.1, 0.2, 0.5)
 """Relative errors for which the share of bytes forecast to within each is reported."""
-
-
-def cosine(forecast: Floating, target: Floating) -> Float64:
-    r"""Compute the cosine similarity of vectors, :math:`f \cdot x / |f| |x|`.
-
-    Non-negative loads that are nearly even have a cosine near 1 whatever is forecast:
-    compare it with that of persistence.
-
-    Parameters
-    ----------
-    forecast, target
-        ``[n, C]``.
-
-    Returns
-    -------
-    float64 array ``[n]``
-        NaN where one of them is zero.
-
-    Examples
-    --------
-    >>> cosine(np.array([[1.0, 0.0]]), np.array([[1.0, 1.0]])).round(6).tolist()
-    [0.707107]
-    """
-    f, x = forecast.astype(np.float64), target.astype(np.float64)
-    size = np.sqrt((f**2).sum(axis=1) * (x**2).sum(axis=1))
-    return ratio((f * x).sum(axis=1), size)
 
 
 def hot_recall(forecast: Floating, target: Floating, hot: int) -> Float64:

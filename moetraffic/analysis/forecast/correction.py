@@ -1,7 +1,7 @@
-"""Correction: forecasts of a target from another series of the same iteration.
+"""Correction: forecasts of a target by another series of the same iteration.
 
-Two methods: a column-stochastic map of loads, and a regression of the target's forecast
-errors on those of the first dispatch.  Fits use earlier iterations only.
+The target's forecast errors are regressed on those of the first dispatch.  Fits use
+earlier iterations only.
 """
 
 from __future__ import annotations
@@ -14,21 +14,14 @@ import numpy.typing as npt
 
 from .candidates import Candidate, SeriesBlock, best_of, tune
 from .origins import Split
-from .transition import fit_transition
 
 Float64 = npt.NDArray[np.float64]
-
-WIDEST_MAP = 256
-"""Maximum number of cells for a column-stochastic map."""
 
 COMPONENTS = 32
 """Maximum principal components of the first dispatch's forecast errors."""
 
 RIDGES = (0.01, 0.1, 1.0, 10.0)
 """Candidate ridges of the regression, relative to the mean eigenvalue."""
-
-MAP_RIDGES = (0.01, 0.3, 10.0)
-"""Candidate ridges of the maps."""
 
 
 def past_forecast(
@@ -77,70 +70,17 @@ def validation_error(y: Float64, made: Float64, past: Float64, cut: Split) -> fl
     return float((np.where(known, f - y[when], 0.0) ** 2).sum())
 
 
-def corrections(
-    x: npt.NDArray[np.generic], missed: Float64, y: Float64, past: Float64, cut: Split
-) -> dict[str, Float64]:
-    """Compute the forecasts by map and by regression, each with its best ridge.
+def correction(
+    missed: Float64, y: Float64, past: Float64, cut: Split
+) -> tuple[str, Float64]:
+    """Correct the forecasts ``[T, C]`` from earlier iterations, with the best ridge.
 
-    Parameters
-    ----------
-    x
-        ``[T, m]`` first dispatch.
-    missed
-        ``[T, m]`` its forecast errors from earlier iterations.
-    y, past
-        ``[T, C]`` target, and its forecast from earlier iterations.
-    cut
-        Split of the series.
-
-    Returns
-    -------
-    dict of str to float64 array ``[T, C]``
-        By method and ridge; NaN, or ``past``, before the first fit.
+    ``missed``: ``[T, m]`` forecast errors of the first dispatch.  Returns how, and the
+    corrected forecasts of ``y``, which are ``past`` before the first fit.
     """
-    found: dict[str, Float64] = {}
-    if max(x.shape[1], y.shape[1]) <= WIDEST_MAP:
-        ends = (cut.train_end, cut.validation_end, cut.steps)
-        tries = {ridge: mapped(x, y, ends[:2], ridge) for ridge in MAP_RIDGES}
-        errors = {r: validation_error(y, made, past, cut) for r, made in tries.items()}
-        ridge = min(errors, key=errors.__getitem__)
-        made, later = tries[ridge], mapped(x, y, ends[1:], ridge)
-        made[ends[1] :] = later[ends[1] :]
-        found[f"map, ridge {ridge:g}"] = made
     tries = {ridge: past + regressed(missed, y - past, cut, ridge) for ridge in RIDGES}
     ridge = best_of({r: validation_error(y, m, past, cut) for r, m in tries.items()})
-    return found | {f"regression, ridge {ridge:g}": tries[ridge]}
-
-
-def mapped(
-    x: npt.NDArray[np.generic], y: Float64, ends: tuple[int, ...], ridge: float
-) -> Float64:
-    """Forecast targets by a column-stochastic map fitted to all earlier steps.
-
-    Parameters
-    ----------
-    x, y
-        ``[T, m]`` and ``[T, C]``.
-    ends
-        The first step that is forecast, and the one after the last.
-    ridge
-        As in :func:`fit_transition`.
-
-    Returns
-    -------
-    float64 array ``[T, C]``
-        NaN elsewhere.
-    """
-    begin, end = ends
-    made = np.full(y.shape, np.nan)
-    before, after = np.asarray(x[:begin], np.float64), y[:begin]
-    known = np.isfinite(before).all(axis=1) & np.isfinite(after).all(axis=1)
-    whole = float(before[known].sum())
-    if whole > 0:
-        units = float(after[known].sum()) / whole  # of y to one of x
-        fitted = fit_transition(before, after, ridge=ridge, tolerance=1e-5)
-        made[begin:end] = units * (np.asarray(x[begin:end], np.float64) @ fitted.T)
-    return made
+    return f"regression, ridge {ridge:g}", tries[ridge]
 
 
 def regressed(x: Float64, y: Float64, cut: Split, ridge: float) -> Float64:

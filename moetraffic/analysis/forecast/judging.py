@@ -9,11 +9,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.noise.oracle import OracleBounds
 from moetraffic.analysis.skew.measures import ratio
 
-from .accuracy import TOLERANCES, cosine, hot_recall, mean_of_known, share_within
+from .accuracy import TOLERANCES, hot_recall, mean_of_known, share_within
 from .candidates import FAMILIES, MEAN_OF_PAST, Candidate, SeriesBlock
 from .origins import Ratio, gain
 from .usefulness import NAN, Verdict, unknown_verdict
@@ -37,8 +36,6 @@ class ForecastScore:
     mse: float  # mean squared error, unit squared
     nmse: float  # MSE / MSE of the mean of the past
     mape: float  # a fraction, over the cells above zero
-    cosine: float  # mean of the origins
-    total_variation: float  # mean share that lies in another cell than forecast
     hot_recall: float  # of the K cells with most, the share found
     skill: Ratio  # 1 - NMSE
     reduction: Ratio  # 1 - MSE / MSE of persistence
@@ -154,10 +151,6 @@ def judge(
                 mse=whole / values,
                 nmse=whole / variation if variation > 0 else NAN,
                 mape=mean_of_known(np.abs(f - x)[above] / x[above]),
-                cosine=mean_of_known(cosine(made, target)),
-                total_variation=mean_of_known(
-                    total_variation(np.maximum(made, 0), np.maximum(target, 0))
-                ),
                 hot_recall=mean_of_known(hot_recall(made, target, hot)),
                 skill=compare(square, reference),
                 reduction=compare(square, unchanged),
@@ -190,7 +183,6 @@ def judge(
             unchanged=scores[0].within,
             oracle_bound=oracle.within,
             oracle_bound_error=oracle.within_error,
-            misplaced=best.total_variation,
             reduction=best.reduction,
             lead_iterations=float(horizon),
             lead_s=lead_s,

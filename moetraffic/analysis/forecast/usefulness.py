@@ -31,7 +31,6 @@ class Verdict:
     unchanged: tuple[float, ...]  # the same of the persistence baseline
     oracle_bound: tuple[float, ...]  # the same of the oracle (true gate probabilities)
     oracle_bound_error: tuple[float, ...]  # its standard error over the test part
-    misplaced: float = NAN  # mean total variation distance of forecast and truth
     # 1 - MSE / MSE of persistence (horizon 0: of the best history-based forecaster)
     reduction: Ratio = field(default_factory=Ratio)
     lead_iterations: float = NAN  # from when the forecast can be made to the transfer

@@ -2,9 +2,9 @@
 
 Combine returns the tokens of dispatch, and the backward phases repeat both: a phase
 with the same token matrix or its transpose is determined by the first dispatch.  Later
-layers are forecast in part: by a column-stochastic map of loads, or by a correction of
-the forecast from the past, since forecast errors of layers are correlated.  All are
-compared with the best history-based forecaster.
+layers are forecast in part, by a correction of the forecast from the past, since
+forecast errors of layers are correlated.  All are compared with the best history-based
+forecaster.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.distances import total_variation
 from moetraffic.errors import AnalysisError
 
 from .accuracy import TOLERANCES, hot_recall, mean_of_known, share_within
 from .candidates import best_of, candidates, find_period
-from .correction import corrections, past_forecast, validation_error
+from .correction import correction, past_forecast, validation_error
 from .origins import gain, split
 from .usefulness import NAN, Verdict, unknown_verdict
 
@@ -46,7 +45,7 @@ class WithinIteration:
     cells: int = 0  # cells of the target that were forecast
     same: float  # share of iterations in which the target equals the first dispatch
     transposed: float  # or its transpose; NaN where the shapes do not allow it
-    best: str = ""  # chosen on the validation part: "same", "transposed", "map", ...
+    best: str = ""  # chosen on the validation part: "same", "transposed", ...
     past: str = ""  # best history-based forecaster, chosen there too
     mse: float = NAN  # mean squared error
     past_mse: float = NAN
@@ -102,8 +101,7 @@ def within_iteration(
 ) -> tuple[WithinIteration, ...]:
     r"""Forecast later traffic of an iteration from its first dispatch.
 
-    Tried are: the first dispatch itself or its transpose; a column-stochastic map of
-    loads (:func:`fit_transition`, up to :data:`WIDEST_MAP` cells); and the regression
+    Tried are: the first dispatch itself or its transpose; and the regression
     :math:`\hat y_t = e_t + B (x_t - d_t)`, where d and e are the best history-based
     forecasts of the first dispatch and of the target, and B is fitted by ridge
     regression to principal components of earlier forecast errors.  The method and its
@@ -209,10 +207,9 @@ def _forecast(
             simple = candidates(cut)
             errors[keep] = np.asarray(part, np.float64)
             errors[keep] = errors[keep] - past_forecast(part, cut, simple)[0]
-        learned = corrections(part, errors[keep], real, past, cut)
-        made |= learned
-        for key, f in learned.items():
-            missed[key] = validation_error(real, f, past, cut)
+        key, made_by = correction(errors[keep], real, past, cut)
+        made[key] = made_by
+        missed[key] = validation_error(real, made_by, past, cut)
     # Step 2: the best on the validation part, scored on the test part.
     best = best_of(missed)
     at = cut.test(1) + 1
@@ -254,7 +251,6 @@ def _forecast(
             unchanged=share_within(base, target),
             oracle_bound=(NAN,) * len(TOLERANCES),
             oracle_bound_error=(NAN,) * len(TOLERANCES),
-            misplaced=mean_of_known(total_variation(np.maximum(f, 0.0), target)),
             reduction=skill,
             lead_iterations=0.0,
             lead_s=lead_s,

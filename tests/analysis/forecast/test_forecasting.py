@@ -212,8 +212,6 @@ def test_edges():
     assert np.isnan(nothing.score().within).all()
     unknown = forecast(np.full((60, 3), np.nan), horizons=[1]).horizons[0]
     assert unknown.reason == "no value of the test part is known"
-    one = forecast(np.random.default_rng(0).poisson(50, size=(60, 1)), horizons=[1])
-    assert one.horizons[0].score().total_variation == 0
     x = np.random.default_rng(1).poisson(50, size=(80, 4)).astype(float)
     x[:, 2] = np.nan
     x[70] = np.nan

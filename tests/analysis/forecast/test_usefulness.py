@@ -24,7 +24,6 @@ VERDICT = Verdict(
     unchanged=(0.1, 0.3, 0.5, 0.9),
     oracle_bound=(float("nan"),) * 4,
     oracle_bound_error=(0.0,) * 4,
-    misplaced=0.1,
     reduction=Ratio(value=0.25, error=0.07, low=0.1, high=0.4, p=0.001, blocks=20),
     lead_iterations=10.0,
     lead_s=2.5,

@@ -57,17 +57,17 @@ def test_a_phase_that_is_nearly_the_transpose_is_found_out():
     assert found.transposed == 59 / 60
 
 
-def test_a_later_layer_is_told_by_a_map_of_loads():
+def test_a_later_layer_is_told_by_the_loads_of_the_first():
     rng = np.random.default_rng(2)
     known = rng.dirichlet(np.full(8, 0.3), size=8).T
     p = rng.dirichlet(np.full(8, 20.0), size=400)
     first = rng.multinomial(20_000, p)
     later = np.stack([rng.multinomial(20_000, row) for row in p @ known.T])
     (found,) = within_iteration(first, {"layer 3": later})
-    assert found.best.startswith("map")
+    assert found.best.startswith("regression")
     assert found.skill > 0.7
     assert found.skill_low > 0.6
-    # what counting leaves of both, and of a map from 300 steps
+    # what counting leaves of both, and of a fit of 300 steps
     assert found.mse < 2.5 * 20_000 / 8
 
 
