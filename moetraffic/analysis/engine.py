@@ -43,7 +43,7 @@ from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers, names, numbers
 
-from .conclusion import PARTS, Subject, conclude, converged, sent_tokens, tokens_of
+from .conclusion import PARTS, Subject, conclude, converged, tokens_of
 from .exchange import OF, Rows, Source, Window, read, sources, stated_tokens, windows
 from .exchange_claims import exchange_claims, load_peaks
 from .expert_statistics import ExpertStatistics, expert_statistics
@@ -272,8 +272,7 @@ def analyze(
             claims = exchange_claims(source, rows, trace.meta, subjects)
             claims += () if choices is None else choices.claims
         if "skew" in parts:
-            tokens = sent_tokens(source, rows, trace.meta)
-            statistics = network(source, rows, tokens=tokens, k=trace.meta.k)
+            statistics = network(source, rows)
             tokens = tokens_of(source, rows, trace.meta, [])
             experts = expert_statistics(
                 source, rows, trace.meta, tokens=tokens, choices=choices

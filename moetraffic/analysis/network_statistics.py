@@ -9,14 +9,11 @@ import numpy.typing as npt
 
 from moetraffic.analysis.network.complexity import Complexity, complexity
 from moetraffic.analysis.network.flows import (
-    host_entropy,
     inter_host_share,
     largest_flows,
     nic_flows,
 )
 from moetraffic.analysis.network.packets import packets
-from moetraffic.analysis.noise.closed_forms import inter_host_moments
-from moetraffic.analysis.noise.floors import NoiseFloor
 from moetraffic.analysis.skew.measures import means_of_known
 from moetraffic.trace import Trace
 
@@ -29,8 +26,6 @@ SEEN = 64
 """Number of evenly spaced iterations whose flows are counted."""
 
 SAMPLED = (
-    "host_entropy_bits",
-    "within_entropy_bits",
     "nic_flows",
     "nic_flow_entropy_bits",
     "nic_byte_entropy_bits",
@@ -58,9 +53,6 @@ class NetworkStatistics:
     hosts: int  # number of hosts; 0 if unknown
     inter_host: Float64  # [T] share of the bytes between ranks that leave their host
     inter_host_uniform: float  # of uniform traffic on equal hosts
-    inter_host_floor: NoiseFloor | None  # [T] of a balanced router, if tokens are known
-    host_entropy_bits: float  # H of the pairs of hosts
-    within_entropy_bits: float  # H of the pair of ranks given that of hosts
     line_efficiency: Float64  # [T] 1: all row and column sums equal
     bottleneck_bytes: Int64  # [T] largest sent or received by a rank
     nic_flows: float  # flows a NIC sends
@@ -71,39 +63,19 @@ class NetworkStatistics:
     seen: int  # iterations whose flows were counted
 
 
-def network(
-    source: Source, rows: Rows, *, tokens: Int64 | None = None, k: int = 1
-) -> NetworkStatistics | None:
-    """Compute network statistics of an exchange; None without wire matrices.
-
-    Parameters
-    ----------
-    source, rows
-        The exchange and its rows.
-    tokens
-        ``[T]`` tokens per rank, if they determine the bytes, for the noise floor.
-    k
-        Distinct experts per token.
-    """
+def network(source: Source, rows: Rows) -> NetworkStatistics | None:
+    """Compute network statistics of an exchange; None without wire matrices."""
     if "wire.sent" not in rows:
         return None
     hosts = len(set(source.nodes)) if all(source.nodes) else 0
     width = len(source.ranks)
     equal = hosts > 0 and width % hosts == 0
-    floor = None
-    shared = source.experts > 0 and source.experts % width == 0
-    if tokens is not None and equal and hosts > 1 and shared:
-        mean, std = inter_host_moments(
-            tokens, experts=source.experts, k=k, ranks=width, hosts=hosts
-        )
-        floor = NoiseFloor(mean=mean, std=std)
     return NetworkStatistics(
         hosts=hosts,
         inter_host=np.asarray(rows["wire.inter_host"], np.float64),
         inter_host_uniform=(
             (width - width // hosts) / (width - 1) if equal else float("nan")
         ),
-        inter_host_floor=floor,
         line_efficiency=np.asarray(rows["wire.line_efficiency"], np.float64),
         bottleneck_bytes=np.asarray(rows["wire.bottleneck"], np.int64),
         seen=len(looked_at(len(source.iterations))),
@@ -127,22 +99,19 @@ def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> R
     -------
     Rows
         ``wire.inter_host`` ``[n]``, and of the iterations of :func:`looked_at` the
-        entropies over hosts and the flows; NaN in all others.
+        flows; NaN in all others.
     """
     rows = {
         f"wire.{name}": np.full(len(wire), np.nan) for name in ("inter_host", *SAMPLED)
     }
     hosts = np.unique(np.array(source.nodes), return_inverse=True)[1]
-    several = all(source.nodes) and hosts.max() > 0
-    if several:
+    if all(source.nodes) and hosts.max() > 0:
         rows["wire.inter_host"] = inter_host_share(wire, hosts)
     seen = looked_at(len(source.iterations)) - first
     seen = seen[(seen >= 0) & (seen < len(wire))]
     if len(seen):
         few = wire[seen].astype(np.int64)
-        unknown = np.full((2, len(seen)), np.nan)
         found = (
-            *(host_entropy(few, hosts) if several else unknown),
             *(means_of_known(each) for each in nic_flows(few)),
             *largest_flows(few),
         )

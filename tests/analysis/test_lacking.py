@@ -194,17 +194,10 @@ def test_hosts_are_told_where_nodes_are_known() -> None:
     # even traffic: 4 of the 7 other ranks are on the other host
     assert np.allclose(net.inter_host, 4 / 7)
     assert net.inter_host_uniform == pytest.approx(4 / 7)
-    assert net.host_entropy_bits + net.within_entropy_bits == pytest.approx(
-        math.log2(56)
-    )
     assert np.allclose(net.line_efficiency, 1)
     assert net.nic_flows == 7
     assert net.nic_byte_entropy_bits == pytest.approx(math.log2(7))
     assert net.elephant_share == pytest.approx(5 / 56)
-    floor = net.inter_host_floor
-    assert floor is not None
-    assert np.allclose(floor.mean, 4 / 7)
-    assert (floor.std > 0).all()
     alone = analyze(trace, parts=["skew"]).exchanges[0].network
     assert alone is not None
     assert np.isnan(alone.inter_host).all()

@@ -1,4 +1,4 @@
-r"""Flow statistics: inter-host share, entropy over hosts, and flows of each NIC.
+r"""Flow statistics: inter-host share, and flows of each NIC.
 
 A matrix is ``[..., R, R]`` bytes or token copies: row sends, column receives.  Its
 diagonal, rank-local traffic, is excluded.  A flow is a pair of ranks with bytes to
@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import rel_entr
 
-from moetraffic.analysis.skew.measures import LN2, entropy, ratio, shares
+from moetraffic.analysis.skew.measures import entropy, ratio
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -52,43 +51,6 @@ def inter_host_share(matrix: npt.ArrayLike, hosts: Int64) -> Float64:
     crosses, own = hosts[:, None] != hosts, np.eye(len(hosts), dtype=bool)
     away, sent = (array.sum(axis=(-2, -1), where=part) for part in (crosses, ~own))
     return ratio(away, sent)
-
-
-def host_entropy(matrix: npt.ArrayLike, hosts: Int64) -> tuple[Float64, Float64]:
-    r"""Decompose the entropy of a matrix over hosts: :math:`H(pair) + H(cell | pair)`.
-
-    .. math:: H(cell | pair) = - \sum_{cell} p \log_2 (p / P_{pair(cell)})
-
-    Parameters
-    ----------
-    matrix
-        ``[..., R, R]`` counts or bytes.
-    hosts
-        ``[R]`` host number of each rank, from 0 on.
-
-    Returns
-    -------
-    tuple of float64 arrays ``[...]``
-        Bits of the matrix between hosts, and of a cell given its pair of hosts; NaN of
-        an empty matrix.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> pairs, within = host_entropy(np.ones((4, 4)), np.array([0, 0, 1, 1]))
-    >>> round(float(pairs), 6), round(float(within), 6)
-    (1.918296, 1.666667)
-    """
-    array = between = _without_diagonal(matrix)
-    order = np.argsort(hosts, kind="stable")
-    starts = np.flatnonzero(np.diff(hosts[order], prepend=-1))
-    for axis in (-2, -1):
-        between = np.add.reduceat(between.take(order, axis=axis), starts, axis=axis)
-    p = shares(array, axis=(-2, -1))
-    pair = shares(between, axis=(-2, -1)).reshape(between.shape)
-    of_cell = pair[..., hosts[:, None], hosts].reshape(p.shape)
-    within = np.maximum(-rel_entr(p, of_cell).sum(axis=-1) / LN2, 0.0)
-    return entropy(between, axis=(-2, -1)), within[()]
 
 
 def nic_flows(matrix: npt.ArrayLike) -> tuple[Int64, Float64, Float64]:

@@ -1,4 +1,4 @@
-"""Closed forms under a balanced router: entropy, Gini, CV, sparsity, inter-host."""
+"""Closed forms under a balanced router: entropy, Gini, CV, sparsity."""
 
 from __future__ import annotations
 
@@ -132,50 +132,6 @@ def sparsity_moments(
     two = float(comb(max(experts - 2 * held, 0), k) / all_ways) ** tokens
     variance = one * (1 - one) + (cells - 1) * (two - one**2)
     return one, float(np.sqrt(max(variance, 0.0) / (cells * sources)))
-
-
-def inter_host_moments(
-    tokens: npt.ArrayLike, *, experts: int, k: int, ranks: int, hosts: int
-) -> tuple[Float64, Float64]:
-    r"""Compute mean and standard deviation of the inter-host share of token copies.
-
-    R ranks on H hosts each hold E/R experts and send N tokens; rank-local
-    traffic is excluded.  A share q of the E' experts of other ranks is on other hosts.
-    The t copies of a token to these E' experts are a random subset, so the mean is
-    exactly q and the variance, to a relative 1/(R N k),
-
-    .. math:: \frac{q (1 - q)}{E' - 1} \frac{E[t (E' - t)]}{R N E[t]^2}
-
-    Parameters
-    ----------
-    tokens
-        Tokens N per rank, any shape.
-    experts, k, ranks, hosts
-        E, distinct experts per token, R a divisor of E, and H a divisor of R.
-
-    Returns
-    -------
-    tuple of float64 arrays
-        NaN without tokens.
-
-    Examples
-    --------
-    >>> mean, _ = inter_host_moments(512, experts=64, k=2, ranks=16, hosts=2)
-    >>> round(float(mean), 6)
-    0.533333
-    """
-    number = np.asarray(tokens, np.float64)
-    counted = experts - experts // ranks
-    if not counted:
-        return np.full(number.shape, np.nan), np.full(number.shape, np.nan)
-    q = (experts - experts // hosts) / counted
-    # t is hypergeometric: k drawn of E, E' of which count
-    first = k * counted / experts
-    spread = first * (1 - counted / experts) * (experts - k) / (experts - 1)
-    varying = first * counted - (spread + first**2)
-    single = max(q * (1 - q) * varying / max(counted - 1, 1) / first**2, 0.0)
-    some = np.where(number > 0, number, np.nan)
-    return np.where(number > 0, q, np.nan), np.sqrt(single / (ranks * some))
 
 
 def _mean_distance(steps: int, moving: float) -> float:

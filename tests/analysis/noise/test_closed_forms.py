@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis.network.flows import inter_host_share
 from moetraffic.analysis.noise.closed_forms import (
-    inter_host_moments,
     mean_entropy,
     mean_gini,
     sparsity_moments,
@@ -69,22 +67,3 @@ def test_moments_of_sparsity(held, sources, diagonal):
     assert found.mean() == pytest.approx(mean, abs=4 * std / 63)
     assert found.std() == pytest.approx(std, rel=0.05)
     assert np.isnan(sparsity_moments(5, 8, 2, 1, held=8, diagonal=False)).all()
-
-
-@pytest.mark.parametrize("ranks", [8, 4])
-def test_moments_of_the_inter_host_share(ranks):
-    model = NullModel(experts=8, k=2, ranks=ranks)
-    drawn = model.draw(np.full(ranks, 80), draws=900, seed=8)
-    found = inter_host_share(drawn, np.arange(ranks) // (ranks // 2))
-    mean, std = inter_host_moments(80, experts=8, k=2, ranks=ranks, hosts=2)
-    z = (found - mean) / std
-    assert abs(z.mean()) < 4.5 / 30
-    assert z.std() == pytest.approx(1, abs=3.5 / 30)
-    assert mean == pytest.approx((ranks - ranks // 2) / (ranks - 1))
-
-
-def test_the_inter_host_share_where_nothing_varies():
-    assert np.isnan(inter_host_moments(10, experts=4, k=2, ranks=1, hosts=1)).all()
-    one_host = inter_host_moments(10, experts=4, k=2, ranks=4, hosts=1)
-    assert one_host == (0, 0)
-    assert np.isnan(inter_host_moments(0, experts=4, k=2, ranks=4, hosts=2)).all()
