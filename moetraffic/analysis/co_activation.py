@@ -21,12 +21,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import pdtrc, stdtr, stdtrit
 
+from moetraffic.arrays import Bool, Float64, Int64
+
 from .claim import LEVEL, Claim, Outcome
 from .noise.pair_probabilities import pair_probabilities
-
-Bool = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 
 LEAST_LIFT = 1.1
 """Lift from which on a pair is claimed.  Of independent scores whose noise has another

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.times.completion import TimeRatio, compare_times, completion
+from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import ALL_TO_ALL, Trace
@@ -47,7 +47,6 @@ from .resampling import LEVEL, block_means, block_values
 if TYPE_CHECKING:
     import pandas
 
-Float64 = npt.NDArray[np.float64]
 Statistic = Callable[[Float64, Float64], Any]
 
 STATISTICS: dict[Statistic, tuple[str, Callable[[Float64], Any] | None]] = {

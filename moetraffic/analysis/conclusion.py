@@ -26,13 +26,11 @@ from moetraffic.analysis.noise.floors import (
 )
 from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew.measures import MEASURES, shares
+from moetraffic.arrays import Float64, Int64
 from moetraffic.trace import Meta
 
 from .exchange import Rows, Source
 from .observation import MEASURED, SKEW, samples
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 PARTS = (
     "claims",

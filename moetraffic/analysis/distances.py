@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .skew.measures import shares
+from moetraffic.arrays import Float64
 
-Float64 = npt.NDArray[np.float64]
+from .skew.measures import shares
 
 
 def total_variation(p: npt.ArrayLike, q: npt.ArrayLike) -> Float64:

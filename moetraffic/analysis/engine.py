@@ -38,6 +38,7 @@ from moetraffic.analysis.rhythm.source_statistics import (
     validate_sources,
 )
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
@@ -54,8 +55,6 @@ from .token_choices import token_choices
 if TYPE_CHECKING:
     import pandas
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 
 Mapper = Callable[[Source, Sequence[range]], Iterator[Rows]]
 """Function that yields the rows of windows of an exchange, in order."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace, WireForm
 from moetraffic.units import rank_span
 
-Int64 = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.integer]
 
 Rows = dict[str, npt.NDArray[np.generic]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.trace import Meta
 
 from .claim import Claim
@@ -16,9 +16,6 @@ from .exchange import Rows, Source
 from .forecast.forecast_claims import forecast_claims, matrix_claim
 from .noise.skew_claims import skew_claims
 from .skew.measures import max_over_mean
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 def exchange_claims(

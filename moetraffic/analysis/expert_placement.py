@@ -5,17 +5,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ParallelLayout
 from moetraffic.patterns.layouts.placement import place as place_experts
 from moetraffic.trace import Trace
 from moetraffic.trace.relocation import Relocation, relocate
-
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 
 
 def place(

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.trace import Meta
 
 from .co_activation import CoActivation
@@ -23,9 +23,6 @@ from .noise.null_model import NullModel
 from .skew.measures import max_over_mean, means_of_known, shares
 from .skew.tails import Tail, tail
 from .token_choices import HostsPerToken, TokenChoices, balanced_hosts
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 FLOOR_DRAWS = 2000
 """Draws of a noise floor of which only the mean is used."""

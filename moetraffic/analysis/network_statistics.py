@@ -15,12 +15,10 @@ from moetraffic.analysis.network.flows import (
 )
 from moetraffic.analysis.network.packets import packets
 from moetraffic.analysis.skew.measures import means_of_known
+from moetraffic.arrays import Float64, Int64
 from moetraffic.trace import Trace
 
 from .exchange import Rows, Source, read
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 SEEN = 64
 """Number of evenly spaced iterations whose flows are counted."""

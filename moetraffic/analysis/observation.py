@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.skew.kernels import MatrixStatistics, matrix_statistics
+from moetraffic.arrays import Int64
 
 from .exchange import Rows, Source, Window
 from .network_statistics import network_rows
 
-Int64 = npt.NDArray[np.int64]
 SKEW = ("normalized_entropy", "max_over_mean", "cv", "gini")
 """Skew measures computed of loads and matrices."""
 

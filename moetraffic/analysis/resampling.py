@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
+from moetraffic.arrays import Float64
 
 DRAWS = 400
 """Number of resamples per interval."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
+from moetraffic.arrays import Bool, Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace import Trace
 from moetraffic.trace.choices import unpack
@@ -17,10 +18,6 @@ from moetraffic.trace.choices import unpack
 from .claim import Claim
 from .co_activation import CoActivation, PairCounts, co_activation_claim
 from .exchange import WINDOW_BYTES, Source
-
-Bool = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 
 BLOCKS = 16
 """Blocks of iterations, at least: within one, loads are of about one size."""

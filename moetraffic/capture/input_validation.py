@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from moetraffic.arrays import Int32
 from moetraffic.errors import CaptureError
 from moetraffic.trace.consistency import MOST_CHOICES
-from moetraffic.trace.model import Int32
 
 if TYPE_CHECKING:
     import torch.distributed as dist

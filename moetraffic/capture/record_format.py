@@ -40,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.trace.model import Int64
+from moetraffic.arrays import Int64
 
 VERSION = 2
 WORDS, MESSAGE = 1, 2

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moetraffic.arrays import Int64, UInt8
 from moetraffic.trace.choices import pack, packed_bytes
-from moetraffic.trace.model import Int64, UInt8
 
 
 class TokenSample:

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.arrays import Int32, UInt8
 from moetraffic.patterns import Workload
 from moetraffic.trace.choices import packed_bytes
 from moetraffic.trace.merge.merging import Merged
 from moetraffic.trace.merge.virtual_ranks import segment_of_shards
-from moetraffic.trace.model import Group, Int32, Source, UInt8
+from moetraffic.trace.model import Group, Source
 from moetraffic.trace.placement import contiguous_placement
 from moetraffic.trace.segments.segment import STEP, Segment
 from moetraffic.trace.segments.store import SegmentStore, segments_folder

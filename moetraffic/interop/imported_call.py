@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.arrays import Int32, Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace.model import (
     ALL_TO_ALL,
@@ -21,8 +22,6 @@ from moetraffic.trace.model import (
     ROUTING,
     UNKNOWN_TIME,
     Group,
-    Int32,
-    Int64,
     Meta,
     Site,
     SiteNumbers,

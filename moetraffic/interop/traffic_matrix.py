@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
-from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Group, Int64, Source
+from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Group, Source
 
 from .imported_call import ImportedCall, RankRecord
 from .importer import ImportedFiles, Importer, ImportOptions

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.resampling import UNTOLD, ratio
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .catalog import Maker
@@ -25,9 +25,6 @@ from .harness import PolicyFailure, PolicyRun, foresight, run_policy
 from .scores import NONE, PolicyScore, longer
 from .service.layer import EXCHANGE, Scope, bound_layer
 from .service.optical import OpticalSwitch, crossing, line_bytes
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 Forecasts = dict[LayerKey, Sequence[Float64] | Float64]
 """Forecasts ``[n, ...]`` at the served iterations, by layer."""

@@ -6,13 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
 
 from .exchange_series import FEWEST_ITERATIONS, ExchangeSeries, LayerKey, MatrixWindow
-
-Float64 = npt.NDArray[np.float64]
 
 
 def thinned(

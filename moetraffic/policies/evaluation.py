@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from moetraffic.errors import AnalysisError
 from moetraffic.spelling import nearest
 from moetraffic.trace import Trace
@@ -37,9 +34,6 @@ from .service.networks import networks_of
 from .service.optical import OpticalSwitch
 from .service.packet_network import PacketNetwork
 from .transmission.two_level import with_distinct_tokens
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 OPTICAL = OpticalSwitch(
     rate_bytes_s=50e9, packet_bytes_s=6.25e9, delay_s=10e-6, rest="packets"

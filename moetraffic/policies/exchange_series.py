@@ -18,14 +18,12 @@ from moetraffic.analysis.forecast.candidates import (
     tune,
 )
 from moetraffic.analysis.forecast.origins import Split
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, PHASES, Trace, WireForm
 from moetraffic.trace.gate_probabilities import GateProbabilities
 from moetraffic.trace.model import ROUTING, TRANSPOSED_PHASES
 from moetraffic.trace.placement import between_ranks
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 LayerKey = int | tuple[int, int]
 """A layer, or a layer and an expert-parallel group where a layer has several."""

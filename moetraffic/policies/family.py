@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from moetraffic.arrays import Float64
 
 from .service.cluster import (
     Cluster,
@@ -35,8 +34,6 @@ from .service.shared_links import (
     shared_bound,
     shift_violations,
 )
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse import csr_array
+
+from moetraffic.arrays import Float64, Int64
 
 from .catalog import Maker
 from .exchange_series import (
@@ -32,9 +33,6 @@ from .family import FAMILIES, network_of
 from .policy import ObservingPolicy, View
 from .service.layer import EXCHANGE, Scope, serve_layer, transposed
 from .service.optical import Service
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 MEMORY = 64
 """Iterations of the past in a view."""

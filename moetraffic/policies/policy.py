@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
+from moetraffic.arrays import Float64
 
 from .exchange_series import LayerKey
 from .service.optical import Service
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.forecast.origins import gain
 from moetraffic.analysis.resampling import Interval
+from moetraffic.arrays import Float64
 from moetraffic.tables import ShownAsTables
 
 if TYPE_CHECKING:
     import pandas
 
-Float64 = npt.NDArray[np.float64]
 
 NONE = "none"
 """Forecaster of policies that use no forecast."""

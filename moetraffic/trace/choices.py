@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .model import Bool, UInt8
+from moetraffic.arrays import Bool, UInt8
 
 NO_SAMPLE = (
     "experts of single tokens are not recorded, for no router reported them: register "

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .model import UNKNOWN_TIME, Int64
+from moetraffic.arrays import Int64
+
+from .model import UNKNOWN_TIME
 
 
 def to_common(clocks: npt.NDArray[Any], ranks: Int64, times: Int64) -> Int64:

@@ -15,14 +15,11 @@ from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import TraceError
 
 from .hdf5.durable import remedy, validate_output, write_whole
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.tables import Table
 
-from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Int64, Source
+from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Source
 from .placement import between_ranks
 from .provenance import step_sources
 from .reading import TraceContents

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
-UInt8 = npt.NDArray[np.uint8]
+from moetraffic.arrays import Bool as Bool
+from moetraffic.arrays import Float64 as Float64
+from moetraffic.arrays import Int32 as Int32
+from moetraffic.arrays import Int64 as Int64
+from moetraffic.arrays import UInt8 as UInt8
 
 PHASES = ("dispatch", "combine", "combine_grad", "dispatch_grad")
 """The four all-to-alls of a MoE layer and micro-batch, in time order."""

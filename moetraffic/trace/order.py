@@ -18,7 +18,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from moetraffic.trace.model import UNKNOWN_TIME, Int64
+from moetraffic.arrays import Int64
+from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
 
 

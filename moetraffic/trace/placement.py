@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 
-from .model import PLACEMENT, Group, Int64
+from .model import PLACEMENT, Group
 from .reading import TraceContents
 
 

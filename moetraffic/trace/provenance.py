@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .model import ALL_TO_ALL, ROUTING, Bool, Int64, Site, Source, UInt8
+from moetraffic.arrays import Bool, Int64, UInt8
+
+from .model import ALL_TO_ALL, ROUTING, Site, Source
 from .reading import TraceContents
 
 UNRECORDED = "not recorded"

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Bool, Int32, Int64, UInt8
 from moetraffic.errors import TraceError
 from moetraffic.trace.hdf5.container import Container
 
@@ -31,11 +32,8 @@ from .model import (
     ROUTING,
     RUN,
     STEP_KINDS,
-    Bool,
     DroppedForm,
     Group,
-    Int32,
-    Int64,
     Meta,
     Occurrences,
     Presence,
@@ -43,7 +41,6 @@ from .model import (
     Site,
     Source,
     Steps,
-    UInt8,
     sized,
 )
 from .panel import Panel, take

@@ -14,22 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int32, Int64
 from moetraffic.errors import LayoutError, TraceError
 
 from .choices import packed_bytes, resized
-from .model import (
-    ALL_TO_ALL,
-    PHASES,
-    PLACEMENT,
-    ROUTING,
-    Float64,
-    Group,
-    Int32,
-    Int64,
-    Site,
-    Steps,
-    WireForm,
-)
+from .model import ALL_TO_ALL, PHASES, PLACEMENT, ROUTING, Group, Site, Steps, WireForm
 from .routed import RoutedLayer, trace_of_routing
 from .trace import Trace
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic import __version__
+from moetraffic.arrays import Int32, Int64, UInt8
 from moetraffic.errors import TraceError
 
 from .model import (
@@ -25,15 +26,12 @@ from .model import (
     UNKNOWN_TIME,
     DroppedForm,
     Group,
-    Int32,
-    Int64,
     Meta,
     Occurrences,
     Program,
     Site,
     Source,
     Steps,
-    UInt8,
     WireForm,
 )
 from .panel import ArrayPanel

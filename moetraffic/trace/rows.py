@@ -10,18 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 
-from .model import (
-    ALL_TO_ALL,
-    ROUTING,
-    DroppedForm,
-    Group,
-    Int64,
-    Occurrences,
-    Site,
-    WireForm,
-)
+from .model import ALL_TO_ALL, ROUTING, DroppedForm, Group, Occurrences, Site, WireForm
 
 TIMES = ("issue", "start", "end")
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.tables import ShownAsTables
 
 from . import labeled, matrix, placement, wire
 from .file_format import load, save
-from .model import UNKNOWN_TIME, Int64, Meta, Occurrences, Steps, WireForm
+from .model import UNKNOWN_TIME, Meta, Occurrences, Steps, WireForm
 from .panel import ArrayPanel, take
 from .provenance import source_clause
 from .reading import TraceContents

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 
-from .model import MOST_BYTES, TRANSPOSED_PHASES, Int64, Site, WireForm
+from .model import MOST_BYTES, TRANSPOSED_PHASES, Site, WireForm
 from .panel import take
 from .placement import between_ranks
 from .reading import TraceContents

@@ -17,15 +17,13 @@ from moetraffic.analysis.claim import Claim, Outcome, claim_of
 from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.skew.hot_experts import HotSet, hot_set
 from moetraffic.analysis.skew.measures import shares as shares_of
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .decay import Decay, decay
 from .drift import distance_floor, step_change_floor
 from .level_claims import decided
 from .transient import Transient, initial_transient
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

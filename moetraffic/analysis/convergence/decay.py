@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
-
-Float64 = npt.NDArray[np.float64]
 
 NAN = float("nan")
 

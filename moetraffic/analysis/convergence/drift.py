@@ -14,8 +14,7 @@ import numpy.typing as npt
 from scipy.special import gammaln, ive
 
 from moetraffic.analysis.skew.measures import shares
-
-Float64 = npt.NDArray[np.float64]
+from moetraffic.arrays import Float64
 
 _NUMBERS = 2048
 _REACH = 4  # steps to either side over which shares are averaged

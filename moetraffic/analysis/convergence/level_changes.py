@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import gammaincc, gammaincinv
 
 from moetraffic.analysis.claim import LEVEL
-
-Float64 = npt.NDArray[np.float64]
+from moetraffic.arrays import Float64
 
 MOST = 8
 """Jumps that are looked for."""

@@ -11,14 +11,13 @@ import numpy.typing as npt
 from moetraffic.analysis.claim import LEVEL, NAN, Claim, Outcome
 from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.rhythm.spectral_lines import AFTER, ALTERNATION
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .log_shares import log_shares
 from .motion import Motion
 from .movement import DRIFT, HALF_LIVES, SHORTEST, Movement, movement
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 Part = dict[str, Any]
 
 NULLS = {

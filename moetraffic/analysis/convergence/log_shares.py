@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Float64, Int64
 
 COLUMNS = 128
 """Columns that are used of more, those with the most traffic."""

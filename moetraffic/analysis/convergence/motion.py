@@ -23,9 +23,7 @@ from scipy.fft import dct
 from scipy.special import gammaincc
 
 from moetraffic.analysis.rhythm.periodicity import vertex
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Float64
 
 DRAWS = 299
 """Simulated likelihood ratios of a null hypothesis."""

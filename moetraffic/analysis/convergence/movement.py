@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import stdtr
 
 from moetraffic.analysis.claim import LEVEL
@@ -23,12 +22,11 @@ from moetraffic.analysis.rhythm.spectral_lines import (
     phase,
     strongest_period,
 )
+from moetraffic.arrays import Float64
 
 from .level_changes import LevelChange, level_changes
 from .motion import Motion, motion
 from .transient import initial_transient
-
-Float64 = npt.NDArray[np.float64]
 
 SHORTEST = 32
 """Steps that the tests need."""

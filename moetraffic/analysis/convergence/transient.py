@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.forecast.accuracy import mean_of_known
-
-Float64 = npt.NDArray[np.float64]
+from moetraffic.arrays import Float64
 
 NAN = float("nan")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
+from moetraffic.arrays import Float64
+
 Floating = npt.NDArray[np.floating]
 
 TOLERANCES = (0.05, 0.1, 0.2, 0.5)

@@ -16,10 +16,9 @@ import numpy.typing as npt
 import scipy
 
 from moetraffic.analysis.rhythm.periodicity import vertex
+from moetraffic.arrays import Float64
 
 from .bounds import longest_run
-
-Float64 = npt.NDArray[np.float64]
 
 NAN = float("nan")
 

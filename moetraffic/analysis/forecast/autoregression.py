@@ -19,8 +19,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Float64, Int64
 
 JITTER = 1e-10
 """Relative ridge on the diagonal of the moments, for constant series."""

@@ -16,13 +16,11 @@ from scipy.ndimage import maximum_filter1d, median_filter
 from scipy.special import spence
 
 from moetraffic.analysis.rhythm.stationarity import kpss_statistic
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .candidates import MEAN_OF_PAST, SeriesBlock
 from .origins import gain, split
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 NAN = float("nan")
 

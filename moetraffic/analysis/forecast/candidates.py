@@ -18,6 +18,7 @@ import numpy.typing as npt
 from moetraffic.analysis.claim import LEVEL
 from moetraffic.analysis.rhythm.periodicity import FIRST_PEAK, autocorrelation
 from moetraffic.analysis.rhythm.spectral_lines import strongest_period
+from moetraffic.arrays import Float64, Int64
 
 from .autoregression import (
     Autoregression,
@@ -31,8 +32,6 @@ from .autoregression import (
 )
 from .origins import Split
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 Named = TypeVar("Named")
 
 FAMILIES = ("persistence", "window_mean", "ema", "seasonal", "ar")

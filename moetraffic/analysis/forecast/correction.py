@@ -12,10 +12,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64
+
 from .candidates import Candidate, SeriesBlock, best_of, tune
 from .origins import Split
-
-Float64 = npt.NDArray[np.float64]
 
 COMPONENTS = 32
 """Maximum principal components of the first dispatch's forecast errors."""

@@ -11,14 +11,12 @@ import numpy.typing as npt
 
 from moetraffic.analysis.noise.oracle import OracleBounds
 from moetraffic.analysis.skew.measures import ratio
+from moetraffic.arrays import Float64, Int64
 
 from .accuracy import TOLERANCES, hot_recall, mean_of_known, share_within
 from .candidates import FAMILIES, MEAN_OF_PAST, Candidate, SeriesBlock
 from .origins import Ratio, gain
 from .usefulness import NAN, Verdict, unknown_verdict
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import stdtr, stdtrit
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Float64, Int64
 
 FEWEST = 4
 """Minimum number of origins of a part for tuning or evaluation."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
 
 from .accuracy import TOLERANCES, hot_recall, mean_of_known, share_within
@@ -22,8 +23,6 @@ from .candidates import best_of, candidates, find_period
 from .correction import correction, past_forecast, validation_error
 from .origins import gain, split
 from .usefulness import NAN, Verdict, unknown_verdict
-
-Float64 = npt.NDArray[np.float64]
 
 PAST = "history"
 """Name of the forecast from earlier iterations alone."""

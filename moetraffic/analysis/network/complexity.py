@@ -37,11 +37,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 
 from .packets import Packets
 
-Int64 = npt.NDArray[np.int64]
 Interval = tuple[float, float]
 
 COMPRESSOR = "lzma"

@@ -20,9 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.skew.measures import entropy, ratio
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Float64, Int64
 
 
 def inter_host_share(matrix: npt.ArrayLike, hosts: Int64) -> Float64:

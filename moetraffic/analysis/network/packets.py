@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 
-Int64 = npt.NDArray[np.int64]
 Read = Callable[[int, int], npt.NDArray[Any]]
 
 ORDER = "random"

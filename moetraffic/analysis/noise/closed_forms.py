@@ -5,11 +5,9 @@ from __future__ import annotations
 from math import comb
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import gammaln
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Float64, Int64
 
 
 def mean_entropy(tokens: int, experts: int, k: int, sources: int) -> float:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from moetraffic.analysis.skew.kernels import matrix_statistics
 from moetraffic.analysis.skew.measures import MEASURES, ratio
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .closed_forms import (
@@ -29,9 +30,6 @@ from .closed_forms import (
 from .moment_cache import cache_file, load, store
 from .null_model import Counts, Moments, NullModel, token_counts
 from .row_moments import by_rows, row_moments
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 GRID = 8
 """Maximum numbers of tokens at which floors are simulated; others are interpolated."""

@@ -22,12 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .normal_counts import count_variance, normal_counts
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.integer]
 Moments = Mapping[str, tuple[float, float]]
 

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from scipy.special import erf, gammaln
 
 from moetraffic.analysis.skew.measures import ratio
+from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
-
-Float64 = npt.NDArray[np.float64]
 
 NORMAL_FROM = 200.0
 """Mean count above which the normal approximation of a binomial is used."""

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, logit
 
-Float64 = npt.NDArray[np.float64]
-Complex128 = npt.NDArray[np.complex128]
+from moetraffic.arrays import Complex128, Float64
 
 MOST_STEPS = 60
 CLOSE = 1e-8

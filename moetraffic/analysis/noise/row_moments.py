@@ -35,12 +35,12 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.skew.kernels import matrix_statistics
+from moetraffic.arrays import Float64
 
 from .closed_forms import std_cv_squared
 from .normal_counts import count_distribution, count_variance, normal_counts
 from .null_model import AT_ONCE, LEAST_VARIANCE, Counts, Moments, NullModel, correction
 
-Float64 = npt.NDArray[np.float64]
 Cells = Callable[[Counts], Float64]
 
 LARGE_CELLS, ENOUGH_ROWS = 4096, 16

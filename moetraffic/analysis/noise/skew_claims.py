@@ -28,13 +28,10 @@ from scipy.special import chdtrc
 from moetraffic.analysis.claim import LEVEL, NOT_TESTED, Claim, Outcome
 from moetraffic.analysis.skew.collapse import STARVED, collapse
 from moetraffic.analysis.skew.hot_experts import hot_members
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .null_model import NullModel
-
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 PARTS = 10
 """Number of parts of a run, or of its end, that are compared."""

@@ -14,10 +14,8 @@ from moetraffic.analysis.times.intervals import (
     merge_intervals,
     observed_span,
 )
+from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 def on_off_series(

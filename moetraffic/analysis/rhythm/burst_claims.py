@@ -21,13 +21,11 @@ import scipy
 
 from moetraffic.analysis.claim import LEVEL, NAN, Claim, Outcome
 from moetraffic.analysis.times.intervals import merge_intervals
+from moetraffic.arrays import Float64, Int64
 
 from .bins import time_on_until
 from .burst_order import FEWEST, burst_order
 from .step_time import extent, step_spans
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 AFTER = 4
 """Cycles, or steps, after which the phase must still be known."""

@@ -12,11 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.times.intervals import merge_intervals
+from moetraffic.arrays import Float64, Int64
 
 from .bins import time_on_until
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 USUAL = (0.5, 1.5)
 """Range of usual cycle lengths in periods; others are pauses or merged cycles."""

@@ -9,10 +9,8 @@ Sel. Areas Commun. 4 (1986) 856).
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Float64, Int64
 
 WINDOWS = (1, 10, 100)
 """Lengths of the windows, in steps."""

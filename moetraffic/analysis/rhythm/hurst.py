@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
+from moetraffic.arrays import Float64
 
 FEWEST = 16
 """Fewest Fourier frequencies of an estimate."""

@@ -24,6 +24,7 @@ from moetraffic.analysis.times.intervals import (
     merge_intervals,
     observed_span,
 )
+from moetraffic.arrays import Float64, Int64
 
 from .bins import amount_until, on_off_series, time_on_until
 from .burst_claims import claim_of_bursts, claim_of_steps, repetition, shares_on
@@ -33,9 +34,6 @@ from .hurst import hurst_exponent
 from .periodicity import autocorrelation
 from .stationarity import Stationarity, stationarity
 from .step_time import StepTime, extent, step_spans, step_time
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 MOST_BINS = 1 << 20
 

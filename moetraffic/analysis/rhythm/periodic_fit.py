@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import minimize_scalar
 
-Float64 = npt.NDArray[np.float64]
+from moetraffic.arrays import Float64
 
 HARMONICS = (1, 3, 8)
 """Numbers of harmonics of the functions with a real period."""

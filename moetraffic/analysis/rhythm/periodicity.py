@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Complex128, Float64
 from moetraffic.errors import AnalysisError
-
-Float64 = npt.NDArray[np.float64]
-Complex128 = npt.NDArray[np.complex128]
 
 FIRST_PEAK = 0.9
 """A peak this close to the highest one counts as high: the first such is the period."""

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.times.call_times import (
@@ -34,14 +33,13 @@ from moetraffic.analysis.times.call_times import (
     step_ns,
     step_starts,
 )
+from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 from moetraffic.trace.clock import error_ns
 
 from .on_off import Rhythm, rhythm
 from .sources import bounded, chosen_keys, collected, own_clocks
-
-Int64 = npt.NDArray[np.int64]
 
 SOURCES = ("phase", "layer", "exchange", "rank", "link", "nic")
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.times.call_times import CallTimes, timed
+from moetraffic.arrays import Int64
 from moetraffic.trace import Site, Trace
 
-Int64 = npt.NDArray[np.int64]
 Key = tuple[str, tuple[int, ...], str]  # kind, ranks, name
 Events = tuple[Int64, Int64, Int64]
 

@@ -30,9 +30,7 @@ import numpy.typing as npt
 from scipy.fft import rfft
 from scipy.special import gammaincinv
 
-Float64 = npt.NDArray[np.float64]
-Complex128 = npt.NDArray[np.complex128]
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Complex128, Float64, Int64
 
 CYCLES = 8
 """Minimum number of cycles in the run."""

@@ -17,12 +17,11 @@ import numpy.typing as npt
 import scipy
 
 from moetraffic.analysis.times.call_times import on_the_wire, step_ns
+from moetraffic.arrays import Float64
 from moetraffic.trace import Trace
 
 from .bins import on_off_series
 from .sources import bounded, chosen_keys, collected
-
-Float64 = npt.NDArray[np.float64]
 
 BINS_A_STEP = 32
 """Bins per iteration: frequencies up to 16 per iteration are resolved."""

@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import erfc
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
-
-Float64 = npt.NDArray[np.float64]
 
 CRITICAL = (0.347, 0.463, 0.574, 0.739)
 """Critical values at 10, 5, 2.5 and 1% (table 1, around a level)."""

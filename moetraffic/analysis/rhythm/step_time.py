@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.times.intervals import Span, mean_and_cv, merge_intervals
-
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Int64
 
 TAIL = 0.1
 """Share of the steps, the longest ones, from which the tail index is estimated."""

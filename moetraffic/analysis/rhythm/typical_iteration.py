@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.times.call_times import on_the_wire, step_starts
 from moetraffic.analysis.times.intervals import merge_intervals
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
@@ -21,9 +21,6 @@ from .bins import amount_until, time_on_until
 from .on_off import Rhythm
 from .source_statistics import rank_rhythm
 from .sources import rank_events, sent_by_rank
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 BINS = 360
 """Number of time bins per iteration."""

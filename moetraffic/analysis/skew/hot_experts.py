@@ -16,11 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.claim import LEVEL
+from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.errors import AnalysisError
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 LONGEST_LAG = 256
 """Largest lag of the overlap."""

@@ -29,12 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic import machine_code
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .measures import ratio
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 SLICE_BYTES = 1 << 24
 """Bytes of matrices, as int64, processed at a time."""

@@ -30,9 +30,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import entr
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
 
-Float64 = npt.NDArray[np.float64]
 Axis = int | tuple[int, ...]
 
 LN2 = float(np.log(2.0))

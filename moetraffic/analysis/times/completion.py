@@ -25,17 +25,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.resampling import Interval, ratio
+from moetraffic.arrays import Float64, Int64
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.trace.model import WireForm
 
 from .call_times import CELLS, times_in_blocks
 from .repeated_runs import ratio_of_runs, run_sums
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 Key = tuple[object, ...]
 
 MEASURES = ("transfer", "call")

@@ -14,10 +14,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 Span = tuple[int, int]
 
 _UNKNOWN = np.iinfo(np.int64).min

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.iterations import iteration_range
-
-Int64 = npt.NDArray[np.int64]
 
 SEND_RECV = "send_recv"
 

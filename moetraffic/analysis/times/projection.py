@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
 from moetraffic.patterns.bandwidth import BandwidthTable
 from moetraffic.patterns.bandwidth.collective import COLLECTIVES, wire_bytes
@@ -20,8 +20,6 @@ from moetraffic.trace import Trace
 
 from .iteration_traffic import world_matrices
 from .run_calibration import step_times
-
-Float64 = npt.NDArray[np.float64]
 
 NEGLIGIBLE = 0.01
 """Share of the bytes below which a collective needs no measurement."""

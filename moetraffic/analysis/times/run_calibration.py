@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.patterns import Workload
 from moetraffic.patterns.element_types import element_bytes
@@ -32,9 +33,6 @@ from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 
 from .call_times import times_in_blocks, training_steps
 from .iteration_traffic import world_matrices
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 PEAK_FLOPS = 1e12
 """FLOP/s of a rank; only the product with the fitted utilization matters."""

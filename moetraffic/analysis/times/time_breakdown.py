@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.skew.measures import ratio
+from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common
@@ -33,9 +34,6 @@ from moetraffic.trace.clock import to_common
 from .call_times import times_in_blocks, training_steps
 from .intervals import merge_intervals
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 Events = tuple[npt.ArrayLike, npt.ArrayLike]
 
 PARTS = ("compute", "communication", "overlapped", "idle")

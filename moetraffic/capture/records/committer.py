@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.capture.iteration_boundaries import IterationBoundaries
 from moetraffic.capture.record_format import (
     CALL,
@@ -34,7 +35,6 @@ from moetraffic.trace.model import (
     ROUTING,
     STEP_KINDS,
     Group,
-    Int64,
     Meta,
     Source,
 )

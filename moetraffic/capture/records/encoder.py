@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from moetraffic.arrays import UInt8
 from moetraffic.capture.annotate import CallContext
 from moetraffic.capture.input_validation import demand_of, loss_value
 from moetraffic.capture.record_format import (
@@ -25,7 +26,6 @@ from moetraffic.capture.record_format import (
     loss_word,
 )
 from moetraffic.capture.token_sample import choice_bits
-from moetraffic.trace.model import UInt8
 
 
 class Encoder:

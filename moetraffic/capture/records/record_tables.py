@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int32, Int64, UInt8
 from moetraffic.trace.choices import packed_bytes, resized
 from moetraffic.trace.model import (
     PLACEMENT,
     ROUTING,
     UNKNOWN_TIME,
     Group,
-    Int32,
-    Int64,
     Site,
     SiteNumbers,
     Source,
-    UInt8,
 )
 from moetraffic.trace.segments.segment import EVENT, STEP
 

@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace import (
     ALL_TO_ALL,
@@ -27,8 +27,6 @@ from moetraffic.trace import (
 )
 
 from .exporter import ExportOptions
-
-Int64 = npt.NDArray[np.int64]
 
 CALL_SITE = attrgetter("operation", "phase", "layer", "direction", "slot", "label")
 AT_ONCE = 1 << 23  # matrix cells that are read at once: 64 MiB

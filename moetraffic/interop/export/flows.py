@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
 from .call_selection import (
-    Int64,
     counted,
     exchanges,
     issue_times,

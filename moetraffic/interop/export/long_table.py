@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError, install_command
 from moetraffic.trace import ALL_TO_ALL, ROUTING, DroppedForm, Source, Trace
 from moetraffic.trace.provenance import (
@@ -24,7 +25,7 @@ from moetraffic.trace.provenance import (
     step_sources,
 )
 
-from .call_selection import AT_ONCE, Int64, find, other_operations, select_calls
+from .call_selection import AT_ONCE, find, other_operations, select_calls
 from .exporter import Exporter, ExportOptions
 
 Columns = dict[str, npt.NDArray[Any] | str | int | None]

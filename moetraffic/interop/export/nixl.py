@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 
 from .call_selection import (
     ExportedExchange,
-    Int64,
     counted,
     exchanges,
     select_calls,

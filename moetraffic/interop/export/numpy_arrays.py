@@ -19,17 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 
-from .call_selection import (
-    AT_ONCE,
-    Int64,
-    by_width,
-    find,
-    other_operations,
-    select_calls,
-)
+from .call_selection import AT_ONCE, by_width, find, other_operations, select_calls
 from .exporter import Exporter, ExportOptions
 
 

@@ -21,19 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.provenance import site_sources
 
-from .call_selection import (
-    CallSelection,
-    Int64,
-    by_width,
-    counted,
-    issue_times,
-    select_calls,
-)
+from .call_selection import CallSelection, by_width, counted, issue_times, select_calls
 from .exporter import Exporter, ExportOptions
 from .rank_programs import MESSAGE, ProgramCall, programs
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Group, Site, Trace
 
-from .call_selection import AT_ONCE, CallSelection, Int64, by_width
+from .call_selection import AT_ONCE, CallSelection, by_width
 
 MESSAGE = "send_recv"
 

@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
+from moetraffic.arrays import Float64
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import Matchings, OpticalSwitch, crossing
-
-Float64 = npt.NDArray[np.float64]
 
 FEW_ENTRIES = 256
 """Distinct entries up to which each is a candidate duration: all up to 16 ranks."""

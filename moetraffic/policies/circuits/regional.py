@@ -8,10 +8,9 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import HeldCircuits, crossing
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import Matchings, OpticalSwitch, crossing
-
-Float64 = npt.NDArray[np.float64]
 
 MOST_CYCLES = 16
 """Cycles of the longest rotation that :func:`slot_bytes` considers."""

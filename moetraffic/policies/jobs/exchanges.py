@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric import Topology, route
 from moetraffic.policies.exchange_series import ExchangeSeries, byte_series
 from moetraffic.policies.service.shared_links import SharedLinks, alone_s
 from moetraffic.trace import PHASES, Trace
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 def job_series(

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.fabric import Job, compatibility
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.shared_links import SharedLinks, Shifts, alone_s
-
-Float64 = npt.NDArray[np.float64]
 
 BINS = 512
 """Bins of the demand over an iteration."""

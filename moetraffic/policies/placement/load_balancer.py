@@ -13,13 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.placement import replicate
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.cluster import ExpertPlacement
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

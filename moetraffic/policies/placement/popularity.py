@@ -20,15 +20,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.policies.exchange_series import LayerKey
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.cluster import ExpertPlacement
 
 from .load_balancer import balance
-
-Float64 = npt.NDArray[np.float64]
 
 STEPS = 200
 """Steps of the projected gradient, with Nesterov's momentum."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.policies.service.cluster import ExpertPlacement
 
 from .swaps import Swaps, slot_loads, swapped
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(kw_only=True)

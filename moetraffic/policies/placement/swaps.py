@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.patterns.layouts.placement import place
 from moetraffic.policies.exchange_series import LayerKey
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.cluster import ExpertPlacement
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(kw_only=True)

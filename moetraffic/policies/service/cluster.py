@@ -25,14 +25,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import FabricError
 from moetraffic.fabric.topology import positive
 
 from .layer import BACKWARD
 from .optical import Service, crossing, line_bytes
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 
 from moetraffic import machine_code
-
-Float64 = npt.NDArray[np.float64]
+from moetraffic.arrays import Float64
 
 ENDED = 1e-9
 """Share of a flow's bytes, or of a link's capacity, that counts as nothing."""

@@ -25,15 +25,13 @@ from functools import singledispatch
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse import csr_array
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
 
 from .optical import HeldCircuits, Matchings, OpticalSwitch, Service
 from .packet_network import PacketNetwork, Rounds
-
-Float64 = npt.NDArray[np.float64]
 
 SCOPES = ("exchange", "layer", "iteration")
 """What a completion time is of: an all-to-all; dispatch, experts and combine of a

@@ -32,11 +32,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import FabricError
 from moetraffic.fabric.topology import at_least, positive
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 RESTS = ("replan", "repeat", "packets", "packets after")
 """How bytes are sent that a plan does not carry: by matchings computed for these bytes

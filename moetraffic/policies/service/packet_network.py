@@ -23,6 +23,7 @@ import numpy.typing as npt
 from scipy.optimize import linprog
 from scipy.sparse import block_diag, csr_array, hstack, identity, kron
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import FabricError
 from moetraffic.fabric import ROUTINGS, Topology, route
 from moetraffic.fabric.routing import host_links
@@ -30,9 +31,6 @@ from moetraffic.fabric.topology import slot_name
 
 from .fluid import bottleneck_seconds, fluid_seconds
 from .optical import Service, crossing
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 RATES = ("fair", "proportional")
 """How flows share links: equally (max-min fair), or in proportion to their bytes, so

@@ -15,15 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.fabric import ROUTINGS
 
 from .fluid import fluid_seconds
 from .layer import transposed
 from .optical import Service, crossing
 from .packet_network import PacketNetwork
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 NOTHING = 1e-6
 """Share of a pair's bytes that counts as nothing."""

@@ -18,12 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import FabricError
 
 from .fluid import fair_rates
 from .optical import Service
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import crossing
 from moetraffic.policies.service.relays import Hops
 
 from .rails import by_rail
 from .rounds import round_shares
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

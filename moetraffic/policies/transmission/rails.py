@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import crossing
 from moetraffic.policies.service.relays import Hops
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 CHUNKS_A_RAIL = 8
 """Chunks for a rail of a host with the mean bytes, where no size of chunks is given."""

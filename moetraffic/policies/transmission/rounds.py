@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.policies.circuits.birkhoff import birkhoff
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import crossing
 from moetraffic.policies.service.packet_network import Rounds
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

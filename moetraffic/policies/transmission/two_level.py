@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import TraceError
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.packet_network import PacketNetwork
@@ -16,9 +16,6 @@ from moetraffic.trace.dispatchers import redispatch
 from moetraffic.trace.model import ROUTING
 
 from .rails import by_rail
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace.choices import unpack
 from moetraffic.trace.model import (
@@ -45,9 +46,7 @@ from moetraffic.trace.model import (
     ROUTING,
     TRANSPOSED_PHASES,
     UNKNOWN_TIME,
-    Float64,
     Group,
-    Int64,
     Occurrences,
     Program,
     Site,

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from moetraffic.arrays import Bool, Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace.choices import pack, unpack
-from moetraffic.trace.model import ROUTING, Bool, Int64
+from moetraffic.trace.model import ROUTING
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace
 

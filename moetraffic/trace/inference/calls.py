@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Bool, Group, Int64, Site
+from moetraffic.arrays import Bool, Int64, UInt64
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Group, Site
 from moetraffic.trace.segments.record import Record
-
-UInt64 = npt.NDArray[np.uint64]
 
 FEW = 8  # up to this number, row sizes distinguish kinds of calls
 CHUNK = 1 << 22  # values processed at a time

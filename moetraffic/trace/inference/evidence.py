@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.trace.model import Bool, Int64
+from moetraffic.arrays import Bool, Int64
 
 from .calls import Calls
 from .period import NumberedSteps

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.arrays import Bool
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     PLACEMENT,
     ROUTING,
     UNKNOWN_TIME,
-    Bool,
     Group,
     Site,
     SiteNumbers,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moetraffic.trace.model import Bool
+from moetraffic.arrays import Bool
 
 from .calls import Calls
 from .gradients import Reading

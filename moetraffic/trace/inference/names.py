@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.trace.model import Int64
+from moetraffic.arrays import Int64
 
 from .calls import Calls
 from .gradients import Reading

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from moetraffic.trace.model import Int64
+from moetraffic.arrays import Int64
 from moetraffic.trace.rows import count_equal
 
 from .calls import Calls

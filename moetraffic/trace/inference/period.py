@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.trace.model import Bool, Int64
+from moetraffic.arrays import Bool, Int64
 
 from .calls import Calls
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Bool, Int64
+from moetraffic.arrays import Bool, Int64, UInt64
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING
 
-from .calls import FEW, Calls, UInt64
+from .calls import FEW, Calls
 from .period import NumberedSteps
 
 EXCHANGE, BETWEEN, ROUTER = "exchange", "between", "router"

@@ -13,18 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
+from moetraffic.arrays import Bool, Int64, UInt8
 from moetraffic.errors import CaptureError
 from moetraffic.trace.choices import resized
-from moetraffic.trace.model import (
-    ALL_TO_ALL,
-    ROUTING,
-    Bool,
-    Group,
-    Int64,
-    Occurrences,
-    Site,
-    UInt8,
-)
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Group, Occurrences, Site
 from moetraffic.trace.segments.record import Record, Table
 from moetraffic.trace.segments.segment import Segment
 

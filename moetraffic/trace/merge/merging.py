@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import CaptureError, TraceError
 from moetraffic.trace.hdf5.durable import SEGMENTS, remove_folder
 from moetraffic.trace.inference.inference import infer_schedule
@@ -30,7 +31,6 @@ from moetraffic.trace.model import (
     ROUTING,
     UNKNOWN_TIME,
     DroppedForm,
-    Int64,
     Meta,
     Presence,
     Program,

@@ -12,16 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.trace.model import (
-    ALL_TO_ALL,
-    ROUTING,
-    UNKNOWN_TIME,
-    Int32,
-    Int64,
-    Site,
-    Steps,
-    UInt8,
-)
+from moetraffic.arrays import Int32, Int64, UInt8
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Site, Steps
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 from moetraffic.trace.rows import TIMES
 from moetraffic.trace.segments.record import Record

@@ -13,15 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Bool, Int64, UInt8
 from moetraffic.errors import TraceError
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
     TRANSPOSED_PHASES,
-    Bool,
-    Int64,
     Presence,
     Site,
     WireForm,
@@ -32,8 +30,6 @@ from moetraffic.trace.trace import Trace
 from moetraffic.trace.wire import bytes_by_demand
 
 from .assembly import Events, out_of_step
-
-UInt8 = npt.NDArray[np.uint8]
 
 FOLLOWS_DEMAND = ("dropped", "dropless")
 """Dispatch modes in which the bytes are determined by the routing."""

@@ -14,8 +14,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
-from moetraffic.trace.model import MOST_BYTES, Int64
+from moetraffic.trace.model import MOST_BYTES
 
 _WRITTEN = re.compile(r"x?(\d{1,6}(?:\.\d{1,9})?|\d{1,6}/[1-9]\d{0,5})", re.ASCII)
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from moetraffic.trace.model import Int64
+from moetraffic.arrays import Int64
 from moetraffic.units import byte_size
 
 

@@ -28,7 +28,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.trace.model import TRANSPOSED_PHASES, Bool, Int64, Site, WireForm
+from moetraffic.arrays import Bool, Int64
+from moetraffic.trace.model import TRANSPOSED_PHASES, Site, WireForm
 from moetraffic.trace.trace import Trace
 
 RULES = ("peers", "mean")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
-from moetraffic.trace.model import Int64
 
 LEFT_OUT = "-"
 """What stands in a rank map for a rank that is left out."""

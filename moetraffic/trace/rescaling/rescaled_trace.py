@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Bool, Int64
 from moetraffic.trace.clock import earliest
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
-    Bool,
     Group,
-    Int64,
     Occurrences,
     Presence,
     Program,

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from moetraffic.trace.model import Int64
+from moetraffic.arrays import Int64
 
 COLUMNS = ("even", "experts")
 """Rules for the experts' side."""

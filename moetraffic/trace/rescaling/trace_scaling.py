@@ -11,14 +11,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
-from moetraffic.trace.model import (
-    TRANSPOSED_PHASES,
-    DroppedForm,
-    Int64,
-    Site,
-    WireForm,
-)
+from moetraffic.trace.model import TRANSPOSED_PHASES, DroppedForm, Site, WireForm
 from moetraffic.trace.trace import Trace
 
 from . import missing_rows, sharing

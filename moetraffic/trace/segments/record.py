@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.trace.model import PLACEMENT, Bool, Group, Meta, Site, SiteNumbers
+from moetraffic.arrays import Bool
+from moetraffic.trace.model import PLACEMENT, Group, Meta, Site, SiteNumbers
 
 from .segment import EVENT, STEP, Segment
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int32, Int64, UInt8
 from moetraffic.trace.choices import packed_bytes
 from moetraffic.trace.consistency import (
     MOST_CHOICES,
@@ -52,12 +53,9 @@ from moetraffic.trace.model import (
     ROUTING,
     STEP_KINDS,
     Group,
-    Int32,
-    Int64,
     Meta,
     Site,
     Source,
-    UInt8,
 )
 from moetraffic.trace.panel import ArrayPanel
 

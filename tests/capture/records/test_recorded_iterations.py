@@ -10,12 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetraffic.arrays import Int64
 from moetraffic.capture.annotate import CallContext
 from moetraffic.capture.record_format import CALL, OPERATIONS, OPTIMIZER, PAUSE, STEP
 from moetraffic.capture.records.committer import Committer
 from moetraffic.capture.records.encoder import Encoder
 from moetraffic.trace.merge.merging import merge_segments
-from moetraffic.trace.model import ALL_TO_ALL, Int64, Meta
+from moetraffic.trace.model import ALL_TO_ALL, Meta
 from moetraffic.trace.segments.segment import Segment
 
 Calls = dict[int, list[tuple[int, ...]]]
