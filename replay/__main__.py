@@ -285,6 +285,8 @@ def command(
                     request, nproc=nproc, on_plan=planned, on_event=display.event
                 )
         else:
+            # its warnings are stack traces; errors are reported in a sentence here
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
             # torch takes seconds to import, and the parent of the ranks needs none
             from .rank import run_rank
 
