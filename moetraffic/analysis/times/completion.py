@@ -247,6 +247,7 @@ class TimeRatio:
     waiting: tuple[float, float] | None = None  # of each run, with ``transfer``
     busbw_gbs: tuple[float, float] | None = None  # of all-to-alls, likewise
     runs: tuple[int, int] | None = None  # of two replays: timed runs of each
+    p: float | None = None  # of no difference between the runs of two replays
 
 
 def compare_times(
@@ -333,9 +334,11 @@ def _of_runs(
         busbw = _pair(
             [rate * s / m for rate, s, m in zip(busbw, shown, means, strict=True)]
         )
+    interval, p = ratio_of_runs(*totals)
     return replace(
         ratio,
-        ratio=ratio_of_runs(*totals),
+        ratio=interval,
+        p=p,
         waiting=waiting,
         busbw_gbs=busbw,
         runs=(len(totals[0]), len(totals[1])),

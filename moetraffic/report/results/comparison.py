@@ -99,11 +99,9 @@ def _over_runs(ratio: TimeRatio) -> str:
             "runs of one command differ too (replay each with --repeat 5, the same "
             "iterations)"
         )
-    low, high = ratio.ratio.low, ratio.ratio.high
-    shown = (
-        "a difference is shown" if not low <= 1 <= high else "no difference is shown"
-    )
-    return f"; over {n} and {m} runs: {shown}"
+    p = 1.0 if ratio.p is None else ratio.p
+    shown = "a difference is" if p < CLAIMED else "no difference is"
+    return f"; over {n} and {m} runs: {shown} shown (p = {p:.2g}, level {CLAIMED:g})"
 
 
 def _described(distance: Distance) -> str:

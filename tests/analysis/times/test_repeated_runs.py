@@ -21,12 +21,13 @@ def test_the_ratio_of_runs_is_welchs_on_logarithms():
     rng = np.random.default_rng(3)
     for n, m in ((2, 2), (2, 9), (5, 5), (30, 4)):
         below, above = rng.lognormal(0, 0.1, n), rng.lognormal(1, 0.6, m)
-        found = ratio_of_runs(below, above)
+        found, p = ratio_of_runs(below, above)
         known = stats.ttest_ind(np.log(above), np.log(below), equal_var=False)
         low, high = known.confidence_interval(0.95)
         assert np.log([found.low, found.high]) == pytest.approx([low, high])
+        assert p == pytest.approx(known.pvalue)
         assert found.value == pytest.approx(stats.gmean(above) / stats.gmean(below))
-    assert np.isnan(ratio_of_runs(np.array([1.0, 0.0]), np.ones(2)).value)
+    assert np.isnan(ratio_of_runs(np.array([1.0, 0.0]), np.ones(2))[1])
 
 
 def test_replays_of_one_command_differ_in_at_most_one_of_twenty_comparisons():
@@ -36,7 +37,7 @@ def test_replays_of_one_command_differ_in_at_most_one_of_twenty_comparisons():
     for _ in range(2000):
         spread = rng.uniform(0.01, 1.0)
         runs = np.exp(spread * rng.standard_normal((2, int(rng.integers(2, 8)))))
-        found = ratio_of_runs(*runs)
+        found, _ = ratio_of_runs(*runs)
         false += not found.low <= 1 <= found.high
     # 5% and four standard errors of 2,000 draws
     assert false / 2000 < 0.07, seed
@@ -90,7 +91,7 @@ def test_without_the_runs_of_both_there_is_no_interval(replay, lacking):
 
 def test_a_difference_is_stated_only_with_its_interval(replay):
     same = " ".join(sentences(compare(replay, replay)))
-    assert "over 3 and 3 runs: no difference is shown" in same
+    assert "over 3 and 3 runs: no difference is shown (p = 1, level 0.01)" in same
     assert "duration of" not in same
     far = " ".join(sentences(compare(replay, slower(replay, 1_000_000))))
     assert "over 3 and 3 runs: a difference is shown" in far
