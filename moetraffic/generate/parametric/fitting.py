@@ -2,9 +2,9 @@ r"""Fit the dynamics of the load and the variation of rows to token counts.
 
 In steps, each by what identifies it without the others: the mean log-weights of a
 window are the levels of the course; variograms of the log-weights, less those of the
-rows' noise, are sums of the components' variograms with variances of at least 0; the
-covariance of rows within an iteration gives the factors.  Then all are calibrated by
-simulated moments (:mod:`.calibration`).
+course and of the rows' noise, are sums of the components' variograms with variances of
+at least 0; the covariance of rows within an iteration gives the factors.  Then all are
+calibrated by simulated moments (:mod:`.calibration`).
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ def fit_dynamics(counts: Int32, *, k: int, tokens: int) -> Dynamics:
     level = _means(x, borders)
     weight = _means(pi, borders)
     weight /= weight.sum(axis=2, keepdims=True)
+    course = windows.interpolated(knots, level, np.arange(float(n)))
     noise = _noise(counts, pi, borders, k=k, tokens=tokens, least=least)
     grid = _grid()
     variance = np.zeros((len(knots), layers, len(grid)))
     for knot, (first, last) in enumerate(pairwise(borders)):
         reach = min(0.8 * (last - first), n - first - 4)
         lags = np.array([h for h in CONSTANTS.lags if h <= max(4, reach)])
-        found = _variogram(x, noise, weight[knot], range(first, last), lags)
+        found = _variogram(x, course, noise, weight[knot], range(first, last), lags)
         variance[knot] = [_components(grid, lags, each) for each in found.T]
     # calibration scales what is there: a little of a fast and of a slow component
     little = CONSTANTS.least_component * variance.sum(axis=2, keepdims=True)
@@ -145,14 +146,19 @@ def _grid() -> Float64:
 
 
 def _variogram(
-    x: Float64, noise: Float64, weight: Float64, span: range, lags: Int64
+    x: Float64,
+    course: Float64,
+    noise: Float64,
+    weight: Float64,
+    span: range,
+    lags: Int64,
 ) -> Float64:
-    """Mean square change over each lag, experts weighted by load, ``[H, L]``.
+    """Mean square change of the movement over each lag, weighted by load, ``[H, L]``.
 
     Parameters
     ----------
-    x, noise
-        ``[n, L, E]`` log-weights, and their noise's variance.
+    x, course, noise
+        ``[n, L, E]`` log-weights, their course, and their noise's variance.
     weight
         ``[L, E]`` with the sum 1: the noise of cold experts is known badly.
     span
@@ -163,7 +169,8 @@ def _variogram(
     found = []
     for h in lags:
         t = np.arange(span.start, min(span.stop, len(x) - h))
-        square = (x[t + h] - x[t]) ** 2 - noise[t + h] - noise[t]
+        square = (x[t + h] - x[t]) ** 2 - (course[t + h] - course[t]) ** 2
+        square -= noise[t + h] + noise[t]
         found.append((square * weight).sum(axis=2).mean(axis=0))
     return np.maximum(found, 0)
 
