@@ -16,7 +16,7 @@ from .collisions import Collision, collisions
 from .loads import (
     BottleneckLink,
     byte_matrices,
-    cut_bounds,
+    cut_times,
     hottest,
     link_loads,
     link_times,
@@ -44,6 +44,7 @@ class Assessment(ShownAsTables):
     bytes_inside_hosts: Float64  # [n], without rank-local (self) traffic
     bottleneck_s: Float64  # [n] time of the bottleneck link
     bounds_s: Mapping[str, Float64]  # [n] by name, such as "port", "cut host"
+    cuts: Mapping[str, str]  # by bound, the cut of the longest mean time
     hot: tuple[BottleneckLink, ...]
     slowest: Mapping[str, BottleneckLink]  # by part of the network that carries bytes
     collisions: tuple[Collision, ...]  # ECMP only
@@ -124,8 +125,11 @@ def assess(
     apart = host[:, None] != host
     beside = ~apart & ~np.eye(len(slots), dtype=bool)
     bounds = {"port": port_bound(topology, slots, stack)}
-    for family, bound in cut_bounds(topology, slots, stack).items():
-        bounds[f"cut {family}"] = bound
+    cuts = dict[str, str]()
+    for family, times in cut_times(topology, slots, stack).items():
+        bounds[f"cut {family}"] = times.max(axis=0)
+        slowest_cut = int(times.mean(axis=1).argmax())
+        cuts[f"cut {family}"] = topology.cuts[family][slowest_cut].name
     bounds["spreading"] = spreading_bound(topology, slots, stack)
     slowest = {
         part: link
@@ -140,6 +144,7 @@ def assess(
         bytes_inside_hosts=np.where(beside, stack, 0).sum(axis=(1, 2)).astype(float),
         bottleneck_s=link_times(topology, loads).max(axis=1, initial=0.0),
         bounds_s=bounds,
+        cuts=cuts,
         hot=tuple(hottest(topology, loads, most=hot)),
         slowest=slowest,
         collisions=tuple(collisions(routes, stack)) if routing == "ecmp" else (),

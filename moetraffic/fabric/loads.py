@@ -165,8 +165,20 @@ def cut_bounds(
     Families are such as "host", "leaf" and "bisection"; arguments and values are as of
     :func:`port_bound`.
     """
+    times = cut_times(topology, slots, matrices)
+    return {family: each.max(axis=0) for family, each in times.items()}
+
+
+def cut_times(
+    topology: Topology, slots: Int64, matrices: npt.ArrayLike
+) -> dict[str, Float64]:
+    """Compute the time of each cut of each family, ``[cuts, ...]`` seconds.
+
+    Cuts are in the order of ``topology.cuts``; arguments and other axes are as of
+    :func:`port_bound`.
+    """
     return {
-        family: np.max([_cut_time(topology, slots, cut, matrices) for cut in cuts], 0)
+        family: np.array([_cut_time(topology, slots, cut, matrices) for cut in cuts])
         for family, cuts in topology.cuts.items()
     }
 

@@ -117,7 +117,7 @@ def runs_valid(runs: npt.NDArray[Any], sites: int) -> bool:
     sums = ("calls", "call_ns", "transfer_ns", "wait_ns", "inside_ns")
     return (
         within(runs["site"], -1, sites)
-        and (runs["number"] >= 0).all()
+        and bool((runs["number"] >= 0).all())
         and all(within(runs[name], 0, MOST_NS) for name in sums)
         and len(np.unique(runs[["number", "site"]])) == len(runs)
     )

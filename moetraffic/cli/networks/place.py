@@ -99,10 +99,10 @@ def place(
     ]
     table = Table(columns=columns, rows=rows)
     before, after = sums.values()
-    change = after["bytes_between_ranks"] / max(before["bytes_between_ranks"], 1) - 1
+    share = after["bytes_between_ranks"] / max(before["bytes_between_ranks"], 1)
     line = (
         f"Between ranks: {byte_size(after['bytes_between_ranks'])} with EP "
-        f"{after['ep']} on {after['ranks']} ranks, {change:+.1%} of the captured "
+        f"{after['ep']} on {after['ranks']} ranks, {share:.1%} of the captured "
         f"{byte_size(before['bytes_between_ranks'])}; busiest rank over mean "
         f"{after['busiest_rank_over_mean']:.3f} (captured: "
         f"{before['busiest_rank_over_mean']:.3f})."

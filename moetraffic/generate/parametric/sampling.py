@@ -46,7 +46,7 @@ class SampledDemand:
     @property
     def limits(self) -> list[str]:
         """Sentences on what is unknown of the sample."""
-        found = ["How correlated samples with other seeds are is presumed from one run"]
+        found = ["The correlation between samples of different seeds is an assumption"]
         fitted, own = self.fitted, self.scenario
         size, asked = (f"{s.ranks} ranks, {s.experts} experts" for s in (fitted, own))
         if size != asked or fitted.k != own.k:

@@ -88,7 +88,7 @@ def _as_dict(hot: BottleneckLink) -> dict[str, Any]:
 def sentences(found: Assessment) -> list[str]:
     """Summarize an assessment: the bottleneck and its bound, traffic, collisions."""
     network, mean = found.topology, float(found.bottleneck_s.mean())
-    bounds = {name: float(values.mean()) for name, values in _times(found)[1:]}
+    bounds = {name: float(of.mean()) for name, of in found.bounds_s.items()}
     where = f"{network.name}, {_rates(network)}"
     link = f", mostly {found.hot[0].name}" if found.hot else ""
     lines = [
@@ -101,11 +101,15 @@ def sentences(found: Assessment) -> list[str]:
     if bounds and mean:
         largest = max(bounds.values())
         over = three_digits(mean / (largest or mean))
-        tied = [name for name in bounds if math.isclose(bounds[name], largest)]
-        name = ", ".join([tied[0], *(n.partition(": ")[2] for n in tied[1:])])
+        tied = ", ".join(
+            _bound(name) + (f" ({found.cuts[name]})" if name in found.cuts else "")
+            for name, of in bounds.items()
+            if math.isclose(of, largest)
+        )
         lines.insert(
             1,
-            f"Its time is {over} times the largest {name} ({duration(largest)}).",
+            f"Its time is {over} times the largest lower bound: {tied} "
+            f"({duration(largest)}).",
         )
     lines.insert(-1, _by_part(found))
     several = _colliding(found)
@@ -268,12 +272,13 @@ def tables(found: Assessment) -> list[Table]:
 def _times(found: Assessment) -> list[tuple[str, Any]]:
     """List bottleneck time and lower bounds, by name."""
     return [(f"bottleneck link, {found.routing} routing", found.bottleneck_s)] + [
-        (
-            "lower bound: " + BOUNDS.get(name, name.replace("cut ", "cut through a ")),
-            bound,
-        )
+        (f"lower bound: {_bound(name)}", bound)
         for name, bound in found.bounds_s.items()
     ]
+
+
+def _bound(name: str) -> str:
+    return BOUNDS.get(name, name.replace("cut ", "cut through a "))
 
 
 def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Chart]:
