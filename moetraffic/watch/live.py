@@ -335,6 +335,6 @@ def _load_notes(rows: StepRows | None) -> Iterator[str]:
         yield "noise floors are unavailable: experts per token (k) are unknown"
     if rows.layers and np.isnan(rows.busy).all():
         yield (
-            "share of step time is unavailable: times of all-to-alls or of steps are "
+            "share of a step is unavailable: times of all-to-alls or of steps are "
             "unknown"
         )

@@ -310,7 +310,7 @@ def test_a_log_has_a_line_per_interval(
     assert main(["watch", str(recording), "--interval", "0.1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(
-        "step 5, 2 of 2 ranks, mean step time 1 ms, largest max/mean"
+        "step 5, 2 of 2 ranks, mean iteration time 1 ms, largest max/mean"
     )
     assert "all-to-all 49" in lines[0]
     assert "the merge is pending" in "\n".join(lines)

@@ -73,7 +73,7 @@ def _state(snapshot: Snapshot) -> Table:
         facts["steps shown"] = f"{steps[0]} to {steps[-1]} ({number})" + ahead * (
             snapshot.ahead > 0
         )
-        facts["mean step time"] = _text(duration, mean(snapshot.duration_s))
+        facts["mean iteration time"] = _text(duration, mean(snapshot.duration_s))
         loss = mean(snapshot.loss)
         if np.isfinite(loss):
             facts["mean loss"] = f"{loss:.4f}"
@@ -83,7 +83,7 @@ def _state(snapshot: Snapshot) -> Table:
             facts["all-to-all bytes a step"] += (
                 f", of which rank-local (self) traffic: {byte_size(local)}"
             )
-        facts["step time in all-to-alls"] = _share(mean(snapshot.time_share))
+        facts["share of a step in all-to-alls"] = _share(mean(snapshot.time_share))
     return Table(
         title=str(snapshot.path),
         rows=list(facts.items()),
@@ -124,7 +124,7 @@ def _layers(snapshot: Snapshot, most: int | None) -> Table:
         "hot (x mean)": "<",
         "dropped": ".1%",
         "bytes a step": "bytes",
-        "step time": "",
+        "share of a step": "",
         "collapsed": "<",
     }
     rows = [_row(each) for each in chosen]
@@ -235,7 +235,7 @@ def line(snapshot: Snapshot) -> str:
     parts = [
         f"step {snapshot.iteration[-1]}",
         f"{len(snapshot.ranks)} of {snapshot.world} ranks",
-        f"mean step time {_text(duration, mean(snapshot.duration_s))}",
+        f"mean iteration time {_text(duration, mean(snapshot.duration_s))}",
     ]
     if worst is not None:
         floor = mean(worst.floor)
@@ -330,7 +330,7 @@ def metrics(snapshot: Snapshot) -> Iterator[Metric]:
     yield gauge("local_bytes", local, mean(snapshot.local_bytes))
     yield gauge(
         "all_to_all_time_ratio",
-        "Share of the step time in all-to-alls, mean of the ranks.",
+        "Share of a step in all-to-alls, mean of the ranks.",
         mean(snapshot.time_share),
     )
     known = [(_label(each), each) for each in snapshot.layers]
@@ -340,7 +340,7 @@ def metrics(snapshot: Snapshot) -> Iterator[Metric]:
         ("dropped_ratio", "Share of token copies dropped.", "dropped_share"),
         ("sent_bytes", "Bytes of a step's all-to-alls, also rank-local.", "bytes"),
         ("local_bytes", "Of these, bytes of a rank to itself.", "local_bytes"),
-        ("time_ratio", "Share of the step time in all-to-alls.", "time_share"),
+        ("time_ratio", "Share of a step in all-to-alls.", "time_share"),
     ):
         yield metric(
             f"layer_{name}", text, [(of, mean(getattr(e, values))) for of, e in known]
