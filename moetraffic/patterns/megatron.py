@@ -6,6 +6,7 @@ an iteration ends.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from .element_types import element_bytes
 from .layouts.configuration import Configuration, refuse_unsound
 from .layouts.parallelism import Parallelism
 from .pattern import Call, Pattern
+from .rules import Rule, refuse
 from .shape import ModelShape
 from .stage import Stage, control, pattern_of
 from .tensors import ModelTensor, model_tensors, sees_own_tokens
@@ -20,7 +22,11 @@ from .workloads.routers import Gating
 
 
 def megatron_pattern(
-    shape: ModelShape, plan: Parallelism, gating: Gating | None = None
+    shape: ModelShape,
+    plan: Parallelism,
+    gating: Gating | None = None,
+    *,
+    shares: Sequence[float] = (),
 ) -> Pattern:
     """The collectives of one iteration, all ranks.
 
@@ -33,6 +39,8 @@ def megatron_pattern(
     gating
         Of a mixture of experts.  Where routing decides how much is sent, all experts
         are taken to get as much, and the calls' ``exact`` is false.
+    shares
+        Of all token copies, by expert-parallel rank, as measured; empty: equal.
 
     Raises
     ------
@@ -41,7 +49,33 @@ def megatron_pattern(
     """
     gating = gating or Gating(k=1)
     refuse_unsound(Configuration.of(shape, plan, gating))
-    return pattern_of([_Stage(shape, plan, gating, n) for n in range(plan.pp)])
+    uneven = tuple(shares)
+    refuse(
+        [
+            Rule(
+                bool(uneven) and len(uneven) != plan.ep,
+                "there is a share for each expert-parallel rank, but there are {} for "
+                "ep {}",
+                (len(uneven), plan.ep),
+                "give as many",
+            ),
+            Rule(
+                bool(uneven)
+                and (
+                    plan.dispatcher != "plain"
+                    or plan.expert_tp > 1
+                    or gating.dispatch == "padded"
+                ),
+                "measured shares of ranks are of whole experts whose tokens one "
+                "all-to-all sends, but dispatcher, etp and dispatch are {}, {} and {}",
+                (plan.dispatcher, plan.expert_tp, gating.dispatch),
+                "use --dispatcher plain, --etp 1 and --dispatch dropless",
+            ),
+        ]
+    )
+    return pattern_of(
+        [_Stage(shape, plan, gating, n, shares=uneven) for n in range(plan.pp)]
+    )
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class Call:
     row_bytes: int = 0  # of a token vector in an expert exchange
     root: int = 0  # of a broadcast or reduce, as a member of the group
     peers: tuple[int, int] = (-1, -1)  # (source, destination) of a send_recv, members
+    shares: tuple[float, ...] = ()  # of an expert exchange, by receiver; (): equal
     shift: int = 0  # a send_recv of every member to the one so much further
     exact: bool = True  # whether the size follows from the configuration alone
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -33,6 +33,7 @@ class Stage:
     plan: Parallelism
     gating: Gating
     number: int
+    shares: tuple[float, ...] = field(default=(), kw_only=True)  # of copies, by EP rank
 
     # ---- what a library adds -----------------------------------------------------
 
@@ -203,6 +204,7 @@ class Stage:
             label=part.label,
             phase=part.phase,
             row_bytes=row,
+            shares=self.shares if part.phase else (),
             shift=int(part.operation == "send_recv"),
             exact=padded or not (part.phase or part.label == "experts"),
         )

@@ -68,12 +68,13 @@ def call_matrix(
 
 
 def exchange_matrix(call: Call, members: int) -> Int64:
-    """Bytes of an all-to-all in which each member sends all as many rows.
+    """Bytes of an all-to-all in which all members send alike.
 
     Parameters
     ----------
     call
-        The all-to-all; where rows do not divide, the first members get one more.
+        The all-to-all: as many rows to each member, or by their shares; of rows that
+        are over the first members, or those that are next to one, get one more.
     members
         Ranks n of its group.
 
@@ -83,7 +84,13 @@ def exchange_matrix(call: Call, members: int) -> Int64:
         ``[n, n]`` int64, what a member keeps for itself on the diagonal.
     """
     row = call.row_bytes or 1
-    out = np.tile(chunks(call.size // row, members) * row, (members, 1))
+    rows = chunks(call.size // row, members)
+    if call.shares:
+        exact = np.array(call.shares) * (call.size // row)
+        rows = exact.astype(np.int64)
+        next_ = np.argsort(rows - exact, kind="stable")[: call.size // row - rows.sum()]
+        rows[next_] += 1
+    out = np.tile(rows * row, (members, 1))
     # what was dispatched comes back
     return out.T.copy() if call.phase in TRANSPOSED else out
 
@@ -153,7 +160,7 @@ def _sparse(
         for at, shape in enumerate(shapes):
             key = (
                 *(call.operation, call.size, call.root, call.peers, call.shift),
-                *(call.phase, call.row_bytes, call.dtype, shape.tobytes()),
+                *(call.phase, call.row_bytes, call.dtype, call.shares, shape.tobytes()),
             )
             if key not in known:
                 one = call_matrix(call, len(shape), algorithm, shape.tolist())

@@ -109,6 +109,13 @@ def test_measured_imbalance_is_that_of_the_busiest_rank(
         for by in (("--imbalance-from", str(path)), ("--imbalance", "1.5"))
     )
     assert measured["estimate"] == given["estimate"]
+    ways = ("--dp", "2", "--ep", "2", "--dispatch", "dropless")
+    pattern = ("pattern", "--model", "tiny-switch", *ways)
+    uneven = told(capsys, *pattern, "--imbalance-from", str(path))
+    matrix = np.array(uneven["traffic"]["EP"]["matrix_bytes"])  # type: ignore[index]
+    even = told(capsys, *pattern)["traffic"]["EP"]["matrix_bytes"]  # type: ignore[index]
+    assert matrix.sum() == np.sum(even)
+    assert (matrix == matrix.T).all()  # what goes out comes back: 3/4 and 1/4 of a row
 
 
 def test_states_and_protocols_are_inputs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
@@ -10,13 +11,13 @@ from moetraffic.trace.relocation import routed_layers
 
 from .measures import max_over_mean
 
+Int64 = npt.NDArray[np.int64]
 
-def rank_imbalance(trace: Trace, ep: int) -> float:
-    """Compute the load of the busiest expert-parallel rank relative to the mean.
+
+def rank_loads(trace: Trace, ep: int) -> Int64:
+    """Count the token copies of each expert-parallel rank.
 
     Rank i of ``ep`` holds the i-th of as many equal parts of the experts, in order.
-    The ratio is taken for each layer, micro-batch and iteration, and averaged: a layer
-    waits for its busiest rank.
 
     Parameters
     ----------
@@ -27,8 +28,8 @@ def rank_imbalance(trace: Trace, ep: int) -> float:
 
     Returns
     -------
-    float
-        From 1 (balanced) to ``ep`` (one rank has all).
+    ndarray
+        ``[n, ep]`` int64 of each layer, micro-batch and iteration.
 
     Raises
     ------
@@ -47,5 +48,25 @@ def rank_imbalance(trace: Trace, ep: int) -> float:
                 "experts"
             )
         load = layer.demand.sum(axis=1, dtype=np.int64)
-        found.append(max_over_mean(load.reshape(len(load), ep, -1).sum(axis=2)))
-    return float(np.nanmean(np.concatenate(found)))
+        found.append(load.reshape(len(load), ep, -1).sum(axis=2))
+    return np.concatenate(found)
+
+
+def rank_imbalance(trace: Trace, ep: int) -> float:
+    """Compute the load of the busiest expert-parallel rank relative to the mean.
+
+    The ratio of :func:`rank_loads` is taken for each layer, micro-batch and iteration,
+    and averaged: a layer waits for its busiest rank.
+
+    Returns
+    -------
+    float
+        From 1 (balanced) to ``ep`` (one rank has all).
+    """
+    return float(np.nanmean(max_over_mean(rank_loads(trace, ep))))
+
+
+def load_shares(trace: Trace, ep: int) -> tuple[float, ...]:
+    """Compute each expert-parallel rank's share of all token copies of a run."""
+    sums = rank_loads(trace, ep).sum(axis=0)
+    return tuple((sums / max(sums.sum(), 1)).tolist())

@@ -159,6 +159,15 @@ def read_shares(text: str) -> dict[str, float]:
         ) from None
 
 
+def measured_shares(path: Path, ranks: int) -> tuple[float, ...]:
+    """Measure the shares of some expert-parallel ranks in a trace's token copies."""
+    from moetraffic.analysis.skew.rank_imbalance import load_shares
+    from moetraffic.trace import Trace
+
+    with Trace.open(path) as trace:
+        return load_shares(trace, ranks)
+
+
 def measured_imbalance(path: Path, ranks: int) -> float:
     """Measure a trace's busiest of some expert-parallel ranks over the mean."""
     from moetraffic.analysis.skew.rank_imbalance import rank_imbalance

@@ -43,6 +43,7 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.trace.hdf5.durable import validate_outputs
 
+from .assumptions import measured_shares
 from .layout import LAYOUT
 from .model_shape import MODEL_HELP, SHAPE, model_of
 
@@ -129,6 +130,14 @@ def pattern(
         str,
         option(f"Algorithm of collectives: {', '.join(ALGORITHMS)}."),
     ] = "ring",
+    imbalance_from: Annotated[
+        Path | None,
+        option(
+            "Trace whose measured load at --ep ranks gives the ranks' shares.",
+            panel="Routing",
+            shown="equal shares",
+        ),
+    ] = None,
     plot: Plot = None,
     output: Annotated[Path | None, trace_output()] = None,
     iterations: Annotated[int, option("Number of iterations in the trace.")] = 1,
@@ -147,7 +156,7 @@ def pattern(
     Example: moetraffic pattern --model gpt2-large --pp 4 --tp 2 --dp 4 --plot m.png
     """
     names = parts_of(only, PARTS, tables=tables)
-    validate_outputs((plot, output), force=force)
+    validate_outputs((plot, output), (imbalance_from,), force=force)
     if output is None:
         why = "iterations are those of a trace (-o)"
         refuse_idle(ctx, ("iterations",), why, error=LayoutError)
@@ -168,7 +177,16 @@ def pattern(
         if training[name] is None:
             training[name] = value
     plan = Parallelism(**grid, **training)
-    made = _made(library, of, plan, gating)
+    shares: tuple[float, ...] = ()
+    if imbalance_from is not None:
+        if not of.experts or plan.ep == 1:
+            raise LayoutError(
+                "a measured imbalance is that of expert-parallel ranks, but "
+                f"{'the model is dense' if not of.experts else 'ep is 1'}: "
+                "give --ep, or leave out --imbalance-from"
+            )
+        shares = measured_shares(imbalance_from, plan.ep)
+    made = _made(library, of, plan, gating, shares)
     if not made.kinds:
         raise LayoutError(
             "a single rank sends nothing, but tp x cp x dp x pp is "
@@ -198,7 +216,11 @@ def pattern(
 
 
 def _made(
-    library: str, shape: ModelShape, plan: Parallelism, gating: Gating
+    library: str,
+    shape: ModelShape,
+    plan: Parallelism,
+    gating: Gating,
+    shares: tuple[float, ...],
 ) -> Pattern:
     """Compute the pattern of one library.
 
@@ -208,7 +230,7 @@ def _made(
         If the library does not have an option.
     """
     if library == "megatron":
-        return megatron_pattern(shape, plan, gating)
+        return megatron_pattern(shape, plan, gating, shares=shares)
     s = plan
     own = Parallelism()
     left = {
@@ -223,6 +245,7 @@ def _made(
         "--dispatcher": s.dispatcher != own.dispatcher,
         "--node-limit": s.node_limit > 0,
         "--scatter-gather": s.scatter_gather,
+        "--imbalance-from": bool(shares),
         f"--recompute {s.recompute}": s.recompute not in ("none", "full"),
         "--etp": s.etp not in (0, s.tp),
     }
