@@ -50,11 +50,10 @@ import page
 from scipy.ndimage import uniform_filter1d
 from scipy.spatial.distance import cdist
 from synthetic_tables import Judgment, report, tables
-from traffic_baselines import BASELINES, Baseline, Draw
+from traffic_baselines import BASELINES, Baseline, Draw, Generator
 
 from moetraffic.generate import TrafficModel
 from moetraffic.generate.analog.analog import Analog
-from moetraffic.generate.generator import Generator
 from moetraffic.generate.scenario import Scenario
 from moetraffic.trace import Trace
 from moetraffic.validation.classifier import windows

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,14 @@ Int64 = npt.NDArray[np.int64]
 
 Draw = Callable[[int, np.random.Generator], Int32]
 """(iteration, its own randomness) -> ``[X, R, E]`` token copies."""
+
+
+class Generator(Protocol):
+    """A model of traffic: sampled at any length, and at other ranks."""
+
+    def sample(self, *, iterations: int, seed: int, ranks: int | None = None) -> Demand:
+        """Sample token counts, which are drawn when they are read."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +150,7 @@ class Baseline(ABC):
         ranks: int | None = None,
         experts: int | None = None,
     ) -> Demand:
-        """As :meth:`~moetraffic.generate.generator.Generator.sample` says."""
+        """As :meth:`Generator.sample` says; of other experts where it rescales."""
         if iterations < 1:
             raise AnalysisError(
                 f"a sample has an iteration or more, but {iterations} were asked for: "

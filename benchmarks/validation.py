@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 from page import replace, save
 from reruns import settings_of
-from traffic_baselines import BASELINES
+from traffic_baselines import BASELINES, Generator
 
-from moetraffic.generate.generator import Generator
 from moetraffic.generate.parametric.model import TrafficModel
 from moetraffic.report.results.acceptance import as_dict
 from moetraffic.trace import Trace

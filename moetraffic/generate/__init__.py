@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .analog.analog import Analog
 from .fit import Fit, Size, fit_trace
-from .generator import Demand, Generator
+from .generator import Demand
 from .judgment import FigureJudgment, Judgment, judge
 from .parametric.dynamics import Dynamics
 from .parametric.model import TrafficModel
@@ -28,7 +28,6 @@ __all__ = [
     "Exchange",
     "FigureJudgment",
     "Fit",
-    "Generator",
     "Judgment",
     "Knobs",
     "Rhythm",

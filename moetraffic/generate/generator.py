@@ -1,8 +1,6 @@
-"""Interface of traffic generators: fit a trace, and sample synthetic token counts.
+"""Interface of samples of traffic generators: synthetic token counts, block by block.
 
-The model and its baselines answer the same two calls, so a comparison of them takes
-any.  What they give is counts alone; :mod:`.writing.trace_writer` makes a trace of any
-of these.
+:mod:`.writing.trace_writer` makes a trace of any of these.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from moetraffic.trace import Trace
 
 from .scenario import Scenario
 
@@ -51,46 +47,6 @@ class Demand(Protocol):
             First iteration, and ``[b, X, R, E]`` int32 token copies that rank r routes
             to expert e in exchange x of ``scenario.exchanges``, those dropped over
             capacity included: each row sums to k times the tokens of a rank.
-        """
-        ...
-
-
-class Generator(Protocol):
-    """A model of traffic: fitted to a trace, sampled at any length."""
-
-    @classmethod
-    def fit(cls, trace: Trace) -> Generator:
-        """Fit to a trace that contains the routing.
-
-        Raises
-        ------
-        MoetrafficError
-            If the trace does not hold what the generator learns from.
-        """
-        ...
-
-    def sample(
-        self,
-        *,
-        iterations: int,
-        seed: int,
-        ranks: int | None = None,
-    ) -> Demand:
-        """Sample synthetic token counts, which are drawn when they are read.
-
-        Parameters
-        ----------
-        iterations
-            How many, from 1 on.
-        seed
-            Of everything; same seed, same counts.
-        ranks
-            None: as in the trace.
-
-        Raises
-        ------
-        MoetrafficError
-            If the generator cannot give so many ranks.
         """
         ...
 
