@@ -77,8 +77,6 @@ def on_cluster(
         Client from :func:`connected`.
     path
         Trace file, at the same path on every worker.
-    layers, phase, iterations, of
-        As in :func:`.exchange.sources`.
 
     Returns
     -------

@@ -70,11 +70,8 @@ class CoActivation:
 def pair_counts(chosen: Bool) -> Int64:
     """Count the tokens that have both experts of each pair: the co-activation matrix.
 
-    Parameters
-    ----------
-    chosen
-        ``[..., E]`` whether a token has an expert, as from
-        :meth:`moetraffic.Trace.choices`.
+    ``chosen``: ``[..., E]`` whether a token has an expert, as from
+    :meth:`moetraffic.Trace.choices`.
 
     Returns
     -------
@@ -188,12 +185,7 @@ class PairCounts:
 def co_activation_claim(found: CoActivation, *, about: str) -> Claim:
     """Test whether tokens have experts together more often than by chance.
 
-    Parameters
-    ----------
-    found
-        Pairs of experts of sampled tokens.
-    about
-        What is tested.
+    ``found``: Pairs of experts of sampled tokens.
     """
     first = found.pairs[0] if found.pairs else None
     stated = first is not None and first.p <= LEVEL

@@ -304,12 +304,7 @@ def _durations(
 def durations(trace: Trace, iterations: range | None = None) -> dict[str, Float64]:
     """Compute the duration of each all-to-all from last issue to last end, seconds.
 
-    Parameters
-    ----------
-    trace
-        Trace with call times.
-    iterations
-        Training iterations; all if None.
+    ``trace``: Trace with call times.
 
     Returns
     -------
@@ -353,14 +348,6 @@ def distance(
         ``[T, C]`` and ``[U, C]``, time first; C is 1 for statistics of values.
     statistic
         One of STATISTICS.
-    layer, of, unit
-        As in :class:`Distance`.
-    seed
-        Seed of the resamples.
-
-    Returns
-    -------
-    Distance
     """
     rng = np.random.default_rng(seed)
     measure, summary = STATISTICS[statistic]
@@ -423,12 +410,7 @@ def _quantile(values: Float64, level: float) -> float:
 def worst(comparison: Comparison, measures: Mapping[str, float]) -> list[Distance]:
     """List the distances whose confidence interval lies above their threshold.
 
-    Parameters
-    ----------
-    comparison
-        Comparison of two traces.
-    measures
-        Threshold of each measure, such as ``{"total variation": 0.1}``.
+    ``measures``: Threshold of each measure, such as ``{"total variation": 0.1}``.
     """
     return [
         d

@@ -89,16 +89,6 @@ def conclude(
 
     Parameters
     ----------
-    source
-        The exchange.
-    rows
-        Rows of all iterations.
-    meta
-        Metadata of the trace.
-    notes
-        Reasons for missing statistics are appended.
-    parts
-        Some of :data:`PARTS`.
     horizons
         Forecast horizons, iterations; None: those that the run is long enough for.
     leads

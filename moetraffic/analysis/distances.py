@@ -13,11 +13,8 @@ from .skew.measures import shares
 def total_variation(p: npt.ArrayLike, q: npt.ArrayLike) -> Float64:
     r"""Compute the total variation distance, :math:`\frac12 \sum_c |p_c - q_c|`.
 
-    Parameters
-    ----------
-    p, q
-        ``[..., C]`` non-negative amounts, such as loads of experts, which are divided
-        by their sums; leading axes broadcast.
+    ``p``, ``q``: ``[..., C]`` non-negative amounts, such as loads of experts, which are
+    divided by their sums; leading axes broadcast.
 
     Returns
     -------
@@ -36,10 +33,7 @@ def total_variation(p: npt.ArrayLike, q: npt.ArrayLike) -> Float64:
 def relative_difference(x: Float64, y: Float64) -> float:
     """Compute the absolute difference of two means relative to the first.
 
-    Parameters
-    ----------
-    x, y
-        Amounts of one unit, any shape.
+    ``x``, ``y``: Amounts of one unit, any shape.
 
     Examples
     --------
@@ -58,10 +52,7 @@ def relative_median(x: Float64, y: Float64) -> float:
 def wasserstein(x: Float64, y: Float64) -> float:
     """Compute the Wasserstein-1 distance of two samples; NaN if one is empty.
 
-    Parameters
-    ----------
-    x, y
-        ``[T]`` and ``[U]``; values that are not finite are left out.
+    ``x``, ``y``: ``[T]`` and ``[U]``; values that are not finite are left out.
 
     Examples
     --------

@@ -425,8 +425,6 @@ def observed(
 
     Parameters
     ----------
-    source
-        The exchange.
     mapper
         Function that computes the rows of windows, such as from :func:`in_threads`.
     report
@@ -457,10 +455,6 @@ def in_threads(
 
     Parameters
     ----------
-    trace
-        Trace to read.
-    threads
-        Number of threads.
     watch
         Callback that receives every window with its rows, from several threads at once
         and in any order.

@@ -77,16 +77,8 @@ def sources(
 
     Parameters
     ----------
-    trace
-        Trace of any origin: captured, imported, generated or replayed.
-    notes
-        Reasons for unreadable data are appended.
-    layers
-        MoE layers; all if None.
     phase
         Phase of the wire matrices.
-    iterations
-        Training iterations; all if None.
     of
         "demand", "wire" or both.
 
@@ -261,12 +253,8 @@ def stated_tokens(trace: Trace, source: Source) -> Rows:
 def windows(source: Source, *, size_bytes: int = WINDOW_BYTES) -> list[range]:
     """Split the iterations of an exchange into windows of bounded size.
 
-    Parameters
-    ----------
-    source
-        Exchange to read.
-    size_bytes
-        Maximum bytes of the matrices of a window, as int64; at least one iteration.
+    ``size_bytes``: Maximum bytes of the matrices of a window, as int64; at least one
+    iteration.
 
     Returns
     -------
@@ -285,14 +273,7 @@ def windows(source: Source, *, size_bytes: int = WINDOW_BYTES) -> list[range]:
 def read(trace: Trace, source: Source, window: range) -> Window:
     """Read the demand and wire matrices of a window of iterations.
 
-    Parameters
-    ----------
-    trace
-        Trace to read.
-    source
-        Exchange to read.
-    window
-        Indices into ``source.iterations``.
+    ``window``: Indices into ``source.iterations``.
 
     Returns
     -------

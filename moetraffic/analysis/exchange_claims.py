@@ -26,16 +26,7 @@ def exchange_claims(
     Computed from the demand of the experts if known, else from the bytes that the
     ranks received, in units of rows; one claim is about their matrix.
 
-    Parameters
-    ----------
-    source
-        The exchange.
-    rows
-        Rows of all iterations, as from :func:`.observation.observe`.
-    meta
-        Metadata of the trace.
-    subjects
-        Statistics of the exchange, with the forecasts of the load.
+    ``subjects``: Statistics of the exchange, with the forecasts of the load.
 
     Returns
     -------

@@ -70,8 +70,6 @@ def expert_statistics(
 
     Parameters
     ----------
-    source, rows, meta
-        The exchange, its rows and the trace's metadata.
     tokens
         ``[T]`` tokens per rank, for noise floors; None: unknown.
     choices

@@ -86,8 +86,6 @@ def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> R
 
     Parameters
     ----------
-    source
-        The exchange.
     first
         Index of the window's first iteration.
     wire

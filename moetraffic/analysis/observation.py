@@ -50,13 +50,6 @@ class Sample:
 def sample(cells: int, iterations: int) -> Sample:
     """Choose the matrix cells to track over time: all, or a random sample.
 
-    Parameters
-    ----------
-    cells
-        Number of cells of the matrix.
-    iterations
-        Number of iterations.
-
     Returns
     -------
     Sample
@@ -81,14 +74,7 @@ def samples(source: Source) -> dict[str, Sample]:
 def observe(source: Source, window: Window, *, cells: bool = True) -> Rows:
     """Compute the per-iteration rows of a window of matrices.
 
-    Parameters
-    ----------
-    source
-        Exchange of the window.
-    window
-        Matrices of n iterations.
-    cells
-        Whether cells are tracked over time; else C is 0.
+    ``cells``: Whether cells are tracked over time; else C is 0.
 
     Returns
     -------

@@ -37,14 +37,7 @@ SENDS = "send_recv"
 def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) -> Trace:
     """Convert a number of iterations of a traffic pattern to a trace.
 
-    Parameters
-    ----------
-    pattern
-        The collectives of one iteration.
-    iterations
-        Number of identical iterations.
-    tokens
-        Tokens per rank and iteration; -1: unknown.
+    ``tokens``: Tokens per rank and iteration; -1: unknown.
 
     Returns
     -------
@@ -99,19 +92,7 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
 
 
 def call_sites(call: Call, *, group: int, slot: int, width: int) -> list[Site]:
-    """Build the sites of a call of a pattern: one, or one per point-to-point message.
-
-    Parameters
-    ----------
-    call
-        A call of the pattern.
-    group
-        Index of its group.
-    slot
-        Call index.
-    width
-        Number of ranks of the group.
-    """
+    """Build the sites of a call: one, or one per point-to-point message."""
     site = Site(
         group=group,
         operation=call.operation,

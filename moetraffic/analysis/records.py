@@ -55,12 +55,7 @@ COLUMNS = tuple(f.name for f in fields(Record))
 def records(analysis: Analysis, *, file: str = "") -> list[Record]:
     """List the rows of an analysis' data frame, one per value.
 
-    Parameters
-    ----------
-    analysis
-        Analysis of a trace.
-    file
-        Name of the trace, to distinguish several.
+    ``file``: Name of the trace, to distinguish several.
 
     Returns
     -------

@@ -54,8 +54,6 @@ def block_means(
         ``[T, C]``, time first.
     wanted
         Iterations per resample, rounded up to whole blocks.
-    rng
-        Random generator of the blocks.
     long
         Iterations of a block; None: :func:`block_length`.
 
@@ -92,12 +90,7 @@ def ratio(below: npt.ArrayLike, above: npt.ArrayLike, *, seed: int = 0) -> Inter
 
     Both series are resampled jointly, so that common variation cancels.
 
-    Parameters
-    ----------
-    below, above
-        ``[T]`` amounts per iteration.
-    seed
-        Of the resamples.
+    ``below``, ``above``: ``[T]`` amounts per iteration.
 
     Returns
     -------

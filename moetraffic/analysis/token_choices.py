@@ -50,12 +50,7 @@ class TokenChoices:
 def token_choices(trace: Trace, source: Source) -> TokenChoices | None:
     """Compute statistics of the sampled tokens of an exchange.
 
-    Parameters
-    ----------
-    trace
-        Trace to read.
-    source
-        Exchange to read; its iterations are used that have sampled tokens.
+    ``source``: Exchange to read; its iterations are used that have sampled tokens.
 
     Returns
     -------
@@ -117,10 +112,8 @@ def balanced_hosts(experts: int, hosts: int, k: int) -> float:
 
     It is :math:`H (1 - C(E - E/H, k) / C(E, k))`.
 
-    Parameters
-    ----------
-    experts, hosts, k
-        E, H hosts with E/H experts each, and distinct experts per token.
+    ``experts``, ``hosts``, ``k``: E, H hosts with E/H experts each, and distinct
+    experts per token.
 
     Returns
     -------

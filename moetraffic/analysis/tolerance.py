@@ -52,10 +52,6 @@ def tolerance(
     confidence
         Level of the two-sided intervals.
 
-    Returns
-    -------
-    Tolerance
-
     Raises
     ------
     AnalysisError

@@ -26,8 +26,6 @@ def thinned(
         Probability that a copy is kept.
     unit
         Of the series: "bytes" or "tokens".
-    seed
-        Of the binomial draws.
 
     Raises
     ------

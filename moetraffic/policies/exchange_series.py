@@ -233,12 +233,7 @@ def token_series(
 ) -> ExchangeSeries:
     """Read the token copies that each layer routes to its experts, by iteration.
 
-    Parameters
-    ----------
-    trace
-        With known routing; micro-batches are summed.
-    phase, layers, iterations, probabilities
-        As for :func:`byte_series`; the phase does not matter.
+    ``trace``: With known routing; micro-batches are summed.
 
     Returns
     -------
@@ -430,8 +425,6 @@ def forecast_points(
         Iterations from the newest known one to the forecast one, 1 or more.
     forecaster
         One of FORECASTERS; settings are chosen on the second quarter.
-    seed
-        Of the shuffled control.
 
     Returns
     -------

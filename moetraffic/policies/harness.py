@@ -172,12 +172,7 @@ def foresight(
     The policy plans a few consecutive points anew, three times: twice with the same
     series, and once with one whose later exchanges have their ranks in another order.
 
-    Parameters
-    ----------
-    maker, series, network, points, age, limit_s
-        As in :func:`run_policy`.
-    seed
-        Of the points, the layer and the order.
+    ``seed``: Of the points, the layer and the order.
 
     Returns
     -------

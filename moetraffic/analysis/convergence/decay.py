@@ -66,10 +66,6 @@ def decay(series: npt.ArrayLike, *, at: npt.ArrayLike | None = None) -> Decay:
     at
         ``[T]`` strictly increasing step numbers; None: 0, 1, 2 ...
 
-    Returns
-    -------
-    Decay
-
     Raises
     ------
     AnalysisError

@@ -36,10 +36,7 @@ class LevelChange:
 def level_changes(levels: Float64) -> tuple[tuple[LevelChange, ...], float]:
     """Find the jumps of levels, the largest first and the others in what is left.
 
-    Parameters
-    ----------
-    levels
-        ``[T, D]``, step first, columns of similar noise.
+    ``levels``: ``[T, D]``, step first, columns of similar noise.
 
     Returns
     -------

@@ -55,14 +55,10 @@ def level_claims(
         Tokens of a step, one number or ``[T]``; None: unknown.  Only the figure of
         "moves" needs them: to the tests, noise is what does not last from one step to
         the next.
-    k
-        Distinct experts of a token.
     at
         ``[T]`` strictly increasing iteration numbers; None: 0, 1, 2 ...
     about
         Subject of the claims: "expert load of layer 0".
-    seed
-        Of the simulated null hypotheses.
 
     Returns
     -------

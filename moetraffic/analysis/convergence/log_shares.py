@@ -22,10 +22,7 @@ HALF = 0.5
 def log_shares(counts: npt.ArrayLike) -> tuple[Float64, Int64]:
     r"""Compute centered logs of shares, in units of their step-to-step change.
 
-    Parameters
-    ----------
-    counts
-        ``[T, C]`` token copies, or bytes in units of a row; step first.
+    ``counts``: ``[T, C]`` token copies, or bytes in units of a row; step first.
 
     Returns
     -------

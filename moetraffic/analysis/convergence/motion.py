@@ -75,8 +75,6 @@ def motion(
     line
         Whether the columns' straight lines are taken off first.  ``p_drift`` is of
         these lines all the same.
-    seed
-        Of the simulated likelihood ratios.
     """
     n = len(levels)
     angle = np.pi * np.arange(1, n) / n

@@ -86,12 +86,8 @@ class Movement:
 def movement(levels: Float64, *, seed: int = 0) -> Movement:
     """Decide how levels move.
 
-    Parameters
-    ----------
-    levels
-        ``[T, D]`` from :func:`.log_shares.log_shares`; T at least :data:`SHORTEST`.
-    seed
-        Of the simulated null hypotheses.
+    ``levels``: ``[T, D]`` from :func:`.log_shares.log_shares`; T at least
+    :data:`SHORTEST`.
     """
     steps = len(levels)
     # Step 1: jumps.

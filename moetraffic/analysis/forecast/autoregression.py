@@ -93,10 +93,6 @@ def moments(
     known_until
         The series are standardized by their values before this step: pass the end of
         the first window that is fitted, so that nothing looks ahead.  None: all.
-
-    Returns
-    -------
-    Moments
     """
     past = series[:, :known_until]
     known = np.isfinite(past)
@@ -180,10 +176,6 @@ def factored(found: Moments, window: npt.ArrayLike) -> Factors:
         Moments of S stretches.
     window
         ``[R, S]`` 0 or 1: the stretches that each of R fits is from.
-
-    Returns
-    -------
-    Factors
     """
     chosen = np.asarray(window, np.float64)
     lower = np.empty((len(chosen), *found.products.shape[1:]))

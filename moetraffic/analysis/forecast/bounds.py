@@ -76,11 +76,8 @@ def innovation_variance(series: npt.ArrayLike) -> Innovations:
     side are replaced by that level.  Frequencies 0 and 1, which went with the mean, are
     put back at the level of the next.
 
-    Parameters
-    ----------
-    series
-        ``[T, C]``, time first, evenly spaced; of a series with NaN the longest stretch
-        without one is used.
+    ``series``: ``[T, C]``, time first, evenly spaced; of a series with NaN the longest
+    stretch without one is used.
 
     Returns
     -------
@@ -158,10 +155,7 @@ def kpss(series: Float64) -> Float64:
 
     As :func:`.kpss_statistic`, with :math:`l = 12 (T/100)^{1/4}` lags.
 
-    Parameters
-    ----------
-    series
-        ``[T, C]`` without NaN.
+    ``series``: ``[T, C]`` without NaN.
 
     Returns
     -------

@@ -76,13 +76,8 @@ MEAN_OF_PAST = Candidate(family="window_mean", setting="all before")
 def candidates(split: Split, *, period: int | None = None) -> tuple[Candidate, ...]:
     """List the forecasters and settings to evaluate on a series.
 
-    Parameters
-    ----------
-    split
-        Of the series.
-    period
-        Of the seasonal forecaster, in steps; None or one that is not seen in training:
-        it is not tried.
+    ``period``: Of the seasonal forecaster, in steps; None or one that is not seen in
+    training: it is not tried.
 
     Returns
     -------
@@ -143,12 +138,8 @@ def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
     at which the mean autocorrelation of the cells rises most above its lowest value
     before; the first such lag that rises nearly as much as the best.
 
-    Parameters
-    ----------
-    series
-        ``[T, C]``; at most 256 cells and the last 4096 training steps are looked at.
-    split
-        Of the series.
+    ``series``: ``[T, C]``; at most 256 cells and the last 4096 training steps are
+    looked at.
 
     Returns
     -------
@@ -380,8 +371,6 @@ def tune(
 
     Parameters
     ----------
-    block
-        C series.
     tried
         Forecasters and settings, the simplest first: of two equally good, the first is
         taken.

@@ -33,8 +33,6 @@ def past_forecast(
     ----------
     series
         ``[T, C]``.
-    cut
-        Split of the series.
     tried
         Forecasters and settings, the simplest first.
 
@@ -61,8 +59,6 @@ def validation_error(y: Float64, made: Float64, past: Float64, cut: Split) -> fl
         ``[T, C]`` forecast.
     past
         ``[T, C]`` forecast from earlier iterations, which replaces missing values.
-    cut
-        Split of the series.
     """
     when = cut.validation(1) + 1
     f = np.where(np.isfinite(made[when]), made[when], past[when])

@@ -87,28 +87,14 @@ def judge(
 
     Parameters
     ----------
-    block
-        C series.
-    horizon
-        Iterations ahead.
     chosen
         A setting of each family with its validation error, the best first.
-    of
-        What the cells are, in words.
     scale
         ``[C]`` bytes of one unit.
-    hot
-        K of the hot cells.
-    lead_s
-        Lead time of the forecast, seconds.
     tokens
         ``[T, C]`` tokens that can choose a cell; None: unknown, without noise floors.
     bounds
         Oracle bounds of mean counts and tokens.
-
-    Returns
-    -------
-    HorizonScores
     """
     origins = block.split.test(horizon)
     x = block.series[:, origins + horizon]

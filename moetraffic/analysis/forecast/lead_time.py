@@ -43,13 +43,8 @@ class LeadTimes:
 def lead_times(trace: Trace, *, iterations: range | None = None) -> LeadTimes:
     """Compute the median offset of each exchange from the start of its iteration.
 
-    Parameters
-    ----------
-    trace
-        Any; without times, or without marked steps, all is NaN, as for a virtual
-        trace, whose times are those of one process for all ranks.
-    iterations
-        Training iterations; all if None.
+    ``trace``: Any; without times, or without marked steps, all is NaN, as for a virtual
+    trace, whose times are those of one process for all ranks.
 
     Returns
     -------

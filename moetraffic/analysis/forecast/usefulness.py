@@ -61,14 +61,8 @@ def baseline(verdict: Verdict) -> str:
 def improvement(verdict: Verdict, *, about: str, steps: int) -> Claim:
     """Claim that the best forecaster has a lower MSE than the baseline.
 
-    Parameters
-    ----------
-    verdict
-        Verdict at one horizon: the forecaster was chosen on the validation part.
-    about
-        What was forecast.
-    steps
-        Iterations of the run.
+    ``verdict``: Verdict at one horizon: the forecaster was chosen on the validation
+    part.
 
     Returns
     -------

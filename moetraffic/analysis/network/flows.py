@@ -54,10 +54,7 @@ def inter_host_share(matrix: npt.ArrayLike, hosts: Int64) -> Float64:
 def nic_flows(matrix: npt.ArrayLike) -> tuple[Int64, Float64, Float64]:
     """Count the flows of each NIC and compute their entropies.
 
-    Parameters
-    ----------
-    matrix
-        ``[..., R, R]`` bytes.
+    ``matrix``: ``[..., R, R]`` bytes.
 
     Returns
     -------

@@ -52,12 +52,7 @@ class Packets:
 def expand(counts: Int64, *, seed: int = 0) -> Int64:
     """Expand counts per cell to a sequence of cells, one per packet, shuffled.
 
-    Parameters
-    ----------
-    counts
-        ``[n, P]``: packets of each of P cells in each of n matrices.
-    seed
-        Seed of the order within each matrix.
+    ``counts``: ``[n, P]``: packets of each of P cells in each of n matrices.
 
     Returns
     -------

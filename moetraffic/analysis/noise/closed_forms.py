@@ -13,10 +13,8 @@ from moetraffic.arrays import Float64, Int64
 def mean_entropy(tokens: int, experts: int, k: int, sources: int) -> float:
     """Compute the exact mean entropy of W x E binomial(N, k/E) counts, bits.
 
-    Parameters
-    ----------
-    tokens, experts, k, sources
-        N > 0 tokens per source, E, distinct experts per token, and W.
+    ``tokens``, ``experts``, ``k``, ``sources``: N > 0 tokens per source, E, distinct
+    experts per token, and W.
     """
     count = _likely(tokens, k / experts)
     share = count / (tokens * k * sources)
@@ -31,11 +29,6 @@ def mean_gini(tokens: int, experts: int, k: int, sources: int) -> float:
     token, the difference of two cells of one row changes by +1 or -1 with total
     probability ``2k(E-k)/(E(E-1))``, that of cells of two rows with ``2 k/E (1 -
     k/E)``.
-
-    Parameters
-    ----------
-    tokens, experts, k, sources
-        As in :func:`mean_entropy`.
     """
     p = k / experts
     within = sources * experts * (experts - 1)
@@ -59,12 +52,7 @@ def std_cv_squared(
     :math:`\sigma^4 C^2 / (C - 1)`, with C cells and the variance :math:`\sigma^2` of
     a token's copies in one, and those of any two pairs are uncorrelated.
 
-    Parameters
-    ----------
-    tokens, experts, k, sources
-        As in :func:`mean_entropy`.
-    held
-        Experts h of a cell.
+    ``held``: Experts h of a cell.
     """
     cells = experts // held
     share = 1 / cells
@@ -110,8 +98,6 @@ def sparsity_moments(
 
     Parameters
     ----------
-    tokens, experts, k, sources
-        As in :func:`mean_entropy`.
     held
         Experts h of a cell.
     diagonal

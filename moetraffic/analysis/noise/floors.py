@@ -178,10 +178,6 @@ def skew_floors(
         Names of :data:`moetraffic.analysis.skew.measures.MEASURES`.
     tokens
         Tokens per source, any shape.
-    model
-        The balanced router.
-    diagonal, draws, seed
-        As in :func:`noise_floor`.
     most
         Maximum numbers of tokens to simulate; others are interpolated.  None: all.
 
@@ -218,8 +214,6 @@ def matrix_floors(
         Properties of :class:`moetraffic.analysis.skew.kernels.MatrixStatistics`.
     tokens
         ``[T]`` tokens per source.
-    model
-        The balanced router.
     received
         Names of :data:`moetraffic.analysis.skew.measures.MEASURES` for the column sums,
         returned as ``received.<measure>``.

@@ -25,11 +25,8 @@ VERSION = 2
 def cache_file(**configuration: object) -> Path | None:
     """Return the file of a configuration; None for a user without a home.
 
-    Parameters
-    ----------
-    configuration
-        All that moments depend on but numpy, whose random streams change, and
-        :data:`VERSION`: numbers, text, None, or sequences of these.
+    ``configuration``: All that moments depend on but numpy, whose random streams
+    change, and :data:`VERSION`: numbers, text, None, or sequences of these.
     """
     folder = user_cache()
     if folder is None:

@@ -34,10 +34,7 @@ is normal with the same skewness."""
 def copies_of_token(experts: int, k: int, held: int) -> npt.NDArray[np.float64]:
     """Compute the probabilities that a cell has 0, 1 ... copies of a token.
 
-    Parameters
-    ----------
-    experts, k, held
-        E, distinct experts per token, and experts per cell.
+    ``experts``, ``k``, ``held``: E, distinct experts per token, and experts per cell.
 
     Examples
     --------
@@ -53,10 +50,7 @@ def copies_of_token(experts: int, k: int, held: int) -> npt.NDArray[np.float64]:
 def count_variance(tokens: int, *, experts: int, k: int, held: int = 1) -> float:
     """Compute the variance of a cell's count of N tokens.
 
-    Parameters
-    ----------
-    tokens, experts, k, held
-        N, and as of :func:`copies_of_token`.
+    ``tokens``, ``experts``, ``k``, ``held``: N, and as of :func:`copies_of_token`.
     """
     share = held / experts
     return tokens * k * share * (1 - share) * (experts - k) / max(experts - 1, 1)
@@ -67,11 +61,6 @@ def count_distribution(
     tokens: int, *, experts: int, k: int, held: int = 1
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Compute the distribution of a cell's count of N tokens.
-
-    Parameters
-    ----------
-    tokens, experts, k, held
-        As of :func:`count_variance`.
 
     Returns
     -------
@@ -133,8 +122,6 @@ def normal_counts(
         N, of each source.
     k, held
         Distinct experts per token, and experts per cell.
-    seed
-        Seed of the generator.
     sum_variance
         Variance of the sum of a source, relative to that of C independent counts.
 

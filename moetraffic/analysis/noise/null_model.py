@@ -99,14 +99,7 @@ class NullModel:
         drawing k experts without replacement.  Only the number of tokens in each state
         is kept: the cost is ``E k`` binomial draws for any number of tokens.
 
-        Parameters
-        ----------
-        tokens
-            Tokens of each source, any shape.
-        draws
-            Number of independent draws.
-        seed
-            Seed of the generator.
+        ``tokens``: Tokens of each source, any shape.
 
         Returns
         -------
@@ -169,15 +162,7 @@ class NullModel:
         return 1 + min(by_expert, COPY_COST * tokens * self.k / self.cells)
 
     def matrices(self, tokens: int, *, draws: int, seed: int = 0) -> Counts:
-        """Draw matrices ``[draws, W, E or R]``, from normal variates where possible.
-
-        Parameters
-        ----------
-        tokens
-            Tokens of each source.
-        draws, seed
-            As of :meth:`draw`.
-        """
+        """Draw matrices ``[draws, W, E or R]``, from normal variates where possible."""
         shape = (draws, self.sources, self.cells)
         if self._near_normal(tokens):
             return normal_counts(
@@ -232,14 +217,10 @@ class NullModel:
         ----------
         statistics
             Function from counts ``[n, W, E or R]`` to values ``[n]`` by name.
-        tokens
-            Tokens of each source.
         draws
             Number of draws, at least 2; the standard error of the mean is
             ``std / sqrt(draws)``, that of the deviation ``std / sqrt(2 draws)``.
             None: :meth:`enough_draws`.
-        seed
-            Seed of the simulation.
         known
             Name and exact standard deviation of one of the statistics, which corrects
             those of the others: see :func:`correction`.
@@ -280,12 +261,8 @@ class NullModel:
     ) -> dict[str, Float64]:
         """Simulate statistics of matrices.
 
-        Parameters
-        ----------
-        statistics
-            Function from counts ``[n, W, E or R]`` to values ``[n, ...]`` by name.
-        tokens, draws, seed
-            As of :meth:`moments`.
+        ``statistics``: Function from counts ``[n, W, E or R]`` to values ``[n, ...]``
+        by name.
 
         Returns
         -------

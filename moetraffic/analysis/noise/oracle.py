@@ -116,12 +116,7 @@ def oracle_bounds(
     :math:`\sqrt{2/\pi} \, \sigma/m` and :math:`erf(x m / (\sigma \sqrt 2))`; small ones
     are summed over the binomial law (of the same mean and variance).
 
-    Parameters
-    ----------
-    mean, tokens, k, experts, held
-        As in :func:`count_variance`; arrays ``[C]``.
-    tolerances
-        Fractions in (0, 1).
+    ``tolerances``: Fractions in (0, 1).
 
     Returns
     -------

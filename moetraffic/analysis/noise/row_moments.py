@@ -64,13 +64,7 @@ without it row sums vary as one cell does, less than column sums."""
 
 
 def by_rows(model: NullModel, tokens: int, *, diagonal: bool) -> bool:
-    """Return whether matrices are large enough for :func:`row_moments`.
-
-    Parameters
-    ----------
-    model, tokens, diagonal
-        As of :func:`row_moments`.
-    """
+    """Return whether matrices are large enough for :func:`row_moments`."""
     of = {"experts": model.experts, "k": model.k, "held": model.held}
     columns = count_variance((model.sources - 1) * tokens, **of)
     return (
@@ -95,22 +89,12 @@ def row_moments(
 
     Parameters
     ----------
-    model
-        The balanced router.
     measures
         Properties of :class:`moetraffic.analysis.skew.kernels.MatrixStatistics`.
     received
         Such properties of the column sums, returned as ``received.<measure>``.
-    tokens
-        Tokens of each source.
     diagonal
         False leaves the diagonal out.
-    seed
-        Seed of the simulation.
-
-    Returns
-    -------
-    dict of str to tuple of float
     """
     columns = [name for name in measures if name in OF_LINES]
     smooth = [name for name in measures if name not in {*OF_LARGEST, *OF_LINES}]

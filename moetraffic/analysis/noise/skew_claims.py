@@ -82,12 +82,8 @@ def skew_claims(
     tokens
         Tokens of an iteration, a number or ``[T]``; None: unknown, so that sampling
         noise is unknown.
-    k
-        Distinct experts per token.
     about
         What the counts are of: "expert load of layer 0".
-    seed
-        Seed of the simulations.
 
     Returns
     -------

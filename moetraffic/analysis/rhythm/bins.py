@@ -31,8 +31,6 @@ def on_off_series(
     ----------
     start, end
         ``[n]`` integers, ns.
-    bin_ns
-        Width of a bin, ns.
     span
         (from, to) in ns; None: see :func:`observed_span`.  What is left of it after the
         last whole bin is left out.
@@ -106,8 +104,6 @@ def amount_until(
 
     Parameters
     ----------
-    at, origin
-        As in :func:`time_on_until`.
     start, end
         ``[n]`` integers, ns.  An event of no length counts as one of 1 ns.
     size

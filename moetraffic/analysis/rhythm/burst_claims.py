@@ -72,10 +72,6 @@ def burst_claims(
         ``[n]`` int64 ns, of events.
     marks
         ``[m]`` int64 ns, where steps begin; None: unknown.
-    about
-        Source of the bursts.
-    seed
-        Of the random phases of steps.
 
     Returns
     -------
@@ -127,10 +123,7 @@ def shares_on(first: Int64, last: Int64, begin: Int64, end: Int64) -> Float64:
 def repetition(first: Int64, last: Int64) -> Repetition:
     """Split bursts into cycles by their order, and compute the cycles' coherence.
 
-    Parameters
-    ----------
-    first, last
-        ``[n]`` int64 ns: disjoint bursts in order.
+    ``first``, ``last``: ``[n]`` int64 ns: disjoint bursts in order.
 
     Returns
     -------
@@ -170,14 +163,7 @@ def repetition(first: Int64, last: Int64) -> Repetition:
 def claim_of_bursts(found: Repetition, *, bursts: int, about: str) -> Claim:
     """Judge from the bursts alone whether they are periodic.
 
-    Parameters
-    ----------
-    found
-        From :func:`repetition`.
-    bursts
-        Number of bursts.
-    about
-        Source of the bursts.
+    ``found``: From :func:`repetition`.
     """
     lengths = found.length_ns
     null = f"phase unknown {AFTER} cycles later, bursts in random order"
@@ -219,10 +205,6 @@ def claim_of_steps(
         ``[m, PARTS]`` from :func:`shares_on`.
     lengths
         ``[m]`` ns, of the steps.
-    about
-        Source of the bursts.
-    seed
-        Of the random phases of steps.
     """
     null = f"bursts at random places of each {AFTER} steps"
     if len(lengths) < FEWEST_STEPS:

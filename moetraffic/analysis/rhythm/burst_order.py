@@ -48,14 +48,7 @@ def burst_order(first: Int64, last: Int64) -> BurstOrder:
     significantly worse than those of the best one: multiples of an order repeat as well
     as itself, but its parts do not.
 
-    Parameters
-    ----------
-    first, last
-        ``[n]`` int64 ns: disjoint bursts in order.
-
-    Returns
-    -------
-    BurstOrder
+    ``first``, ``last``: ``[n]`` int64 ns: disjoint bursts in order.
 
     Examples
     --------

@@ -74,10 +74,6 @@ def cycles(
         ``[m]`` ns, where cycles begin, of the events' clock.  None: found among the
         bursts; the first of a cycle then stands at 0 without jitter.
 
-    Returns
-    -------
-    Cycles
-
     Examples
     --------
     >>> found = cycles([0, 20, 100, 120, 200, 220], [10, 30, 110, 130, 210, 230],
@@ -140,13 +136,8 @@ def cycle_starts(first: Int64, last: Int64, *, period_ns: float) -> Int64:
     is, of those with at least half such a gap before, the nearest to a period later.
     After a pause it begins again with the first such burst.
 
-    Parameters
-    ----------
-    first, last
-        int64 ``[m]`` ns, from
-        :func:`moetraffic.analysis.times.intervals.merge_intervals`.
-    period_ns
-        Period, ns.
+    ``first``, ``last``: int64 ``[m]`` ns, from
+    :func:`moetraffic.analysis.times.intervals.merge_intervals`.
     """
     if len(first) < 2:
         return first.copy()

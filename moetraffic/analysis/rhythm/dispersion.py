@@ -34,8 +34,6 @@ def dispersion(
     amount
         ``[n]`` of each burst, counted where it begins; divided by the mean, so that
         bursts of equal bytes have the index of their counts.  None: bursts are counted.
-    step_ns
-        Length of a step, ns.
     parts
         Starts and ends, int64 ns, of the times that were observed.
 

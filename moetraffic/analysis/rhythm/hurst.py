@@ -37,10 +37,7 @@ _BOUNDS = (0.0, 1.5)  # of H
 def hurst_exponent(series: npt.ArrayLike) -> float:
     """Estimate the Hurst exponent of a series with one value a step.
 
-    Parameters
-    ----------
-    series
-        ``[T]``, one value a step, for example the share of the step that is on.
+    ``series``: ``[T]``, one value a step, for example the share of the step that is on.
 
     Returns
     -------

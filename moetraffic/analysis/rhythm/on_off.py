@@ -63,14 +63,7 @@ def durations(lengths: npt.ArrayLike) -> Durations:
     The histogram's edges are powers of ten to the tenths, whatever the lengths, so that
     the histograms of two runs can be laid over each other.
 
-    Parameters
-    ----------
-    lengths
-        ``[n]`` ns, not negative.
-
-    Returns
-    -------
-    Durations
+    ``lengths``: ``[n]`` ns, not negative.
 
     Examples
     --------

@@ -25,10 +25,7 @@ def without_period(levels: Float64) -> Iterator[tuple[Float64, Float64]]:
     Sums of harmonics of one frequency, each with its own size and phase in each column,
     by least squares; and the means of each place in a cycle, of integer periods.
 
-    Parameters
-    ----------
-    levels
-        ``[T, D]``, step first.
+    ``levels``: ``[T, D]``, step first.
 
     Yields
     ------

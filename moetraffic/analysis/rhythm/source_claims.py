@@ -28,18 +28,7 @@ def rank_claims(
     All ranks of an all-to-all communicate at the same times but for waiting, so that
     one rank is tested and not the same bursts as often as there are ranks.
 
-    Parameters
-    ----------
-    trace
-        With times; without, there is no claim.
-    layers
-        MoE layers; None: all.
-    iterations
-        Training iterations; None: all.
-
-    Returns
-    -------
-    tuple of Claim
+    ``trace``: With times; without, there is no claim.
     """
     if trace.meta.virtual or trace.meta.every > 1:
         return ()

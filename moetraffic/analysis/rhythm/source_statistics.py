@@ -212,19 +212,11 @@ def rank_rhythm(
 
     Parameters
     ----------
-    trace
-        Whose steps are taken.
-    rank
-        World rank.
     first, last, size
         ``[n]`` int64: ns of rank 0's clock, and bytes.
-    iterations
-        As in :func:`beats`.
     marks
         ``[m]`` int64 ns, where steps begin, if the events' times are no longer the
         trace's; None: the trace's.
-    about
-        Source of the events, for the claims.
     """
     observed, length = None, float("nan")
     if marks is None:

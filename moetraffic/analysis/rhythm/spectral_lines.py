@@ -195,8 +195,6 @@ def phase(
     line
         Steps a cycle of the line whose phase it is, the period's or a harmonic; None:
         the period's.
-    seed
-        Of the simulated oscillations.
 
     Examples
     --------

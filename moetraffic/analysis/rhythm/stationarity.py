@@ -48,10 +48,7 @@ class Stationarity:
 def stationarity(series: npt.ArrayLike) -> Stationarity:
     """Test a series for stationarity by KPSS and by comparison of its halves.
 
-    Parameters
-    ----------
-    series
-        ``[T]``; what is NaN is left out.
+    ``series``: ``[T]``; what is NaN is left out.
 
     Returns
     -------

@@ -1,9 +1,7 @@
-r"""Step time: quantiles and tail of the lengths of training steps.
+"""Step time: quantiles and tail of the lengths of training steps.
 
-All steps count, the slow ones too.  The tail index is the exponent a of
-:math:`P(L > l) \sim l^{-a}`, by B. M. Hill, "A simple general approach to inference
-about the tail of a distribution", Annals of Statistics 3 (1975) 1163: the smaller, the
-heavier; below 2 the variance is infinite.
+All steps count, the slow ones too.  The tail index is that of
+:mod:`moetraffic.analysis.skew.tails`: the smaller, the heavier.
 """
 
 from __future__ import annotations
@@ -13,13 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.skew.tails import QUANTILES, tail_index
 from moetraffic.analysis.times.intervals import Span, mean_and_cv, merge_intervals
 from moetraffic.arrays import Int64
 
 TAIL = 0.1
 """Share of the steps, the longest ones, from which the tail index is estimated."""
-
-FEWEST_IN_TAIL = 10
 
 _NAN = float("nan")
 
@@ -43,14 +40,7 @@ class StepTime:
 def step_time(lengths: npt.ArrayLike) -> StepTime:
     """Compute quantiles, variation and tail index of step times.
 
-    Parameters
-    ----------
-    lengths
-        ``[n]`` ns, longer than zero.
-
-    Returns
-    -------
-    StepTime
+    ``lengths``: ``[n]`` ns, longer than zero.
 
     Examples
     --------
@@ -62,15 +52,8 @@ def step_time(lengths: npt.ArrayLike) -> StepTime:
     if not x.size:
         return StepTime(steps=0)
     mean, cv = mean_and_cv(x)
-    p50, p90, p99 = np.quantile(x, (0.5, 0.9, 0.99)).tolist()
-    index = low = high = _NAN
-    tail = int(TAIL * x.size)
-    if tail >= FEWEST_IN_TAIL:
-        longest = np.sort(x)[-tail - 1 :]
-        excess = float(np.log(longest[1:] / longest[0]).mean())
-        if excess > 0:
-            index, aside = 1 / excess, 1.96 / tail**0.5
-            low, high = index * (1 - aside), index * (1 + aside)
+    p50, p90, p99 = np.quantile(x, QUANTILES).tolist()
+    index, low, high = tail_index(np.sort(x), int(TAIL * x.size))
     return StepTime(
         steps=x.size,
         mean_ns=mean,

@@ -51,15 +51,9 @@ def find_typical_iteration(
     ----------
     trace
         With times.
-    iterations
-        Only these; None: all.
     link_bytes_s
         None: bursts last as long as they did.  Else as long as the rank's bytes take
         at this rate, the gaps between them staying as they were.
-
-    Returns
-    -------
-    TypicalIteration
 
     Raises
     ------

@@ -47,10 +47,6 @@ def collapse(load: npt.ArrayLike, *, k: int = 1) -> Collapse:
         Distinct experts of a token; 0, unknown, counts as 1, whose sampling noise is
         the largest.
 
-    Returns
-    -------
-    Collapse
-
     Examples
     --------
     >>> collapse([9000, 1000, 10, 0, 0, 30, 20, 10])

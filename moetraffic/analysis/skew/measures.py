@@ -305,11 +305,6 @@ def sparsity(
 ) -> Float64:
     """Compute the share of the cells that are zero.
 
-    Parameters
-    ----------
-    values, axis, diagonal
-        As in :func:`cells`.
-
     Returns
     -------
     float64 array

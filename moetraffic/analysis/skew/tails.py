@@ -18,6 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64
+
+QUANTILES = (0.5, 0.9, 0.99)
+
 TAIL = 0.05
 """Share of the values that are taken for the tail."""
 
@@ -41,14 +45,7 @@ class Tail:
 def tail(values: npt.ArrayLike) -> Tail:
     """Compute quantiles and tail index of positive values of any shape.
 
-    Parameters
-    ----------
-    values
-        Values of any unit; NaN and values that are not positive are left out.
-
-    Returns
-    -------
-    Tail
+    ``values``: Values of any unit; NaN and values that are not positive are left out.
 
     Examples
     --------
@@ -58,24 +55,29 @@ def tail(values: npt.ArrayLike) -> Tail:
     """
     x = np.asarray(values, np.float64).ravel()
     x = np.sort(x[np.isfinite(x) & (x > 0)])
-    unknown = float("nan")
-    index = low = high = unknown
-    quantiles = np.full(3, unknown)
-    if len(x):
-        quantiles = np.quantile(x, [0.5, 0.9, 0.99])
-    most = round(TAIL * len(x))
-    if most >= FEWEST:
-        inverse = float(np.log(x[-most:] / x[-most - 1]).mean())
-        if inverse > 0:  # all equal: no tail
-            index = 1 / inverse
-            low, high = (index * (1 + s * 1.96 / np.sqrt(most)) for s in (-1, 1))
+    quantiles = np.quantile(x, QUANTILES) if len(x) else np.full(3, np.nan)
     p50, p90, p99 = quantiles.tolist()
+    index, low, high = tail_index(x, round(TAIL * len(x)))
     return Tail(
         values=len(x),
         p50=p50,
         p90=p90,
         p99=p99,
         index=index,
-        index_low=float(low),
-        index_high=float(high),
+        index_low=low,
+        index_high=high,
     )
+
+
+def tail_index(ordered: Float64, most: int) -> tuple[float, float, float]:
+    """Estimate the tail index of the ``most`` largest values, and its 95% interval.
+
+    NaN of fewer than :data:`FEWEST`, or where they are all equal.
+    """
+    if most < FEWEST:
+        return np.nan, np.nan, np.nan
+    inverse = float(np.log(ordered[-most:] / ordered[-most - 1]).mean())
+    if inverse <= 0:
+        return np.nan, np.nan, np.nan
+    aside = 1.96 / most**0.5
+    return 1 / inverse, (1 - aside) / inverse, (1 + aside) / inverse

@@ -68,8 +68,6 @@ def timed(
 
     Parameters
     ----------
-    trace
-        Any trace.
     occurrences
         ``[n]`` occurrences of all-to-alls.
     with_wire
@@ -112,8 +110,6 @@ def times_in_blocks(
 
     Parameters
     ----------
-    trace
-        Any trace.
     occurrences
         ``[n]`` calls.
     matrices

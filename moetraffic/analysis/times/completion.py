@@ -69,8 +69,6 @@ def completion(
     ----------
     trace
         Trace with times.
-    iterations
-        Iterations; all if None.
     kind
         Kind of step; None for any.
     """
@@ -270,8 +268,6 @@ def compare_times(
         Two traces, such as a run and its replay.
     iterations
         Iterations; all in both traces if None.
-    seed
-        Seed of the resamples.
 
     Returns
     -------

@@ -25,10 +25,7 @@ _UNKNOWN = np.iinfo(np.int64).min
 def merge_intervals(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int64, Int64]:
     """Merge overlapping and touching events into bursts.
 
-    Parameters
-    ----------
-    start, end
-        ``[n]`` integers, ns.  Events of zero length are excluded.
+    ``start``, ``end``: ``[n]`` integers, ns.  Events of zero length are excluded.
 
     Returns
     -------

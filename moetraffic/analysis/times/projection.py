@@ -53,10 +53,7 @@ class Profile:
 def profile(trace: Trace) -> Profile:
     """Measure computing, communication and collectives of a captured run.
 
-    Parameters
-    ----------
-    trace
-        With times of steps and of collectives.
+    ``trace``: With times of steps and of collectives.
 
     Raises
     ------

@@ -83,10 +83,7 @@ _NAMES = ("call", "transfer", "wait", "inside")
 def ratio_of_runs(below: Float64, above: Float64) -> tuple[Interval, float]:
     """Compute the ratio of geometric means of a total in runs of two replays.
 
-    Parameters
-    ----------
-    below, above
-        ``[n]`` and ``[m]`` positive totals of each run, two or more.
+    ``below``, ``above``: ``[n]`` and ``[m]`` positive totals of each run, two or more.
 
     Returns
     -------

@@ -65,10 +65,7 @@ def configuration_of(work: Workload) -> Configuration:
 def calibrated(trace: Trace) -> FromTrace:
     """Fit compute utilization and effective bandwidths to a captured run.
 
-    Parameters
-    ----------
-    trace
-        Trace captured from a moetraffic workload, with times.
+    ``trace``: Trace captured from a moetraffic workload, with times.
 
     Raises
     ------

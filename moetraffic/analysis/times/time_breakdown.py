@@ -108,12 +108,7 @@ def distribution(
 def occupation(trace: Trace, *, iterations: range | None = None) -> TimeBreakdown:
     """Compute the time breakdown of each rank's training steps.
 
-    Parameters
-    ----------
-    trace
-        With times of steps and calls.
-    iterations
-        Which; None for all.
+    ``trace``: With times of steps and calls.
 
     Raises
     ------

@@ -50,8 +50,6 @@ def eclipse(
     ----------
     matrix
         ``[W, W]`` bytes.
-    switch
-        Its rate and delay.
     window_s
         Time for the whole plan, reconfigurations included; None: until no bytes are
         left.

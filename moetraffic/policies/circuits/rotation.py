@@ -48,12 +48,7 @@ class Rotation:
 def slot_bytes(past: Float64, switch: OpticalSwitch) -> float:
     """Compute the slot with which past exchanges would have completed first, bytes.
 
-    Parameters
-    ----------
-    past
-        ``[n, W, W]`` bytes; only the largest entry of each matrix is used.
-    switch
-        Its rate and delay.
+    ``past``: ``[n, W, W]`` bytes; only the largest entry of each matrix is used.
 
     Returns
     -------

@@ -51,8 +51,6 @@ def trimmed(plan: Matchings, past: Any, switch: Any) -> Matchings:
 
     Parameters
     ----------
-    plan
-        Schedule.
     past
         ``[n, W, W]`` bytes; none: the plan stays as it is.
     switch

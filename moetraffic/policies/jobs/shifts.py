@@ -76,14 +76,7 @@ class Compatible:
 def profiles(sent: Float64, network: SharedLinks, link: int) -> list[Job]:
     """Compute the demand of each job alone on a link over its iteration.
 
-    Parameters
-    ----------
-    sent
-        ``[J, C, L]`` bytes of each exchange on each link.
-    network
-        Links and compute.
-    link
-        Index of the link.
+    ``sent``: ``[J, C, L]`` bytes of each exchange on each link.
 
     Returns
     -------

@@ -47,12 +47,8 @@ class LoadBalancer:
 def pack(weights: npt.ArrayLike, packs: int) -> Int64:
     """Pack items, heaviest first, each into the lightest pack with room.
 
-    Parameters
-    ----------
-    weights
-        ``[n]``; n is a multiple of ``packs``, and every pack gets as many items.
-    packs
-        Number of packs.
+    ``weights``: ``[n]``; n is a multiple of ``packs``, and every pack gets as many
+    items.
 
     Returns
     -------

@@ -57,14 +57,7 @@ def expanded(
 ) -> ExpertPlacement | None:
     """Give an expert of the busiest rank one replica of another expert's more.
 
-    Parameters
-    ----------
-    plan
-        Placement.
-    load
-        ``[E]`` load of each expert.
-    ranks
-        Number of ranks.
+    ``load``: ``[E]`` load of each expert.
 
     Returns
     -------

@@ -73,12 +73,8 @@ def swapped(
 
     Parameters
     ----------
-    plan
-        Placement.
     load
         ``[E]`` load of each expert.
-    ranks
-        Number of ranks.
     least_gain
         Load by which the larger of the two must fall, exclusive.
 

@@ -149,8 +149,6 @@ def serve_placement(
         ``[W, E]`` copies.
     plan
         Without :func:`placement_violations`.
-    cluster
-        Its rates and times.
     last
         Placement before this layer's exchange; None: contiguous, no replicas moved.
 

@@ -148,12 +148,7 @@ def circuit_bound(demand: npt.ArrayLike, switch: OpticalSwitch) -> float:
     matching serves one of them.  With a packet switch or several circuits a port:
     :math:`\phi` over all rates of a port.
 
-    Parameters
-    ----------
-    demand
-        ``[W, W]`` bytes.
-    switch
-        Its rates and delay.
+    ``demand``: ``[W, W]`` bytes.
 
     Examples
     --------

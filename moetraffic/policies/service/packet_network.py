@@ -209,8 +209,6 @@ def serve_rounds(
         ``[W, W]`` bytes; the diagonal is ignored.
     plan
         Without :func:`rounds_violations`.
-    network
-        Topology and ranks.
 
     Returns
     -------

@@ -101,8 +101,6 @@ def serve_shifts(sent: npt.ArrayLike, plan: Shifts, network: SharedLinks) -> Ser
         ``[J, C, L]`` bytes of each exchange on each link.
     plan
         Without :func:`shift_violations`.
-    network
-        Links and compute.
 
     Returns
     -------

@@ -56,10 +56,7 @@ class Balanced:
 def rail_shares(rows: Float64) -> Float64:
     """Divide what each rank has for a host over the ranks of its own host.
 
-    Parameters
-    ----------
-    rows
-        ``[H, g, H]`` bytes from rank g of a host to other hosts.
+    ``rows``: ``[H, g, H]`` bytes from rank g of a host to other hosts.
 
     Returns
     -------

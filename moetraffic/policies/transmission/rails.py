@@ -65,12 +65,7 @@ class RailSpray:
 def longest_first(sizes: npt.ArrayLike, machines: int) -> Int64:
     """Give each item, longest first, to the least loaded machine (LPT).
 
-    Parameters
-    ----------
-    sizes
-        ``[n]``; ties keep their order, and go to the lower machine.
-    machines
-        Number of machines.
+    ``sizes``: ``[n]``; ties keep their order, and go to the lower machine.
 
     Returns
     -------
@@ -98,8 +93,6 @@ def lpt_shares(sent: Float64, rails: int, chunk: float) -> Float64:
     ----------
     sent
         ``[H, H]`` bytes between hosts.
-    rails
-        Number of rails N.
     chunk
         Bytes of a chunk; the last one of a pair of hosts is smaller.
 

@@ -70,10 +70,7 @@ class BirkhoffRounds:
 def round_shares(matrix: npt.ArrayLike) -> Float64:
     """Divide the bytes of each pair over the permutations of a decomposition.
 
-    Parameters
-    ----------
-    matrix
-        ``[n, n]`` bytes, rounded to whole ones.
+    ``matrix``: ``[n, n]`` bytes, rounded to whole ones.
 
     Returns
     -------
