@@ -149,10 +149,22 @@ def test_the_wheel_installs_in_an_empty_environment_of_each_python(
     if "from versions: none" in ran.stderr:
         pytest.skip(f"packages cannot be downloaded: {ran.stderr.splitlines()[-1]}")
     assert ran.returncode == 0, ran.stderr[-2000:]
-    shown = subprocess.run(
-        [tmp_path / "venv" / "bin" / "moetraffic", "info", path("golden-v1.h5")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "2 ranks" in shown.stdout
+    command = tmp_path / "venv" / "bin" / "moetraffic"
+    small = "--layers 2 --hidden 16 --heads 1 --sequence 16"
+    for arguments, said in {
+        f"info {path('golden-v1.h5')}": "2 ranks",
+        f"analyze {path('golden-v1.h5')}": "Skew: ",
+        f"capture -o r.h5 --nproc 2 --iterations 4 {small}": "r.h5",
+        "replay r.h5 -o again.h5": "every size and byte verified",
+        "plot r.h5 -o pictures": "entropy.png",
+        "report r.h5 -o page.html": "page.html",
+    }.items():
+        ran = subprocess.run(
+            [command, *arguments.split()],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        assert said in ran.stdout, arguments
