@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from math import comb
 
 import pytest
 
@@ -89,3 +91,36 @@ def test_volumes_of_mixtral_and_deepseek_v3() -> None:
     assert sum(exchanges) == 4 * 16 * 58  # three of 61 layers are dense
     sizes = {e.call.size for p in pattern.programs for e in p if e.call.traffic == "EP"}
     assert sizes == {8 * 4096 * 7168 * 2}
+
+
+def test_node_limited_dispatch_of_deepseek_v3() -> None:
+    """A token has 8 of the 128 experts of 4 nodes: 32 on each, 4 on each rank."""
+    deepseek = preset("deepseek-v3")
+    plan = Parallelism(
+        **{"pp": 16, "dp": 128, "ep": 64, "accumulation": 16, "gpus_per_node": 8},
+        dispatcher="deduplicated",
+        node_limit=4,
+        dispatch_dtype="float8",
+    )
+    pattern = megatron_pattern(deepseek.model, plan, deepseek.gating)
+    nodes = 4 * (1 - comb(96, 8) / comb(128, 8))
+    ranks = 32 * (1 - comb(124, 8) / comb(128, 8))
+    across, within = round(4096 * nodes), round(4096 * ranks)
+    short, whole = 7168 + 4 * 56, 2 * 7168  # a scale for 128 elements
+    found = Counter(
+        (e.call.group, e.call.size)
+        for program in pattern.programs
+        for e in program
+        if e.call.traffic == "EP"
+    )
+    # 58 layers, 16 micro-batches; two exchanges in 8 bits and two in 16
+    assert found == {
+        (group, rows * row): 2 * 16 * 58
+        for group, rows in (("ep_across", across), ("ep_within", within))
+        for row in (short, whole)
+    }
+    config = Configuration.of(deepseek.model, plan, deepseek.gating)
+    layers = 4 * 58 / 61  # of the longest stage, with as many experts as the mean
+    a_layer = 2 * (short + whole) * (7 / 8 * across + 7 / 8 * within)
+    wire = estimate(config, DGX).wire["ep"]
+    assert float(wire) == pytest.approx(16 * layers * a_layer)
