@@ -115,7 +115,7 @@ def clocks_valid(clocks: npt.NDArray[Any], world: int) -> bool:
 def runs_valid(runs: npt.NDArray[Any], sites: int) -> bool:
     """Check that the sums of runs are of sites, one a run, and not negative."""
     sums = ("calls", "call_ns", "transfer_ns", "wait_ns", "inside_ns")
-    return (
+    return bool(
         within(runs["site"], -1, sites)
         and bool((runs["number"] >= 0).all())
         and all(within(runs[name], 0, MOST_NS) for name in sums)
