@@ -5,7 +5,9 @@
 replays one small trace with ``--commands`` processes after each other, each with
 ``--runs`` timed runs, and compares each with every other.  All are the same command, so
 that each stated difference is false: at most 1% of pairs should be stated, and 5% of
-intervals exclude 1, where runs of a command differ as much as commands.
+intervals exclude 1, where runs of a command differ as much as commands.  Where other
+processes use the hosts, they differ less, and ``compare`` states nothing; the counts
+here are of the p-value alone.
 """
 
 from __future__ import annotations

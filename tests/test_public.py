@@ -232,7 +232,7 @@ def test_a_replay_s_summary() -> None:
     assert any(text.startswith("Replayed 8 all-to-alls of a<b>.h5") for text in texts)
     assert "every size verified, no bytes" in html
     assert "every size and byte verified" not in html
-    assert {"call, us", "2.5", "Wall time 500 ms, transfers 250 ms of it."} <= set(
+    assert {"call, us", "2.5", "Wall time 500 ms, sum of transfers 250 ms."} <= set(
         texts
     )
     assert any("10.00 kB between ranks" in text for text in texts)

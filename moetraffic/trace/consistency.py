@@ -117,7 +117,8 @@ def runs_valid(runs: npt.NDArray[Any], sites: int) -> bool:
     sums = ("calls", "call_ns", "transfer_ns", "wait_ns", "inside_ns")
     return bool(
         within(runs["site"], -1, sites)
-        and bool((runs["number"] >= 0).all())
+        and (runs["number"] >= 0).all()
+        and (runs["busy"] <= 1).all()
         and all(within(runs[name], 0, MOST_NS) for name in sums)
         and len(np.unique(runs[["number", "site"]])) == len(runs)
     )

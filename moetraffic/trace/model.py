@@ -215,6 +215,7 @@ RUN = np.dtype(
         ("transfer_ns", "<i8"),
         ("wait_ns", "<i8"),  # of all members, until the last one's call
         ("inside_ns", "<i8"),  # of all members, from call to end
+        ("busy", "|u1"),  # 1 if other processes used the hosts during the runs
     ]
 )
 """A row per timed run of a replay and site: sums over its calls in training steps."""

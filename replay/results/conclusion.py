@@ -75,6 +75,7 @@ def conclude(
             clocks=clocks,
             rescaled=bool(request.scaling),
             runs=measured,
+            busy=any(host.busy for host in load),
         )
         write(made, request.out, force=request.force, rank=0)
     walls: dict[int, float] = {}

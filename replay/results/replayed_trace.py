@@ -52,13 +52,15 @@ def replayed_trace(
     clocks: npt.NDArray[np.void] = NO_CLOCKS,
     rescaled: bool = False,
     runs: Sequence[Measured] = (),
+    busy: bool = False,
 ) -> Trace:
     """Build the trace of a replay: sent bytes with measured times.
 
     ``times`` are those of every rank on its own clock, ``clocks`` are offsets of type
     CLOCK.  ``rescaled``: ``trace`` is on other ranks, or with other bytes, than it was
     captured.  ``runs`` are all timed passes, of which these are the times of the
-    median; several are summed in the trace, each by site.
+    median; several are summed in the trace, each by site.  ``busy``: other processes
+    used the hosts meanwhile.
     """
     same_operations = not rescaled and bool((plan.occurrence >= 0).all())
     if same_operations:
@@ -88,18 +90,19 @@ def replayed_trace(
         meta=meta,
         steps=_steps(trace, plan, times),
         clocks=clocks,
-        runs=_run_sums(base, place, runs) if len(runs) > 1 else None,
+        runs=_run_sums(base, place, runs, busy) if len(runs) > 1 else None,
     )
 
 
 def _run_sums(
-    base: Trace, place: Int64, runs: Sequence[Measured]
+    base: Trace, place: Int64, runs: Sequence[Measured], busy: bool
 ) -> npt.NDArray[np.void]:
     """Sum the calls of each run by site, ``[k]`` of type RUN."""
     training = np.isin(base.occurrences.iteration[place], base.iterations)
     sites, which = np.unique(base.occurrences.site[place], return_inverse=True)
     made = np.zeros((len(runs), len(sites) + 1), RUN)
     made["number"], made["site"] = np.arange(len(runs))[:, None], [*sites, -1]
+    made["busy"] = busy
     for row, run in zip(made, runs, strict=True):
         known = training & np.isfinite(run.call_s)
         of = which.reshape(-1)[known]

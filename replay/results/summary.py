@@ -131,7 +131,7 @@ def _moved(r: Replay) -> str:
 
 
 def _durations(r: Replay) -> str:
-    line = f"Wall time {duration(r.wall_s)}, transfers {duration(r.transfer_s)} of it"
+    line = f"Wall time {duration(r.wall_s)}, sum of transfers {duration(r.transfer_s)}"
     found = r.fidelity
     if found is None:
         return f"{line}."

@@ -245,7 +245,8 @@ class TimeRatio:
     waiting: tuple[float, float] | None = None  # of each run, with ``transfer``
     busbw_gbs: tuple[float, float] | None = None  # of all-to-alls, likewise
     runs: tuple[int, int] | None = None  # of two replays: timed runs of each
-    p: float | None = None  # of no difference between the runs of two replays
+    p: float | None = None  # of no difference between the runs of two replays; None
+    # also where other processes used their hosts, whose runs differ less than commands
 
 
 def compare_times(
@@ -334,7 +335,7 @@ def _of_runs(
     return replace(
         ratio,
         ratio=interval,
-        p=p,
+        p=None if a.runs["busy"].any() or b.runs["busy"].any() else p,
         waiting=waiting,
         busbw_gbs=busbw,
         runs=(len(totals[0]), len(totals[1])),

@@ -9,9 +9,9 @@ ratio of the second to the first is
 .. math:: \exp(m_2 - m_1 \pm t_{\nu, 0.975} \sqrt{s_1^2/n_1 + s_2^2/n_2})
 
 with the degrees of freedom :math:`\nu` of Welch and Satterthwaite, and the p-value of
-no difference is that of this t.  Runs of one command share the state of the machine at
-its time, so a difference is stated at the level of all claims, which is stricter than
-that of the interval.
+no difference is that of this t.  On hosts that other processes use, runs of one command
+share their load, and replays of one command differ by more than their runs: no
+difference is stated then (``benchmarks/replay_reruns.py``).
 
 References
 ----------

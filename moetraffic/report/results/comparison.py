@@ -99,9 +99,14 @@ def _over_runs(ratio: TimeRatio) -> str:
             "runs of one command differ too (replay each with --repeat 5, the same "
             "iterations)"
         )
-    p = 1.0 if ratio.p is None else ratio.p
-    shown = "a difference is" if p < CLAIMED else "no difference is"
-    return f"; over {n} and {m} runs: {shown} shown (p = {p:.2g}, level {CLAIMED:g})"
+    if ratio.p is None:
+        return (
+            f"; over {n} and {m} runs: no difference is stated, as other processes "
+            "used the hosts, and commands then differ by more than their runs"
+        )
+    shown = "a difference is" if ratio.p < CLAIMED else "no difference is"
+    level = f"(p = {ratio.p:.2g}, level {CLAIMED:g})"
+    return f"; over {n} and {m} runs: {shown} shown {level}"
 
 
 def _described(distance: Distance) -> str:

@@ -95,6 +95,11 @@ def test_a_difference_is_stated_only_with_its_interval(replay):
     assert "duration of" not in same
     far = " ".join(sentences(compare(replay, slower(replay, 1_000_000))))
     assert "over 3 and 3 runs: a difference is shown" in far
+    busy = replay.runs.copy()
+    busy["busy"] = 1
+    loaded = replay.replace(runs=busy)
+    (said,) = (s for s in sentences(compare(loaded, replay)) if "busbw" in s)
+    assert "no difference is stated, as other processes used the hosts" in said
     # a run and its replay have one run each: over iterations, as before
     run = replay.replace(meta=replace(replay.meta, origin="captured"))
     assert all(t.runs is None for t in compare_times(run, replay))
