@@ -55,6 +55,7 @@ class Drawn:
     iterations: int
     seed: int
     draw: Draw
+    repeats_from: int = -1
 
     def blocks(self, rows: int = 0) -> Iterator[tuple[int, Int32]]:
         """As :meth:`~moetraffic.generate.generator.Demand.blocks` says."""

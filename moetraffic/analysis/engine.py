@@ -45,7 +45,17 @@ from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers, names, numbers
 
 from .conclusion import PARTS, Subject, conclude, converged, tokens_of
-from .exchange import OF, Rows, Source, Window, read, sources, stated_tokens, windows
+from .exchange import (
+    OF,
+    Rows,
+    Source,
+    Window,
+    new_iterations,
+    read,
+    sources,
+    stated_tokens,
+    windows,
+)
 from .exchange_claims import exchange_claims, load_peaks
 from .expert_statistics import ExpertStatistics, expert_statistics
 from .network_statistics import NetworkStatistics, network, packet_complexity
@@ -225,6 +235,7 @@ def analyze(
     every = sources(
         trace, notes, layers=layers, phase=phase, iterations=iterations, of=of
     )
+    iterations = new_iterations(trace, iterations, [])
     when = lead_times(trace, iterations=iterations)
     followed = bool({"claims", "forecasts", "limits", "convergence"} & set(parts))
     # the summary needs loads alone: of the demand if known, else of the wire

@@ -63,6 +63,39 @@ class Window:
 BEYOND = "go beyond the last one"
 """Part of the note about iterations that the run does not have."""
 
+REPEATED = "repeat captured ones"
+"""Part of the note about iterations of a synthetic trace that are left out."""
+
+
+def new_iterations(
+    trace: Trace, iterations: range | None, notes: list[str]
+) -> range | None:
+    """Restrict iterations to those that do not repeat others of a synthetic trace.
+
+    Null tests of movement, forecasts and level changes presume that iterations come
+    from the run's process; copies of others, in another order, do not.
+
+    Raises
+    ------
+    AnalysisError
+        If none is left.
+    """
+    first, last = trace.meta.repeats_from, int(trace.iterations.max(initial=-1))
+    if first < 0:
+        return iterations
+    asked = range(last + 1) if iterations is None else iterations
+    if asked.start >= first:
+        raise AnalysisError(
+            f"statistics are of iterations that repeat no others, but those of this "
+            f"synthetic trace from {first} on {REPEATED}: choose among 0 to {first - 1}"
+        )
+    if asked.stop > first:
+        notes.append(
+            f"synthetic: iterations {first} to {min(last, asked.stop - 1)} {REPEATED}, "
+            "left out"
+        )
+    return range(asked.start, min(first, asked.stop))
+
 
 def sources(
     trace: Trace,
@@ -114,6 +147,7 @@ def sources(
             f"{len(there)} training iterations, whose last is "
             f"{int(there.max(initial=-1))}: choose among these"
         )
+    iterations = new_iterations(trace, iterations, notes)
     last = int(there.max(initial=-1))
     if iterations is not None and last < iterations.stop - 1 < 1 << 60:
         a, b = iterations.start, iterations.stop

@@ -32,6 +32,11 @@ class Demand(Protocol):
         """Number of iterations n."""
         ...
 
+    @property
+    def repeats_from(self) -> int:
+        """First iteration that repeats those of the fitted run again; -1: none does."""
+        ...
+
     def blocks(self, rows: int = 0) -> Iterator[tuple[int, Int32]]:
         """The counts in the order of iterations.
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.exchange import new_iterations
 from moetraffic.analysis.forecast.candidates import (
     SeriesBlock,
     candidates,
@@ -188,6 +189,7 @@ def byte_series(
     sites: dict[int, list[int]] = {}
     for number in known_sites(trace, phase=phase, layers=layers):
         sites.setdefault(trace.sites[number].layer, []).append(number)
+    iterations = new_iterations(trace, iterations, [])
     training = trace.find(operation=ALL_TO_ALL, phase=phase, iterations=iterations)
     calls = {
         layer: trace.complete(training[np.isin(trace.occurrences.site[training], of)])
@@ -259,6 +261,7 @@ def token_series(
             + (f" in layers {list(layers)}" if layers else "")
             + f": its MoE layers are {list(trace.layers)}; capture with a router hook"
         )
+    iterations = new_iterations(trace, iterations, [])
     routed = trace.find(operation=ROUTING, iterations=iterations)
     calls = {
         key: trace.complete(routed[np.isin(trace.occurrences.site[routed], of)])

@@ -9,7 +9,7 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.claim import LEVEL, Claim, Outcome
-from moetraffic.analysis.exchange import BEYOND
+from moetraffic.analysis.exchange import BEYOND, REPEATED
 from moetraffic.units import rank_span
 
 REDUCED = "MSE reduced by"
@@ -134,7 +134,7 @@ def _data(analysis: Analysis) -> Line:
         + (f", {left:,} left out as incomplete" if left else "")
         + ("" if _known_experts(analysis) else "; experts unknown, load: bytes by rank")
         + f"; a claim is stated if p < {LEVEL:g}, a figure is not tested"
-        + "".join(f"; {note}" for note in analysis.notes if BEYOND in note)
+        + "".join(f"; {n}" for n in analysis.notes if BEYOND in n or REPEATED in n)
     )
     return Line(topic="Data", text=text, basis="data")
 

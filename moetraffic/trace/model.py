@@ -304,6 +304,7 @@ class Meta:
     python: str = ""
     workload: str = ""  # the workload as JSON, if it is a built-in one
     source: str = ""  # the trace or file it was made from
+    repeats_from: int = -1  # first iteration that repeats captured ones; -1: none
     created: str = ""  # ISO 8601, UTC
     nodes: tuple[str, ...] = field(default=())  # node name of each world rank
 

@@ -15,6 +15,19 @@ from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
 
+def test_iterations_that_repeat_others_are_left_out_and_named() -> None:
+    notes: list[str] = []
+    with Trace.open(path("golden-v1.4.h5")) as trace:
+        for asked, last in ((None, 29), (range(10, 60), 29), (range(5, 20), 19)):
+            for source in sources(trace, notes, iterations=asked):
+                assert source.iterations[-1] == last
+        with pytest.raises(AnalysisError, match="from 30 on repeat"):
+            sources(trace, notes, iterations=range(30, 40))
+    assert notes == 2 * [
+        "synthetic: iterations 30 to 39 repeat captured ones, left out"
+    ]
+
+
 def test_a_window_holds_the_sums_that_matrix_gives(captured: Path) -> None:
     with Trace.open(captured) as trace:
         for source in sources(trace, []):

@@ -94,6 +94,10 @@ class Ended:
     def iterations(self) -> int:
         return self.demand.iterations
 
+    @property
+    def repeats_from(self) -> int:
+        return self.demand.repeats_from
+
     def blocks(self, rows: int = 0) -> Iterator[tuple[int, np.ndarray]]:
         for number, block in enumerate(self.demand.blocks(rows)):
             if number == self.after:

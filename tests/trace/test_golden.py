@@ -88,6 +88,14 @@ def test_the_golden_file_of_version_1_2_has_the_experts_of_sampled_tokens() -> N
         assert not any(site.choices for site in trace.sites)
 
 
+def test_the_golden_file_of_version_1_4_says_which_iterations_are_repeated() -> None:
+    with Trace.open(path("golden-v1.4.h5")) as trace:
+        assert len(trace.iterations) == 40
+        assert trace.meta.repeats_from == 30
+    with Trace.open(path("golden-v1.3.h5")) as trace:
+        assert trace.meta.repeats_from == -1
+
+
 def test_the_golden_file_of_version_1_3_has_the_runs_of_a_replay() -> None:
     with Trace.open(path("golden-v1.3.h5")) as trace:
         runs = trace.runs

@@ -246,8 +246,14 @@ def generate(
         told |= {n: getattr(scenario, n) for n in ("ranks", "experts", "k", "ep")}
         told["times"] = bool(times and model.rhythm is not None)
     lines = [] if fit.judgment is None else judgment_lines(fit.judgment, fit.name)
-    lines += demand.limits
-    told["limits"] = demand.limits
+    told["limits"] = list(demand.limits)
+    if ep is None and demand.scenario.ep != model.scenario.ep:
+        told["limits"].append(
+            f"EP {demand.scenario.ep}, not {model.scenario.ep} as captured: the most "
+            f"that {demand.scenario.ranks} ranks and {demand.scenario.experts} experts "
+            "spread over evenly; --ep gives another"
+        )
+    lines += told["limits"]
     present(
         told,
         *lines,

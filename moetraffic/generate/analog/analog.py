@@ -200,6 +200,11 @@ class AnalogDemand:
         return len(self.iteration)
 
     @property
+    def repeats_from(self) -> int:
+        """See :class:`~moetraffic.generate.generator.Demand`."""
+        return self.fitted.fitted if self.iterations > self.fitted.fitted else -1
+
+    @property
     def limits(self) -> list[str]:
         """Sentences on what the sample shares with the run, and on what is unknown."""
         fitted, found = self.fitted, []
@@ -211,6 +216,11 @@ class AnalogDemand:
             )
         if fitted.options.block > LENGTHS[0]:
             found += ["Samples repeat the run's movement in blocks, with other labels"]
+        if self.repeats_from >= 0:
+            found.append(
+                f"Iterations {self.repeats_from} to {self.iterations - 1} repeat "
+                "captured ones back and forth: analyze and evaluate leave them out"
+            )
         if not fitted.reruns:
             found.append(
                 f"Correlation of samples with other seeds: {fitted.correlation:.2f} is "

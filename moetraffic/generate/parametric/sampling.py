@@ -56,6 +56,11 @@ class SampledDemand:
             )
         return found
 
+    @property
+    def repeats_from(self) -> int:
+        """See :class:`~moetraffic.generate.generator.Demand`."""
+        return -1
+
     def blocks(self, rows: int = 0) -> Iterator[tuple[int, Int32]]:
         """See :class:`~moetraffic.generate.generator.Demand`."""
         scene = self.scenario

@@ -437,7 +437,7 @@ def _width(site: Site, groups: Sequence[Group]) -> int:
 
 def _meta(builder: _Builder, source: str) -> Meta:
     scene, count = builder.scene, builder.done
-    asked = builder.demand.iterations
+    asked, repeats = builder.demand.iterations, builder.demand.repeats_from
     balanced = scene.k * scene.tokens / scene.experts if scene.k else 0.0
     rows = scene.capacity or scene.padded
     return Meta(
@@ -462,4 +462,5 @@ def _meta(builder: _Builder, source: str) -> Meta:
         else f"{count} of {asked} iterations: the user ended it",
         moetraffic=__version__,
         source=(source or scene.source)[:1000],
+        repeats_from=-1 if count <= repeats else repeats,
     )

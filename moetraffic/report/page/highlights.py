@@ -22,7 +22,7 @@ from moetraffic.units import byte_size, duration
 
 UNRECORDED = {
     **{"layers": 0, "hidden": 0, "experts": 0, "k": 0},
-    **{"seed": -1, "data_seed": -1, "virtual": False},
+    **{"seed": -1, "data_seed": -1, "repeats_from": -1, "virtual": False},
 }
 """Values of a trace's metadata that stand for "not recorded"."""
 

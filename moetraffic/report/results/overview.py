@@ -104,7 +104,16 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
     file += [
         "complete" if meta.complete else "incomplete, see below",
         f"clock error {error_ns(trace.clocks) / 1e3:.1f} us",
-        f"made by moetraffic {meta.moetraffic}, torch {meta.torch}, {meta.created}",
+        ", ".join(
+            word + value
+            for word, value in (
+                ("made by moetraffic ", meta.moetraffic),
+                ("torch ", meta.torch),
+                ("", meta.created),
+            )
+            if value
+        )
+        or "made by unknown software",
         *([] if stated else ["sources not recorded (trace format before 1.1)"]),
     ]
     layers = [
@@ -122,6 +131,11 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         + (
             f"; seeds: initialization {meta.seed}, data {meta.data_seed}"
             if meta.data_seed >= 0
+            else ""
+        )
+        + (
+            f"; from iteration {meta.repeats_from} on they repeat captured ones"
+            if meta.repeats_from >= 0
             else ""
         ),
         "MoE layers": "; ".join(filter(None, layers)),

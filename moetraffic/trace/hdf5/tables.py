@@ -39,16 +39,17 @@ SITE_COLUMNS = {  # column: (field of Site, type)
 SITE_SOURCES = ("layer_source", "phase_source", "direction_source")
 """Fields of Site that are columns from format 1.1 on."""
 
-ADDED = {"inferred", "every", "data_seed"}
+ADDED = {"inferred", "every", "data_seed", "repeats_from"}
 """Root attributes that files of the first release lack."""
 
 
 def meta_attributes(meta: Meta) -> dict[str, Any]:
     """Convert metadata to root attributes; node names are a separate column.
 
-    A data seed is an attribute only where it is set.
+    What was added with a number is an attribute only where it is set.
     """
-    left_out = {"nodes"} if meta.data_seed >= 0 else {"nodes", "data_seed"}
+    optional = ("data_seed", "repeats_from")
+    left_out = {"nodes", *(name for name in optional if getattr(meta, name) < 0)}
     return {name: v for name, v in meta.as_dict().items() if name not in left_out}
 
 
