@@ -193,10 +193,8 @@ def analyze(
         Phase of the wire matrices: one of :data:`moetraffic.trace.PHASES`.
     iterations
         Training iterations to analyze, a range or ``"10:20"``; all if None.
-    of
-        "demand", "wire" or both.
-    parts
-        Some of :data:`PARTS`.
+    of, parts
+        "demand", "wire" or both; some of :data:`PARTS`.
     horizons
         Forecast horizons, iterations, such as ``[1, 10]`` or ``"1,10"``; None: those of
         :data:`~.HORIZONS` that the run is long enough for.
