@@ -10,6 +10,8 @@ import numpy as np
 from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.claim import LEVEL, Claim, Outcome
 from moetraffic.analysis.exchange import BEYOND, REPEATED
+from moetraffic.analysis.times.time_breakdown import TimeBreakdown
+from moetraffic.arrays import Float64
 from moetraffic.units import rank_span
 
 REDUCED = "MSE reduced by"
@@ -334,29 +336,39 @@ def _layers(layers: Sequence[int]) -> str:
 
 
 def _communication(analysis: Analysis) -> list[Line]:
-    """State the share of communication in a step, and the rhythm of its bursts."""
-    parts = [
-        f"{claim.about} {claim.statement.removeprefix('they ')}"
+    """State the share of a step inside collectives, and the rhythm of its bursts."""
+    items = [
+        (
+            f"{claim.about} {claim.statement.removeprefix('they ')}",
+            f"repeats every {claim.figure:.4g} s",
+        )
         for claim in analysis.beats.claims
         if claim.stated
     ]
-    basis = "claims" if parts else "figure"
+    basis = "claims" if items else "figure"
     spent = analysis.occupation
     if spent is not None and spent.known.any():
-        shares, alone = spent.communication_fraction, spent.shares[:, 1]
-        known = np.isfinite(shares)
-        hidden = "none"
-        if not np.array_equal(shares[known], alone[known]):
-            hidden = f"{_range(alone[known].tolist(), '.1%')} not"
-        parts.insert(
-            0,
-            f"{_range(shares[known].tolist(), '.1%')} of a rank's step, {hidden} "
-            "overlapped with compute (inferred from gaps)",
-        )
+        items.insert(0, (_inside_collectives(spent),) * 2)
     elif why := [note for note in analysis.notes if "occupation" in note]:
-        parts.append(f"unavailable: {why[0].partition(': ')[2]}")
-    text = "; ".join(parts)
-    return [Line(topic="Communication", text=text, basis=basis)] if parts else []
+        items.append((f"unavailable: {why[0].partition(': ')[2]}",) * 2)
+    text = _fitted("Communication", items)
+    return [Line(topic="Communication", text=text, basis=basis)] if items else []
+
+
+def _inside_collectives(spent: TimeBreakdown) -> str:
+    """State the shares of a step inside collectives, with their ranges over ranks."""
+    known = np.isfinite(spent.collective_fraction)
+
+    def span(shares: Float64) -> str:
+        return _range((100 * shares[known]).tolist(), ".0f") + "%"
+
+    hidden = span(spent.hidden_fraction) if spent.overlapped.any() else "none"
+    ranks = " (by rank)" if known.sum() > 1 else ""
+    return (
+        f"{span(spent.collective_fraction)} of a step{ranks} in collectives: "
+        f"transfer {span(spent.transfer_fraction)}, {hidden} overlapped (by gaps), "
+        f"waiting for late ranks {span(spent.shares[:, 3])}"
+    )
 
 
 def _capacity_factor(exchanges: Sequence[ExchangeAnalysis]) -> str:

@@ -59,7 +59,8 @@ def _occupation(spent: TimeBreakdown | None) -> dict[str, Any] | None:
         "shares_by_rank": [
             dict(zip(TIME_PARTS, row, strict=True)) for row in spent.shares.tolist()
         ],
-        "communication_fraction": spent.communication_fraction.tolist(),
+        "collective_fraction": spent.collective_fraction.tolist(),
+        "transfer_fraction": spent.transfer_fraction.tolist(),
         "hidden_fraction": spent.hidden_fraction.tolist(),
         "inferred_from_calls": True,
     }

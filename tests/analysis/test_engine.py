@@ -57,7 +57,7 @@ def test_a_capture_is_analyzed_whole(captured: Path) -> None:
         spent = found.occupation
         assert spent is not None
         assert np.allclose(spent.shares.sum(axis=1), 1)
-        assert (spent.communication_fraction > 0).all()
+        assert (spent.transfer_fraction > 0).all()
         # a later layer of the same iteration, from the first one's dispatch
         assert [s.target for s in found.sights] == ["layer 3"]
         measured = found.exchanges[1].subjects[0].curves

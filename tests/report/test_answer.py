@@ -11,6 +11,7 @@ import pytest
 from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics, analyze
 from moetraffic.analysis.claim import Claim, Outcome, claim_of
 from moetraffic.analysis.forecast.lead_time import LeadTimes
+from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.data import path
 from moetraffic.report.answer import TOPICS, Line, answer, conclusions, sentences
 from moetraffic.report.plain_data import as_dict
@@ -165,6 +166,35 @@ def test_the_rhythm_of_bursts_stands_beside_the_share_of_communication() -> None
     assert line(few, "Undecided") == (
         "Undecided: periodic of all-to-alls of rank 0 (needs 200)."
     )
+
+
+def test_transfer_and_waiting_for_late_ranks_are_stated_apart() -> None:
+    """A timer around the calls of two ranks shows 60 and 72 of 100 ns."""
+    parts = {
+        "compute": [[40, 28]],
+        "transfer": [[50, 25]],
+        "overlapped": [[0, 0]],
+        "waiting": [[10, 47]],
+    }
+    spent = TimeBreakdown(
+        iteration=np.zeros(1, np.int64),
+        known=np.ones((1, 2), bool),
+        **{name: np.array(of, np.int64) for name, of in parts.items()},
+    )
+    bursts = replace(
+        claim("periodic", STATED, 0.2972),
+        about="all-to-alls of rank 0",
+        statement="they repeat every step, median 0.2972 s",
+    )
+    found = replace(analysis(exchange(0), bursts=(bursts,)), occupation=spent)
+    assert line(found, "Communication") == (
+        "Communication: 60 to 72% of a step (by rank) in collectives: transfer 25 to "
+        "50%, none overlapped (by gaps), waiting for late ranks 10 to 47%; repeats "
+        "every 0.2972 s."
+    )
+    some = replace(spent, overlapped=np.array([[10, 0]]))
+    found = replace(analysis(exchange(0, claim("skewed"))), occupation=some)
+    assert "0 to 17% overlapped" in line(found, "Communication")
 
 
 def test_an_analysis_without_claims_has_no_summary() -> None:

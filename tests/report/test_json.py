@@ -83,13 +83,14 @@ class Leads(Strict):
 
 class Occupation(Strict):
     shares_by_rank: list[dict[str, float | None]]
-    communication_fraction: list[float | None]
+    collective_fraction: list[float | None]
+    transfer_fraction: list[float | None]
     hidden_fraction: list[float | None]
     inferred_from_calls: bool
 
 
 class Analysis(Strict):
-    schema_version: Literal[3]
+    schema_version: Literal[4]
     file: str
     summary: list[Line]
     claims: list[Claim]

@@ -1,15 +1,16 @@
-"""Time breakdown of steps: computation, communication, overlap and idle time.
+"""Time breakdown of steps: computation, transfer, overlap and waiting for late ranks.
 
-A step's time parts into compute only, communication only, both at once (overlapped),
-and idle; the four sum up to the step exactly.  The communication fraction is
-(communication only + overlapped) / step, what an iteration would gain at most from a
-perfect network is communication only / step.
+A step's time parts into compute only, transfer only, both at once (overlapped), and
+waiting; the four sum up to the step exactly.  A rank is *inside collectives* while it
+waits or data is transferred: this is the time that a timer around each blocking call
+shows, and that NCCL's kernels take in a profile.  What a step would gain at most from a
+perfect network is transfer only / step; waiting ends when the latest rank calls.
 
 A captured trace contains no kernels, only the time of each collective call; a program
 that issues a call is running.  Each collective is assumed to be awaited, from the last
 call before its end on.  This is exact where calls block and where what is fetched ahead
-is awaited in turn (FSDP); elsewhere it is the least overlap.  A rank that waits for
-another member's call is idle.
+is awaited in turn (FSDP); elsewhere it is the least overlap.  A transfer begins when
+the last member has called; before that, a rank that awaits it is waiting.
 
 References
 ----------
@@ -36,7 +37,7 @@ from .intervals import merge_intervals
 
 Events = tuple[npt.ArrayLike, npt.ArrayLike]
 
-PARTS = ("compute", "communication", "overlapped", "idle")
+PARTS = ("compute", "transfer", "overlapped", "waiting")
 """Parts of a step's time, which sum to the step time."""
 
 
@@ -46,15 +47,15 @@ class TimeBreakdown:
 
     iteration: Int64  # [S]
     compute: Int64  # compute alone
-    communication: Int64  # communication alone
+    transfer: Int64  # transfers alone
     overlapped: Int64  # both
-    idle: Int64  # neither
+    waiting: Int64  # neither: for the latest rank of a collective
     known: Bool  # whether the rank's step has times; others are 0
 
     @property
     def total(self) -> Int64:
         """Length of the steps, ``[S, R]`` ns."""
-        return self.compute + self.communication + self.overlapped + self.idle
+        return self.compute + self.transfer + self.overlapped + self.waiting
 
     @property
     def shares(self) -> Float64:
@@ -64,14 +65,19 @@ class TimeBreakdown:
         return ratio(sums, sums.sum(axis=1, keepdims=True))
 
     @property
-    def communication_fraction(self) -> Float64:
-        """Communication share of each rank's time, overlapped or not, ``[R]``."""
+    def transfer_fraction(self) -> Float64:
+        """Share of transfers in each rank's time, overlapped or not, ``[R]``."""
         return np.asarray(self.shares[:, 1] + self.shares[:, 2], np.float64)
 
     @property
+    def collective_fraction(self) -> Float64:
+        """Share of each rank's time inside collectives, waiting included, ``[R]``."""
+        return np.asarray(self.transfer_fraction + self.shares[:, 3], np.float64)
+
+    @property
     def hidden_fraction(self) -> Float64:
-        """Share of each rank's communication hidden behind compute, ``[R]``."""
-        return ratio(self.shares[:, 2], self.communication_fraction)
+        """Share of each rank's transfers hidden behind compute, ``[R]``."""
+        return ratio(self.shares[:, 2], self.transfer_fraction)
 
 
 def distribution(

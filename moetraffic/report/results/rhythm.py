@@ -35,8 +35,8 @@ MOST_SOURCES = 24
 TIME_PARTS = (
     ("compute only", "#0072B2"),
     ("overlapped", "#009E73"),
-    ("communication only", "#D55E00"),
-    ("idle", "#BBBBBB"),
+    ("transfer only", "#D55E00"),
+    ("waiting for late ranks", "#BBBBBB"),
 )
 """Parts of the step time in drawing order, with Okabe and Ito's colors."""
 
@@ -292,8 +292,8 @@ def why_no_times(analysis: Analysis) -> str:
 
 def time_table(found: TimeBreakdown) -> Table:
     """Tabulate the time shares of each rank's training steps."""
-    names = [*(name for name, _ in TIME_PARTS), "communication in total"]
-    shares = zip(found.shares[:, _ORDER], found.communication_fraction, strict=True)
+    names = [*(name for name, _ in TIME_PARTS), "inside collectives"]
+    shares = zip(found.shares[:, _ORDER], found.collective_fraction, strict=True)
     return Table(
         title=TIME_TITLE,
         columns={"rank": ""} | dict.fromkeys(names, ".1%"),
@@ -318,7 +318,8 @@ def time_chart(
     base = np.cumsum(shares, axis=1) - shares
     about = (
         f"{len(found.iteration)} training steps{f', {length}' if len(first) else ''}; "
-        f"all collectives; communication {np.mean(found.communication_fraction):.1%}; "
+        f"{np.mean(found.collective_fraction):.1%} of the time inside collectives, "
+        f"{np.mean(found.shares[:, 3]):.1%} waiting for late ranks; "
         "compute inferred from gaps between collectives (no profile)"
     )
     return Chart(

@@ -73,15 +73,18 @@ def made(calls, *, world=2, steps=((0, 100),)):
 def parts(found, rank=0, step=0):
     return [
         int(part[step, rank])
-        for part in (found.compute, found.communication, found.overlapped, found.idle)
+        for part in (found.compute, found.transfer, found.overlapped, found.waiting)
     ]
 
 
-def test_a_call_that_blocks_is_communication_and_waiting_for_others_is_not():
+def test_a_call_that_blocks_is_transfer_once_the_last_rank_has_called():
     trace = made([(0, [(10, 10, 40), (30, 30, 40)])])
     found = occupation(trace)
     assert parts(found, 0) == [70, 10, 0, 20]  # called 20 ns before the other
     assert parts(found, 1) == [90, 10, 0, 0]
+    # what a timer around the call shows
+    assert found.collective_fraction == pytest.approx([0.3, 0.1])
+    assert found.transfer_fraction == pytest.approx([0.1, 0.1])
 
 
 def test_parameters_that_are_fetched_ahead_are_awaited_in_turn():
@@ -132,8 +135,8 @@ def test_a_captured_run_adds_up_and_is_drawn(captured, tmp_path):
     assert found.shares.sum(axis=1) == pytest.approx(1)
     # its collectives block: nothing overlaps, and some of the time is spent in them
     assert (found.overlapped == 0).all()
-    assert (found.communication.sum(axis=0) > 0).all()
-    fraction = found.communication_fraction
+    assert (found.transfer.sum(axis=0) > 0).all()
+    fraction = found.collective_fraction
     assert ((fraction > 0) & (fraction < 1)).all()
     picture = figures.save(time_chart(found, "a captured run"), tmp_path / "o.png")
     assert picture.stat().st_size > 5000
