@@ -17,8 +17,8 @@ from .exchange_series import (
     GATE,
     ExchangeSeries,
     LayerKey,
-    first_point,
     forecast_points,
+    served_points,
 )
 from .family import Family, network_of
 from .harness import PolicyFailure, PolicyRun, foresight, run_policy
@@ -55,8 +55,7 @@ class Bench:
 
     def points(self, series: ExchangeSeries) -> Int64:
         """Return the iterations that are served, ``[n]`` consecutive indices."""
-        steps = len(series.iterations)
-        return np.arange(max(first_point(steps), steps - self.most), steps)
+        return served_points(len(series.iterations), self.most)
 
     def forecasts(self, unit: str, forecaster: str, age: int) -> Forecasts:
         """Forecast every layer at the points; kept for the next policy."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.spelling import nearest
 from moetraffic.trace import Trace
@@ -19,6 +20,7 @@ from .curves import halves, thinned
 from .exchange_series import (
     FORECASTERS,
     GATE,
+    MOST_SERVED,
     ExchangeSeries,
     byte_series,
     number_of,
@@ -27,6 +29,7 @@ from .exchange_series import (
 from .family import FAMILIES
 from .harness import PolicyFailure
 from .jobs.exchanges import single_job
+from .plan_file import FixedPlans
 from .scores import CURVES, Evaluation, PolicyScore
 from .service.cluster import Cluster
 from .service.layer import EXCHANGE, Scope
@@ -63,7 +66,7 @@ def evaluate(
     layers: Sequence[int] | str | int | None = None,
     iterations: range | str | None = None,
     probabilities: GateProbabilities | str | Path | None = None,
-    most: int = 64,
+    most: int = MOST_SERVED,
     limit_s: float = 10.0,
     seed: int = 0,
     on_run: Callable[[int, str], None] | None = None,
@@ -278,6 +281,7 @@ def evaluate(
         scores=tuple(scores[""]),
         **{f"by_{curve}": tuple(scores[curve]) for curve in CURVES},
         failures=tuple(failures),
+        informed=_informed(makers, one, points),
     )
 
 
@@ -290,6 +294,25 @@ class _Case:
     age: int
     change: dict[str, Any] = field(default_factory=dict)  # of an optical switch
     part: str = ""
+
+
+def _informed(
+    makers: Sequence[Maker], series: ExchangeSeries, points: Int64
+) -> dict[str, str]:
+    """Name the files of plans that were made from exchanges of the run they serve."""
+    first, last = (int(series.iterations[at]) for at in (points[0], points[-1]))
+    run, found = Path(series.name).name, {}
+    for policy in (maker() for maker in makers):
+        if not isinstance(policy, FixedPlans) or policy.run != run:
+            continue
+        begin, end = policy.planned or (0, 0)
+        both = range(max(begin, first), min(end, last + 1))
+        if both:
+            found[policy.name] = (
+                f"planned from iterations {begin}:{end}, of which {both.start}:"
+                f"{both.stop} are served"
+            )
+    return found
 
 
 def _check_ranks(name: str, network: Any, series: ExchangeSeries) -> None:

@@ -408,6 +408,15 @@ def first_point(steps: int) -> int:
     return steps // 2
 
 
+MOST_SERVED = 64
+"""Iterations that are served at most, if no other number is asked for."""
+
+
+def served_points(steps: int, most: int = MOST_SERVED) -> Int64:
+    """Return the iterations of T that are served, ``[n]`` consecutive indices."""
+    return np.arange(max(first_point(steps), steps - most), steps)
+
+
 def forecast_points(
     series: Float64 | MatrixWindow,
     points: Int64,

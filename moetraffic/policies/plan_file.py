@@ -45,6 +45,8 @@ class FixedPlans:
     family: str
     plans: Mapping[str, Any]  # by layer, "*": all others
     forecasts: bool = False
+    run: str = ""  # file name of the trace that it was planned from; "": unknown
+    planned: tuple[int, int] | None = None  # half-open range of its iterations
 
     def plan(self, view: View) -> Any:
         """Return the layer's plan."""
@@ -68,8 +70,14 @@ def plan_file(path: Path) -> Maker:
     """
     try:
         given = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
+        run, planned = "", None
         if "exchanges" in given:
             family = "circuits"
+            run = Path(str(given.get("file", ""))).name
+            # plans of earlier releases have no iterations
+            ends = [one.get("iterations", ()) for one in given["exchanges"]]
+            if all(ends):
+                planned = (min(int(a) for a, _ in ends), max(int(b) for _, b in ends))
             layers: dict[str, Any] = {
                 "*" if one["layer"] is None else str(one["layer"]): {
                     "receivers": [t["to"] for t in one["schedules"][0]["terms"]],
@@ -90,7 +98,14 @@ def plan_file(path: Path) -> Maker:
             f"a file of plans is JSON or NPZ with family and layers, but {path} is not "
             f"({_why(error)}): see docs/policies.md"
         ) from None
-    return partial(FixedPlans, name=path.name, family=family, plans=plans)
+    return partial(
+        FixedPlans,
+        name=path.name,
+        family=family,
+        plans=plans,
+        run=run,
+        planned=planned,
+    )
 
 
 def _why(error: Exception) -> str:

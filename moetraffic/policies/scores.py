@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +82,8 @@ class Evaluation(ShownAsTables):
     by_tokens: tuple[PolicyScore, ...]  # with fewer tokens
     by_progress: tuple[PolicyScore, ...]  # on each half of the run
     failures: tuple[str, ...]  # a sentence for each policy that failed
+    # policies whose plans were made from exchanges that they serve, and which these are
+    informed: Mapping[str, str] = field(default_factory=dict)
 
     def curve(self, name: str) -> tuple[PolicyScore, ...]:
         """Return the scores along one of CURVES; the main ones are part of it."""

@@ -54,7 +54,18 @@ def verdict(found: Evaluation) -> str:
 
 def _sentence(found: Evaluation, family: str, network: str) -> str:
     mine = [s for s in found.scores if (s.family, s.network) == (family, network)]
-    usable = [s for s in mine if s.forecaster not in CONTROLS]
+    usable = [
+        s
+        for s in mine
+        if s.forecaster not in CONTROLS and s.policy not in found.informed
+    ]
+    informed = "".join(
+        f" {name}: {why}: not a forecast, not ranked."
+        for name, why in found.informed.items()
+        if any(s.policy == name for s in mine)
+    )
+    if not usable and informed:
+        return f"{family.capitalize()}: no other policy to rank.{informed}"
     if not usable:
         return f"{family.capitalize()}: no policy without the oracle was evaluated."
     best = min(usable, key=lambda s: s.completion_mean_s)
@@ -108,7 +119,7 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
             ": no circuit policy is faster than packets alone, for any exchange "
             f"(break-even: {duration(best.pays_below_s)})"
         )
-    return f"{text}.{_controlled(mine)}"
+    return f"{text}.{informed}{_controlled(mine)}"
 
 
 def failed(found: Evaluation) -> list[str]:

@@ -27,6 +27,7 @@ from moetraffic.generate.analog.analog_fit import LENGTHS, correlation, fitted_o
 from moetraffic.generate.analog.analog_path import (
     GROWTH,
     NEAR,
+    Labels,
     PathOptions,
     analog_path,
     label_levels,
@@ -239,6 +240,15 @@ def test_experts_of_a_rank_and_neighboring_ranks_stay_together(
     assert size == experts or experts == 1
     # uneven numbers are not of ranks
     assert label_levels(7, 2) == ((1, 7),)
+
+
+@pytest.mark.parametrize("block", [0, 40])
+def test_a_longer_path_repeats_nothing_before_the_end_of_the_run(block: int) -> None:
+    labels = Labels(apart=np.zeros((1, 4, 4)), levels=((1, 4),))
+    options = PathOptions(block=block, exchange=1.0)
+    for seed in range(10):
+        path = analog_path(labels, 200, 400, options, np.random.default_rng(seed))
+        assert path.iteration[:200].tolist() == list(range(200))
 
 
 def test_labels_change_once_and_beyond_the_run() -> None:

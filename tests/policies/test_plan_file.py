@@ -40,6 +40,30 @@ def test_a_schedule_is_evaluated_as_static_plans(
     assert run["scores"][1]["served_share"] > 0.7
 
 
+def test_a_plan_that_knows_the_served_iterations_is_not_ranked(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = trace.with_name("circuits.json")
+    asked = ["evaluate", str(trace), "--policy", "rotation", "--plan", str(made)]
+    known = "planned from iterations 0:20, of which 10:20 are served: not a forecast"
+    for chosen, told in (([], True), (["--iterations", "0:10"], False)):
+        ran = ["schedule", str(trace), "-o", str(made), "--force", *chosen]
+        assert main(ran) == 0
+        assert ("give --iterations 0:10." in capsys.readouterr().out) == told
+        assert main(asked) == 0
+        verdict = capsys.readouterr().out.splitlines()[0]
+        assert (known in verdict) == told
+        assert ("rotation is the only one scored" in verdict) == told
+    # a plan of another run, or of unknown iterations, is ranked
+    plan = json.loads(made.read_text()) | {"file": "other.h5"}
+    plan["exchanges"][0]["iterations"] = [0, 20]
+    made.write_text(json.dumps(plan))
+    assert not evaluate(Trace.open(trace), [plan_file(made)]).informed
+    del plan["exchanges"][0]["iterations"]
+    made.write_text(json.dumps(plan | {"file": str(trace)}))
+    assert not evaluate(Trace.open(trace), [plan_file(made)]).informed
+
+
 def test_a_placement_in_a_file(trace: Path) -> None:
     path = trace.with_name("experts.json")
     plan = {"experts": [0, 1, 2, 3], "ranks": [1, 0, 1, 0]}

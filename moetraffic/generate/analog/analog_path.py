@@ -157,7 +157,9 @@ def analog_path(
     now, follows, turn = 0, 0, -1
     while now < iterations:
         length = int(rng.integers(shortest, mean + shortest + 1))
-        length = min(length, iterations - now, total)
+        # no block reaches beyond the run, where it would repeat the run's end
+        end = min(total, iterations) if now < total else iterations
+        length = min(length, end - now, total)
         near = max(NEAR, int(GROWTH * clock[now]))
         low, high = np.clip(clock[now] + [-near, near], 0, total - length)
         begins = np.arange(low, high + 1)

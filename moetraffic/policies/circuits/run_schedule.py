@@ -27,6 +27,7 @@ class CircuitPlan:
     name: str  # phase or label
     ranks: tuple[int, ...]
     about: str  # description of the matrices, such as "mean of 24"
+    iterations: tuple[int, int]  # half-open range of those that it is planned from
     schedules: tuple[Decomposition, ...]
 
 
@@ -99,6 +100,7 @@ def circuits(
                 about=f"mean of {len(mine)}"
                 if matrices is None
                 else f"{len(wire)} of {len(mine)}",
+                iterations=_range(trace, mine),
                 schedules=tuple(decompose(one, matching=matching) for one in wire),
             )
         )
@@ -107,6 +109,11 @@ def circuits(
             f"{trace.name} has no complete {phase} in these iterations: choose others"
         )
     return found
+
+
+def _range(trace: Trace, occurrences: npt.NDArray[np.int64]) -> tuple[int, int]:
+    when = trace.occurrences.iteration[occurrences]
+    return int(when.min()), int(when.max()) + 1
 
 
 def _mean(trace: Trace, occurrences: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -16,6 +16,7 @@ from moetraffic.fabric.compatibility import Compatibility, Job, around
 from moetraffic.fabric.decomposition import Decomposition, coverage, terms_for
 from moetraffic.policies.circuits.birkhoff import configurations
 from moetraffic.policies.circuits.run_schedule import CircuitPlan
+from moetraffic.policies.exchange_series import FEWEST_ITERATIONS, served_points
 from moetraffic.policies.service.optical import (
     OpticalSwitch,
     crossing,
@@ -66,6 +67,7 @@ def circuits_as_dict(
                 "exchange": one.name,
                 "ranks": list(one.ranks),
                 "of": one.about,
+                "iterations": list(one.iterations),
                 "schedules": [_schedule(found, switch) for found in one.schedules],
             }
             for one in served
@@ -132,7 +134,7 @@ def circuits_table(
         f"{duration(reconfigure_s)}: {matching} matching",
         columns={
             **{"layer": "<", "exchange": "", "ranks": "", "quantity": ""},
-            **{"demand": "bytes", "circuits": ".4g"},
+            **{"bytes": "bytes", "circuits": ".4g"},
             **{f"circuits for {share:.0%}": ".4g" for share in SHARES},
             **{"sending": "s", "lower bound": "s"},
             **{"including reconfiguration": "s", "duty cycle": ".1%"},
@@ -174,6 +176,26 @@ def circuits_sentences(
         f"{mean([made['duty'] for _, made in every]):.1%}; at a delay above "
         f"{duration(even)} reconfiguration takes longer than the transfer.",
         f"Circuits needed for a share of the bytes, mean: {shares}.",
+    ]
+
+
+def planned_sentence(
+    served: Sequence[CircuitPlan], iterations: npt.NDArray[np.int64]
+) -> list[str]:
+    """Name the iterations to plan from, if these include some that evaluate serves.
+
+    ``iterations``: all of the run, ``[T]``.
+    """
+    if len(iterations) < FEWEST_ITERATIONS or not served:
+        return []
+    first = int(iterations[served_points(len(iterations))[0]])
+    a = min(one.iterations[0] for one in served)
+    b = max(one.iterations[1] for one in served)
+    if b <= first:
+        return []
+    return [
+        f"Planned from iterations {a}:{b}; evaluate serves those from {first} on: for "
+        f"a plan that evaluate --plan ranks, give --iterations 0:{first}."
     ]
 
 
