@@ -20,9 +20,8 @@ def told(
 
 
 def test_one_configuration_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, *GRID, "--platform", "polaris", "--overlap", "dp=1")[
-        "estimate"
-    ]
+    asked = (*GRID, "--micro-batch", "1", "--platform", "polaris", "--overlap", "dp=1")
+    found = told(capsys, *asked)["estimate"]
     names = ("compute", "tp", "cp", "ep", "pp", "dp", "bubble", "overhead", "optimizer")
     whole = sum(float(found[f"{name}_s"]) for name in names) - float(found["hidden_s"])
     assert found["iteration_s"] == pytest.approx(whole)
@@ -60,9 +59,10 @@ def test_a_layout_is_named_whole_and_its_rates_are_told(
     """Bytes over effective bandwidth are the time, without latency."""
     asked = ("--model", "deepseek-v2-lite", "--ep", "64", "--dp", "64")
     links = ("--bandwidth", "ep=10GB/s,other=20GB/s", "--utilization", "0.4")
+    links = (*links, "--global-batch", "512")
     assert main(["estimate", *asked, *links, "--tables"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for words in ("DP 64, EP 64, micro-batch 1", "512 sequences of 4096 tokens"):
+    for words in ("DP 64, EP 64, micro-batch 1", "512 sequences of 4,096 tokens"):
         assert words in said
     assert re.search(r"832 10 data parallel", said)
     found = told(capsys, *asked, *links)["estimate"]
@@ -74,6 +74,65 @@ def test_a_layout_is_named_whole_and_its_rates_are_told(
     assert (rates["ep"], rates["tp"]) == (pytest.approx(10e9), None)
     assert main(["estimate", *asked, "--platform", "h100"]) == 2
     assert "did you mean dgx-h100" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("of", "batch"),
+    [
+        (
+            "--model mixtral-8x7b --dp 64 --ep 8",
+            "64 sequences of 4,096 tokens an iteration (1 micro-batch of 1 on 64 ",
+        ),
+        (
+            "--model gpt-3b --pp 4 --tp 2 --dp 4 --vocab 50304",
+            "64 sequences of 2,048 tokens an iteration (4 micro-batches of 4 on 4 ",
+        ),
+        (
+            "--model qwen3-30b-a3b --pp 2 --dp 8 --ep 4 --schedule dualpipe",
+            "32 sequences of 4,096 tokens an iteration (4 micro-batches of 1 on 8 ",
+        ),
+        (
+            "--model switch-base-8 --dp 8 --ep 8",
+            "32 sequences of 512 tokens an iteration (1 micro-batch of 4 on 8 ",
+        ),
+    ],
+)
+def test_both_verbs_describe_the_same_iteration_by_default(
+    of: str, batch: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", *of.split(), "--platform", "dgx-h100"]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert batch in first
+    (line,) = re.findall(r"^Its traffic: moetraffic (.*)", "\n".join(others), re.M)
+    assert main(["pattern", *of.split()]) == 0
+    said = capsys.readouterr().out
+    assert batch in said.splitlines()[0]
+    assert main(line.split()) == 0
+    assert capsys.readouterr().out == said
+    estimated = told(capsys, *of.split(), "--platform", "dgx-h100")["estimate"]
+    assert main(["pattern", *of.split(), "--json"]) == 0
+    traffic = json.loads(capsys.readouterr().out)["traffic"]
+    sent = estimated["sent_bytes"]
+    assert isinstance(sent, dict)
+    if "EP" in traffic:
+        exchanged = traffic["EP"]["busiest_rank_bytes"]
+        assert sent["ep"] == pytest.approx(exchanged, rel=1e-3)
+
+
+def test_what_a_pattern_does_not_have_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    of = ["estimate", "--model", "mixtral-8x7b", "--platform", "dgx-h100"]
+    assert main(of) == 0  # a single rank sends nothing
+    assert "Its traffic" not in capsys.readouterr().out
+    of += ["--dp", "8", "--ep", "8"]
+    bytes_ = ["--gradient-bytes", "2", "--dispatch-bytes", "1.03125"]
+    assert main([*of, *bytes_]) == 0
+    line = "--gradient-dtype bfloat16 --dispatch-dtype float8"
+    assert line in capsys.readouterr().out
+    assert main([*of, "--imbalance", "1.5", "--gradient-bytes", "3"]) == 0
+    words = "Its traffic, without --imbalance, --gradient-bytes: moetraffic pattern"
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

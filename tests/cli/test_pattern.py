@@ -14,7 +14,7 @@ APNET = ["pattern", "--model", "gpt2-large", "--pp", "4", "--tp", "2", "--dp", "
 def test_groups_calls_and_traffic_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(APNET) == 0
     summary = capsys.readouterr().out
-    assert "gpt2-large on 32 ranks (PP 4, TP 2, DP 4): " in summary
+    assert "gpt2-large on 32 ranks (PP 4, TP 2, DP 4), 64 sequences of" in summary
     assert "bottleneck rank sends" in summary
     assert summary.endswith("--only traffic,groups,calls\n")
     assert main([*APNET, "--only", "calls"]) == 0

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from moetraffic.cli.output import Shown, present
@@ -13,7 +14,6 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import time_model
 from moetraffic.patterns.bandwidth.platforms import protocols
 from moetraffic.patterns.time_model import GPUS, Configuration, System
-from moetraffic.patterns.values import anywhere
 from moetraffic.report import run_calibration as report
 from moetraffic.report.console.options import (
     AllTables,
@@ -41,12 +41,12 @@ from .assumptions import (
     read_conventions,
     without_network,
 )
-from .layout import ESTIMATED, LAYOUT
+from .layout import ESTIMATED, LAYOUT, usual_micro_batches
 from .model_shape import MODEL_HELP, SHAPE, model_of
 from .time_studies import (
     best_layouts,
+    its_traffic,
     one_estimate,
-    pattern_command,
     projection,
     scaling_sweep,
     varied,
@@ -85,7 +85,7 @@ def estimate(
         int | None,
         option(
             "Number of sequences per iteration (global batch size).",
-            shown="8 x micro-batch x dp",
+            shown="micro-batch x dp x pp, twice with dualpipe; --best: 8 x gpus",
         ),
     ] = None,
     platform: Annotated[
@@ -314,10 +314,21 @@ def estimate(
         source = ctx.get_parameter_source(name)
         return source is not None and source.name != "DEFAULT"
 
+    if sweep in ("bandwidth", "nic", "size") and not given("sizes"):
+        raise LayoutError(
+            f"--sweep {sweep} goes over --sizes, but none are given: give "
+            "--sizes 10GB/s,25GB/s, or for size megatron-1.7b,megatron-3.6b"
+        )
     fit: FromTrace | None = None
     if calibrate is None:
-        of, gating, _ = model_of(model, shape)
-        config = Configuration(model=of, k=gating.k)
+        of, gating, usual = model_of(model, shape)
+        room = gating.capacity_factor if gating.dispatch == "padded" else 0
+        config = Configuration(model=of, k=gating.k, capacity_factor=room)
+        if chosen["micro_batch"] is None:
+            chosen["micro_batch"] = usual
+            if sweep == "size":
+                each = [model_of(name, {})[2] for name in _parts(sizes)]
+                chosen["micro_batch"] = np.array(each)
         fixed = given("utilization")
         known = nominal(
             *(platform, gpu, protocol),
@@ -347,7 +358,14 @@ def estimate(
                 del chosen[name]  # as in the captured run
     batch = global_batch
     if batch is None:
-        batch = 8 * chosen["micro_batch"] * chosen["dp"]
+        replicas = chosen["dp"]
+        if (
+            sweep == "strong"
+        ):  # one batch for all sizes, the last of which it just fills
+            what = "sizes are whole numbers above 0"
+            replicas = max(positive_numbers(sizes, what, "--sizes 1,2,4"))
+        several = usual_micro_batches(chosen["pp"], chosen["schedule"])
+        batch = several * chosen["micro_batch"] * replicas
     config = replace(config, **chosen, global_batch=batch)
     if imbalance_from is not None:
         if best and not given("ep"):
@@ -392,22 +410,8 @@ def estimate(
         shown = best_layouts(
             *(config, system, conventions, gpus, global_batch, kept, source)
         )
-        if calibrate is None:
-            of_run = {**shape, **chosen}
-            stated = [n for n in (*SHAPE, *LAYOUT) if n not in time_model.COLUMNS]
-            asked_for = {"model": model, **{n: of_run[n] for n in stated if given(n)}}
-            if anywhere(config.gpus_per_node):
-                asked_for["gpus_per_node"] = int(config.gpus_per_node)
-            line = pattern_command(asked_for, shown.data)
-            shown = replace(shown, summary=[*shown.summary, f"Its traffic: {line}"])
     elif sweep in ("bandwidth", "nic", "size"):
-        if not (rates or given("sizes")):
-            raise LayoutError(
-                f"--sweep {sweep} goes over --sizes, but none are given: give "
-                "--sizes 10GB/s,25GB/s, or for size megatron-1.7b,megatron-3.6b"
-            )
-        values = [part.strip() for part in sizes.split(",") if part.strip()]
-        shown = varied(config, system, conventions, sweep, values, source)
+        shown = varied(config, system, conventions, sweep, _parts(sizes), source)
     elif sweep:
         what = "sizes are whole numbers above 0"
         counts = positive_numbers(sizes, what, "--sizes 1,2,4")
@@ -416,10 +420,24 @@ def estimate(
         what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
         shown = one_estimate(config, system, conventions, what, source)
     first = []
+    if calibrate is None and not (sweep or zero_stages):
+        sizes_of = {n: value for n, value in shape.items() if value is not None}
+        stated = [n for n in LAYOUT if n not in time_model.COLUMNS and given(n)]
+        asked_for = {"model": model, **sizes_of, **{n: chosen[n] for n in stated}}
+        idle = [f"--{name}" for name in ("imbalance", "convention") if given(name)]
+        if imbalance_from is not None:
+            idle = [*idle, "--imbalance-from"]
+        traced = its_traffic(config, asked_for, shown.data, idle)
+        shown = replace(shown, summary=[*shown.summary, *traced])
     if fit is not None:
         first = [report.sentence(fit, model)]
         shown.parts["calibration"] = [report.table(fit, model)]
     show(shown, *first, model=model, conventions=vars(conventions))
+
+
+def _parts(words: str) -> list[str]:
+    """Split what commas separate."""
+    return [part.strip() for part in words.split(",") if part.strip()]
 
 
 def _measured(path: Path) -> tuple[Configuration, dict[str, Any], FromTrace]:

@@ -54,12 +54,32 @@ LAYOUT: Mapping[str, str | Setting] = {
 }
 """Help texts of fields that a Parallelism and a Configuration share."""
 
+MICRO_BATCH = Setting(
+    "Number of sequences per replica in one forward pass.",
+    shown="the preset's",
+    kind=int | None,
+    default=None,
+)
+
+
+def usual_micro_batches(pp: int, schedule: str) -> int:
+    """Micro-batches of an iteration where none are asked for: as few as fill the
+    pipeline, in every verb.
+
+    Examples
+    --------
+    >>> usual_micro_batches(4, "1f1b"), usual_micro_batches(4, "dualpipe")
+    (4, 8)
+    """
+    return pp * (2 if schedule == "dualpipe" else 1)
+
+
 ESTIMATED = field_options(
     Configuration,
     "Parallelism and batch",
     {
         **LAYOUT,
-        "micro_batch": "Number of sequences per rank in one forward pass.",
+        "micro_batch": MICRO_BATCH,
         "dispatch_bytes": Setting(
             "Bytes of an element of tokens sent to experts; FP8 with scales: 1.03125.",
             shown="as activations",

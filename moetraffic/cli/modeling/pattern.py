@@ -44,7 +44,7 @@ from moetraffic.report.console.options import (
 from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .assumptions import measured_shares
-from .layout import LAYOUT
+from .layout import LAYOUT, MICRO_BATCH, usual_micro_batches
 from .model_shape import MODEL_HELP, SHAPE, model_of
 
 if TYPE_CHECKING:
@@ -74,15 +74,10 @@ TRAINING = field_options(
     Parallelism,
     "Training",
     {
-        "micro_batch": Setting(
-            "Number of sequences per replica in one forward pass.",
-            shown="the preset's",
-            kind=int | None,
-            default=None,
-        ),
+        "micro_batch": MICRO_BATCH,
         "accumulation": Setting(
             "Number of micro-batches per iteration.",
-            shown="pp",
+            shown="pp; 2 x pp with dualpipe",
             kind=int | None,
             default=None,
         ),
@@ -172,7 +167,7 @@ def pattern(
         refuse_idle(ctx, ("capacity_factor",), why, error=LayoutError)
     for name, value in (
         ("micro_batch", batch),
-        ("accumulation", grid["pp"]),
+        ("accumulation", usual_micro_batches(grid["pp"], grid["schedule"])),
     ):
         if training[name] is None:
             training[name] = value
@@ -201,7 +196,7 @@ def pattern(
         tokens = plan.micro_batch * plan.accumulation * of.window
         made_trace = pattern_trace(made, iterations=iterations, tokens=tokens)
         made_trace.save(output, force=force)
-    shown = _shown(made, matrices, plan, algorithm, as_json, [plot, output])
+    shown = _shown(of, made, matrices, plan, algorithm, as_json, [plot, output])
     present(
         shown.data,
         *shown.summary,
@@ -272,6 +267,7 @@ def _made(
 
 
 def _shown(
+    shape: ModelShape,
     made: Pattern,
     matrices: Mapping[str, csr_array],
     plan: Parallelism,
@@ -280,8 +276,10 @@ def _shown(
     written: Sequence[Path | None],
 ) -> Shown:
     from moetraffic.report.results import pattern as report
+    from moetraffic.report.results.time_model import batch_words
 
     g = plan
+    batch = batch_words(g.accumulation, g.micro_batch, g.dp, shape.sequence)
     sizes = {
         "PP": g.pp,
         "TP": g.tp,
@@ -308,7 +306,7 @@ def _shown(
     note = f"Between ranks: bytes of an iteration with {algorithm} collectives."
     payload = "payload: input bytes of a group member"
     return Shown(
-        summary=[report.sentence(made, matrices, layout), note],
+        summary=[report.sentence(made, matrices, layout, batch), note],
         parts={
             "traffic": [traffic, note],
             "groups": [report.groups_table(made)],

@@ -14,6 +14,7 @@ from moetraffic.cli.output import Shown
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, time_model
 from moetraffic.patterns.layouts.axes import RECOMPUTE
+from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.time_model import (
     Configuration,
     MeasuredLinks,
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 SHOWN = 12
 """Number of best configurations that are shown."""
+
+GRADIENT_BYTES = 4
+"""Of an element as ``pattern`` reduces it where no type is given."""
 
 DOUBLINGS = 10
 """How often the number of GPUs is doubled where no configuration fits."""
@@ -160,7 +164,8 @@ def varied(
     else:
         models, gatings, _ = zip(*(model_of(v, {}) for v in values), strict=True)
         k = [float(gating.k) for gating in gatings]
-        config = replace(config, model=models, k=k)
+        room = [g.capacity_factor * (g.dispatch == "padded") for g in gatings]
+        config = replace(config, model=models, k=k, capacity_factor=np.array(room))
     found = time_model.estimate(config, system, conventions=conventions, strict=False)
     heads = {"bandwidth": "bandwidth", "nic": "NIC rate per GPU", "size": "model"}
     head = heads[what]
@@ -248,30 +253,66 @@ def _enough(
     return None
 
 
-def pattern_command(given: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Return the ``moetraffic pattern`` command of the fastest layout.
+def its_traffic(
+    config: Configuration,
+    given: Mapping[str, Any],
+    found: Mapping[str, Any],
+    idle: Sequence[str],
+) -> list[str]:
+    """State the ``moetraffic pattern`` command of the same training.
 
-    ``given`` are options of the model and the layout, ``found`` the data of a search.
+    Parameters
+    ----------
+    config
+        What was asked for, or what a search began with.
+    given
+        Options of the model and the layout, as given.
+    found
+        Data of a search, whose fastest layout it is; otherwise no ``best``.
+    idle
+        Options that bytes of the pattern do not follow.
+
+    Returns
+    -------
+    list of str
+        A line, or none of a single rank, which sends nothing.
     """
-    best = found["best"][0]
-    sequences = best["dp"] * best["micro_batch"]
+    row = {name: float(getattr(config, name)) for name in time_model.COLUMNS}
+    row["global_batch"] = float(config.global_batch)
+    if "best" in found:
+        row |= {**found["best"][0], "global_batch": found["global_batch"]}
+    if row["pp"] * row["tp"] * row["cp"] * row["dp"] == 1:
+        return []
     options = {
         **given,
-        **{axis: int(best[axis]) for axis in ("pp", "tp", "cp", "dp", "zero")},
-        "ep": int(best["ep"]) if best["ep"] > 1 else None,
-        "virtual_stages": int(best["virtual"]) if best["virtual"] > 1 else None,
-        "micro_batch": int(best["micro_batch"]),
-        "accumulation": int(found["global_batch"] / sequences),
-        "recompute": RECOMPUTE[int(best["recompute"])] if best["recompute"] else None,
-        "sequence_parallel": True if best["sequence_parallel"] else None,
+        **{axis: int(row[axis]) for axis in ("pp", "tp", "cp", "dp", "zero")},
+        "ep": int(row["ep"]) if row["ep"] > 1 else None,
+        "virtual_stages": int(row["virtual"]) if row["virtual"] > 1 else None,
+        "micro_batch": int(row["micro_batch"]),
+        "accumulation": round(row["global_batch"] / row["dp"] / row["micro_batch"]),
+        "recompute": RECOMPUTE[int(row["recompute"])] if row["recompute"] else None,
+        "sequence_parallel": True if row["sequence_parallel"] else None,
+        "gpus_per_node": int(config.gpus_per_node) or None,
     }
+    idle, size = list(idle), float(config.gradient_bytes)
+    if size != GRADIENT_BYTES:
+        options["gradient_dtype"] = {2.0: "bfloat16", 8.0: "float64"}.get(size)
+        idle += ["--gradient-bytes"] * (options["gradient_dtype"] is None)
+    if size := float(config.dispatch_bytes):
+        hidden = int(config.sizes.hidden)
+        row_bytes = Parallelism(dispatch_dtype="float8").row_bytes
+        same = size * hidden == row_bytes(hidden, dispatched=True)
+        options["dispatch_dtype"] = "float8" if same else None
+        idle += ["--dispatch-bytes"] * (not same and size != config.element_bytes)
     words = ["moetraffic pattern"]
     for name, value in options.items():
         if isinstance(value, bool):
             words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
         elif value is not None:
-            words.append(f"--{name.replace('_', '-')} {value}")
-    return " ".join(words)
+            option = "vocab" if name == "vocabulary" else name.replace("_", "-")
+            words.append(f"--{option} {value}")
+    without = f", without {', '.join(idle)}" if idle else ""
+    return [f"Its traffic{without}: {' '.join(words)}"]
 
 
 def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> Shown:

@@ -85,10 +85,12 @@ def traffic_table(matrices: Mapping[str, csr_array]) -> Table:
     )
 
 
-def sentence(pattern: Pattern, matrices: Mapping[str, csr_array], layout: str) -> str:
+def sentence(
+    pattern: Pattern, matrices: Mapping[str, csr_array], layout: str, batch: str
+) -> str:
     """State the bytes between ranks in an iteration, and the largest kind of them."""
     figures = traffic_figures(matrices)
-    start = f"{pattern.name} on {pattern.grid.world} ranks ({layout})"
+    start = f"{pattern.name} on {pattern.grid.world} ranks ({layout}), {batch}"
     total = sum(one["bytes"] for one in figures.values())
     if not total:
         return f"{start}: no bytes between ranks."

@@ -355,9 +355,28 @@ AGAIN = {
 def layout_words(config: Configuration) -> str:
     """Describe one configuration as those of a search, with batch and sequence."""
     row = {name: float(np.ravel(getattr(config, name))[0]) for name in COLUMNS}
-    batch, tokens = float(config.global_batch), float(config.sizes.sequence)
     words = _stated(_words(row).values())
-    return f"{words}, {batch:g} sequences of {tokens:g} tokens an iteration"
+    sizes = (config.micro_batches, config.micro_batch, config.dp, config.sizes.source)
+    return f"{words}, {batch_words(*(float(np.ravel(size)[0]) for size in sizes))}"
+
+
+def batch_words(
+    micro_batches: float, micro_batch: float, replicas: float, tokens: float
+) -> str:
+    """State what an iteration trains on.
+
+    Examples
+    --------
+    >>> batch_words(1, 1, 64, 4096)
+    '64 sequences of 4,096 tokens an iteration (1 micro-batch of 1 on 64 replicas)'
+    """
+    sequences = micro_batches * micro_batch * replicas
+    several, more = "s" * (sequences != 1), "es" * (micro_batches != 1)
+    return (
+        f"{sequences:,.0f} sequence{several} of {tokens:,.0f} tokens an iteration "
+        f"({micro_batches:,.0f} micro-batch{more} of {micro_batch:.0f} on "
+        f"{replicas:,.0f} replica{'s' * (replicas != 1)})"
+    )
 
 
 def _stated(words: Iterable[str]) -> str:
