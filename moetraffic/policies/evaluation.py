@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
@@ -18,6 +19,7 @@ from .bench import Bench
 from .catalog import Maker, policy_maker, validated
 from .curves import halves, thinned
 from .exchange_series import (
+    CHOSEN,
     FORECASTERS,
     GATE,
     MOST_SERVED,
@@ -53,7 +55,7 @@ def evaluate(
     policies: Sequence[str | Maker] | str,
     *,
     networks: Mapping[str, Any] | None = None,
-    forecasters: Sequence[str] = ("persistence", "mean", "best", "oracle"),
+    forecasters: Sequence[str] = ("persistence", "mean", CHOSEN, "oracle"),
     age: int = 1,
     hold: int = 1,
     ages: Sequence[int] = (),
@@ -146,6 +148,9 @@ def evaluate(
             raise AnalysisError(
                 f"{name} must be at least {least}, but is {value}: raise --{name}"
             )
+    if "best" in forecasters:
+        warn(f"the forecaster best is now named {CHOSEN}", FutureWarning, stacklevel=2)
+        forecasters = tuple(CHOSEN if f == "best" else f for f in forecasters)
     if unknown := set(forecasters) - set(FORECASTERS):
         raise AnalysisError(
             f"a forecaster is one of {', '.join(FORECASTERS)}, not "

@@ -38,10 +38,14 @@ def number_of(layer: LayerKey) -> int:
 GATE = "gate"
 """Forecaster with the true gate probabilities: all but sampling noise is known."""
 
-FORECASTERS = ("shuffled", "mean", "persistence", "ema", "best", GATE, "oracle")
+CHOSEN = "chosen"
+"""Forecaster that has the lowest error on the second quarter of a run."""
+
+FORECASTERS = ("shuffled", "mean", "persistence", "ema", CHOSEN, GATE, "oracle")
 """Forecasters of the next exchange: a random earlier one (a control), the mean of all
-earlier ones, the newest known one, an exponential moving average, the best forecaster
-of :mod:`moetraffic.analysis.forecast` on the second quarter, the expected exchange by
+earlier ones, the newest known one, an exponential moving average, the forecaster of
+:mod:`moetraffic.analysis.forecast` with the lowest error on the second quarter (which
+need not be the best one later, or for completion times), the expected exchange by
 the true gate probabilities, the exchange itself."""
 
 FEWEST_ITERATIONS = 16

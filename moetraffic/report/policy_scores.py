@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from moetraffic.analysis.resampling import Interval
+from moetraffic.policies.defaults import DEFAULT_POLICIES
+from moetraffic.policies.exchange_series import CHOSEN
 from moetraffic.policies.scores import (
     CURVES,
     NONE,
@@ -32,6 +34,9 @@ TITLES = {
 """What changes along each of :data:`moetraffic.policies.scores.CURVES`."""
 
 ENDS = ("value", "low", "high")
+
+SLOW = 20
+"""Times the lower bound above which a circuit policy is compared with packets."""
 
 CONTROLS = ("oracle", "gate", "shuffled")
 """Forecasters that no deployed policy has, or would use."""
@@ -77,6 +82,9 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
     gap = None if plainest is None else difference(best, plainest)
     unlike = gap is None or gap.high < 0
     fastest = "is the fastest" if unlike else "has the lowest mean completion time"
+    names = {s.policy for s in mine}
+    if not {*DEFAULT_POLICIES} - {"packets"} <= names:
+        fastest += " of those evaluated"
     text = (
         f"{family.capitalize()} on {best.network}: {_named(best)} "
         + ("is the only one scored" if alone else fastest)
@@ -119,7 +127,13 @@ def _sentence(found: Evaluation, family: str, network: str) -> str:
             ": no circuit policy is faster than packets alone, for any exchange "
             f"(break-even: {duration(best.pays_below_s)})"
         )
-    return f"{text}.{informed}{_controlled(mine)}"
+    slow = all(s.over_bound.value > SLOW for s in usable)
+    if family == "circuits" and slow and "packets" not in names:
+        text += (
+            f"; all circuit policies evaluated take over {SLOW} times the bound: add "
+            "packets, the packet switch alone, to --policy"
+        )
+    return f"{text}.{informed}{_controlled(mine)}{_chosen(mine)}"
 
 
 def failed(found: Evaluation) -> list[str]:
@@ -149,6 +163,31 @@ def _controlled(scores: Sequence[PolicyScore]) -> str:
             text += f", the control's {100 * control.served_share:.3g}%)"
         found.append(text)
     return f" The control shuffled is faster than {', '.join(found)}." if found else ""
+
+
+def _chosen(scores: Sequence[PolicyScore]) -> str:
+    """Name the policies to which the choice of a forecaster is of no use."""
+    made = {(s.policy, s.forecaster): s for s in scores}
+    slower, level = [], []
+    for (policy, forecaster), score in made.items():
+        if forecaster != CHOSEN:
+            continue
+        last = made.get((policy, "persistence"))
+        control = made.get((policy, "shuffled"))
+        if last is not None and difference(score, last).low > 0:
+            slower.append(policy)
+        if control is not None and difference(score, control).low <= 0 <= (
+            difference(score, control).high
+        ):
+            level.append(policy)
+    found = ""
+    if slower:
+        found += f" The {CHOSEN} forecast is slower than persistence for "
+        found += f"{', '.join(slower)}."
+    if level:
+        found += f" No evidence that the {CHOSEN} forecast differs from the control "
+        found += f"shuffled for {', '.join(level)}."
+    return found
 
 
 def _aged(found: Evaluation, best: PolicyScore) -> str:

@@ -196,6 +196,43 @@ def test_the_verdict_names_a_control_that_is_faster() -> None:
     assert slower not in said(0.7, 0.8)
 
 
+def test_the_verdict_states_where_the_chosen_forecast_is_of_no_use() -> None:
+    asked = ["persistence", "chosen", "shuffled"]
+    found = evaluate(drawn(16), ["max-weight"], forecasters=asked)
+    scores = {s.forecaster: s for s in found.scores}
+    times = np.array(scores["shuffled"].by_iteration_s)
+    rng = np.random.default_rng()
+
+    def said(persistence: float, chosen: float, bound: float = 2.0) -> str:
+        made = [scores["shuffled"]]
+        for name, factor in (("persistence", persistence), ("chosen", chosen)):
+            own = factor * times * rng.uniform(0.999, 1.001, times.shape)
+            ratio = replace(scores[name].over_bound, value=bound)
+            made.append(
+                replace(
+                    scores[name], by_iteration_s=tuple(own.tolist()), over_bound=ratio
+                )
+            )
+        return verdict(replace(found, scores=tuple(made)))
+
+    slower = "The chosen forecast is slower than persistence for max-weight."
+    level = "No evidence that the chosen forecast differs from the control shuffled"
+    assert slower in said(0.5, 0.7)
+    assert slower not in said(0.7, 0.5)
+    assert level not in said(0.7, 0.5)
+    assert "shuffled is faster than chosen" in said(0.7, 1.5)
+    assert "of those evaluated, 2 times the lower bound" in said(0.7, 0.5)
+    add = "all circuit policies evaluated take over 20 times the bound: add packets"
+    assert add in said(0.7, 0.5, bound=21.0)
+    assert add not in said(0.7, 0.5, bound=19.0)
+
+
+def test_the_earlier_name_of_the_chosen_forecaster_is_read_with_a_warning() -> None:
+    with pytest.warns(FutureWarning, match="now named chosen"):
+        found = evaluate(drawn(16), ["max-weight"], forecasters=["best"])
+    assert {s.forecaster for s in found.scores} == {"chosen", "oracle"}
+
+
 def test_observations_come_when_they_are_known() -> None:
     told: list[tuple[int, int]] = []
 
@@ -266,7 +303,7 @@ def test_matrices_that_are_read_as_needed_give_the_same_scores() -> None:
     assert 0 < len(reads) < 10 * 20 * 2
     assert np.array_equal(windows[0][3:7], known.layers[0][3:7])
     with pytest.raises(AnalysisError, match="needs all matrices in memory"):
-        evaluate(replace(known, layers=windows), names, forecasters=["best"])
+        evaluate(replace(known, layers=windows), names, forecasters=["chosen"])
 
 
 def by_name(scores: tuple[PolicyScore, ...]) -> dict[tuple[str, str], PolicyScore]:
@@ -305,12 +342,12 @@ def test_break_even_is_where_the_times_cross() -> None:
     made = type(found)(
         **{
             **vars(found),
-            "scores": (at("a", "best", 1e-6, 1.0), at("b", "none", 1e-6, 2.0)),
-            "by_delay": (at("a", "best", 1e-2, 2.0), at("b", "none", 1e-2, 1.0)),
+            "scores": (at("a", "chosen", 1e-6, 1.0), at("b", "none", 1e-6, 2.0)),
+            "by_delay": (at("a", "chosen", 1e-2, 2.0), at("b", "none", 1e-2, 1.0)),
         }
     )
-    assert break_even_s(made, "a", "best") == pytest.approx(1e-4)
-    assert np.isnan(break_even_s(made, "b", "best"))
+    assert break_even_s(made, "a", "chosen") == pytest.approx(1e-4)
+    assert np.isnan(break_even_s(made, "b", "chosen"))
 
 
 def test_the_verdict_names_a_delay_that_dominates() -> None:

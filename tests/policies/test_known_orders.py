@@ -22,7 +22,7 @@ from moetraffic.trace.gate_probabilities import GateProbabilities
 
 from .conftest import counts, counts_and_means, series
 
-LINKS = ("oracle", "best", "persistence", "none")
+LINKS = ("oracle", "chosen", "persistence", "none")
 
 
 def by_name(scores: tuple[PolicyScore, ...]) -> dict[tuple[str, str], PolicyScore]:
@@ -63,7 +63,7 @@ def order(
         made,
         ["rotation", *policies],
         networks={"optical": switch},
-        forecasters=["persistence", "best"],
+        forecasters=["persistence", "chosen"],
         most=steps,
     )
     score = by_name(found.scores)
@@ -114,11 +114,11 @@ def test_the_gate_probabilities_are_between_the_truth_and_forecasts() -> None:
         made,
         ["birkhoff"],
         networks={"optical": OpticalSwitch(rate_bytes_s=1e9, delay_s=0)},
-        forecasters=["persistence", "best", "gate"],
+        forecasters=["persistence", "chosen", "gate"],
         token_shares=[0.5],
         progress=True,
     )
-    order = ("oracle", "gate", "best", "persistence")
+    order = ("oracle", "gate", "chosen", "persistence")
     score = by_name(found.scores)
     for one, other in pairwise(order):
         assert sign(score["birkhoff", one], score["birkhoff", other]) <= 0, one

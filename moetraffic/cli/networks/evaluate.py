@@ -10,6 +10,7 @@ import typer
 
 from moetraffic.cli.output import present, progress
 from moetraffic.errors import AnalysisError
+from moetraffic.policies.defaults import DEFAULT_POLICIES
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -38,8 +39,6 @@ PARTS = ("scores",)
 
 JOBLESS = ("layers", "phase", "probabilities")
 """Selections and inputs of one trace, which several jobs do not have."""
-
-DEFAULT_POLICIES = "packets,rotation,static-mean,birkhoff,solstice,eclipse,max-weight"
 
 
 def _rate(text: str) -> float:
@@ -82,7 +81,7 @@ def evaluate(
             "Policies, or yours as file.py:Class, with commas or given again; "
             "docs/policies.md has them.",
             "--policy",
-            shown=DEFAULT_POLICIES.replace(",", ", "),
+            shown=", ".join(DEFAULT_POLICIES),
         ),
     ] = None,
     plan: Annotated[
@@ -96,10 +95,10 @@ def evaluate(
         str,
         option(
             "Forecasters that policies plan from: shuffled, mean, persistence, ema, "
-            "best, gate (with --probabilities), oracle.",
+            "chosen, gate (with --probabilities), oracle.",
             panel=PLANS,
         ),
-    ] = "persistence,mean,best,oracle",
+    ] = "persistence,mean,chosen,oracle",
     probabilities: Annotated[
         Path | None,
         option(
@@ -301,7 +300,7 @@ def evaluate(
     from moetraffic.report import policy_scores as report
 
     plans = [plan_file(path) for path in plan or []]
-    names: list[Any] = _names(policy or [DEFAULT_POLICIES])
+    names: list[Any] = _names(policy or [*DEFAULT_POLICIES])
     if policy is None and not packets:
         names.remove("packets")
     asked: dict[str, Any] = selection(layers, iterations, phase) | {
