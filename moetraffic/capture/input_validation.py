@@ -18,11 +18,17 @@ import torch
 from moetraffic.arrays import Int32
 from moetraffic.errors import CaptureError
 from moetraffic.trace.consistency import MOST_CHOICES
+from moetraffic.trace.model import ROUTING
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 LARGEST_COUNT = 2**31 - 1
+OUTSIDE = -(1 << 40)
+"""Every count of a demand whose ids contain one that is no expert, less that id.
+
+It is computed on the device of the ids, where reading an id would synchronize.
+"""
 LONGEST_NAME = 1000  # characters
 MOST_KINDS = 20
 
@@ -121,6 +127,11 @@ class OmittedRecords:
             self._first[kind] = " ".join(why.split())[:200]
             self._warn(f"a {kind} could not be recorded: {self._first[kind]}")
 
+    def unread(self, _label: str, error: Exception) -> None:
+        """Count a routing whose router could not be read."""
+        worded = isinstance(error, CaptureError | ValueError)
+        self.add(ROUTING, str(error) if worded else repr(error))
+
     @property
     def words(self) -> str:
         """Counts and first reasons of omitted records by kind, as text; "" for none."""
@@ -128,11 +139,6 @@ class OmittedRecords:
             f"{self._counts[kind]} x {kind} ({why})"
             for kind, why in list(self._first.items())
         )
-
-    @property
-    def summary(self) -> str:
-        """Summary of the omitted records for the end of a run; "" for none."""
-        return f"left out in all: {self.words}" if self._first else ""
 
 
 def loss_of(loss: Any, left_out: OmittedRecords) -> Any:
@@ -199,11 +205,23 @@ def counts_of(values: Any, name: str) -> Int32:
             f"{name} has one count an expert, but its shape is {tuple(tensor.shape)}"
         )
     counts = tensor.detach().to("cpu", torch.int64).numpy()
+    if counts.min() < OUTSIDE // 2:
+        raise ValueError(_no_expert(int(counts.min()) - OUTSIDE, len(counts)))
     if counts.min() < 0 or counts.max() > LARGEST_COUNT:
         raise ValueError(
             f"{name} is counted from 0 on, but is {counts.min()} to {counts.max()}"
         )
     return counts.astype(np.int32)
+
+
+def _no_expert(chosen: int, experts: int) -> str:
+    """Say that an id is none of the experts, and what to change."""
+    if chosen < 0:
+        return f"expert {chosen} was chosen, but ids are from 0 on: give -1 for none"
+    return (
+        f"expert {chosen} was chosen, but capture.router, or an attribute of the "
+        f"router, says experts={experts}: give experts={chosen + 1}, or more"
+    )
 
 
 def demand_of(demand: Any, dropped: Any) -> tuple[list[int], list[int] | None]:

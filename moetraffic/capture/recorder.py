@@ -164,6 +164,7 @@ class Recorder(Recording):
         if dist.is_initialized():
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._met: set[str] = set()
+        self._k = 0  # experts per token of the routers' ids so far
         hook.stop_attached_recorder()
         hook.check_not_installed()
         store = self._store()
@@ -199,7 +200,11 @@ class Recorder(Recording):
             sampled = self._token_sample > 0
             self._sample = TokenSample(self._token_sample, self._rank)
             self._undo.callback(subscribe(self._routing, choices=sampled))
-            self._undo.callback(watch_routers(on_failure=self._failed, choices=sampled))
+            self._undo.callback(
+                watch_routers(
+                    on_failure=self._left_out.unread, on_k=self._k_seen, choices=sampled
+                )
+            )
             self._undo.callback(DirectExchangeHooks(self._failed).undo)
             self._undo.callback(before_exit(self._exiting))
             on_failure.pop_all()
@@ -386,6 +391,13 @@ class Recorder(Recording):
         """Count a collective that could not be recorded."""
         self._left_out.add(f"call of {operation}", repr(error))
 
+    def _k_seen(self, k: int) -> None:
+        """Note the experts per token of a router's ids; -1 where routers differ."""
+        common = k if self._k in (0, k) else -1
+        if common != self._k:
+            self._k = common
+            self._journal.send(k=common)
+
     def _optimizer_stepped(self, record: tuple[Any, ...]) -> None:
         # a program that calls step() ends its iterations itself
         self._journal.end_step(record, explicit=False, counts=not self.iteration)
@@ -440,7 +452,8 @@ class Recorder(Recording):
 
     def _leave_out(self, message: str) -> None:
         """Log the first omitted record of a kind, and store the counts in the trace."""
-        self._warn(message)
+        if self._rank == 0:  # the ranks run one program, and the merge names them all
+            self._warn(message)
         if self._folder is not None:
             self._journal.send(left_out=self._left_out.words)
 
@@ -452,9 +465,9 @@ class Recorder(Recording):
                 f"{report['lost_windows']} windows of rank {self._rank} are lost: "
                 f"{report['error']}"
             )
-        unclosed, omitted = report.get("unclosed", ""), self._left_out.summary
+        unclosed = report.get("unclosed", "")
         left = f"rank {self._rank}: {report['left']}" if report.get("left") else ""
-        for message in (unclosed, left, omitted, lost):
+        for message in (unclosed, left, lost):
             if message:
                 self._warn(message)
 

@@ -10,6 +10,7 @@ import numpy as np
 from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.claim import LEVEL, Claim, Outcome
 from moetraffic.analysis.exchange import BEYOND, REPEATED
+from moetraffic.analysis.noise.skew_claims import NO_TOKENS
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
 from moetraffic.units import rank_span
@@ -395,4 +396,6 @@ def _next(analysis: Analysis, file: str) -> Line:
     items = [(f"{command} ({what})", command) for command, what in steps]
     if not _known_experts(analysis):
         items.insert(0, ("register your router (docs/own-run.md)",) * 2)
+    elif any(c.untested == NO_TOKENS for e in analysis.exchanges for c in e.claims):
+        items.insert(0, ("capture with moetraffic run --k K (experts per token)",) * 2)
     return Line(topic="Next", text=_fitted("Next", items), basis=STEP)

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from moetraffic import capture
 from moetraffic.capture import annotate
+from moetraffic.capture.input_validation import demand_of
 from moetraffic.capture.routers import layer_index, router_readers
 from moetraffic.capture.routers.router_hooks import router, watch_routers
 from moetraffic.capture.token_sample import TokenSample, choice_bits
@@ -250,6 +251,46 @@ def test_a_reader_that_returns_weights_is_told_what_it_returned() -> None:
     (said,) = failed
     assert "returned torch.float32 of shape [12, " in said
     assert said.endswith("return the ids")
+
+
+@pytest.mark.parametrize(
+    ("ids", "inputs", "k"),
+    [
+        (torch.arange(24).view(12, 2) % EXPERTS, (torch.ones(12, 5),), 2),
+        (torch.zeros(24, dtype=torch.int64), (torch.ones(3, 4, 5),), 2),
+        (torch.zeros(3, 2, dtype=torch.int64), (torch.ones(3, 2, 5),), 1),
+        (torch.zeros(7, dtype=torch.int64), (torch.ones(3, 5),), 0),
+        (torch.tensor([[0, 1], [1, 2]]), (), 2),
+        (torch.tensor([[0, 1], [2, 2]]), (), 0),  # top-1 of two sequences
+        (torch.arange(24), (), 0),
+        (torch.empty(0, 2, dtype=torch.int64), (torch.ones(0, 5),), 0),
+        (torch.zeros(1, 99, dtype=torch.int64), (torch.ones(1, 5),), 0),
+    ],
+)
+def test_k_is_seen_in_shapes_or_is_unknown(
+    ids: Tensor, inputs: tuple[Tensor, ...], k: int
+) -> None:
+    assert router_readers.experts_per_token(ids, inputs, EXPERTS) == k
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([[0, 3]], ""),
+        ([[-1, 3]], ""),
+        ([[0, 4], [6, 1]], "says experts=4: give experts=7, or more"),
+        ([[0, -2]], "expert -2 was chosen, but ids are from 0 on: give -1 for none"),
+    ],
+)
+def test_an_id_of_no_expert_is_named(ids: list[list[int]], words: str) -> None:
+    read = router_readers.reader_of_ids(lambda _, output: output, 4)
+    decision = read(Gate(), (), torch.tensor(ids))
+    assert decision is not None
+    if not words:
+        assert sum(demand_of(decision.demand, None)[0]) == sum(i >= 0 for i in ids[0])
+        return
+    with pytest.raises(ValueError, match=words):
+        demand_of(decision.demand, None)
 
 
 def test_gates_in_a_list_belong_to_what_holds_the_list(told: Told) -> None:

@@ -213,6 +213,13 @@ def test_conclusions_are_the_summary_without_the_next_commands() -> None:
     assert last.startswith("Next: ")
 
 
+def test_the_next_line_names_k_where_the_number_of_tokens_is_unknown() -> None:
+    counts = np.random.default_rng().multinomial(64, np.full(4, 1 / 4), (30, 1, 2))
+    for k in (0, 2):
+        found = analyze(Trace.from_arrays(counts, k=k), parts=["claims"])
+        assert ("moetraffic run --k K" in sentences(found)[-1]) == (k == 0)
+
+
 def test_without_claims_the_reason_is_among_the_conclusions() -> None:
     found = analysis(exchange(0))
     assert conclusions(found) == sentences(found)

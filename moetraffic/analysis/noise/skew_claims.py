@@ -33,6 +33,9 @@ from moetraffic.errors import AnalysisError
 
 from .null_model import NullModel
 
+NO_TOKENS = "the number of tokens is unknown"
+"""Why a claim is not tested if the trace has no k."""
+
 PARTS = 10
 """Number of parts of a run, or of its end, that are compared."""
 
@@ -149,7 +152,7 @@ def _skewed(load: Int64, tokens: int | None, k: int, seed: int) -> Claim:
     if not len(load):
         return _too_few(claim, 1)
     if tokens is None:
-        return replace(claim, flags=(NOT_TESTED + "the number of tokens is unknown",))
+        return replace(claim, flags=(NOT_TESTED + NO_TOKENS,))
     total = load.sum(axis=0)
     copies = max(tokens * k / experts, 1e-300)
     unit = copies * (experts - k) / (experts - 1)
@@ -249,7 +252,7 @@ def _collapsed(load: Int64, tokens: int | None, k: int) -> Claim:
     if not late.size:
         return _too_few(claim, 1)
     if tokens is None:
-        return replace(claim, flags=(NOT_TESTED + "the number of tokens is unknown",))
+        return replace(claim, flags=(NOT_TESTED + NO_TOKENS,))
     totals = _totals(late)
     found = [collapse(total, k=k) for total in totals]
     bound = max(each.false_claims for each in found)

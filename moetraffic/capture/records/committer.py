@@ -107,7 +107,7 @@ class Committer:
         self._full_since = self._last_commit = time.monotonic()
         self._full, self._full_steps = False, 0
         self._clocks: list[tuple[int, int, int, int]] = []
-        self._left_out, self._ended = "", ""
+        self._left_out, self._ended, self._routed_k = "", "", 0
         self.closed = False
 
     # ---- continuing an earlier committer ------------------------------------------
@@ -181,6 +181,7 @@ class Committer:
         self._clocks += [tuple(offset) for offset in fields.get("clocks", ())]
         self._left_out = fields.get("left_out", self._left_out)
         self._ended = fields.get("ended", self._ended)
+        self._routed_k = int(fields.get("k", self._routed_k))
         if "close" in fields:
             self.close(final=True, even_empty=bool(fields["close"]))
 
@@ -468,6 +469,7 @@ class Committer:
                 filter(None, (self._left_out, self._recorded.remark(self._most_bytes)))
             ),
             window=window,
+            routed_k=self._routed_k,
             continued=self._continued,
         )
 

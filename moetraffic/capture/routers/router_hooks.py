@@ -106,6 +106,7 @@ def watch_routers(
     on_routing: RoutingSink = annotate.routing,
     *,
     on_failure: Failure | None = None,
+    on_k: Callable[[int], object] | None = None,
     model: nn.Module | None = None,
     choices: bool = False,
 ) -> Callable[[], None]:
@@ -118,8 +119,9 @@ def watch_routers(
     thread's context has the label ``"router"`` during the call, which must not raise.
     ``on_failure`` is called with ``"router"`` and the error where a router cannot be
     read; such an error does not reach the model.  If absent, each distinct error is
-    logged once.  All live modules are searched for routers, or only ``model``.  Returns
-    the function that removes all hooks.
+    logged once.  ``on_k`` is called with the experts per token wherever the shapes of a
+    router's ids and inputs show it.  All live modules are searched for routers, or only
+    ``model``.  Returns the function that removes all hooks.
 
     Notes
     -----
@@ -128,7 +130,7 @@ def watch_routers(
     :func:`moetraffic.capture.annotate.routing`.  In a compiled module, a graph operator
     reports (see :mod:`.observed_router`).
     """
-    hooks = RouterHooks(on_routing, on_failure, model, choices=choices)
+    hooks = RouterHooks(on_routing, on_failure, on_k, model, choices=choices)
     hooks.scan()
     return hooks.undo
 
@@ -140,12 +142,13 @@ class RouterHooks:
         self,
         sink: RoutingSink,
         failure: Failure | None,
+        on_k: Callable[[int], object] | None,
         model: nn.Module | None,
         *,
         choices: bool = False,
     ) -> None:
         self._sink, self._failure, self._model = sink, failure, model
-        self._choices = choices
+        self._choices, self._on_k = choices, on_k
         self._lock = threading.RLock()
         self._routers: WeakKeyDictionary[nn.Module, ObservedRouter] = (
             WeakKeyDictionary()
@@ -259,6 +262,8 @@ class RouterHooks:
                 layer = self.layer(self._first_of_layer(entry))
             if layer in self._own_program:
                 return
+            if decision.k and self._on_k is not None:
+                self._on_k(decision.k)
             group = entry.group()
             self._reporting.on = True
             annotate.set_context(CallContext(layer, "", LABEL, linked=True))

@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from moetraffic.capture.input_validation import OUTSIDE
+from moetraffic.errors import CaptureError
+
 ENTRY_POINTS = "moetraffic.router_readers"
 """Entry points of installed packages: the class's full name, and a function
 ``(inputs, output) -> ids`` as in :func:`.router_hooks.router`."""
@@ -37,6 +40,7 @@ class Decision(NamedTuple):
     dropped: Tensor | None = None  # [E] int64 of these over capacity; None: unknown
     # the experts of each token, ids [..., k] or a mask [..., E]; None: unknown
     chosen: Callable[[], Tensor] | None = None
+    k: int = 0  # experts of each token; 0: unknown
 
 
 Reader = Callable[[nn.Module, Sequence[Any], Any], "Decision | None"]
@@ -54,10 +58,43 @@ def chosen(ids: Tensor, experts: int) -> Tensor:
     return counts.scatter_add_(0, flat.clamp(0, experts - 1), is_expert.long())
 
 
-def _decision_of_ids(ids: Tensor, experts: int) -> Decision:
-    """Create the decision of expert ids ``[..., k]``; flat ids have unknown tokens."""
+def _decision_of_ids(
+    ids: Tensor, experts: int, inputs: Sequence[Any] = (), *, exact: bool = False
+) -> Decision:
+    """Create the decision of expert ids ``[..., k]``; flat ids have unknown tokens.
+
+    Unless the number of experts is ``exact``, an id that is neither an expert nor -1
+    makes the demand invalid, see :data:`~.input_validation.OUTSIDE`.
+    """
     own = (lambda: ids.detach()) if ids.dim() > 1 else None
-    return Decision(chosen(ids, experts), chosen=own)
+    demand, k = chosen(ids, experts), experts_per_token(ids, inputs, experts)
+    if ids.numel() and not exact:
+        least, most = ids.detach().aminmax()
+        wrong = torch.where(most >= experts, most.long(), least.long())
+        outside = (most >= experts) | (least < -1)
+        demand = torch.where(outside, OUTSIDE + wrong, demand)
+    return Decision(demand, chosen=own, k=k)
+
+
+def experts_per_token(ids: Tensor, inputs: Sequence[Any], experts: int) -> int:
+    """Infer k from the shapes of expert ids and of a router's inputs; 0: unknown.
+
+    The first floating-point input ``[..., H]`` has a row for each token.  Without such
+    an input, k is the length of a row of ids ``[T, k]`` on the host whose experts all
+    differ: the ids ``[B, S]`` of top-1 routing have no such rows.
+    """
+    rows = (
+        x.numel() // max(1, x.shape[-1])
+        for x in inputs
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
+    )
+    tokens, k = next(rows, 0), 0
+    if tokens:
+        k = ids.numel() // tokens if ids.numel() % tokens == 0 else 0
+    elif ids.dim() == 2 and ids.is_cpu and ids.numel():
+        ordered = ids.detach().sort(dim=1).values
+        k = ids.shape[1] if bool((ordered[:, 1:] != ordered[:, :-1]).all()) else 0
+    return k if k <= experts else 0
 
 
 def _decision_of_mask(mask: Tensor) -> Decision:
@@ -76,7 +113,7 @@ def experts_of(module: nn.Module) -> int:
 
     Raises
     ------
-    ValueError
+    CaptureError
         If the router has none of the known attributes.
     """
     for holder in (module, getattr(module, "config", None)):
@@ -85,7 +122,7 @@ def experts_of(module: nn.Module) -> int:
             if isinstance(count, int) and count > 0:
                 return count
     # the remedy first: what is stored of an omitted record is cut off at 200 characters
-    raise ValueError(
+    raise CaptureError(
         f"capture.router({type(module).__name__}, ..., experts=E) is needed, because "
         "the number of experts E is not an attribute of this router, such as "
         "num_experts"
@@ -102,14 +139,15 @@ def _ids(position: int, logits: int | None = None) -> Reader:
     an attribute of the router.
     """
 
-    def read(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
-        experts = experts_of(module) if logits is None else output[logits].shape[-1]
-        return _decision_of_ids(output[position], experts)
+    def read(module: nn.Module, inputs: Sequence[Any], output: Any) -> Decision:
+        exact = logits is not None
+        experts = output[logits].shape[-1] if exact else experts_of(module)
+        return _decision_of_ids(output[position], experts, inputs, exact=exact)
 
     return read
 
 
-def _megatron(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
+def _megatron(module: nn.Module, inputs: Sequence[Any], output: Any) -> Decision:
     """Read Megatron-Core's ``(probs, routing_map)``, both ``[T, E]``, after capacity.
 
     With padding to capacity, the map also marks padding, whose probability is 0
@@ -118,7 +156,7 @@ def _megatron(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decisio
     """
     probs, chosen_ = output
     if chosen_.dtype != torch.bool:
-        return _decision_of_ids(chosen_, experts_of(module))
+        return _decision_of_ids(chosen_, experts_of(module), inputs)
     config = getattr(module, "config", None)
     if getattr(config, "moe_pad_expert_input_to_capacity", False):
         chosen_ = chosen_ & (probs.detach() != 0)
@@ -180,7 +218,8 @@ def _largest(module: nn.Module, scores: Tensor) -> Decision:
     k = getattr(module, "top_k", None)
     if not isinstance(k, int):
         raise ValueError(f"a {type(module).__name__} has no number top_k")
-    return _decision_of_ids(scores.topk(k, dim=-1).indices, scores.shape[-1])
+    ids = scores.topk(k, dim=-1).indices
+    return _decision_of_ids(ids, scores.shape[-1], (scores,), exact=True)
 
 
 def _llama(module: nn.Module, _inputs: Sequence[Any], output: Any) -> Decision:
@@ -312,24 +351,35 @@ def reader_of_ids(
     def reader(
         module: nn.Module, inputs: Sequence[Any], output: Any
     ) -> Decision | None:
-        ids = read(inputs, output)
+        function = f"the function of capture.router for {type(module).__name__}"
+        try:
+            ids = read(inputs, output)
+        except Exception as error:
+            raise CaptureError(
+                f"{function} failed: {error or type(error).__name__} (the router "
+                f"returned {_described(output)})"
+            ) from error
         if ids is None:
             return None
-        if not isinstance(ids, Tensor) or ids.is_floating_point():
-            given = (
-                f"{ids.dtype} of shape {list(ids.shape)}"
-                if isinstance(ids, Tensor)
-                else type(ids).__name__
-            )
-            raise ValueError(
-                "the experts of tokens are a tensor of integer ids or a bool mask, but "
-                f"the function of capture.router returned {given}: return the ids"
+        if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():
+            raise CaptureError(
+                f"{function} returned {_described(ids)}, not a tensor of integer ids "
+                "or a bool mask: return the ids"
             )
         if ids.dtype == torch.bool:
             return _decision_of_mask(ids)
-        return _decision_of_ids(ids, experts or experts_of(module))
+        return _decision_of_ids(ids, experts or experts_of(module), inputs)
 
     return reader
+
+
+def _described(value: Any) -> str:
+    """Describe what a router, or a function of its output, returned."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {list(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from moetraffic.errors import CaptureError, MoetrafficError
@@ -112,19 +113,29 @@ def run(
 
 
 def contradiction_of_k(trace: Trace) -> str:
-    """Say where the first counts of a trace are no multiples of its k; "" nowhere."""
+    """Say where the first counts of a trace contradict its k; "" nowhere.
+
+    A rank's copies are k a token, so a multiple of k, and those of one expert are at
+    most the tokens.
+    """
     k, routed = trace.meta.k, trace.find(operation=ROUTING)[:CHECKED]
     for i, at in enumerate(routed.tolist() if k > 1 else ()):
-        copies = trace.demand(routed[i : i + 1])[0].sum(axis=-1)
-        wrong = copies[copies % k > 0]
-        if len(wrong):
-            site = trace.sites[int(trace.occurrences.site[at])]
-            return (
-                f"a token has k experts, and --k is {k}, but a rank routes "
-                f"{int(wrong[0]):,} token copies in layer {site.layer}, which is no "
-                f"multiple of {k}: give the k of the model (0: unknown), unless its "
-                "router chooses another number for each token"
-            )
+        demand = trace.demand(routed[i : i + 1])[0]
+        copies, most = demand.sum(axis=-1), demand.max(axis=-1)
+        layer = trace.sites[int(trace.occurrences.site[at])].layer
+        uneven, many = copies % k > 0, most.astype(np.int64) * k > copies
+        if not (uneven | many).any():
+            continue
+        rank = int(np.argmax(uneven | many))
+        what = f"which is no multiple of {k}"
+        if not uneven[rank]:
+            what = f"{int(most[rank]):,} of them to one expert, so to as many tokens"
+        return (
+            f"a token has k experts, and --k is {k}, but a rank routes "
+            f"{int(copies[rank]):,} token copies in layer {layer}, {what}: give the k "
+            "of the model (0: unknown), unless its router chooses another number for "
+            "each token"
+        )
     return ""
 
 

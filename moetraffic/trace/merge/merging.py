@@ -53,7 +53,7 @@ from moetraffic.trace.trace import Trace
 
 from .assembly import Events, assemble_events
 from .virtual_ranks import trace_of_shards
-from .wire_encoding import encode_bytes
+from .wire_encoding import encode_bytes, more_sent
 
 MOST_CELLS = 1 << 20  # steps x ranks accepted without check
 MOST_ABSENT = 64  # largest accepted ratio of cells to recorded cells
@@ -159,7 +159,9 @@ def _merged(record: Record, *, recover: bool) -> tuple[Trace, list[str]]:
         placements=record.placements,
         clocks=np.unique(np.concatenate([s.clocks for s in record.segments])),
     )
-    return encode_bytes(draft, events, recover=recover)
+    trace, wrong = encode_bytes(draft, events, recover=recover)
+    schedule = "; ".join(filter(None, (trace.meta.schedule, *more_sent(trace))))
+    return trace.replaced(meta=replace(trace.meta, schedule=schedule)), wrong
 
 
 def merge_into(folder: Path, path: Path, *, force: bool) -> Merged:
@@ -337,11 +339,33 @@ def _derived(meta: Meta, events: Events) -> Meta:
     used = [n for n, s in enumerate(events.sites) if s.phase or s.operation == ROUTING]
     experts = {events.sites[n].experts for n in used} - {0}
     widths = {int(events.width[n]) for n in used}
+    k, source = _experts_per_token(meta.k, events)
     return replace(
         meta,
         experts=experts.pop() if len(experts) == 1 else meta.experts,
         ep=widths.pop() if len(widths) == 1 else meta.ep,
+        k=k,
+        inferred="; ".join(filter(None, (meta.inferred, source))),
     )
+
+
+def _experts_per_token(stated: int, events: Events) -> tuple[int, str]:
+    """Return the experts per token, 0 if unknown, and what they were inferred from.
+
+    ``stated`` is the user's value, 0 for none.  The expert ids of the routers take
+    precedence if they have one k, of which all routed copies are a multiple: otherwise
+    ids are absent (-1) for some copies, and the number of tokens is unknown.
+    """
+    seen = {s.routed_k for s in events.segments} - {0}
+    if len(seen) > 1 or min(seen, default=0) < 0:
+        return stated, "routers differ in the number of experts per token"
+    k = max(seen, default=0)
+    panels = (panel for s in events.segments for panel in s.demand.values())
+    if not k or any((panel[:, 0].sum(axis=-1) % k).any() for panel in panels):
+        return stated, ""
+    if stated not in (0, k):
+        return k, f"expert ids have {k} a token, but k={stated} was given: {k} is used"
+    return k, "" if stated else f"k={k} from the expert ids of the routers"
 
 
 def _steps(record: Record) -> Steps:

@@ -10,6 +10,7 @@ all occurrences, store no matrices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +35,9 @@ from .assembly import Events, out_of_step
 FOLLOWS_DEMAND = ("dropped", "dropless")
 """Dispatch modes in which the bytes are determined by the routing."""
 
+LARGEST_ELEMENT = 8
+"""Bytes of the largest element type of a tensor."""
+
 Layer = tuple[int, int, int]  # group, layer, slot
 
 
@@ -51,12 +55,7 @@ def encode_bytes(
     stored: dict[str, list[Int64]] = {}
     presence: dict[int, UInt8] = {}  # by width
     dispatched: dict[Layer, tuple[Site, Int64, Int64]] = {}
-    # the backward of a layer follows the routing of its forward
-    routings = {
-        _layer(site): number
-        for number, site in reversed(list(enumerate(sites)))
-        if site.operation == ROUTING and site.direction == "forward"
-    }
+    routings = _routings(sites)
     for number, site in enumerate(draft.sites):
         if site.operation == ROUTING:
             continue
@@ -114,6 +113,55 @@ def encode_bytes(
     panels |= {n: ArrayPanel(np.concatenate(parts)) for n, parts in stored.items()}
     panels |= {f"present_{w}": ArrayPanel(rows) for w, rows in presence.items()}
     return draft.replaced(sites=sites, panels=panels), wrong
+
+
+def more_sent(trace: Trace) -> list[str]:
+    """Describe the dispatches that send more rows than token copies were routed.
+
+    Of each layer, the largest excess of a rank.  Dispatches in equal parts may be
+    padded, and rows of one element are no token copies.
+    """
+    found: dict[int, tuple[int, str]] = {}
+    when, routings = trace.occurrences.iteration, _routings(trace.sites)
+    for number, site in enumerate(trace.sites):
+        routing = routings.get(_layer(site), -1)
+        forward = site.phase == "dispatch" and site.direction == "forward"
+        if not forward or site.wire != WireForm.STORED or routing < 0:
+            continue
+        if trace.meta.dispatch or site.row_bytes <= LARGEST_ELEMENT:
+            continue
+        sent, routed = (
+            trace.complete(np.flatnonzero(trace.occurrences.site == n))
+            for n in (number, routing)
+        )
+        _, mine, its = np.intersect1d(when[sent], when[routed], return_indices=True)
+        if not len(mine):
+            continue
+        wire = trace.wire(sent[mine])
+        rows = wire.sum(axis=2) // site.row_bytes
+        copies = trace.demand(routed[its]).sum(axis=2, dtype=np.int64)
+        uneven = (wire != wire[:, :1, :1]).any(axis=(1, 2))
+        excess = np.where(uneven[:, None], rows - copies, 0)
+        at = np.unravel_index(excess.argmax(), excess.shape)
+        if excess[at] > found.get(site.layer, (0, ""))[0]:
+            found[site.layer] = (
+                int(excess[at]),
+                (
+                    f"a dispatch of layer {site.layer} sends {rows[at]} rows, but "
+                    f"{copies[at]} token copies were routed: rows are padded, or the "
+                    "recorded routing is not that of the layer"
+                ),
+            )
+    return [sentence for _, sentence in found.values()]
+
+
+def _routings(sites: Sequence[Site]) -> dict[Layer, int]:
+    """Return the routing site of each layer's forward pass, which its backward uses."""
+    return {
+        _layer(site): number
+        for number, site in reversed(list(enumerate(sites)))
+        if site.operation == ROUTING and site.direction == "forward"
+    }
 
 
 def _reconcile(

@@ -75,10 +75,14 @@ ATTRIBUTES: dict[str, type[Any]] = {
     "shards": int,
     "ended": str,
     "left_out": str,
+    "routed_k": int,
     "window": int,
     "continued": bool,
 }
-LATER: dict[str, Any] = {"ended": "", "left_out": "", "window": 0, "continued": False}
+LATER: dict[str, Any] = {"ended": "", "left_out": "", "routed_k": 0} | {
+    "window": 0,
+    "continued": False,
+}
 """Attributes that the first release did not write, and their values in its files."""
 
 EVENT = np.dtype(
@@ -139,6 +143,7 @@ class Segment:
     shards: int = 0  # virtual ranks of this process, see ``shards``; 0: none
     ended: str = ""  # reason of an early end ("interrupted by SIGINT"), or ""
     left_out: str = ""  # records that were omitted so far, and why; "" for none
+    routed_k: int = 0  # experts per token of all expert ids; 0: unknown, -1: differ
     continued: bool = False  # its first iteration began in the previous segment
     window: int = 0  # steps after this segment that may be lost; 0: unknown
 

@@ -1,0 +1,126 @@
+"""Registered routers of two gloo ranks: exact counts, or none and one reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetraffic.arrays import Int64
+from moetraffic.trace import ROUTING, Trace
+
+HERE = Path(__file__).parent
+CASES = (
+    *("right", "too few experts", "first choices", "weights", "no such output"),
+    "experts unknown",
+)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Traces of all cases, token copies ``[step, rank, expert]``, and messages."""
+
+    folder: Path
+
+    def trace(self, case: str) -> Trace:
+        number = CASES.index(case) + 1
+        return Trace.open(self.folder / f"run{f'-{number}' * (number > 1)}.h5")
+
+    def routed(self, case: str) -> Int64:
+        logs = [json.loads((self.folder / f"{r}.json").read_text()) for r in (0, 1)]
+        return np.array([log[case] for log in logs]).transpose(1, 0, 2)
+
+    @property
+    def messages(self) -> str:
+        return (self.folder / "messages").read_text()
+
+
+@pytest.fixture(scope="module")
+def captured(once: Callable[[str, Callable[[Path], None]], Path]) -> Captured:
+    """What ``moetraffic run --k 1`` made of a program with top-2 routers."""
+
+    def make(folder: Path) -> None:
+        run = [*(sys.executable, "-m", "moetraffic", "run", "--k", "1")]
+        run += ["-o", str(folder / "run.h5"), "--", sys.executable]
+        ran = subprocess.run(
+            [*run, HERE / "own_gates.py", folder],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr[-4000:]
+        (folder / "messages").write_text(ran.stderr)
+
+    return Captured(once("own_gates", make))
+
+
+def routed_forward(trace: Trace) -> Int64:
+    """Demand of the first routing of each step, ``[step, rank, expert]``."""
+    return trace.demand(trace.find(operation=ROUTING, slot=0, kind=None))
+
+
+def test_demand_is_exact_and_ids_show_k(captured: Captured) -> None:
+    with captured.trace("right") as trace:
+        assert np.array_equal(routed_forward(trace), captured.routed("right"))
+        assert trace.meta.complete
+        assert trace.meta.k == 2
+        assert trace.meta.inferred == (
+            "expert ids have 2 a token, but k=1 was given: 2 is used"
+        )
+        assert "token copies were routed" not in trace.meta.schedule
+
+
+def test_ids_of_no_expert_leave_the_call_out(captured: Captured) -> None:
+    with captured.trace("too few experts") as trace:
+        assert not len(trace.find(operation=ROUTING, kind=None))
+        assert not trace.meta.complete
+        assert "says experts=4: give experts=8, or more" in trace.meta.missing
+        sent = trace.wire(trace.find(phase="dispatch", kind=None)).sum(axis=2)
+        rows = captured.routed("too few experts").sum(axis=2)
+        assert np.array_equal(sent, 64 * rows)
+
+
+def test_a_dispatch_of_more_rows_than_routed_copies_is_named(
+    captured: Captured,
+) -> None:
+    with captured.trace("first choices") as trace:
+        assert trace.meta.k == 1
+        assert (
+            "a dispatch of layer 0 sends 128 rows, but 64 token copies were routed"
+            in trace.meta.schedule
+        )
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (
+            "weights",
+            "the function of capture.router for MyGate returned torch.float32 of "
+            "shape [64, 2], not a tensor of integer ids or a bool mask: return the ids",
+        ),
+        (
+            "no such output",
+            "the function of capture.router for MyGate failed: tuple index out of "
+            "range (the router returned a tuple of 3)",
+        ),
+        ("experts unknown", "capture.router(MyGate, ..., experts=E) is needed"),
+    ],
+)
+def test_a_wrong_function_is_named_once_while_it_trains_and_once_in_the_trace(
+    captured: Captured, case: str, reason: str
+) -> None:
+    with captured.trace(case) as trace:
+        assert not len(trace.find(operation=ROUTING, kind=None))
+        assert trace.meta.missing.startswith("ranks 0, 1 left out 8 x routing (")
+        assert reason in trace.meta.missing
+    text = " ".join(captured.messages.split())
+    assert text.count(reason) == 2
+    assert "Error(" not in text
