@@ -1,11 +1,12 @@
 """Acceptance: is a synthetic trace as close to real runs as these are to each other?
 
-Sizes first: a trace of another expert-parallel degree, number of experts, layers, ranks
-or tokens fails without a test (:func:`mismatches`).  Then tests, each at its LEVEL: of
-figures (:mod:`.figures`), one by one, corrected by Holm's method, and together; and one
-of classifiers (:mod:`.classifier`).  A synthetic trace
-that none rejects has passed only if they have power: if a change of max/mean by CHANGE
-would have been found.  Otherwise it cannot be judged.
+Sizes first (:func:`mismatches`): a trace of another number of ranks, experts or experts
+per token cannot be judged by these runs; one that has these of the runs, but another
+expert-parallel degree, layers or tokens, fails without a test.  Then tests, each at its
+LEVEL: of figures (:mod:`.figures`), one by one, corrected by Holm's method, and
+together; and one of classifiers (:mod:`.classifier`).  A synthetic trace that none
+rejects has passed only if they have power: if a change of max/mean by CHANGE would have
+been found.  Otherwise it cannot be judged.
 
 Real runs are reruns of one training (same initialization, other order of the data), or
 runs of other seeds; the synthetic trace counts as one more of them.
@@ -13,6 +14,7 @@ runs of other seeds; the synthetic trace counts as one more of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +64,9 @@ LEAST_POWER = 0.5
 APART = 0.01
 """Relative difference of token copies a rank that is none: batches vary."""
 
+RESIZED = "ranks|experts|k"
+"""Sizes that a generator is asked to change: real runs of these are other trainings."""
+
 MOST_RUNS = 50
 """Largest number of runs that is recommended."""
 
@@ -88,6 +93,9 @@ class Acceptance(ShownAsTables):
     classifier: AucTest | None  # None: not asked
     power: Power
     notes: tuple[str, ...]
+    # iterations of each run that are compared, and those of the longest synthetic
+    # trace; 0: nothing is compared
+    lengths: tuple[int, int] = (0, 0)
 
     @property
     def failures(self) -> tuple[FigureTest, ...]:
@@ -110,8 +118,15 @@ class Acceptance(ShownAsTables):
         return self.classifier is not None and not self.classifier.passed
 
     @property
+    def resized(self) -> bool:
+        """Whether the real runs have another size, which is asked of a generator."""
+        return any(re.match(rf"({RESIZED}) \d", each) for each in self.mismatches)
+
+    @property
     def outcome(self) -> Outcome:
         """Failed, passed, or neither where a change would not have been found."""
+        if self.resized:
+            return "cannot be judged"
         if self.mismatches or self.differs or self.recognized:
             return "failed"
         enough = self.power.probability >= LEAST_POWER
@@ -191,6 +206,7 @@ def accept(
     different = mismatches(synthetic, _of_one_size(real))
     if different:
         return _mismatched([synthetic], real, different)
+    whole = len(synthetic.load)
     (synthetic, *real), notes = _aligned([synthetic], real)
     values = vectors([synthetic, *real])
     centers = {name: x[1:].mean(axis=0) for name, x in values.items()}
@@ -203,6 +219,7 @@ def accept(
         lambda runs: 1 + 1 / runs,
         notes,
         classify,
+        whole,
     )
 
 
@@ -229,6 +246,7 @@ def accept_fits(synthetic: Sequence[Features], real: Sequence[Features]) -> Acce
     if different:
         return _mismatched(synthetic, real, different)
     cut, notes = _aligned(synthetic, real)
+    whole = max(len(run.load) for run in synthetic)
     fits = len(synthetic)
     synthetic, real = cut[:fits], cut[fits:]
     values = vectors(cut)
@@ -242,6 +260,7 @@ def accept_fits(synthetic: Sequence[Features], real: Sequence[Features]) -> Acce
         lambda number: 1 / number,
         notes,
         True,
+        whole,
     )
 
 
@@ -254,6 +273,7 @@ def _judged(
     factor: Callable[[int], float],
     notes: list[str],
     classify: bool,
+    whole: int,
 ) -> Acceptance:
     """Test what is ``away [D]`` from the mean of runs or fits.
 
@@ -280,6 +300,7 @@ def _judged(
         classifier=test,
         power=_power(spread, real, factor),
         notes=tuple(notes),
+        lengths=(len(real[0].load), whole),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,27 @@ def test_one_run_is_too_few_with_exit_code_3(
     assert main(["validate", "even.h5", "--against", "run1.h5"]) == 3
     said = capsys.readouterr().out
     assert "cannot be judged: too few real runs (needs 3, has 1)" in said
+    assert "needed:" not in said  # how this run was captured is unknown
+
+
+def test_a_size_that_no_real_run_has_cannot_be_judged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    run = run_of(0)
+    for seed in range(1, 4):
+        meta = replace(run.meta, workload="{}", data_seed=seed)
+        run_of(seed).replace(meta=meta).save(Path(f"known{seed}.h5"), force=True)
+    real = [f"known{seed}.h5" for seed in range(1, 4)]
+    large = replace(run.meta, origin="generated", k=2)
+    run.replace(meta=large).save(Path("large.h5"), force=True)
+    assert main(["validate", "large.h5", "--against", *real]) == 3
+    said = capsys.readouterr().out
+    assert "the real runs are of another size (k 2 against 1)" in said
+    assert "needed: 3 real runs: moetraffic capture -o rerunN.h5 ... --k 2" in said
+    assert main(["validate", "even.h5", "--against", real[1]]) == 3
+    assert "needed: 2 real runs: " in (said := capsys.readouterr().out)
+    assert "--data-seed N, with the options of known2.h5 for ..., N = 1, 3" in said
 
 
 def test_another_expert_parallel_degree_fails_first(

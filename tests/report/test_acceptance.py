@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -83,6 +84,8 @@ def test_the_answer_comes_first_with_sizes_and_power() -> None:
 def test_passed_failed_by_a_classifier_and_cannot_be_judged() -> None:
     good = found(compared(adjusted=0.4))
     assert verdict(good).startswith("passed: 0 of 1 figures differ")
+    part = "passed for the first 200 of 400 iterations, the others are not compared: "
+    assert verdict(replace(good, lengths=(200, 400))).startswith(part)
     assert "FAILED" not in printed(good)
     seen = found(compared(adjusted=0.4), auc=0.95)
     assert verdict(seen) == "failed: classifier AUC 0.95, limit 0.80"

@@ -131,6 +131,11 @@ def analyze(
     shown: list[Any] = []
     for path, analysis in found:
         lines = sentences(analysis, file=str(path))
+        if output is not None and names and not tables:
+            # the file has the rest: tables of several parts are hundreds of lines
+            shown += [f"\n{path}"] * (len(found) > 1)
+            shown += lines if "claims" in names else lines[:1]
+            continue
         by_part = summary.by_part(analysis) if tables or names else {}
         shown += [f"\n{path}"] * (len(found) > 1)
         asked_parts = (*names, *["notes"] * bool(by_part.get("notes"))) if names else ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,11 +20,16 @@ from moetraffic.report.console.options import (
     option,
     parts_of,
 )
-from moetraffic.trace import Trace
+from moetraffic.trace import Meta, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.iterations import layer_numbers
 
+if TYPE_CHECKING:
+    from moetraffic.validation.acceptance import Acceptance
+
 PARTS = ("tests",)
+FEWEST_RUNS = 3
+"""As FEWEST of :mod:`moetraffic.validation.acceptance`, which is slow to import."""
 EXIT_CODES = {"passed": 0, "failed": 1, "cannot be judged": 3}
 
 
@@ -81,9 +87,11 @@ def validate(
     for path in paths:  # before the first is read as a whole, which takes a while
         Trace.open(path).close()
     runs: list[Features] = []
+    metas: list[Meta] = []
     with progress("runs", len(paths), quiet=as_json) as tick:
         for path in paths:
             with Trace.open(path) as trace:
+                metas.append(trace.meta)
                 runs.append(
                     trace_features(
                         trace,
@@ -97,6 +105,7 @@ def validate(
     present(
         report.as_dict(found),
         *report.sentences(found),
+        *_needed(found, str(paths[1]), metas[1::2] if fits else metas[1:], metas[0]),
         as_json=as_json,
         parts={"tests": report.tables(found)},
         only=names,
@@ -106,6 +115,38 @@ def validate(
     )
     if not found.passed:
         raise typer.Exit(EXIT_CODES[found.outcome])
+
+
+def _needed(
+    found: Acceptance, file: str, real: Sequence[Meta], synthetic: Meta
+) -> list[str]:
+    """Name the captures that a judgment lacks, where it was the workload of this tool.
+
+    ``file`` and ``real`` are of the real runs.
+    """
+    missing = FEWEST_RUNS if found.resized else found.power.needed - len(real)
+    known = all(meta.origin == "captured" and meta.workload for meta in real)
+    if found.outcome != "cannot be judged" or found.way == "fits" or missing < 1:
+        return []
+    if not known:
+        return []
+    used = set() if found.resized else {max(m.data_seed, 0) for m in real}
+    seeds = [n for n in range(1, missing + len(used) + 1) if n not in used][:missing]
+    size = ""
+    if found.resized:
+        own, theirs = synthetic.as_dict(), real[0].as_dict()
+        sizes = {"world": "--nproc", "experts": "--experts", "k": "--k"}
+        size = "".join(
+            f" {option} {own[name]}"
+            for name, option in sizes.items()
+            if own[name] != theirs[name]
+        )
+    listed = ", ".join(map(str, seeds))
+    return [
+        f"needed: {missing} real run{'s' * (missing > 1)}: moetraffic capture -o "
+        f"rerunN.h5 ...{size} --data-seed N, with the options of {file} for ..., "
+        f"N = {listed}"
+    ]
 
 
 def runs_named(

@@ -51,6 +51,9 @@ def as_dict(found: Acceptance) -> dict[str, Any]:
 def verdict(found: Acceptance) -> str:
     """Describe the verdict in one sentence, without its period."""
     number, test = len(found.figures), found.classifier
+    if found.resized:
+        sizes = ", ".join(found.mismatches)
+        return f"cannot be judged: the real runs are of another size ({sizes})"
     if found.mismatches:
         return f"failed: {', '.join(found.mismatches)}"
     if found.outcome == "failed":
@@ -63,7 +66,10 @@ def verdict(found: Acceptance) -> str:
             parts.append(f"classifier AUC {test.auc:.2f}, limit {test.limit:.2f}")
         return f"failed: {'; '.join(parts)}"
     if found.outcome == "passed":
-        return f"passed: 0 of {number} figures differ, nor does a classifier"
+        compared, whole = found.lengths
+        part = f" for the first {compared} of {whole} iterations, the others are not "
+        part = part + "compared" if compared < whole else ""
+        return f"passed{part}: 0 of {number} figures differ, nor does a classifier"
     return f"cannot be judged: too few {_units(found)} ({_needs(found)})"
 
 

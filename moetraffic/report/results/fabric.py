@@ -90,9 +90,10 @@ def sentences(found: Assessment) -> list[str]:
     network, mean = found.topology, float(found.bottleneck_s.mean())
     bounds = {name: float(of.mean()) for name, of in found.bounds_s.items()}
     where = f"{network.name}, {_rates(network)}"
-    link = f", mostly {found.hot[0].name}" if found.hot else ""
+    link = f" (mostly {found.hot[0].name})" if found.hot else ""
     lines = [
-        f"Bottleneck link{link}: {duration(mean)} an iteration (mean; at most "
+        f"Bottleneck, the slowest link of each iteration{link}: {duration(mean)} "
+        f"(mean; at most "
         f"{duration(float(found.bottleneck_s.max()))}) on {where}, {found.routing}.",
         f"Traffic: {byte_size(found.bytes_between_hosts.mean())} an iteration between "
         f"hosts, {byte_size(found.bytes_inside_hosts.mean())} inside, mean of "
@@ -139,7 +140,10 @@ def _by_part(found: Assessment) -> str:
         f"{part} {hot.name} ({duration(hot.mean_s)})"
         for part, hot in found.slowest.items()
     )
-    return f"Slowest link by part, mean busy time: {', '.join(parts)}."
+    return (
+        "Slowest link by part, with its own mean over all iterations: "
+        f"{', '.join(parts)}."
+    )
 
 
 def _colliding(found: Assessment) -> list[Collision]:

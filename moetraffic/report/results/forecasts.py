@@ -58,7 +58,7 @@ def bound_table(subjects: Iterable[tuple[Row, Subject]]) -> Table:
         title="Bounds of linear one-step forecasts, and persistence of the shares",
         columns={
             **{**WHERE, "estimated lower bound (NMSE)": ".3f", "95% interval": ".3f"},
-            **{PERSISTENCE: ".3f", "95% interval of it": ".3f"},
+            **{PERSISTENCE: ".3f", "95% interval of the coefficient": ".3f"},
         },
         rows=rows,
         notes=[
@@ -98,7 +98,7 @@ def _errors(scored: Sequence[Scored]) -> Table:
             **{**WHERE, "it. ahead": "", "best": ""},
             **{"MSE": ".4g", "MAPE": ".1%", "bytes within 20%": ".1%"},
             **{"persistence within 20%": ".1%", "NMSE": ".3f", "95% interval": ".3f"},
-            **{"MSE below persistence": "+.2f", "95% interval of it": "+.2f"},
+            **{"MSE below persistence": "+.2f", "95% interval of MSE below": "+.2f"},
         },
         rows=rows,
         notes=[
