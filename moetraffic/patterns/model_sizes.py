@@ -21,7 +21,7 @@ BEHIND = ("norm", "transform", "norm_transform")
 class ModelSizes:
     """A transformer in numbers, or several in arrays.
 
-    Layers are taken alike: what only some have (experts) is spread over all.
+    Layers with experts are taken alike, and so are those without.
     """
 
     layers: Values  # l
@@ -53,11 +53,14 @@ class ModelSizes:
     expert_weights: Values  # parameters of one expert
     parameters: Values = 0  # N without the experts', the vocabulary not padded
     weights: Values = 0  # that all tokens multiply with, of a mean layer
-    layer_split: Values = 0  # parameters of a mean layer that tensor ranks share
-    layer_whole: Values = 0  # and that each of them holds: norms, some biases, routers
+    dense_split: Values = 0  # of a layer without experts, that tensor ranks share
+    dense_whole: Values = 0  # and that each of them holds: norms, some biases
+    dense_own: Values = 0  # of these, whose gradients are of a rank's own tokens alone
+    sparse_split: Values = 0  # of a layer with experts, but not these; also routers
+    sparse_whole: Values = 0
+    sparse_own: Values = 0
     routers: Values = 0  # matrices of a row for each expert, in all layers
     one_rows: Values = 0  # matrices of one row
-    layer_own: Values = 0  # of these, whose gradients are of a rank's own tokens alone
     first_whole: Values = 0  # in front of the layers, without the embedding
     first_own: Values = 0
     last_whole: Values = 0  # behind them, without the head
@@ -125,8 +128,9 @@ def _of(m: ModelShape) -> ModelSizes:
 
 
 def _held(m: ModelShape) -> dict[str, float]:
-    """Parameters by where they are held, layers taken alike."""
+    """Parameters by where they are held."""
     found: dict[str, float] = {"parameters": 0}
+    numbers = {"sparse": len(m.moe_layers), "dense": m.layers - len(m.moe_layers)}
     for tensor, times in counted_tensors(m):
         size: float = tensor.elements
         if tensor.part == "expert":
@@ -138,18 +142,21 @@ def _held(m: ModelShape) -> dict[str, float]:
             found["routers"] = found.get("routers", 0) + times
         elif tensor.sizes[0] == 1 and len(tensor.sizes) > 1:
             found["one_rows"] = found.get("one_rows", 0) + times
-        place, alone = "layer", tensor.split < 0
+        alone = tensor.split < 0
         if tensor.layer >= m.layers:
             place, size = "mtp", size / m.mtp
         elif tensor.layer < 0:
             place = "last" if tensor.name.split(".")[0] in BEHIND else "first"
             alone = True
         else:
-            size = times * size / m.layers
+            place = "sparse" if m.sparse(tensor.layer) else "dense"
+            if len(tensor.sizes) > 1:
+                found["weights"] = found.get("weights", 0) + times * size / m.layers
+            size = times * size
         names = [f"{place}_{'whole' if alone else 'split'}"]
         names += [f"{place}_own"] if sees_own_tokens(tensor) else []
-        if place == "layer" and len(tensor.sizes) > 1:
-            names.append("weights")
         for name in names:
             found[name] = found.get(name, 0) + size
+    for name in found:
+        found[name] /= numbers.get(name.partition("_")[0], 1)  # whole where alike
     return found

@@ -35,8 +35,10 @@ ENDS = ("embedding", "head", "cross_entropy", "norm_gradient_sync")
 MODELS = (
     *("gpt-350m", "gpt2-large", "megatron-18.4b", "llama-3-8b", "llama-3-70b"),
     *("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b"),
-    *("gpt-moe-760m", "bert-large", "t5-large", "switch-base-8"),
+    *("gpt-moe-760m", "bert-large", "t5-large", "switch-base-8", "deepseek-v3"),
 )
+MIXED = ("gpt-moe-760m", "deepseek-v2-lite", "deepseek-v3", "qwen1.5-moe-a2.7b")
+"""Models whose dense first layers, or every k-th layer with experts, are drawn."""
 FACTOR = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: n - 1,  # a call's size is a member's input
@@ -47,14 +49,26 @@ FACTOR = {
 
 
 def sent(pattern: Pattern) -> Counter[str]:
-    """Bytes that a rank of the first stage sends by ring algorithms, by kind."""
+    """Bytes by kind that a rank sends by ring algorithms: of TP, DP and every other
+    kind of traffic the rank of the stage that sends most of it."""
+    stages = [of_stage(pattern, stage) for stage in range(pattern.grid.pp)]
     found: Counter[str] = Counter()
-    for event in pattern.programs[0]:
+    for kinds in (("tp", "ends"), ("dp", "edp"), ("pp",), ("ep",), ("cp",)):
+        most = max(stages, key=lambda one: sum(one[kind] for kind in kinds))
+        found |= Counter({kind: most[kind] for kind in kinds if most[kind]})
+    most = max(stages, key=lambda one: one["embedding"])
+    return found | Counter({"embedding": most["embedding"]})
+
+
+def of_stage(pattern: Pattern, stage: int) -> Counter[str]:
+    """Bytes that a rank of a stage sends, by kind."""
+    found: Counter[str] = Counter()
+    for event in pattern.programs[stage]:
         call = event.call
         message = call.operation == "send_recv" and not call.shift
-        if call.traffic == "control" or (message and call.peers[0] != 0):
+        if call.traffic == "control" or (message and call.peers[0] != stage):
             continue
-        ranks = len(pattern.groups(call.group, 0)[0])
+        ranks = len(pattern.groups(call.group, stage)[0])
         kind = KINDS[call.traffic]
         if call.group.startswith("edp"):
             kind = "edp"
@@ -71,6 +85,9 @@ def summed(config: Configuration) -> Counter[str]:
     return found
 
 
+OF_SHAPE = ("model", "layers", "moe_every", "moe_first", "mtp")
+
+
 def drawn(chance: random.Random) -> dict[str, Any]:
     pp = chance.choice((1, 1, 2, 4))
     zero = chance.choice((0, 1, 2) if pp > 1 else (0, 0, 1, 2, 3))
@@ -78,6 +95,9 @@ def drawn(chance: random.Random) -> dict[str, Any]:
     cp = chance.choice((1, 1, 1, 2) if zero == 3 else (1, 1, 1, 2, 4))
     return {
         "model": chance.choice(MODELS),
+        "layers": chance.choice((0, 0, 7, 10, 13, 21)),
+        "moe_every": chance.choice((1, 2, 3)),
+        "moe_first": chance.choice((0, 1, 3)),
         "tp": chance.choice((1, 1, 2, 4, 8)),
         "pp": pp,
         "dp": chance.choice((1, 2, 4, 8)),
@@ -106,8 +126,12 @@ def drawn(chance: random.Random) -> dict[str, Any]:
 def both(of: dict[str, Any]) -> tuple[Counter[str], Counter[str]] | None:
     """Bytes of the pattern and of the time model; None where it cannot be."""
     known = preset(of["model"])
-    named = {name: value for name, value in of.items() if name not in ("model", "mtp")}
+    named = {name: value for name, value in of.items() if name not in OF_SHAPE}
     shape = replace(known.model, mtp=of["mtp"])
+    if not shape.encoder_layers and of["layers"]:
+        shape = replace(shape, layers=of["layers"])
+    if of["model"] in MIXED:
+        shape = replace(shape, moe_every=of["moe_every"], moe_first=of["moe_first"])
     if broken_rules(shape):
         return None
     try:
@@ -115,8 +139,6 @@ def both(of: dict[str, Any]) -> tuple[Counter[str], Counter[str]] | None:
         config = Configuration.of(shape, plan, known.gating)
         if sentences(unmet(config)):
             return None
-        if known.model.layers % (plan.pp * plan.virtual):
-            return None  # a first stage of another length than the longest
         pattern = megatron_pattern(shape, plan, known.gating)
     except LayoutError:
         return None
@@ -152,7 +174,7 @@ def test_what_one_refuses_of_experts_under_tensor_parallelism_so_does_the_other(
     of = {**drawn(random.Random(0)), "model": "mixtral-8x7b", "tp": 2, "dp": 2}
     of |= {"pp": 1, "virtual": 1, "cp": 1, "ep": 2, "etp": 0, "zero": 0, "ulysses": 0}
     of |= {"schedule": "1f1b", "shard": 0, "mtp": 0, "dispatcher": "plain"}
-    of |= {"node_limit": 0}
+    of |= {"node_limit": 0, "layers": 0}
     assert both({**of, "sequence_parallel": True}) is not None
     assert both({**of, "sequence_parallel": False}) is None
     with pytest.raises(LayoutError, match="k is 0"):

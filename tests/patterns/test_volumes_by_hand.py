@@ -27,7 +27,7 @@ padded by Megatron-LM."""
 def both(
     model: ModelShape, gating: Any, k: int, *, micro_batches: int, **how: Any
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Bytes by kind of a rank of the first stage: listed, and summed."""
+    """Bytes by kind of the rank that sends most of it: listed, and summed."""
     listed = sent(
         megatron_pattern(model, Parallelism(accumulation=micro_batches, **how), gating)
     )
@@ -49,16 +49,20 @@ def test_gpt_3_175b_with_sequence_parallelism_and_recomputation() -> None:
     # A layer of 12 has two pairs of matrices.  Forward, again, and backward each gather
     # and reduce-scatter once a pair, and backward gathers the inputs once more.
     tensor = m * 12 * 2 * (4 + 3) * row
-    # The embedding's output is reduce-scattered, its gradient gathered; gradients of
-    # two norms and two biases of each layer are reduced in 32 bits.
-    ends = m * 2 * row + Fraction(2 * (t - 1), t) * 12 * 6 * h * 4
+    # The last stage gathers the head's input twice and reduce-scatters its gradient,
+    # the first one does two of the three for the embedding.  Three numbers of a token
+    # are reduced for the loss, and in 32 bits gradients of two norms and two biases of
+    # each layer and of the last norm.
+    reduced = Fraction(2 * (t - 1), t)
+    ends = m * 3 * row + reduced * (m * 3 * s + 12 * 6 * h + 2 * h) * 4
     # a layer: 12 h^2 of matrices, 7 h of their biases split, and 6 h that are not
     layer = (12 * h * h + 7 * h) // t + 6 * h
     held = 12 * layer + 51_200 // t * h + s * h
     expected = {
         "tp": tensor,
         "ends": ends,
-        "pp": m * s * h * 2 // t,  # each rank hands on its part of the sequence
+        # each rank hands on its part of the sequence, on inner stages either way
+        "pp": 2 * m * s * h * 2 // t,
         "dp": Fraction(2 * (d - 1), d) * held * 4,
         "embedding": 51_200 // t * h * 4,
     }

@@ -304,11 +304,12 @@ def _shown(
         told |= {"algorithm": algorithm, "files": [str(p) for p in written if p]}
     traffic = report.traffic_table(matrices)
     note = f"Between ranks: bytes of an iteration with {algorithm} collectives."
+    most = "Bottleneck rank: of each kind the rank that sends most of it."
     payload = "payload: input bytes of a group member"
     return Shown(
         summary=[report.sentence(made, matrices, layout, batch), note],
         parts={
-            "traffic": [traffic, note],
+            "traffic": [traffic, note, most],
             "groups": [report.groups_table(made)],
             "calls": [report.calls_table(made), payload],
         },

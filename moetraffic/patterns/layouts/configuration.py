@@ -22,6 +22,7 @@ from moetraffic.patterns.workloads.routers import Gating
 from .axes import RECOMPUTE, Axes, Steps, layout_rules, split_rules
 from .parallelism import Parallelism
 from .schedules import SCHEDULES, schedule_rules
+from .stage_layers import StageLayers, stage_layers
 
 Bool = npt.NDArray[np.bool_]
 
@@ -147,12 +148,18 @@ class Configuration(Axes[Values], Steps[Values]):
         return where(self.capacity_factor > 0, padded, routed * self.imbalance)
 
     @cached_property
-    def stage_layers(self) -> Values:
-        """Layers of the rank that has most: uneven where the stages do not divide them.
+    def stages(self) -> StageLayers:
+        """Layers and ends of the stages that may have most."""
+        twice, dimensions = self.pair > 1, len(self.shape)
+        return stage_layers(self.model, self.pp, self.virtual, twice, dimensions)
 
-        Every virtual stage of it is as large as the largest.
-        """
-        return np.ceil(self.sizes.layers / (self.pp * self.virtual)) * self.virtual
+    @cached_property
+    def stage_layers(self) -> Values:
+        """Layers that a micro-batch passes on the rank that has most, each of its
+        virtual stages taken to be as long as the longest."""
+        longest = np.ceil(self.sizes.layers / (self.pp * self.virtual)) * self.virtual
+        own = self.stages.total.max(axis=0) / self.pair
+        return where(self.virtual > 1, longest, own)
 
     @cached_property
     def pair(self) -> Values:
@@ -171,16 +178,21 @@ class Configuration(Axes[Values], Steps[Values]):
         return self.dp * self.cp * self.pair
 
     @cached_property
+    def stage_held(self) -> Values:
+        """Parameters of a rank of each of the stages ``[S, ...]``, without experts."""
+        m, of = self.sizes, self.stages
+        found = of.dense * (m.dense_split / self.tp + m.dense_whole)
+        found = found + of.sparse * (m.sparse_split / self.tp + m.sparse_whole)
+        found = found + of.first * m.first_whole + of.last * m.last_whole
+        found = found + of.last * m.mtp * (m.mtp_split / self.tp + m.mtp_whole)
+        looked_up = np.maximum(of.first, of.last * where(m.mtp > 0, 1.0, 0.0))
+        tables = where(m.tied > 0, np.maximum(of.first, of.last), looked_up + of.last)
+        return found + (tables + of.last * m.row_bias / m.hidden) * self.table
+
+    @cached_property
     def held(self) -> Values:
         """Parameters of a rank of the first stage, without experts."""
-        m, alone = self.sizes, self.last
-        found = (
-            self.stage_layers * self.pair * (m.layer_split / self.tp + m.layer_whole)
-        )
-        found = found + m.first_whole + alone * m.last_whole
-        found = found + alone * m.mtp * (m.mtp_split / self.tp + m.mtp_whole)
-        found = found + self.table * (1 + alone * where(m.tied > 0, 0.0, 1.0))
-        return found + alone * m.row_bias * self.table / m.hidden
+        return self.stage_held[0]
 
     @cached_property
     def table(self) -> Values:
@@ -189,13 +201,16 @@ class Configuration(Axes[Values], Steps[Values]):
         return rows * self.sizes.hidden
 
     @cached_property
+    def stage_experts(self) -> Values:
+        """Parameters of experts of a rank of each of the stages ``[S, ...]``."""
+        m, of = self.sizes, self.stages
+        layers = of.sparse + of.last * m.mtp * m.mtp_sparse
+        return layers * m.experts * m.expert_weights / (self.expert_tp * self.ep)
+
+    @cached_property
     def experts_held(self) -> Values:
-        """Parameters of a rank's experts."""
-        m = self.sizes
-        of_layer = m.experts * m.expert_weights * m.moe_layers / m.layers
-        further = self.last * m.mtp * m.mtp_sparse * m.experts * m.expert_weights
-        layers = self.stage_layers * self.pair * of_layer + further
-        return layers / (self.expert_tp * self.ep)
+        """Parameters of experts of a rank of the first stage."""
+        return self.stage_experts[0]
 
     @cached_property
     def ffn(self) -> Values:

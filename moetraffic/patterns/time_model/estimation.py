@@ -30,7 +30,7 @@ Bool = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """An iteration's time, seen from a rank of the first stage.
+    """An iteration's time: of each term the rank of the stage that has most of it.
 
     Arrays have the configuration's shape, float64 and seconds where not told
     otherwise; NaN where the configuration cannot exist (``sound`` is false).
@@ -232,9 +232,9 @@ def estimate(
         if anywhere(c.schedule > 0):
             bubble = _other_bubbles(c, conventions, work, beat, bubble)
         cut = where(c.zero > 0, 1.0, 0.0)
-        updated = c.held / c.shards(c.copies_held) ** cut
-        updated = updated + c.experts_held / c.shards(c.expert_copies) ** cut
-        optimizer = updated * s.optimizer_bytes / s.memory_bytes_s
+        updated = c.stage_held / c.shards(c.copies_held) ** cut
+        updated = updated + c.stage_experts / c.shards(c.expert_copies) ** cut
+        optimizer = updated.max(axis=0) * s.optimizer_bytes / s.memory_bytes_s
         overhead = layers + s.iteration_overhead_s
         ideal = where(
             c.schedule > 0,

@@ -36,7 +36,7 @@ class Memory:
 
 
 def memory(config: Configuration) -> Memory:
-    """Bytes that a rank of the first stage holds.
+    """Bytes that a rank holds: weights of the largest stage, activations of the first.
 
     Activations of a GPT's layer are ``s b h (34 + 5 a s/h)`` bytes in fp16; tensor
     parallelism divides 24 of the 34 and the attention matrices, sequence parallelism
@@ -52,7 +52,7 @@ def memory(config: Configuration) -> Memory:
     schedule ``min(1 + (p - 1)/(p v), m/p)`` of all layers: with few micro-batches all
     of their chunks.  Of ZeRO 3 the layer that computes is whole, and those gathered
     ahead of it.  A last stage has the logits in fp32; a stage alone is the last
-    one.  Weights are a mean stage's.
+    one.  Weights are those of the stage that has most, which need not be the first.
 
     Parameters
     ----------
@@ -62,7 +62,10 @@ def memory(config: Configuration) -> Memory:
     c = config
     parts = []
     gathered = where(c.zero == 3, (1 + c.prefetch) / c.stage_layers, 0.0)
-    for held, copies in ((c.held, c.copies_held), (c.experts_held, c.expert_copies)):
+    most = c.stages.most(c.stage_held + c.stage_experts)
+    held_of = [c.stages.at(most, held) for held in (c.stage_held, c.stage_experts)]
+    every = (c.copies_held, c.expert_copies)
+    for held, copies in zip(held_of, every, strict=True):
         shards = c.shards(copies)
         cut = [where(c.zero >= stage, shards, 1.0) for stage in (3, 2, 1)]
         sizes = (c.element_bytes, c.gradient_bytes, c.state_bytes)

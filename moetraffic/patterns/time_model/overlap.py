@@ -111,7 +111,9 @@ def hidden(
         "directions": other * m * both,
     }
     # what of the calls comes while there is compute left
-    a_layer = c.sizes.layer_split / c.tp + c.sizes.layer_whole
+    of, dense = c.sizes, c.stages.dense[0] > 0
+    split = where(dense, of.dense_split, of.sparse_split)
+    a_layer = split / c.tp + where(dense, of.dense_whole, of.sparse_whole)
     early = 1 - (a_layer + c.table + c.sizes.first_whole) / np.maximum(c.held, 1.0)
     ahead = where(c.prefetch > 0, rest, 0.0)
     wanted: dict[tuple[str, str], Values] = {}

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -48,7 +48,7 @@ expert, where a product in 8 bits takes its scales from these (Transformer Engin
 class Passes:
     """Seconds of one micro-batch on a rank."""
 
-    forward: Float64  # of the layers of a mean stage
+    forward: Float64  # of the layers of the stage that takes longest
     backward: Float64
     recomputed: Float64
     head: Float64  # output layer and loss, all passes, on the last stage
@@ -110,7 +110,8 @@ def _tiles() -> tuple[Float64, Float64, Float64]:
 
 
 def passes(config: Configuration, gpu: Gpu) -> Passes:
-    """Computing time of a micro-batch's passes through a mean stage, and of the head.
+    """Computing time of a micro-batch's passes through the stage that takes longest,
+    and of the head.
 
     Bytes between matrix products are counted kernel by kernel of Megatron-LM's layer in
     16 bits with fused softmax, activation and dropout: of a token and unit of the
@@ -124,8 +125,7 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     rate = gpu.memory_bytes_s * gpu.memory_share
     apart = where(c.sequence_parallel > 0, c.tp, 1.0)
     gate = 1.0 + m.gated
-    share = where(m.layers > 0, m.moe_layers / m.layers, 0.0)
-    dense, sparse = anywhere(share < 1), anywhere(share > 0)
+    dense, sparse = anywhere(m.moe_layers < m.layers), anywhere(m.moe_layers > 0)
     fp8 = (c.fp8 > 0) & (gpu.fp8_speed > 1)
 
     # Step 1: all products of weights at once: rows, columns, inner, number, in 8 bits.
@@ -183,37 +183,60 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     row = tokens * whole / rate
     around = pair(22 * row / apart + 4 * row / c.tp, 46 * row / apart + 18 * row / c.tp)
     time = seconds["attention_in"] + seconds["attention_out"] + cores + around
-    # Step 3: feed-forward of dense and of expert layers.
+    # Step 3: feed-forward of dense and of expert layers: time, and number of kernels.
+    # A layer: forward and backward, of it in which the GPU waits, and recomputed parts.
+    layers: list[tuple[Float64, Float64, Values]] = []
+    norms: Values = 0.0
+    again_parts = anywhere(c.recompute == MODULES)
+    if again_parts:
+        # norms, activations and, in latent attention, most of its first products
+        norms = 8 * row / apart + 6 * gpu.start_s
+        norms = norms + where(m.latent > 0, seconds["attention_in"][0], 0.0)
+
+    def layer(time: Float64, kernels: Float64, *names: str) -> None:
+        """Add a kind: kernels start one after the other, and the host must keep
+        ahead."""
+        busy = time + kernels * gpu.start_s
+        time = np.maximum(busy, kernels * gpu.dispatch_s)
+        parts = norms
+        for name in names if again_parts else ():
+            at, width, number = networks[name]
+            parts = parts + (2 * gate + 2) * number * at * width / rate
+        layers.append((time, time - busy, parts))
+
     kernels = pair(FORWARD, BACKWARD)
+    numbers: list[Float64] = []
     if dense:
-        time = time + (1 - share) * network("dense")
+        numbers.append(c.stages.dense)
+        layer(time + network("dense"), kernels, "dense")
     if sparse:
         experts = network("experts") + seconds["router"]
         if "shared" in networks:
             experts = experts + where(m.shared_ffn > 0, network("shared"), 0.0)
         # rows are read and written before and after the experts
         moved = 8 * copies * whole / where(c.sequence_parallel > 0, c.expert_tp, 1.0)
-        time = time + share * (experts + moved / rate)
-        local = np.maximum(m.experts / c.ep, 1)
         one = pair(*PRODUCTS) + where(fp8, pair(*QUANTIZED), 0.0)
-        kernels = kernels + share * (ROUTING + local * one)
-    # Step 4: kernels start one after the other, and the host must keep ahead.
-    busy = time + kernels * gpu.start_s
-    time = np.maximum(busy, kernels * gpu.dispatch_s)
-    ahead, back = time * c.stage_layers
+        numbers.append(c.stages.sparse)
+        routed = time + experts + moved / rate
+        layer(routed, kernels + ROUTING + local * one, *(networks.keys() - {"dense"}))
+    # Step 4: the stage that takes longest, which others wait for.
+    of_stages = zip(numbers, layers, strict=True)
+    slowest = c.stages.most(sum(n * one[0].sum(axis=0) for n, one in of_stages))
+    longer = c.stage_layers / c.stages.total.max(axis=0)
+    each = [c.stages.at(slowest, n) * longer for n in numbers]
+
+    def total(part: int) -> Any:
+        """Of all layers of the stage."""
+        return sum(n * one[part] for n, one in zip(each, layers, strict=True))
+
+    ahead, back = total(0)
     again = where(c.recompute == 2, ahead, 0.0)
-    waits = (time - busy) * c.stage_layers
+    waits = total(1)
     waits = waits.sum(axis=0) + where(c.recompute == 2, waits[0], 0.0)
-    core_again = c.stage_layers * (core_again + CORE * gpu.start_s)
+    passed = sum(each)
+    core_again = passed * (core_again + CORE * gpu.start_s)
     again = where((c.recompute == 1) & ~fused, core_again, again)
-    if anywhere(c.recompute == MODULES):
-        # norms, activations and, in latent attention, most of its first products
-        parts = 8 * row / apart + 6 * gpu.start_s
-        parts = parts + where(m.latent > 0, seconds["attention_in"][0], 0.0)
-        for name, (at, width, number) in networks.items():
-            of = 1 - share if name == "dense" else share
-            parts = parts + of * (2 * gate + 2) * number * at * width / rate
-        again = where(c.recompute == MODULES, c.stage_layers * parts, again)
+    again = where(c.recompute == MODULES, total(2), again)
     # Step 5: the output layer; the loss passes 46 bytes a logit in 32 bits.
     head = seconds["head"].sum(axis=0) + 46 * tokens * m.vocabulary / c.tp / rate
     return Passes(
@@ -221,7 +244,7 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
         backward=back,
         recomputed=again,
         head=head,
-        core=c.stage_layers * (cores[0] + cores[1]),
+        core=np.asarray(passed * (cores[0] + cores[1])),
         launches=waits,
     )
 

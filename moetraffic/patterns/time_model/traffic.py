@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from moetraffic.patterns.dispatchers import DEDUPLICATED
 from moetraffic.patterns.layer_calls import LayerCalls, Part
 from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.layouts.stage_layers import LAYERS
 from moetraffic.patterns.synchronization import UNIT_POINTS, ZERO
 from moetraffic.patterns.values import Values, anywhere, numbers, where
 
@@ -23,15 +24,22 @@ KINDS = ("tp", "cp", "pp", "ep", "dp", "edp", "embedding", "ends")
 ENDS = ("embedding", "head", "cross_entropy", "norm_gradient_sync")
 """Labels of calls at a model's ends."""
 
+TOGETHER = {"ends": "tp", "edp": "dp"}
+"""Kinds that are one kind of traffic in a pattern, of which one stage sends most."""
+
+STAGED = ("buffer", "calls", "sent")
+"""Fields of calls that differ by stage."""
+
 IN_DP = ("dp", "edp", "embedding")
 """Kinds that synchronize gradients and parameters: T_DP is their time."""
 
 
 def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traffic]:
-    """What a rank of the first stage sends in an iteration.
+    """What a rank sends in an iteration: of each of :data:`TOGETHER` the rank of the
+    stage that sends most of it.
 
     Calls of layers and ends are those of :mod:`moetraffic.patterns.layer_calls`, summed
-    over a mean stage's layers.  Formulas and their sources: ``docs/time-model.md``.
+    over a stage's layers.  Formulas and their sources: ``docs/time-model.md``.
 
     Parameters
     ----------
@@ -44,15 +52,12 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
     batches = c.micro_batches
     again = 1 if conventions.gathers == "megatron" else 0
     parts = LayerCalls(config=c, regathered=again)  # exchanged counts are a few bytes
-    sums = _Sums()
+    sums, of = _Sums(), c.stages
     forward_passes = where(c.recompute == 2, 2.0, 1.0)
     entering = batches / c.pair  # micro-batches that begin or end on a rank
-    sparse_share, decoder = m.moe_layers / m.layers, m.cross_layers / m.layers
-    further = entering * c.last * m.mtp
-    for sparse, crosses in product((False, True), repeat=2):
-        share = sparse_share if sparse else 1 - sparse_share
-        share = share * (decoder if crosses else 1 - decoder)
-        number = batches * c.stage_layers * share
+    further = entering * of.last * m.mtp
+    for sparse, crosses in LAYERS:
+        number = entering * of.layers(sparse=sparse, crosses=crosses)
         if not crosses and anywhere(further):
             number = number + further * (
                 m.mtp_sparse > 0 if sparse else m.mtp_sparse < 1
@@ -66,20 +71,18 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         sums.add(parts.joined(), further * forward_passes)
         sums.add(parts.joined_gradient(), further)
     if conventions.ends == "counted":
-        last = c.last
-        sums.add(parts.embedded() + parts.embedded_gradient(), entering)
-        if anywhere(last):
-            ends = entering * last * (1 + m.mtp)
-            sums.add(parts.predicted() + parts.predicted_gradient(), ends)
-            further = entering * last * m.mtp
-            sums.add(parts.embedded() + parts.embedded_gradient(), further)
-        own = c.stage_layers * c.pair * m.layer_own + m.first_own
-        own = own + last * (m.last_own + m.mtp * m.mtp_own)
+        lookups = entering * of.first + further
+        sums.add(parts.embedded() + parts.embedded_gradient(), lookups)
+        ends = entering * of.last * (1 + m.mtp)
+        sums.add(parts.predicted() + parts.predicted_gradient(), ends)
+        own = of.dense * m.dense_own + of.sparse * m.sparse_own
+        own = own + of.first * m.first_own
+        own = own + of.last * (m.last_own + m.mtp * m.mtp_own)
         sums.add(parts.norms(own, c.gradient_bytes), 1.0)
     found = sums.traffic(c)
     if anywhere(c.pp > 1):
         found += _handed_on(c, parts)
-    held = c.held
+    held = c.stage_held
     if conventions.reduced != "held":
         held = m.parameters
         if conventions.reduced == "mean":
@@ -94,7 +97,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         local = np.maximum(m.experts / c.ep, 1)
         shards = c.shards(c.expert_copies)
         cut = np.ceil(local / shards) * shards / local
-        experts = c.experts_held * where(c.zero == 3, cut, 1.0)
+        experts = c.stage_experts * where(c.zero == 3, cut, 1.0)
         found += _gradients(c, "edp", experts, c.expert_copies, among, lists)
     tables = (c.last < 1) & ((m.tied > 0) | (m.mtp > 0))
     if anywhere(tables):
@@ -109,7 +112,28 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
                 every_micro_batch=False,
             )
         )
-    return found
+    return _largest(found, c)
+
+
+def _largest(found: list[Traffic], c: Configuration) -> list[Traffic]:
+    """Calls of all stages as those of the stage that sends most of a kind."""
+    sent: dict[str, Values] = {}
+    for calls in found:
+        kind = TOGETHER.get(calls.kind, calls.kind)
+        wire = where(calls.calls > 0, calls.wire, 0.0)
+        sent[kind] = sent.get(kind, 0.0) + wire
+    of, staged = c.stages, len(c.shape) + 1
+    most = {k: of.most(wire) for k, wire in sent.items() if np.ndim(wire) == staged}
+    picked = []
+    for calls in found:
+        kind = TOGETHER.get(calls.kind, calls.kind)
+        if kind not in most:
+            picked.append(calls)
+            continue
+        at = most[kind]
+        changed = {name: of.at(at, getattr(calls, name)) for name in STAGED}
+        picked.append(replace(calls, **changed))
+    return picked
 
 
 class _Sums:
@@ -170,8 +194,8 @@ def _handed_on(c: Configuration, parts: LayerCalls) -> list[Traffic]:
             stride=c.tp * c.cp * c.dp,
             buffer=parts.handed_on,
             calls=piped * 2 * c.virtual,
-            # the first stage hands nothing on behind its first layers' backward
-            sent=piped * (2 * c.virtual - 1),
+            # behind its first or last layers a stage hands nothing on
+            sent=piped * (2 * c.virtual - 1 + c.stages.inner),
             every_micro_batch=True,
         )
     ]
@@ -185,7 +209,7 @@ def _handed_on(c: Configuration, parts: LayerCalls) -> list[Traffic]:
                 stride=numbers("stride", 1.0),
                 buffer=part.buffer,
                 calls=times * 2 * c.virtual,
-                sent=times * (2 * c.virtual - 1),  # nor does anything come ahead of it
+                sent=times * (2 * c.virtual - 1 + c.stages.inner),
                 every_micro_batch=True,
             )
         )

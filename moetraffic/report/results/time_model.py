@@ -204,6 +204,7 @@ def table(found: Estimate, title: str) -> Table:
         notes=[
             f"memory {fits}; {float(found.tokens_s):,.0f} tokens/s; "
             f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU",
+            "bytes and calls: of each term the rank that sends most of it",
             "effective GB/s: bytes sent or waited for over the time, with latency",
         ],
     )

@@ -52,7 +52,7 @@ def test_gradients_hide_behind_the_last_backward_pass(bandwidth: float) -> None:
     backward = float(found.compute) / m * 2 / 3
     whole = float(found.communication["dp"])
     held = float(config.held)
-    layer = float(config.sizes.layer_whole + config.sizes.layer_split)
+    layer = float(config.sizes.dense_whole + config.sizes.dense_split)
     ends = float(config.table + config.sizes.first_whole)
     parts = [[whole * layer / held] for _ in range(LAYERS)]
     parts[0].insert(0, whole * float(config.sizes.last_whole) / held)

@@ -1,0 +1,176 @@
+"""What the stages of a pipeline have: layers of each kind, and the model's ends.
+
+Stages differ: dense first layers, every k-th layer with experts, layers that do not
+divide evenly, embedding and head.  Bytes, parameters and time are sums over a stage's
+layers and ends, so that no stage has more than one of a few, which are kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moetraffic.patterns.shape import ModelShape
+from moetraffic.patterns.values import Float64, Values
+
+from .schedules import chunk_layers
+
+LAYERS = ((False, False), (False, True), (True, False), (True, True))
+"""Of layers: whether they have experts, whether they attend to an encoder's tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageLayers:
+    """Stages of a pipeline, of one configuration or arrays of them.
+
+    All arrays are ``[S, ...]`` float64: those of S stages that may have most of
+    anything, the first one at 0, and the dimensions of a configuration.
+    """
+
+    counts: Float64  # [6, S, ...] layers of each of LAYERS, embeddings, heads
+
+    def layers(self, *, sparse: bool, crosses: bool) -> Float64:
+        """Layers of a kind."""
+        return np.asarray(self.counts[LAYERS.index((sparse, crosses))])
+
+    @cached_property
+    def dense(self) -> Float64:
+        """Layers without experts."""
+        return np.asarray(self.counts[0] + self.counts[1])
+
+    @cached_property
+    def sparse(self) -> Float64:
+        """Layers with experts."""
+        return np.asarray(self.counts[2] + self.counts[3])
+
+    @cached_property
+    def total(self) -> Float64:
+        """All layers."""
+        return self.dense + self.sparse
+
+    @property
+    def first(self) -> Float64:
+        """1 where the model begins."""
+        return np.asarray(self.counts[4])
+
+    @property
+    def last(self) -> Float64:
+        """1 where the model ends."""
+        return np.asarray(self.counts[5])
+
+    @cached_property
+    def inner(self) -> Float64:
+        """1 of stages that have others on both sides."""
+        return (1 - self.first) * (1 - self.last)
+
+    def most(self, of: Values) -> npt.NDArray[np.int64]:
+        """The stage ``[...]`` of which a value ``[S, ...]`` is largest."""
+        return np.asarray(np.argmax(of, axis=0))
+
+    def at(self, stage: npt.NDArray[np.int64], of: Values) -> Values:
+        """A value of one stage each; a value without stages as it is."""
+        if np.ndim(of) < self.counts.ndim - 1:
+            return of
+        if len(of) == 1:
+            return of[0]
+        if not stage.ndim:
+            return of[int(stage)]
+        return np.take_along_axis(of, stage[None], axis=0)[0]
+
+
+def stage_layers(
+    model: ModelShape | Sequence[ModelShape],
+    pp: Values,
+    virtual: Values,
+    twice: Values,
+    dimensions: int,
+) -> StageLayers:
+    """The stages of pipelines.
+
+    Parameters
+    ----------
+    model
+        One, or one of each element.
+    pp, virtual, twice
+        Stages, chunks of a rank, and 1 where a rank holds the mirrored stage, too.
+    dimensions
+        Of the configuration.
+    """
+    if isinstance(model, ModelShape) and not any(map(np.ndim, (pp, virtual, twice))):
+        counts = _stages(model, _whole(pp), _whole(virtual), bool(twice))
+        return StageLayers(
+            counts=_without_repetition(counts[None])[0].T.reshape(
+                len(LAYERS) + 2, -1, *[1] * dimensions
+            )
+        )
+    models = (model,) if isinstance(model, ModelShape) else tuple(model)
+    place: Any = 0 if isinstance(model, ModelShape) else np.arange(len(models))
+    every = np.broadcast_arrays(place, pp, virtual, twice)
+    shape = every[0].shape
+    flat = np.stack([one.ravel() for one in every]).astype(np.int64)
+    base = flat.max(axis=1, initial=0) + 2
+    keys = np.ravel_multi_index(tuple(np.maximum(flat, 0)), tuple(base))
+    _, at, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    found = np.stack(
+        [
+            _stages(models[of], _whole(p), _whole(v), bool(both))
+            for of, p, v, both in flat[:, at].T.tolist()
+        ]
+    )
+    chosen = np.moveaxis(_without_repetition(found), 0, -1).swapaxes(0, 1)
+    spread = chosen[..., inverse.ravel()]
+    ones = [1] * (dimensions - len(shape))
+    return StageLayers(counts=spread.reshape(*chosen.shape[:2], *ones, *shape))
+
+
+def _whole(number: Values) -> int:
+    return max(int(number), 1)
+
+
+def _without_repetition(found: Float64) -> Float64:
+    """Leave out stages ``[U, S, 6]`` that are everywhere as the first one."""
+    keep = (found != found[:, :1]).any(axis=(0, 2))
+    keep[0] = True
+    return found if keep.all() else found[:, keep]
+
+
+@cache
+def _stages(model: ModelShape, pp: int, virtual: int, twice: bool) -> Float64:
+    """Those that may have most ``[6, 6]``: the first and the last one and, of others,
+    those with most layers of either kind, and most layers with many or few of one.
+
+    Stages differ by one layer at most, so that any sum over their layers is largest in
+    one of these.  A stage that repeats another is as the first one.
+    """
+    if pp * virtual > model.layers:
+        pp = virtual = 1  # no such pipeline
+    kind = [
+        LAYERS.index((model.sparse(n), model.crosses(n))) for n in range(model.layers)
+    ]
+    ahead = np.zeros((model.layers + 1, len(LAYERS)))
+    np.cumsum(np.eye(len(LAYERS))[kind], axis=0, out=ahead[1:])
+    chunks = chunk_layers(model.layers, pp, virtual)
+    counts = np.array([ahead[c.stop] - ahead[c.start] for c in chunks])
+    counts = counts.reshape(virtual, pp, len(LAYERS)).sum(axis=0)
+    ends = np.zeros((pp, 2))
+    ends[0, 0] = ends[-1, 1] = 1
+    every = np.concatenate([counts, ends], axis=1)
+    if twice:
+        every = every + every[::-1]
+    sparse = every[:, 2] + every[:, 3]
+    layers = every[:, : len(LAYERS)].sum(axis=1)
+    middle = range(1, pp - 1)
+    dense = layers - sparse
+    orders = [(sparse, dense), (dense, sparse), (layers, sparse), (layers, -sparse)]
+    some = [0, pp - 1]
+    for one, other in orders:
+        some.append(max(middle, key=lambda n: (one[n], other[n]), default=0))
+    rows: list[list[float]] = []
+    for row in every[some].tolist():
+        rows.append(rows[0] if row in rows else row)
+    return np.array(rows)
