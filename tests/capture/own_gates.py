@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ CASES: dict[str, tuple[Read, int | None]] = {
     "weights": (lambda _, output: output[0], EXPERTS),
     "no such output": (lambda _, output: output[5], EXPERTS),
     "experts unknown": (lambda _, output: output[1], None),
+    "annotated": (lambda _, output: output[1], EXPERTS),
 }
 
 
@@ -49,9 +51,9 @@ class MyGate(nn.Module):
 class Mixture(nn.Module):
     """A MoE layer that sends each copy to the rank of its expert, and back."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, annotated: bool) -> None:
         super().__init__()
-        self.gate = MyGate()
+        self.gate, self.annotated = MyGate(), annotated
         self.routed: list[list[int]] = []
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -63,10 +65,18 @@ class Mixture(nn.Module):
         sizes = [c.view(WORLD, -1).sum(1).tolist() for c in (received, counts)]
         rows = tokens.detach()[ids.argsort(stable=True) // K]
         there = torch.empty(sum(sizes[0]), HIDDEN)
-        dist.all_to_all_single(there, rows, *sizes)
+        with self.at("dispatch"):
+            dist.all_to_all_single(there, rows, *sizes)
         back = torch.empty(sum(sizes[1]), HIDDEN)
-        dist.all_to_all_single(back, there, sizes[1], sizes[0])
+        with self.at("combine"):
+            dist.all_to_all_single(back, there, sizes[1], sizes[0])
+        if self.annotated:  # an exchange of something else
+            dist.all_to_all_single(torch.empty(4), torch.ones(4))
         return back
+
+    def at(self, phase: str) -> AbstractContextManager[None]:
+        """Annotate a call, or nothing."""
+        return capture.at(layer=0, phase=phase) if self.annotated else nullcontext()
 
 
 def train(folder: Path, rank: int) -> None:
@@ -75,7 +85,7 @@ def train(folder: Path, rank: int) -> None:
         undo = capture.router(MyGate, read, experts=experts)
         initialize(folder / f"store-{number}", rank, WORLD)
         torch.manual_seed(100 * number + rank)
-        layer = Mixture()
+        layer = Mixture(annotated=name == "annotated")
         optimizer = torch.optim.SGD(layer.parameters(), 0.1)
         for _ in range(STEPS):
             tokens = torch.randn(64, HIDDEN)

@@ -14,11 +14,13 @@ import pytest
 
 from moetraffic.arrays import Int64
 from moetraffic.trace import ROUTING, Trace
+from moetraffic.trace.model import Source
+from moetraffic.trace.provenance import source_counts
 
 HERE = Path(__file__).parent
 CASES = (
     *("right", "too few experts", "first choices", "weights", "no such output"),
-    "experts unknown",
+    *("experts unknown", "annotated"),
 )
 
 
@@ -94,6 +96,26 @@ def test_a_dispatch_of_more_rows_than_routed_copies_is_named(
         assert trace.meta.k == 1
         assert (
             "a dispatch of layer 0 sends 128 rows, but 64 token copies were routed"
+            in trace.meta.schedule
+        )
+
+
+def test_count_exchanges_are_inferred_beside_annotated_calls(
+    captured: Captured,
+) -> None:
+    with captured.trace("annotated") as trace:
+        counts = trace.find(operation="all_to_all", layer=0, phase="", kind=None)
+        every = [trace.sites[int(n)] for n in trace.occurrences.site[counts]]
+        sites = [s for s in every if s.dtype == "int64"]
+        assert [s.label for s in sites] == ["count_exchange"] * 4
+        assert {s.phase_source for s in sites} == {Source.INFERRED}
+        assert source_counts(trace)["phases"] == {
+            **{"annotated": 8, "linked": 0, "inferred": 4, "unknown": 4},
+            "not recorded": 0,
+        }
+        assert "count_exchange inferred from order" in trace.meta.schedule
+        assert (
+            "4 of 8 all-to-alls without annotation have no inferred phase"
             in trace.meta.schedule
         )
 

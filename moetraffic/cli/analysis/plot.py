@@ -149,9 +149,11 @@ def plot(
         made |= pictures.charts(opened, found, rest, phase=phase)
         drawn = {n: c for n, c in made.items() if isinstance(c, Chart)}
         missing = {n: c.reason for n, c in made.items() if isinstance(c, Missing)}
-        notes = [f"not drawn: {name}: {reason}" for name, reason in missing.items()]
+        reasons = dict.fromkeys(missing.values())
+        alike = {why: [n for n, of in missing.items() if of == why] for why in reasons}
+        notes = [f"not drawn: {', '.join(n)}: {why}" for why, n in alike.items()]
         if not drawn:
-            why = "; ".join(missing.values())
+            why = "; ".join(reasons)
             raise AnalysisError(
                 f"no picture can be drawn of {trace.name} ({why}): choose others with "
                 "--only, or another trace"
@@ -159,7 +161,8 @@ def plot(
         if one and len(drawn) > 1:
             raise _several(output, list(drawn))
         if not one:
-            make_folder(output, [f"*.{ending}" for ending in endings], force=force)
+            files = [f"{name}.{ending}" for name in drawn for ending in endings]
+            make_folder(output, files, force=force)
         paths = [
             figures.save(chart, output if one else output / f"{name}.{ending}", look)
             for name, chart in drawn.items()

@@ -110,14 +110,19 @@ def _unbound(site: Site) -> bool:
 
 
 def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
-    """Describe how many all-to-alls have an inferred phase, as remarks."""
-    named = left = 0
+    """Describe how many all-to-alls have an inferred phase, as remarks.
+
+    Each member of a group counts for its share of a call.
+    """
+    named = left = 0.0
     kinds: dict[str, None] = {}
     for calls in every:
         mine = naming.of_call[calls.rank]
         bare = calls.exchange & calls.where([_unnamed(s) for s in calls.sites])
-        named += int((mine[bare] >= 0).sum())
-        left += int((mine[bare] < 0).sum())
+        share = np.array([1 / len(calls.groups[s.group].ranks) for s in calls.sites])
+        shares = share[calls.table["site"]]
+        named += float(shares[bare & (mine >= 0)].sum())
+        left += float(shares[bare & (mine < 0)].sum())
         for number in np.unique(mine[mine >= 0]).tolist():
             phase, _, label = naming.names[number]
             kinds.setdefault(phase or label)
@@ -128,7 +133,8 @@ def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
         )
     if left:
         remarks.append(
-            f"{left} of {named + left} all-to-all calls have no inferred phase"
+            f"{max(1, round(left))} of {round(named + left)} all-to-alls without "
+            "annotation have no inferred phase"
         )
     return remarks + list(naming.remarks)
 

@@ -147,7 +147,9 @@ class Forward:
         ours = token.sort in self.experts.sorts
         if not token.phase and not token.label and (ours or self._beside(at)):
             self._place(call)
-        if call.unit is None:
+        if token.phase == "dispatch":
+            self._assign_counts(token.group, Unit(layer=token.layer))
+        elif call.unit is None:
             self._undo_counts(token.group)
         if not token.counts:
             self._current().stack.append(call)
@@ -168,6 +170,13 @@ class Forward:
             one.units = [unit for unit in one.units if unit in used]
             for place, unit in enumerate(one.units):
                 unit.place = place
+
+    def _assign_counts(self, group: int, unit: Unit) -> None:
+        """Assign the count exchanges of a group to the layer of its next dispatch."""
+        for call in self.waiting:
+            if self.program.word[call.at].group == group:
+                call.unit = unit
+        self.waiting = [c for c in self.waiting if c.unit is None]
 
     def _undo_counts(self, group: int) -> None:
         """Discard inferred count exchanges that no dispatch of their group followed."""
@@ -253,10 +262,7 @@ class Forward:
             unit.layer = self.routed
         self.routed = None
         call.phase, call.unit = "dispatch", unit
-        for one in self.waiting:
-            if self.program.word[one.at].group == token.group:
-                one.unit = unit
-        self.waiting = [c for c in self.waiting if c.unit is None]
+        self._assign_counts(token.group, unit)
         self._closed = None
         self.open.append((call, []))
 
