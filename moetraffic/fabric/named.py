@@ -10,8 +10,8 @@ between switches in one direction (``"leaf0 -> spine1"``).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,12 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
     "ranks_per_host": int,
     "nics": int,
 }
+"""Kinds of the values of a description, by key."""
+
+_KEYS = ("topology", "capacity", "inside", "placement", "rates", *_KINDS)
+
+_WRITTEN = {"k": "ports", "placement": "slots"}
+"""Names of options and arguments where they differ from the keys of a description."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +64,8 @@ class Network:
 
     topology: Topology
     slots: Int64  # [R] slot of each rank
+    file: str = ""  # that describes it; "": a topology by name
+    rates: Mapping[str, str] = field(default_factory=dict)  # other than the capacity
 
 
 def refuse_options(topology: str, given: Mapping[str, Any]) -> None:
@@ -71,7 +79,7 @@ def refuse_options(topology: str, given: Mapping[str, Any]) -> None:
         takers = [t for t, names in TOPOLOGIES.items() if name in names]
         raise FabricError(
             f"{name} is of {', '.join(takers)}, but the topology is {topology}: leave "
-            f"out --{'ports' if name == 'k' else name}"
+            f"out --{_WRITTEN.get(name, name)}"
         )
 
 
@@ -115,7 +123,8 @@ def _shape(text: str | None, topology: str, hosts: int) -> list[int]:
         + (
             "--shape 4x4"
             if topology == "torus"
-            else "--shape 2x4x2 for 2 hosts a router, 4 routers a group, 2 global links"
+            else "--shape 2x4x2 for 2 hosts a router, 4 routers a group, 2 global "
+            'links, or a JSON file with "shape": "2x4x2"'
         )
     )
 
@@ -136,19 +145,47 @@ def placed(placement: str, ranks: int, hosts: Hosts) -> Int64:
     return explicit([int(slot) for slot in slots], hosts)
 
 
-def load_fabric(asked: str, ranks: int, *, capacity: str | None = None) -> Network:
+def load_fabric(
+    asked: str,
+    ranks: int,
+    *,
+    capacity: str | float | None = None,
+    inside: str | float | None = None,
+    hosts: int | None = None,
+    ranks_per_host: int | None = None,
+    nics: int | None = None,
+    leaves: int | None = None,
+    spines: int | None = None,
+    oversubscription: float | None = None,
+    forwarding: str | None = None,
+    ports: int | None = None,
+    shape: str | None = None,
+    slots: str | None = None,
+) -> Network:
     """Load a network from the name of a topology or from a JSON file.
+
+    The arguments are the options of ``moetraffic fabric``.  A file describes the whole
+    network: none of them is given with it.
 
     Parameters
     ----------
     asked
-        One of TOPOLOGIES, with its default options and one rank per host, or the path
-        of a JSON file.
+        One of TOPOLOGIES, or the path of a JSON file.
     ranks
         Number of ranks to place on the hosts.
     capacity
-        Rate of a NIC in each direction, such as "400Gbps" or "50GB/s"; None takes the
-        file's.
+        Rate of a NIC in each direction, such as "400Gbps" or "50GB/s", or bytes/s.
+    inside
+        Rate of a rank's link inside a host, likewise; 450 GB/s if None.
+    hosts, ranks_per_host, nics
+        Number of hosts (as many as the ranks need), and of the ranks (1) and NICs (one
+        per rank) of a host.
+    leaves, spines, oversubscription, forwarding, ports, shape
+        Options of the topology, see TOPOLOGIES; ``ports`` are those of a fat-tree's
+        switch, ``shape`` is as "4x4".
+    slots
+        Placement of the ranks: block, strided, or slots separated by commas; block if
+        None.
 
     Returns
     -------
@@ -158,47 +195,79 @@ def load_fabric(asked: str, ranks: int, *, capacity: str | None = None) -> Netwo
     Raises
     ------
     FabricError
-        If there is no such name or file, or if its content is inconsistent.
+        If there is no such name or file, if its content is inconsistent, or if
+        arguments are given with a file.
 
     Examples
     --------
-    >>> fabric = load_fabric("leaf-spine", 4, capacity="400Gbps")
+    >>> fabric = load_fabric("leaf-spine", 4, capacity="400Gbps", spines=2)
     >>> fabric.topology.hosts.number, fabric.slots.tolist()
     (4, [0, 1, 2, 3])
     """
-    if asked == "dragonfly":
-        raise FabricError(
-            "a dragonfly has a shape, but a name alone gives none: name a JSON file "
-            'with {"topology": "dragonfly", "shape": "2x4x2"}'
-        )
-    said: dict[str, Any] = {"topology": asked} if asked in TOPOLOGIES else _read(asked)
-    own_capacity, inside = said.pop("capacity", None), said.pop("inside", "450GB/s")
-    rate = capacity or own_capacity
-    if rate is None and asked in TOPOLOGIES:
+    given: dict[str, Any] = {
+        **{"capacity": capacity, "inside": inside, "hosts": hosts},
+        **{"ranks_per_host": ranks_per_host, "nics": nics, "leaves": leaves},
+        **{"spines": spines, "oversubscription": oversubscription},
+        **{"forwarding": forwarding, "k": ports, "shape": shape, "placement": slots},
+    }
+    said = {key: value for key, value in given.items() if value is not None}
+    by_name = asked in TOPOLOGIES
+    if by_name:
+        said["topology"] = asked
+    else:
+        refuse_beside(asked, [_WRITTEN.get(key, key) for key in said])
+        said = _read(asked)
+    rate, rate_inside = said.pop("capacity", None), said.pop("inside", "450GB/s")
+    if rate is None and by_name:
         raise FabricError(
             f"the network {asked} needs the capacity of a NIC, but none is given: give "
             "--capacity 400Gbps"
         )
-    if not (isinstance(rate, str) and isinstance(inside, str)):
-        raise FabricError(
-            f"the network {asked} needs the capacity of a NIC as text, but has "
-            f"{rate!r}: give a rate such as 400Gbps"
-        )
+    for wanted in (rate, rate_inside):
+        if not isinstance(wanted, str if not by_name else (str, int, float)):
+            raise FabricError(
+                f"the network {asked} needs the capacity of a NIC as text, but has "
+                f"{wanted!r}: give a rate such as 400Gbps"
+            )
     each = said.pop("ranks_per_host", 1)
     at_least(1, each, "ranks of a host")
-    hosts = Hosts(
-        number=said.pop("hosts", ceil(ranks / each)),
+    number, own = said.pop("hosts", ceil(ranks / each)), said.pop("nics", each)
+    at_least(1, own, "NICs of a host")
+    machines = Hosts(
+        number=number,
         ranks=each,
-        nics=said.pop("nics", each),
-        nic_bytes_s=bytes_per_second(rate),
-        inside_bytes_s=bytes_per_second(inside),
+        nics=own,
+        nic_bytes_s=_bytes_s(rate),
+        inside_bytes_s=_bytes_s(rate_inside),
     )
     placement = str(said.pop("placement", "block"))
-    name = str(said.pop("topology", "single"))
     rates = said.pop("rates", {})
-    made = named_topology(name, hosts, said)
-    slots = placed(placement, ranks, hosts)
-    return Network(topology=_rated(made, slots, rates, asked), slots=slots)
+    made = named_topology(str(said.pop("topology", "single")), machines, said)
+    where = placed(placement, ranks, machines)
+    return Network(
+        topology=_rated(made, where, rates, asked),
+        slots=where,
+        file="" if by_name else asked,
+        rates=rates,
+    )
+
+
+def refuse_beside(file: str, given: Collection[str]) -> None:
+    """Raise an error for options given beside the file of a whole network.
+
+    ``given`` are names of options or arguments.
+    """
+    if given and file.endswith(".json"):
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        are, them = ("is", "it") if len(given) == 1 else ("are", "them")
+        raise FabricError(
+            f"{file} describes the whole network, but {named} {are} given: leave "
+            f"{them} out"
+        )
+
+
+def _bytes_s(rate: str | float) -> float:
+    return bytes_per_second(rate) if isinstance(rate, str) else float(rate)
 
 
 def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology:
@@ -229,10 +298,11 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
         ends[f"rank{rank}"] = [(own, switch), (switch, own)]
     for name, rate in rates.items():
         if name not in ends or not isinstance(rate, str):
+            last = f"rank{len(slots) - 1}", f"host{hosts.number - 1}"
             raise FabricError(
-                f"in {asked}, a rate is of a rank (rank0), a host (host0) or a link "
-                f"({topology.link_name(0)}) as text, but is {name[:60]!r}: {rate!r}: "
-                "correct it"
+                f"in {asked}, a rate is text, of a rank (rank0 to {last[0]}), a host "
+                f"(host0 to {last[1]}) or a link (such as {topology.link_name(0)}), "
+                f"but is {name[:60]!r}: {rate!r}: correct it"
             )
         for link in ends[name]:
             graph.edges[link]["capacity"] = bytes_per_second(rate)
@@ -250,6 +320,11 @@ def _read(asked: str) -> dict[str, Any]:
             f"a network is one of {', '.join(TOPOLOGIES)}, or a JSON file, but "
             f"{asked!r} cannot be read ({why}): choose a name, or write such a file"
         ) from None
+    if unknown := [name for name in said if name not in _KEYS]:
+        raise FabricError(
+            f"in {asked}, {unknown[0][:60]!r} is no key of a network, which has "
+            f"{', '.join(_KEYS)}: correct it"
+        )
     for name, kind in _KINDS.items():
         if name in said and (
             not isinstance(said[name], kind) or isinstance(said[name], bool)

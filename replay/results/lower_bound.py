@@ -18,6 +18,8 @@ algorithm.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from moetraffic.fabric import cut_bounds, port_bound
@@ -27,7 +29,9 @@ from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.request import Request
 from moetraffic.trace.model import Float64, Int64
 from moetraffic.trace.trace import Trace
-from moetraffic.units import bit_rate
+from moetraffic.units import bit_rate, bytes_per_second
+
+_RATES_SHOWN = 3  # of single ranks, hosts and links
 
 
 def requested_network(request: Request, ranks: int) -> Network | None:
@@ -44,12 +48,26 @@ def requested_network(request: Request, ranks: int) -> Network | None:
 
 
 def described(network: Network) -> str:
-    """Describe a network: "10 Gbps a rank" for one switch, else its name and NICs."""
+    """Describe a network: "10 Gbps a rank" for one switch, else its name and NICs.
+
+    A network of a file has its name before, and the rates that differ after it:
+    "slow.json: 100 Mbps a rank, rank2 30 Mbps".
+    """
     topology, hosts = network.topology, network.topology.hosts
     rate = bit_rate(hosts.nic_bytes_s)
     if topology.name == "single switch" and hosts.ranks == 1:
-        return f"{rate} a rank"
-    return f"{topology.name}, {rate} NICs"
+        text = f"{rate} a rank"
+    else:
+        text = f"{topology.name}, {rate} NICs"
+    if network.file:
+        text = f"{Path(network.file).name}: {text}"
+    rates = [
+        f"{name} {bit_rate(bytes_per_second(other))}"
+        for name, other in network.rates.items()
+    ]
+    more = len(rates) - _RATES_SHOWN
+    rest = [f"{more} other rate{'s' * (more > 1)}"] if more > 0 else []
+    return ", ".join([text, *rates[:_RATES_SHOWN], *rest])
 
 
 def busiest_s(network: Network, ranks: Int64, matrices: Int64) -> Float64:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from moetraffic.cli.networks.fabric import OF_A_FILE
 from moetraffic.cli.networks.fabric import TOPOLOGIES as HELPED
 from moetraffic.errors import FabricError
 from moetraffic.fabric import Hosts, cut_bounds, leaf_spine, port_bound
@@ -59,8 +61,29 @@ def test_a_file_says_what_the_options_say(tmp_path: Path) -> None:
             bound(found.topology, found.slots, matrices),
             bound(own, found.slots, matrices),
         )
-    faster = load_fabric(str(path), 4, capacity="2Gbps")
-    assert faster.topology.hosts.nic_bytes_s == 2e9 / 8
+    with pytest.raises(FabricError, match="whole network, but --capacity is given"):
+        load_fabric(str(path), 4, capacity="2Gbps")
+    options = {"leaves": 2, "spines": 1, "oversubscription": 4, "slots": "0,2,1,3"}
+    same = load_fabric("leaf-spine", 4, capacity="1Gbps", **options)
+    np.testing.assert_array_equal(same.topology.capacity, found.topology.capacity)
+    assert same.slots.tolist() == found.slots.tolist()
+
+
+def test_the_arguments_are_the_options_of_fabric() -> None:
+    found = load_fabric(
+        *("rails", 8),
+        **{"hosts": 3, "ranks_per_host": 4, "nics": 2, "capacity": 1e9},
+        **{"inside": "2GB/s", "spines": 2, "forwarding": "own", "slots": "strided"},
+    )
+    hosts = found.topology.hosts
+    assert (hosts.number, hosts.ranks, hosts.nics) == (3, 4, 2)
+    assert (hosts.nic_bytes_s, hosts.inside_bytes_s) == (1e9, 2e9)
+    assert load_fabric("fat-tree", 2, capacity="1Gbps", ports=4).topology.hosts
+    assert load_fabric("dragonfly", 8, capacity="1Gbps", shape="2x4x2")
+    parameters = set(inspect.signature(load_fabric).parameters)
+    assert parameters - {"asked", "ranks"} == set(OF_A_FILE)
+    with pytest.raises(FabricError, match="leave out --ports"):
+        load_fabric("single", 2, capacity="1Gbps", ports=4)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +99,7 @@ def test_a_file_says_what_the_options_say(tmp_path: Path) -> None:
         ('{"topology": "leaf-spine", "capacity": "1Gbps", "leaves": "2"}', "'2'"),
         ('{"capacity": "1Gbps", "placement": "0,0,1,2"}', "at most once"),
         ('{"capacity": "1Gbps", "hosts": 2}', "have room for 2"),
+        ('{"capacty": "1Gbps"}', "'capacty' is no key of a network, which has top"),
     ],
 )
 def test_what_is_no_network_is_one_sentence(
@@ -112,7 +136,10 @@ def test_rates_of_ranks_hosts_and_links_are_in_the_bounds(tmp_path):
 
 @pytest.mark.parametrize(
     ("rates", "sentence"),
-    [([1], "rates are an object"), ({"rank9": "1Gbps"}, "a rate is of a rank")],
+    [
+        ([1], "rates are an object"),
+        ({"rank9": "1Gbps"}, "rank .rank0 to rank3., a host .host0 to host3"),
+    ],
 )
 def test_rates_of_unknown_ranks_are_refused(tmp_path, rates, sentence):
     path = tmp_path / "network.json"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from math import ceil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from moetraffic.cli.output import figure_style, present, refuse_format, write_result
-from moetraffic.errors import FabricError
 from moetraffic.report.console.options import (
     Algorithm,
     AllTables,
@@ -21,11 +19,11 @@ from moetraffic.report.console.options import (
     Plot,
     TraceFile,
     Width,
+    given_options,
     only_option,
     operation_names,
     option,
     parts_of,
-    refuse_idle,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -162,27 +160,20 @@ def fabric(
     Example: moetraffic fabric run.h5 --topology leaf-spine --oversubscription 4
     """
     names = parts_of(only, PARTS, tables=tables)
-    given = {
+    named: dict[str, Any] = {
         "leaves": leaves,
         "spines": spines,
         "oversubscription": oversubscription,
         "forwarding": forwarding,
-        "k": ports,
         "shape": shape,
     }
+    given = {"k": ports, **named}
     options = {name: value for name, value in given.items() if value is not None}
-    from moetraffic.fabric.named import (
-        Network,
-        load_fabric,
-        named_topology,
-        placed,
-        refuse_options,
-    )
+    from moetraffic.fabric.named import load_fabric, refuse_beside, refuse_options
 
     is_file = topology not in TOPOLOGIES and topology.endswith(".json")
     if is_file:
-        why = f"{topology} describes the whole network"
-        refuse_idle(ctx, OF_A_FILE, why, error=FabricError)
+        refuse_beside(topology, given_options(ctx, OF_A_FILE))
     else:
         refuse_options(topology, options)
     validate_outputs((plot, output), (trace,), force=force)
@@ -192,31 +183,27 @@ def fabric(
         training_iterations,
         world_matrices,
     )
-    from moetraffic.fabric import Hosts
     from moetraffic.fabric.assessment import assess
-    from moetraffic.fabric.topology import at_least
     from moetraffic.report.results import fabric as report
 
-    at_least(1, ranks_per_host, "ranks of a host")
-    at_least(1, 1 if nics is None else nics, "NICs of a host")
     with Trace.open(trace) as opened:
         chosen = training_iterations(opened, iterations)
         world = opened.meta.world
         if is_file:
             network = load_fabric(topology, world)
         else:
-            made = named_topology(
+            network = load_fabric(
                 topology,
-                Hosts(
-                    number=ceil(world / ranks_per_host) if hosts is None else hosts,
-                    ranks=ranks_per_host,
-                    nics=ranks_per_host if nics is None else nics,
-                    nic_bytes_s=capacity,
-                    inside_bytes_s=inside,
-                ),
-                options,
+                world,
+                hosts=hosts,
+                ranks_per_host=ranks_per_host,
+                nics=nics,
+                capacity=capacity,
+                inside=inside,
+                slots=slots,
+                ports=ports,
+                **named,
             )
-            network = Network(topology=made, slots=placed(slots, world, made.hosts))
         matrices = world_matrices(
             opened,
             chosen,

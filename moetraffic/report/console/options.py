@@ -385,6 +385,16 @@ def takes(
     return taking
 
 
+def given_options(context: typer.Context, names: Sequence[str]) -> list[str]:
+    """List those of the parameters ``names`` that are on the command line."""
+    return [
+        name
+        for name in names
+        if (source := context.get_parameter_source(name)) is not None
+        and source.name == "COMMANDLINE"  # a configuration file serves many runs
+    ]
+
+
 def refuse_idle(
     context: typer.Context,
     names: Sequence[str],
@@ -398,12 +408,7 @@ def refuse_idle(
     have an effect, if one of the parameters ``names`` is on the command line.
     """
     spelled = {p.name: max(p.opts, key=len) for p in context.command.params}
-    idle = [
-        spelled[name]
-        for name in names
-        if (source := context.get_parameter_source(name)) is not None
-        and source.name == "COMMANDLINE"  # a configuration file serves many runs
-    ]
+    idle = [spelled[name] for name in given_options(context, names)]
     if idle:
         verb, them = ("is", "it") if len(idle) == 1 else ("are", "them")
         raise error(f"{why}, but {', '.join(idle)} {verb} given: leave {them} out")

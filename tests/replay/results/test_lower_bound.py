@@ -179,6 +179,13 @@ def test_a_request_names_the_network(tmp_path):
     assert described(one) == "10 Gbps a rank"
     racks = replace(request, capacity="10Gbps", topology="leaf-spine")
     assert "leaf-spine" in described(requested_network(racks, 4))
+    file = tmp_path / "slow.json"
+    file.write_text('{"capacity": "100Mbps", "rates": {"rank2": "30Mbps"}}')
+    slow = replace(request, topology=str(file))
+    label = "slow.json: 100 Mbps a rank, rank2 30 Mbps"
+    assert described(requested_network(slow, 4)) == label
+    with pytest.raises(MoetrafficError, match="whole network, but --capacity is given"):
+        requested_network(replace(slow, capacity="1Gbps"), 4)
     for wrong in ("0Gbps", "fast"):
         with pytest.raises(MoetrafficError):
             requested_network(replace(request, capacity=wrong), 4)
