@@ -50,6 +50,7 @@ def replay(
     """
     request.validate_outputs()
     with Trace.open(request.trace) as trace:
+        request.validate_execution(trace)
         planned = request.plan(trace, world=nproc, ranks=())
         request.validate_baselines(planned.world)
         if request.out is not None:

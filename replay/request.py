@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from moetraffic.errors import ReplayError
+from moetraffic.replay.backends.requirements import validate_backend, validate_device
 from moetraffic.replay.execution.pace import ASAP, Pace
 from moetraffic.replay.plan.background import (
     BackgroundPattern,
@@ -259,6 +260,19 @@ class Request:
             if path is not None:
                 validate_other_than_input(self.trace, path, error=ReplayError)
                 validate_output(path, force=force, error=ReplayError)
+
+    def validate_execution(self, trace: Trace) -> None:
+        """Check, before any work, that the backend and pace can replay this trace.
+
+        Raises
+        ------
+        ReplayError
+            If there is no such backend, its GPU is missing, or the trace has no times
+            for the pace.
+        """
+        validate_backend(self.backend, registered=self.registered)
+        self.pace.validate_source(trace, self.iterations, self.backend)
+        validate_device(self.backend)
 
     def validate_baselines(self, ranks: int) -> None:
         """Check, before any work, that capacity, topology and bandwidth are valid.

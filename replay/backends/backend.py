@@ -10,22 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Protocol
 
 import torch
 
-from moetraffic.errors import ReplayError
 from moetraffic.launch import RankEnvironment
 from moetraffic.replay.plan.token_rows import TokenRows
 
-ENTRY_POINTS = "moetraffic.backends"
+from .requirements import DEEP_EP, installed, validate_backend
 
 Groups = Sequence[tuple[int, ...]]
 """World ranks of each group, ascending."""
-
-DEEP_EP = "deep_ep"
-"""Backend that dispatches tokens, on NCCL."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,24 +176,12 @@ def backend(name: str, *, registered: bool = False) -> Backend:
     from .process_groups import BUILT_IN, Nccl
     from .token_dispatch import DeepEp
 
+    validate_backend(name, registered=registered)
     if registered:
-        if name != "nccl":
-            raise ReplayError(
-                f"buffers are registered with NCCL, but the backend is {name}: choose "
-                "--backend nccl, or leave out --registered"
-            )
         return Nccl(registered=True)
-
     if name == DEEP_EP:
         return DeepEp()
     if name in BUILT_IN:
         return BUILT_IN[name]()
-    others = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    if name in others:
-        made: Backend = others[name].load()()
-        return made
-    names = ", ".join([*BUILT_IN, DEEP_EP, *others])
-    raise ReplayError(
-        f"the backend is one of {names}, not {name!r}: "
-        "choose one of these, or install the package that provides it"
-    )
+    made: Backend = installed()[name].load()()
+    return made

@@ -25,10 +25,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetraffic.errors import ReplayError
+from moetraffic.replay.backends.requirements import ON_CPU
 from moetraffic.replay.plan.program import UNKNOWN_GAP, Plan
+from moetraffic.replay.plan.selection import blocks
+from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 
 SPIN_NS = 200_000
 """Time before the due time, in ns, at which polling the clock replaces sleeping."""
+
+_BLOCK_CELLS = 1 << 20  # whose times are read at once
 
 _NAP_NS = 100_000_000  # longer sleeps are split, so that heartbeats continue
 
@@ -81,6 +86,38 @@ class Pace:
         """Whether operations have due times."""
         return self.schedule is not Schedule.ASAP
 
+    def validate_source(
+        self, trace: Trace, iterations: range | None, backend: str
+    ) -> None:
+        """Check, before a plan is made, that a trace can be replayed at this pace.
+
+        Raises
+        ------
+        ReplayError
+            If no time of these iterations is known, or the backend has no GPU for
+            matrix products.
+        """
+        if backend in ON_CPU:
+            self._validate_gaps("cpu")
+        if not self.timed:
+            return
+        calls = trace.find(iterations=iterations)
+        made = np.array([s.operation != ROUTING for s in trace.sites], bool)
+        calls = calls[made[trace.occurrences.site[calls]]]
+        every = (trace.times(calls[at])[0] for at in blocks(trace, calls, _BLOCK_CELLS))
+        if not any((issue != UNKNOWN_TIME).any() for issue in every):
+            raise ReplayError(
+                f"pace {self} needs the captured times, but {trace.name} has none: "
+                "choose --pace asap"
+            )
+
+    def _validate_gaps(self, device: str) -> None:
+        if self.gaps is Gaps.GEMM and device != "cuda":
+            raise ReplayError(
+                "gaps are filled with matrix products on a CUDA device, but the "
+                f"buffers are on {device}: choose --gaps spin, or --backend nccl"
+            )
+
     def validate(self, plan: Plan, rank: int, *, device: str, timeout_s: float) -> None:
         """Check that the program of a rank can be replayed at this pace.
 
@@ -90,11 +127,7 @@ class Pace:
             If captured times are unknown, a gap is longer than the timeout, or there
             is no GPU for matrix products.
         """
-        if self.gaps is Gaps.GEMM and device != "cuda":
-            raise ReplayError(
-                "gaps are filled with matrix products on a CUDA device, but the "
-                f"buffers are on {device}: choose --gaps spin, or --backend nccl"
-            )
+        self._validate_gaps(device)
         program = plan.programs[rank]
         captured = plan.occurrence[program.operation] >= 0
         if not self.timed or not captured.any():

@@ -261,6 +261,7 @@ def print_dry_run(
             )
         validate_output(program, force=request.force, error=ReplayError)
     with Trace.open(request.trace) as trace:
+        request.validate_execution(trace)
         plan = request.plan(trace, world=nproc)
         found = estimate_plan(trace, plan, request, hockney=hockney)
     if program is not None:

@@ -12,7 +12,7 @@ import torch
 from moetraffic.errors import ReplayError
 from moetraffic.launch import RankEnvironment
 from moetraffic.replay.backend_conformance import conform
-from moetraffic.replay.backends import backend, process_groups
+from moetraffic.replay.backends import backend, process_groups, requirements
 from moetraffic.replay.backends.backend import Call, run
 
 BACKENDS = [
@@ -152,7 +152,7 @@ def test_an_installed_package_can_bring_one(monkeypatch):
         return [EntryPoint("foreign", "somewhere:Foreign", group)]
 
     loaded: Callable[[EntryPoint], type] = lambda entry: Foreign  # noqa: E731
-    monkeypatch.setattr(backend, "entry_points", installed)
+    monkeypatch.setattr(requirements, "entry_points", installed)
     monkeypatch.setattr(EntryPoint, "load", loaded)
     assert isinstance(backend.backend("foreign"), Foreign)
     assert isinstance(backend.backend("gloo"), process_groups.Gloo)

@@ -28,6 +28,7 @@ from moetraffic.replay.results.dry_run import (
     estimate_plan,
     print_dry_run,
 )
+from moetraffic.trace import UNKNOWN_TIME, Trace
 
 RATE = 125e6  # bytes/s of 1Gbps
 
@@ -114,6 +115,29 @@ def test_a_dry_run_imports_no_torch_and_starts_no_rank(toy_file):
     told = json.loads(ran.stdout)
     assert told["world"] == 2
     assert any("fold of 4 ranks onto 2" in note for note in told["notes"])
+
+
+@pytest.mark.parametrize("dry", [("--dry-run",), ()])
+def test_what_no_rank_could_replay_is_refused_before_the_plan(
+    toy_file, tmp_path, capsys, monkeypatch, dry
+):
+    path = toy_file(world=2)
+    with Trace.open(path) as trace:
+        width = {2: np.full(trace.panels["issue_2"].shape, UNKNOWN_TIME)}
+        trace.replace(issue=width, end=width).save(tmp_path / "virtual.h5")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for file, options, sentence in (
+        (path, ("--backend", "glo"), "one of gloo, gloo-duplex, nccl, deep_ep"),
+        (path, ("--backend", "nccl"), "needs a CUDA device for each rank"),
+        (path, ("--gaps", "gemm"), "the buffers are on cpu: choose --gaps spin"),
+        (path, ("--registered",), "the backend is gloo: choose --backend nccl"),
+        (tmp_path / "virtual.h5", ("--pace", "captured"), "virtual.h5 has none: choo"),
+    ):
+        assert main([str(file), *options, *dry]) == 2
+        printed = capsys.readouterr()
+        assert sentence in printed.err
+        assert "operations of" not in printed.err
+        assert not printed.out
 
 
 def test_programs_are_written_as_json_and_csv(toy_file, tmp_path, capsys):

@@ -1,0 +1,63 @@
+"""Check that a backend exists, and has its GPU, before any rank is started.
+
+This module does not import torch, unless a backend needs a GPU.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from moetraffic.errors import ReplayError
+
+ENTRY_POINTS = "moetraffic.backends"
+
+DEEP_EP = "deep_ep"
+"""Backend that dispatches tokens, on NCCL."""
+
+ON_CPU = ("gloo", "gloo-duplex")
+ON_GPU = ("nccl", DEEP_EP)
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Return the backends of other packages, by name."""
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+
+
+def validate_backend(name: str, *, registered: bool = False) -> None:
+    """Check that there is a backend of this name, which registers buffers if requested.
+
+    Raises
+    ------
+    ReplayError
+        If there is none, or it registers no buffers.
+    """
+    if registered and name != "nccl":
+        raise ReplayError(
+            f"buffers are registered with NCCL, but the backend is {name}: choose "
+            "--backend nccl, or leave out --registered"
+        )
+    built_in = (*ON_CPU, *ON_GPU)
+    if name not in built_in and name not in (others := installed()):
+        raise ReplayError(
+            f"the backend is one of {', '.join([*built_in, *others])}, not {name!r}: "
+            "choose one of these, or install the package that provides it"
+        )
+
+
+def validate_device(name: str) -> None:
+    """Check that this host has a GPU if the backend needs one.
+
+    Raises
+    ------
+    ReplayError
+        If the backend needs one and torch sees none.
+    """
+    if name not in ON_GPU:
+        return
+    import torch  # slow import
+
+    if not torch.cuda.is_available():
+        raise ReplayError(
+            f"the backend {name} needs a CUDA device for each rank of a host, but "
+            f"torch {torch.__version__} sees none: use --backend gloo"
+        )
