@@ -179,6 +179,7 @@ def sources(
 
 
 _NO_DEMAND = "no demand, for no router was seen: register yours with capture.router"
+_NONE_REPLAYED = "no demand: a replay on other ranks than the capture has none"
 
 
 def _words(iterations: range) -> str:
@@ -211,7 +212,9 @@ def _source(
             iterations=iterations,
         )
         if not len(routed):
-            lacking.setdefault(_NO_DEMAND, []).append((layer, group))
+            replayed = trace.meta.origin == "replayed"
+            why = _NONE_REPLAYED if replayed else _NO_DEMAND
+            lacking.setdefault(why, []).append((layer, group))
     if "wire" in of:
         sent = trace.find(
             operation=ALL_TO_ALL,

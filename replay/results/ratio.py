@@ -20,11 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LEVEL = 0.95
-"""Confidence level of all intervals, that of :mod:`moetraffic.analysis.resampling`."""
+from moetraffic.analysis.resampling import LEVEL
+from moetraffic.analysis.times.repeated_runs import WIDEST, mean_of_runs
 
-WIDEST = 3.0
-"""Ratio of an interval's ends above which its value is not determined."""
+__all__ = ["LEVEL", "UNKNOWN_RATIO", "WIDEST", "Ratio", "between_runs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +60,6 @@ def between_runs(values: Sequence[float]) -> Ratio:
     every = np.asarray(values, np.float64)
     if not (len(every) and np.isfinite(every).all() and (every > 0).all()):
         return UNKNOWN_RATIO
-    logs = np.log(every)
-    value = float(np.exp(logs.mean()))
-    if len(logs) < 2:
-        return Ratio(value=value, low=math.nan, high=math.nan)
-    from scipy.special import stdtrit  # slow import that the parent does not need
-
-    wide = stdtrit(len(logs) - 1, (1 + LEVEL) / 2) * logs.std(ddof=1)
-    factor = float(np.exp(wide / math.sqrt(len(logs))))
-    return Ratio(value=value, low=value / factor, high=value * factor)
+    if len(every) < 2:
+        return Ratio(value=float(every[0]), low=math.nan, high=math.nan)
+    return Ratio(**vars(mean_of_runs(every)))

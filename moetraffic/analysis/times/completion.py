@@ -32,7 +32,7 @@ from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.trace.model import WireForm
 
 from .call_times import CELLS, times_in_blocks
-from .repeated_runs import ratio_of_runs, run_sums
+from .repeated_runs import mean_of_runs, ratio_of_runs, run_sums
 
 Key = tuple[object, ...]
 
@@ -245,8 +245,9 @@ class TimeRatio:
     waiting: tuple[float, float] | None = None  # of each run, with ``transfer``
     busbw_gbs: tuple[float, float] | None = None  # of all-to-alls, likewise
     runs: tuple[int, int] | None = None  # of two replays: timed runs of each
-    p: float | None = None  # of no difference between the runs of two replays; None
-    # also where other processes used their hosts, whose runs differ less than commands
+    p: float | None = None  # of no difference between the runs of two replays
+    busy: bool = False  # whether other processes used their hosts: interval is wider
+    busbw_runs: tuple[Interval, Interval] | None = None  # over the runs of each, GB/s
 
 
 def compare_times(
@@ -322,22 +323,26 @@ def _of_runs(
         return replace(ratio, ratio=alone, runs=(runs[0], runs[1]))
     name = "transfer_s" if ratio.measure == "transfer" else "call_s"
     totals = [getattr(s, name) for s in sums]
-    waiting, busbw = ratio.waiting, ratio.busbw_gbs
+    waiting, busbw, each = ratio.waiting, ratio.busbw_gbs, None
     if waiting is not None:
         waiting = _pair([float((s.wait_s / s.inside_s).mean()) for s in sums if s])
     if busbw is not None:
         shown = ratio.a.total, ratio.b.total
-        means = [float(np.exp(np.log(total).mean())) for total in totals]
-        busbw = _pair(
-            [rate * s / m for rate, s, m in zip(busbw, shown, means, strict=True)]
+        one, other = (
+            mean_of_runs(rate * s / total)
+            for rate, s, total in zip(busbw, shown, totals, strict=True)
         )
-    interval, p = ratio_of_runs(*totals)
+        busbw, each = (one.value, other.value), (one, other)
+    busy = bool(a.runs["busy"].any() or b.runs["busy"].any())
+    interval, p = ratio_of_runs(*totals, busy=busy)
     return replace(
         ratio,
         ratio=interval,
-        p=None if a.runs["busy"].any() or b.runs["busy"].any() else p,
+        p=p,
+        busy=busy,
         waiting=waiting,
         busbw_gbs=busbw,
+        busbw_runs=each,
         runs=(len(totals[0]), len(totals[1])),
     )
 

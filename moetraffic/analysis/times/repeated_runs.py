@@ -10,8 +10,9 @@ ratio of the second to the first is
 
 with the degrees of freedom :math:`\nu` of Welch and Satterthwaite, and the p-value of
 no difference is that of this t.  On hosts that other processes use, runs of one command
-share their load, and replays of one command differ by more than their runs: no
-difference is stated then (``benchmarks/replay_reruns.py``).
+share their load, and replays of one command differ by more than their runs: each
+:math:`s_i^2/n_i` is then :math:`s_i^2 (1/n_i + c)` with c = BETWEEN_COMMANDS, so that
+more runs of one command do not narrow the interval without end.
 
 References
 ----------
@@ -32,6 +33,16 @@ from moetraffic.trace import Trace
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
+
+
+BETWEEN_COMMANDS = 0.3
+"""Variance between commands over that between the runs of one, on busy hosts.
+
+From F = 1 + 5 c = 2.5, the larger of two measurements with 5 runs a command
+(``benchmarks/replay_reruns.py``)."""
+
+WIDEST = 3.0
+"""Ratio of an interval's ends above which its value is not determined."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +91,26 @@ def run_sums(trace: Trace, sites: Int64) -> RunSums | None:
 _NAMES = ("call", "transfer", "wait", "inside")
 
 
-def ratio_of_runs(below: Float64, above: Float64) -> tuple[Interval, float]:
+def mean_of_runs(values: Float64) -> Interval:
+    """Compute the geometric mean of ``[n]`` positive values of runs, two or more.
+
+    With Student's t interval of LEVEL on their logarithms.
+    """
+    from scipy.special import stdtrit  # slow import
+
+    logs = np.log(values)
+    value, wide = float(np.exp(logs.mean())), logs.std(ddof=1) / math.sqrt(len(logs))
+    factor = float(np.exp(stdtrit(len(logs) - 1, (1 + LEVEL) / 2) * wide))
+    return Interval(value=value, low=value / factor, high=value * factor)
+
+
+def ratio_of_runs(
+    below: Float64, above: Float64, *, busy: bool = False
+) -> tuple[Interval, float]:
     """Compute the ratio of geometric means of a total in runs of two replays.
 
     ``below``, ``above``: ``[n]`` and ``[m]`` positive totals of each run, two or more.
+    ``busy``: whether other processes used the hosts, which widens the interval.
 
     Returns
     -------
@@ -99,7 +126,8 @@ def ratio_of_runs(below: Float64, above: Float64) -> tuple[Interval, float]:
     if not ((below > 0).all() and (above > 0).all()):
         return Interval(value=math.nan, low=math.nan, high=math.nan), math.nan
     logs = np.log(below), np.log(above)
-    shares = np.array([of.var(ddof=1) / len(of) for of in logs])
+    more = BETWEEN_COMMANDS * busy
+    shares = np.array([of.var(ddof=1) * (1 / len(of) + more) for of in logs])
     value = float(np.exp(logs[1].mean() - logs[0].mean()))
     if not shares.sum():
         return Interval(value=value, low=value, high=value), float(value == 1)

@@ -99,6 +99,7 @@ def compare(
     distances, *times = report.tables(found, beyond)
     present(
         data,
+        *([f"Both are one file: {first.name}."] if first.samefile(second) else []),
         *partial,
         *report.sentences(found, beyond, times_first=len(replays) == 2),
         *sources,

@@ -10,8 +10,9 @@ import numpy as np
 from moetraffic.analysis.claim import LEVEL as CLAIMED
 from moetraffic.analysis.claim import Claim, Outcome
 from moetraffic.analysis.comparison import SCALES, Comparison, Distance
-from moetraffic.analysis.resampling import LEVEL
+from moetraffic.analysis.resampling import LEVEL, Interval
 from moetraffic.analysis.times.completion import TimeRatio
+from moetraffic.analysis.times.repeated_runs import WIDEST
 from moetraffic.report.answer import TOPICS
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import amount
@@ -64,10 +65,10 @@ def sentences(
     for ratio in comparison.times:
         exchanges = ratio.by == "operation" and ratio.label == "all_to_all"
         if exchanges and ratio.busbw_gbs is not None and ratio.waiting is not None:
+            waits = " and ".join(f"{share:.0%}" for share in ratio.waiting)
             took.append(
-                f"All-to-alls: busbw {ratio.busbw_gbs[0]:.3g} and "
-                f"{ratio.busbw_gbs[1]:.3g} GB/s, transfer {_ratio(ratio)}, waiting "
-                f"{ratio.waiting[0]:.0%} and {ratio.waiting[1]:.0%}{_over_runs(ratio)}."
+                f"All-to-alls: busbw {_busbw(ratio)}, transfer {_ratio(ratio)}, "
+                f"waiting {waits}{_over_runs(ratio)}."
             )
         if ratio.by == "all":
             took.append(
@@ -82,10 +83,31 @@ def sentences(
 def _ratio(ratio: TimeRatio) -> str:
     """Format a ratio of times with its interval, if it has one."""
     found = ratio.ratio
+    if ratio.runs is not None and not _determined(found):
+        return f"{found.low:.3g} to {found.high:.3g} times the first's (not determined)"
     within = f" ({LEVEL:.0%} CI {found.low:.3g} to {found.high:.3g})"
     return f"{found.value:.3g} times the first's" + within * bool(
         found.low <= found.high
     )
+
+
+def _busbw(ratio: TimeRatio) -> str:
+    """Format the busbw of two runs, or the means over those of two replays."""
+    if ratio.busbw_runs is None:
+        return " and ".join(f"{rate:.3g}" for rate in ratio.busbw_gbs or ()) + " GB/s"
+    each = [
+        f"{rate.value:.3g}"
+        if _determined(rate)
+        else f"{rate.low:.3g} to {rate.high:.3g} (not determined)"
+        for rate in ratio.busbw_runs
+    ]
+    n, m = ratio.runs or (0, 0)
+    return f"{' and '.join(each)} GB/s (geometric means of {n} and {m} runs)"
+
+
+def _determined(found: Interval) -> bool:
+    """Whether the ends differ by at most a factor of WIDEST, or are unknown."""
+    return not found.high > WIDEST * found.low
 
 
 def _over_runs(ratio: TimeRatio) -> str:
@@ -99,14 +121,15 @@ def _over_runs(ratio: TimeRatio) -> str:
             "runs of one command differ too (replay each with --repeat 5, the same "
             "iterations)"
         )
-    if ratio.p is None:
-        return (
-            f"; over {n} and {m} runs: no difference is stated, as other processes "
-            "used the hosts, and commands then differ by more than their runs"
-        )
-    shown = "a difference is" if ratio.p < CLAIMED else "no difference is"
-    level = f"(p = {ratio.p:.2g}, level {CLAIMED:g})"
-    return f"; over {n} and {m} runs: {shown} shown {level}"
+    p = float("nan") if ratio.p is None else ratio.p
+    shown = "a difference is" if p < CLAIMED else "no difference is"
+    text = f"; over {n} and {m} runs: {shown} shown (p = {p:.2g}, level {CLAIMED:g})"
+    if not ratio.busy:
+        return text
+    return (
+        f"{text}, the interval widened for other processes on the hosts, under which "
+        "commands differ by more than their runs"
+    )
 
 
 def _described(distance: Distance) -> str:

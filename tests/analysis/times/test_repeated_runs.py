@@ -11,7 +11,11 @@ from scipy import stats
 
 from moetraffic.analysis.comparison import compare
 from moetraffic.analysis.times.completion import compare_times, completion
-from moetraffic.analysis.times.repeated_runs import ratio_of_runs, run_sums
+from moetraffic.analysis.times.repeated_runs import (
+    BETWEEN_COMMANDS,
+    ratio_of_runs,
+    run_sums,
+)
 from moetraffic.data import path
 from moetraffic.report.results.comparison import sentences
 from moetraffic.trace import Trace
@@ -41,6 +45,38 @@ def test_replays_of_one_command_differ_in_at_most_one_of_twenty_comparisons():
         false += not found.low <= 1 <= found.high
     # 5% and four standard errors of 2,000 draws
     assert false / 2000 < 0.07, seed
+
+
+def test_commands_on_busy_hosts_are_rarely_told_apart_and_large_effects_are():
+    """With the measured variance between commands, at level 0.01 of 4,000 pairs."""
+    seed = secrets.randbits(32)
+    rng = np.random.default_rng(seed)
+    false, seen = 0, 0
+    for _ in range(4000):
+        between = np.sqrt(BETWEEN_COMMANDS) * rng.standard_normal((2, 1))
+        runs = np.exp(0.1 * (between + rng.standard_normal((2, 5))))
+        false += ratio_of_runs(*runs, busy=True)[1] < 0.01
+        seen += ratio_of_runs(runs[0], 0.4 * runs[1], busy=True)[1] < 0.01
+    # 1.5 times the level, as the variance between commands is not in that of the runs,
+    # and four standard errors
+    assert false / 4000 < 0.015 + 4 * np.sqrt(0.015 / 4000), seed
+    assert seen / 4000 > 0.9, seed
+
+
+def test_what_a_replay_does_not_determine_a_comparison_does_not_either(replay):
+    table = replay.runs.copy()
+    for number, factor in enumerate((1, 10, 100)):
+        mine = table["number"] == number
+        for name in ("call_ns", "transfer_ns", "wait_ns", "inside_ns"):
+            table[name][mine] *= factor
+    spread = replay.replace(runs=table)
+    steady = np.tile(replay.runs[replay.runs["number"] == 0], 3)
+    steady["number"] = replay.runs["number"]
+    other = replay.replace(runs=steady)
+    (said,) = (s for s in sentences(compare(spread, other)) if "busbw" in s)
+    assert said.count("(not determined)") == 2  # the first's busbw, and the ratio
+    (said,) = (s for s in sentences(compare(other, other)) if "busbw" in s)
+    assert "not determined" not in said
 
 
 @pytest.fixture
@@ -99,7 +135,12 @@ def test_a_difference_is_stated_only_with_its_interval(replay):
     busy["busy"] = 1
     loaded = replay.replace(runs=busy)
     (said,) = (s for s in sentences(compare(loaded, replay)) if "busbw" in s)
-    assert "no difference is stated, as other processes used the hosts" in said
+    assert "no difference is shown" in said
+    assert "the interval widened for other processes on the hosts" in said
+    assert "GB/s (geometric means of 3 and 3 runs)" in said
+    # a large difference is stated on busy hosts, too
+    far = " ".join(sentences(compare(loaded, slower(replay, 1_000_000))))
+    assert "a difference is shown" in far
     # a run and its replay have one run each: over iterations, as before
     run = replay.replace(meta=replace(replay.meta, origin="captured"))
     assert all(t.runs is None for t in compare_times(run, replay))
