@@ -233,6 +233,7 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         tested = [e for e, c in claims if c.outcome is Outcome.NO_EVIDENCE]
         if tested:
             size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
+            size = size and f"cells, not port sums: {size}"
             inside = "; ".join(filter(None, [size, _some_layers(tested, every)]))
             no_evidence.append((_with(name, inside), name))
         if few:

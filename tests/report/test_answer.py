@@ -321,7 +321,7 @@ def test_the_figure_of_the_matrix_stands_there_also_where_it_shows_nothing() -> 
     claims = claim("predictable", STATED), claim("matrix predictable", figure=-0.02)
     found = analysis(exchange(0, *claims), exchange(1, *claims))
     assert line(found, "No evidence of") == (
-        "No evidence of: matrix predictable (MSE changed by +2%)."
+        "No evidence of: matrix predictable (cells, not port sums: MSE changed by +2%)."
     )
 
 
