@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from threadpoolctl import threadpool_limits
 from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.convergence.convergence import Convergence
 from moetraffic.analysis.forecast.lead_time import LeadTimes, lead_times
+from moetraffic.analysis.forecast.origins import check_horizons
 from moetraffic.analysis.forecast.within_iteration import (
     WithinIteration,
     within_iteration,
@@ -224,15 +225,14 @@ def analyze(
     layers, iterations = layer_numbers(layers), iteration_range(iterations)
     if unknown := sorted(set(parts) - set(PARTS)):
         raise AnalysisError(
-            f"an analysis consists of {', '.join(PARTS)}, but {', '.join(unknown)} is "
-            "none of these: choose among them"
+            f"parts are {', '.join(PARTS)}, not {', '.join(unknown)}: choose among them"
         )
     validate_sources(rhythm_by)
     notes: list[str] = []
     parts = consecutive_parts(trace, parts, notes)
-    every = sources(
-        trace, notes, layers=layers, phase=phase, iterations=iterations, of=of
-    )
+    chosen: dict[str, Any] = {"layers": layers, "phase": phase, "of": of}
+    every = sources(trace, notes, iterations=iterations, **chosen)
+    check_horizons(ahead, max((len(each.iterations) for each in every), default=0))
     iterations = new_iterations(trace, iterations, [])
     when = lead_times(trace, iterations=iterations)
     followed = bool({"claims", "forecasts", "limits", "convergence"} & set(parts))

@@ -24,18 +24,26 @@ PERSISTENCE = "better than persistence"
 PAST_MEAN = "the past mean"
 """Baseline of forecasts: the mean of all iterations before."""
 
+SINCE = "one level since iteration {}"
+"""Figure of "converged", of runs in which the beginning of the level is seen."""
+
+THROUGHOUT = "one level, no transient seen"
+"""In its place where none is."""
+
 TOPICS = {
-    "Skew": {"skewed": ("CV of the mean load", ".2f")}
-    | {"hot set retained": ("share", ".0%")}
-    | {"collapsed": ("share", ".0%"), "co-activated": ("lift", ".2f")},
-    "Movement": {"moves": ("", ".3g"), "converged": ("level since iteration", ",.0f")}
-    | {"level change": ("at iteration", ",.0f"), "trend": ("by", ".1%")}
-    | {"periodic": ("period", ".4g"), "mean-reverting": ("half-life", ".3g")},
+    "Skew": {"skewed": ("CV of the mean load {}", ".2f")}
+    | {"hot set retained": ("{} of the hottest 1/8 stay so", ".0%")}
+    | {"collapsed": ("k experts take {}", ".0%"), "co-activated": ("lift {}", ".2f")},
+    "Movement": {"moves": ("{} times the variance of sampling noise", ".3g")}
+    | {"converged": (SINCE, ",.0f"), "level change": ("at iteration {}", ",.0f")}
+    | {"trend": ("by {} of the traffic", ".1%")}
+    | {"periodic": ("every {} iterations", ".4g")}
+    | {"mean-reverting": ("half-life {} iterations", ".3g")},
     "Forecasts": {"predictable": (REDUCED, ".0%")}
     | {"matrix predictable": (REDUCED, ".0%")}
     | {PERSISTENCE: (REDUCED, ".0%")},
 }
-"""Claims about the load by line, with name and format of the figure of each."""
+"""Claims about the load by line, with text and format of the figure of each."""
 
 ALWAYS = "matrix predictable"
 """Claim whose figure stands there even if it is not stated: schedulers act on it."""
@@ -135,8 +143,8 @@ def _data(analysis: Analysis) -> Line:
         + (f" on {groups} groups" if groups > 1 else "")
         + f"; {_range(number, ',.0f')} iterations"
         + (f", {left:,} left out as incomplete" if left else "")
-        + ("" if _known_experts(analysis) else "; experts unknown, load: bytes by rank")
-        + f"; a claim is stated if p < {LEVEL:g}, a figure is not tested"
+        + ("" if _known_experts(analysis) else f"; experts unknown: {_of_ranks(every)}")
+        + f"; claims are tested (p < {LEVEL:g}), measured values are not"
         + "".join(f"; {n}" for n in analysis.notes if BEYOND in n or REPEATED in n)
     )
     return Line(topic="Data", text=text, basis="data")
@@ -147,6 +155,12 @@ def _known_experts(analysis: Analysis) -> bool:
     subjects = (s for e in analysis.exchanges for s in e.subjects)
     names = {subject.name for subject in subjects}
     return not names or "expert_load" in names
+
+
+def _of_ranks(exchanges: Sequence[ExchangeAnalysis]) -> str:
+    """Name the load of ranks whose experts are unknown."""
+    number = sorted({len(e.ranks) for e in exchanges})
+    return f"bytes received by {_range(number, ',.0f')} ranks"
 
 
 def _topic(analysis: Analysis, topic: str) -> list[Line]:
@@ -163,13 +177,14 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
         items.append((factor, factor))
     if not items:
         return []
-    text = _fitted(topic, items)
+    of = "" if _known_experts(analysis) else f"{_of_ranks(every)}: "
+    text = of + _fitted(f"{topic}: {of}", items)
     if len(f"{topic}: {text}.") > WIDTH:
         counts = (
             f"{name} in {len({(e.layer, e.group) for e, _ in claims})}"
             for name, claims in made.items()
         )
-        text = f"{', '.join(counts)} of {len(every)} {_unit(every)}"
+        text = f"{of}{', '.join(counts)} of {len(every)} {_unit(every)}"
     return [Line(topic=topic, text=text, basis=basis)]
 
 
@@ -200,10 +215,10 @@ def _stated(
     what = name
     if ahead[0] and (name == first or ahead[0] != horizons[first][0]):
         what += f" {ahead[0]} iteration{'s' * (ahead[0] > 1)} ahead"
-        what += f", at most {ahead[-1]}" if ahead[1:] else ""
+        what += f", up to {ahead[-1]}" if ahead[1:] else ""
     figure = figure_of([c for _, c in near])
-    if name == ALWAYS and first == "predictable":
-        figure = figure.removeprefix("MSE ").removesuffix(f" below {PAST_MEAN}")
+    if name != first == "predictable":
+        figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
     details = "; ".join(filter(None, (figure, where)))
     return _with(what, details), _with(what, where)
 
@@ -215,55 +230,64 @@ def _horizon(claim: Claim) -> int:
 
 
 def _not_shown(analysis: Analysis) -> list[Line]:
-    """Name the claims that are stated of no layer, and why."""
+    """Name the claims that are stated of no layer, and the layers that lack data."""
     every = analysis.exchanges
-    no_evidence, undecided = list[tuple[str, str]](), list[tuple[str, str]]()
-    needs = set[int]()
+    no_evidence, few = list[tuple[str, str]](), list[tuple[str, str]]()
+    untested, needs = list[tuple[str, str]](), set[int]()
     for name in (name for names in TOPICS.values() for name in names):
         claims = [(e, c) for e in every for c in e.claims if c.name == name]
-        if any(c.stated for _, c in claims):
-            continue
+        stated = any(c.stated for _, c in claims)
         near = min((_horizon(c) for _, c in claims), default=0)
         claims = [(e, c) for e, c in claims if _horizon(c) == near]
         why = [claim.untested for _, claim in claims]
         if claims and all(why):
-            undecided.append((f"{name} (not tested: {why[0]})",) * 2)
+            untested.append((name, why[0]))
             continue
-        few = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
+        short = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
         tested = [e for e, c in claims if c.outcome is Outcome.NO_EVIDENCE]
-        if tested:
+        if tested and not stated:
             size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
             size = size and f"cells, not port sums: {size}"
             inside = "; ".join(filter(None, [size, _some_layers(tested, every)]))
             no_evidence.append((_with(name, inside), name))
-        if few:
-            where = _some_layers([e for e, _ in few], every)
-            undecided.append((_with(name, where), name))
+        if short:
+            where = _some_layers([e for e, _ in short], every)
+            few.append((_with(name, where), name))
             if name != "co-activated":  # which needs tokens
-                needs.update(claim.needs for _, claim in few)
+                needs.update(_about(claim.needs) for _, claim in short)
     for claim in analysis.beats.claims:
         name = f"{claim.name} of {claim.about}"
         if claim.outcome is Outcome.NOT_ENOUGH_DATA:
-            undecided.append((f"{name} (needs {claim.needs:,})", name))
+            few.append((f"{name} (about {_about(claim.needs):,})", name))
         elif not claim.stated:
             no_evidence.append((name, name))
-    end = ""
-    if needs:
-        need = f"needs {_range(sorted(needs), ',.0f')} iterations"
-        end = f"; not enough data ({need})"
-    found = {
-        NOT_SHOWN: _listed(NOT_SHOWN, no_evidence),
-        UNDECIDED: _listed(UNDECIDED, undecided, end),
-    }
+    undecided, other = "", ""
+    if untested:
+        names = ", ".join(name for name, _ in untested)
+        full = ", ".join(_with(*one) for one in untested)
+        room = WIDTH // (2 if few else 1) - len(f"{UNDECIDED}: not tested: .")
+        other = f"not tested: {full if len(full) <= room else names}"
+    if few:
+        about = f"about {_range(sorted(needs), ',.0f')}" if needs else "more"
+        reason = f"needs {about} iterations: "
+        rest = "; " + other if other else ""
+        undecided = reason + _listed(f"{UNDECIDED}: {reason}{rest}", few) + rest
+    found = {NOT_SHOWN: _listed(NOT_SHOWN, no_evidence), UNDECIDED: undecided or other}
     return [Line(topic=t, text=x, basis="claims") for t, x in found.items() if x]
 
 
-def _listed(topic: str, items: Sequence[tuple[str, str]], end: str = "") -> str:
+def _about(needs: int) -> int:
+    """Round a number of observations, which differs from run to run, up to 2 digits."""
+    unit = int(10 ** max(len(str(needs)) - 2, 0))
+    return -(-needs // unit) * unit
+
+
+def _listed(topic: str, items: Sequence[tuple[str, str]]) -> str:
     """List items, each long or short, and count those that do not fit into a line."""
     text, left = "", 0
     for left in range(len(items)):
+        last = f" and {left} more" if left else ""
         shown = items[: len(items) - left]
-        last = end if not left else f" and {left} more{end}"
         text = _fitted(f"{topic}{last}", shown, ", ") + last
         if len(f"{topic}: {text}.") <= WIDTH:
             break
@@ -297,17 +321,18 @@ def figure_of(claims: Sequence[Claim]) -> str:
     """Format the range of the figures of claims of one name; "" if none is known."""
     known = [claim.figure for claim in claims if np.isfinite(claim.figure)]
     if not known:
-        return ""
+        return THROUGHOUT if claims[0].name == "converged" else ""
     named = {name: of for topic in TOPICS.values() for name, of in topic.items()}
-    figure, form = named.get(claims[0].name, ("", ".3g"))
-    unit = "" if "iteration" in figure else claims[0].unit
+    figure, form = named.get(claims[0].name, ("{}", ".3g"))
     if figure == REDUCED and min(known) < 0:
         return f"MSE changed by {_range([-value for value in known], '+.0%')}"
     if figure == REDUCED:
         named_by_claim = claims[0].name == PERSISTENCE
         below = "lower" if named_by_claim else f"below {PAST_MEAN}"
         return f"MSE {_range(known, form)} {below}"
-    return " ".join(filter(None, (figure, _range(known, form), unit)))
+    text = figure.format(_range(known, form))
+    early = figure == SINCE and len(known) < len(claims)
+    return f"{text} or before" if early else text
 
 
 def _range(values: Sequence[float], form: str) -> str:
@@ -342,7 +367,7 @@ def _communication(analysis: Analysis) -> list[Line]:
     items = [
         (
             f"{claim.about} {claim.statement.removeprefix('they ')}",
-            f"repeats every {claim.figure:.4g} s",
+            f"period {claim.figure:.4g} s",
         )
         for claim in analysis.beats.claims
         if claim.stated
@@ -382,7 +407,9 @@ def _capacity_factor(exchanges: Sequence[ExchangeAnalysis]) -> str:
         return ""
     most = [float(np.nanquantile(each, QUANTILE)) for each in peaks]
     share = f"{QUANTILE:.0%} of iterations"
-    return f"capacity factor {_range(most, '.2f')} fits {share} (figure)"
+    return (
+        f"capacity factor {_range(most, '.2f')} holds all tokens in {share} (measured)"
+    )
 
 
 def _next(analysis: Analysis, file: str) -> Line:

@@ -10,9 +10,11 @@ import pytest
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics, analyze
 from moetraffic.analysis.claim import Claim, Outcome, claim_of
+from moetraffic.analysis.conclusion import Subject
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.data import path
+from moetraffic.errors import AnalysisError
 from moetraffic.report.answer import TOPICS, Line, answer, conclusions, sentences
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.summary import by_part
@@ -78,7 +80,11 @@ def test_a_line_states_what_is_stated_and_of_which_layers() -> None:
     assert line(found, "Skew") == (
         "Skew: skewed (CV of the mean load 0.10 to 0.40; layers 0 to 3)."
     )
-    assert not {"No evidence of", "Undecided"} & {one.topic for one in answer(found)}
+    # layer 6 is undecided, whatever others show
+    assert line(found, "Undecided") == (
+        "Undecided: needs about 200 iterations: skewed (layer 6)."
+    )
+    assert "No evidence of" not in {one.topic for one in answer(found)}
 
 
 def test_what_is_stated_of_no_layer_stands_in_two_lines() -> None:
@@ -88,7 +94,7 @@ def test_what_is_stated_of_no_layer_stands_in_two_lines() -> None:
     )
     assert line(found, "No evidence of") == "No evidence of: skewed, trend (layer 1)."
     assert line(found, "Undecided") == (
-        "Undecided: moves, trend (layer 0); not enough data (needs 200 iterations)."
+        "Undecided: needs about 200 iterations: moves, trend (layer 0)."
     )
     topics = {one.topic for one in answer(found)}
     assert topics == {"Data", "No evidence of", "Undecided", "Next"}
@@ -99,7 +105,7 @@ def test_a_claim_that_was_not_tested_stands_there_with_the_reason() -> None:
     every = replace(every, flags=("not tested: a token has 2 of 4 experts",))
     found = analysis(*(exchange(n, every) for n in range(2)))
     assert line(found, "Undecided") == (
-        "Undecided: collapsed (not tested: a token has 2 of 4 experts)."
+        "Undecided: not tested: collapsed (a token has 2 of 4 experts)."
     )
 
 
@@ -138,7 +144,7 @@ def test_nothing_is_concluded_of_what_is_not_stated(name: str) -> None:
         why = "Undecided" if outcome is FEW else "No evidence of"
         assert set(lines) == {"Data", why, "Next"}
         assert name in lines[why]
-        assert ("needs 200 iterations" in lines[why]) == (outcome is FEW)
+        assert ("needs about 200 iterations" in lines[why]) == (outcome is FEW)
 
 
 def test_nothing_is_concluded_that_was_not_evaluated() -> None:
@@ -164,7 +170,8 @@ def test_the_rhythm_of_bursts_stands_beside_the_share_of_communication() -> None
     assert line(found, "No evidence of") == "No evidence of: periodic."
     few = analysis(exchange(0), bursts=(replace(bursts, outcome=FEW),))
     assert line(few, "Undecided") == (
-        "Undecided: periodic of all-to-alls of rank 0 (needs 200)."
+        "Undecided: needs more iterations: periodic of all-to-alls of rank 0 "
+        "(about 200)."
     )
 
 
@@ -189,12 +196,46 @@ def test_transfer_and_waiting_for_late_ranks_are_stated_apart() -> None:
     found = replace(analysis(exchange(0), bursts=(bursts,)), occupation=spent)
     assert line(found, "Communication") == (
         "Communication: 60 to 72% of a step (by rank) in collectives: transfer 25 to "
-        "50%, none overlapped (by gaps), waiting for late ranks 10 to 47%; repeats "
-        "every 0.2972 s."
+        "50%, none overlapped (by gaps), waiting for late ranks 10 to 47%; period "
+        "0.2972 s."
     )
     some = replace(spent, overlapped=np.array([[10, 0]]))
     found = replace(analysis(exchange(0, claim("skewed"))), occupation=some)
     assert "0 to 17% overlapped" in line(found, "Communication")
+
+
+def test_a_level_without_a_visible_beginning_has_no_iteration() -> None:
+    seen, none = claim("converged", STATED, 34), claim("converged", STATED, np.nan)
+    for claims, stated in (
+        ((seen,), "one level since iteration 34"),
+        ((none,), "one level, no transient seen"),
+        ((seen, none), "one level since iteration 34 or before"),
+    ):
+        found = analysis(*(exchange(n, each) for n, each in enumerate(claims)))
+        assert line(found, "Movement") == f"Movement: converged ({stated})."
+
+
+def test_where_experts_are_unknown_the_load_is_that_of_ranks() -> None:
+    subject = Subject(
+        name="received",
+        about="bytes",
+        unit="bytes",
+        cells=2,
+        followed=2,
+        curves={},
+        forecasts=None,
+        limits=None,
+        memory=None,
+    )
+    pair = replace(
+        exchange(0, claim("level change", STATED, 60)),
+        ranks=(0, 1),
+        subjects=(subject,),
+    )
+    assert line(analysis(pair), "Movement") == (
+        "Movement: bytes received by 2 ranks: level change (at iteration 60)."
+    )
+    assert "experts unknown: bytes received by 2 ranks" in line(analysis(pair), "Data")
 
 
 def test_an_analysis_without_claims_has_no_summary() -> None:
@@ -246,7 +287,7 @@ def test_every_claim_stands_once_in_two_terminal_lines(layers: int) -> None:
         assert len(re.findall(beside, stated)) == (number > 0)
         for topic, outcome in (("No evidence of", NOT), ("Undecided", FEW)):
             there = re.search(rf"[:,] {name}\b", lines.get(topic, ""))
-            expected = number == 0 and outcome in drawn[:, at]
+            expected = outcome in drawn[:, at] and (number == 0 or outcome is FEW)
             hidden = re.search(r" and \d+ more", lines.get(topic, ""))
             assert bool(there) == expected or (expected and hidden)
 
@@ -280,6 +321,11 @@ def test_iterations_beyond_the_last_one_are_named_in_the_first_line() -> None:
         )
 
 
+def test_horizons_beyond_the_run_are_refused() -> None:
+    with pytest.raises(AnalysisError, match=r"1,000 iterations ahead .* there are 12:"):
+        analyze(path("golden-v1.h5"), parts=["claims"], horizons=[1000])
+
+
 def test_forecasts_are_stated_of_the_nearest_and_the_longest_horizon() -> None:
     def about(ahead: int, outcome: Outcome) -> Claim:
         one = claim("predictable", outcome, 0.5 / ahead)
@@ -292,7 +338,7 @@ def test_forecasts_are_stated_of_the_nearest_and_the_longest_horizon() -> None:
         )
     )
     assert line(found, "Forecasts") == (
-        "Forecasts: predictable 1 iteration ahead, at most 5 (MSE 50% below the past "
+        "Forecasts: predictable 1 iteration ahead, up to 5 (MSE 50% below the past "
         "mean; layers 1 to 7)."
     )
     none = analysis(exchange(0, about(1, NOT), about(10, FEW)))
@@ -308,7 +354,7 @@ def test_forecasts_name_a_horizon_and_a_baseline_that_differ() -> None:
     found = analysis(exchange(0, about("predictable", 1), later))
     assert line(found, "Forecasts") == (
         "Forecasts: predictable 1 iteration ahead (MSE 50% below the past mean); "
-        "better than persistence 5 iterations ahead (MSE 50% lower)."
+        "better than persistence 5 iterations ahead (50% lower)."
     )
     alone = analysis(exchange(0, about("matrix predictable", 1)))
     assert line(alone, "Forecasts") == (

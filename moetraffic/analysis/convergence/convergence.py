@@ -40,7 +40,8 @@ class Trajectory:
     beyond_counting: float  # mean change over mean floor, stable part; 1: noise alone
     wander: float  # mean distance over mean floor, stable part; 1: no drift
     transient: Transient  # of the distance
-    settled_at: int  # first step of the stable part, of the claims; -1: none
+    settled_at: int  # first step of the stable part, of the claims; -1: none, or all
+    # steps are stable
     decay: Decay  # of the shares, times in step numbers
     changed_at: Int64  # [K], numbers of the steps at the level changes
     evenness: (
@@ -195,7 +196,7 @@ def _trajectory(
         beyond_counting=_over(change[both].sum(), change_floor[both].sum()),
         wander=_over(np.nansum(distance[begin:]), np.nansum(floor[begin:])),
         transient=transient,
-        settled_at=int(claim.figure) if claim.stated else -1,
+        settled_at=int(claim.figure) if np.isfinite(claim.figure) else -1,
         decay=decay(shares, at=when),
         changed_at=changed,
         evenness=_evenness(shares, copies, k),

@@ -22,7 +22,7 @@ Part = dict[str, Any]
 
 NULLS = {
     "moves": "a constant router with white sampling noise",
-    "converged": "a random walk of the shares under sampling noise",
+    "converged": "a random walk of the shares under sampling noise; a transient",
     "level change": "stationary increments, as of a random walk or autoregression",
     "trend": "a random walk of the shares under sampling noise, or no slope",
     "periodic": "a smooth spectrum, or a damped oscillation",
@@ -132,7 +132,7 @@ def _claims(
     """State what was found in counts ``[T, C]``, whose steps ``rows`` were used."""
     common: Part = {"about": about, "used": len(rows), "left_out": len(x) - len(rows)}
     if found is None and len(rows) >= SHORTEST and _constant(x[rows]):
-        held = {"converged": _held(int(steps[rows[0]]))}
+        held = {"converged": _HELD}
         return tuple(
             Claim(name=name, null=null, **common, **held.get(name, _NOTHING))
             for name, null in NULLS.items()
@@ -185,15 +185,12 @@ def _constant(x: Float64) -> bool:
     return bool(np.allclose(shares, shares[0], rtol=1e-9, atol=0))
 
 
-def _held(begin: int) -> Part:
-    """State the convergence of shares that never vary."""
-    return {
-        "outcome": Outcome.STATED,
-        "statement": f"its level is stable from iteration {begin} on",
-        "figure": float(begin),
-        "unit": "iteration",
-        "flags": ("its shares never vary",),
-    }
+_HELD: Part = {
+    "outcome": Outcome.STATED,
+    "statement": "its level is stable over the whole run",
+    "flags": ("its shares never vary",),
+}
+"""Convergence of shares that never vary."""
 
 
 def _decided(stated: bool) -> Outcome:
@@ -230,10 +227,10 @@ def _over_noise(x: Float64, tokens: Float64, k: int) -> float:
 
 
 def _converged(found: Movement, when: Int64) -> Part:
-    fit, statement, flags = found.stable, "", list[str]()
+    fit, flags, part = found.stable, list[str](), _NOTHING
     begin = int(when[found.begin])
     if found.converged:
-        statement = f"its level is stable from iteration {begin} on"
+        part = _level(found, when)
         if found.still and fit is not None:
             flags.append(
                 f"a random walk may have moved it by up to {fit.walk:.2g} times the "
@@ -243,21 +240,57 @@ def _converged(found: Movement, when: Int64) -> Part:
         flags.append(f"it changes its level at iteration {begin}")
     elif found.uneven:
         flags.append("its swings become larger or smaller to the end")
+    elif found.onset is not None and not found.onset.ended:
+        flags.append("a transient is seen until the last start that is tried")
     elif found.trend or fit.p_drift < DRIFT:
         flags.append("it drifts in one direction")
-    elif needs := _lacking(fit, found.begin):
-        flags.append(f"{_SHORT} (needs {needs:,} iterations)")
+    elif fit.p_walk < LEVEL and (needs := _lacking(fit, found.begin)):
+        part = {**_NOTHING, "outcome": Outcome.NOT_ENOUGH_DATA, "needs": needs}
+        flags.append(_SHORT)
     else:
         flags.append("it moves like a random walk")
     return {
-        "outcome": _decided(found.converged),
-        "statement": statement,
+        **part,
         # of a walk, where the shares are seen to move and return; else not tested
         "p": fit.p_walk if fit is not None and not found.still else NAN,
-        "figure": float(begin) if found.converged else NAN,
         "unit": "iteration",
-        "flags": tuple(flags),
+        "flags": (*part.get("flags", ()), *flags),
     }
+
+
+def _level(found: Movement, when: Int64) -> Part:
+    """State a level: since when, if something is seen before it, and what is not seen.
+
+    Without anything before it, the run has no iteration at which the level begins.
+    """
+    begin, start = int(when[found.begin]), found.onset
+    part: Part = {"outcome": Outcome.STATED}
+    if found.before >= 0:
+        part |= {
+            "statement": f"its level is stable from iteration {begin} on, and not yet "
+            f"from {when[found.before]} on",
+            "figure": float(begin),
+            "low": float(when[found.before]),
+            "high": float(begin),
+        }
+    elif found.changes:
+        last = found.changes[-1]
+        part |= {
+            "statement": f"its level is stable from iteration {begin} on",
+            "figure": float(begin),
+            "low": float(when[last.low]),
+            "high": float(when[last.high]),
+        }
+    else:
+        part["statement"] = (
+            "its level is stable over the whole run: no transient is seen"
+        )
+    if start is not None:
+        part["flags"] = (
+            f"a transient of less than {start.limit:.2g} standard deviations of the "
+            f"level, fading within {start.fading:.0f} iterations, cannot be excluded",
+        )
+    return part
 
 
 def _level_change(found: Movement, when: Int64) -> Part:

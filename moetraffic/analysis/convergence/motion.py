@@ -52,6 +52,8 @@ class Motion:
     half_life: float  # steps, ln .5 / ln phi
     low: float  # 95% interval of the half-life
     high: float
+    phi: float  # of the autoregression, below 1
+    kappa: float  # variance of its steps over that of the noise
     walk: float  # upper 95% limit of a random walk's standard deviation over the n
     # steps, over that of the noise of one step
 
@@ -125,6 +127,8 @@ def motion(
         half_life=_half_life(phi),
         low=_half_life(fit.phi[max(inside[0] - 1, 0)]),
         high=_half_life(fit.phi[min(inside[-1] + 1, len(fit.phi) - 1)]),
+        phi=float(fit.phi[row]),
+        kappa=float(_KAPPA[column]),
         walk=float(np.sqrt(_KAPPA[allowed[-1]] * n)),
     )
 

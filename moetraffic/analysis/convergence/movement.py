@@ -2,9 +2,9 @@
 
 Jumps come first, and are taken off; then the period, whose frequencies are left out of
 what follows; then the part after the last jump and the transient, which is stable if it
-does not move or returns to a level, with swings of one size; then a trend, if no part
-is stable.  So no two
-findings contradict each other.
+does not move or returns to a level, with swings of one size, and no transient is seen
+at its beginning; then a trend, if no part is stable.  So no two findings contradict
+each other.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from moetraffic.arrays import Float64
 
 from .level_changes import LevelChange, level_changes
 from .motion import Motion, motion
+from .onset import Onset, onset
 from .transient import initial_transient
 
 SHORTEST = 32
@@ -59,6 +60,8 @@ class Movement:
     whole: Motion  # of all steps, jumps taken off
     moves: bool  # whether there is any motion beyond white noise
     begin: int  # first step of the stable part, or of what was tested as such
+    before: int  # last of the earlier steps from which the run is not stable; -1: none
+    onset: Onset | None  # of the part that is tested as stable; None: not tested
     stable: Motion | None  # of this part; None: the part is too short
     returns: bool  # it moves, and returns to a level
     p_cycle: float  # of a periodic function under white noise, if it returns; else NaN
@@ -105,7 +108,7 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
     whole = motion(rest, without=bands, seed=seed)
     # Step 3: the part after the last jump and the transient.
     moves = bool(changes) or line or whole.p_still < LEVEL
-    begin = changes[-1].index if changes else 0
+    begin, before = changes[-1].index if changes else 0, -1
     stable, returns, still = None, False, False
     enough = max(SHORTEST, STABLE * steps)
     if steps - begin >= enough:
@@ -121,9 +124,20 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
                 tried.append((first, late, _outcome(late)))
         # it returns to a level if it does so to the end, not from the transient alone
         if tried and (tried[-1][2][1] or (tried[-1][2][0] and not returns)):
+            before = begin + (tried[-2][0] if tried[1:] else 0)
             first, stable, (returns, still) = tried[-1]
             begin += first
-    # Step 4: of this part, the one from which its swings are of one size.
+    # Step 4: of this part, the one from which no transient is seen.
+    start = None
+    if returns or still:
+        last = steps - begin - int(np.ceil(enough))
+        start = onset(rest[begin:], last=last, without=bands, seed=seed)
+        if start.seen >= 0:
+            before = begin + start.seen
+            begin += start.begin
+            stable = motion(rest[begin:], without=bands, seed=seed)
+            returns, still = _outcome(stable) if start.ended else (False, False)
+    # Step 5: of this part, the one from which its swings are of one size.
     uneven = False
     if returns:
         later = begin
@@ -133,6 +147,7 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
         if uneven:
             returns = False
         elif later > begin:
+            before, start = begin, None
             begin, stable = later, motion(rest[later:], without=bands, seed=seed)
             returns, still = _outcome(stable)
     # a periodic function returns, too: what its best fits leave moves all the same
@@ -140,7 +155,7 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
     if returns:
         fits = without_period(rest[begin:])
         p_cycle = max(motion(x, without=gone, seed=seed).p_still for x, gone in fits)
-    # Step 5: a trend of the whole run.
+    # Step 6: a trend of the whole run.
     slope, trend = None, False
     if moves and not changes and not (returns or still or uneven):
         slope = motion(rest, without=bands, line=True, seed=seed)
@@ -154,6 +169,8 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
         whole=whole,
         moves=moves,
         begin=begin,
+        before=before,
+        onset=start,
         stable=stable,
         returns=returns,
         p_cycle=p_cycle,

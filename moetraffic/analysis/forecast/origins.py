@@ -8,12 +8,14 @@ horizon``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from moetraffic.arrays import Float64, Int64
+from moetraffic.errors import AnalysisError
 
 FEWEST = 4
 """Minimum number of origins of a part for tuning or evaluation."""
@@ -67,6 +69,16 @@ def steps_needed(horizon: int) -> int:
     horizon and as the third root of their number (see :func:`gain`).
     """
     return 4 * (max(FEWEST * horizon, 2 * FEWEST) + horizon - 1)
+
+
+def check_horizons(horizons: Sequence[int] | None, steps: int) -> None:
+    """Refuse horizons all of which are beyond a run of some steps."""
+    if horizons and 0 < steps <= min(horizons):
+        raise AnalysisError(
+            f"to test forecasts {min(horizons):,} iterations ahead takes "
+            f"{steps_needed(min(horizons)):,} iterations, but there are {steps:,}: "
+            "give shorter --horizons"
+        )
 
 
 def split(steps: int, *, max_origins: int = 2048) -> Split:

@@ -42,6 +42,9 @@ PARTS = 10
 HOT = 8
 """One of how many experts is hot, as in the statistics of hot-expert retention."""
 
+FEWEST = 4
+"""Experts, or ranks, that have a hot set: of two, one is always the hottest."""
+
 LEAST_ITERATIONS = 32
 """Iterations that a retained hot set needs: as many as a forecast of the next one."""
 
@@ -186,8 +189,9 @@ def _hot_set_retained(load: Int64, seed: int) -> Claim:
     """Test whether parts of the run have the same hot experts."""
     claim = _no_claim("hot set retained", "its hot experts stay hot", EXCHANGEABLE)
     experts = load.shape[1]
-    if experts < 2:
-        return replace(claim, flags=(NOT_TESTED + "there is one expert",))
+    if experts < FEWEST:
+        why = f"{NOT_TESTED}{experts} of the {FEWEST} members that a hot set needs"
+        return replace(claim, flags=(why,))
     hot = max(1, experts // HOT)
     # even the same hot set in all parts must be improbable enough
     needs = 1 + ceil(log(1 / LEVEL) / log(comb(experts, hot)))

@@ -32,6 +32,9 @@ WRITES = ("run.h5", "replayed.h5", "report.html", "summary.txt", "summary.json")
 EARLY = 100
 """Training step after which a first summary is printed, while training goes on."""
 
+PRELIMINARY = ("Data", "Skew", "Communication")
+"""Topics of the first summary: early levels and motions are those of a transient."""
+
 BUILD_S = 60.0
 """Time after the report for which a compilation is awaited."""
 
@@ -75,8 +78,12 @@ def demo(
             tick(done, note)
             if done == EARLY < iterations and not as_json:
                 trained = merge(segments_folder(run)).trace
-                so_far = f"So far, of a training of {iterations} iterations:"
-                console.show(["", so_far, *_answer(trained), ""])
+                so_far = (
+                    f"Preliminary, after {done} of {iterations} iterations; how loads "
+                    "move is tested at the end:"
+                )
+                lines = [x for x in _answer(trained) if x.startswith(PRELIMINARY)]
+                console.show(["", so_far, *lines, ""])
 
         trace = capture_run(
             workload, run, force=force, on_step=step, overwrite=OVERWRITE

@@ -14,7 +14,7 @@ from moetraffic.report.answer import conclusions
 from moetraffic.report.results.overview import about as about_run
 from moetraffic.report.results.overview import layout, layout_known
 from moetraffic.report.results.skew import named, subject_of
-from moetraffic.report.results.summary import unconverged
+from moetraffic.report.results.summary import settled
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.provenance import source_clause
@@ -136,17 +136,14 @@ def _row(exchange: ExchangeAnalysis, analysis: Analysis) -> tuple[object, ...]:
     matrix = subject_of(exchange, "demand") or subject_of(exchange, "wire")
     packets, both = exchange.complexity, exchange.convergence
     courses = (both.load, both.cells) if both else ()
-    settled = [
-        f"step {course.settled_at}" if course.converged else unconverged(course)
-        for course in courses
-    ]
+    since = [settled(course) for course in courses]
     return (
         *(named(exchange, analysis), len(exchange.iterations)),
         _with_floor(load, "normalized_entropy"),
         _with_floor(load, "max_over_mean"),
         _within(matrix),
         *((packets.temporal, packets.non_temporal) if packets else (None, None)),
-        *(settled or (None, None)),
+        *(since or (None, None)),
     )
 
 

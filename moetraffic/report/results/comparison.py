@@ -13,7 +13,7 @@ from moetraffic.analysis.comparison import SCALES, Comparison, Distance
 from moetraffic.analysis.resampling import LEVEL, Interval
 from moetraffic.analysis.times.completion import TimeRatio
 from moetraffic.analysis.times.repeated_runs import WIDEST
-from moetraffic.report.answer import TOPICS
+from moetraffic.report.answer import REDUCED, TOPICS
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import amount
 
@@ -243,13 +243,17 @@ def claim_sentence(first: Sequence[Claim], second: Sequence[Claim]) -> str:
 
 
 _FIGURES = {
-    name: {
-        "moves": "variance/noise",
-        "converged": "since iteration",
-        "trend": "traffic moved",
-    }.get(name, figure)
-    for topic in TOPICS.values()
-    for name, (figure, _) in topic.items()
+    "skewed": "CV of the mean load",
+    "hot set retained": "share",
+    "collapsed": "share",
+    "co-activated": "lift",
+    "moves": "variance/noise",
+    "converged": "since iteration",
+    "level change": "at iteration",
+    "trend": "traffic moved",
+    "periodic": "period",
+    "mean-reverting": "half-life",
+    **dict.fromkeys(TOPICS["Forecasts"], REDUCED),
 }
 """Names of the figures of claims, short enough for a column."""
 

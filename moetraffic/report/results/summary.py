@@ -82,8 +82,10 @@ def by_part(analysis: Analysis) -> dict[str, list[Table]]:
     }
 
 
-def unconverged(course: Trajectory) -> str:
-    """Name the outcome of a trajectory that is not stated to have converged."""
+def settled(course: Trajectory) -> str:
+    """Name the first step of a trajectory's stable part, or why there is none."""
+    if course.converged:
+        return str(course.settled_at) if course.settled_at >= 0 else "level throughout"
     few = course.converged is None
     return str((Outcome.NOT_ENOUGH_DATA if few else Outcome.NO_EVIDENCE).value)
 
@@ -196,12 +198,10 @@ def _convergence(exchanges: list[ExchangeAnalysis]) -> Table:
             rows.append(
                 (
                     *(exchange.layer, name),
-                    str(course.settled_at) if course.converged else unconverged(course),
+                    settled(course),
                     ", ".join(map(str, changed[:4])) + ("..." if changed[4:] else ""),
                     # an approach to a level, if there is one that is reached
-                    float(course.decay.half_life)
-                    if course.settled_at > int(both.at[0])
-                    else None,
+                    float(course.decay.half_life) if course.settled_at >= 0 else None,
                     course.beyond_counting,
                     float(hot.overlap[0]) if len(hot.overlap) else None,
                     *(hot.random_overlap, hot.counting_overlap),

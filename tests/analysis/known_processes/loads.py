@@ -44,13 +44,13 @@ def _level(rng: np.random.Generator, experts: int) -> Float64:
 
 def balanced(rng: np.random.Generator, steps: int) -> Loads:
     """All experts have the same probability, at all times."""
-    return _counts(np.zeros((steps, _experts(rng))), rng)
+    return _counts(np.zeros((steps, _experts(rng))), rng, stationary=1)
 
 
 def skewed(rng: np.random.Generator, steps: int) -> Loads:
     """Experts have different probabilities, which do not change."""
     level = _level(rng, _experts(rng))
-    return _counts(np.tile(level, (steps, 1)), rng)
+    return _counts(np.tile(level, (steps, 1)), rng, stationary=1)
 
 
 def _walk(rng: np.random.Generator, steps: int, change: float) -> Loads:
@@ -76,14 +76,21 @@ def fast_walk(rng: np.random.Generator, steps: int) -> Loads:
 def autoregression(rng: np.random.Generator, steps: int) -> Loads:
     """Logits are an AR(1) around a level, with a coefficient of .8 to .92."""
     experts, phi = _experts(rng), rng.uniform(0.8, 0.92)
-    state = rng.normal(0, 1, experts)
-    states = np.empty((steps, experts))
-    for now in states:
-        now[:] = state
-        state = phi * state + rng.normal(0, np.sqrt(1 - phi**2), experts)
+    states = _returning(rng, steps, experts, phi)
     half_life = float(np.log(0.5) / np.log(phi))
     level = _level(rng, experts)
-    return _counts(level + 0.25 * states, rng, half_life=half_life)
+    return _counts(level + 0.25 * states, rng, half_life=half_life, stationary=1)
+
+
+def _returning(
+    rng: np.random.Generator, steps: int, experts: int, phi: float
+) -> Float64:
+    """Draw AR(1) states of variance 1, ``[steps, experts]``."""
+    states = rng.normal(0, 1, (steps, experts))
+    for now, before in zip(states[1:], states, strict=False):
+        now *= np.sqrt(1 - phi**2)
+        now += phi * before
+    return states
 
 
 def step(rng: np.random.Generator, steps: int) -> Loads:
@@ -110,6 +117,34 @@ def transient(rng: np.random.Generator, steps: int) -> Loads:
     return _counts(
         _level(rng, experts) + fading * rng.normal(0, 0.8, experts), rng, tau=tau
     )
+
+
+def _fading(rng: np.random.Generator, steps: int, moving: float) -> Loads:
+    """Draw logits that fade from .05 to 2 off their level, in 1 to 12% of the run.
+
+    They have settled when what is left is below a standard deviation of the log
+    shares about the level.
+    """
+    experts, phi = _experts(rng), rng.uniform(0.8, 0.92)
+    tau, size = rng.uniform(0.01, 0.12) * steps, np.exp(rng.uniform(*np.log([0.05, 2])))
+    off = np.exp(-np.arange(steps) / tau)[:, None] * rng.normal(0, size, experts)
+    level = _level(rng, experts) + moving * _returning(rng, steps, experts, phi)
+    run = _counts(level + off, rng)
+    logs = np.log(run.counts[steps // 2 :] + 0.5)
+    spread = (logs - logs.mean(axis=1, keepdims=True)).std(axis=0)
+    left = ((off - off.mean(axis=1, keepdims=True)) / spread) ** 2
+    run.truth["settled"] = int((left.mean(axis=1) > 1).sum())
+    return run
+
+
+def fading_to_a_constant(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits approach a level exponentially; from it, only tokens are drawn."""
+    return _fading(rng, steps, 0)
+
+
+def fading_to_a_motion(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits approach exponentially an AR(1) around a level, of .02 to .3."""
+    return _fading(rng, steps, rng.uniform(0.02, 0.3))
 
 
 def _periodic(rng: np.random.Generator, steps: int, jitter: float) -> Loads:
@@ -262,6 +297,7 @@ PROCESSES: dict[str, Callable[[np.random.Generator, int], Loads]] = {
     function.__name__.replace("_", " "): function
     for function in (
         *(balanced, skewed, slow_walk, walk, fast_walk, autoregression, step, trend),
+        *(fading_to_a_constant, fading_to_a_motion),
         *(transient, period, jittered_period, collapse, drifting_hot_set),
         *(regime_switch, fading_swings, damped_oscillation, early_training),
         *(two_in_turn, three_in_turn, every_nth, slipping_turns, random_turns),

@@ -33,6 +33,9 @@ FIGURES: Mapping[tuple[str, str], Callable[[float, float, int], bool]] = {
     ("periodic", "period_s"): lambda found, true, _: abs(found / true - 1) <= 0.05,
     ("level change", "change"): lambda found, true, n: abs(found - true) <= 0.02 * n,
     ("converged", "faded"): lambda found, true, _: found >= true,
+    # NaN: no transient is seen
+    ("converged", "settled"): lambda found, true, _: np.nan_to_num(found) >= true,
+    ("converged", "stationary"): lambda found, *_: bool(np.isnan(found)),
     ("mean-reverting", "half_life"): lambda found, true, _: (
         2 / 3 <= found / true <= 1.5
     ),
