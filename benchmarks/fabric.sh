@@ -15,7 +15,13 @@ trap clean EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-"${PYTHON:-python3}" "$here/fabric.py" "$@" &
+python=${PYTHON:-python3}
+"$python" -c 'import numpy, moetraffic' 2>/dev/null || {
+    echo "$python cannot import numpy and moetraffic: give the one of their" \
+        "environment, sudo PYTHON=\$PWD/.venv/bin/python $0" >&2
+    exit 2
+}
+"$python" "$here/fabric.py" "$@" &
 child=$!
 trap 'kill "$child" 2>/dev/null; wait "$child"; exit 143' TERM INT
 wait "$child"

@@ -19,8 +19,9 @@ from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.selection import FULL_VERIFICATION, Depth, Verification
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.rescaling import Scaling, rescale
+from moetraffic.trace.rescaling.trace_scaling import TraceScale
 from moetraffic.trace.trace import Trace
-from moetraffic.units import bytes_per_second
+from moetraffic.units import byte_size, bytes_per_second
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 """Element types of reductions, as torch names them."""
@@ -238,10 +239,26 @@ class Request:
             timed=self.pace.timed,
         )
         if scale is not None:
-            made = replace(made, notes=(*scale.describe(), *made.notes))
+            moved = self._dispatched(trace, scale)
+            made = replace(made, notes=(*moved, *scale.describe(), *made.notes))
         if self.pairs:
             expert_exchanges(made)
         return made
+
+    def _dispatched(self, trace: Trace, scale: TraceScale) -> tuple[str, ...]:
+        """State the bytes of a dispatcher's exchanges, and those that were captured."""
+        if not self.scaling.dispatcher:
+            return ()
+        made = make_plan(
+            trace, ranks=(), iterations=self.iterations, layers=self.layers, dense=False
+        )
+        captured = int(made.total_bytes.sum())
+        moved = scale.ledger.captured
+        ratio = f" ({moved / captured:.2f}x)" if captured else ""
+        return (
+            f"dispatcher {self.scaling.dispatcher}: {byte_size(moved)} where "
+            f"{byte_size(captured)} were captured{ratio}",
+        )
 
     def validate_outputs(self) -> None:
         """Check, before any work, that the output files can be written.

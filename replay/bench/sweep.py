@@ -199,7 +199,15 @@ def size_range(
     if not (grows and first <= last):
         raise ReplayError(
             "sizes go from -b up to -e by a factor -f above 1 or a step -i, but are "
-            f"from {begin} to {end} by factor {factor} and step {step}: correct them"
+            f"from {begin} to {end} by "
+            + " and ".join(
+                f"{name} {value}"
+                for name, value in (("factor", factor), ("step", step))
+                if value is not None
+            )
+            + ": correct them"
+            if factor is not None or step is not None
+            else f"sizes go from -b up to -e, but are from {begin} to {end}: swap them"
         )
     found = [first]
     while len(found) <= _MOST_SIZES:

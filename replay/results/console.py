@@ -56,7 +56,7 @@ class ProgressDisplay:
         )
         if plan.left_out:
             line += f"; not replayed: {counts(plan.left_out)}"
-        text = "\n".join((line, *plan.notes, *more))
+        text = "\n".join((line, *more))  # the summary has the notes of the plan
         if self._live is None:
             say(text)
         else:

@@ -93,9 +93,10 @@ class Ports:
         who = "others" if named else "all"
         others = f"{who} at {' to '.join(span)}" if rest else ""
         text = ", ".join(filter(None, [*named, others]))
+        title = f"Slow port{'s' * (len(named) > 1)}" if named else "Ports"
         return (
-            f"Ports: {text}; even all-to-all busbw {self.bench_busbw_gbs:.3g} GB/s as "
-            "nccl-tests measures"
+            f"{title}: {text}; even all-to-all busbw {self.bench_busbw_gbs:.3g} GB/s "
+            "as nccl-tests measures"
         )
 
     def table(self) -> Table:

@@ -11,6 +11,9 @@ from .ratio import LEVEL, WIDEST, Ratio
 from .result import LATE_S, Fidelity, PartFidelity, Replay
 from .summary_tables import counts, interval, verification
 
+ALWAYS = 0.6
+"""Share of operations from which one rank is said to be the last to call."""
+
 
 def sentences(replay: Replay) -> list[str]:
     """Summarize a replay: bandwidth, bytes, durations, ranks and reservations.
@@ -23,11 +26,7 @@ def sentences(replay: Replay) -> list[str]:
     r, found = replay, replay.fidelity
     lines = [quotation(r), _moved(r), _durations(r)]
     ranks = [] if r.ports is None else [f"{r.ports.sentence()}{_over_ports(r)}."]
-    if r.straggler is not None:
-        ranks.append(
-            f"Straggler: rank {r.straggler} arrived last in {r.straggler_share:.0%} of "
-            "operations."
-        )
+    ranks += _last_to_call(r)
     if ranks:
         lines.append(" ".join(ranks))
     effects = []
@@ -90,6 +89,29 @@ def quotation(replay: Replay) -> str:
     return f"{line}; {_interval(found, part)}{apart}."
 
 
+def _last_to_call(r: Replay) -> list[str]:
+    """Name the rank that calls last, if there is one: it is no sign of its port."""
+    if r.straggler is None:
+        return []
+    most = f"rank {r.straggler} {{}} in {r.straggler_share:.0%} of operations"
+    if r.straggler_share < ALWAYS:
+        text = f"No rank is always last to call: {most.format('most often,')}"
+    else:
+        text = f"Straggler: {most.format('arrived last')}"
+    slow = "; transfers are timed from the last call, so it is not the slow port's sign"
+    return [text + slow * bool(r.ports is not None and r.ports.slow) + "."]
+
+
+def _below(ratio: Ratio, found: Fidelity) -> str:
+    """State what a time of a pass below its lower bound on a network shows."""
+    high = ratio.value if math.isnan(ratio.high) else ratio.high
+    if not high < 1:
+        return ""
+    file, described, _ = found.bound_of.partition(": ")
+    faster = f"{file} describes" if described else file
+    return f", below 1: the network is faster than {faster}"
+
+
 def _over_ports(r: Replay) -> str:
     part = r.fidelity.part("all") if r.fidelity is not None else None
     if r.ports is None or part is None or math.isnan(part.over_ports.value):
@@ -149,7 +171,7 @@ def _durations(r: Replay) -> str:
     if walls is not None and not math.isnan(walls.over_bound.value):
         ratios.append(
             f"{interval(walls.over_bound, 'x')} the lower bound of a pass "
-            f"({duration(found.pass_bound_s)})"
+            f"({duration(found.pass_bound_s)}){_below(walls.over_bound, found)}"
         )
     if whole is not None and not math.isnan(whole.transfer_over_captured.value):
         ratios.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -68,19 +69,24 @@ class Ledger:
         return self.sent - self.factor * self.kept
 
     def lines(self) -> tuple[str, ...]:
-        """The ledger in sentences for people."""
-        lost = self.left_out + self.self_left_out
+        """The ledger in sentences for people; what is zero is left out."""
         there = self.captured + self.from_peers + self.by_mean
+        before = _exactly(self.captured - self.captured_inside)
+        between = f"between ranks (before {before})"
+        kept = {between: self.between, "inside a rank": self.inside}
+        moved = {"into ranks": self.folded, "out of ranks": self.spread}
+        lost = {
+            "of ranks that are left out": self.left_out,
+            "of self traffic": self.self_left_out,
+        }
         told = [
             f"bytes kept {_exactly(self.kept)} of {_exactly(there)} in "
-            f"{self.matrices} all-to-alls: {_exactly(self.between)} between ranks "
-            f"(captured {_exactly(self.captured - self.captured_inside)}), "
-            f"{_exactly(self.inside)} inside a rank",
-            f"bytes moved into ranks {_exactly(self.folded)}, out of ranks "
-            f"{_exactly(self.spread)}",
-            f"bytes lost {_exactly(lost)}: {_exactly(self.left_out)} of ranks that are "
-            f"left out, {_exactly(self.self_left_out)} of self traffic",
+            f"{self.matrices} all-to-alls: {_parts(kept)}"
         ]
+        if any(moved.values()):
+            told.append(f"bytes moved: {_parts(moved)}")
+        if any(lost.values()):
+            told.append(f"bytes lost: {_parts(lost)}")
         if self.operations_left_out:
             told.append(
                 f"operations of ranks that are left out: {self.operations_left_out}"
@@ -101,6 +107,10 @@ class Ledger:
 
 def _diagonal(wire: Int64) -> int:
     return int(np.trace(wire, axis1=1, axis2=2).sum())
+
+
+def _parts(sums: Mapping[str, int]) -> str:
+    return ", ".join(f"{_exactly(n)} {where}" for where, n in sums.items() if n)
 
 
 def _exactly(count: int) -> str:

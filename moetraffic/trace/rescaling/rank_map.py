@@ -239,7 +239,7 @@ def count_of(text: str, option: str) -> tuple[int, str]:
     number, _, rule = text.partition(":")
     if not _is_rank(number) or not int(number):
         raise ReplayError(
-            f"{option} is a number of ranks, and a rule behind a colon, not "
+            f"{option} is a number of ranks from 1 on, and a rule behind a colon, not "
             f"{text[:40]!r}: give 4, or 4:RULE"
         )
     return int(number), rule

@@ -29,6 +29,9 @@ from moetraffic.replay.results.dry_run import (
     print_dry_run,
 )
 from moetraffic.trace import UNKNOWN_TIME, Trace
+from moetraffic.trace.rescaling import Scaling
+from moetraffic.units import byte_size
+from tests.trace.test_dispatchers import routed
 
 RATE = 125e6  # bytes/s of 1Gbps
 
@@ -138,6 +141,22 @@ def test_what_no_rank_could_replay_is_refused_before_the_plan(
         assert sentence in printed.err
         assert "operations of" not in printed.err
         assert not printed.out
+
+
+def test_the_bytes_of_a_dispatcher_are_beside_the_captured_ones(tmp_path):
+    file = tmp_path / "run.h5"
+    made, _ = routed(0)
+    made.save(file)
+    request = Request(trace=file, scaling=Scaling(dispatcher="padded"))
+    with Trace.open(file) as trace:
+        captured = int(make_plan(trace, dense=False).total_bytes.sum())
+        plan = request.plan(trace)
+    moved = int(plan.total_bytes.sum())
+    assert moved != captured
+    assert plan.notes[0] == (
+        f"dispatcher padded: {byte_size(moved)} where {byte_size(captured)} were "
+        f"captured ({moved / captured:.2f}x)"
+    )
 
 
 def test_programs_are_written_as_json_and_csv(toy_file, tmp_path, capsys):

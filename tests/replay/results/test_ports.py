@@ -70,7 +70,7 @@ def test_a_slow_port_is_named_with_its_rate():
     found = ports_of([[25e6, 25e6, 6e6, 24e6], [25e6, 25e6, 25e6, 25e6]])
     assert [(p.rank, p.direction) for p in found.slow] == [(2, "send")]
     text = found.sentence()
-    assert text.startswith("Ports: rank 2 sends at 48 Mbps (4")
+    assert text.startswith("Slow port: rank 2 sends at 48 Mbps (4")
     assert "others at 192 Mbps to 200 Mbps" in text
     assert ports_of([[1e6] * 3] * 2).slow == ()
     assert "Ports: all at 8 Mbps;" in ports_of([[1e6] * 3] * 2).sentence()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -157,6 +158,34 @@ def test_a_value_is_stated_only_if_its_interval_is_narrow(toy):
     assert f"GB/s, {low} to {high}x;" in lines[0]
     assert f"; {low} to {high}x (not determined) the lower bound of a" in lines[2]
     assert "more runs on idle hosts narrow it: --repeat 12." in lines[-1]
+
+
+def test_the_last_to_call_is_a_straggler_only_if_it_is_always_the_same(toy):
+    made = three_runs(toy, [2.0, 2.2, 2.1])
+    for share, text in (
+        (0.51, "No rank is always last to call"),
+        (0.7, "Straggler: ra"),
+    ):
+        said = "\n".join(sentences(replace(made, straggler=1, straggler_share=share)))
+        assert text in said
+        assert f"rank 1 {'most often,' if share < 0.6 else 'arrived last'} in" in said
+
+
+def test_a_pass_faster_than_its_bound_shows_a_faster_network(toy):
+    made = three_runs(toy, [0.2, 0.22, 0.21])
+    wall = made.fidelity.part("iteration")
+    ratio = Ratio(value=0.5, low=0.4, high=0.6)
+    parts = [
+        replace(part, over_bound=ratio) if part is wall else part
+        for part in made.fidelity.parts
+    ]
+    for bound_of, faster in (
+        ("slow.json: 8 Gbps a rank", "slow.json describes"),
+        ("8 Gbps a rank", "8 Gbps a rank"),
+    ):
+        found = replace(made.fidelity, parts=tuple(parts), bound_of=bound_of)
+        said = "\n".join(sentences(replace(made, fidelity=found)))
+        assert f"below 1: the network is faster than {faster}" in said
 
 
 def test_answers_have_three_significant_digits(toy):

@@ -98,6 +98,7 @@ def test_64_ranks_folded_on_4_move_exactly_the_sums_of_their_blocks(wide):
     assert ledger.captured == ledger.kept == ledger.sent == every
     assert ledger.folded > 0
     assert ledger.between + ledger.folded + ledger.captured_inside == every
+    assert not any("lost" in line or " 0 B" in line for line in ledger.lines())
 
 
 places = st.lists(
