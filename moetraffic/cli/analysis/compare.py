@@ -99,9 +99,9 @@ def compare(
     distances, *times = report.tables(found, beyond)
     present(
         data,
-        *([f"Both are one file: {first.name}."] if first.samefile(second) else []),
         *partial,
         *report.sentences(found, beyond, times_first=len(replays) == 2),
+        *([f"Both are one file: {first.name}."] if first.samefile(second) else []),
         *sources,
         report.claim_sentence(*claimed),
         as_json=as_json,
