@@ -72,7 +72,7 @@ def present(
     output: Path | None = None,
     chart: Chart | None = None,
     plot: Path | None = None,
-    look: FigureStyle | None = None,
+    look: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the files of a result, and print it as JSON, or as tables and sentences.
 
@@ -80,13 +80,13 @@ def present(
     ``--json``; the tables of ``parts`` follow with ``tables``, those of the parts
     ``only`` replace the summary.
     ``written`` are files that exist already (None where one was not asked for).
-    ``output`` is a JSON file to write, ``plot`` a picture of ``chart``
-    in the style ``look``.
+    ``output`` is a JSON file to write, ``plot`` a picture of ``chart``, ``look`` the
+    values of :data:`moetraffic.report.console.options.APPEARANCE`.
     """
     if chart is not None and plot is not None:
         from moetraffic.report import figures
 
-        figures.save(chart, plot, look)
+        figures.save(chart, plot, figure_style(**(look or {})))
     if output is not None:
         write_output(output, json_text(data) + "\n")
     if as_json:
@@ -198,18 +198,12 @@ def write_result(
 
 
 def figure_style(
-    width: str | None, no_title: bool, style: str = ""
-) -> FigureStyle | None:
-    """Return how pictures are drawn; None as usual, without importing matplotlib."""
-    if width is None and not no_title and not style:
-        return None
-    from moetraffic.report.figure_style import FigureStyle, inches
+    *, width_in: float | None = None, no_title: bool = False, style: str = ""
+) -> FigureStyle:
+    """Return how pictures are drawn, from the options of a verb."""
+    from moetraffic.report.figure_style import FigureStyle
 
-    return FigureStyle(
-        width_in=None if width is None else inches(width),
-        title=not no_title,
-        style=style,
-    )
+    return FigureStyle(width_in=width_in, title=not no_title, style=style)
 
 
 def json_text(value: Any) -> str:

@@ -120,6 +120,12 @@ def test_options_that_share_a_name_are_of_one_kind() -> None:
     )
 
 
+def test_every_verb_that_plots_takes_the_appearance_of_a_picture() -> None:
+    every = every_option()
+    for name in ("--width", "--no-title", "--style"):
+        assert set(every["--plot"]) | {"plot"} == set(every[name]), name
+
+
 def test_what_is_written_is_named_and_spared() -> None:
     """-o names what a verb writes, and what is there is kept without --force."""
     for verb in VERBS:

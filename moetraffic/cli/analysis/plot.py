@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from moetraffic.cli.output import make_folder, present
+from moetraffic.cli.output import figure_style, make_folder, present
 from moetraffic.errors import AnalysisError
 from moetraffic.report.chart import FILE_FORMATS, Missing
 from moetraffic.report.console.options import (
+    APPEARANCE,
     Algorithm,
     AsJson,
     Force,
     Layers,
-    NoTitle,
     Operations,
     TraceFile,
-    Width,
     operation_names,
     option,
     parts_of,
     refuse_idle,
+    takes,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_output
@@ -35,9 +35,8 @@ NAMES = (
 )
 """Pictures, as in :data:`moetraffic.report.results.pictures.PICTURES`."""
 
-LOOK = "Appearance"
 
-
+@takes(look=APPEARANCE)
 def plot(
     context: typer.Context,
     trace: TraceFile,
@@ -76,21 +75,13 @@ def plot(
         option(
             f"File formats, with commas: {', '.join(FILE_FORMATS)}.",
             "--format",
-            panel=LOOK,
+            panel="Appearance",
         ),
     ] = "png",
-    width: Width = None,
-    no_title: NoTitle = False,
-    style: Annotated[
-        str,
-        option(
-            "Style of matplotlib, or a .mplstyle file.",
-            panel=LOOK,
-            shown="yours, from matplotlibrc",
-        ),
-    ] = "",
     force: Force = False,
     as_json: AsJson = False,
+    *,
+    look: dict[str, Any],
 ) -> None:
     """Plot demand, traffic between ranks, the on-off timeline, entropy and complexity.
 
@@ -99,7 +90,6 @@ def plot(
     from moetraffic.analysis import analyze
     from moetraffic.report import figures
     from moetraffic.report.chart import Chart
-    from moetraffic.report.figure_style import FigureStyle, inches
     from moetraffic.report.results import pictures
 
     names = parts_of(only, NAMES) or NAMES
@@ -111,13 +101,7 @@ def plot(
         if len(names) > 1:
             raise _several(output, names)
         validate_output(output, force=force, error=AnalysisError)
-    look = FigureStyle(
-        width_in=None if width is None else inches(width),
-        title=not no_title,
-        style=style,
-    )
-    with look.applied():  # an unknown style ends here
-        pass
+    style = figure_style(**look)
     chosen_layers = layer_numbers(layers)
     if chosen_layers is not None or phase is not None:
         why = "with --layer or --phase the bytes are those of their all-to-alls"
@@ -164,7 +148,7 @@ def plot(
             files = [f"{name}.{ending}" for name in drawn for ending in endings]
             make_folder(output, files, force=force)
         paths = [
-            figures.save(chart, output if one else output / f"{name}.{ending}", look)
+            figures.save(chart, output if one else output / f"{name}.{ending}", style)
             for name, chart in drawn.items()
             for ending in ([kind] if one else endings)
         ]

@@ -16,6 +16,7 @@ from moetraffic.launch.machine_resources import check_workload
 from moetraffic.patterns import Dropping
 from moetraffic.patterns.workloads.dropping import PATTERNS, SITES
 from moetraffic.report.console.options import (
+    APPEARANCE,
     AsJson,
     Force,
     Plot,
@@ -42,7 +43,7 @@ LOSS = field_options(
 )
 
 
-@takes(loss=LOSS, chosen=WORKLOAD)
+@takes(look=APPEARANCE, loss=LOSS, chosen=WORKLOAD)
 def tolerance(
     output: Annotated[
         Path, option("JSON file to write after each training.", "-o", "--output")
@@ -71,6 +72,7 @@ def tolerance(
     *,
     loss: dict[str, Any],
     chosen: dict[str, Any],
+    look: dict[str, Any],
 ) -> None:
     """Measure how much the training loss rises when an exchange loses data.
 
@@ -122,4 +124,5 @@ def tolerance(
         written=(output,),
         chart=report.figure(found, source),
         plot=plot,
+        look=look,
     )

@@ -12,6 +12,7 @@ import typer
 from moetraffic.cli.output import present
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
+    APPEARANCE,
     AllTables,
     AsJson,
     Force,
@@ -19,6 +20,7 @@ from moetraffic.report.console.options import (
     only_option,
     option,
     parts_of,
+    takes,
 )
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -29,6 +31,7 @@ PRESETS = ("platforms", "protocols")
 PARTS = ("fits", *PRESETS)
 
 
+@takes(look=APPEARANCE)
 def bandwidth(
     table: Annotated[
         Path | None,
@@ -54,6 +57,8 @@ def bandwidth(
     tables: AllTables = False,
     only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
+    *,
+    look: dict[str, Any],
 ) -> None:
     """Show measured collectives with fits, residuals and interpolated bandwidths.
 
@@ -112,6 +117,7 @@ def bandwidth(
         tables=tables,
         chart=chart,
         plot=plot,
+        look=look,
     )
 
 

@@ -16,6 +16,7 @@ from moetraffic.patterns.bandwidth.platforms import protocols
 from moetraffic.patterns.time_model import GPUS, Configuration, System
 from moetraffic.report import run_calibration as report
 from moetraffic.report.console.options import (
+    APPEARANCE,
     AllTables,
     AsJson,
     Force,
@@ -65,7 +66,8 @@ OF_A_CAPTURE = (
 
 OF_A_PROJECTION = (
     *("project", "sizes", "efficiency", "gpus_per_node"),
-    *("plot", "output", "force", "tables", "only", "as_json"),
+    *("plot", *(p.name for p in APPEARANCE.values()), "output"),
+    *("force", "tables", "only", "as_json"),
 )
 """What ``--project`` does not take from a captured run."""
 
@@ -77,7 +79,7 @@ OF_THE_GPUS = ("pp", "tp", "dp", "cp")
 STUDY = "What to estimate"
 
 
-@takes(shape=SHAPE, parallelism=ESTIMATED, assumed=ASSUMED)
+@takes(look=APPEARANCE, shape=SHAPE, parallelism=ESTIMATED, assumed=ASSUMED)
 def estimate(
     ctx: typer.Context,
     model: Annotated[str, option(MODEL_HELP)] = "gpt-1.3b",
@@ -239,6 +241,7 @@ def estimate(
     shape: dict[str, Any],
     parallelism: dict[str, Any],
     assumed: dict[str, Any],
+    look: dict[str, Any],
 ) -> None:
     """Estimate the time of an iteration, a scaling sweep or the best configuration.
 
@@ -258,6 +261,7 @@ def estimate(
             output=output,
             chart=shown.chart,
             plot=plot,
+            look=look,
         )
 
     validate_outputs((plot, output), (calibrate, imbalance_from, project), force=force)

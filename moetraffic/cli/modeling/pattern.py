@@ -28,6 +28,7 @@ from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import workload_pattern
 from moetraffic.patterns.workloads.router_spec import DISPATCH_FORMS
 from moetraffic.report.console.options import (
+    APPEARANCE,
     AllTables,
     AsJson,
     Force,
@@ -109,7 +110,7 @@ ROUTING = field_options(
 )
 
 
-@takes(shape=SHAPE, grid=GRID, training=TRAINING, routing=ROUTING)
+@takes(look=APPEARANCE, shape=SHAPE, grid=GRID, training=TRAINING, routing=ROUTING)
 def pattern(
     ctx: typer.Context,
     model: Annotated[str, option(MODEL_HELP)] = "gpt2-large",
@@ -145,6 +146,7 @@ def pattern(
     grid: dict[str, Any],
     training: dict[str, Any],
     routing: dict[str, Any],
+    look: dict[str, Any],
 ) -> None:
     """Compute the collectives of an iteration: bytes, groups, order and matrices.
 
@@ -207,6 +209,7 @@ def pattern(
         written=(output,),
         chart=shown.chart,
         plot=plot,
+        look=look,
     )
 
 

@@ -12,6 +12,7 @@ from moetraffic.cli.output import present, progress
 from moetraffic.errors import AnalysisError
 from moetraffic.policies.defaults import DEFAULT_POLICIES
 from moetraffic.report.console.options import (
+    APPEARANCE,
     AllTables,
     AsJson,
     Force,
@@ -22,6 +23,7 @@ from moetraffic.report.console.options import (
     picture,
     positive_numbers,
     selection,
+    takes,
 )
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -71,6 +73,7 @@ def _names(given: list[str]) -> list[str]:
     return names
 
 
+@takes(look=APPEARANCE)
 def evaluate(
     traces: Annotated[
         list[Path], typer.Argument(help="Trace files, one after another.")
@@ -285,6 +288,8 @@ def evaluate(
     tables: AllTables = False,
     only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
+    *,
+    look: dict[str, Any],
 ) -> None:
     """Evaluate scheduling policies: plan from the past, serve the true traffic.
 
@@ -400,6 +405,7 @@ def evaluate(
         output=output,
         chart=None if plot is None else report.chart(found),
         plot=plot,
+        look=look,
     )
 
 

@@ -7,23 +7,23 @@ from typing import Annotated, Any
 
 import typer
 
-from moetraffic.cli.output import figure_style, present, refuse_format, write_result
+from moetraffic.cli.output import present, refuse_format, write_result
 from moetraffic.report.console.options import (
+    APPEARANCE,
     Algorithm,
     AllTables,
     AsJson,
     Force,
     Iterations,
-    NoTitle,
     Operations,
     Plot,
     TraceFile,
-    Width,
     given_options,
     only_option,
     operation_names,
     option,
     parts_of,
+    takes,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -44,6 +44,7 @@ OF_A_FILE = (
 """Options that a JSON file of a network has."""
 
 
+@takes(look=APPEARANCE)
 def fabric(
     ctx: typer.Context,
     trace: TraceFile,
@@ -141,8 +142,6 @@ def fabric(
     algorithm: Algorithm = "ring",
     hot: Annotated[int, option("Number of hottest links to show.", min=1)] = 8,
     plot: Plot = None,
-    width: Width = None,
-    no_title: NoTitle = False,
     output: Annotated[
         Path | None,
         option(
@@ -154,6 +153,8 @@ def fabric(
     tables: AllTables = False,
     only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
+    *,
+    look: dict[str, Any],
 ) -> None:
     """Simulate a run's traffic on a network: link loads, bounds and ECMP collisions.
 
@@ -178,7 +179,6 @@ def fabric(
         refuse_options(topology, options)
     validate_outputs((plot, output), (trace,), force=force)
     refuse_format(output)
-    look = figure_style(width, no_title)
     from moetraffic.analysis.times.iteration_traffic import (
         training_iterations,
         world_matrices,

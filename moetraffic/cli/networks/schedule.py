@@ -10,6 +10,7 @@ import typer
 from moetraffic.cli.output import present
 from moetraffic.errors import FabricError
 from moetraffic.report.console.options import (
+    APPEARANCE,
     AllTables,
     AsJson,
     Force,
@@ -20,6 +21,7 @@ from moetraffic.report.console.options import (
     picture,
     refuse_idle,
     selection,
+    takes,
 )
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -49,6 +51,7 @@ def _matrices(text: str) -> int | None:
     return int(text)
 
 
+@takes(look=APPEARANCE)
 def schedule(
     context: typer.Context,
     traces: Annotated[
@@ -114,12 +117,18 @@ def schedule(
     ] = None,
     plot: Annotated[
         Path | None,
-        option("PNG picture of the jobs to write.", callback=picture, panel=SHIFTS),
+        option(
+            "PNG, PDF or SVG picture of the jobs to write.",
+            callback=picture,
+            panel=SHIFTS,
+        ),
     ] = None,
     force: Force = False,
     tables: AllTables = False,
     only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
+    *,
+    look: dict[str, Any],
 ) -> None:
     """Schedule one run's all-to-alls on circuits, or shift several runs on one link.
 
@@ -152,6 +161,7 @@ def schedule(
         output=output,
         chart=chart,
         plot=plot,
+        look=look,
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moetraffic.cli.output import present, progress
 from moetraffic.report.console.options import (
+    APPEARANCE,
     AllTables,
     AsJson,
     Force,
@@ -19,6 +20,7 @@ from moetraffic.report.console.options import (
     only_option,
     option,
     parts_of,
+    takes,
 )
 from moetraffic.trace import Meta, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -33,6 +35,7 @@ FEWEST_RUNS = 3
 EXIT_CODES = {"passed": 0, "failed": 1, "cannot be judged": 3}
 
 
+@takes(look=APPEARANCE)
 def validate(
     synthetic: Annotated[Path, typer.Argument(help="Synthetic trace.")],
     more: Annotated[
@@ -68,6 +71,8 @@ def validate(
     tables: AllTables = False,
     only: Annotated[str | None, only_option(PARTS)] = None,
     as_json: AsJson = False,
+    *,
+    look: dict[str, Any],
 ) -> None:
     """Test whether a synthetic trace differs from real runs.
 
@@ -112,6 +117,7 @@ def validate(
         tables=tables,
         chart=report.figure(found),
         plot=plot,
+        look=look,
     )
     if not found.passed:
         raise typer.Exit(EXIT_CODES[found.outcome])

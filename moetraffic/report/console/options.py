@@ -180,24 +180,50 @@ TokenSample = Annotated[
         min=0,
     ),
 ]
+
+
+def _drawable(style: str) -> str:
+    from moetraffic.report.figure_style import FigureStyle
+
+    with FigureStyle(style=style).applied():
+        return style
+
+
+def _width(text: str) -> float:
+    from moetraffic.report.figure_style import inches
+
+    return inches(text)
+
+
+APPEARANCE = {
+    key: inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, option(help, *names, panel="Appearance", **more)],
+    )
+    for key, name, kind, default, help, names, more in (
+        (
+            *("width_in", "width", float | None, None),
+            *("Width of each picture, such as 3.4in, 86mm or 252pt.", ()),
+            {"shown": "9 to 12 in", "read": _width},
+        ),
+        (
+            *("no_title", "no_title", bool, False),
+            *("Write no headline and no description.", ("--no-title",)),
+            {},
+        ),
+        (
+            *("style", "style", str, ""),
+            *("Style of matplotlib, or a .mplstyle file.", ()),
+            {"shown": "yours, from matplotlibrc", "read": _drawable},
+        ),
+    )
+}
+"""Options of a verb that draws, for :func:`takes`."""
+
 Plot = Annotated[
     Path | None, option("PNG, PDF or SVG picture to write.", callback=picture)
-]
-Width = Annotated[
-    str | None,
-    option(
-        "Width of each picture, such as 3.4in, 86mm or 252pt.",
-        panel="Appearance",
-        shown="9 to 12 in",
-    ),
-]
-NoTitle = Annotated[
-    bool,
-    option(
-        "Write no headline and no description of the data.",
-        "--no-title",
-        panel="Appearance",
-    ),
 ]
 Iterations = Annotated[
     range | None,
