@@ -5,6 +5,7 @@ Each figure has a headline, and below it a description of the underlying data.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,13 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import (
+    EngFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    StrMethodFormatter,
+)
 
 from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.text import visible
@@ -31,30 +38,38 @@ from .figure_style import SETTINGS, FigureStyle, color_of, points
 PIXELS = 100
 """Pixels per inch of a chart's size."""
 
-LEGEND_LETTERS = 130
-"""Characters of legend entries that fit side by side below a figure of 9 inches."""
-
 MOST_WRITTEN = 128
 """Maximum number of heatmap cells for which the values are written into the cells."""
 
 MOST_PLAIN = 1e4
 """Largest value of a logarithmic axis without powers of ten."""
 
+FEW_DECADES = 2.0
+"""Decades of a logarithmic axis below which 2 and 5 of each are labeled, too."""
+
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 SYMBOLS = {"circle": "o", "diamond": "D", "tick": "|"}
-
 
 LEAST_PANEL_IN = (2.2, 1.5)
 """Smallest width and height of a panel in a figure of a given width."""
 
+NAMES = 0.4
+"""Largest share of a panel's width for the names of its rows."""
+
+MOST_ROWS = 16
+"""Maximum number of rows that are all named."""
+
+LEAST_HEATMAP_IN = 1.0
+"""Smallest width of a heatmap, whose cells are then without values."""
+
 HIGHEST_STACKED_IN = 1.7
 """Largest height of panels that are drawn below instead of beside each other."""
 
-SMALLEST_LABEL = 0.7
-"""Smallest size of an axis label, relative to the font size."""
+NO_INTERVAL = "no interval: too few iterations"
+"""Legend of points of a line whose interval is unknown."""
 
-WORD = 8
-"""Letters by which half of a label may be longer, so that words stay whole."""
+LETTER = 0.58
+"""Mean width of a letter, relative to the font size."""
 
 METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
@@ -103,11 +118,7 @@ def draw(chart: Chart, style: FigureStyle | None = None) -> Figure:
 def _draw(chart: Chart, style: FigureStyle) -> Figure:
     across, size = _layout(chart, style.width_in)
     lines = -(-len(chart.panels) // across)
-    named = {s.name for p in chart.panels for s in p.series if s.legend and s.name}
-    # a narrow figure has more lines of legend
-    legend = 0.12 * len(named) * (1 - size[0] / 9) if style.width_in is not None else 0
-    whole = lines * size[1] + max(legend, 0)
-    figure = Figure(figsize=(size[0], whole), layout="constrained")
+    figure = Figure(figsize=(size[0], lines * size[1]), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(
         *(lines, across),
@@ -117,7 +128,19 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
     ).ravel()
     colors = _color_scale(chart)
     images = []
-    panel_in = (size[0] / across * 0.8, size[1] * 0.7)
+    beside = max(
+        (
+            len(line)
+            for names in _names(chart, size[0] / across)
+            for line in names.splitlines()
+        ),
+        default=0,
+    )
+    # four letters are as wide as numbers on the axis
+    panel_in = (
+        size[0] / across * 0.8 - max(0, beside - 4) * _letter_in(),
+        size[1] * 0.7,
+    )
     for number, (axes, panel) in enumerate(zip(grid, chart.panels, strict=False)):
         image = _panel(
             axes, panel, colors, several=len(chart.panels) > 1, size_in=panel_in
@@ -136,8 +159,8 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
     if images:
         shown = [axes for axes, _, _ in images]
         bar = figure.colorbar(images[0][1], ax=shown, pad=0.015, fraction=0.04)
-        bar.set_label(images[0][2])
-    _legend(figure, grid[: len(chart.panels)], narrow=style.width_in is not None)
+        bar.set_label("\n".join(_wrapped(_plain(images[0][2]), panel_in[1])))
+    _legend(figure, grid[: len(chart.panels)])
     if style.title:
         headline(figure, chart.title, caption(chart))
     return figure
@@ -156,12 +179,45 @@ def _layout(chart: Chart, width: float | None) -> tuple[int, tuple[float, float]
     own = (chart.width / PIXELS, chart.height / PIXELS)
     if width is None:
         return chart.across, own
-    least = max(LEAST_PANEL_IN[0], own[0] / chart.across / 2)
+    kinds = {series.kind for panel in chart.panels for series in panel.series}
+    least = LEAST_HEATMAP_IN
+    if kinds != {"heatmap"}:
+        least = max(LEAST_PANEL_IN[0], own[0] / chart.across / 2)
     across = max(1, min(chart.across, int(width / least)))
     shape = own[1] / (own[0] / chart.across)  # height over width of a panel
     height = max(LEAST_PANEL_IN[1], shape * width / across)
     most = 1.1 * own[1] if across == chart.across else HIGHEST_STACKED_IN
-    return across, (width, min(height, most))
+    written = [w for p in chart.panels for w in _wrapped(_text(p.y), 0)]
+    longest = max(map(len, written), default=0) * _letter_in()
+    names = _names(chart, width / across)
+    rows = len(names) * max((name.count("\n") + 1 for name in names), default=0)
+    line = rcParams["font.size"] / 72
+    # title, ticks and label have six lines
+    least_in = max(longest, 1.35 * line * rows) + 6 * line
+    return across, (width, max(least_in, min(height, most)))
+
+
+def _names(chart: Chart, width_in: float) -> list[str]:
+    """Return the longest list of names of a panel's rows, broken into lines."""
+    every = [panel.y.names or _rows(panel) for panel in chart.panels]
+    letters = int(NAMES * width_in / _letter_in())
+    return [_broken(name, letters) for name in max(every, key=len)[:MOST_ROWS]]
+
+
+def _rows(panel: Panel) -> list[str]:
+    return [
+        row
+        for s in panel.series
+        if s.z is not None
+        for row in s.y
+        if isinstance(row, str)
+    ]
+
+
+def _broken(name: str, letters: int) -> str:
+    """Break a name after commas and colons alone."""
+    whole = re.sub(r"(?<![,:]) ", "\N{NO-BREAK SPACE}", _plain(name))
+    return textwrap.fill(whole, letters, break_long_words=False, break_on_hyphens=False)
 
 
 def _color_scale(chart: Chart) -> Normalize:
@@ -191,9 +247,9 @@ def _panel(
         elif series.kind == "band":
             axes.fill_between(
                 *(series.x, series.y, series.upper),
-                color="#BBBBBB",
-                linewidth=0,
-                zorder=0,
+                color="#999999",
+                linewidth=1.2,  # keeps bands thinner than a line visible
+                zorder=1.5,  # above the grid
                 label=_label(series),
             )
         elif series.kind == "bars":
@@ -225,7 +281,6 @@ def _panel(
                 xycoords=("data", "axes fraction"),
                 xytext=(2, 2),
                 textcoords="offset points",
-                fontsize=points(0.8),
             )
     for label in panel.labels:
         axes.text(
@@ -233,10 +288,13 @@ def _panel(
             ha=label.across,
             va={"middle": "center"}.get(label.up, label.up),
             color=label.color,
-            fontsize=points(0.8),
         )
-    if several and panel.name:
-        name = _plain(", ".join(panel.name))
+    name = ", ".join(panel.name)
+    # a panel whose axis is named as it is needs no title
+    same = any(axis.label.startswith(name) for axis in (panel.x, panel.y))
+    if several and name and not same:
+        letters = int(size_in[0] / _letter_in())
+        name = textwrap.fill(_plain(name), letters, break_long_words=False)
         size = points(1.0, "axes.titlesize")
         axes.set_title(name, loc="left", fontsize=size, pad=16 if panel.rules else None)
     _axis(axes, "x", panel.x, size_in[0])
@@ -263,6 +321,15 @@ def _marks(axes: Axes, series: Series, smooth: int, scale: float) -> None:
             bars: dict[str, Any] = {name: np.nan_to_num(np.maximum(reach, 0))}
             color = "black" if np.ndim(series.size) else color_of(series.color)
             axes.errorbar(series.x, series.y, **bars, fmt="none", ecolor=color)
+            if series.marked and (bare := ~np.isfinite(reach[0])).any():
+                axes.plot(
+                    *(np.asarray(series.x)[bare], np.asarray(series.y)[bare]),
+                    "o",
+                    color=color,
+                    markerfacecolor="white",
+                    zorder=3,
+                    label=NO_INTERVAL,
+                )
     if series.kind == "points":
         across = np.asarray(series.size, np.float64)
         axes.scatter(
@@ -302,32 +369,42 @@ def _heatmap(
         extent=(at[0] - step / 2, at[-1] + step / 2, rows - 0.5, -0.5),
     )
     width_in, height_in = size_in
-    lines = int(height_in * 72 / (1.2 * rcParams["font.size"]))
-    axes.set_yticks(*_ticks(series.y, max(2, min(16, lines))))
+    lines = int(height_in * 72 / (1.7 * rcParams["font.size"]))
+    axes.set_yticks(*_ticks(series.y, max(2, min(MOST_ROWS, lines))))
     if isinstance(series.x[0], str):
         axes.set_xticks(*_ticks(series.x, 16 if width_in > 3 else 6))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    size = 7.5 if columns <= 8 else 6.0
-    size *= rcParams["font.size"] / 10
-    # four digits and a space
-    fits = width_in / columns > 5 * 0.6 * size / 72
+        axes.xaxis.set_major_locator(_integers(width_in))
+    texts = [
+        "" if np.isnan(v) else f"{v:.0f}" if v >= 10 or v == 0 else f"{v:.2g}"
+        for v in cells.flat
+    ]
+    # a space beside each value
+    fits = width_in / columns > (max(map(len, texts)) + 1) * _letter_in()
+    fits = fits and height_in / rows > rcParams["font.size"] / 72
     if rows * columns <= MOST_WRITTEN and columns <= 16 and fits:
-        for (row, column), value in np.ndenumerate(cells):
-            if np.isfinite(value):
+        for ((row, column), value), text in zip(
+            np.ndenumerate(cells), texts, strict=True
+        ):
+            if text:
                 red, green, blue, _ = colormaps[rcParams["image.cmap"]](
                     colors(float(value))
                 )
                 light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
                 axes.text(
                     *(at[0] + column * step, row),
-                    f"{value:.0f}" if value >= 10 or value == 0 else f"{value:.2g}",
+                    text,
                     ha="center",
                     va="center",
-                    fontsize=size,
                     color="black" if light else "white",
                 )
     return image
+
+
+def _integers(length_in: float) -> MaxNLocator:
+    """Place few enough ticks that their numbers have space between them."""
+    most = max(1, min(9, int(length_in / (5 * _letter_in()))))
+    return MaxNLocator(most, integer=True)
 
 
 def _ticks(names: Any, most: int) -> tuple[list[int], list[str]]:
@@ -337,25 +414,50 @@ def _ticks(names: Any, most: int) -> tuple[list[int], list[str]]:
     return at, [_plain(str(names[n])) for n in at]
 
 
+def _letter_in() -> float:
+    return float(LETTER * rcParams["font.size"] / 72)
+
+
+def _text(axis: Axis) -> str:
+    """Return the label of an axis as it is written: the ticks of times have units."""
+    text = _plain(axis.label)
+    return f"{text.removesuffix(' [s]')} (log)" if axis.log else text
+
+
+def _wrapped(text: str, length_in: float) -> list[str]:
+    """Break a label into at most two lines, but not within parentheses."""
+    whole = re.sub(
+        r"[(\[][^)\]]*[)\]]", lambda m: m[0].replace(" ", "\N{NO-BREAK SPACE}"), text
+    )
+    letters = max(1, int(length_in / _letter_in()))
+    while len(lines := textwrap.wrap(whole, letters, break_long_words=False)) > 2:
+        letters += 1
+    return lines
+
+
 def _axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
     of = axes.xaxis if side == "x" else axes.yaxis
-    text, size = _plain(axis.label), float(rcParams["font.size"])
-    letters = max(12, int(length_in * 72 / (0.58 * size)))
-    # at most two lines: what is longer is set in a smaller size
-    lines = textwrap.wrap(text, max(letters, len(text) // 2 + WORD))
-    longest = max(map(len, lines), default=1)
-    of.set_label_text("\n".join(lines))
-    if longest > letters:
-        of.label.set_fontsize(size * max(SMALLEST_LABEL, letters / longest))
+    figure: Any = axes.get_figure()
+    place: Any = axes.get_subplotspec()
+    width_in = figure.get_figwidth() / place.get_gridspec().ncols
+    letters = int(NAMES * width_in / _letter_in())
+    of.set_label_text("\n".join(_wrapped(_text(axis), length_in)))
     if axis.log:
         axes.set(**{f"{side}scale": "log"})
-        if max(of.get_view_interval()) <= MOST_PLAIN:
+        least, most = of.get_view_interval()
+        if most / least < 10**FEW_DECADES:
+            of.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            of.set_minor_formatter(NullFormatter())
+        if axis.label.endswith("[s]"):
+            of.set_major_formatter(EngFormatter("s"))
+        elif most <= MOST_PLAIN:
             of.set_major_formatter(StrMethodFormatter("{x:g}"))
     if axis.names:
-        of.set_ticks(range(len(axis.names)), [_plain(n) for n in axis.names])
+        names = [_broken(name, letters) for name in axis.names]
+        of.set_ticks(range(len(axis.names)), names)
         axes.set(**{f"{side}lim": (-0.5, len(axis.names) - 0.5)})
-    elif axis.label in ("iteration", "rank"):
-        of.set_major_locator(MaxNLocator(integer=True))
+    elif "iteration" in axis.label or axis.label in ("rank", "expert"):
+        of.set_major_locator(_integers(length_in))
     if axis.limits:
         axes.set(**{f"{side}lim": axis.limits})
     elif axis.from_zero:
@@ -364,26 +466,41 @@ def _axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
         of.set_inverted(True)
 
 
-def _legend(figure: Figure, panels: npt.NDArray[Any], *, narrow: bool) -> None:
+def _legend(figure: Figure, panels: npt.NDArray[Any]) -> None:
+    """Name all series below the panels, in rows of equal length, and enlarge."""
     found: dict[str, Any] = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
-    if len(found) > 1 or any("interval" in n or "balanced" in n for n in found):
-        longest = max(map(len, found)) + 9
-        inches = figure.get_size_inches()[0] if narrow else 9.0
-        letters = LEGEND_LETTERS * inches / 9 * 10 / rcParams["font.size"]
+    if len(found) < 2 and not any("interval" in n or "balanced" in n for n in found):
+        return
+    if NO_INTERVAL in found:
+        found[NO_INTERVAL] = found.pop(NO_INTERVAL)  # the last
+    width, height = figure.get_size_inches()
+    letters = int(width / _letter_in()) - 6  # beside the handle
+    found = {textwrap.fill(name, letters): handle for name, handle in found.items()}
+    for rows in range(1, len(found) + 1):
+        columns = -(-len(found) // rows)
+        # matplotlib fills columns, a reader reads rows
+        names = [name for n in range(columns) for name in list(found)[n::columns]]
         legend = figure.legend(
-            list(found.values()),
-            list(found),
+            [found[name] for name in names],
+            names,
             loc="outside lower center",
-            ncols=max(1, min(len(found), int(letters // longest))),
+            ncols=columns,
             frameon=False,
-            fontsize=points(0.9, "legend.fontsize"),
+            fontsize=points(1.0, "legend.fontsize"),
+            handlelength=1.5,
+            columnspacing=1.2,
         )
         for handle in legend.legend_handles:
             if isinstance(handle, PathCollection):
                 handle.set_sizes([36.0])
+        box = legend.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+        if box.width <= width * figure.dpi or columns == 1:
+            figure.set_size_inches(width, height + box.height / figure.dpi)
+            return
+        legend.remove()
 
 
 def _label(series: Series) -> str | None:

@@ -33,6 +33,9 @@ TITLES = {
 }
 """What changes along each of :data:`moetraffic.policies.scores.CURVES`."""
 
+Key = tuple[str, str, str]
+"""Policy, forecaster and network."""
+
 ENDS = ("value", "low", "high")
 
 SLOW = 20
@@ -279,8 +282,8 @@ def _table(
 def chart(found: Evaluation) -> Chart:
     """Draw the ratio to the lower bound of each policy, and along each curve."""
     usable = [s for s in found.scores if s.forecaster != "shuffled"]
-    alone = len({s.network for s in usable}) == 1
-    names = [_named(s) if alone else _label(s) for s in usable]
+    named = _names(found)
+    names = [named[_key(s)] for s in usable]
     row = np.arange(len(usable))
     panels = [
         Panel(
@@ -300,10 +303,10 @@ def chart(found: Evaluation) -> Chart:
             ),
         )
     ]
-    every = list(dict.fromkeys(_label(s) for s in usable if s.forecaster != "oracle"))
+    every = [_key(s) for s in usable if s.forecaster != "oracle"]
     colors = dict(zip(every, line_colors(len(every)), strict=True))
     panels += [
-        _panel(found.curve(curve), curve, title, colors)
+        _panel(found.curve(curve), curve, title, colors, named)
         for curve, title in TITLES.items()
         if found.curve(curve)
     ]
@@ -312,7 +315,8 @@ def chart(found: Evaluation) -> Chart:
         title=f"Scheduling policies on {Path(found.run).name}",
         source=f"{found.phase}, iterations {found.iterations[0]} to "
         f"{found.iterations[1]}, {_layers(found)}, {found.ranks} ranks; "
-        "intervals of 95%",
+        "intervals of 95%, where there are iterations enough. The regret compares a "
+        "forecast with the true traffic: policies without forecast have none",
         panels=tuple(panels),
         columns=("x", "y"),
         choices=("quantity",),
@@ -326,12 +330,30 @@ def _layers(found: Evaluation) -> str:
     return f"{number} layer{'s' * (number != 1)}"
 
 
-def _label(score: PolicyScore) -> str:
-    return f"{_named(score)}, {score.network}"
+def _key(score: PolicyScore) -> Key:
+    return (score.policy, score.forecaster, score.network)
+
+
+def _names(found: Evaluation) -> dict[Key, str]:
+    """Name policies in a chart: with forecast, and network if there are several."""
+    keys = list(dict.fromkeys(map(_key, found.scores)))
+    several = len({network for _, _, network in keys}) > 1
+    return {
+        key: ", ".join(
+            part
+            for part, wanted in zip(key, (True, key[1] != NONE, several), strict=True)
+            if wanted
+        )
+        for key in keys
+    }
 
 
 def _panel(
-    scores: Sequence[PolicyScore], curve: str, title: str, colors: Mapping[str, str]
+    scores: Sequence[PolicyScore],
+    curve: str,
+    title: str,
+    colors: Mapping[Key, str],
+    names: Mapping[Key, str],
 ) -> Panel:
     """Draw regrets along a curve; where there is none, the ratio to the bound."""
     regrets = curve in ("age", "tokens", "progress")
@@ -343,8 +365,8 @@ def _panel(
     ]
     ticks = ("early", "late") if curve == "progress" else ()
     series = []
-    for name in dict.fromkeys(map(_label, chosen)):
-        mine = [s for s in chosen if _label(s) == name]
+    for key in dict.fromkeys(map(_key, chosen)):
+        mine = [s for s in chosen if _key(s) == key]
         mine.sort(key=lambda s: getattr(s, field))
         at = [getattr(s, field) for s in mine]
         values = [s.regret if regrets else s.over_bound for s in mine]
@@ -355,8 +377,8 @@ def _panel(
                 x=[ticks.index(v) for v in at] if ticks else at,
                 y=ends[0],
                 y_interval=(ends[1], ends[2]),
-                name=name,
-                color=colors[name],
+                name=names[key],
+                color=colors[key],
                 marked=True,
             )
         )
@@ -369,7 +391,7 @@ def _panel(
             names=ticks,
         ),
         y=Axis(
-            label="regret [%]" if regrets else "completion / lower bound",
+            label="regret of forecasts [%]" if regrets else "completion / lower bound",
             log=not regrets,
         ),
         series=tuple(series),

@@ -1,4 +1,4 @@
-"""The complexity map: discs stand where they were measured, and can be told apart."""
+"""Complexities stand where they were measured, a row for each name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from moetraffic.analysis.network.complexity import Complexity, complexity
 from moetraffic.analysis.network.packets import packets
-from moetraffic.report.chart import Chart, Missing, Series
+from moetraffic.report.chart import Chart, Missing
 from moetraffic.report.figures import save
-from moetraffic.report.results.complexity import DISC, complexity_map
+from moetraffic.report.results.complexity import complexity_chart
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -35,34 +35,35 @@ def at(one: Complexity, temporal: float, other: float) -> Complexity:
     )
 
 
-def discs(chart: Chart | Missing) -> list[Series]:
-    assert isinstance(chart, Chart)
-    return [s for s in chart.panels[0].series if s.x_interval is not None]
-
-
-def test_a_disc_stands_at_its_complexity_with_the_products_area(
+def test_a_row_has_its_complexities_in_the_order_of_the_names(
     measured: Complexity, tmp_path: Path
 ) -> None:
     places = {"a": (0.2, 0.9), "b": (0.6, 0.5), "c": (0.95, 1.0)}
     found = {name: at(measured, *place) for name, place in places.items()}
-    chart = complexity_map(found, source="wire of run.h5")
-    drawn = discs(chart)
-    assert {s.name: (s.y[0], s.x[0]) for s in drawn} == places
-    for disc in drawn:
-        assert disc.size[0] ** 2 == pytest.approx(DISC**2 * disc.x[0] * disc.y[0])
-    assert len({s.color for s in drawn}) == 3
-    # the largest first, so that no disc is covered
-    assert [s.name for s in drawn] == ["c", "b", "a"]
+    chart = complexity_chart(found, source="wire of run.h5")
     assert isinstance(chart, Chart)
+    (panel,) = chart.panels
+    assert panel.y.names == ("a", "b", "c")
+    other, temporal, corrected = panel.series
+    assert list(zip(temporal.x, other.x, strict=True)) == list(places.values())
+    assert corrected.x == pytest.approx(0.9 * temporal.x)
+    assert temporal.x_interval is not None
+    assert temporal.x_interval[0] == pytest.approx(temporal.x - 0.02)
+    # marks of one row are apart, and nearer to it than to others
+    rows = np.array([series.y for series in panel.series])
+    assert len(np.unique(rows)) == rows.size
+    assert np.round(rows).tolist() == [[0, 1, 2]] * 3
     assert chart.source.startswith("wire of run.h5")
-    assert save(chart, tmp_path / "map.png").stat().st_size > 5000
+    assert save(chart, tmp_path / "complexity.png").stat().st_size > 5000
 
 
 def test_what_is_not_known_is_not_drawn(measured: Complexity) -> None:
     nothing = complexity(
         packets(lambda a, b: np.zeros((b - a, 4, 4), np.int64), number=3)
     )
-    assert len(discs(complexity_map({"a": measured, "b": nothing}))) == 1
-    lacking = complexity_map({"b": nothing}, reason="there are no packets")
+    chart = complexity_chart({"a": measured, "b": nothing})
+    assert isinstance(chart, Chart)
+    assert chart.panels[0].y.names == ("a",)
+    lacking = complexity_chart({"b": nothing}, reason="there are no packets")
     assert isinstance(lacking, Missing)
     assert lacking.reason == "there are no packets"

@@ -13,6 +13,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.report.chart import (
@@ -84,6 +85,36 @@ def curves(layers: int = 2, *, gap: slice = slice(0)) -> Chart:
     return Chart(title="Entropy", source=SOURCE, panels=panels, height=280)
 
 
+def rows(number: int = 6) -> Chart:
+    """Return points with unequal intervals beside long names, and a log axis."""
+    at = np.arange(number)
+    names = tuple(f"max-weight, persistence, network {n}" for n in at)
+    ends = (at + 1.5, at + np.where(at == 1, np.nan, 3.0))
+    points = Series(kind="points", x=at + 2.0, y=at, x_interval=ends)
+    ages = Series(
+        x=at + 1,
+        y=at + 2.0,
+        y_interval=(np.where(at == 1, np.nan, at + 1.5), ends[1]),
+        marked=True,
+        name="interval",
+    )
+    panels = (
+        Panel(
+            name=("all policies",),
+            x=Axis(label="completion / lower bound", log=True),
+            y=Axis(names=names, reverse=True),
+            series=(points,),
+        ),
+        Panel(
+            name=("age of the plan",),
+            x=Axis(label="age of the plan [iterations]"),
+            y=Axis(label="regret of forecasts [%]"),
+            series=(ages,),
+        ),
+    )
+    return Chart(title="Rows", source=SOURCE, panels=panels, shared=False)
+
+
 EVERY = {
     "small heatmaps": heatmaps,
     "large heatmaps": lambda: heatmaps(64, 64),
@@ -91,6 +122,7 @@ EVERY = {
     "timeline": times,
     "two curves": curves,
     "forty curves": lambda: curves(40),
+    "named rows": rows,
 }
 
 
@@ -126,6 +158,62 @@ def test_nothing_covers_anything_and_nothing_is_cut_off(name, width_in):
         across = min(first.x1, second.x1) - max(first.x0, second.x0)
         along = min(first.y1, second.y1) - max(first.y0, second.y0)
         assert min(across, along) < 2, f"{one} covers {other}"
+
+
+@pytest.mark.parametrize("width_in", [None, 3.4, 7.0])
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_text_has_one_size_and_does_not_overlap(name, width_in):
+    figure = draw(EVERY[name](), FigureStyle(width_in=width_in, title=False))
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    texts = [
+        text
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text() and text.get_window_extent(renderer)
+    ]
+    ticks = [
+        [label for label in axis.get_ticklabels() if label.get_text()]
+        for axes in figure.axes
+        if axes.get_visible()
+        for axis in (axes.xaxis, axes.yaxis)
+    ]
+    assert len({text.get_size() for text in texts}) == 1
+    for labels in ticks:
+        boxes = [label.get_window_extent(renderer) for label in labels]
+        for one, other in itertools.pairwise(boxes):
+            across = min(one.x1, other.x1) - max(one.x0, other.x0)
+            along = min(one.y1, other.y1) - max(one.y0, other.y0)
+            assert min(across, along) < 1
+    for legend in figure.legends:
+        box = legend.get_window_extent(renderer)
+        assert box.width <= figure.bbox.width
+
+
+def test_points_without_interval_are_hollow_and_named():
+    figure = draw(rows())
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["interval", "no interval: too few iterations"]
+    (hollow,) = [line for line in figure.axes[1].lines if line.get_label() == names[1]]
+    assert hollow.get_xdata().tolist() == [2]
+
+
+def test_panels_named_as_their_axis_have_no_title():
+    assert [axes.get_title(loc="left") for axes in draw(rows()).axes] == [
+        "all policies",
+        "",
+    ]
+
+
+def test_legends_are_read_in_rows_in_the_order_of_the_series():
+    figure = draw(curves(5), FigureStyle(width_in=3.4))
+    figure.canvas.draw()
+    placed = [
+        (-round(box.y0), box.x0, text.get_text())
+        for text in figure.legends[0].get_texts()
+        for box in [text.get_window_extent()]
+    ]
+    read = [name for _, _, name in sorted(placed)]
+    assert read == ["balanced", *(f"layer {n}" for n in range(5))]
 
 
 @pytest.mark.parametrize("name", sorted(EVERY))

@@ -195,30 +195,31 @@ def _width(text: str) -> float:
     return inches(text)
 
 
+_APPEARANCE: tuple[tuple[str, str, Any, Any, str, dict[str, Any]], ...] = (
+    (
+        *("width_in", "--width", float | None, None),
+        "Width of each picture, such as 3.4in, 86mm or 252pt.",
+        {"shown": "9 to 12 in", "read": _width},
+    ),
+    (
+        *("no_title", "--no-title", bool, False),
+        *("Write no headline and no description of the data.", {}),
+    ),
+    (
+        *("style", "--style", str, ""),
+        "Style of matplotlib, or a .mplstyle file.",
+        {"shown": "yours, from matplotlibrc", "read": _drawable},
+    ),
+)
+
 APPEARANCE = {
     key: inspect.Parameter(
-        name,
+        flag[2:].replace("-", "_"),
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[kind, option(help, *names, panel="Appearance", **more)],
+        annotation=Annotated[kind, option(help, flag, panel="Appearance", **more)],
     )
-    for key, name, kind, default, help, names, more in (
-        (
-            *("width_in", "width", float | None, None),
-            *("Width of each picture, such as 3.4in, 86mm or 252pt.", ()),
-            {"shown": "9 to 12 in", "read": _width},
-        ),
-        (
-            *("no_title", "no_title", bool, False),
-            *("Write no headline and no description.", ("--no-title",)),
-            {},
-        ),
-        (
-            *("style", "style", str, ""),
-            *("Style of matplotlib, or a .mplstyle file.", ()),
-            {"shown": "yours, from matplotlibrc", "read": _drawable},
-        ),
-    )
+    for key, flag, kind, default, help, more in _APPEARANCE
 }
 """Options of a verb that draws, for :func:`takes`."""
 

@@ -24,7 +24,7 @@ from moetraffic.report.results import (
     schedule,
     skew,
 )
-from moetraffic.report.results.complexity import complexities, complexity_map
+from moetraffic.report.results.complexity import complexities, complexity_chart
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers
@@ -185,7 +185,7 @@ def content(
             about="Complexity of the traffic, link loads on a network, and circuit "
             "schedules for an optical switch.",
             parts=(
-                complexity_map(
+                complexity_chart(
                     complexities(found),
                     reason="; ".join(n for n in notes if "complexity" in n),
                 ),

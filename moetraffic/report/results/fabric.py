@@ -29,7 +29,7 @@ from moetraffic.tables import Table, tables_of
 from moetraffic.trace import Trace
 from moetraffic.units import bit_rate, byte_size, duration, three_digits
 
-DRAWN = 16  # links in the chart
+DRAWN = 8  # links in the chart
 SETS = 6  # of links, in the table of collisions
 
 MOST_BYTES = 1 << 27
@@ -318,7 +318,7 @@ def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Ch
         hover=f"%{{y}}<br>iteration %{{x}}<br>%{{z:.4g}} {unit}<extra></extra>",
     )
     iteration = Axis(label="iteration")
-    time = Axis(label=f"time [{unit}]", from_zero=True)
+    time = Axis(label=f"time [{unit}]")
     return [
         Chart(
             key="bottleneck",
@@ -340,13 +340,22 @@ def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Ch
 
 
 def figure(found: Assessment, iterations: Sequence[int], source: str) -> Chart:
-    """Draw both charts of :func:`charts` below each other."""
+    """Draw both charts of :func:`charts` below each other, equal curves once."""
     times, links = charts(found, iterations, f"{source.rstrip('.')}.")
+    curves: dict[tuple[float, ...], Series] = {}
+    for line in times.panels[0].series:
+        key = tuple(np.round(line.y, 9).tolist())
+        if key in curves:
+            line = replace(curves[key], name=f"{curves[key].name} = {line.name}")
+        curves[key] = line
+    idle = curves.pop((0.0,) * len(iterations), None) if len(curves) > 1 else None
+    left_out = f" Always 0, not drawn: {idle.name}." if idle else ""
+    lines = tuple(replace(line, width=1.6) for line in curves.values())
     return replace(
         times,
         title="Busy time of links",
-        source=links.source,
-        panels=times.panels + links.panels,
+        source=links.source + left_out,
+        panels=(replace(times.panels[0], series=lines), *links.panels),
         height=400,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from moetraffic.errors import AnalysisError, TraceError
 from moetraffic.report import figures
 from moetraffic.report.chart import Axis, Chart, Missing, Panel, Rule, Series
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
+from moetraffic.trace.model import PHASES
 
-from .complexity import complexities, complexity_map
+from .complexity import complexities, complexity_chart
 from .overview import about
 from .rhythm import time_chart, timeline
 from .skew import curves, named, subject_of
@@ -88,54 +90,41 @@ def charts(
         elif name == "occupation":
             made[name] = time_chart(analysis.occupation, source)
         elif name == "complexity":
-            made[name] = complexity_map(complexities(analysis), source=source)
+            made[name] = complexity_chart(complexities(analysis), source=source)
     return made
 
 
 def load(trace: Trace, analysis: Analysis, source: str) -> Chart | Missing:
-    """Draw the share of each expert's load: mean, and 5% to 95% of the iterations."""
+    """Draw each expert's share of its layer's load: mean and quantiles, a row a layer.
+
+    Shares are relative to that of a balanced layer.
+    """
     title = "Load of each expert"
     mapper = in_threads(trace, 1, loads_only=True)
-    shown = {(e.layer, e.group): e for e in analysis.exchanges}
-    panels: list[Panel] = []
-    top = 0.0
+    shown = {(e.layer, e.group): named(e, analysis) for e in analysis.exchanges}
+    found: dict[str, np.ndarray] = {}
     for exchange in sources(trace, [], of=("demand",)):
-        if (exchange.layer, exchange.group) not in shown:
-            continue
-        rows = observed(exchange, mapper)
-        if "demand.load" not in rows:
-            continue
-        part = 100 * shares(rows["demand.load"])
-        low, high = np.quantile(part, (0.05, 0.95), axis=0)
-        top = max(top, 1.05 * float(high.max()))
-        of = f"{part.shape[1]} experts, balanced: {100 / part.shape[1]:.3g}%"
-        points = Series(
-            kind="points",
-            x=np.arange(part.shape[1]),
-            y=part.mean(axis=0),
-            y_interval=(low, high),
-            size=7.0,
-        )
-        panels.append(
-            Panel(
-                name=(named(shown[exchange.layer, exchange.group], analysis),),
-                x=Axis(label="expert"),
-                y=Axis(label="share of token copies [%]"),
-                series=(points,),
-                rules=(Rule(y=100 / part.shape[1]),),
-                note=of,
-            )
-        )
-    if not panels:
+        if name := shown.get((exchange.layer, exchange.group)):
+            rows = observed(exchange, mapper)
+            if "demand.load" in rows:
+                part = shares(rows["demand.load"])
+                low, high = np.quantile(part, (0.05, 0.95), axis=0)
+                found[name] = part.shape[1] * np.array([low, part.mean(axis=0), high])
+    if not found:
         return Missing(title=title, reason=UNROUTED)
-    scale = replace(panels[0].y, limits=(0.0, top))
-    about_bars = "Mean of the iterations, bars: 5% to 95% of them; dotted: balanced"
-    return Chart(
+    experts = max(layer.shape[1] for layer in found.values())
+    cells = np.full((3, len(found), experts), np.nan)
+    for number, layer in enumerate(found.values()):
+        cells[:, number, : layer.shape[1]] = layer
+    return matrix_chart(
+        dict(zip(("5% quantile", "mean", "95% quantile"), cells, strict=True)),
         title=title,
-        source=f"{source}. {about_bars}",
-        panels=tuple(replace(panel, y=scale) for panel in panels),
-        height=240,
-        across=min(2, len(panels)),
+        source=f"{source}. Token copies of each expert, relative to a balanced layer "
+        "(1): quantiles and mean over the iterations",
+        unit="load / balanced load",
+        column="expert",
+        row="",
+        rows=list(found),
     )
 
 
@@ -145,7 +134,7 @@ def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:
     length = min(AVERAGED, len(when))
     firsts = sorted({0, (len(when) - length) // 2, len(when) - length})
     matrices = {}
-    for stage, first in zip(("early", "middle", "late"), firsts, strict=False):
+    for first in firsts:
         chosen = when[first : first + length]
         routed = trace.find(
             operation=ROUTING,
@@ -154,7 +143,7 @@ def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:
             direction="forward",
             iterations=range(int(chosen[0]), int(chosen[-1]) + 1),
         )
-        name = f"{stage}: iterations {chosen[0]} to {chosen[-1]}"
+        name = f"iterations {chosen[0]}–{chosen[-1]}"
         total = trace.demand(trace.complete(routed)).sum(axis=0)
         matrices[name] = total / len(chosen)
     mean = np.mean(list(matrices.values()))
@@ -191,16 +180,19 @@ def matrix_chart(
     unit: str,
     column: str,
     rules: tuple[Rule, ...] = (),
+    row: str = "sending rank",
+    rows: Sequence[Any] = (),
     across: int = 0,
     log_color: bool = False,
 ) -> Chart:
     """Draw matrices side by side as heatmaps on one color scale.
 
-    Rows are sending ranks; ``column`` is the label of the columns and ``unit`` that of
-    the cells. ``rules`` are lines across each matrix, ``across`` is the number of
-    panels side by side (0: all). With ``log_color``, zeros are blank.
+    ``column`` and ``row`` are the labels of both axes and ``unit`` that of the cells;
+    ``rows`` are the names of the rows (empty: their numbers). ``rules`` are lines
+    across each matrix, ``across`` is the number of panels side by side (0: all). With
+    ``log_color``, zeros are blank.
     """
-    rows, columns = next(iter(matrices.values())).shape
+    height, columns = next(iter(matrices.values())).shape
     beside = across or len(matrices)
     # square cells within limits, and panels wide enough for the values in the cells
     width = float(np.clip(42 * columns, 260, 460))
@@ -211,12 +203,12 @@ def matrix_chart(
             Panel(
                 name=(name,),
                 x=Axis(label=column),
-                y=Axis(label="sending rank"),
+                y=Axis(label=row),
                 series=(
                     Series(
                         kind="heatmap",
                         x=np.arange(columns),
-                        y=np.arange(rows),
+                        y=rows or np.arange(height),
                         z=cells,
                         unit=unit,
                     ),
@@ -226,7 +218,7 @@ def matrix_chart(
             for name, cells in matrices.items()
         ),
         width=int(max(900, beside * (width + 35) + 130)),
-        height=int(np.clip(width * rows / columns, 120, 480)) + 90,
+        height=int(np.clip(width * height / columns, 120, 480)) + 90,
         across=beside,
         log_color=log_color,
     )
@@ -241,13 +233,17 @@ def traffic(
     layers: Sequence[int] | None = None,
     phase: str | None = None,
 ) -> Chart:
-    """Draw the bytes between all ranks in a few iterations, summed over collectives.
+    """Draw the bytes between all ranks in a few iterations.
 
-    With ``layers`` or a ``phase``, only over the all-to-alls of these.
+    They are those of the all-to-alls of ``layers`` and a ``phase``, or of
+    ``operations``; by default of all dispatches, and of all collectives where there are
+    none: a sum over phases is symmetric.
 
     ``operations`` and ``algorithm`` are those of
     :func:`moetraffic.analysis.times.iteration_traffic.world_matrices`.
     """
+    if operations is None and layers is None and phase is None:
+        phase = PHASES[0] if any(s.phase == PHASES[0] for s in trace.sites) else None
     if layers is None and phase is None:
         matrices = world_matrices(
             trace, iterations, operations=operations, algorithm=algorithm
@@ -256,8 +252,9 @@ def traffic(
         how = f"all-reduces and the like as {algorithm}; "
     else:
         matrices = _of_layers(trace, iterations, layers or trace.layers, phase)
-        which = ", ".join(map(str, layers)) if layers else "all"
-        what = f"{phase or 'all phases'}, layers: {which}"
+        what = phase or "all phases"
+        if layers:
+            what += f", layers: {', '.join(map(str, layers))}"
         how = ""
     top = int(matrices.max(initial=0))
     factor, unit = (1e6, "MB") if top >= 1e6 else (1e3, "kB")
@@ -269,7 +266,7 @@ def traffic(
         title=f"Bytes between ranks: {what}",
         source=f"{about(trace)}. Sums of one iteration; {how}without rank-local "
         "(self) traffic",
-        unit=unit,
+        unit=f"{what} [{unit}]",
         column="receiving rank",
     )
 
@@ -311,7 +308,9 @@ def entropy(analysis: Analysis, source: str) -> Chart | Missing:
         return chart
     shown = ("normalized entropy", "max over mean")
     panels = [
-        p for p in chart.panels if p.name[0] == "expert load" and p.name[1] in shown
+        replace(p, name=())
+        for p in chart.panels
+        if p.name[0] == "expert load" and p.name[1] in shown
     ]
     if not panels:
         return Missing(title=chart.title, reason=UNROUTED)

@@ -127,7 +127,7 @@ def _panel(
                 x=exchange.iterations[rows],
                 y=mean - 2 * spread,
                 upper=mean + 2 * spread,
-                name="balanced router, ±2 sd",
+                name="balanced ±2 sd",
             )
         )
         several = len(found) > 1

@@ -62,8 +62,8 @@ LEFT_OUT = {"ep": 1, "cp": 1, "virtual": 1, "zero": 0}
 LEAST_WAIT = 0.005
 """Share of an iteration that the GPU waits for launches, from which it is stated."""
 
-SAME = 0.01
-"""Largest relative difference of a term that is the same in all configurations."""
+MOST_COMPUTE = 0.7
+"""Compute's share of the longest bar from which all bars begin above 0."""
 
 COLORS = {
     "compute": LINE_COLORS[0],
@@ -440,13 +440,6 @@ def figure(
 
     places = np.arange(len(names))
     parts = {term: flat(getattr(found, term)) for term in TERMS}
-    # a long bar that is the same everywhere would hide what differs
-    computed = parts["compute"]
-    largest = float(computed.max(initial=0))
-    equal = largest > 0 and computed.min() > (1 - SAME) * largest
-    if equal and len(names) > 2 and not shares:
-        parts["compute"] = np.zeros(len(names))
-        source += f". Not drawn: compute, {largest:.4g} s in each"
     total = np.sum(list(parts.values()), axis=0)
     unit = np.where(total > 0, total, 1) / 100 if shares else np.ones(len(names))
     left = np.zeros(len(names))
@@ -471,7 +464,7 @@ def figure(
         series.append(
             Series(
                 kind="points",
-                x=(whole - computed + parts["compute"]) / unit,
+                x=whole / unit,
                 y=places,
                 name="T_iter with overlap",
                 color="#000000",
@@ -483,14 +476,22 @@ def figure(
         f"{name}: {t:.4g} s" if t else f"{name}: impossible"
         for name, t in zip(names, whole.tolist(), strict=True)
     ]
-    drawn = "iteration time" if parts["compute"].any() else "time besides compute"
-    label = "share of all terms' time [%]" if shares else f"{drawn} [s]"
+    axis = Axis(label="share of all terms' time [%]", from_zero=True)
+    if not shares:
+        axis = Axis(label="iteration time [s]", from_zero=True)
+        top, least = float(left.max(initial=0)), float(parts["compute"].min())
+        # bars of mostly compute would look alike
+        if len(names) > 2 and least > MOST_COMPUTE * top:
+            step = 10.0 ** np.floor(np.log10(top - least))
+            begin = float(np.floor(least / step - 0.5) * step)
+            label = f"{axis.label}, bars cut at {begin:g} s"
+            axis = Axis(label=label, limits=(begin, top + 0.03 * (top - begin)))
     return Chart(
         title=title,
         source=source,
         panels=(
             Panel(
-                x=Axis(label=label, from_zero=True),
+                x=axis,
                 y=Axis(names=tuple(times), reverse=True),
                 series=tuple(series),
             ),
