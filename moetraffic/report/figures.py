@@ -5,7 +5,6 @@ Each figure has a headline, and below it a description of the underlying data.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,21 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import (
-    EngFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullFormatter,
-    StrMethodFormatter,
-)
 
 from moetraffic.errors import AnalysisError, MoetrafficError
-from moetraffic.text import visible
 
-from .chart import FILE_FORMATS, Axis, Chart, Panel, Series
+from .chart import FILE_FORMATS, Chart, Panel, Series
+from .figure_axes import (
+    NAMES,
+    axis_label,
+    broken_name,
+    chosen_ticks,
+    integer_ticks,
+    letter_in,
+    plain,
+    set_axis,
+    wrapped,
+)
 from .figure_style import SETTINGS, FigureStyle, color_of, points
 
 PIXELS = 100
@@ -41,20 +43,11 @@ PIXELS = 100
 MOST_WRITTEN = 128
 """Maximum number of heatmap cells for which the values are written into the cells."""
 
-MOST_PLAIN = 1e4
-"""Largest value of a logarithmic axis without powers of ten."""
-
-FEW_DECADES = 2.0
-"""Decades of a logarithmic axis below which 2 and 5 of each are labeled, too."""
-
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 SYMBOLS = {"circle": "o", "diamond": "D", "tick": "|"}
 
 LEAST_PANEL_IN = (2.2, 1.5)
 """Smallest width and height of a panel in a figure of a given width."""
-
-NAMES = 0.4
-"""Largest share of a panel's width for the names of its rows."""
 
 MOST_ROWS = 16
 """Maximum number of rows that are all named."""
@@ -67,9 +60,6 @@ HIGHEST_STACKED_IN = 1.7
 
 NO_INTERVAL = "no interval: too few iterations"
 """Legend of points of a line whose interval is unknown."""
-
-LETTER = 0.58
-"""Mean width of a letter, relative to the font size."""
 
 METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
@@ -138,7 +128,7 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
     )
     # four letters are as wide as numbers on the axis
     panel_in = (
-        size[0] / across * 0.8 - max(0, beside - 4) * _letter_in(),
+        size[0] / across * 0.8 - max(0, beside - 4) * letter_in(),
         size[1] * 0.7,
     )
     for number, (axes, panel) in enumerate(zip(grid, chart.panels, strict=False)):
@@ -159,7 +149,7 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
     if images:
         shown = [axes for axes, _, _ in images]
         bar = figure.colorbar(images[0][1], ax=shown, pad=0.015, fraction=0.04)
-        bar.set_label("\n".join(_wrapped(_plain(images[0][2]), panel_in[1])))
+        bar.set_label("\n".join(wrapped(plain(images[0][2]), panel_in[1])))
     _legend(figure, grid[: len(chart.panels)])
     if style.title:
         headline(figure, chart.title, caption(chart))
@@ -187,8 +177,8 @@ def _layout(chart: Chart, width: float | None) -> tuple[int, tuple[float, float]
     shape = own[1] / (own[0] / chart.across)  # height over width of a panel
     height = max(LEAST_PANEL_IN[1], shape * width / across)
     most = 1.1 * own[1] if across == chart.across else HIGHEST_STACKED_IN
-    written = [w for p in chart.panels for w in _wrapped(_text(p.y), 0)]
-    longest = max(map(len, written), default=0) * _letter_in()
+    written = [w for p in chart.panels for w in wrapped(axis_label(p.y), 0)]
+    longest = max(map(len, written), default=0) * letter_in()
     names = _names(chart, width / across)
     rows = len(names) * max((name.count("\n") + 1 for name in names), default=0)
     line = rcParams["font.size"] / 72
@@ -200,8 +190,8 @@ def _layout(chart: Chart, width: float | None) -> tuple[int, tuple[float, float]
 def _names(chart: Chart, width_in: float) -> list[str]:
     """Return the longest list of names of a panel's rows, broken into lines."""
     every = [panel.y.names or _rows(panel) for panel in chart.panels]
-    letters = int(NAMES * width_in / _letter_in())
-    return [_broken(name, letters) for name in max(every, key=len)[:MOST_ROWS]]
+    letters = int(NAMES * width_in / letter_in())
+    return [broken_name(name, letters) for name in max(every, key=len)[:MOST_ROWS]]
 
 
 def _rows(panel: Panel) -> list[str]:
@@ -212,12 +202,6 @@ def _rows(panel: Panel) -> list[str]:
         for row in s.y
         if isinstance(row, str)
     ]
-
-
-def _broken(name: str, letters: int) -> str:
-    """Break a name after commas and colons alone."""
-    whole = re.sub(r"(?<![,:]) ", "\N{NO-BREAK SPACE}", _plain(name))
-    return textwrap.fill(whole, letters, break_long_words=False, break_on_hyphens=False)
 
 
 def _color_scale(chart: Chart) -> Normalize:
@@ -276,7 +260,7 @@ def _panel(
             axes.axhline(rule.y, **style)
         if rule.text and rule.x is not None:
             axes.annotate(
-                _plain(rule.text),
+                plain(rule.text),
                 (rule.x, 1.0),
                 xycoords=("data", "axes fraction"),
                 xytext=(2, 2),
@@ -284,7 +268,7 @@ def _panel(
             )
     for label in panel.labels:
         axes.text(
-            *(label.x, label.y, _plain(label.text)),
+            *(label.x, label.y, plain(label.text)),
             ha=label.across,
             va={"middle": "center"}.get(label.up, label.up),
             color=label.color,
@@ -293,12 +277,12 @@ def _panel(
     # a panel whose axis is named as it is needs no title
     same = any(axis.label.startswith(name) for axis in (panel.x, panel.y))
     if several and name and not same:
-        letters = int(size_in[0] / _letter_in())
-        name = textwrap.fill(_plain(name), letters, break_long_words=False)
+        letters = int(size_in[0] / letter_in())
+        name = textwrap.fill(plain(name), letters, break_long_words=False)
         size = points(1.0, "axes.titlesize")
         axes.set_title(name, loc="left", fontsize=size, pad=16 if panel.rules else None)
-    _axis(axes, "x", panel.x, size_in[0])
-    _axis(axes, "y", panel.y, size_in[1])
+    set_axis(axes, "x", panel.x, size_in[0])
+    set_axis(axes, "y", panel.y, size_in[1])
     if image is None:
         axes.grid(visible=True)
         axes.spines[["right", "top"]].set_visible(False)
@@ -370,17 +354,17 @@ def _heatmap(
     )
     width_in, height_in = size_in
     lines = int(height_in * 72 / (1.7 * rcParams["font.size"]))
-    axes.set_yticks(*_ticks(series.y, max(2, min(MOST_ROWS, lines))))
+    axes.set_yticks(*chosen_ticks(series.y, max(2, min(MOST_ROWS, lines))))
     if isinstance(series.x[0], str):
-        axes.set_xticks(*_ticks(series.x, 16 if width_in > 3 else 6))
+        axes.set_xticks(*chosen_ticks(series.x, 16 if width_in > 3 else 6))
     else:
-        axes.xaxis.set_major_locator(_integers(width_in))
+        axes.xaxis.set_major_locator(integer_ticks(width_in))
     texts = [
         "" if np.isnan(v) else f"{v:.0f}" if v >= 10 or v == 0 else f"{v:.2g}"
         for v in cells.flat
     ]
     # a space beside each value
-    fits = width_in / columns > (max(map(len, texts)) + 1) * _letter_in()
+    fits = width_in / columns > (max(map(len, texts)) + 1) * letter_in()
     fits = fits and height_in / rows > rcParams["font.size"] / 72
     if rows * columns <= MOST_WRITTEN and columns <= 16 and fits:
         for ((row, column), value), text in zip(
@@ -401,71 +385,6 @@ def _heatmap(
     return image
 
 
-def _integers(length_in: float) -> MaxNLocator:
-    """Place few enough ticks that their numbers have space between them."""
-    most = max(1, min(9, int(length_in / (5 * _letter_in()))))
-    return MaxNLocator(most, integer=True)
-
-
-def _ticks(names: Any, most: int) -> tuple[list[int], list[str]]:
-    """Choose positions and texts of at most ``most`` ticks."""
-    step = -(-len(names) // most)
-    at = list(range(0, len(names), step))
-    return at, [_plain(str(names[n])) for n in at]
-
-
-def _letter_in() -> float:
-    return float(LETTER * rcParams["font.size"] / 72)
-
-
-def _text(axis: Axis) -> str:
-    """Return the label of an axis as it is written: the ticks of times have units."""
-    text = _plain(axis.label)
-    return f"{text.removesuffix(' [s]')} (log)" if axis.log else text
-
-
-def _wrapped(text: str, length_in: float) -> list[str]:
-    """Break a label into at most two lines, but not within parentheses."""
-    whole = re.sub(
-        r"[(\[][^)\]]*[)\]]", lambda m: m[0].replace(" ", "\N{NO-BREAK SPACE}"), text
-    )
-    letters = max(1, int(length_in / _letter_in()))
-    while len(lines := textwrap.wrap(whole, letters, break_long_words=False)) > 2:
-        letters += 1
-    return lines
-
-
-def _axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
-    of = axes.xaxis if side == "x" else axes.yaxis
-    figure: Any = axes.get_figure()
-    place: Any = axes.get_subplotspec()
-    width_in = figure.get_figwidth() / place.get_gridspec().ncols
-    letters = int(NAMES * width_in / _letter_in())
-    of.set_label_text("\n".join(_wrapped(_text(axis), length_in)))
-    if axis.log:
-        axes.set(**{f"{side}scale": "log"})
-        least, most = of.get_view_interval()
-        if most / least < 10**FEW_DECADES:
-            of.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            of.set_minor_formatter(NullFormatter())
-        if axis.label.endswith("[s]"):
-            of.set_major_formatter(EngFormatter("s"))
-        elif most <= MOST_PLAIN:
-            of.set_major_formatter(StrMethodFormatter("{x:g}"))
-    if axis.names:
-        names = [_broken(name, letters) for name in axis.names]
-        of.set_ticks(range(len(axis.names)), names)
-        axes.set(**{f"{side}lim": (-0.5, len(axis.names) - 0.5)})
-    elif "iteration" in axis.label or axis.label in ("rank", "expert"):
-        of.set_major_locator(_integers(length_in))
-    if axis.limits:
-        axes.set(**{f"{side}lim": axis.limits})
-    elif axis.from_zero:
-        axes.set(**{f"{side}lim": (0, None)})
-    if axis.reverse and not of.get_inverted():
-        of.set_inverted(True)
-
-
 def _legend(figure: Figure, panels: npt.NDArray[Any]) -> None:
     """Name all series below the panels, in rows of equal length, and enlarge."""
     found: dict[str, Any] = {}
@@ -477,7 +396,7 @@ def _legend(figure: Figure, panels: npt.NDArray[Any]) -> None:
     if NO_INTERVAL in found:
         found[NO_INTERVAL] = found.pop(NO_INTERVAL)  # the last
     width, height = figure.get_size_inches()
-    letters = int(width / _letter_in()) - 6  # beside the handle
+    letters = int(width / letter_in()) - 6  # beside the handle
     found = {textwrap.fill(name, letters): handle for name, handle in found.items()}
     for rows in range(1, len(found) + 1):
         columns = -(-len(found) // rows)
@@ -504,20 +423,15 @@ def _legend(figure: Figure, panels: npt.NDArray[Any]) -> None:
 
 
 def _label(series: Series) -> str | None:
-    return _plain(series.name) if series.legend and series.name else None
-
-
-def _plain(text: str) -> str:
-    """Escape text so that matplotlib does not interpret dollar signs as mathematics."""
-    return visible(text, lines=True).replace("$", r"\$")
+    return plain(series.name) if series.legend and series.name else None
 
 
 def headline(figure: Figure, title: str, source: str) -> None:
     """Place title and data description above the axes, and enlarge the figure."""
     width, height = figure.get_size_inches()
     scale = rcParams["font.size"] / 10
-    heads = textwrap.wrap(_plain(title), int(width * 9.5 / scale)) or [""]
-    lines = textwrap.wrap(_plain(source), int(width * 14 / scale))
+    heads = textwrap.wrap(plain(title), int(width * 9.5 / scale)) or [""]
+    lines = textwrap.wrap(plain(source), int(width * 14 / scale))
     deep = scale * (0.2 + 0.22 * len(heads) + 0.17 * len(lines))  # inches
     whole = height + deep
     figure.set_size_inches(width, whole)

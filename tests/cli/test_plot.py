@@ -155,7 +155,7 @@ def test_traffic_of_all_layers_and_phases_is_that_of_the_all_to_alls(
         (["--iterations", "early"], "iterations are numbers, or A:B"),
         (["--iterations", "20:30"], "iterations are numbers from 0 to 23"),
         (["--operations", "gossip"], "the trace has all_reduce, all_to_all"),
-        (["--algorithm", "star"], "the algorithm is one of ring, direct"),
+        (["--algorithm", "star"], "'star' is not one of ring, direct"),
         (["-o", "nowhere/pictures"], "does not exist"),
         (["--format", "eps"], "--format takes png, pdf, svg"),
         (["-o", "all.pdf"], "all.pdf is the name of one picture, but 7 are drawn"),

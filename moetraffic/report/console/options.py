@@ -255,7 +255,10 @@ Operations = Annotated[
     ),
 ]
 Algorithm = Annotated[
-    str, option(f"Algorithm of all-reduces: {', '.join(ALGORITHMS)}.")
+    str,
+    option(
+        f"Algorithm of all-reduces: {', '.join(ALGORITHMS)}.", choices=list(ALGORITHMS)
+    ),
 ]
 Threads = Annotated[
     int, option("Number of threads that read and compute.", shown="all cores", min=0)

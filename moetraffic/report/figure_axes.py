@@ -1,0 +1,111 @@
+"""Label the axes of matplotlib figures: ticks, units, and texts that fit."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import Any
+
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.ticker import (
+    EngFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    StrMethodFormatter,
+)
+
+from moetraffic.text import visible
+
+from .chart import Axis
+
+MOST_PLAIN = 1e4
+"""Largest value of a logarithmic axis without powers of ten."""
+
+FEW_DECADES = 2.0
+"""Decades of a logarithmic axis below which 2 and 5 of each are labeled, too."""
+
+NAMES = 0.4
+"""Largest share of a panel's width for the names of its rows."""
+
+LETTER = 0.58
+"""Mean width of a letter, relative to the font size."""
+
+
+def set_axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
+    """Label an axis of a panel and set its scale, ticks and limits."""
+    of = axes.xaxis if side == "x" else axes.yaxis
+    figure: Any = axes.get_figure()
+    place: Any = axes.get_subplotspec()
+    width_in = figure.get_figwidth() / place.get_gridspec().ncols
+    letters = int(NAMES * width_in / letter_in())
+    of.set_label_text("\n".join(wrapped(axis_label(axis), length_in)))
+    if axis.log:
+        axes.set(**{f"{side}scale": "log"})
+        least, most = of.get_view_interval()
+        if most / least < 10**FEW_DECADES:
+            of.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            of.set_minor_formatter(NullFormatter())
+        if axis.label.endswith("[s]"):
+            of.set_major_formatter(EngFormatter("s"))
+        elif most <= MOST_PLAIN:
+            of.set_major_formatter(StrMethodFormatter("{x:g}"))
+    if axis.names:
+        names = [broken_name(name, letters) for name in axis.names]
+        of.set_ticks(range(len(axis.names)), names)
+        axes.set(**{f"{side}lim": (-0.5, len(axis.names) - 0.5)})
+    elif "iteration" in axis.label or axis.label in ("rank", "expert"):
+        of.set_major_locator(integer_ticks(length_in))
+    if axis.limits:
+        axes.set(**{f"{side}lim": axis.limits})
+    elif axis.from_zero:
+        axes.set(**{f"{side}lim": (0, None)})
+    if axis.reverse and not of.get_inverted():
+        of.set_inverted(True)
+
+
+def axis_label(axis: Axis) -> str:
+    """Return the label of an axis as it is written: the ticks of times have units."""
+    text = plain(axis.label)
+    return f"{text.removesuffix(' [s]')} (log)" if axis.log else text
+
+
+def wrapped(text: str, length_in: float) -> list[str]:
+    """Break a label into at most two lines, but not within parentheses."""
+    whole = re.sub(
+        r"[(\[][^)\]]*[)\]]", lambda m: m[0].replace(" ", "\N{NO-BREAK SPACE}"), text
+    )
+    letters = max(1, int(length_in / letter_in()))
+    while len(lines := textwrap.wrap(whole, letters, break_long_words=False)) > 2:
+        letters += 1
+    return lines
+
+
+def broken_name(name: str, letters: int) -> str:
+    """Break a name after commas and colons alone."""
+    whole = re.sub(r"(?<![,:]) ", "\N{NO-BREAK SPACE}", plain(name))
+    return textwrap.fill(whole, letters, break_long_words=False, break_on_hyphens=False)
+
+
+def chosen_ticks(names: Any, most: int) -> tuple[list[int], list[str]]:
+    """Choose positions and texts of at most ``most`` ticks."""
+    step = -(-len(names) // most)
+    at = list(range(0, len(names), step))
+    return at, [plain(str(names[n])) for n in at]
+
+
+def integer_ticks(length_in: float) -> MaxNLocator:
+    """Place few enough ticks that their numbers have space between them."""
+    most = max(1, min(9, int(length_in / (5 * letter_in()))))
+    return MaxNLocator(most, integer=True)
+
+
+def letter_in() -> float:
+    """Return the mean width of a letter, inches."""
+    return float(LETTER * rcParams["font.size"] / 72)
+
+
+def plain(text: str) -> str:
+    """Escape text so that matplotlib does not interpret dollar signs as mathematics."""
+    return visible(text, lines=True).replace("$", r"\$")
