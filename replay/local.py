@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from moetraffic.errors import Interrupted, ReplayError
 from moetraffic.launch import Heartbeat, launch
 from moetraffic.launch.root_cause import OperationNamer
+from moetraffic.replay.backends.requirements import validate_device
 from moetraffic.replay.execution.pace import Pace, parse_pace
 from moetraffic.replay.plan.background import parse_background
 from moetraffic.replay.plan.program import Plan
@@ -51,6 +52,7 @@ def replay(
     request.validate_outputs()
     with Trace.open(request.trace) as trace:
         request.validate_execution(trace)
+        validate_device(request.backend)
         planned = request.plan(trace, world=nproc, ranks=())
         request.validate_baselines(planned.world)
         if request.out is not None:

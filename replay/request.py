@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay.backends.requirements import validate_backend, validate_device
+from moetraffic.replay.backends.requirements import validate_backend
 from moetraffic.replay.execution.pace import ASAP, Pace
 from moetraffic.replay.plan.background import (
     BackgroundPattern,
@@ -281,15 +281,16 @@ class Request:
     def validate_execution(self, trace: Trace) -> None:
         """Check, before any work, that the backend and pace can replay this trace.
 
+        The host that plans need not have the GPU: :func:`validate_device` is for those
+        that run ranks.
+
         Raises
         ------
         ReplayError
-            If there is no such backend, its GPU is missing, or the trace has no times
-            for the pace.
+            If there is no such backend, or the trace has no times for the pace.
         """
         validate_backend(self.backend, registered=self.registered)
         self.pace.validate_source(trace, self.iterations, self.backend)
-        validate_device(self.backend)
 
     def validate_baselines(self, ranks: int) -> None:
         """Check, before any work, that capacity, topology and bandwidth are valid.
