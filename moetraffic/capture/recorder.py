@@ -452,8 +452,8 @@ class Recorder(Recording):
 
     def _leave_out(self, message: str) -> None:
         """Log the first omitted record of a kind, and store the counts in the trace."""
-        if self._rank == 0:  # the ranks run one program, and the merge names them all
-            self._warn(message)
+        # the ranks run one program, and the merge names them all
+        self._warn(message, logged=self._rank == 0)
         if self._folder is not None:
             self._journal.send(left_out=self._left_out.words)
 

@@ -97,11 +97,12 @@ class Recording:
             self._warn(f"no trace is written: {reason}")
             return None
 
-    def _warn(self, message: str) -> None:
-        """Log a warning unless the same message was logged before."""
+    def _warn(self, message: str, *, logged: bool = True) -> None:
+        """Keep a warning, and log it unless the same message was logged before."""
         if message not in self.warnings:
             self.warnings.append(message)
-            log.warning("%s", message)
+            if logged:
+                log.warning("%s", message)
 
 
 def ask_rank_0(

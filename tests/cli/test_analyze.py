@@ -81,8 +81,8 @@ def test_a_trace_without_demand_is_judged_by_its_bytes(
     for options in ((), ("--tables",)):
         assert main(["analyze", GOLDEN, "--of", "wire", *options]) == 0
         shown = capsys.readouterr().out
-        assert "experts unknown, load: bytes by rank" in shown
-        assert "not enough data (needs" in shown.partition("Undecided: ")[2]
+        assert "experts unknown: bytes received by 2 ranks" in shown
+        assert "needs about " in shown.partition("Undecided: ")[2]
     assert "bytes received, dispatch of layer 1" in shown
     assert "expert load of" not in shown
 
