@@ -359,8 +359,10 @@ def _heatmap(
         axes.set_xticks(*chosen_ticks(series.x, 16 if width_in > 3 else 6))
     else:
         axes.xaxis.set_major_locator(integer_ticks(width_in))
+    # one precision for all heatmaps of a scale: all have values, or none
+    digits = ".1f" if float(colors.vmax or 0) >= 1 else ".2g"
     texts = [
-        "" if np.isnan(v) else f"{v:.0f}" if v >= 10 or v == 0 else f"{v:.2g}"
+        "" if np.isnan(v) else f"{v:.0f}" if v >= 10 or v == 0 else f"{v:{digits}}"
         for v in cells.flat
     ]
     # a space beside each value

@@ -247,6 +247,15 @@ def test_heatmaps_share_one_scale_from_zero_and_have_their_values_written():
     assert figure.axes[3].get_ylabel() == "copies"
 
 
+def test_all_heatmaps_of_a_scale_have_values_with_the_same_precision():
+    cells = {"low": np.full((2, 8), 0.234), "high": np.full((2, 8), 3.456)}
+    chart = matrix_chart(
+        cells, title="Load", source=SOURCE, unit="load", column="expert"
+    )
+    panels = [axes for axes in draw(chart).axes if axes.texts]
+    assert [{t.get_text() for t in axes.texts} for axes in panels] == [{"0.2"}, {"3.5"}]
+
+
 def test_large_heatmaps_are_not_written_into():
     assert not any(panel.texts for panel in draw(heatmaps(64, 64)).axes[:3])
 
