@@ -183,7 +183,8 @@ def test_a_verdict_is_sentences_in_at_most_eight_lines(
         if not line.startswith("written:")
     )
     assert 1 <= len(lines) <= 8
-    assert all(line.endswith(".") or ": moetraffic " in line for line in lines)
+    command = "Its traffic: moetraffic pattern "  # to be copied, without a full stop
+    assert all(line.endswith(".") or line.startswith(command) for line in lines)
     assert hint.startswith("Tables: --tables")
 
 
