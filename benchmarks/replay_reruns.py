@@ -22,16 +22,14 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import f_oneway
 
 from moetraffic.analysis.claim import LEVEL
 from moetraffic.analysis.times.completion import completion
 from moetraffic.analysis.times.repeated_runs import ratio_of_runs, run_sums
+from moetraffic.arrays import Float64
 from moetraffic.replay import replay_trace
 from moetraffic.trace import ALL_TO_ALL, Trace
-
-Float64 = npt.NDArray[np.float64]
 
 MODEL = ("--layers", "2", "--hidden", "32", "--heads", "2", "--sequence", "64")
 MODEL += ("--experts", "8", "--micro-batch", "4")

@@ -14,7 +14,6 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from page import save
 
 from moetraffic import generate_trace
@@ -23,8 +22,6 @@ from moetraffic.policies.evaluation import evaluate
 from moetraffic.policies.exchange_series import ExchangeSeries, byte_series
 from moetraffic.policies.service.cluster import Cluster
 from moetraffic.policies.service.packet_network import PacketNetwork
-
-Float64 = npt.NDArray[np.float64]
 
 RANKS = 32
 PRESETS = ("top1-unbalanced-late", "top2-balanced-late", "top8-lossfree-late")

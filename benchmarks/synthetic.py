@@ -45,13 +45,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import page
 from scipy.ndimage import uniform_filter1d
 from scipy.spatial.distance import cdist
 from synthetic_tables import Judgment, report, tables
 from traffic_baselines import BASELINES, Baseline, Draw, Generator
 
+from moetraffic.arrays import Float64, Integer
 from moetraffic.generate import TrafficModel
 from moetraffic.generate.analog.analog import Analog
 from moetraffic.generate.scenario import Scenario
@@ -65,9 +65,6 @@ from moetraffic.validation.downstream import (
 )
 from moetraffic.validation.features import count_features
 from moetraffic.validation.routing_counts import RoutingCounts, routing_counts
-
-Counts = npt.NDArray[np.integer]
-Float64 = npt.NDArray[np.float64]
 
 WINDOW = 10
 """Iterations of a window that is looked for in a run."""
@@ -142,7 +139,7 @@ def judge_setting(
     report(judged[-1])
     for name in names:
         began = time.process_time()
-        samples: list[Counts] = []
+        samples: list[Integer] = []
         for number, path in enumerate(sources[:fits]):
             fitted = _fitted(name, path, [other for other in sources if other != path])
             samples.append(_sampled(fitted, real[number], 2 * number))
@@ -249,20 +246,20 @@ def _fitted(name: str, path: Path, reruns: Sequence[Path]) -> Generator:
         return fit(trace, reruns=others)
 
 
-def _sampled(fitted: Generator, like: RoutingCounts, seed: int) -> Counts:
+def _sampled(fitted: Generator, like: RoutingCounts, seed: int) -> Integer:
     """Sample counts ``[T, L, R, E]`` of the length and the ranks of a run."""
     iterations, _, ranks, _ = like.counts.shape
     demand = fitted.sample(iterations=iterations, seed=seed, ranks=ranks)
     return np.concatenate([block for _, block in demand.blocks()])
 
 
-def _figures(run: RoutingCounts, counts: Counts) -> dict[str, float]:
+def _figures(run: RoutingCounts, counts: Integer) -> dict[str, float]:
     return downstream(
         counts, holder=run.holder, width=run.width, copy_bytes=run.copy_bytes
     )
 
 
-def _windows(run: RoutingCounts, counts: Counts) -> Float64:
+def _windows(run: RoutingCounts, counts: Integer) -> Float64:
     found = windows(count_features(counts, holder=run.holder, width=run.width))
     return np.nan_to_num(found)
 
@@ -314,13 +311,13 @@ def _but(runs: Sequence[Float64], held: int) -> list[Float64]:
 # ---- course and copies -----------------------------------------------------------
 
 
-def _load(counts: Counts) -> Float64:
+def _load(counts: Integer) -> Float64:
     """Compute shares of experts ``[T, L, E]``."""
     total = counts.sum(axis=2, dtype=np.float64)
     return np.asarray(total / np.maximum(total.sum(axis=2, keepdims=True), 1))
 
 
-def _course(counts: Counts) -> Float64:
+def _course(counts: Integer) -> Float64:
     """Compute the smoothed load above that of a balanced router, ``[T, L, E]``."""
     smooth = uniform_filter1d(_load(counts), SMOOTHED, axis=0, mode="nearest")
     return np.asarray(smooth - 1 / counts.shape[3])
@@ -336,7 +333,7 @@ def _correlation_of(courses: Sequence[Float64]) -> float:
     return float(np.mean([_correlation(a, b) for a, b in combinations(courses, 2)]))
 
 
-def _movement(counts: Counts) -> Float64:
+def _movement(counts: Integer) -> Float64:
     """Ordered shares in windows, less their mean there, ``[T - WINDOW + 1, W L E]``."""
     roots = np.sort(np.sqrt(_load(counts)), axis=2).reshape(len(counts), -1)
     found = np.lib.stride_tricks.sliding_window_view(roots, WINDOW, axis=0)
@@ -345,7 +342,7 @@ def _movement(counts: Counts) -> Float64:
     )
 
 
-def _copied(counts: Counts, of: Counts) -> tuple[float, float]:
+def _copied(counts: Integer, of: Integer) -> tuple[float, float]:
     """Compute the mean distance to the nearest window, and the share in its order."""
     squared = cdist(_movement(counts), _movement(of), "sqeuclidean")
     nearest = squared.argmin(axis=1)
@@ -353,7 +350,7 @@ def _copied(counts: Counts, of: Counts) -> tuple[float, float]:
     return float(np.sqrt(squared.min(axis=1)).mean()), float(follows.mean())
 
 
-def _equal_rows(counts: Counts, of: Counts) -> float:
+def _equal_rows(counts: Integer, of: Integer) -> float:
     """Compute the share of ranks' rows that equal one of the other but for labels."""
     one, other = (
         {

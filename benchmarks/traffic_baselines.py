@@ -21,16 +21,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int32
 from moetraffic.errors import AnalysisError
 from moetraffic.generate.generator import Demand, block_rows
 from moetraffic.generate.scenario import Scenario, scenario_of
 from moetraffic.trace import Trace
-
-Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 Draw = Callable[[int, np.random.Generator], Int32]
 """(iteration, its own randomness) -> ``[X, R, E]`` token copies."""

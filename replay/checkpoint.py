@@ -18,13 +18,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.capture.clock_offset import identity
 from moetraffic.errors import ReplayError
 from moetraffic.replay.failure import RankError
 from moetraffic.replay.plan.program import Plan, Program, Timing
 from moetraffic.replay.results.call_times import common
 from moetraffic.trace.hdf5.durable import write_whole
-from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Int64
+from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 
 COLUMNS = ("issue", "end", "due")
 FINISHED = "finished"
@@ -126,7 +127,7 @@ class Checkpoint:
                     operation="start-up",
                 )
 
-    def times(self, run: int) -> npt.NDArray[np.int64]:
+    def times(self, run: int) -> Int64:
         """Return issue, end and due time of each operation in a run, ``[3, N]`` ns."""
         path = self._folder / f"rank-{self._rank}.run-{run}.npy"
         shape = (len(COLUMNS), len(self._program))

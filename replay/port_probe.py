@@ -11,11 +11,12 @@ import time
 import numpy as np
 import torch
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, run
 from moetraffic.replay.execution.control import barrier, gathered
 from moetraffic.replay.plan.program import KINDS, Plan
-from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
+from moetraffic.trace.model import ALL_TO_ALL
 
 from .failure import backend_errors
 from .results.ports import (

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 import moetraffic
+from moetraffic.arrays import Float64
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.launch.machine_resources import available_bytes
 from moetraffic.launch.watchdog import Watchdog
@@ -36,7 +37,6 @@ from moetraffic.replay.results.machine_load import LoadMeter, host_loads
 from moetraffic.replay.results.output import WRITING, WRITING_S
 from moetraffic.replay.results.result import Replay
 from moetraffic.trace.file_format import VERSION
-from moetraffic.trace.model import Float64
 from moetraffic.trace.trace import Trace
 
 from .checkpoint import Checkpoint, Resumption, joined

@@ -107,6 +107,12 @@ def test_a_class_name_is_used_at_most_twice() -> None:
     assert {name: n for name, n in names.items() if n > 2} == {}
 
 
+def test_array_types_are_defined_once() -> None:
+    alias = re.compile(r"^\w+(?:: TypeAlias)? = (?:npt\.)?NDArray\[np\.", re.M)
+    found = [p for p in _named() if alias.search((ROOT / p).read_text())]
+    assert found == [Path("moetraffic/arrays.py")]
+
+
 def test_the_trace_has_no_circle_of_imports() -> None:
     """Imports under TYPE_CHECKING and inside functions count, too."""
     modules = {

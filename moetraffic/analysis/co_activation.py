@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import pdtrc, stdtr, stdtrit
 
-from moetraffic.arrays import Bool, Float64, Int64
+from moetraffic.arrays import Bool, Float64, Floating, Int64
 
 from .claim import LEVEL, Claim, Outcome
 from .noise.pair_probabilities import pair_probabilities
@@ -87,7 +86,7 @@ def pair_counts(chosen: Bool) -> Int64:
     rows = chosen.reshape(-1, chosen.shape[-1])
     # exact: float32 has all integers up to 2^24
     exact: type[np.floating] = np.float32 if len(rows) < 1 << 24 else np.float64
-    floats: npt.NDArray[np.floating] = rows.astype(exact)
+    floats: Floating = rows.astype(exact)
     return np.asarray(floats.T @ floats, np.int64)
 
 

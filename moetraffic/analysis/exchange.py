@@ -13,12 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace, WireForm
 from moetraffic.units import rank_span
-
-Counts = npt.NDArray[np.integer]
 
 Rows = dict[str, npt.NDArray[np.generic]]
 """Per-iteration values by name, arrays ``[n, ...]`` with one entry per iteration."""
@@ -54,8 +52,8 @@ class Source:
 class Window:
     """Demand and wire matrices of consecutive iterations, micro-batches summed."""
 
-    demand: Counts | None  # [n, W, E] token copies
-    wire: Counts | None  # [n, W, W] of wire_unit bytes; row sends, column receives
+    demand: Integer | None  # [n, W, E] token copies
+    wire: Integer | None  # [n, W, W] of wire_unit bytes; row sends, column receives
     first: int = 0  # index of its first iteration
     wire_unit: int = 1  # bytes per unit of wire: those of a token copy, or 1
 
@@ -341,7 +339,7 @@ def read(trace: Trace, source: Source, window: range) -> Window:
     )
 
 
-def _in_rows(trace: Trace, sent: Int64) -> tuple[Counts, int]:
+def _in_rows(trace: Trace, sent: Int64) -> tuple[Integer, int]:
     """Read wire matrices in units of rows if divisible (faster), else in bytes."""
     wire = trace.wire(sent)
     used = np.unique(trace.occurrences.site[sent]).tolist()
@@ -365,7 +363,9 @@ def _followed(trace: Trace, sent: Int64) -> Int64:
     return trace.routing_of(sent) if all(told) else np.zeros(0, np.int64)
 
 
-def _summed(trace: Trace, occurrences: Int64, when: Int64, matrices: Counts) -> Counts:
+def _summed(
+    trace: Trace, occurrences: Int64, when: Int64, matrices: Integer
+) -> Integer:
     """Sum the matrices of occurrences within each iteration, ``[n, ...]``."""
     iteration = trace.occurrences.iteration[occurrences]
     if len(occurrences) == len(when) and np.array_equal(iteration, when):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.network.complexity import Complexity, complexity
 from moetraffic.analysis.network.flows import (
@@ -15,7 +14,7 @@ from moetraffic.analysis.network.flows import (
 )
 from moetraffic.analysis.network.packets import packets
 from moetraffic.analysis.skew.measures import means_of_known
-from moetraffic.arrays import Float64, Int64
+from moetraffic.arrays import Float64, Int64, Integer
 from moetraffic.trace import Trace
 
 from .exchange import Rows, Source, read
@@ -81,7 +80,7 @@ def network(source: Source, rows: Rows) -> NetworkStatistics | None:
     )
 
 
-def network_rows(source: Source, first: int, wire: npt.NDArray[np.integer]) -> Rows:
+def network_rows(source: Source, first: int, wire: Integer) -> Rows:
     """Compute the host-tier and flow rows of a window of wire matrices.
 
     Parameters
@@ -124,7 +123,7 @@ def packet_complexity(
     if of_wire and len(source.ranks) < 2:
         return None
 
-    def matrices(first: int, last: int) -> npt.NDArray[np.integer]:
+    def matrices(first: int, last: int) -> Integer:
         window = read(trace, source, range(first, last))
         found = window.wire if of_wire else window.demand
         assert found is not None

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from math import comb
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import stdtrit
 
-from moetraffic.arrays import Bool, Int64
+from moetraffic.arrays import Bool, Int64, Integer
 from moetraffic.errors import TraceError
 from moetraffic.trace import Trace
 from moetraffic.trace.choices import unpack
@@ -131,7 +130,7 @@ def balanced_hosts(experts: int, hosts: int, k: int) -> float:
     return hosts * (comb(experts, k) - without) / comb(experts, k)
 
 
-def distinct_hosts(chosen: Bool, host: npt.NDArray[np.integer]) -> Int64:
+def distinct_hosts(chosen: Bool, host: Integer) -> Int64:
     """Count the distinct hosts of the experts of each token.
 
     Parameters

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import FabricError
 from moetraffic.tables import ShownAsTables
 
@@ -29,8 +30,6 @@ from .topology import Topology, explicit
 
 if TYPE_CHECKING:
     import pandas
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,13 +21,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import FabricError
 
 from .loads import byte_matrices
 from .routing import Routes
 from .topology import at_least
-
-Float64 = npt.NDArray[np.float64]
 
 
 def no_collision(flows: int, links: int) -> float:

@@ -29,12 +29,10 @@ from math import ceil, lcm
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import FabricError
 
 from .topology import positive
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 ANGLES = 360  # least number of discrete angles of the unified circle
 ANGLES_AN_ITERATION = 60  # least number, of 6 degrees (CASSINI: 5 suffice)

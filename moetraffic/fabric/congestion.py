@@ -26,13 +26,12 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 from scipy.special import logsumexp, softmax
 
+from moetraffic.arrays import Float64, Int64
+
 from .loads import byte_matrices
 from .paths import all_paths, choices
 from .routing import host_links
 from .topology import Topology, explicit
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 STEPS = np.geomspace(1e-4, 1.0, 49)
 """Candidate shares of the bytes that a step moves to other paths."""

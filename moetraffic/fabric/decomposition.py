@@ -51,10 +51,8 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
+from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.errors import FabricError
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +184,7 @@ def _square(demand: npt.ArrayLike) -> Int64:
     return given.astype(np.int64)
 
 
-def _perfect(allowed: npt.NDArray[np.bool_]) -> Int64 | None:
+def _perfect(allowed: Bool) -> Int64 | None:
     """Find a perfect matching on the allowed entries, or None (Hopcroft and Karp)."""
     ends = np.append(0, allowed.sum(axis=1).cumsum())
     used = np.nonzero(allowed)[1]

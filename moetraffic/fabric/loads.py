@@ -28,13 +28,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
+from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.errors import FabricError
 
 from .routing import Routes, host_links, route
 from .topology import Cut, Topology
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 AT_ONCE = 1 << 25
 """Matrix cells per block of the routing product, to bound memory."""
@@ -115,7 +113,7 @@ def hottest(
     loads: npt.ArrayLike,
     *,
     most: int = 8,
-    among: npt.NDArray[np.bool_] | None = None,
+    among: Bool | None = None,
 ) -> list[BottleneckLink]:
     """List the links with the longest mean transfer time over the matrices.
 

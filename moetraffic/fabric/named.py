@@ -17,17 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
-import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import FabricError
 from moetraffic.units import bytes_per_second
 
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .direct import dragonfly, torus
 from .topology import PLACEMENTS, Hosts, Topology, at_least, explicit, nic_name
-
-Int64 = npt.NDArray[np.int64]
 
 TOPOLOGIES: Mapping[str, tuple[str, ...]] = {
     "single": (),

@@ -21,13 +21,10 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 
+from moetraffic.arrays import Float64, Int64, UInt64
 from moetraffic.errors import FabricError
 
 from .topology import Topology
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
-UInt64 = npt.NDArray[np.uint64]
 
 MOST_STEPS = 60_000_000
 """Maximum number of path steps held in memory at once (about 2 GB)."""

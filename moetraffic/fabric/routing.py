@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array, hstack, vstack
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import FabricError
 
 from .paths import Choices, all_paths, choices, flow_keys, single_paths
 from .topology import Topology, bus_name, explicit, nic_name, slot_name
-
-Int64 = npt.NDArray[np.int64]
 
 ROUTINGS = ("ecmp", "ideal", "shortest")
 

@@ -27,12 +27,9 @@ from functools import cached_property
 
 import networkx as nx
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.errors import FabricError
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 FORWARDING = ("own", "rail")
 
@@ -193,12 +190,12 @@ class Topology:
         return tuple(n for n, kind in self.graph.nodes(data="kind") if kind == "switch")
 
     @cached_property
-    def between_switches(self) -> npt.NDArray[np.bool_]:
+    def between_switches(self) -> Bool:
         """Whether both ends of each link are switches, ``[L]`` bool."""
         return self.parts["between switches"]
 
     @cached_property
-    def parts(self) -> dict[str, npt.NDArray[np.bool_]]:
+    def parts(self) -> dict[str, Bool]:
         """Links inside hosts, of NICs and between switches, ``[L]`` bool, by part."""
         kind = self.graph.nodes(data="kind")
         at_switch = np.array(

@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
+from moetraffic.arrays import Int32
 
 from .scenario import Scenario
-
-Int32 = npt.NDArray[np.int32]
 
 BLOCK_BYTES = 32 << 20
 """Bytes of counts that are drawn at a time."""

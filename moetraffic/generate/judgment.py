@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.trace import Trace
 from moetraffic.validation.downstream import (
     FIGURES,
@@ -138,7 +138,7 @@ def _figures(run: RoutingCounts) -> dict[str, float]:
 def _as_counted(demand: Demand, run: RoutingCounts) -> RoutingCounts:
     """Counts of a sample as those of its run: micro-batches of a layer summed."""
     scene: Scenario = demand.scenario
-    summed: list[npt.NDArray[np.int64]] = []
+    summed: list[Int64] = []
     for _, block in demand.blocks():
         total = np.zeros((len(block), len(scene.layers), *block.shape[2:]), np.int64)
         for number, exchange in enumerate(scene.exchanges):

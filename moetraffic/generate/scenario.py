@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int32, Int64
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.relocation import routed_layers
 from moetraffic.trace.routed import RoutedLayer
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 MOST_RANKS = 1 << 14
 MOST_EXPERTS = 1 << 12

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import MoetrafficError
 from moetraffic.patterns import Dropping, Workload
 
@@ -28,7 +28,7 @@ def final_losses(
     seeds: int,
     workers: int | None = None,
     on_run: Callable[[int, Mapping[str, Any]], None] | None = None,
-) -> npt.NDArray[np.float64]:
+) -> Float64:
     """Train for each share of lost bytes and seed; return final training losses.
 
     ``base`` is trained on virtual ranks, with S ``seeds`` that count from its own; the

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
+
+from moetraffic.arrays import Int64
 
 from .algorithms import ALGORITHMS, collective_matrix, gloo
 from .algorithms.hierarchical import hierarchical_all_to_all
@@ -18,7 +19,6 @@ from .rules import choose
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-Int64 = npt.NDArray[np.int64]
 
 TRANSPOSED = ("combine", "dispatch_grad")
 """Phases of an expert exchange that send a dispatch back."""

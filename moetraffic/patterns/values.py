@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import LayoutError
-
-Float64 = npt.NDArray[np.float64]
 
 Values: TypeAlias = Any
 """A number, or anything that numpy makes an array of; all broadcast together."""

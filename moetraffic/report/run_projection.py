@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.patterns.time_model import projected_speedup
 from moetraffic.report.chart import Axis, Chart, Panel, Series
 from moetraffic.tables import Table
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def as_dict(
-    found: Profile, ranks: Sequence[int], efficiency: npt.NDArray[np.float64]
+    found: Profile, ranks: Sequence[int], efficiency: Float64
 ) -> dict[str, Any]:
     """Projection as JSON; times in seconds."""
     speedup = projected_speedup(found.compute_s, found.communication_s, efficiency)
@@ -38,7 +38,7 @@ def sentences(
     found: Profile,
     title: str,
     ranks: Sequence[int],
-    efficiency: npt.NDArray[np.float64],
+    efficiency: Float64,
 ) -> list[str]:
     """State the captured breakdown, and the times on the fewest and the most ranks."""
     share = found.communication_s / found.iteration_s
@@ -56,9 +56,7 @@ def sentences(
     ]
 
 
-def table(
-    found: Profile, ranks: Sequence[int], efficiency: npt.NDArray[np.float64]
-) -> Table:
+def table(found: Profile, ranks: Sequence[int], efficiency: Float64) -> Table:
     """Tabulate the projected times."""
     data = as_dict(found, ranks, efficiency)
     names = ("efficiency", "iteration_s", "speedup", "throughput")
@@ -81,7 +79,7 @@ def table(
 def figure(
     found: Profile,
     ranks: Sequence[int],
-    efficiency: npt.NDArray[np.float64],
+    efficiency: Float64,
     source: str,
 ) -> Chart:
     """Draw the projected throughput over ranks beside proportional growth."""

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.patterns.time_model import A100, Gpu
 from moetraffic.tables import Table
 
-from .measured_times import TABLES, UNSEEN, Float64, Measured, korthikanti_table4
+from .measured_times import TABLES, UNSEEN, Measured, korthikanti_table4
 from .study import Study, compared, rounded
 
 OUTSIDE = 0.3

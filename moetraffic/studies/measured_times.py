@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.data import published
 from moetraffic.patterns import ModelShape, preset
 from moetraffic.patterns.presets.catalog import GPT
@@ -29,8 +30,6 @@ from moetraffic.patterns.time_model import (
     operations,
 )
 from moetraffic.patterns.time_model.roofline import passes
-
-Float64 = npt.NDArray[np.float64]
 
 PAPER = Conventions(gathers="paper")
 """The gather of a layer's inputs in backward hides under a matrix product

@@ -34,14 +34,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from moetraffic.arrays import Float64
 from moetraffic.data import published
 from moetraffic.patterns.presets import preset
 from moetraffic.patterns.time_model import Configuration, memory
 from moetraffic.tables import Table
 
 from .study import Study, compared
-
-Float64 = npt.NDArray[np.float64]
 
 PROTOCOLS = ("RDMA", "IPoIB", "TCP/IP")
 FALLING = frozenset({"IPoIB", "TCP/IP"})

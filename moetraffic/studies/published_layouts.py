@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.data import published
 from moetraffic.patterns import preset
 from moetraffic.patterns.layouts.axes import RECOMPUTE
@@ -35,8 +35,6 @@ from moetraffic.tables import Table
 
 from .measured_times import gpt, nodes
 from .study import Study, compared, rounded
-
-Bool = npt.NDArray[np.bool_]
 
 STATED = ("tp", "pp", "cp", "ep", "virtual", "micro_batch")
 """Fields of a published layout, if its source states them."""
@@ -68,14 +66,14 @@ class Chosen:
         return float(max(needed[self.same].min(), self.memory_bytes))
 
     @cached_property
-    def order(self) -> npt.NDArray[np.int64]:
+    def order(self) -> Int64:
         """Those that fit, the fastest first."""
         estimate = self.found.estimate
         fits = np.flatnonzero(estimate.memory.total <= self.room)
         return fits[np.argsort(estimate.iteration[fits], kind="stable")]
 
     @property
-    def times(self) -> npt.NDArray[np.float64]:
+    def times(self) -> Float64:
         """``[n]`` s of those that fit, the fastest first."""
         return np.asarray(self.found.estimate.iteration[self.order])
 

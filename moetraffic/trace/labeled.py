@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError, install_command
 
 from .clock import earliest
-from .model import ROUTING, UNKNOWN_TIME, Int64, Source, WireForm
+from .model import ROUTING, UNKNOWN_TIME, Source, WireForm
 from .provenance import site_sources, source_name, step_sources
 from .reading import TraceContents
 from .rows import TIMES

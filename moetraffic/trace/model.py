@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.arrays import Bool as Bool
 from moetraffic.arrays import Float64 as Float64
@@ -79,7 +78,7 @@ class Presence(enum.IntEnum):
     UNSIZED = 3  # the member recorded the call, but not all of its bytes
 
 
-def sized(presence: npt.NDArray[np.uint8]) -> Bool:
+def sized(presence: UInt8) -> Bool:
     """Return a mask of the members whose bytes are known, shaped as ``presence``."""
     return np.isin(presence, (Presence.RECORDED, Presence.RECOVERED))
 

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64
+
 
 class Panel(Protocol):
     """Interface of an array ``[N, ...]`` whose rows are read on demand."""
@@ -37,7 +39,7 @@ class ArrayPanel:
         return self._array[start:stop]
 
 
-def take(panel: Panel, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def take(panel: Panel, rows: Int64) -> npt.NDArray[Any]:
     """Read the rows ``[n]`` int64 of a panel, in the given order, ``[n, ...]``."""
     runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []
     parts = [panel.read(int(run[0]), int(run[-1]) + 1) for run in runs]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import TraceError
 from moetraffic.tables import ShownAsTables
 
@@ -172,8 +172,8 @@ class Trace(ShownAsTables, TraceContents):
         return wire.wire_bytes(self, occurrences, square=False)
 
     def rows_sent(
-        self, occurrences: Int64, demand: npt.NDArray[np.integer]
-    ) -> tuple[npt.NDArray[np.integer], int] | None:
+        self, occurrences: Int64, demand: Integer
+    ) -> tuple[Integer, int] | None:
         """Compute the token copies of all-to-alls from demand already in memory.
 
         Parameters

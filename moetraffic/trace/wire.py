@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import TraceError
 
 from .model import MOST_BYTES, TRANSPOSED_PHASES, Site, WireForm
@@ -60,8 +59,8 @@ def bytes_by_demand(trace: TraceContents, site: Site, routed: Int64) -> Int64:
 
 
 def rows_by_demand(
-    trace: TraceContents, site: Site, routed: Int64, demand: npt.NDArray[np.integer]
-) -> npt.NDArray[np.integer]:
+    trace: TraceContents, site: Site, routed: Int64, demand: Integer
+) -> Integer:
     """Compute demand - dropped between ranks, in the direction of an all-to-all.
 
     ``demand`` ``[n, W, E]`` are the token copies of ``routed`` ``[n]``, the routing
@@ -81,7 +80,7 @@ def rows_by_demand(
     return tokens.transpose(0, 2, 1) if site.phase in TRANSPOSED_PHASES else tokens
 
 
-def in_bytes(tokens: npt.NDArray[np.integer], row_bytes: int) -> Int64:
+def in_bytes(tokens: Integer, row_bytes: int) -> Int64:
     """Multiply token copies by the bytes of a row, and check the result's range."""
     if tokens.size and int(tokens.max()) * row_bytes > MOST_BYTES:
         raise TraceError(

@@ -20,9 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
+from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
@@ -41,8 +39,6 @@ from .figures import (
     spreads,
     vectors,
 )
-
-Float64 = npt.NDArray[np.float64]
 
 Outcome = Literal["passed", "failed", "cannot be judged"]
 

@@ -21,11 +21,10 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from moetraffic.arrays import Bool, Float64
 
 from .features import SERIES, Features
-
-Float64 = npt.NDArray[np.float64]
 
 WINDOW = 10
 """Number of iterations per window."""
@@ -220,7 +219,7 @@ def pair_auc(name: str, train: tuple[Float64, ...], test: tuple[Float64, ...]) -
     return float(roc_auc_score(_labels(test), score))
 
 
-def _labels(pair: Sequence[Float64]) -> npt.NDArray[np.bool_]:
+def _labels(pair: Sequence[Float64]) -> Bool:
     return np.repeat([True, False], [len(x) for x in pair])
 
 

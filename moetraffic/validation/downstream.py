@@ -18,18 +18,15 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.forecast.forecasting import forecast
 from moetraffic.analysis.skew.hot_experts import hot_members, retention
 from moetraffic.analysis.skew.measures import normalized_entropy
+from moetraffic.arrays import Float64, Int64, Integer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import PHASES, Trace
 
 from .routing_counts import routing_counts
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 FIGURES = {
     "entropy": "normalized entropy of the load over experts, mean",
@@ -57,7 +54,7 @@ LAG = 10
 
 
 def downstream(
-    run: Trace | npt.NDArray[np.integer],
+    run: Trace | Integer,
     *,
     holder: Int64 | None = None,
     width: int | None = None,
@@ -121,7 +118,7 @@ def downstream(
 
 
 def bottleneck_copies(
-    counts: npt.NDArray[np.integer],
+    counts: Integer,
     *,
     holder: Int64 | None = None,
     width: int | None = None,

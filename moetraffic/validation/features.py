@@ -14,20 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.network.flows import inter_host_share
 from moetraffic.analysis.skew.kernels import matrix_statistics
 from moetraffic.analysis.skew.measures import means_of_known, normalized_entropy, ratio
+from moetraffic.arrays import Float64, Int64, Integer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
 from .routing_counts import routing_counts
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
-Counts = npt.NDArray[np.integer]
 
 LAGS = (1, 5, 20)
 """Lags in iterations of the change of the load."""
@@ -125,7 +121,7 @@ def trace_features(
 
 
 def count_features(
-    counts: Counts,
+    counts: Integer,
     *,
     name: str = "counts",
     layers: Sequence[int] | None = None,
@@ -227,7 +223,7 @@ def changes(load: Float64) -> dict[str, Float64]:
 
 
 def _of_window(
-    counts: Counts, before: Counts, holder: Int64, hosts: Int64
+    counts: Integer, before: Integer, holder: Int64, hosts: Int64
 ) -> dict[str, Float64]:
     """Compute the statistics of a window that depend on one or two iterations alone.
 
@@ -251,7 +247,7 @@ def _of_window(
     }
 
 
-def _between_ranks(counts: Counts, holder: Int64, width: int) -> Int64:
+def _between_ranks(counts: Integer, holder: Int64, width: int) -> Int64:
     """Compute token copies between the ranks of each group, ``[T, L, G, W, W]``."""
     total, depth, ranks, _ = counts.shape
     held = holder[..., None] == np.arange(width)  # [L, E, W]
@@ -259,7 +255,7 @@ def _between_ranks(counts: Counts, holder: Int64, width: int) -> Int64:
     return out.reshape(total, depth, ranks // width, width, width)
 
 
-def _rows(counts: Counts, before: Counts, load: Float64) -> dict[str, Float64]:
+def _rows(counts: Integer, before: Integer, load: Float64) -> dict[str, Float64]:
     r"""Compute statistics of the ranks' rows, ``[T, L]`` each.
 
     x is a rank's shares of experts less the load, ``G = x x'`` of an iteration and

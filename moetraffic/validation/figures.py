@@ -33,13 +33,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.skew.measures import means_of_known, normalized_entropy
+from moetraffic.arrays import Float64
 
 from .features import LAGS, Features, changes, sampling_noise
-
-Float64 = npt.NDArray[np.float64]
 
 LEVEL = 0.05
 """Probability that at least one figure of a further real run fails."""

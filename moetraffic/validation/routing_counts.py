@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, Trace
 from moetraffic.trace.relocation import routed_layers
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

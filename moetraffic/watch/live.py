@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError, CaptureError, TraceError
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import SEGMENTS
@@ -22,7 +23,7 @@ from moetraffic.units import rank_span
 
 from .segment_reader import SegmentReader
 from .snapshot import Snapshot, layers_of
-from .step_rows import Float64, Int64, StepRows, joined, step_rows
+from .step_rows import StepRows, joined, step_rows
 
 LAST = 32
 """Default number of steps of a snapshot."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace.segments.segment import (
     PATTERN,
@@ -23,8 +23,6 @@ from moetraffic.trace.segments.segment import (
     segment_path,
 )
 from moetraffic.trace.segments.store import CLOSED, RANKS
-
-Int64 = npt.NDArray[np.int64]
 
 MOST_HELD = 4
 """Segments of a rank in memory; a rank that is further ahead waits for the others."""

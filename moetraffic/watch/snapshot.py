@@ -11,10 +11,11 @@ from moetraffic.analysis.noise.floors import GRID, skew_floors
 from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew.collapse import Collapse, collapse
 from moetraffic.analysis.skew.measures import max_over_mean, means_of_known, ratio
+from moetraffic.arrays import Float64, Int64
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace.model import Source
 
-from .step_rows import Float64, Int64, LayerRows, StepRows
+from .step_rows import LayerRows, StepRows
 
 HOT = 3
 """Largest number of hot experts that a snapshot names."""

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.times.call_times import timed
 from moetraffic.analysis.times.time_breakdown import distribution
+from moetraffic.arrays import Float64, Int64
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace, WireForm
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import DroppedForm, Source
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 NONE = np.zeros(0, np.int64)
 

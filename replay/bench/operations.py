@@ -13,17 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from moetraffic.arrays import Int64
 from moetraffic.patterns.bandwidth.collective import UNEVEN
 from moetraffic.replay.backends.backend import Backend, Call
 from moetraffic.replay.plan.program import REDUCTIONS
 
 from .sweep import BenchmarkCall, Sweep
-
-Int64 = npt.NDArray[np.int64]
 
 ROOT = 0
 

@@ -15,8 +15,8 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN, uneven_bytes
@@ -24,8 +24,6 @@ from moetraffic.replay.local import start_ranks
 from moetraffic.replay.results.output import to_json
 
 from .result import Bench
-
-Int64 = npt.NDArray[np.int64]
 
 DTYPES = {"float32": 4, "float64": 8, "int32": 4, "int64": 8}
 """Size in bytes of the element types in which the check is exact."""

@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from moetraffic.arrays import UInt8
 from moetraffic.capture.clock_offset import measure_offset
 from moetraffic.replay.backends.backend import Backend, Call, run
 from moetraffic.replay.failure import RankError, backend_errors
 from moetraffic.replay.plan.program import KINDS, Plan, Program, Timing
 from moetraffic.trace.model import ALL_TO_ALL, CLOCK
 from moetraffic.units import byte_size
-
-from .payload import UInt8
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

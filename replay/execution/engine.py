@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from moetraffic.arrays import Bool, Int64
 from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, run
 from moetraffic.replay.failure import RankError, backend_errors
 from moetraffic.replay.plan.program import Plan, Timing
 from moetraffic.replay.plan.token_rows import TokenRows
-from moetraffic.trace.model import Bool, Int64
 
 from .control import barrier
 from .host_pass import StreamThreads, run_in_order

@@ -24,14 +24,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from moetraffic.arrays import UInt8
 from moetraffic.replay.backends.backend import Call
 from moetraffic.replay.plan.program import REDUCTIONS
 from moetraffic.trace.model import ALL_TO_ALL
-
-UInt8 = npt.NDArray[np.uint8]
 
 PERIOD = 65521
 """P, the largest prime below 2^16: tables of two periods stay in a core's cache."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
 from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, Launch
@@ -23,7 +24,7 @@ from moetraffic.replay.plan.program import (
 )
 from moetraffic.replay.plan.token_rows import TokenRows
 from moetraffic.replay.scratch_file import release, scratch_array
-from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Int64
+from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 
 from . import payload
 from .pace import Pace, Schedule, wait_until

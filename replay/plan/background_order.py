@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moetraffic.trace.model import Bool, Float64, Int64
+from moetraffic.arrays import Bool, Float64, Int8, Int64
 
-from .program import UNKNOWN_GAP, Int8
+from .program import UNKNOWN_GAP
 
 if TYPE_CHECKING:
     from .program_builder import OperationTable

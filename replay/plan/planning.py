@@ -16,8 +16,9 @@ from dataclasses import fields
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
-from moetraffic.trace.model import ALL_TO_ALL, Int64
+from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.trace.trace import Trace
 
 from .background import BackgroundTraffic

@@ -26,12 +26,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from moetraffic.trace.model import ALL_TO_ALL, Bool, Int32, Int64, Site
-
-UInt32 = npt.NDArray[np.uint32]
-Int8 = npt.NDArray[np.int8]
+from moetraffic.arrays import Bool, Int8, Int32, Int64, UInt32
+from moetraffic.trace.model import ALL_TO_ALL, Site
 
 KINDS = (
     ALL_TO_ALL,

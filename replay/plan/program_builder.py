@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moetraffic.arrays import Bool, Int8, Int32, Int64
 from moetraffic.replay.scratch_file import scratch_array
 from moetraffic.trace.clock import to_common
-from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Bool, Int32, Int64, Site
+from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Site
 from moetraffic.trace.order import common_order
 from moetraffic.trace.panel import take
 from moetraffic.trace.trace import Trace
 
 from .background import BackgroundTraffic
 from .background_order import follow, levels
-from .program import EXPERTS, KINDS, UNKNOWN_GAP, Int8, Program
+from .program import EXPERTS, KINDS, UNKNOWN_GAP, Program
 from .selection import MESSAGE, blocks, takes_part
 from .sizes import buffers
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.arrays import Bool, Int64
 from moetraffic.errors import ReplayError
-from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Bool, Int64, Site, WireForm
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Site, WireForm
 from moetraffic.trace.trace import Trace
 
 from .program import KINDS, Plan

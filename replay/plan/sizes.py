@@ -34,13 +34,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moetraffic.arrays import Int8, Int32, Int64
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.algorithms import collective_matrix
-from moetraffic.trace.model import ALL_TO_ALL, Int32, Int64
+from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.trace.rescaling.rescaled_trace import at_sender
 from moetraffic.trace.trace import Trace
 
-from .program import KINDS, Int8, Plan
+from .program import KINDS, Plan
 from .selection import MESSAGE, blocks
 
 if TYPE_CHECKING:

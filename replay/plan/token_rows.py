@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.program import Plan
-from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Int64, Site
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING, Site
 from moetraffic.trace.trace import Trace
 
 

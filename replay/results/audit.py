@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from moetraffic.analysis.resampling import ratio
 from moetraffic.analysis.times.completion import by_iteration, quantiles
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
-from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Float64, Int64
+from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 
 from .baselines import Baselines
 from .call_times import NO_CLOCKS, Measured, measure, parts

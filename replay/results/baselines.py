@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetraffic.analysis.times.completion import completion
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError, ReplayError
 from moetraffic.patterns.bandwidth import BandwidthTable
 from moetraffic.patterns.bandwidth.collective import (
@@ -33,7 +34,7 @@ from moetraffic.patterns.bandwidth.collective import (
 )
 from moetraffic.patterns.bandwidth.hockney import Hockney
 from moetraffic.replay.plan.program import KINDS, Plan
-from moetraffic.trace.model import ALL_TO_ALL, Float64, Int64
+from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.trace.trace import Trace
 from moetraffic.units import bytes_per_second, duration, seconds
 

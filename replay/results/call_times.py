@@ -29,9 +29,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Bool, Float64, Int64, Integer
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
 from moetraffic.trace.clock import to_common
-from moetraffic.trace.model import ALL_TO_ALL, CLOCK, Bool, Float64, Int64
+from moetraffic.trace.model import ALL_TO_ALL, CLOCK
 
 START_UP, WITHOUT_PHASE = "start-up", "without a phase"
 FEWEST = 3
@@ -182,7 +183,7 @@ def parts(plan: Plan) -> Iterator[tuple[str, str, Int64]]:
     yield "all", "", np.flatnonzero(usual)
     phases = [s.phase for s in plan.sites]
     layers = [str(s.layer) if s.layer >= 0 else "" for s in plan.sites]
-    attributes: tuple[tuple[str, Sequence[str], npt.NDArray[np.integer]], ...] = (
+    attributes: tuple[tuple[str, Sequence[str], Integer], ...] = (
         ("operation", KINDS, plan.kind),
         ("stream", plan.streams if len(plan.streams) > 1 else (), plan.stream),
         ("phase", phases, plan.site),

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.bandwidth.measurements import read_table
 from moetraffic.replay.plan.program import KINDS, Plan, Program
@@ -24,7 +25,6 @@ from moetraffic.replay.request import Request
 from moetraffic.report.console.terminal import Paper
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_output
-from moetraffic.trace.model import Float64
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size, duration, rank_span
 

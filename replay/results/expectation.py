@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from moetraffic.arrays import Int64
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.program_builder import read_times
 from moetraffic.replay.plan.selection import Depth, blocks, takes_part
 from moetraffic.replay.request import Request
-from moetraffic.trace.model import UNKNOWN_TIME, Int64
+from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size, duration
 

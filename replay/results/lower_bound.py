@@ -22,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.fabric import cut_bounds, port_bound
 from moetraffic.fabric.named import Network, load_fabric
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.request import Request
-from moetraffic.trace.model import Float64, Int64
 from moetraffic.trace.trace import Trace
 from moetraffic.units import bit_rate, bytes_per_second
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moetraffic.trace.model import Float64
+from moetraffic.arrays import Float64
 
 BUSY = 0.1
 """Share of a host's processors used by others, above which a warning is given."""

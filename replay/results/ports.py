@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.sizes import Matrices
 from moetraffic.tables import Table
-from moetraffic.trace.model import Float64, Int64
 from moetraffic.units import bit_rate
 
 from .ratio import Ratio, between_runs

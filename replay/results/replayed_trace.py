@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import moetraffic
+from moetraffic.arrays import Bool, Int64
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
 from moetraffic.replay.plan.sizes import exchange_matrices
 from moetraffic.trace.model import (
@@ -26,7 +27,6 @@ from moetraffic.trace.model import (
     RUN,
     UNKNOWN_TIME,
     Group,
-    Int64,
     Meta,
     Occurrences,
     Presence,
@@ -205,9 +205,7 @@ def _build(trace: Trace, plan: Plan) -> tuple[Trace, Int64]:
     return base, place
 
 
-def _site(
-    plan: Plan, number: int, head: int, mine: npt.NDArray[np.bool_]
-) -> tuple[Site, Int64]:
+def _site(plan: Plan, number: int, head: int, mine: Bool) -> tuple[Site, Int64]:
     """Build a replayed site, and the share of its size each member sends, ``[W]``."""
     site, group = plan.sites[number], int(plan.group[head])
     ranks = plan.groups[group]

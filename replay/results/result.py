@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.text import html_text
-from moetraffic.trace.model import Float64
 
 from .call_times import Measured, start_up
 from .machine_load import HostLoad

@@ -42,7 +42,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from traffic_baselines import Drawn, Uniform, copies
 
-Float64 = npt.NDArray[np.float64]
+from moetraffic.arrays import Float64
 
 RANKS, EXPERTS, LAYERS = 4, 8, 2
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Int64
 
 
 def routed(

@@ -18,12 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.fft import dct
 from scipy.special import gammaincc
 
 from moetraffic.analysis.rhythm.periodicity import vertex
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Bool, Float64
 
 DRAWS = 299
 """Simulated likelihood ratios of a null hypothesis."""
@@ -194,7 +193,7 @@ def _independent(coefficients: Float64) -> float:
 
 
 def _binned(
-    power: Float64, angle: Float64, used: npt.NDArray[np.bool_]
+    power: Float64, angle: Float64, used: Bool
 ) -> tuple[Float64, Float64, Float64]:
     """Average the power over bins: power, number of frequencies and angle of each."""
     kept = np.flatnonzero(used)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Float64
-
-Floating = npt.NDArray[np.floating]
+from moetraffic.arrays import Float64, Floating
 
 TOLERANCES = (0.05, 0.1, 0.2, 0.5)
 """Relative errors for which the share of bytes forecast to within each is reported."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import scipy
 
 from moetraffic.analysis.rhythm.periodicity import vertex
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Float64, Int64
 
 from .bounds import longest_run
 
@@ -143,7 +143,7 @@ def _usable(x: Float64) -> Float64:
     return np.asarray(apart[:, varies] / spread[varies], np.float64)
 
 
-def _periodogram(x: Float64) -> tuple[Float64, Float64, npt.NDArray[np.int64]]:
+def _periodogram(x: Float64) -> tuple[Float64, Float64, Int64]:
     """Compute the binned periodogram: mean power and number of ordinates per bin."""
     steps = len(x)
     used = np.arange(1, (steps - 1) // 2 + 1)
@@ -167,7 +167,7 @@ class _Likelihood:
         self,
         power: Float64,
         weight: Float64,
-        owner: npt.NDArray[np.int64],
+        owner: Int64,
         steps: int,
         cells: int,
     ) -> None:

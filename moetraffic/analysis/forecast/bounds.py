@@ -16,7 +16,7 @@ from scipy.ndimage import maximum_filter1d, median_filter
 from scipy.special import spence
 
 from moetraffic.analysis.rhythm.stationarity import kpss_statistic
-from moetraffic.arrays import Float64, Int64
+from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .candidates import MEAN_OF_PAST, SeriesBlock
@@ -106,7 +106,7 @@ def innovation_variance(series: npt.ArrayLike) -> Innovations:
     return Innovations(variance=found[0], error=found[1], steps=runs[:, 1] - runs[:, 0])
 
 
-def longest_run(known: npt.NDArray[np.bool_]) -> tuple[int, int]:
+def longest_run(known: Bool) -> tuple[int, int]:
     """Find the first longest run of True: its begin, and the index after its end."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], known, [False]))))
     begin, end = edges[::2], edges[1::2]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from moetraffic.analysis.noise.oracle import OracleBounds
 from moetraffic.analysis.skew.measures import ratio
-from moetraffic.arrays import Float64, Int64
+from moetraffic.arrays import Float32, Float64, Int64
 
 from .accuracy import TOLERANCES, hot_recall, mean_of_known, share_within
 from .candidates import FAMILIES, MEAN_OF_PAST, Candidate, SeriesBlock
@@ -231,6 +231,6 @@ def _oracle(
     )
 
 
-def _single(values: Float64) -> npt.NDArray[np.float32]:
+def _single(values: Float64) -> Float32:
     """Transpose to ``[n, C]`` in single precision: for order and shares alone."""
     return np.ascontiguousarray(values.T, np.float32)

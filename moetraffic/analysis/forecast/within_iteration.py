@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .accuracy import TOLERANCES, hot_recall, mean_of_known, share_within
@@ -258,7 +258,7 @@ def _forecast(
     )
 
 
-def _some(rng: np.random.Generator, cells: int) -> npt.NDArray[np.int64]:
+def _some(rng: np.random.Generator, cells: int) -> Int64:
     """Choose the cells to forecast: all, or a random sample of many, in order."""
     if cells <= CELLS:
         return np.arange(cells)

@@ -34,10 +34,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .packets import Packets
@@ -228,7 +227,7 @@ def _ratios(own: float, shuffled: float, uniform: float) -> tuple[float, float, 
     return temporal, other, temporal * other
 
 
-def _interval(value: float, of_windows: npt.NDArray[np.float64]) -> Interval:
+def _interval(value: float, of_windows: Float64) -> Interval:
     """Compute a 95 % interval by batch means over windows; NaN below three windows."""
     known = of_windows[np.isfinite(of_windows)]
     if len(known) < 3:

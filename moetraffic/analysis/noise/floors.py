@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from moetraffic.analysis.skew.kernels import matrix_statistics
 from moetraffic.analysis.skew.measures import MEASURES, ratio
-from moetraffic.arrays import Float64, Int64
+from moetraffic.arrays import Float64, Int64, Integer
 from moetraffic.errors import AnalysisError
 
 from .closed_forms import (
@@ -28,7 +28,7 @@ from .closed_forms import (
     std_cv_squared,
 )
 from .moment_cache import cache_file, load, store
-from .null_model import Counts, Moments, NullModel, token_counts
+from .null_model import Moments, NullModel, token_counts
 from .row_moments import by_rows, row_moments
 
 GRID = 8
@@ -268,7 +268,7 @@ def _matrix_moments(
             seed=seed,
         )
 
-    def statistics(counts: Counts) -> dict[str, npt.ArrayLike]:
+    def statistics(counts: Integer) -> dict[str, npt.ArrayLike]:
         of = matrix_statistics(counts, diagonal=diagonal)
         found = {name: getattr(of, name) for name in sorted(taken)}
         if received:

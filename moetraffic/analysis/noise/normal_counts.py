@@ -14,8 +14,9 @@ from functools import lru_cache
 from math import comb
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import ndtr
+
+from moetraffic.arrays import Float64, Int64, Integer
 
 BLOCK = 1 << 15
 """Cells computed at a time, which fit into the cache of a core."""
@@ -31,7 +32,7 @@ EXACT_COPIES = 1 << 18
 is normal with the same skewness."""
 
 
-def copies_of_token(experts: int, k: int, held: int) -> npt.NDArray[np.float64]:
+def copies_of_token(experts: int, k: int, held: int) -> Float64:
     """Compute the probabilities that a cell has 0, 1 ... copies of a token.
 
     ``experts``, ``k``, ``held``: E, distinct experts per token, and experts per cell.
@@ -59,7 +60,7 @@ def count_variance(tokens: int, *, experts: int, k: int, held: int = 1) -> float
 @lru_cache(maxsize=64)
 def count_distribution(
     tokens: int, *, experts: int, k: int, held: int = 1
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+) -> tuple[Int64, Float64]:
     """Compute the distribution of a cell's count of N tokens.
 
     Returns
@@ -94,7 +95,7 @@ def count_distribution(
 
 
 @lru_cache(maxsize=64)
-def _quantiles(tokens: int, experts: int, k: int, held: int) -> npt.NDArray[np.integer]:
+def _quantiles(tokens: int, experts: int, k: int, held: int) -> Integer:
     """Tabulate the count at normal variates from -REACH to REACH, ``[BINS]``."""
     z = ((np.arange(BINS) + 0.5) / BINS * 2 - 1) * REACH
     count, chance = count_distribution(tokens, experts=experts, k=k, held=held)
@@ -111,7 +112,7 @@ def normal_counts(
     held: int = 1,
     seed: int,
     sum_variance: float = 0.0,
-) -> npt.NDArray[np.integer]:
+) -> Integer:
     """Draw counts of a balanced router, approximately where they are small.
 
     Parameters

@@ -22,12 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Float64, Int64
+from moetraffic.arrays import Float64, Int32, Int64, Integer
 from moetraffic.errors import AnalysisError
 
 from .normal_counts import count_variance, normal_counts
 
-Counts = npt.NDArray[np.integer]
 Moments = Mapping[str, tuple[float, float]]
 
 DRAWN_CELLS = 1 << 27
@@ -161,7 +160,7 @@ class NullModel:
         by_expert = BINOMIAL_COST * self.k * self.held
         return 1 + min(by_expert, COPY_COST * tokens * self.k / self.cells)
 
-    def matrices(self, tokens: int, *, draws: int, seed: int = 0) -> Counts:
+    def matrices(self, tokens: int, *, draws: int, seed: int = 0) -> Integer:
         """Draw matrices ``[draws, W, E or R]``, from normal variates where possible."""
         shape = (draws, self.sources, self.cells)
         if self._near_normal(tokens):
@@ -184,7 +183,7 @@ class NullModel:
         for first in range(0, rows, at_once):
             part = counts[first : first + at_once]
             row = np.repeat(np.arange(len(part)) * self.cells, tokens)
-            chosen: list[npt.NDArray[np.int32]] = []
+            chosen: list[Int32] = []
             for last in range(self.experts - self.k, self.experts):
                 copy = rng.integers(last + 1, size=len(row), dtype=np.int32)
                 again = np.zeros(len(row), bool)
@@ -196,7 +195,7 @@ class NullModel:
                 part += np.bincount(cell, minlength=part.size).reshape(part.shape)
         return counts
 
-    def _merged(self, counts: Counts) -> Int64:
+    def _merged(self, counts: Integer) -> Int64:
         """Add the experts of each rank: ``[..., E]`` to ``[..., E or R]``."""
         if self.held > 1:
             counts = counts.reshape(*counts.shape[:-1], self.cells, -1).sum(axis=-1)
@@ -204,7 +203,7 @@ class NullModel:
 
     def moments(
         self,
-        statistics: Callable[[Counts], Mapping[str, npt.ArrayLike]],
+        statistics: Callable[[Integer], Mapping[str, npt.ArrayLike]],
         tokens: int,
         *,
         draws: int | None = None,
@@ -253,7 +252,7 @@ class NullModel:
 
     def simulate(
         self,
-        statistics: Callable[[Counts], Mapping[str, npt.ArrayLike]],
+        statistics: Callable[[Integer], Mapping[str, npt.ArrayLike]],
         tokens: int,
         *,
         draws: int,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy.special import erf, gammaln
 
 from moetraffic.analysis.skew.measures import ratio
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 NORMAL_FROM = 200.0
@@ -158,7 +158,7 @@ def oracle_bounds(
 
 
 def _small(
-    part: npt.NDArray[np.int64],
+    part: Int64,
     mean: Float64,
     variance: Float64,
     tolerances: Sequence[float],

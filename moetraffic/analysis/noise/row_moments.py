@@ -35,13 +35,13 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.skew.kernels import matrix_statistics
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Float64, Integer
 
 from .closed_forms import std_cv_squared
 from .normal_counts import count_distribution, count_variance, normal_counts
-from .null_model import AT_ONCE, LEAST_VARIANCE, Counts, Moments, NullModel, correction
+from .null_model import AT_ONCE, LEAST_VARIANCE, Moments, NullModel, correction
 
-Cells = Callable[[Counts], Float64]
+Cells = Callable[[Integer], Float64]
 
 LARGE_CELLS, ENOUGH_ROWS = 4096, 16
 """Cells above which, and rows from which on moments are computed this way."""
@@ -196,7 +196,7 @@ def _regressed(
     first, step = int(count[0]), 1 + int(count[-1] - count[0]) // BINS
     last = int(count[-1] - first) // step
 
-    def bins(counts: Counts) -> npt.NDArray[np.intp]:
+    def bins(counts: Integer) -> npt.NDArray[np.intp]:
         found = (counts - first) // step if step > 1 else counts - first
         return found.astype(np.intp)
 
@@ -206,7 +206,7 @@ def _regressed(
     table = _of_cell(level, weight, mean)
     at, cells = np.arange(model.sources), model.sources * model.cells
 
-    def statistics(counts: Counts) -> dict[str, npt.ArrayLike]:
+    def statistics(counts: Integer) -> dict[str, npt.ArrayLike]:
         of = matrix_statistics(counts, diagonal=diagonal)
         found: dict[str, npt.ArrayLike] = {n: getattr(of, n) for n in measures}
         entry = bins(counts)

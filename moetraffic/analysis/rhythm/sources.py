@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.times.call_times import CallTimes, timed
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Bool, Int64
 from moetraffic.trace import Site, Trace
 
 Key = tuple[str, tuple[int, ...], str]  # kind, ranks, name
@@ -172,7 +171,7 @@ def _to_others(part: CallTimes, side: Int64 | None = None) -> Int64:
     return np.asarray(np.where(apart, part.wire, 0).sum(axis=2), np.int64)
 
 
-def _of_all(part: CallTimes, rows: npt.NDArray[np.bool_], sent: Int64) -> Events:
+def _of_all(part: CallTimes, rows: Bool, sent: Int64) -> Events:
     rows = rows & part.known.all(axis=1)
     return part.begin[rows].min(axis=1), part.end[rows].max(axis=1), sent[rows]
 

@@ -26,11 +26,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from scipy.fft import rfft
 from scipy.special import gammaincinv
 
-from moetraffic.arrays import Complex128, Float64, Int64
+from moetraffic.arrays import Bool, Complex128, Float64, Int64
 
 CYCLES = 8
 """Minimum number of cycles in the run."""
@@ -138,7 +137,7 @@ def strongest_period(levels: Float64) -> Period | None:
     )
 
 
-def _own(index: Int64, at: int) -> npt.NDArray[np.bool_]:
+def _own(index: Int64, at: int) -> Bool:
     """Mark the frequencies that belong to the line at a place of them."""
     return np.asarray(np.abs(index - index[at]) <= max(1.5, _NEAR * index[at]))
 

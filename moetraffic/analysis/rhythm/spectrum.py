@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import scipy
 
 from moetraffic.analysis.times.call_times import on_the_wire, step_ns
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Float64, Int64
 from moetraffic.trace import Trace
 
 from .bins import on_off_series
@@ -88,8 +87,8 @@ def spectra(
 def _spectrum(
     kind: str,
     name: str,
-    first: npt.NDArray[np.int64],
-    last: npt.NDArray[np.int64],
+    first: Int64,
+    last: Int64,
     step: float,
 ) -> Spectrum | None:
     width = step / BINS_A_STEP

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 from moetraffic.trace.relocation import routed_layers
 
 from .measures import max_over_mean
-
-Int64 = npt.NDArray[np.int64]
 
 
 def rank_loads(trace: Trace, ep: int) -> Int64:

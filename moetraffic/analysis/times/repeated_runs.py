@@ -26,14 +26,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.resampling import LEVEL, Interval
+from moetraffic.arrays import Float64, Int64
 from moetraffic.trace import Trace
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
-
 
 BETWEEN_COMMANDS = 0.3
 """Variance between commands over that between the runs of one, on busy hosts.

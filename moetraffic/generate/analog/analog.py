@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int32, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.generator import block_rows
@@ -50,10 +50,6 @@ from .analog_fit import (
     wanted_correlation,
 )
 from .analog_path import AnalogPath, Labels, PathOptions, analog_path, run_labels
-
-Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 FIT_STEPS = 3
 """Steps of a fit: the loads, the length of blocks and the exchange of labels."""

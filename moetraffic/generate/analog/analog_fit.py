@@ -12,17 +12,13 @@ from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int32, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.scenario import Scenario
 
 from .analog_path import Labels, PathOptions, analog_path, smoothed
-
-Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 LAG = 30
 """Iterations after which a run is presumed to be as correlated with itself as with its

@@ -22,11 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.ndimage import uniform_filter1d
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Float64, Int64
 
 SMOOTHED = 25
 """Iterations of the moving average of loads."""

@@ -13,16 +13,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
+
+from moetraffic.arrays import Bool, Float64, Int32, Int64
 
 from . import windows
 from .constants import CONSTANTS
 from .dynamics import Dynamics
 from .rows import RowVariation
-
-Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 Sampler = Callable[[Dynamics, RowVariation, int], Int32]
 """(dynamics, rows, seed) -> counts ``[n, L, R, E]``."""
@@ -110,7 +107,7 @@ def _corrected(
     d: Dynamics,
     rows: RowVariation,
     ratio: dict[str, Float64],
-    fast: npt.NDArray[np.bool_],
+    fast: Bool,
     damping: float,
 ) -> tuple[Dynamics, RowVariation]:
     # entropy lacks in proportion to the square of the spread

@@ -25,14 +25,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Complex128, Float64
 from moetraffic.generate.chance import Use, generator
 
 from .shares import probabilities
 from .windows import interpolated
-
-Float64 = npt.NDArray[np.float64]
 
 TINY = 1e-9
 
@@ -186,6 +184,6 @@ class Movement:
         found = np.einsum("lj,jl...->l...", np.sqrt(variance), self._z.real)
         return np.asarray(found, np.float64)
 
-    def _drawn(self, rng: np.random.Generator) -> npt.NDArray[np.complex128]:
+    def _drawn(self, rng: np.random.Generator) -> Complex128:
         pairs = rng.standard_normal((*self._size, 2))
         return pairs.view(np.complex128)[..., 0]

@@ -16,15 +16,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Floating, Int64
 from moetraffic.generate.chance import Use, generator
 
 from .shares import probabilities
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.floating]
 
 MOST_VARIANCE = 1.44
 """Largest variance of the logarithms of a part's share between rows."""
@@ -54,7 +50,7 @@ class Regrouping:
         """Whether nothing changes."""
         return (self.before, self.k_before) == (self.after, self.k_after)
 
-    def shares(self, shares: Floats, parts: Floats | None) -> Floats:
+    def shares(self, shares: Floating, parts: Floating | None) -> Floating:
         """Probability that a token selects each of the new experts, ``[..., E']``.
 
         Parameters

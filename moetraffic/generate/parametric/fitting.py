@@ -12,20 +12,17 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import eigh
 from scipy.optimize import nnls
 from scipy.special import polygamma
+
+from moetraffic.arrays import Bool, Float64, Int32, Int64
 
 from . import windows
 from .constants import CONSTANTS
 from .dynamics import Dynamics
 from .rows import RowVariation
 from .shares import log_weights, response
-
-Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 
 def fit_dynamics(counts: Int32, *, k: int, tokens: int) -> Dynamics:
@@ -59,7 +56,7 @@ def fit_dynamics(counts: Int32, *, k: int, tokens: int) -> Dynamics:
     # calibration scales what is there: a little of a fast and of a slow component
     little = CONSTANTS.least_component * variance.sum(axis=2, keepdims=True)
     variance[..., [0, CONSTANTS.decays.index(10.0)]] += little
-    used: npt.NDArray[np.bool_] = np.asarray((variance > 0).any(axis=(0, 1)))
+    used: Bool = np.asarray((variance > 0).any(axis=(0, 1)))
     if not used.any():
         used[0] = True
     kept, adjacent = _kept(level)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int32
 from moetraffic.errors import AnalysisError
 from moetraffic.generate.scenario import (
     Scenario,
@@ -26,8 +26,6 @@ from .fitting import fit_dynamics, fit_rows
 from .rows import RowVariation
 from .sampling import SampledDemand
 from .what_if import Knobs
-
-Int32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

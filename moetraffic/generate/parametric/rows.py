@@ -20,13 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import ndtr
 
-from .shares import bounded, probabilities
+from moetraffic.arrays import Float32, Float64
 
-Float64 = npt.NDArray[np.float64]
-Float32 = npt.NDArray[np.float32]
+from .shares import bounded, probabilities
 
 TINY = 1e-9
 LEAST_SHARE = 1e-7

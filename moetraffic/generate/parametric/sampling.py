@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float32, Float64, Int32
 from moetraffic.errors import LayoutError
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.generator import Demand, block_rows
@@ -23,10 +23,6 @@ from .experts import Regrouping, followed, part_deviation
 from .rows import IterationRows, RowVariation
 from .shares import probabilities, rounded
 from .what_if import Bursts, HotExperts
-
-Float64 = npt.NDArray[np.float64]
-Float32 = npt.NDArray[np.float32]
-Int32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

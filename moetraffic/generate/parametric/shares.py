@@ -19,11 +19,8 @@ W. G. Madow, Ann. Math. Stat. 20 (1949) 333: systematic sampling.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.floating]
-Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
+from moetraffic.arrays import Float64, Floating, Int32
 
 MOST_SHARE = 1 - 1e-5
 """Largest probability that a token selects an expert."""
@@ -35,7 +32,7 @@ CLOSE = 0.05
 """Newton step below which the last one, linear in the probabilities, is exact."""
 
 
-def probabilities(x: Floats, k: int) -> Floats:
+def probabilities(x: Floating, k: int) -> Floating:
     """Probability that a token selects each expert.
 
     Parameters
@@ -61,7 +58,7 @@ def probabilities(x: Floats, k: int) -> Floats:
     if k >= experts:
         return np.ones_like(x)
     if k == 1:
-        out: Floats = np.exp(x - x.max(axis=-1, keepdims=True))
+        out: Floating = np.exp(x - x.max(axis=-1, keepdims=True))
         out /= out.sum(axis=-1, keepdims=True)
         return out
     at = x - np.float32(np.log(experts / k - 1))
@@ -80,7 +77,7 @@ def probabilities(x: Floats, k: int) -> Floats:
     return np.asarray(out)
 
 
-def bounded(shares: Floats, k: int) -> Floats:
+def bounded(shares: Floating, k: int) -> Floating:
     """Scale rows ``[..., E]`` of positive shares to the sum k, none above 1, in place.
 
     Examples
@@ -126,12 +123,12 @@ def log_weights(shares: Float64, k: int, least: float) -> Float64:
     return np.asarray(x - x.mean(axis=-1, keepdims=True), np.float64)
 
 
-def response(shares: Floats, k: int) -> Floats:
+def response(shares: Floating, k: int) -> Floating:
     """Derivative of a share by its log-weight, the others' sum adjusted by all."""
     return shares if k == 1 else shares * (1 - shares)
 
 
-def rounded(shares: Floats, copies: int, offset: Floats) -> Int32:
+def rounded(shares: Floating, copies: int, offset: Floating) -> Int32:
     """Whole counts whose means are given shares.
 
     Parameters

@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import logit
 
 from moetraffic.analysis.skew.measures import normalized_entropy
+from moetraffic.arrays import Float64
 from moetraffic.errors import LayoutError
 from moetraffic.generate.chance import Use, generator
 
 from .dynamics import TINY, Dynamics
 from .shares import probabilities
-
-Float64 = npt.NDArray[np.float64]
 
 MOST_FACTOR = 10.0
 """Beyond it a factor asks for what no run is: one expert that has all tokens, say."""

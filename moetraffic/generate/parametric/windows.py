@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+
+from moetraffic.arrays import Float64, Int64
 
 from .constants import CONSTANTS
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
 
 
 def edges(count: int) -> Int64:

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.pattern_trace import pattern_trace
+from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError
 from moetraffic.generate.scenario import Scenario
 from moetraffic.patterns import ParallelLayout, Training, Workload, preset
 from moetraffic.patterns.workload_pattern import workload_pattern
 from moetraffic.trace import Group, Program, Site, Trace
-
-Int64 = npt.NDArray[np.int64]
 
 EXCHANGES = frozenset({"routing", "all_to_all"})
 """Operations that a generated run has already."""

@@ -13,16 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int32, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.scenario import Scenario
 from moetraffic.trace import PHASES, ROUTING, UNKNOWN_TIME, Trace
-
-Float64 = npt.NDArray[np.float64]
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 PLACES = ("routing", "counts", *PHASES)
 """Kinds of calls of an exchange, each with a gap before it and a duration."""

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic import __version__
+from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError, TraceError
 from moetraffic.generate.analog.analog import Analog
 from moetraffic.generate.fit import Size, fit_trace
@@ -47,9 +48,6 @@ from moetraffic.trace.rows import TIMES, Rows
 from .background import Background
 from .rhythm import Beat, Rhythm
 from .scratch_file import ScratchFile, ScratchPanel, Series
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 Tick = Callable[[int], None]
 

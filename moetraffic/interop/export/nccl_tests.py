@@ -13,8 +13,8 @@ import csv
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, Trace
 
@@ -63,7 +63,7 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     return lost
 
 
-def nearest(values: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
+def nearest(values: Int64, least: int) -> Int64:
     """Round byte counts to multiples of ``least``, but positive ones never to 0.
 
     Examples
@@ -75,7 +75,7 @@ def nearest(values: npt.NDArray[np.int64], least: int) -> npt.NDArray[np.int64]:
     return np.asarray(np.where(values > 0, np.maximum(rounded, least), 0), np.int64)
 
 
-def as_text(values: npt.NDArray[np.int64]) -> str:
+def as_text(values: Int64) -> str:
     """Format a matrix as lines of space-separated numbers."""
     return "".join(" ".join(map(str, row)) + "\n" for row in values.tolist())
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, Trace
 
@@ -62,7 +62,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     ]
 
 
-def _lines(counts: npt.NDArray[np.int64]) -> Iterator[str]:
+def _lines(counts: Int64) -> Iterator[str]:
     # the reader inserts a comma between lines: none may end with one
     for row in counts.tolist():
         line = ""

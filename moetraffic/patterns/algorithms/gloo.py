@@ -22,14 +22,12 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError
 
 from .ring import ring_all_gather
 from .trees import binomial_broadcast
-
-Int64 = npt.NDArray[np.int64]
 
 HEADER = 48
 """Bytes of a message's header, of its announcement, and of asking for it."""

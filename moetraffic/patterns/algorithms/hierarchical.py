@@ -20,13 +20,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError
 
 from .ring import chunks, ring_all_gather, ring_all_reduce, ring_reduce_scatter
-
-Int64 = npt.NDArray[np.int64]
 
 
 def hierarchical_matrix(operation: str, volumes: Int64, nodes: Sequence[int]) -> Int64:

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.rules import choose
 
@@ -30,8 +30,6 @@ from .recursive import (
 )
 from .ring import chunks, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from .trees import binomial_broadcast, double_tree_all_reduce
-
-Int64 = npt.NDArray[np.int64]
 
 
 def direct_all_reduce(size: int, ranks: int) -> Int64:

@@ -14,9 +14,8 @@ Thakur, Rabenseifner, Gropp, Int. J. High Perform. Comput. Appl. 19 (2005) 49, s
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Int64
 
 
 def recursive_doubling_all_reduce(size: int, ranks: int) -> Int64:

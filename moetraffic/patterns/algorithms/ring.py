@@ -9,9 +9,8 @@ and Yuan, J. Parallel Distrib. Comput. 69 (2009) 117: no all-reduce sends less.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Int64
 
 
 def chunks(size: int, ranks: int) -> Int64:

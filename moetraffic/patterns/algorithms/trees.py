@@ -13,9 +13,8 @@ nodes, and within a node a chain hangs on them; here every rank is a node of the
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Int64
 
 
 def parents(ranks: int, tree: int = 0) -> tuple[int, ...]:

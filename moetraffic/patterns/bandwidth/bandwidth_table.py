@@ -28,13 +28,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Bool, Float64
 from moetraffic.errors import AnalysisError
 
 from .collective import UNEVEN, convention, wire_bytes
 from .hockney import Hockney, HockneyFit, hockney_fit
-
-Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)

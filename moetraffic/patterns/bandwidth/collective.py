@@ -27,9 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.patterns.rules import choose
-
-Float64 = npt.NDArray[np.float64]
 
 UNEVEN = "all_to_all_v"
 """An all-to-all whose bytes a pair are a matrix."""
@@ -136,7 +135,7 @@ def uneven_bytes(matrix: npt.ArrayLike) -> tuple[int, int]:
     cells = np.asarray(matrix, np.int64)
     off = cells - np.diag(np.diag(cells))
 
-    def busiest(of: npt.NDArray[np.int64]) -> int:
+    def busiest(of: Int64) -> int:
         return int(max(of.sum(axis=0).max(initial=0), of.sum(axis=1).max(initial=0)))
 
     return busiest(cells), busiest(off)

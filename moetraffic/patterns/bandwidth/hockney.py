@@ -25,12 +25,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Bool, Float64
 from moetraffic.errors import AnalysisError
 
 from .collective import steps, wire_bytes
-
-Float64 = npt.NDArray[np.float64]
-Bool = npt.NDArray[np.bool_]
 
 FAR = 3.5 / 0.6745
 """Median absolute deviations from the median from which on a value is an outlier."""

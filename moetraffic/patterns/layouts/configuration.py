@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.dispatchers import DISPATCHERS, dispatcher_rules
@@ -23,8 +22,6 @@ from .axes import RECOMPUTE, Axes, Steps, layout_rules, split_rules
 from .parallelism import Parallelism
 from .schedules import SCHEDULES, schedule_rules
 from .stage_layers import StageLayers, stage_layers
-
-Bool = npt.NDArray[np.bool_]
 
 SHARED = tuple(field.name for field in (*fields(Axes), *fields(Steps)))
 """Fields of a :class:`~moetraffic.patterns.Parallelism`, too."""

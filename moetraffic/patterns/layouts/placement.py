@@ -16,13 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.rules import choose
-
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 
 
 def contiguous(experts: Int64, load: Float64, ranks: int) -> Int64:

@@ -13,10 +13,10 @@ from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.patterns.shape import ModelShape
-from moetraffic.patterns.values import Float64, Values
+from moetraffic.patterns.values import Values
 
 from .schedules import chunk_layers
 
@@ -68,11 +68,11 @@ class StageLayers:
         """1 of stages that have others on both sides."""
         return (1 - self.first) * (1 - self.last)
 
-    def most(self, of: Values) -> npt.NDArray[np.int64]:
+    def most(self, of: Values) -> Int64:
         """The stage ``[...]`` of which a value ``[S, ...]`` is largest."""
         return np.asarray(np.argmax(of, axis=0))
 
-    def at(self, stage: npt.NDArray[np.int64], of: Values) -> Values:
+    def at(self, stage: Int64, of: Values) -> Values:
         """A value of one stage each; a value without stages as it is."""
         if np.ndim(of) < self.counts.ndim - 1:
             return of

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.rules import choose
-from moetraffic.patterns.values import Float64, Values
+from moetraffic.patterns.values import Values
 
 from .conventions import SC21, Conventions
 from .estimation import estimate
@@ -115,7 +116,7 @@ class _Terms:
     known: Float64  # [n]
     columns: Float64  # [n, k], of each unknown at 1
 
-    def of(self, rows: npt.NDArray[np.int64]) -> _Terms:
+    def of(self, rows: Int64) -> _Terms:
         return _Terms(self.known[rows], self.columns[rows])
 
 

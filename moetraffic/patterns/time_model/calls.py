@@ -7,8 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.patterns.bandwidth.collective import steps, wire_bytes
-from moetraffic.patterns.values import Float64, Values
+from moetraffic.patterns.values import Values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Bool, Float64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.configuration import Configuration, unmet
 from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.rules import refuse
-from moetraffic.patterns.values import Float64, Values, anywhere, where
+from moetraffic.patterns.values import Values, anywhere, where
 from moetraffic.tables import Table
 
 from .calls import Traffic
@@ -24,8 +24,6 @@ from .roofline import Passes, passes
 from .system import System
 from .tensor_lists import list_time
 from .traffic import IN_DP, KINDS, traffic
-
-Bool = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.patterns.bandwidth import BandwidthTable, Effective
-from moetraffic.patterns.values import Float64, Values, numbers, where
+from moetraffic.patterns.values import Values, numbers, where
 from moetraffic.units import byte_size
 
 from .calls import Traffic

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.layouts.schedules import SCHEDULES
-from moetraffic.patterns.values import Float64, anywhere, where
+from moetraffic.patterns.values import anywhere, where
 
 MODULES = RECOMPUTE.index("modules")
 

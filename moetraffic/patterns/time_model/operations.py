@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.patterns.layouts.configuration import Configuration
-from moetraffic.patterns.values import Float64, where
+from moetraffic.patterns.values import where
 
 from .conventions import SC21, Conventions
 

@@ -20,9 +20,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.layouts.schedules import SCHEDULES
-from moetraffic.patterns.values import Float64, Values, where
+from moetraffic.patterns.values import Values, where
 
 from .calls import Traffic
 

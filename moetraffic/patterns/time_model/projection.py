@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.values import Float64
 
 
 def projected_speedup(

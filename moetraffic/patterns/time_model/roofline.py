@@ -17,9 +17,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.layouts.configuration import Configuration
-from moetraffic.patterns.values import Float64, Values, anywhere, where
+from moetraffic.patterns.values import Values, anywhere, where
 
 from .gpus import Gpu
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.layouts.configuration import Configuration
@@ -46,7 +46,7 @@ class Search:
     """All configurations that were looked at."""
 
     estimate: Estimate  # arrays [n], of those that can exist
-    order: npt.NDArray[np.int64]  # those that fit, the fastest first
+    order: Int64  # those that fit, the fastest first
     tried: int
 
     @property
@@ -151,7 +151,7 @@ def search(
     every = every[~twice]
     tried = len(every)
 
-    def made(rows: npt.NDArray[np.float64]) -> Estimate:
+    def made(rows: Float64) -> Estimate:
         names = dict(zip(COLUMNS, rows.T, strict=True))
         config = Configuration(
             model=model,

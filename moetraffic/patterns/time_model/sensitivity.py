@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.patterns.layouts.configuration import Configuration
-from moetraffic.patterns.values import Float64
 
 from .calls import Traffic
 from .conventions import CHOICES, SC21, Conventions

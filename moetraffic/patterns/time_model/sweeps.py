@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.configuration import Configuration, refuse_unsound
 from moetraffic.patterns.rules import choose
-from moetraffic.patterns.values import Float64, numbers
+from moetraffic.patterns.values import numbers
 
 from .conventions import SC21, Conventions
 from .estimation import Estimate, estimate

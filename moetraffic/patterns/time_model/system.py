@@ -11,9 +11,10 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.rules import choose
-from moetraffic.patterns.values import Float64, Values, anywhere, numbers
+from moetraffic.patterns.values import Values, anywhere, numbers
 
 from .calls import Traffic
 from .gpus import Gpu

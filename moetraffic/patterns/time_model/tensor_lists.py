@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from moetraffic.patterns.values import Float64, Values
+from moetraffic.arrays import Float64
+from moetraffic.patterns.values import Values
 
 from .calls import Traffic
 from .gpus import Gpu

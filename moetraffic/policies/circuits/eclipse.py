@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Float64, Int64
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import Matchings, OpticalSwitch, crossing
 
@@ -71,7 +71,7 @@ def eclipse(
     rate, delay = switch.port_bytes_s, switch.delay_s
     time_left = float("inf") if window_s is None else window_s
     row = np.arange(len(left))
-    receivers: list[npt.NDArray[np.int64]] = []
+    receivers: list[Int64] = []
     room: list[float] = []
     while left.any() and time_left > delay:
         most = (time_left - delay) * rate
@@ -92,7 +92,7 @@ def _best(
     durations: Float64,
     rate: float,
     delay: float,
-) -> tuple[float, npt.NDArray[np.int64]]:
+) -> tuple[float, Int64]:
     """Find the duration, in bytes, and the matching of the largest rate of service.
 
     The bytes S(a) that the best matching serves in duration a do not decrease, and

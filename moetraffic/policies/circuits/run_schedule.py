@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError, FabricError
 from moetraffic.fabric import Decomposition, decompose
 from moetraffic.policies.exchange_series import known_sites
@@ -111,12 +111,12 @@ def circuits(
     return found
 
 
-def _range(trace: Trace, occurrences: npt.NDArray[np.int64]) -> tuple[int, int]:
+def _range(trace: Trace, occurrences: Int64) -> tuple[int, int]:
     when = trace.occurrences.iteration[occurrences]
     return int(when.min()), int(when.max()) + 1
 
 
-def _mean(trace: Trace, occurrences: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def _mean(trace: Trace, occurrences: Int64) -> Float64:
     """Compute the mean byte matrix of all-to-all calls, ``[W, W]``."""
     total = sum(
         trace.wire(occurrences[first : first + AT_ONCE]).sum(axis=0)

@@ -14,11 +14,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse import csr_array
 
 from moetraffic import machine_code
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Float64, Int64
 
 ENDED = 1e-9
 """Share of a flow's bytes, or of a link's capacity, that counts as nothing."""
@@ -125,8 +124,8 @@ def _compiled() -> Any:
 
 
 def _last_end(
-    begin: npt.NDArray[np.int64],
-    link: npt.NDArray[np.int64],
+    begin: Int64,
+    link: Int64,
     share: Float64,
     capacity: Float64,
     sent: Float64,

@@ -190,7 +190,7 @@ class RailHops:
         return Hops(**columns, routing=routing, once=once)  # type: ignore[arg-type]
 
 
-def by_rail(grid: Int64, share: npt.NDArray[np.float64]) -> RailHops:
+def by_rail(grid: Int64, share: Float64) -> RailHops:
     """List the ways of all pairs between hosts over each rail.
 
     Parameters

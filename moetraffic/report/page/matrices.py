@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.exchange import Rows, Source, Window, read, sources, windows
+from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace import PHASES, Trace
 from moetraffic.units import rank_span
 
-Int64 = npt.NDArray[np.int64]
 Key = tuple[int, int]  # layer, group
 
 MOST_BYTES = 8_000_000

@@ -8,7 +8,6 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.megatron import megatron_pattern
@@ -24,7 +23,6 @@ from .pictures import matrix_chart
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-Int64 = npt.NDArray[np.int64]
 
 MOST_COLUMNS = 4
 """Maximum number of panels side by side."""

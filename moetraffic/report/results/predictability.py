@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis import Analysis, Subject, Trajectory
 from moetraffic.analysis.claim import LEVEL
 from moetraffic.analysis.forecast.judging import ForecastScore
+from moetraffic.arrays import Int64
 from moetraffic.report.chart import (
     LINE_COLORS,
     OTHER_COLOR,
@@ -232,7 +232,7 @@ def convergence(analysis: Analysis) -> Chart | Missing:
 
 
 def _trajectory(
-    at: npt.NDArray[np.int64],
+    at: Int64,
     course: Trajectory,
     measure: str,
     step: int,

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis import Analysis
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.analysis.rhythm.typical_iteration import TypicalIteration
+from moetraffic.arrays import Float64, Int64
 from moetraffic.fabric import decompose
 from moetraffic.fabric.compatibility import Compatibility, Job, around
 from moetraffic.fabric.decomposition import Decomposition, coverage, terms_for
@@ -179,9 +179,7 @@ def circuits_sentences(
     ]
 
 
-def planned_sentence(
-    served: Sequence[CircuitPlan], iterations: npt.NDArray[np.int64]
-) -> list[str]:
+def planned_sentence(served: Sequence[CircuitPlan], iterations: Int64) -> list[str]:
     """Name the iterations to plan from, if these include some that evaluate serves.
 
     ``iterations``: all of the run, ``[T]``.
@@ -346,7 +344,7 @@ def jobs_figure(
     )
 
 
-def _above(load: npt.NDArray[np.float64]) -> str:
+def _above(load: Float64) -> str:
     """Describe for how long a load exceeds the capacity, and by how much at most."""
     # the sum of rates that fill the link is not exactly 1
     excess = load > 1 + 1e-9
@@ -360,7 +358,7 @@ def _above(load: npt.NDArray[np.float64]) -> str:
 
 def circuits_chart(
     analysis: Analysis,
-    wires: Mapping[tuple[int, int], npt.NDArray[np.int64] | None],
+    wires: Mapping[tuple[int, int], Int64 | None],
     rate: float,
 ) -> Chart | Missing:
     """Draw the share of demand that the first n circuit permutations serve.
@@ -394,9 +392,7 @@ def circuits_chart(
     )
 
 
-def _coverage(
-    demand: npt.NDArray[np.int64], rate: float, name: tuple[str, ...]
-) -> Panel:
+def _coverage(demand: Int64, rate: float, name: tuple[str, ...]) -> Panel:
     fewest = ("max-min",) if len(demand) <= SMALL else ()
     matchings = (*fewest, "max-weight", "halving")
     switch = OpticalSwitch(rate_bytes_s=rate, delay_s=RECONFIGURE_S)

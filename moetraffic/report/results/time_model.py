@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Float64
 from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.time_model import (
     MODEL_ERROR,
@@ -433,7 +434,7 @@ def figure(
     ``shares``, bars are percents of their sums instead of seconds.
     """
 
-    def flat(value: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    def flat(value: npt.ArrayLike) -> Float64:
         every = np.broadcast_to(np.asarray(value, float), found.iteration.shape).ravel()
         chosen = every if at is None else every[np.asarray(at)]
         return np.asarray(np.nan_to_num(chosen))

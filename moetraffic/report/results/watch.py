@@ -10,6 +10,7 @@ import numpy as np
 from prometheus_client import Metric
 
 from moetraffic.analysis.skew.collapse import COLLAPSED, STARVED
+from moetraffic.arrays import Float64
 from moetraffic.report.chart import Axis, Chart, Panel, Series
 from moetraffic.report.prometheus import gauge, metric, write_metrics
 from moetraffic.tables import Table, tables_of
@@ -17,7 +18,6 @@ from moetraffic.trace.model import Source
 from moetraffic.units import byte_size, duration, rank_span
 from moetraffic.watch import LayerSnapshot, Snapshot
 from moetraffic.watch.snapshot import mean
-from moetraffic.watch.step_rows import Float64
 
 STATES = {
     "waiting": "waiting for the run to begin",

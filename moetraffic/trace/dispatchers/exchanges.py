@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Float64, Int64
+from moetraffic.arrays import Float64, Int64, UInt8
 from moetraffic.errors import TraceError
 from moetraffic.trace.choices import unpack
 from moetraffic.trace.model import (
@@ -80,7 +80,7 @@ class _StepCall:
     site: Site
     iteration: Int64  # [n]
     wire: Int64  # [n, V, V]
-    present: npt.NDArray[np.uint8]  # [n, V]
+    present: UInt8  # [n, V]
     times: tuple[Int64, Int64, Int64]  # issue, start, end, each [n, V]
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from moetraffic.arrays import UInt64
 
 from .block import UNDEFINED, FileBytes, Malformed
 
@@ -31,9 +32,7 @@ class _Shape:
     offset_bytes: int
 
 
-def read_index(
-    source: FileBytes, address: int, count: int
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+def read_index(source: FileBytes, address: int, count: int) -> tuple[UInt64, UInt64]:
     """Read addresses and stored sizes of the first chunks, each ``[count]`` uint64.
 
     Raises

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import UInt8
+
 _deflate: Any
 try:  # the same formats, several times faster; optional
     from isal import isal_zlib as _deflate
@@ -66,7 +68,7 @@ def encode(block: npt.NDArray[Any], chunk: tuple[int, ...]) -> bytes:
     return _deflated(np.ascontiguousarray(as_bytes.T))
 
 
-def _deflated(planes: npt.NDArray[np.uint8]) -> bytes:
+def _deflated(planes: UInt8) -> bytes:
     """Encode byte planes ``[width, cells]`` as one zlib stream, plane by plane.
 
     The planes differ in their symbol statistics, so joint Huffman codes would be
@@ -157,7 +159,7 @@ def _inflated(raw: bytes | memoryview, want: int, summed: bool) -> bytes:
     return data
 
 
-def _unshuffle(planes: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
+def _unshuffle(planes: UInt8, out: npt.NDArray[Any]) -> None:
     """Interleave byte planes ``[width, cells]`` into the elements of an array.
 
     Counts are small: their upper bytes are zero in most chunks, and are skipped.

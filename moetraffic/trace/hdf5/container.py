@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.arrays import Int64, UInt32
 from moetraffic.errors import TraceError
 from moetraffic.trace.model import MOST_BYTES
 
@@ -272,7 +273,7 @@ class Container:
 
     def _chunks(
         self, name: str, made: Stored, *, least: int, most: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    ) -> tuple[Int64, Int64]:
         """Read and validate the offset and stored size of each chunk, in order."""
         want = math.prod(
             -(-n // c) for n, c in zip(made.shape, made.chunks, strict=True)
@@ -307,9 +308,9 @@ class FilePanel:
         container: Container,
         name: str,
         stored: Stored,
-        offsets: npt.NDArray[np.int64],
-        sizes: npt.NDArray[np.int64],
-        sums: npt.NDArray[np.uint32],
+        offsets: Int64,
+        sizes: Int64,
+        sums: UInt32,
         *,
         counts: bool,
     ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Bool, Int64
+from moetraffic.arrays import Bool, Int64, UInt8
 from moetraffic.trace.clock import earliest
 from moetraffic.trace.model import (
     ALL_TO_ALL,
@@ -229,7 +229,7 @@ class _Reading:
                 out[at] = self._scale.volumes(group, kind, nbytes[:, order], these)
         return out
 
-    def presence(self, occurrences: Int64) -> npt.NDArray[np.uint8]:
+    def presence(self, occurrences: Int64) -> UInt8:
         """Compute presence ``[b, W']``: of all ranks that a rank carries."""
         out = np.full((len(occurrences), self._width), Presence.RECORDED, np.uint8)
         sites = self._sites(occurrences)

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from moetraffic.arrays import Float64, Int64
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-Bool = npt.NDArray[np.bool_]
-Float64 = npt.NDArray[np.float64]
+from moetraffic.arrays import Bool, Float64
+
 Process = Callable[[np.random.Generator, int], tuple[list[Bool], bool]]
 
 
