@@ -173,45 +173,39 @@ run.h5 -o replayed.h5 --backend nccl
 def command(
     context: typer.Context,
     trace: Annotated[Path, typer.Argument(help="Trace file to replay.")],
-    out: Annotated[
-        Path | None, trace_output("Trace to write, with the new times.")
-    ] = None,
-    nproc: Annotated[
-        int | None, option("Ranks to start on this host.", shown="the trace's")
-    ] = None,
+    out: Path | None = trace_output(None, "Trace to write, with the new times."),
+    nproc: int | None = option(
+        None, "Ranks to start on this host.", shown="the trace's"
+    ),
     iterations: Iterations = None,
     layers: Layers = None,
-    alongside: Annotated[
-        str,
-        option(
-            "Layout of background traffic: tp=2,pp=2,dp=2.",
-            "--background",
-            "--alongside",
-            panel=TRAFFIC,
-        ),
-    ] = "",
-    model: Annotated[
-        str,
-        option("Model preset of background traffic: see moetraffic models."),
-    ] = "",
-    pace: Annotated[
-        str,
-        option("asap, captured (gaps), scaled:X (gaps times X), or open-loop."),
-    ] = "asap",
-    dry_run: Annotated[
-        bool, option("Print the plan; start no ranks.", "--dry-run", panel=DRY)
-    ] = False,
-    program: Annotated[
-        Path | None, option("JSON or CSV file of every operation.", panel=DRY)
-    ] = None,
-    hockney: Annotated[
-        str, option("Estimate times by Hockney's model: 10us,50GB/s.", panel=DRY)
-    ] = "",
-    live: Annotated[
-        bool | None, option("Show the progress of ranks.", shown="on a terminal")
-    ] = None,
+    alongside: str = option(
+        "",
+        "Layout of background traffic: tp=2,pp=2,dp=2.",
+        "--background",
+        "--alongside",
+        panel=TRAFFIC,
+    ),
+    model: str = option(
+        "", "Model preset of background traffic: see moetraffic models."
+    ),
+    pace: str = option(
+        "asap", "asap, captured (gaps), scaled:X (gaps times X), or open-loop."
+    ),
+    dry_run: bool = option(
+        False, "Print the plan; start no ranks.", "--dry-run", panel=DRY
+    ),
+    program: Path | None = option(
+        None, "JSON or CSV file of every operation.", panel=DRY
+    ),
+    hockney: str = option(
+        "", "Estimate times by Hockney's model: 10us,50GB/s.", panel=DRY
+    ),
+    live: bool | None = option(
+        None, "Show the progress of ranks.", shown="on a terminal"
+    ),
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
     summary: Annotated[Path | None, typer.Option(hidden=True)] = None,
     *,

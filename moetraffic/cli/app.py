@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from moetraffic import __version__
 from moetraffic.report.console import configuration, terminal
 from moetraffic.report.console.command import Command
+from moetraffic.report.console.options import option
 from moetraffic.spelling import current_name
 
 app = typer.Typer(
@@ -65,11 +66,11 @@ class _Command(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        for option, number in Counter(order).items():
-            alone = not (option.multiple or getattr(option, "is_flag", True))
-            if number > 1 and alone and option.param_type_name == "option":
+        for given, number in Counter(order).items():
+            alone = not (given.multiple or getattr(given, "is_flag", True))
+            if number > 1 and alone and given.param_type_name == "option":
                 ctx.fail(
-                    f"{option.opts[-1]} takes one value, but is given {number} times: "
+                    f"{given.opts[-1]} takes one value, but is given {number} times: "
                     "give it once, or run the command once for each value"
                 )
         return super().parse_args(ctx, args)
@@ -93,19 +94,14 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_version, is_eager=True, help="Show the version."
-        ),
-    ] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="TOML file of options, or a folder with moetraffic.toml.",
-            show_default="$MOETRAFFIC_CONFIG, or none",
-        ),
-    ] = None,
+    version: bool = option(
+        False, "Show the version.", "--version", callback=_version, is_eager=True
+    ),
+    config: Path | None = option(
+        None,
+        "TOML file of options, or a folder with moetraffic.toml.",
+        shown="$MOETRAFFIC_CONFIG, or none",
+    ),
 ) -> None:
     """Record, analyze and replay the AllToAll traffic of MoE training.
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import Parameter
 from math import prod
-from typing import Annotated, Any
+from typing import Any
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import (
@@ -160,17 +160,17 @@ PARTS: Mapping[str, Mapping[str, Parameter]] = {
 UNLISTED = ("virtual", "until_steady")
 """Fields of the training that a verb sets itself."""
 
-_PRESET = option(
-    "Model preset; moetraffic models lists them; other options change it.",
-    panel="Model",
-    shown="tiny",
-)
 WORKLOAD: Mapping[str, Parameter] = {
     MODEL: Parameter(
         MODEL,
         Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[str | None, _PRESET],
+        default=option(
+            None,
+            "Model preset; moetraffic models lists them; other options change it.",
+            panel="Model",
+            shown="tiny",
+        ),
+        annotation=str | None,
     ),
     **{name: made for part in PARTS.values() for name, made in part.items()},
 }

@@ -75,36 +75,28 @@ def command(
             help=f"{', '.join(COLLECTIVES)}, or all.", show_default="all_reduce"
         ),
     ] = None,
-    begin: Annotated[
-        str | None, option("Smallest size.", "-b", "--begin", shown="8")
-    ] = None,
-    end: Annotated[
-        str | None, option("Largest size.", "-e", "--end", shown="1M")
-    ] = None,
-    factor: Annotated[
-        float | None, option("Factor between sizes.", "-f", "--factor", shown="2")
-    ] = None,
-    step: Annotated[
-        str | None, option("Step between sizes, instead of -f.", "-i", "--step")
-    ] = None,
-    nproc: Annotated[
-        int | None, option("Ranks to start on this host.", shown="2, or the matrix's")
-    ] = None,
-    matrix: Annotated[
-        Path | None, option("CSV of bytes per pair, for all_to_all_v: rows send.")
-    ] = None,
-    trace: Annotated[
-        Path | None, option("Trace whose all-to-alls of --iteration are the matrix.")
-    ] = None,
-    iteration: Annotated[
-        int | None, option("Iteration of the trace.", shown="its first")
-    ] = None,
-    output: Annotated[
-        Path | None, option("CSV or JSON file to write.", "-o", "--output")
-    ] = None,
+    begin: str | None = option(None, "Smallest size.", "-b", "--begin", shown="8"),
+    end: str | None = option(None, "Largest size.", "-e", "--end", shown="1M"),
+    factor: float | None = option(
+        None, "Factor between sizes.", "-f", "--factor", shown="2"
+    ),
+    step: str | None = option(
+        None, "Step between sizes, instead of -f.", "-i", "--step"
+    ),
+    nproc: int | None = option(
+        None, "Ranks to start on this host.", shown="2, or the matrix's"
+    ),
+    matrix: Path | None = option(
+        None, "CSV of bytes per pair, for all_to_all_v: rows send."
+    ),
+    trace: Path | None = option(
+        None, "Trace whose all-to-alls of --iteration are the matrix."
+    ),
+    iteration: int | None = option(None, "Iteration of the trace.", shown="its first"),
+    output: Path | None = option(None, "CSV or JSON file to write.", "-o", "--output"),
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
     given: Annotated[Path | None, typer.Option("--sweep", hidden=True)] = None,
     summary: Annotated[Path | None, typer.Option(hidden=True)] = None,

@@ -48,34 +48,27 @@ def analyze(
     iterations: Iterations = None,
     of: Of = None,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
-    horizons: Annotated[
-        str | None,
-        option(
-            "Forecast horizons in iterations, separated by commas.",
-            shown="1, 2, 5, 10, 20, 50 and 100, as far as the run is long enough",
-            panel=METHOD,
-        ),
-    ] = None,
-    rhythm_by: Annotated[
-        str,
-        option(
-            "Sources of on-off statistics: phase, layer, exchange, rank, link, nic.",
-            panel=METHOD,
-        ),
-    ] = "phase,layer,rank",
+    only: str | None = only_option(None, PARTS),
+    horizons: str | None = option(
+        None,
+        "Forecast horizons in iterations, separated by commas.",
+        shown="1, 2, 5, 10, 20, 50 and 100, as far as the run is long enough",
+        panel=METHOD,
+    ),
+    rhythm_by: str = option(
+        "phase,layer,rank",
+        "Sources of on-off statistics: phase, layer, exchange, rank, link, nic.",
+        panel=METHOD,
+    ),
     threads: Threads = 0,
-    dask: Annotated[
-        str | None,
-        option("Compute on the dask cluster with the scheduler HOST:PORT."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        option(
-            "File to write: .json, or a flat table .csv, .parquet or .xlsx.",
-            *("-o", "--output"),
-        ),
-    ] = None,
+    dask: str | None = option(
+        None, "Compute on the dask cluster with the scheduler HOST:PORT."
+    ),
+    output: Path | None = option(
+        None,
+        "File to write: .json, or a flat table .csv, .parquet or .xlsx.",
+        *("-o", "--output"),
+    ),
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:

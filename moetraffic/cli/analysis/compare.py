@@ -44,15 +44,13 @@ def compare(
     phase: Phase = "dispatch",
     iterations: Iterations = None,
     of: Of = None,
-    at_most: Annotated[
-        list[str] | None,
-        option(
-            "Threshold such as shares=0.05, amounts=0.1 or skew=0.02; may be given "
-            "again. Exit code 1 if the interval of a distance lies above it."
-        ),
-    ] = None,
+    at_most: list[str] | None = option(
+        None,
+        "Threshold such as shares=0.05, amounts=0.1 or skew=0.02; may be given "
+        "again. Exit code 1 if the interval of a distance lies above it.",
+    ),
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs: claims, and distances with intervals and within-run noise.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -35,49 +35,43 @@ NAMES = (
 )
 """Pictures, as in :data:`moetraffic.report.results.pictures.PICTURES`."""
 
+FORMATS = ", ".join(FILE_FORMATS)
+
 
 @takes(look=APPEARANCE)
 def plot(
     context: typer.Context,
     trace: TraceFile,
-    output: Annotated[
-        Path,
-        option(
-            f"Folder to write, or for one picture a file: {', '.join(FILE_FORMATS)}.",
-            *("-o", "--output"),
-        ),
-    ] = Path("pictures"),
-    only: Annotated[
-        str | None,
-        option(
-            f"Draw these pictures alone, with commas: {', '.join(NAMES)}.",
-            "--only",
-            shown="all",
-            metavar="TEXT",
-        ),
-    ] = None,
-    iterations: Annotated[
-        str | None,
-        option(
-            "Plot the traffic of iterations in the half-open range A:B, or of a list: "
-            "0,10,50:53.",
-            shown="first, middle, last",
-        ),
-    ] = None,
+    output: Path = option(
+        Path("pictures"),
+        f"Folder to write, or for one picture a file: {FORMATS}.",
+        *("-o", "--output"),
+    ),
+    only: str | None = option(
+        None,
+        f"Draw these pictures alone, with commas: {', '.join(NAMES)}.",
+        "--only",
+        shown="all",
+        metavar="TEXT",
+    ),
+    iterations: str | None = option(
+        None,
+        "Plot the traffic of iterations in the half-open range A:B, or of a list: "
+        "0,10,50:53.",
+        shown="first, middle, last",
+    ),
     layers: Layers = None,
-    phase: Annotated[
-        str | None, option("Use only the all-to-alls of this phase.", shown="all")
-    ] = None,
+    phase: str | None = option(
+        None, "Use only the all-to-alls of this phase.", shown="all"
+    ),
     operations: Operations = None,
     algorithm: Algorithm = "ring",
-    formats: Annotated[
-        str,
-        option(
-            f"File formats, with commas: {', '.join(FILE_FORMATS)}.",
-            "--format",
-            panel="Appearance",
-        ),
-    ] = "png",
+    formats: str = option(
+        "png",
+        f"File formats, with commas: {FORMATS}.",
+        "--format",
+        panel="Appearance",
+    ),
     force: Force = False,
     as_json: AsJson = False,
     *,
@@ -174,7 +168,7 @@ def _formats(text: str) -> list[str]:
     asked = list(dict.fromkeys(text.lower().split(",")))
     if unknown := [one for one in asked if one not in FILE_FORMATS]:
         raise AnalysisError(
-            f"--format takes {', '.join(FILE_FORMATS)}, but "
+            f"--format takes {FORMATS}, but "
             f"{', '.join(map(repr, unknown))} is none of these: choose among them"
         )
     return asked

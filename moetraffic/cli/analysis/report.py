@@ -37,44 +37,34 @@ def report(
     second: Annotated[
         Path | None, typer.Argument(help="Trace file to compare with.")
     ] = None,
-    output: Annotated[Path, option("HTML file to write.", "-o", "--output")] = Path(
-        "report.html"
-    ),
-    replay: Annotated[
-        Path | None, option("Trace of a replay, for its fidelity.")
-    ] = None,
+    output: Path = option(Path("report.html"), "HTML file to write.", "-o", "--output"),
+    replay: Path | None = option(None, "Trace of a replay, for its fidelity."),
     layers: Layers = None,
     phase: Phase = "dispatch",
     iterations: Iterations = None,
-    fabric: Annotated[
-        str,
-        option(
-            "Network for the link loads: single, leaf-spine, rails, fat-tree, torus, "
-            "or a JSON file that describes one.",
-            panel=PAGE,
-        ),
-    ] = "leaf-spine",
-    capacity: Annotated[
-        str | None,
-        option(
-            "Capacity of a NIC, each way: 400Gbps, 50GB/s.",
-            panel=PAGE,
-            shown="400Gbps, or the file's",
-        ),
-    ] = None,
-    title: Annotated[
-        str, option("Title of the report.", panel=PAGE, shown="the file's name")
-    ] = "",
-    matrices: Annotated[
-        float,
-        option(
-            "Largest size of the matrices in the report in MB; iterations are left out "
-            "beyond it.",
-            panel=PAGE,
-            above=0,
-            max=MOST_MB,
-        ),
-    ] = 8.0,
+    fabric: str = option(
+        "leaf-spine",
+        "Network for the link loads: single, leaf-spine, rails, fat-tree, torus, "
+        "or a JSON file that describes one.",
+        panel=PAGE,
+    ),
+    capacity: str | None = option(
+        None,
+        "Capacity of a NIC, each way: 400Gbps, 50GB/s.",
+        panel=PAGE,
+        shown="400Gbps, or the file's",
+    ),
+    title: str = option(
+        "", "Title of the report.", panel=PAGE, shown="the file's name"
+    ),
+    matrices: float = option(
+        8.0,
+        "Largest size of the matrices in the report in MB; iterations are left out "
+        "beyond it.",
+        panel=PAGE,
+        above=0,
+        max=MOST_MB,
+    ),
     force: Force = False,
     threads: Threads = 0,
     as_json: AsJson = False,

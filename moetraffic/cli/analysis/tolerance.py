@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from moetraffic.cli.output import json_text, present, progress, write_output
 from moetraffic.cli.workload import WORKLOAD, describe
@@ -45,28 +45,25 @@ LOSS = field_options(
 
 @takes(look=APPEARANCE, loss=LOSS, chosen=WORKLOAD)
 def tolerance(
-    output: Annotated[
-        Path, option("JSON file to write after each training.", "-o", "--output")
-    ] = Path("tolerance.json"),
+    output: Path = option(
+        Path("tolerance.json"),
+        "JSON file to write after each training.",
+        "-o",
+        "--output",
+    ),
     plot: Plot = None,
-    nproc: Annotated[
-        int | None,
-        option("Number of virtual ranks.", shown="as many as --ep, or 4"),
-    ] = None,
-    percent: Annotated[
-        str,
-        option(
-            "Shares of the bytes to drop, in percent, separated by commas.",
-            panel="Loss",
-        ),
-    ] = "0.1,0.5,1,2,5,10,20",
-    seeds: Annotated[
-        int, option("Number of trainings for each share.", panel="Loss", min=2)
-    ] = 3,
-    workers: Annotated[
-        int | None,
-        option("Number of trainings that run at the same time.", shown="all cores"),
-    ] = None,
+    nproc: int | None = option(
+        None, "Number of virtual ranks.", shown="as many as --ep, or 4"
+    ),
+    percent: str = option(
+        "0.1,0.5,1,2,5,10,20",
+        "Shares of the bytes to drop, in percent, separated by commas.",
+        panel="Loss",
+    ),
+    seeds: int = option(3, "Number of trainings for each share.", panel="Loss", min=2),
+    workers: int | None = option(
+        None, "Number of trainings that run at the same time.", shown="all cores"
+    ),
     force: Force = False,
     as_json: AsJson = False,
     *,

@@ -40,22 +40,21 @@ def bandwidth(
             show_default="lists the presets",
         ),
     ] = None,
-    collective: Annotated[
-        str | None, option("Collective whose time and bandwidth are estimated.")
-    ] = None,
-    ranks: Annotated[int, option("Number of ranks of --collective.", min=1)] = 2,
-    size: Annotated[int, option("Size of --collective in bytes.", min=1)] = 1 << 20,
-    span: Annotated[
-        int | None,
-        option("Number of nodes of --collective.", shown="as measured", min=1),
-    ] = None,
-    place: Annotated[
-        str, option("Measurements out of place or in place.", choices=("out", "in"))
-    ] = "out",
+    collective: str | None = option(
+        None, "Collective whose time and bandwidth are estimated."
+    ),
+    ranks: int = option(2, "Number of ranks of --collective.", min=1),
+    size: int = option(1 << 20, "Size of --collective in bytes.", min=1),
+    span: int | None = option(
+        None, "Number of nodes of --collective.", shown="as measured", min=1
+    ),
+    place: str = option(
+        "out", "Measurements out of place or in place.", choices=("out", "in")
+    ),
     plot: Plot = None,
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
     *,
     look: dict[str, Any],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
@@ -82,160 +82,117 @@ STUDY = "What to estimate"
 @takes(look=APPEARANCE, shape=SHAPE, parallelism=ESTIMATED, assumed=ASSUMED)
 def estimate(
     ctx: typer.Context,
-    model: Annotated[str, option(MODEL_HELP)] = "gpt-1.3b",
-    global_batch: Annotated[
-        int | None,
-        option(
-            "Number of sequences per iteration (global batch size).",
-            shown="micro-batch x dp x pp, twice with dualpipe; --best: 8 x gpus",
-        ),
-    ] = None,
-    platform: Annotated[
-        str,
-        option(
-            "A published system, such as polaris, or a file of moetraffic bench.",
-            panel=SYSTEM,
-        ),
-    ] = "",
-    gpu: Annotated[
-        str,
-        option(
-            f"GPU: {', '.join(GPUS)}.",
-            panel=SYSTEM,
-            shown="the platform's, or A100",
-            choices=(*GPUS,),
-        ),
-    ] = "A100",
-    peak_tflops: Annotated[
-        float | None,
-        option(
-            "Peak TFLOP/s per GPU.",
-            panel=SYSTEM,
-            shown="the GPU's",
-            above=0,
-        ),
-    ] = None,
-    calibrate: Annotated[
-        Path | None,
-        option(
-            "Trace of a captured run, whose model, batch and speeds are used.",
-            panel=SYSTEM,
-        ),
-    ] = None,
-    bandwidth: Annotated[
-        str,
-        option(
-            "Effective bandwidth: 25GB/s, several to compare: 100Gbps,400Gbps, by kind "
-            "of traffic: tp=300GB/s,dp=25GB/s, or a file of moetraffic bench.",
-            panel=SYSTEM,
-            shown="the platform's",
-        ),
-    ] = "",
-    protocol: Annotated[
-        str,
-        option(
-            f"Protocol between nodes, whose published efficiency the NICs get: "
-            f"{', '.join(protocols())}.",
-            panel=SYSTEM,
-            shown="NCCL over RDMA",
-        ),
-    ] = "",
-    imbalance_from: Annotated[
-        Path | None,
-        option(
-            "Trace whose measured load at --ep ranks gives --imbalance.",
-            panel="Parallelism and batch",
-        ),
-    ] = None,
-    gpus_per_node: Annotated[
-        int,
-        option(
-            "Number of GPUs per node, for a file of measurements or a --dispatcher.",
-            panel=SYSTEM,
-        ),
-    ] = 8,
-    memory_gb: Annotated[
-        float | None,
-        option(
-            "Memory per GPU in GB.", panel=SYSTEM, shown="the platform's, or no limit"
-        ),
-    ] = None,
-    convention: Annotated[
-        list[str] | None,
-        option(
-            "How a term is counted, as name=choice: flops=parameters, ends=counted. "
-            "May be given again.",
-            panel=SYSTEM,
-        ),
-    ] = None,
-    sweep: Annotated[
-        str,
-        option(
-            "Quantity that varies over --sizes: strong or weak (data-parallel ranks), "
-            "large-batch (sequences), bandwidth (rates of all links), nic (rates of a "
-            "platform's NICs per GPU), size (model presets).",
-            panel=STUDY,
-        ),
-    ] = "",
-    sizes: Annotated[
-        str,
-        option(
-            "Values of --sweep or --project, separated by commas: 1,2,4, 10GB/s,25GB/s "
-            "or megatron-1.7b,megatron-3.6b.",
-            panel=STUDY,
-        ),
-    ] = "1,2,4,8,16,32,64",
-    zero_stages: Annotated[
-        bool, option("Compare ZeRO stages 0 to 3.", "--zero-stages", panel=STUDY)
-    ] = False,
-    sensitivity: Annotated[
-        bool,
-        option(
-            "Show how sensitive the time is to each input.",
-            "--sensitivity",
-            panel=STUDY,
-        ),
-    ] = False,
-    best: Annotated[
-        bool,
-        option(
-            "Find the fastest configuration of --gpus; sizes that are given are kept.",
-            "--best",
-            panel=STUDY,
-        ),
-    ] = False,
-    project: Annotated[
-        Path | None,
-        option(
-            "Trace of a captured run, whose measured breakdown is projected to the "
-            "ranks in --sizes.",
-            panel=STUDY,
-        ),
-    ] = None,
-    efficiency: Annotated[
-        str,
-        option(
-            "Efficiency of the network on these ranks relative to the captured ones: "
-            "0.8,0.6, or a file of moetraffic bench.",
-            panel=STUDY,
-        ),
-    ] = "",
-    gpus: Annotated[
-        int | None,
-        option(
-            "Number of GPUs for --best; without it, --pp, --tp, --dp and --cp only "
-            "make this number.",
-            panel=STUDY,
-            shown="pp x tp x dp x cp",
-        ),
-    ] = None,
+    model: str = option("gpt-1.3b", MODEL_HELP),
+    global_batch: int | None = option(
+        None,
+        "Number of sequences per iteration (global batch size).",
+        shown="micro-batch x dp x pp, twice with dualpipe; --best: 8 x gpus",
+    ),
+    platform: str = option(
+        "",
+        "A published system, such as polaris, or a file of moetraffic bench.",
+        panel=SYSTEM,
+    ),
+    gpu: str = option(
+        "A100",
+        f"GPU: {', '.join(GPUS)}.",
+        panel=SYSTEM,
+        shown="the platform's, or A100",
+        choices=(*GPUS,),
+    ),
+    peak_tflops: float | None = option(
+        None, "Peak TFLOP/s per GPU.", panel=SYSTEM, shown="the GPU's", above=0
+    ),
+    calibrate: Path | None = option(
+        None,
+        "Trace of a captured run, whose model, batch and speeds are used.",
+        panel=SYSTEM,
+    ),
+    bandwidth: str = option(
+        "",
+        "Effective bandwidth: 25GB/s, several to compare: 100Gbps,400Gbps, by kind "
+        "of traffic: tp=300GB/s,dp=25GB/s, or a file of moetraffic bench.",
+        panel=SYSTEM,
+        shown="the platform's",
+    ),
+    protocol: str = option(
+        "",
+        f"Protocol between nodes, whose published efficiency the NICs get: "
+        f"{', '.join(protocols())}.",
+        panel=SYSTEM,
+        shown="NCCL over RDMA",
+    ),
+    imbalance_from: Path | None = option(
+        None,
+        "Trace whose measured load at --ep ranks gives --imbalance.",
+        panel="Parallelism and batch",
+    ),
+    gpus_per_node: int = option(
+        8,
+        "Number of GPUs per node, for a file of measurements or a --dispatcher.",
+        panel=SYSTEM,
+    ),
+    memory_gb: float | None = option(
+        None, "Memory per GPU in GB.", panel=SYSTEM, shown="the platform's, or no limit"
+    ),
+    convention: list[str] | None = option(
+        None,
+        "How a term is counted, as name=choice: flops=parameters, ends=counted. "
+        "May be given again.",
+        panel=SYSTEM,
+    ),
+    sweep: str = option(
+        "",
+        "Quantity that varies over --sizes: strong or weak (data-parallel ranks), "
+        "large-batch (sequences), bandwidth (rates of all links), nic (rates of a "
+        "platform's NICs per GPU), size (model presets).",
+        panel=STUDY,
+    ),
+    sizes: str = option(
+        "1,2,4,8,16,32,64",
+        "Values of --sweep or --project, separated by commas: 1,2,4, 10GB/s,25GB/s "
+        "or megatron-1.7b,megatron-3.6b.",
+        panel=STUDY,
+    ),
+    zero_stages: bool = option(
+        False, "Compare ZeRO stages 0 to 3.", "--zero-stages", panel=STUDY
+    ),
+    sensitivity: bool = option(
+        False,
+        "Show how sensitive the time is to each input.",
+        "--sensitivity",
+        panel=STUDY,
+    ),
+    best: bool = option(
+        False,
+        "Find the fastest configuration of --gpus; sizes that are given are kept.",
+        "--best",
+        panel=STUDY,
+    ),
+    project: Path | None = option(
+        None,
+        "Trace of a captured run, whose measured breakdown is projected to the "
+        "ranks in --sizes.",
+        panel=STUDY,
+    ),
+    efficiency: str = option(
+        "",
+        "Efficiency of the network on these ranks relative to the captured ones: "
+        "0.8,0.6, or a file of moetraffic bench.",
+        panel=STUDY,
+    ),
+    gpus: int | None = option(
+        None,
+        "Number of GPUs for --best; without it, --pp, --tp, --dp and --cp only "
+        "make this number.",
+        panel=STUDY,
+        shown="pp x tp x dp x cp",
+    ),
     plot: Plot = None,
-    output: Annotated[
-        Path | None, option("JSON file to write.", "-o", "--output")
-    ] = None,
+    output: Path | None = option(None, "JSON file to write.", "-o", "--output"),
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
     *,
     shape: dict[str, Any],

@@ -23,7 +23,7 @@ PARTS = ("models",)
 def models(
     name: Annotated[str, typer.Argument(help="Preset to show with all fields.")] = "",
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
 ) -> None:
     """List the model presets, or show one with all its fields.

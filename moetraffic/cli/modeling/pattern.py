@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -113,33 +113,28 @@ ROUTING = field_options(
 @takes(look=APPEARANCE, shape=SHAPE, grid=GRID, training=TRAINING, routing=ROUTING)
 def pattern(
     ctx: typer.Context,
-    model: Annotated[str, option(MODEL_HELP)] = "gpt2-large",
-    library: Annotated[
-        str,
-        option(
-            "Library whose calls are computed: megatron, or moetraffic (the training "
-            "of moetraffic capture).",
-            choices=LIBRARIES,
-        ),
-    ] = "megatron",
-    algorithm: Annotated[
-        str,
-        option(f"Algorithm of collectives: {', '.join(ALGORITHMS)}."),
-    ] = "ring",
-    imbalance_from: Annotated[
-        Path | None,
-        option(
-            "Trace whose measured load at --ep ranks gives the ranks' shares.",
-            panel="Routing",
-            shown="equal shares",
-        ),
-    ] = None,
+    model: str = option("gpt2-large", MODEL_HELP),
+    library: str = option(
+        "megatron",
+        "Library whose calls are computed: megatron, or moetraffic (the training "
+        "of moetraffic capture).",
+        choices=LIBRARIES,
+    ),
+    algorithm: str = option(
+        "ring", f"Algorithm of collectives: {', '.join(ALGORITHMS)}."
+    ),
+    imbalance_from: Path | None = option(
+        None,
+        "Trace whose measured load at --ep ranks gives the ranks' shares.",
+        panel="Routing",
+        shown="equal shares",
+    ),
     plot: Plot = None,
-    output: Annotated[Path | None, trace_output()] = None,
-    iterations: Annotated[int, option("Number of iterations in the trace.")] = 1,
+    output: Path | None = trace_output(None),
+    iterations: int = option(1, "Number of iterations in the trace."),
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
     *,
     shape: dict[str, Any],

@@ -28,12 +28,12 @@ def reproduce(
             "published_layouts or all."
         ),
     ],
-    output: Annotated[
-        Path | None, option("Folder for JSON and pictures.", "-o", "--output")
-    ] = None,
+    output: Path | None = option(
+        None, "Folder for JSON and pictures.", "-o", "--output"
+    ),
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(["the study"])] = None,
+    only: str | None = only_option(None, ["the study"]),
     as_json: AsJson = False,
 ) -> None:
     """Recompute the tables of a published study and show the errors.

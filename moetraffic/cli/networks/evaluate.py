@@ -39,6 +39,8 @@ SCOPES = ("exchange", "layer", "iteration")
 
 PARTS = ("scores",)
 
+USUAL = ", ".join(DEFAULT_POLICIES)
+
 JOBLESS = ("layers", "phase", "probabilities")
 """Selections and inputs of one trace, which several jobs do not have."""
 
@@ -78,215 +80,160 @@ def evaluate(
     traces: Annotated[
         list[Path], typer.Argument(help="Trace files, one after another.")
     ],
-    policy: Annotated[
-        list[str] | None,
-        option(
-            "Policies, or yours as file.py:Class, with commas or given again; "
-            "docs/policies.md has them.",
-            "--policy",
-            shown=", ".join(DEFAULT_POLICIES),
-        ),
-    ] = None,
-    plan: Annotated[
-        list[Path] | None,
-        option(
-            "JSON or NPZ file of plans of another program; may be given again.",
-            "--plan",
-        ),
-    ] = None,
-    forecaster: Annotated[
-        str,
-        option(
-            "Forecasters that policies plan from: shuffled, mean, persistence, ema, "
-            "chosen, gate (with --probabilities), oracle.",
-            panel=PLANS,
-        ),
-    ] = "persistence,mean,chosen,oracle",
-    probabilities: Annotated[
-        Path | None,
-        option(
-            "True gate probabilities of one trace, as generate --probabilities writes: "
-            "adds the forecaster gate.",
-            panel=PLANS,
-        ),
-    ] = None,
-    age: Annotated[
-        int,
-        option(
-            "Iterations from the newest known exchange to the planned one.",
-            panel=PLANS,
-            min=1,
-        ),
-    ] = 1,
-    hold: Annotated[
-        int, option("Iterations that a plan serves.", panel=PLANS, min=1)
-    ] = 1,
-    ages: Annotated[
-        str | None,
-        option("Further ages, with commas: 2,5,10.", panel=PLANS, shown="none"),
-    ] = None,
-    token_shares: Annotated[
-        str | None,
-        option(
-            "Evaluate with these shares of the tokens, too, drawn at random: 0.5,0.1.",
-            panel=PLANS,
-            shown="none",
-        ),
-    ] = None,
-    progress_too: Annotated[
-        bool,
-        typer.Option(
-            "--progress",
-            help="Evaluate the early and the late half of the run, too.",
-            rich_help_panel=PLANS,
-        ),
-    ] = False,
-    most: Annotated[
-        int, option("Maximum iterations that are served.", panel=PLANS, min=1)
-    ] = 64,
-    limit: Annotated[
-        float,
-        option("Maximum CPU time of one plan: 10s, 500ms.", read=seconds, panel=PLANS),
-    ] = "10s",  # type: ignore[assignment]
-    capacity: Annotated[
-        float,
-        option(
-            "Rate of a circuit, or of a port of a packet network: 400Gbps, 50GB/s.",
-            read=bytes_per_second,
-        ),
-    ] = "400Gbps",  # type: ignore[assignment]
-    network: Annotated[
-        list[str] | None,
-        option(
-            "Packet networks of transmission policies: single, leaf-spine, rails, "
-            "fat-tree, torus, or a JSON file, with commas.",
-            shown="single",
-            panel=PACKETS,
-        ),
-    ] = None,
-    optimum: Annotated[
-        bool,
-        typer.Option(
-            "--optimum",
-            help="Bound by the optimum of a linear program, not by ports and cuts.",
-            rich_help_panel=PACKETS,
-        ),
-    ] = False,
-    reconfigure: Annotated[
-        float,
-        option("Reconfiguration delay: 10us, 15ms.", read=seconds, panel=CIRCUITS),
-    ] = "10us",  # type: ignore[assignment]
-    delays: Annotated[
-        str | None,
-        option(
-            "Further delays, with commas: 1us,100us,25ms.",
-            panel=CIRCUITS,
-            shown="none",
-        ),
-    ] = None,
-    packets: Annotated[
-        float,
-        option(
-            "Rate of a port to a packet switch beside the circuits; 0: there is none.",
-            read=_rate,
-            panel=CIRCUITS,
-        ),
-    ] = "50Gbps",  # type: ignore[assignment]
-    circuits: Annotated[
-        int,
-        option("Circuits that end at a port at the same time.", panel=CIRCUITS, min=1),
-    ] = 1,
-    circuit_counts: Annotated[
-        str | None,
-        option(
-            "Further numbers of circuits of a port, with commas: 2,4.",
-            panel=CIRCUITS,
-            shown="none",
-        ),
-    ] = None,
-    window: Annotated[
-        float,
-        option(
-            "Part of the first reconfiguration that compute hides.",
-            read=seconds,
-            panel=CIRCUITS,
-        ),
-    ] = "0s",  # type: ignore[assignment]
-    rest: Annotated[
-        str | None,
-        option(
-            "How bytes are sent that a plan does not carry: packets, packets after, "
-            "replan or repeat.",
-            panel=CIRCUITS,
-            shown="packets, or replan without packets",
-        ),
-    ] = None,
-    completion: Annotated[
-        str,
-        option(
-            "What completion times are of: the exchange; the layer (dispatch, experts, "
-            "combine); the iteration (both passes of all layers).",
-            choices=SCOPES,
-            panel=COMPUTE,
-        ),
-    ] = "exchange",
-    token_time: Annotated[
-        float,
-        option("Compute time of a token copy: 20ns.", read=seconds, panel=COMPUTE),
-    ] = "0s",  # type: ignore[assignment]
-    other_time: Annotated[
-        float,
-        option(
-            "Forward compute of a layer beside its experts: 2ms.",
-            read=seconds,
-            panel=COMPUTE,
-        ),
-    ] = "0s",  # type: ignore[assignment]
-    replicas: Annotated[
-        int, option("Slots beyond one for each expert.", panel=PLACEMENT, min=0)
-    ] = 0,
-    expert_bytes: Annotated[
-        int,
-        option(
-            "Size of an expert that is moved to another rank: 88MB.",
-            read=_size,
-            panel=PLACEMENT,
-        ),
-    ] = "0",  # type: ignore[assignment]
-    nodes: Annotated[
-        int, option("Nodes of consecutive ranks.", panel=PLACEMENT, min=1)
-    ] = 1,
-    groups: Annotated[
-        int,
-        option("Groups of experts that share a node.", panel=PLACEMENT, min=1),
-    ] = 1,
-    communication: Annotated[
-        float,
-        typer.Option(
-            "--communication",
-            help="Part of a job's iteration that it communicates, where it is alone.",
-            rich_help_panel=JOBS,
-        ),
-    ] = 0.5,
-    layers: Annotated[
-        list[str] | None,
-        option("Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"),
-    ] = None,
-    phase: Annotated[str, option(f"Phase: {', '.join(PHASES)}.")] = PHASES[0],
+    policy: list[str] | None = option(
+        None,
+        "Policies, or yours as file.py:Class, with commas or given again; "
+        "docs/policies.md has them.",
+        "--policy",
+        shown=USUAL,
+    ),
+    plan: list[Path] | None = option(
+        None,
+        "JSON or NPZ file of plans of another program; may be given again.",
+        "--plan",
+    ),
+    forecaster: str = option(
+        "persistence,mean,chosen,oracle",
+        "Forecasters that policies plan from: shuffled, mean, persistence, ema, "
+        "chosen, gate (with --probabilities), oracle.",
+        panel=PLANS,
+    ),
+    probabilities: Path | None = option(
+        None,
+        "True gate probabilities of one trace, as generate --probabilities writes: "
+        "adds the forecaster gate.",
+        panel=PLANS,
+    ),
+    age: int = option(
+        1,
+        "Iterations from the newest known exchange to the planned one.",
+        panel=PLANS,
+        min=1,
+    ),
+    hold: int = option(1, "Iterations that a plan serves.", panel=PLANS, min=1),
+    ages: str | None = option(
+        None, "Further ages, with commas: 2,5,10.", panel=PLANS, shown="none"
+    ),
+    token_shares: str | None = option(
+        None,
+        "Evaluate with these shares of the tokens, too, drawn at random: 0.5,0.1.",
+        panel=PLANS,
+        shown="none",
+    ),
+    progress_too: bool = option(
+        False,
+        "Evaluate the early and the late half of the run, too.",
+        "--progress",
+        panel=PLANS,
+    ),
+    most: int = option(64, "Maximum iterations that are served.", panel=PLANS, min=1),
+    limit: float = option(
+        "10s", "Maximum CPU time of one plan: 10s, 500ms.", read=seconds, panel=PLANS
+    ),
+    capacity: float = option(
+        "400Gbps",
+        "Rate of a circuit, or of a port of a packet network: 400Gbps, 50GB/s.",
+        read=bytes_per_second,
+    ),
+    network: list[str] | None = option(
+        None,
+        "Packet networks of transmission policies: single, leaf-spine, rails, "
+        "fat-tree, torus, or a JSON file, with commas.",
+        shown="single",
+        panel=PACKETS,
+    ),
+    optimum: bool = option(
+        False,
+        "Bound by the optimum of a linear program, not by ports and cuts.",
+        "--optimum",
+        panel=PACKETS,
+    ),
+    reconfigure: float = option(
+        "10us", "Reconfiguration delay: 10us, 15ms.", read=seconds, panel=CIRCUITS
+    ),
+    delays: str | None = option(
+        None,
+        "Further delays, with commas: 1us,100us,25ms.",
+        panel=CIRCUITS,
+        shown="none",
+    ),
+    packets: float = option(
+        "50Gbps",
+        "Rate of a port to a packet switch beside the circuits; 0: there is none.",
+        read=_rate,
+        panel=CIRCUITS,
+    ),
+    circuits: int = option(
+        1, "Circuits that end at a port at the same time.", panel=CIRCUITS, min=1
+    ),
+    circuit_counts: str | None = option(
+        None,
+        "Further numbers of circuits of a port, with commas: 2,4.",
+        panel=CIRCUITS,
+        shown="none",
+    ),
+    window: float = option(
+        "0s",
+        "Part of the first reconfiguration that compute hides.",
+        read=seconds,
+        panel=CIRCUITS,
+    ),
+    rest: str | None = option(
+        None,
+        "How bytes are sent that a plan does not carry: packets, packets after, "
+        "replan or repeat.",
+        panel=CIRCUITS,
+        shown="packets, or replan without packets",
+    ),
+    completion: str = option(
+        "exchange",
+        "What completion times are of: the exchange; the layer (dispatch, experts, "
+        "combine); the iteration (both passes of all layers).",
+        choices=SCOPES,
+        panel=COMPUTE,
+    ),
+    token_time: float = option(
+        "0s", "Compute time of a token copy: 20ns.", read=seconds, panel=COMPUTE
+    ),
+    other_time: float = option(
+        "0s",
+        "Forward compute of a layer beside its experts: 2ms.",
+        read=seconds,
+        panel=COMPUTE,
+    ),
+    replicas: int = option(
+        0, "Slots beyond one for each expert.", panel=PLACEMENT, min=0
+    ),
+    expert_bytes: int = option(
+        "0",
+        "Size of an expert that is moved to another rank: 88MB.",
+        read=_size,
+        panel=PLACEMENT,
+    ),
+    nodes: int = option(1, "Nodes of consecutive ranks.", panel=PLACEMENT, min=1),
+    groups: int = option(
+        1, "Groups of experts that share a node.", panel=PLACEMENT, min=1
+    ),
+    communication: float = option(
+        0.5,
+        "Part of a job's iteration that it communicates, where it is alone.",
+        "--communication",
+        panel=JOBS,
+    ),
+    layers: list[str] | None = option(
+        None, "Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"
+    ),
+    phase: str = option(PHASES[0], f"Phase: {', '.join(PHASES)}."),
     iterations: Iterations = None,
-    output: Annotated[
-        Path | None, option("JSON file to write.", "-o", "--output")
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        option(
-            "PNG, PDF or SVG picture of one trace's scores and curves to write.",
-            callback=picture,
-        ),
-    ] = None,
+    output: Path | None = option(None, "JSON file to write.", "-o", "--output"),
+    plot: Path | None = option(
+        None,
+        "PNG, PDF or SVG picture of one trace's scores and curves to write.",
+        callback=picture,
+    ),
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
     *,
     look: dict[str, Any],

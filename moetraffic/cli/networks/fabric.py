@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -48,110 +48,79 @@ OF_A_FILE = (
 def fabric(
     ctx: typer.Context,
     trace: TraceFile,
-    topology: Annotated[
-        str,
-        option(
-            f"Topology: {', '.join(TOPOLOGIES)}, or a JSON file of a network.",
-            panel=NETWORK,
-        ),
-    ] = "leaf-spine",
-    hosts: Annotated[
-        int | None,
-        option("Number of hosts.", panel=NETWORK, shown="as many as ranks need"),
-    ] = None,
-    ranks_per_host: Annotated[
-        int, option("Number of ranks per host.", panel=NETWORK)
-    ] = 1,
-    nics: Annotated[
-        int | None,
-        option("Number of NICs per host.", panel=NETWORK, shown="one per rank"),
-    ] = None,
-    capacity: Annotated[
-        float,
-        option(
-            "Capacity of a NIC, or of a torus's links, each way: 400Gbps, 50GB/s.",
-            panel=NETWORK,
-            read=bytes_per_second,
-        ),
-    ] = "400Gbps",  # type: ignore[assignment]
-    inside: Annotated[
-        float,
-        option(
-            "Capacity of a rank's link inside a host, each way.",
-            panel=NETWORK,
-            read=bytes_per_second,
-        ),
-    ] = "450GB/s",  # type: ignore[assignment]
-    leaves: Annotated[
-        int | None,
-        option("Number of leaves, or pods of rails.", panel=NETWORK, shown="2, 1"),
-    ] = None,
-    spines: Annotated[
-        int | None,
-        option(
-            "Number of spines.",
-            panel=NETWORK,
-            shown="uplinks about as fast as NICs",
-            min=1,
-        ),
-    ] = None,
-    oversubscription: Annotated[
-        float | None,
-        option(
-            "Ratio of a leaf's downlink to uplink capacity.", panel=NETWORK, shown="1"
-        ),
-    ] = None,
-    forwarding: Annotated[
-        str | None,
-        option("NIC selection for rails: own or rail.", panel=NETWORK, shown="rail"),
-    ] = None,
-    ports: Annotated[
-        int | None,
-        option(
-            "Number of ports of a fat-tree's switch.",
-            panel=NETWORK,
-            shown="the fewest that fit",
-        ),
-    ] = None,
-    shape: Annotated[
-        str | None,
-        option(
-            "Shape of a torus: 4x4x2; of a dragonfly: hosts per router x routers x "
-            "global links.",
-            panel=NETWORK,
-        ),
-    ] = None,
-    slots: Annotated[
-        str,
-        option(
-            "Ranks on hosts: block, strided, or slots separated by commas.",
-            panel=TRAFFIC,
-        ),
-    ] = "block",
-    routing: Annotated[
-        str, option("Routing: ecmp, ideal or shortest.", panel=TRAFFIC)
-    ] = "ecmp",
-    flows: Annotated[
-        int, option("Number of ECMP flows of a pair of ranks.", panel=TRAFFIC)
-    ] = 1,
-    seed: Annotated[
-        int, option("Random seed of ECMP's hash.", panel=TRAFFIC, min=0)
-    ] = 0,
+    topology: str = option(
+        "leaf-spine",
+        f"Topology: {', '.join(TOPOLOGIES)}, or a JSON file of a network.",
+        panel=NETWORK,
+    ),
+    hosts: int | None = option(
+        None, "Number of hosts.", panel=NETWORK, shown="as many as ranks need"
+    ),
+    ranks_per_host: int = option(1, "Number of ranks per host.", panel=NETWORK),
+    nics: int | None = option(
+        None, "Number of NICs per host.", panel=NETWORK, shown="one per rank"
+    ),
+    capacity: float = option(
+        "400Gbps",
+        "Capacity of a NIC, or of a torus's links, each way: 400Gbps, 50GB/s.",
+        panel=NETWORK,
+        read=bytes_per_second,
+    ),
+    inside: float = option(
+        "450GB/s",
+        "Capacity of a rank's link inside a host, each way.",
+        panel=NETWORK,
+        read=bytes_per_second,
+    ),
+    leaves: int | None = option(
+        None, "Number of leaves, or pods of rails.", panel=NETWORK, shown="2, 1"
+    ),
+    spines: int | None = option(
+        None,
+        "Number of spines.",
+        panel=NETWORK,
+        shown="uplinks about as fast as NICs",
+        min=1,
+    ),
+    oversubscription: float | None = option(
+        None, "Ratio of a leaf's downlink to uplink capacity.", panel=NETWORK, shown="1"
+    ),
+    forwarding: str | None = option(
+        None, "NIC selection for rails: own or rail.", panel=NETWORK, shown="rail"
+    ),
+    ports: int | None = option(
+        None,
+        "Number of ports of a fat-tree's switch.",
+        panel=NETWORK,
+        shown="the fewest that fit",
+    ),
+    shape: str | None = option(
+        None,
+        "Shape of a torus: 4x4x2; of a dragonfly: hosts per router x routers x "
+        "global links.",
+        panel=NETWORK,
+    ),
+    slots: str = option(
+        "block",
+        "Ranks on hosts: block, strided, or slots separated by commas.",
+        panel=TRAFFIC,
+    ),
+    routing: str = option("ecmp", "Routing: ecmp, ideal or shortest.", panel=TRAFFIC),
+    flows: int = option(1, "Number of ECMP flows of a pair of ranks.", panel=TRAFFIC),
+    seed: int = option(0, "Random seed of ECMP's hash.", panel=TRAFFIC, min=0),
     iterations: Iterations = None,
     operations: Operations = None,
     algorithm: Algorithm = "ring",
-    hot: Annotated[int, option("Number of hottest links to show.", min=1)] = 8,
+    hot: int = option(8, "Number of hottest links to show.", min=1),
     plot: Plot = None,
-    output: Annotated[
-        Path | None,
-        option(
-            "File to write: .json, or the link loads as .csv, .parquet or .xlsx.",
-            *("-o", "--output"),
-        ),
-    ] = None,
+    output: Path | None = option(
+        None,
+        "File to write: .json, or the link loads as .csv, .parquet or .xlsx.",
+        *("-o", "--output"),
+    ),
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
     *,
     look: dict[str, Any],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 from moetraffic.cli.output import present
 from moetraffic.patterns import ParallelLayout
@@ -30,39 +29,35 @@ PARTS = ("totals",)
 
 def place(
     trace: TraceFile,
-    output: Annotated[Path, trace_output()],
-    ep: Annotated[
-        int | None,
-        option("Number of expert-parallel ranks.", shown="the trace's", min=1),
-    ] = None,
-    ranks: Annotated[
-        int | None,
-        option(
-            "Number of ranks; the shards of consecutive ranks are joined.",
-            shown="the trace's",
-            min=1,
-        ),
-    ] = None,
-    placement: Annotated[
-        str, option(f"Placement of experts: {', '.join(PLACEMENTS)}.")
-    ] = "contiguous",
-    replicas: Annotated[
-        int, option("Number of further replicas, of the most loaded experts.", min=0)
-    ] = 0,
-    every: Annotated[
-        int,
-        option(
-            "Compute a new placement after so many iterations, from the load of these; "
-            "0: once, from the load of the whole trace.",
-            min=0,
-        ),
-    ] = 0,
-    order: Annotated[
-        str, option("Order of the parallel axes over ranks, fastest-varying first.")
-    ] = ParallelLayout().order,
+    output: Path = trace_output(...),
+    ep: int | None = option(
+        None, "Number of expert-parallel ranks.", shown="the trace's", min=1
+    ),
+    ranks: int | None = option(
+        None,
+        "Number of ranks; the shards of consecutive ranks are joined.",
+        shown="the trace's",
+        min=1,
+    ),
+    placement: str = option(
+        "contiguous", f"Placement of experts: {', '.join(PLACEMENTS)}."
+    ),
+    replicas: int = option(
+        0, "Number of further replicas, of the most loaded experts.", min=0
+    ),
+    every: int = option(
+        0,
+        "Compute a new placement after so many iterations, from the load of these; "
+        "0: once, from the load of the whole trace.",
+        min=0,
+    ),
+    order: str = option(
+        ParallelLayout().order,
+        "Order of the parallel axes over ranks, fastest-varying first.",
+    ),
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
 ) -> None:
     """Compute a run's traffic under another EP degree, placement or replication.

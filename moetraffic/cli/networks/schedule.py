@@ -60,72 +60,56 @@ def schedule(
             help="One trace for a circuit schedule; several for time shifts."
         ),
     ],
-    capacity: Annotated[
-        float,
-        option(
-            "Capacity of the link or circuit: 400Gbps, 50GB/s.", read=bytes_per_second
-        ),
-    ] = "400Gbps",  # type: ignore[assignment]
+    capacity: float = option(
+        "400Gbps",
+        "Capacity of the link or circuit: 400Gbps, 50GB/s.",
+        read=bytes_per_second,
+    ),
     iterations: Iterations = None,
-    demand: Annotated[
-        str,
-        option(
-            "Demand of a job. line: the whole link during an all-to-all; rate: the "
-            "captured bytes; scaled: the whole link for the time that the bytes need.",
-            choices=DEMANDS,
-            panel=SHIFTS,
-        ),
-    ] = "line",
-    tolerance: Annotated[
-        float,
-        option("Share by which periods may change to fit together.", panel=SHIFTS),
-    ] = 0.02,
-    reconfigure: Annotated[
-        float,
-        option(
-            "Reconfiguration time of circuits: 10us, 15ms.",
-            read=seconds,
-            panel=CIRCUITS,
-        ),
-    ] = "10us",  # type: ignore[assignment]
-    matching: Annotated[
-        str,
-        option("Matching: max-min, max-weight, halving or any.", panel=CIRCUITS),
-    ] = "max-min",
-    matrices: Annotated[
-        int | None,
-        option(
-            "Schedule the mean matrix, or at most so many single ones, evenly spaced.",
-            read=_matrices,
-            panel=CIRCUITS,
-        ),
-    ] = MEAN,  # type: ignore[assignment]
-    layers: Annotated[
-        list[str] | None,
-        option(
-            "Use only the MoE layers of a list: 1,3:6.",
-            *("--layers", "--layer"),
-            panel=CIRCUITS,
-        ),
-    ] = None,
-    phase: Annotated[
-        str, option(f"Phase: {', '.join(PHASES)}.", panel=CIRCUITS)
-    ] = PHASES[0],
-    output: Annotated[
-        Path | None,
-        option("JSON file to write, for a scheduler.", "-o", "--output"),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        option(
-            "PNG, PDF or SVG picture of the jobs to write.",
-            callback=picture,
-            panel=SHIFTS,
-        ),
-    ] = None,
+    demand: str = option(
+        "line",
+        "Demand of a job. line: the whole link during an all-to-all; rate: the "
+        "captured bytes; scaled: the whole link for the time that the bytes need.",
+        choices=DEMANDS,
+        panel=SHIFTS,
+    ),
+    tolerance: float = option(
+        0.02, "Share by which periods may change to fit together.", panel=SHIFTS
+    ),
+    reconfigure: float = option(
+        "10us",
+        "Reconfiguration time of circuits: 10us, 15ms.",
+        read=seconds,
+        panel=CIRCUITS,
+    ),
+    matching: str = option(
+        "max-min", "Matching: max-min, max-weight, halving or any.", panel=CIRCUITS
+    ),
+    matrices: int | None = option(
+        MEAN,
+        "Schedule the mean matrix, or at most so many single ones, evenly spaced.",
+        read=_matrices,
+        panel=CIRCUITS,
+    ),
+    layers: list[str] | None = option(
+        None,
+        "Use only the MoE layers of a list: 1,3:6.",
+        *("--layers", "--layer"),
+        panel=CIRCUITS,
+    ),
+    phase: str = option(PHASES[0], f"Phase: {', '.join(PHASES)}.", panel=CIRCUITS),
+    output: Path | None = option(
+        None, "JSON file to write, for a scheduler.", "-o", "--output"
+    ),
+    plot: Path | None = option(
+        None,
+        "PNG, PDF or SVG picture of the jobs to write.",
+        callback=picture,
+        panel=SHIFTS,
+    ),
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
     *,
     look: dict[str, Any],

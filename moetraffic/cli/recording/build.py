@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
 
 from moetraffic.cli.output import console, present
 from moetraffic.errors import install_command
@@ -19,7 +18,7 @@ OFFERED = "build-offered"
 
 
 def build(
-    force: Annotated[bool, option("Compile though it is compiled.")] = False,
+    force: bool = option(False, "Compile though it is compiled."),
     as_json: AsJson = False,
 ) -> None:
     """Compile the capture hook in C++, which records a collective microseconds faster.

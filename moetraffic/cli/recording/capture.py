@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -43,36 +43,30 @@ OVERWRITE = "give --force"
 
 @takes(chosen=WORKLOAD)
 def capture(
-    output: Annotated[Path, trace_output()] = Path("run.h5"),
-    nproc: Annotated[
-        int | None,
-        option(
-            "Number of ranks to start on this host (not under torchrun).",
-            shown="4; with --virtual as many as --ep",
-        ),
-    ] = None,
-    virtual: Annotated[
-        bool,
-        option(
-            "Train the shards of all ranks in one process and record what expert "
-            "parallelism over them would send.",
-            "--virtual",
-        ),
-    ] = False,
-    until_steady: Annotated[
-        bool,
-        option(
-            "With --virtual: end when the transient of the expert load has ended "
-            "(MSER rule), at most after --iterations.",
-            "--until-steady",
-        ),
-    ] = False,
+    output: Path = trace_output(Path("run.h5")),
+    nproc: int | None = option(
+        None,
+        "Number of ranks to start on this host (not under torchrun).",
+        shown="4; with --virtual as many as --ep",
+    ),
+    virtual: bool = option(
+        False,
+        "Train the shards of all ranks in one process and record what expert "
+        "parallelism over them would send.",
+        "--virtual",
+    ),
+    until_steady: bool = option(
+        False,
+        "With --virtual: end when the transient of the expert load has ended "
+        "(MSER rule), at most after --iterations.",
+        "--until-steady",
+    ),
     every: Every = 1,
     most_bytes: MaxSize = None,
     token_sample: TokenSample = 0,
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(TRACE_PARTS)] = None,
+    only: str | None = only_option(None, TRACE_PARTS),
     as_json: AsJson = False,
     *,
     chosen: dict[str, Any],

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from moetraffic.cli.output import console, json_text, make_folder, present, progress
 from moetraffic.errors import LayoutError, ReplayError
@@ -40,18 +40,14 @@ BUILD_S = 60.0
 
 
 def demo(
-    output: Annotated[Path, option("Folder to write.", "-o", "--output")] = Path(
-        "demo"
+    output: Path = option(Path("demo"), "Folder to write.", "-o", "--output"),
+    nproc: int = option(4, "Number of ranks."),
+    iterations: int = option(300, "Number of training iterations."),
+    corpus: str | None = option(
+        None,
+        "Text to train on: a file, folder or glob; random: random tokens.",
+        shown="Python's standard library",
     ),
-    nproc: Annotated[int, option("Number of ranks.")] = 4,
-    iterations: Annotated[int, option("Number of training iterations.")] = 300,
-    corpus: Annotated[
-        str | None,
-        option(
-            "Text to train on: a file, folder or glob; random: random tokens.",
-            shown="Python's standard library",
-        ),
-    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -26,19 +26,18 @@ STOPS = 1
 
 
 def doctor(
-    trace: Annotated[
-        Path | None, option("Check the needs of a replay of this trace, too.", "--for")
-    ] = None,
-    nproc: Annotated[
-        int | None,
-        option("Number of ranks to start on this host.", shown="the trace's"),
-    ] = None,
-    output: Annotated[
-        Path, option("Path where a trace will be written.", "-o", "--output")
-    ] = Path("run.h5"),
-    exchange: Annotated[
-        bool, option("Start two ranks that exchange rows and compare clocks.")
-    ] = True,
+    trace: Path | None = option(
+        None, "Check the needs of a replay of this trace, too.", "--for"
+    ),
+    nproc: int | None = option(
+        None, "Number of ranks to start on this host.", shown="the trace's"
+    ),
+    output: Path = option(
+        Path("run.h5"), "Path where a trace will be written.", "-o", "--output"
+    ),
+    exchange: bool = option(
+        True, "Start two ranks that exchange rows and compare clocks."
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Check this machine's software, backends, GPUs, network and files.

@@ -25,13 +25,10 @@ from moetraffic.trace.merge.merging import merge_into
 
 def merge(
     folder: Annotated[Path, typer.Argument(help="Folder of segments.")],
-    output: Annotated[
-        Path | None,
-        trace_output(shown="run.h5 for run.h5.segments"),
-    ] = None,
+    output: Path | None = trace_output(None, shown="run.h5 for run.h5.segments"),
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(TRACE_PARTS)] = None,
+    only: str | None = only_option(None, TRACE_PARTS),
     as_json: AsJson = False,
 ) -> None:
     """Merge the segments of an interrupted capture into a trace.

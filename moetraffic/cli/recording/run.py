@@ -41,24 +41,20 @@ def run(
         list[str] | None,
         typer.Argument(metavar="COMMAND...", help="Command to run, best after --."),
     ] = None,
-    output: Annotated[Path, trace_output()] = Path("run.h5"),
+    output: Path = trace_output(Path("run.h5")),
     force: Force = False,
-    model: Annotated[str, option("Name of the model, for the metadata.")] = "",
-    router: Annotated[str, option("Name of the router, for the metadata.")] = "",
-    k: Annotated[
-        int, option("Experts per token (top-k), for noise floors.", min=0)
-    ] = 0,
+    model: str = option("", "Name of the model, for the metadata."),
+    router: str = option("", "Name of the router, for the metadata."),
+    k: int = option(0, "Experts per token (top-k), for noise floors.", min=0),
     every: Every = 1,
     most_bytes: MaxSize = None,
     token_sample: TokenSample = 0,
-    environment: Annotated[
-        bool,
-        option(
-            "Print the environment variables that the command needs, and start "
-            "nothing: for batch scripts, ssh and containers.",
-            "--env",
-        ),
-    ] = False,
+    environment: bool = option(
+        False,
+        "Print the environment variables that the command needs, and start "
+        "nothing: for batch scripts, ssh and containers.",
+        "--env",
+    ),
 ) -> None:
     """Run a training command unchanged and record every collective of all its ranks.
 

@@ -34,33 +34,24 @@ def watch(
             "(run.h5.segments)."
         ),
     ],
-    last: Annotated[int, option("Number of steps to summarize.", min=1)] = 32,
-    layer: Annotated[
-        str | None,
-        option(
-            "Layers to show, with a table of their experts, a list: 1,3:6.", shown="all"
-        ),
-    ] = None,
-    interval: Annotated[
-        float, option("Time between two refreshes, in s.", min=0.1)
-    ] = 2.0,
-    once: Annotated[bool, option("Print the state of the run once.", "--once")] = False,
-    metrics: Annotated[
-        Path | None,
-        option(
-            "File for Prometheus' textfile collector, .prom, replaced at each refresh."
-        ),
-    ] = None,
-    tensorboard: Annotated[
-        Path | None, option("Folder for TensorBoard event files.")
-    ] = None,
-    wandb: Annotated[
-        str | None,
-        option(
-            "Project of Weights & Biases in which to log a run; WANDB_MODE=offline "
-            "writes files alone."
-        ),
-    ] = None,
+    last: int = option(32, "Number of steps to summarize.", min=1),
+    layer: str | None = option(
+        None,
+        "Layers to show, with a table of their experts, a list: 1,3:6.",
+        shown="all",
+    ),
+    interval: float = option(2.0, "Time between two refreshes, in s.", min=0.1),
+    once: bool = option(False, "Print the state of the run once.", "--once"),
+    metrics: Path | None = option(
+        None,
+        "File for Prometheus' textfile collector, .prom, replaced at each refresh.",
+    ),
+    tensorboard: Path | None = option(None, "Folder for TensorBoard event files."),
+    wandb: str | None = option(
+        None,
+        "Project of Weights & Biases in which to log a run; WANDB_MODE=offline "
+        "writes files alone.",
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Watch a run while it trains: expert load, imbalance, bytes and time by layer.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 from moetraffic.cli.output import present
 from moetraffic.report.console.options import (
@@ -19,7 +18,7 @@ from moetraffic.trace.hdf5.durable import validate_outputs
 
 def anonymize(
     trace: TraceFile,
-    output: Annotated[Path, trace_output()],
+    output: Path = trace_output(...),
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:

@@ -35,49 +35,35 @@ def export(
     trace: Annotated[
         Path | None, typer.Argument(help="Trace file.", show_default=False)
     ] = None,
-    to: Annotated[
-        str,
-        option(f"Format: {FORMATS}; list shows their readers and limits."),
-    ] = LIST,
-    output: Annotated[
-        Path | None, option("File or folder to write.", "-o", "--output")
-    ] = None,
+    to: str = option(LIST, f"Format: {FORMATS}; list shows their readers and limits."),
+    output: Path | None = option(None, "File or folder to write.", "-o", "--output"),
     iterations: Iterations = None,
     layers: Layers = None,
-    phase: Annotated[
-        str | None, option(f"Phase: {', '.join(PHASES)}.", shown="all")
-    ] = None,
-    unnamed: Annotated[
-        bool,
-        option(
-            "Include matrices and flows of all-to-alls without a phase, such as "
-            "count exchanges.",
-            "--unnamed",
-        ),
-    ] = False,
-    of: Annotated[
-        str, option("Traffic: wire (bytes sent) or demand (token counts of routers).")
-    ] = "wire",
-    pace: Annotated[
-        str,
-        option(
-            "Start of calls: captured, at the captured times; asap, when the previous "
-            "calls have ended.",
-            panel=FORMAT,
-        ),
-    ] = "captured",
-    every: Annotated[
-        str | None,
-        option(
-            "Time between starts of calls, such as 500us; for repetita, of iterations.",
-            panel=FORMAT,
-            shown="by --pace",
-        ),
-    ] = None,
-    unit: Annotated[
-        str,
-        option("Unit for nccl-tests: B, or KiB for older releases.", panel=FORMAT),
-    ] = "B",
+    phase: str | None = option(None, f"Phase: {', '.join(PHASES)}.", shown="all"),
+    unnamed: bool = option(
+        False,
+        "Include matrices and flows of all-to-alls without a phase, such as "
+        "count exchanges.",
+        "--unnamed",
+    ),
+    of: str = option(
+        "wire", "Traffic: wire (bytes sent) or demand (token counts of routers)."
+    ),
+    pace: str = option(
+        "captured",
+        "Start of calls: captured, at the captured times; asap, when the previous "
+        "calls have ended.",
+        panel=FORMAT,
+    ),
+    every: str | None = option(
+        None,
+        "Time between starts of calls, such as 500us; for repetita, of iterations.",
+        panel=FORMAT,
+        shown="by --pace",
+    ),
+    unit: str = option(
+        "B", "Unit for nccl-tests: B, or KiB for older releases.", panel=FORMAT
+    ),
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:

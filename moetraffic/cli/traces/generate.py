@@ -43,102 +43,68 @@ def generate(
         Path | None,
         typer.Argument(help="Trace to fit, or a model that --save-model wrote."),
     ] = None,
-    output: Annotated[Path | None, trace_output()] = None,
-    preset: Annotated[
-        str, option("Built-in traffic model, instead of a file.", "--from")
-    ] = "",
-    kind: Annotated[
-        str | None,
-        option(
-            "Name of the model fitted to a trace: analog (captured experts and k) or "
-            "parametric (any size and scenario).",
-            "--model",
-            shown="analog where it can sample what is asked for",
-            choices=MODELS,
-        ),
-    ] = None,
-    rerun: Annotated[
-        list[Path] | None,
-        option(
-            "Trace of a rerun (capture --data-seed) by which the fit is judged; may be "
-            "given again.",
-            "--rerun",
-        ),
-    ] = None,
-    judged: Annotated[
-        bool, option("Judge the fit by two samples.", "--judge/--no-judge")
-    ] = True,
-    iterations: Annotated[
-        int | None, option("Number of iterations.", shown=CAPTURED)
-    ] = None,
-    ranks: Annotated[int | None, option("Number of ranks.", shown=CAPTURED)] = None,
-    experts: Annotated[
-        int | None,
-        option(
-            "Number of experts; the fitted ones are split or merged.", shown=CAPTURED
-        ),
-    ] = None,
-    k: Annotated[
-        int | None, option("Experts per token (top-k).", shown=CAPTURED)
-    ] = None,
-    ep: Annotated[
-        int | None,
-        option("Number of expert-parallel ranks.", shown="the most that fit both"),
-    ] = None,
-    seed: Annotated[
-        int, option("Random seed; the same seed gives the same file.", min=0)
-    ] = 0,
-    skew: Annotated[
-        float, option("Scale the load skew by this factor.", panel=SCENARIO)
-    ] = 1.0,
-    drift: Annotated[
-        float, option("Scale the speed of the load's drift.", panel=SCENARIO)
-    ] = 1.0,
-    layer_imbalance: Annotated[
-        float,
-        option("Scale the differences in skew between layers.", panel=SCENARIO),
-    ] = 1.0,
-    rank_imbalance: Annotated[
-        float, option("Scale the differences between ranks.", panel=SCENARIO)
-    ] = 1.0,
-    bursts: Annotated[
-        str,
-        option(
-            "Make an expert of each layer hot: EVERY[:FACTOR[:LENGTH]] in iterations, "
-            "such as 100:4:20.",
-            panel=SCENARIO,
-        ),
-    ] = "",
-    times: Annotated[
-        bool, option("Generate the times of calls, if the trace has them.")
-    ] = True,
-    dense_model: Annotated[
-        str,
-        option("Model preset whose dense collectives are added.", panel=SCENARIO),
-    ] = "",
-    save_model: Annotated[
-        Path | None, option("File for the fitted traffic model.")
-    ] = None,
-    probabilities: Annotated[
-        Path | None,
-        option(
-            "NPZ file for the true gate probabilities of the sample (parametric "
-            "model), for evaluate --probabilities."
-        ),
-    ] = None,
-    threads: Annotated[
-        int,
-        option(
-            "Number of threads; the file does not depend on it.",
-            shown="all cores",
-            min=0,
-        ),
-    ] = 0,
-    force: Annotated[
-        bool, option("Overwrite existing outputs, and write what the judgment refuses.")
-    ] = False,
+    output: Path | None = trace_output(None),
+    preset: str = option("", "Built-in traffic model, instead of a file.", "--from"),
+    kind: str | None = option(
+        None,
+        "Name of the model fitted to a trace: analog (captured experts and k) or "
+        "parametric (any size and scenario).",
+        "--model",
+        shown="analog where it can sample what is asked for",
+        choices=MODELS,
+    ),
+    rerun: list[Path] | None = option(
+        None,
+        "Trace of a rerun (capture --data-seed) by which the fit is judged; may be "
+        "given again.",
+        "--rerun",
+    ),
+    judged: bool = option(True, "Judge the fit by two samples.", "--judge/--no-judge"),
+    iterations: int | None = option(None, "Number of iterations.", shown=CAPTURED),
+    ranks: int | None = option(None, "Number of ranks.", shown=CAPTURED),
+    experts: int | None = option(
+        None, "Number of experts; the fitted ones are split or merged.", shown=CAPTURED
+    ),
+    k: int | None = option(None, "Experts per token (top-k).", shown=CAPTURED),
+    ep: int | None = option(
+        None, "Number of expert-parallel ranks.", shown="the most that fit both"
+    ),
+    seed: int = option(0, "Random seed; the same seed gives the same file.", min=0),
+    skew: float = option(1.0, "Scale the load skew by this factor.", panel=SCENARIO),
+    drift: float = option(1.0, "Scale the speed of the load's drift.", panel=SCENARIO),
+    layer_imbalance: float = option(
+        1.0, "Scale the differences in skew between layers.", panel=SCENARIO
+    ),
+    rank_imbalance: float = option(
+        1.0, "Scale the differences between ranks.", panel=SCENARIO
+    ),
+    bursts: str = option(
+        "",
+        "Make an expert of each layer hot: EVERY[:FACTOR[:LENGTH]] in iterations, "
+        "such as 100:4:20.",
+        panel=SCENARIO,
+    ),
+    times: bool = option(True, "Generate the times of calls, if the trace has them."),
+    dense_model: str = option(
+        "", "Model preset whose dense collectives are added.", panel=SCENARIO
+    ),
+    save_model: Path | None = option(None, "File for the fitted traffic model."),
+    probabilities: Path | None = option(
+        None,
+        "NPZ file for the true gate probabilities of the sample (parametric "
+        "model), for evaluate --probabilities.",
+    ),
+    threads: int = option(
+        0,
+        "Number of threads; the file does not depend on it.",
+        shown="all cores",
+        min=0,
+    ),
+    force: bool = option(
+        False, "Overwrite existing outputs, and write what the judgment refuses."
+    ),
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
 ) -> None:
     """Fit a generator to a trace and sample a synthetic trace from it.

@@ -29,75 +29,56 @@ def import_(
         list[Path],
         typer.Argument(help="Files of all ranks, also packed with gzip; or folders."),
     ],
-    output: Annotated[Path, trace_output()],
-    format: Annotated[
-        str | None,
-        option(
-            "Format of the files: profiler, execution-trace, megatron, "
-            "nccl-inspector, matrix, csv or chakra.",
-            "--from",
-            shown="recognized from the files",
-        ),
-    ] = None,
-    ranks: Annotated[
-        int,
-        option("Number of ranks of the run.", shown="from the files", min=0, max=MOST),
-    ] = 0,
-    experts: Annotated[
-        int,
-        option(
-            "Number of experts per layer.",
-            shown="from the files; for megatron files, the highest expert id + 1",
-            min=0,
-            max=MOST,
-        ),
-    ] = 0,
-    k: Annotated[
-        int,
-        option(
-            "Number of distinct experts of a token.",
-            shown="unknown",
-            min=0,
-            max=MOST,
-        ),
-    ] = 0,
-    tokens: Annotated[
-        int,
-        option(
-            "Number of tokens of a rank in an iteration.",
-            shown="from the rows of dispatch and --k, if both are known",
-            min=0,
-            max=MOST_TOKENS,
-        ),
-    ] = 0,
-    row_bytes: Annotated[
-        int,
-        option(
-            "Bytes of a token copy, for matrix, csv and chakra files.",
-            shown="unknown",
-            min=0,
-            max=MOST_ROW_BYTES,
-        ),
-    ] = 0,
-    ep: Annotated[
-        int,
-        option(
-            "Number of expert-parallel ranks, which share the experts evenly, for "
-            "megatron files.",
-            shown="unknown",
-            min=0,
-            max=MOST,
-        ),
-    ] = 0,
-    unit: Annotated[
-        str, option("Unit of the numbers in a matrix: B, KiB, MiB or GiB.")
-    ] = "KiB",
-    keep: Annotated[
-        bool, option("Write the trace even if files contradict each other.", "--keep")
-    ] = False,
+    output: Path = trace_output(...),
+    format: str | None = option(
+        None,
+        "Format of the files: profiler, execution-trace, megatron, "
+        "nccl-inspector, matrix, csv or chakra.",
+        "--from",
+        shown="recognized from the files",
+    ),
+    ranks: int = option(
+        0, "Number of ranks of the run.", shown="from the files", min=0, max=MOST
+    ),
+    experts: int = option(
+        0,
+        "Number of experts per layer.",
+        shown="from the files; for megatron files, the highest expert id + 1",
+        min=0,
+        max=MOST,
+    ),
+    k: int = option(
+        0, "Number of distinct experts of a token.", shown="unknown", min=0, max=MOST
+    ),
+    tokens: int = option(
+        0,
+        "Number of tokens of a rank in an iteration.",
+        shown="from the rows of dispatch and --k, if both are known",
+        min=0,
+        max=MOST_TOKENS,
+    ),
+    row_bytes: int = option(
+        0,
+        "Bytes of a token copy, for matrix, csv and chakra files.",
+        shown="unknown",
+        min=0,
+        max=MOST_ROW_BYTES,
+    ),
+    ep: int = option(
+        0,
+        "Number of expert-parallel ranks, which share the experts evenly, for "
+        "megatron files.",
+        shown="unknown",
+        min=0,
+        max=MOST,
+    ),
+    unit: str = option("KiB", "Unit of the numbers in a matrix: B, KiB, MiB or GiB."),
+    keep: bool = option(
+        False, "Write the trace even if files contradict each other.", "--keep"
+    ),
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(TRACE_PARTS)] = None,
+    only: str | None = only_option(None, TRACE_PARTS),
     as_json: AsJson = False,
 ) -> None:
     """Convert profiles, execution traces, router traces, matrices or CSV to a trace.

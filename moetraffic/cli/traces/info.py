@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from moetraffic.cli.output import TRACE_PARTS, present_trace
 from moetraffic.report.console.options import (
     AllTables,
@@ -17,7 +15,7 @@ from moetraffic.report.console.options import (
 def info(
     trace: TraceFile,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(TRACE_PARTS)] = None,
+    only: str | None = only_option(None, TRACE_PARTS),
     as_json: AsJson = False,
 ) -> None:
     """Show the contents of a trace: run, layout, layers and collectives.

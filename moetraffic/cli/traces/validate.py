@@ -45,31 +45,26 @@ def validate(
             "synthetic trace was fitted to, and further pairs."
         ),
     ] = None,
-    against: Annotated[
-        list[Path] | None,
-        option("Real trace; may be given again.", "--against"),
-    ] = None,
-    fits: Annotated[
-        bool,
-        option(
-            "Test a generator: pairs of a synthetic trace and the run that it was "
-            "fitted to, three or more.",
-            "--fits",
-        ),
-    ] = False,
+    against: list[Path] | None = option(
+        None, "Real trace; may be given again.", "--against"
+    ),
+    fits: bool = option(
+        False,
+        "Test a generator: pairs of a synthetic trace and the run that it was "
+        "fitted to, three or more.",
+        "--fits",
+    ),
     layers: Layers = None,
     iterations: Iterations = None,
-    ranks_per_host: Annotated[
-        int | None,
-        option(
-            "Number of consecutive ranks per host, for the inter-host share.",
-            shown="half of the expert-parallel ranks",
-        ),
-    ] = None,
+    ranks_per_host: int | None = option(
+        None,
+        "Number of consecutive ranks per host, for the inter-host share.",
+        shown="half of the expert-parallel ranks",
+    ),
     plot: Plot = None,
     force: Force = False,
     tables: AllTables = False,
-    only: Annotated[str | None, only_option(PARTS)] = None,
+    only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
     *,
     look: dict[str, Any],

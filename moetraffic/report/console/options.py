@@ -29,6 +29,7 @@ NO_TRACE = (".json", ".csv", ".parquet", ".xlsx", ".html", ".txt")
 
 
 def option(
+    default: Any,
     help: str,
     *names: str,
     panel: str | None = None,
@@ -42,11 +43,12 @@ def option(
 ) -> Any:
     """Describe a command-line option and the constraint on its values.
 
-    A number may be bounded by ``above`` (exclusive), ``min`` and ``max``; ``choices``
-    are the allowed texts, which shells complete; ``read`` parses a text. ``names`` are
-    the spellings (the parameter's name if empty), ``panel`` is the heading in the help
-    text, and ``shown`` describes a default whose value is not meaningful. Further
-    arguments are those of ``typer.Option``.
+    ``default`` is ``...`` where the option is required, or its default stands with the
+    parameter. A number may be bounded by ``above`` (exclusive), ``min`` and ``max``;
+    ``choices`` are the allowed texts, which shells complete; ``read`` parses a text.
+    ``names`` are the spellings (the parameter's name if empty), ``panel`` is the
+    heading in the help text, and ``shown`` describes a default whose value is not
+    meaningful. Further arguments are those of ``typer.Option``.
     """
     if choices:
         more |= {"parser": _one_of(choices), "metavar": "TEXT"}
@@ -59,12 +61,12 @@ def option(
         more["callback"] = _within(above, min, max)
     if shown is not None:
         more["show_default"] = shown
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+    return typer.Option(default, *names, help=help, rich_help_panel=panel, **more)
 
 
-def trace_output(help: str = "Trace to write.", **more: Any) -> Any:
+def trace_output(default: Any, help: str = "Trace to write.", **more: Any) -> Any:
     """Describe the option that names a trace to write, which is an HDF5 file."""
-    return option(help, "-o", "--output", callback=_trace_name, **more)
+    return option(default, help, "-o", "--output", callback=_trace_name, **more)
 
 
 def _trace_name(path: Path | None) -> Path | None:
@@ -123,10 +125,10 @@ def picture(path: Path | None) -> Path | None:
 TraceFile = Annotated[Path, typer.Argument(help="Trace file.")]
 
 
-def only_option(parts: Sequence[str], **more: Any) -> Any:
+def only_option(default: None, parts: Sequence[str], **more: Any) -> Any:
     """Describe the option that selects parts of a result: see :func:`parts_of`."""
     help = f"Print the tables of these parts alone, with commas: {', '.join(parts)}."
-    return option(help, "--only", shown="summary", metavar="TEXT", **more)
+    return option(default, help, "--only", shown="summary", metavar="TEXT", **more)
 
 
 def parts_of(
@@ -155,16 +157,17 @@ def parts_of(
 
 
 AllTables = Annotated[
-    bool, typer.Option("--tables", help="Print all tables, not the summary alone.")
+    bool, option(..., "Print all tables, not the summary alone.", "--tables")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Force = Annotated[bool, option("Overwrite existing outputs.")]
+AsJson = Annotated[bool, option(..., "Print JSON.", "--json")]
+Force = Annotated[bool, option(..., "Overwrite existing outputs.")]
 Every = Annotated[
-    int, option("Record one iteration of this many, for long runs.", min=1)
+    int, option(..., "Record one iteration of this many, for long runs.", min=1)
 ]
 MaxSize = Annotated[
     int | None,
     option(
+        ...,
         "Maximum size of what all ranks record, such as 20GB.",
         "--max-size",
         read=byte_count,
@@ -174,6 +177,7 @@ MaxSize = Annotated[
 TokenSample = Annotated[
     int,
     option(
+        ...,
         "Record the experts of this many tokens of each layer and micro-batch of a "
         "rank, for co-activation and hosts per token.",
         "--token-sample",
@@ -216,19 +220,20 @@ APPEARANCE = {
     key: inspect.Parameter(
         flag[2:].replace("-", "_"),
         inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, option(help, flag, panel="Appearance", **more)],
+        default=option(default, help, flag, panel="Appearance", **more),
+        annotation=kind,
     )
     for key, flag, kind, default, help, more in _APPEARANCE
 }
 """Options of a verb that draws, for :func:`takes`."""
 
 Plot = Annotated[
-    Path | None, option("PNG, PDF or SVG picture to write.", callback=picture)
+    Path | None, option(..., "PNG, PDF or SVG picture to write.", callback=picture)
 ]
 Iterations = Annotated[
     range | None,
     option(
+        ...,
         "Use only iterations in the half-open range A:B.",
         read=iteration_range,
         metavar="A:B",
@@ -236,13 +241,14 @@ Iterations = Annotated[
 ]
 Layers = Annotated[
     list[str] | None,
-    option("Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"),
+    option(..., "Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"),
 ]
 """Parsed by :func:`moetraffic.trace.iterations.layer_numbers`; may be repeated."""
-Phase = Annotated[str, option("Phase of the exchange whose wire bytes are used.")]
+Phase = Annotated[str, option(..., "Phase of the exchange whose wire bytes are used.")]
 Of = Annotated[
     str | None,
     option(
+        ...,
         "Use only demand (token counts) or only wire (bytes).",
         shown="both",
     ),
@@ -250,6 +256,7 @@ Of = Annotated[
 Operations = Annotated[
     str | None,
     option(
+        ...,
         "Collectives whose traffic is summed, such as all_to_all,all_reduce.",
         shown="all",
     ),
@@ -257,11 +264,14 @@ Operations = Annotated[
 Algorithm = Annotated[
     str,
     option(
-        f"Algorithm of all-reduces: {', '.join(ALGORITHMS)}.", choices=list(ALGORITHMS)
+        ...,
+        f"Algorithm of all-reduces: {', '.join(ALGORITHMS)}.",
+        choices=list(ALGORITHMS),
     ),
 ]
 Threads = Annotated[
-    int, option("Number of threads that read and compute.", shown="all cores", min=0)
+    int,
+    option(..., "Number of threads that read and compute.", shown="all cores", min=0),
 ]
 
 
@@ -374,6 +384,7 @@ def field_options(
             of = type(default)
         shown = str(default) if optional and s.shown is None else s.shown
         about = option(
+            None if optional else default,
             s.help,
             *s.flag.split(),
             panel=panel,
@@ -383,8 +394,8 @@ def field_options(
         found[name] = inspect.Parameter(
             s.flag.split()[-1].lstrip("-").replace("-", "_") if s.flag else name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=None if optional else default,
-            annotation=Annotated[of | None if optional else of, about],
+            default=about,
+            annotation=of | None if optional else of,
         )
     return found
 
