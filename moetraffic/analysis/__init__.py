@@ -6,10 +6,10 @@ The modules hold pure functions on arrays; ``engine`` applies them to a trace.
 from __future__ import annotations
 
 from .comparison import Comparison, Distance, compare
-from .conclusion import PARTS, Curve, Subject
+from .conclusion import PARTS, Curve, ExchangeAnalysis, Subject
 from .convergence.convergence import Convergence, Trajectory, convergence_of
 from .convergence.transient import Transient, initial_transient, stage_means
-from .engine import Analysis, ExchangeAnalysis, analyze, effort
+from .engine import Analysis, analyze, effort
 from .forecast.bounds import PredictabilityBounds, limits
 from .forecast.forecasting import HORIZONS, Forecasts, forecast
 from .forecast.usefulness import Verdict, sentence

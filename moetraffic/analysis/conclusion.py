@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.convergence.convergence import Convergence, convergence_of
 from moetraffic.analysis.convergence.level_changes import level_changes
 from moetraffic.analysis.convergence.log_shares import log_shares
@@ -17,6 +18,7 @@ from moetraffic.analysis.forecast.attenuation import Persistence, fit_memory
 from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
 from moetraffic.analysis.forecast.forecasting import Forecasts, forecast
 from moetraffic.analysis.forecast.lead_time import LeadTimes
+from moetraffic.analysis.network.complexity import Complexity
 from moetraffic.analysis.noise.floors import (
     GRID,
     Floors,
@@ -30,6 +32,8 @@ from moetraffic.arrays import Float64, Int64
 from moetraffic.trace import Meta
 
 from .exchange import Rows, Source
+from .expert_statistics import ExpertStatistics
+from .network_statistics import NetworkStatistics
 from .observation import MEASURED, SKEW, samples
 
 PARTS = (
@@ -73,6 +77,25 @@ class Subject:
     forecasts: Forecasts | None
     limits: PredictabilityBounds | None  # one iteration ahead
     memory: Persistence | None  # of the shares, corrected for sampling noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeAnalysis:
+    """Statistics of one layer's expert exchange on one process group."""
+
+    layer: int
+    group: int
+    phase: str  # whose bytes are the wire matrix
+    ranks: tuple[int, ...]
+    iterations: Int64  # [T] iterations with complete records
+    left_out: int  # iterations in which a rank's record is missing
+    subjects: tuple[Subject, ...]
+    convergence: Convergence | None  # of loads and matrix
+    complexity: Complexity | None  # of the packets between ranks
+    network: NetworkStatistics | None  # tiers and flows
+    claims: tuple[Claim, ...] = ()  # about the load; of the part "claims"
+    peaks: Float64 | None = None  # [T] largest load over the mean; likewise
+    experts: ExpertStatistics | None = None  # load tails, EP degrees, correlations
 
 
 def conclude(

@@ -24,14 +24,12 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from moetraffic.analysis.claim import Claim
-from moetraffic.analysis.convergence.convergence import Convergence
 from moetraffic.analysis.forecast.lead_time import LeadTimes, lead_times
 from moetraffic.analysis.forecast.origins import check_horizons
 from moetraffic.analysis.forecast.within_iteration import (
     WithinIteration,
     within_iteration,
 )
-from moetraffic.analysis.network.complexity import Complexity
 from moetraffic.analysis.rhythm.source_claims import rank_claims
 from moetraffic.analysis.rhythm.source_statistics import (
     OnOffStatistics,
@@ -39,13 +37,12 @@ from moetraffic.analysis.rhythm.source_statistics import (
     validate_sources,
 )
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
-from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers, names, numbers
 
-from .conclusion import PARTS, Subject, conclude, converged, tokens_of
+from .conclusion import PARTS, ExchangeAnalysis, conclude, converged, tokens_of
 from .exchange import (
     OF,
     Rows,
@@ -58,9 +55,10 @@ from .exchange import (
     windows,
 )
 from .exchange_claims import exchange_claims, load_peaks
-from .expert_statistics import ExpertStatistics, expert_statistics
-from .network_statistics import NetworkStatistics, network, packet_complexity
+from .expert_statistics import expert_statistics
+from .network_statistics import network, packet_complexity
 from .observation import joined, observe, observe_loads
+from .records import frame, records
 from .token_choices import token_choices
 
 if TYPE_CHECKING:
@@ -93,25 +91,6 @@ MOST_TIMES = 1 << 24
 
 Tick = Callable[[int, str], None]
 Loads = tuple[Source, npt.NDArray[np.generic] | None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeAnalysis:
-    """Statistics of one layer's expert exchange on one process group."""
-
-    layer: int
-    group: int
-    phase: str  # whose bytes are the wire matrix
-    ranks: tuple[int, ...]
-    iterations: Int64  # [T] iterations with complete records
-    left_out: int  # iterations in which a rank's record is missing
-    subjects: tuple[Subject, ...]
-    convergence: Convergence | None  # of loads and matrix
-    complexity: Complexity | None  # of the packets between ranks
-    network: NetworkStatistics | None  # tiers and flows
-    claims: tuple[Claim, ...] = ()  # about the load; of the part "claims"
-    peaks: Float64 | None = None  # [T] largest load over the mean; likewise
-    experts: ExpertStatistics | None = None  # load tails, EP degrees, correlations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +139,10 @@ class Analysis(ShownAsTables):
         >>> cv[["layer", "iteration", "value", "floor"]].shape[1]
         4
         """
-        from .records import frame
-
-        return frame(self, file=file)
+        found = records(
+            self.exchanges, self.beats, self.occupation, self.sights, file=file
+        )
+        return frame(found, self.notes)
 
 
 def analyze(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .claim import Claim, Outcome
-from .conclusion import Subject
+from .conclusion import ExchangeAnalysis, Subject
 from .forecast.accuracy import mean_of_known
 from .noise.floors import NoiseFloor
 from .times.time_breakdown import PARTS as TIME_PARTS
@@ -19,11 +19,13 @@ from .times.time_breakdown import PARTS as TIME_PARTS
 if TYPE_CHECKING:
     import pandas
 
-    from .engine import Analysis, ExchangeAnalysis
     from .expert_statistics import ExpertStatistics
     from .forecast.bounds import PredictabilityBounds
     from .forecast.judging import HorizonScores
     from .forecast.origins import Ratio
+    from .forecast.within_iteration import WithinIteration
+    from .rhythm.source_statistics import OnOffStatistics
+    from .times.time_breakdown import TimeBreakdown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,14 @@ class Record:
 COLUMNS = tuple(f.name for f in fields(Record))
 
 
-def records(analysis: Analysis, *, file: str = "") -> list[Record]:
+def records(
+    exchanges: Sequence[ExchangeAnalysis],
+    beats: OnOffStatistics,
+    occupation: TimeBreakdown | None,
+    sights: Sequence[WithinIteration],
+    *,
+    file: str = "",
+) -> list[Record]:
     """List the rows of an analysis' data frame, one per value.
 
     ``file``: Name of the trace, to distinguish several.
@@ -63,7 +72,7 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
         One row per iteration of a curve; one row for any other value.
     """
     found: list[Record] = []
-    for exchange in analysis.exchanges:
+    for exchange in exchanges:
         here = {
             "file": file,
             "layer": exchange.layer,
@@ -85,11 +94,11 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
             found += _flat(converged.hot_experts, "hot_experts", here)
             found += _flat(converged.hot_cells, "hot_pairs", here)
     run = {"file": file}
-    found += _of_claims(analysis.beats.claims, run)
-    for source in analysis.beats.found:
+    found += _of_claims(beats.claims, run)
+    for source in beats.found:
         kind, name = source.by, source.name
         found += _flat(source.rhythm, name if kind in name else f"{kind} {name}", run)
-    if analysis.occupation is not None:
+    if occupation is not None:
         found += [
             Record(
                 file=file,
@@ -98,22 +107,22 @@ def records(analysis: Analysis, *, file: str = "") -> list[Record]:
                 unit="share",
                 value=value,
             )
-            for rank, row in enumerate(analysis.occupation.shares.tolist())
+            for rank, row in enumerate(occupation.shares.tolist())
             for name, value in zip(TIME_PARTS, row, strict=True)
         ]
-    for later in analysis.sights:
+    for later in sights:
         found += _flat(later, f"{later.target} from the first dispatch", run)
     return found
 
 
-def frame(analysis: Analysis, *, file: str = "") -> pandas.DataFrame:
+def frame(rows: Sequence[Record], notes: Sequence[str]) -> pandas.DataFrame:
     """Tabulate an analysis; a frame without rows warns, with the reason."""
     import pandas
 
-    found = pandas.DataFrame(map(vars, records(analysis, file=file)), columns=COLUMNS)
-    found.attrs["notes"] = list(analysis.notes)
+    found = pandas.DataFrame(map(vars, rows), columns=COLUMNS)
+    found.attrs["notes"] = list(notes)
     if found.empty:
-        why = "; ".join(analysis.notes) or "no part of the analysis has values"
+        why = "; ".join(notes) or "no part of the analysis has values"
         warnings.warn(f"the data frame is empty: {why}", stacklevel=3)
     return found
 

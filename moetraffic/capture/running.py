@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from .recorder import Recorder
 
-running: weakref.WeakSet[Recorder] = weakref.WeakSet()
+class Running(Protocol):
+    """Recorder that runs: see :class:`.recorder.Recorder`."""
+
+    def pause(self) -> None:
+        """Record no iteration that begins later."""
+
+    def resume(self) -> None:
+        """Record iterations that begin later."""
+
+    def abandon(self) -> None:
+        """Stop recording in a forked child."""
+
+
+running: weakref.WeakSet[Running] = weakref.WeakSet()
 """Recorders between their start and their end."""
 
 

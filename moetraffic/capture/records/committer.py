@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from moetraffic.trace.segments.store import SegmentWriter
 
 from .call_direction import Directions
 from .checkpoint import Position, plain, restore
+from .commit_file import CommitFile
 from .record_tables import (
     CallEvent,
     RecordWindow,
@@ -51,9 +52,6 @@ from .record_tables import (
     placements,
 )
 from .recorded_iterations import RecordedIterations
-
-if TYPE_CHECKING:
-    from .log_follower import CommitFile
 
 WINDOW_BYTES = 4 << 20
 PENDING_S = 2.0  # how long a commit waits for calls that have not ended
@@ -428,7 +426,7 @@ class Committer:
         if self._most_bytes and self._writer.size() >= self._most_bytes:
             self._recorded.end(self._boundaries.next_whole)
         if self._notes is not None:
-            self._notes.committed(self)
+            self._notes.committed(self.position, self.state)
 
     def _finish_window(self) -> None:
         """Start a new window after a segment."""

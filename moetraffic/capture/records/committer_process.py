@@ -30,7 +30,8 @@ from moetraffic.trace.hdf5.durable import remedy
 from moetraffic.trace.segments.segment import Segment, write_segment
 from moetraffic.trace.segments.store import SegmentWriter
 
-from .log_follower import LogFollower, delete_logs
+from .commit_file import delete_logs
+from .log_follower import LogFollower
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """\

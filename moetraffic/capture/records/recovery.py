@@ -10,8 +10,9 @@ from pathlib import Path
 from moetraffic.errors import CaptureError
 from moetraffic.trace.segments.store import LOCK, RANKS, RECORDS
 
+from .commit_file import delete_logs
 from .committer_process import PatientWriter
-from .log_follower import LogFollower, delete_logs
+from .log_follower import LogFollower
 from .record_log import DamagedLog
 
 PATIENCE_S = 5.0

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 import torch
@@ -27,7 +27,6 @@ from moetraffic.capture.annotate import NO_CONTEXT, CallContext
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from .router_hooks import RouterHooks
     from .router_readers import Reader
 
 GROUPS = (
@@ -57,10 +56,29 @@ class _SharedHooks:
         return _NoHooks, ()
 
 
+class Observer(Protocol):
+    """Object that the hooks report to: :class:`.router_hooks.RouterHooks`."""
+
+    def routed(
+        self,
+        entry: ObservedRouter,
+        module: nn.Module | None,
+        inputs: Sequence[Any],
+        output: Any,
+    ) -> None:
+        """Read the expert demand from a router's output and report it."""
+
+    def layer(self, entry: ObservedRouter) -> int:
+        """Return the layer number of a router."""
+
+    def failed(self, error: Exception) -> None:
+        """Report a router whose output could not be read."""
+
+
 class ObservedRouter(_SharedHooks):
     """Forward hook of one router, which reports the router's output."""
 
-    def __init__(self, hooks: RouterHooks, reader: Reader, module: nn.Module) -> None:
+    def __init__(self, hooks: Observer, reader: Reader, module: nn.Module) -> None:
         self.hooks, self.reader = hooks, reader
         self.module = ref(module)
         self.holder: Callable[[], nn.Module | None] = lambda: None
@@ -89,7 +107,7 @@ class ObservedRouter(_SharedHooks):
 class LayerHooks(_SharedHooks):
     """Hooks of a MoE layer, which set the layer context while it runs."""
 
-    def __init__(self, hooks: RouterHooks, router: ObservedRouter) -> None:
+    def __init__(self, hooks: Observer, router: ObservedRouter) -> None:
         self.hooks, self.router = hooks, router
         self._thread = threading.local()
         self._place = CallContext(linked=True)

@@ -25,6 +25,7 @@ from .dynamics import Dynamics
 from .fitting import fit_dynamics, fit_rows
 from .rows import RowVariation
 from .sampling import SampledDemand
+from .storage import load, save
 from .what_if import Knobs
 
 
@@ -170,9 +171,7 @@ class TrafficModel:
         MoetrafficError
             If the file exists and ``force`` is not given, or the disk refuses.
         """
-        from .storage import save
-
-        save(self, Path(path), force=force)
+        save(vars(self), Path(path), force=force)
 
     @classmethod
     def load(cls, path: str | Path) -> TrafficModel:
@@ -183,9 +182,7 @@ class TrafficModel:
         TraceError
             If there is no such file, or it is damaged or no model.
         """
-        from .storage import load
-
-        return load(Path(path))
+        return cls(**load(Path(path)))
 
 
 def _counts(trace: Trace, iterations: range | None) -> tuple[Scenario, Int32]:

@@ -10,8 +10,10 @@ resolves.  Nothing is unpickled, and everything has its checksum.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +31,6 @@ from moetraffic.trace.hdf5.durable import (
 from moetraffic.trace.hdf5.image import Image
 
 from .dynamics import Dynamics
-from .model import TrafficModel
 from .rows import RowVariation
 
 KIND = "moetraffic-model"
@@ -66,26 +67,25 @@ def _shapes(
     }
 
 
-def save(model: TrafficModel, path: Path, *, force: bool) -> None:
-    """See :meth:`TrafficModel.save`."""
+def save(model: Mapping[str, Any], path: Path, *, force: bool) -> None:
+    """Write the fields of a model, see :meth:`TrafficModel.save`."""
     validate_output(path, force=force, error=TraceError)
-    d = model.dynamics
     sizes = {
-        "knots": len(d.knots),
-        "components": len(d.damping),
-        "factors": model.rows.factors.shape[2],
-        "times": int(model.rhythm is not None),
+        "knots": len(model["dynamics"].knots),
+        "components": len(model["dynamics"].damping),
+        "factors": model["rows"].factors.shape[2],
+        "times": int(model["rhythm"] is not None),
     }
     attributes = {
         "format": KIND,
         "format_version": VERSION,
-        "fitted": model.fitted,
-        "scenario": json.dumps(asdict(model.scenario), separators=(",", ":")),
+        "fitted": model["fitted"],
+        "scenario": json.dumps(asdict(model["scenario"]), separators=(",", ":")),
         **sizes,
     }
     values = [
-        np.ravel(getattr(getattr(model, part), name))
-        for part, shapes in _shapes(model.scenario, **sizes).items()
+        np.ravel(getattr(model[part], name))
+        for part, shapes in _shapes(model["scenario"], **sizes).items()
         for name in shapes
     ]
     try:
@@ -101,12 +101,12 @@ def save(model: TrafficModel, path: Path, *, force: bool) -> None:
         ) from None
 
 
-def load(path: Path) -> TrafficModel:
-    """See :meth:`TrafficModel.load`."""
+def load(path: Path) -> dict[str, Any]:
+    """Read the fields of a model, see :meth:`TrafficModel.load`."""
     with Container(path, KIND, VERSION) as container:
         try:
             model = _read(container)
-            _require_ranges(container, model)
+            _require_ranges(container, model["dynamics"], model["rows"])
         except BaseException as error:
             raise container.translated(error) from None
         return model
@@ -123,7 +123,7 @@ def is_model(path: Path) -> bool:
     return True
 
 
-def _read(container: Container) -> TrafficModel:
+def _read(container: Container) -> dict[str, Any]:
     scenario = _scenario(container)
     names = ("knots", "components", "factors", "times")
     shapes = _shapes(scenario, **{name: _count(container, name) for name in names})
@@ -136,13 +136,13 @@ def _read(container: Container) -> TrafficModel:
         part: {name: next(arrays).reshape(shape) for name, shape in each.items()}
         for part, each in shapes.items()
     }
-    return TrafficModel(
-        scenario=scenario,
-        dynamics=Dynamics(**read["dynamics"]),
-        rows=RowVariation(**read["rows"]),
-        rhythm=Rhythm(**read["rhythm"]) if read["rhythm"] else None,
-        fitted=_count(container, "fitted"),
-    )
+    return {
+        "scenario": scenario,
+        "dynamics": Dynamics(**read["dynamics"]),
+        "rows": RowVariation(**read["rows"]),
+        "rhythm": Rhythm(**read["rhythm"]) if read["rhythm"] else None,
+        "fitted": _count(container, "fitted"),
+    }
 
 
 def _scenario(container: Container) -> Scenario:
@@ -174,9 +174,8 @@ def _scenario(container: Container) -> Scenario:
     return scenario
 
 
-def _require_ranges(container: Container, model: TrafficModel) -> None:
+def _require_ranges(container: Container, d: Dynamics, r: RowVariation) -> None:
     """Require finite parameters within the ranges that samples are drawn from."""
-    d, r = model.dynamics, model.rows
     arrays = [*vars(d).values(), *vars(r).values()]
     container.require(
         all(np.isfinite(array).all() for array in arrays)
