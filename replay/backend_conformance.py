@@ -17,7 +17,8 @@ import numpy as np
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import RankEnvironment, current_rank
-from moetraffic.replay.backends.backend import Backend, Call, backend, finish, run
+from moetraffic.replay.backends.backend import Backend, Call, finish, run
+from moetraffic.replay.backends.choice import backend
 from moetraffic.replay.execution.payload import fill_buffers, find_wrong
 from moetraffic.replay.plan.program import KINDS
 from moetraffic.replay.plan.sizes import CUT, buffers

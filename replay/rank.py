@@ -14,7 +14,8 @@ from moetraffic.arrays import Float64
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.launch.machine_resources import available_bytes
 from moetraffic.launch.watchdog import Watchdog
-from moetraffic.replay.backends.backend import Backend, backend
+from moetraffic.replay.backends.backend import Backend
+from moetraffic.replay.backends.choice import backend
 from moetraffic.replay.execution.control import (
     agree_on_memory,
     agree_on_sizes,

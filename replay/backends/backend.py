@@ -17,8 +17,6 @@ import torch
 from moetraffic.launch import RankEnvironment
 from moetraffic.replay.plan.token_rows import TokenRows
 
-from .requirements import DEEP_EP, installed, validate_backend
-
 Groups = Sequence[tuple[int, ...]]
 """World ranks of each group, ascending."""
 
@@ -155,33 +153,3 @@ def finish(backend: Backend, work: Work | None) -> None:
         work.wait()
     if backend.device.type == "cuda":
         torch.cuda.current_stream(backend.device).synchronize()
-
-
-def backend(name: str, *, registered: bool = False) -> Backend:
-    """Create a communication backend by name, built in or from a plugin package.
-
-    Parameters
-    ----------
-    name
-        Name of the backend.
-    registered
-        Whether buffers are registered with the network library; only NCCL supports
-        this.
-
-    Raises
-    ------
-    ReplayError
-        If there is no such backend.
-    """
-    from .process_groups import BUILT_IN, Nccl
-    from .token_dispatch import DeepEp
-
-    validate_backend(name, registered=registered)
-    if registered:
-        return Nccl(registered=True)
-    if name == DEEP_EP:
-        return DeepEp()
-    if name in BUILT_IN:
-        return BUILT_IN[name]()
-    made: Backend = installed()[name].load()()
-    return made

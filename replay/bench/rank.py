@@ -14,7 +14,8 @@ import torch.distributed as dist
 import moetraffic
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.patterns.bandwidth.collective import UNEVEN, uneven_bytes, wire_bytes
-from moetraffic.replay.backends.backend import Backend, backend
+from moetraffic.replay.backends.backend import Backend
+from moetraffic.replay.backends.choice import backend
 from moetraffic.replay.execution.control import gathered
 from moetraffic.replay.failure import backend_errors
 from moetraffic.replay.plan.program import REDUCTIONS

@@ -13,16 +13,12 @@ another in a cycle.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from moetraffic.arrays import Bool, Float64, Int8, Int64
 
+from .operation_table import OperationTable
 from .program import UNKNOWN_GAP
-
-if TYPE_CHECKING:
-    from .program_builder import OperationTable
 
 _EXCHANGES = 0  # index of the stream of expert exchanges
 

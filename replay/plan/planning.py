@@ -22,8 +22,9 @@ from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.trace.trace import Trace
 
 from .background import BackgroundTraffic
+from .operation_table import OperationTable
 from .program import KINDS, Plan
-from .program_builder import OperationTable, ProgramBuilder, read_issue_order
+from .program_builder import ProgramBuilder, read_issue_order
 from .selection import select_operations
 from .sizes import exchange_matrices, sizes, traffic_bytes, volumes
 

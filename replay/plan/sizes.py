@@ -30,7 +30,6 @@ NVIDIA, nccl-tests, doc/PERFORMANCE.md, "Bandwidth";
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,11 +40,9 @@ from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.trace.rescaling.rescaled_trace import at_sender
 from moetraffic.trace.trace import Trace
 
+from .operation_table import OperationTable
 from .program import KINDS, Plan
 from .selection import MESSAGE, blocks
-
-if TYPE_CHECKING:
-    from .program_builder import OperationTable
 
 _BLOCK_CELLS = 1 << 20  # members, or cells of matrices, that are read at a time
 CUT = frozenset({"reduce_scatter", "scatter"})

@@ -13,7 +13,7 @@ from moetraffic.capture.hook.call_recording import SynchronousCall
 from moetraffic.capture.hook.calling_block import BlockSearch
 from moetraffic.capture.record_format import OPERATIONS
 from moetraffic.errors import ReplayError
-from moetraffic.replay.backends.backend import backend
+from moetraffic.replay.backends.choice import backend
 from moetraffic.replay.execution.control import gather_times
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.background import BackgroundPattern, expert_exchanges

@@ -12,7 +12,7 @@ import torch
 from moetraffic.errors import ReplayError
 from moetraffic.launch import RankEnvironment
 from moetraffic.replay.backend_conformance import conform
-from moetraffic.replay.backends import backend, process_groups, requirements
+from moetraffic.replay.backends import choice, process_groups, requirements
 from moetraffic.replay.backends.backend import Call, run
 
 BACKENDS = [
@@ -33,7 +33,7 @@ BACKENDS = [
 @pytest.mark.parametrize("name", BACKENDS)
 def test_it_conforms(name, forked):
     def work(rank_env: RankEnvironment):
-        return conform(backend.backend(name), rank_env)
+        return conform(choice.backend(name), rank_env)
 
     assert forked(3, work) == [[], [], []]
 
@@ -76,7 +76,7 @@ def test_two_ranks_are_too_few_for_a_trial():
 
 def test_a_rank_that_does_not_come_is_an_error_in_time(forked):
     def work(rank_env: RankEnvironment):
-        moves = backend.backend("gloo")
+        moves = choice.backend("gloo")
         moves.start(rank_env, [(0, 1, 2)], 1.0)
         if rank_env.rank == 2:
             time.sleep(2.5)
@@ -101,7 +101,7 @@ def test_a_rank_that_does_not_come_is_an_error_in_time(forked):
 @pytest.mark.parametrize("registered", [False, True])
 def test_nccl_runs_on_one_device(forked, registered):
     def work(rank_env: RankEnvironment):
-        moves = backend.backend("nccl", registered=registered)
+        moves = choice.backend("nccl", registered=registered)
         moves.start(rank_env, [(0,)], 60.0)
         call = Call(
             kind="all_to_all",
@@ -127,19 +127,19 @@ def test_nccl_without_enough_devices_says_so():
 def test_what_torch_was_built_without_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: False)
     with pytest.raises(ReplayError, match="built without it"):
-        backend.backend("gloo").start(RankEnvironment(0, 1, 0), [(0,)], 1.0)
+        choice.backend("gloo").start(RankEnvironment(0, 1, 0), [(0,)], 1.0)
 
 
 def test_only_nccl_registers_buffers():
     with pytest.raises(ReplayError, match=r"backend is gloo: choose --backend nccl"):
-        backend.backend("gloo", registered=True)
+        choice.backend("gloo", registered=True)
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():
     with pytest.raises(
         ReplayError, match=r"one of gloo, gloo-duplex, nccl, deep_ep.*, not 'ib'"
     ):
-        backend.backend("ib")
+        choice.backend("ib")
 
 
 class Foreign:
@@ -154,5 +154,5 @@ def test_an_installed_package_can_bring_one(monkeypatch):
     loaded: Callable[[EntryPoint], type] = lambda entry: Foreign  # noqa: E731
     monkeypatch.setattr(requirements, "entry_points", installed)
     monkeypatch.setattr(EntryPoint, "load", loaded)
-    assert isinstance(backend.backend("foreign"), Foreign)
-    assert isinstance(backend.backend("gloo"), process_groups.Gloo)
+    assert isinstance(choice.backend("foreign"), Foreign)
+    assert isinstance(choice.backend("gloo"), process_groups.Gloo)

@@ -11,7 +11,7 @@ import torch
 
 from moetraffic.errors import ReplayError
 from moetraffic.replay.backends import token_dispatch
-from moetraffic.replay.backends.backend import backend
+from moetraffic.replay.backends.choice import backend
 from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.backends.token_dispatch import TokenDispatch
 from moetraffic.replay.execution.engine import Engine

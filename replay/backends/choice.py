@@ -1,0 +1,35 @@
+"""Choice of a communication backend by name."""
+
+from __future__ import annotations
+
+from .backend import Backend
+from .process_groups import BUILT_IN, Nccl
+from .requirements import DEEP_EP, installed, validate_backend
+from .token_dispatch import DeepEp
+
+
+def backend(name: str, *, registered: bool = False) -> Backend:
+    """Create a communication backend by name, built in or from a plugin package.
+
+    Parameters
+    ----------
+    name
+        Name of the backend.
+    registered
+        Whether buffers are registered with the network library; only NCCL supports
+        this.
+
+    Raises
+    ------
+    ReplayError
+        If there is no such backend.
+    """
+    validate_backend(name, registered=registered)
+    if registered:
+        return Nccl(registered=True)
+    if name == DEEP_EP:
+        return DeepEp()
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
+    made: Backend = installed()[name].load()()
+    return made
