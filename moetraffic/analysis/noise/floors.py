@@ -1,9 +1,8 @@
 r"""Noise floors: mean and standard deviation of statistics under a balanced router.
 
 Noise floors depend on the number of *tokens* N (with ``k N`` token copies), never on
-bytes.  They are simulated with :class:`moetraffic.analysis.noise.null_model.NullModel`.
-For loads and matrices of experts the mean of CV^2, entropy and Gini, and both moments
-of sparsity, are exact (:mod:`moetraffic.analysis.noise.closed_forms`).
+bytes.  They are simulated with :class:`moetraffic.analysis.noise.null_model.NullModel`;
+those of sparsity are exact.
 """
 
 from __future__ import annotations
@@ -21,15 +20,8 @@ from moetraffic.analysis.skew.measures import MEASURES, ratio
 from moetraffic.arrays import Float64, Int64, Integer
 from moetraffic.errors import AnalysisError
 
-from .closed_forms import (
-    mean_entropy,
-    mean_gini,
-    sparsity_moments,
-    std_cv_squared,
-)
 from .moment_cache import cache_file, load, store
 from .null_model import Moments, NullModel, token_counts
-from .row_moments import by_rows, row_moments
 
 GRID = 8
 """Maximum numbers of tokens at which floors are simulated; others are interpolated."""
@@ -150,14 +142,9 @@ def noise_floor(
             f"and sources {sources}: make them equal"
         )
     model = NullModel(experts=experts, k=k, sources=sources, ranks=ranks)
-    return skew_floors(
-        (measure,),
-        token_counts(tokens),
-        model,
-        diagonal=diagonal,
-        draws=draws,
-        seed=seed,
-    )[measure]
+    counts = token_counts(tokens)
+    of = {"diagonal": diagonal, "draws": draws, "seed": seed}
+    return skew_floors((measure,), counts, model, **of)[measure]
 
 
 def skew_floors(
@@ -165,19 +152,23 @@ def skew_floors(
     tokens: Int64,
     model: NullModel,
     *,
+    received: tuple[str, ...] = (),
     diagonal: bool = True,
     draws: int | None = None,
     seed: int = 0,
     most: int | None = None,
 ) -> Floors:
-    """Compute the noise floors of skew measures over all cells of a matrix.
+    """Compute the noise floors of statistics of a matrix and of its column sums.
 
     Parameters
     ----------
     measures
-        Names of :data:`moetraffic.analysis.skew.measures.MEASURES`.
+        Properties of :class:`moetraffic.analysis.skew.kernels.MatrixStatistics`.
     tokens
         Tokens per source, any shape.
+    received
+        Names of :data:`moetraffic.analysis.skew.measures.MEASURES` for the column sums,
+        returned as ``received.<measure>``.
     most
         Maximum numbers of tokens to simulate; others are interpolated.  None: all.
 
@@ -187,13 +178,12 @@ def skew_floors(
         Arrays of the shape of ``tokens``.
     """
     return _at_tokens(
-        lambda number: _matrix_moments(
-            model, measures, (), diagonal, number, draws, seed
+        lambda number: _moments(
+            model, measures, received, diagonal, number, draws, seed
         ),
+        lambda number: model.sparsity(number, diagonal=diagonal),
         tokens,
-        model,
-        diagonal=diagonal,
-        most=most,
+        most,
     )
 
 
@@ -204,60 +194,36 @@ def matrix_floors(
     *,
     received: tuple[str, ...] = (),
 ) -> Floors:
-    """Compute the noise floors of statistics of a matrix and of its column sums.
+    """Compute :func:`skew_floors` of an exchange's matrix over iterations.
 
-    The matrix between ranks, of a model with ranks, has no diagonal.
-
-    Parameters
-    ----------
-    measures
-        Properties of :class:`moetraffic.analysis.skew.kernels.MatrixStatistics`.
-    tokens
-        ``[T]`` tokens per source.
-    received
-        Names of :data:`moetraffic.analysis.skew.measures.MEASURES` for the column sums,
-        returned as ``received.<measure>``.
-
-    Returns
-    -------
-    dict of str to NoiseFloor
-        Arrays ``[T]``, interpolated between at most :data:`GRID` numbers of tokens, of
-        large matrices :data:`FEW`.
+    The matrix between ranks, of a model with ranks, has no diagonal.  Floors are
+    interpolated between at most :data:`GRID` numbers of tokens, of large matrices
+    :data:`FEW`.
     """
-    diagonal = model.ranks is None
-    return _at_tokens(
-        lambda number: _matrix_moments(model, measures, received, diagonal, number),
+    return skew_floors(
+        measures,
         tokens,
         model,
-        diagonal=diagonal,
+        received=received,
+        diagonal=model.ranks is None,
         most=GRID if model.sources * model.cells <= LARGE else FEW,
     )
 
 
 @lru_cache(maxsize=4096)
-def _matrix_moments(
+def _moments(
     model: NullModel,
     measures: tuple[str, ...],
     received: tuple[str, ...],
     diagonal: bool,
     tokens: int,
-    draws: int | None = None,
-    seed: int = 0,
+    draws: int | None,
+    seed: int,
 ) -> Moments:
-    """Compute moments of matrix statistics and of measures of column sums.
-
-    They are simulated, or exact where that is known.
-    """
-    experts, k, sources = model.experts, model.k, model.sources
-    law = (tokens, experts, k, sources)
-    known = None
-    if diagonal and k < experts and tokens > 1 and model.cells > 1:
-        known = "cv_squared", std_cv_squared(*law, held=model.held)
-    large = draws is None and by_rows(model, tokens, diagonal=diagonal)
-    taken = measures if known is None or large else {*measures, "cv_squared"}
-    names = {*taken, *(f"received.{name}" for name in received)}
+    """Simulate moments of matrix statistics and of measures of column sums."""
+    names = {*measures, *(f"received.{name}" for name in received)}
     file = None
-    if sources * model.cells * model.enough_draws(tokens) >= CACHED_CELLS:
+    if model.sources * model.cells * model.enough_draws(tokens) >= CACHED_CELLS:
         file = cache_file(
             **asdict(model),
             measures=measures,
@@ -270,60 +236,25 @@ def _matrix_moments(
 
     def statistics(counts: Integer) -> dict[str, npt.ArrayLike]:
         of = matrix_statistics(counts, diagonal=diagonal)
-        found = {name: getattr(of, name) for name in sorted(taken)}
+        found = {name: getattr(of, name) for name in measures}
         if received:
             sums = matrix_statistics(of.received[:, None, :])
             found |= {f"received.{name}": getattr(sums, name) for name in received}
         return found
 
-    def simulate() -> Moments:
-        if large:
-            return row_moments(
-                model, measures, received, tokens, diagonal=diagonal, seed=seed
-            )
-        return model.moments(statistics, tokens, draws=draws, seed=seed, known=known)
-
     # exchanges that are analyzed at the same time have the same floors
     with _SIMULATING:
-        stored = load(file)
-        if stored is None or stored.keys() != names:
-            stored = simulate()
-            store(file, stored)
-    found = dict(stored)
-    if "cv_squared" not in measures:
-        found.pop("cv_squared", None)
-    elif known is not None:
-        found["cv_squared"] = found["cv_squared"][0], known[1]
-    if not tokens:
-        return found
-    exact: dict[str, float] = {}
-    if diagonal and experts > 1:
-        # of one row, and so of several with equal totals
-        row = (model.cells - 1) * (experts - k) / ((experts - 1) * k * tokens)
-        exact["cv_squared"] = row
-    if diagonal and model.held == 1:
-        bits = mean_entropy(*law)
-        most = float(np.log2(sources * experts))
-        exact |= {"entropy": bits, "gini": mean_gini(*law)}
-        if most > 0:
-            exact["normalized_entropy"] = bits / most
-    for name in exact.keys() & found.keys():
-        found[name] = exact[name], found[name][1]
-    if diagonal and {"entropy", "conditional_entropy"} <= found.keys():
-        # every source sends the same, which drawn counts do up to rounding
-        mean, std = found["entropy"]
-        found["conditional_entropy"] = mean - float(np.log2(sources)), std
-    if "sparsity" in found:
-        found["sparsity"] = sparsity_moments(*law, held=model.held, diagonal=diagonal)
+        found = load(file)
+        if found is None or found.keys() != names:
+            found = model.moments(statistics, tokens, draws=draws, seed=seed)
+            store(file, found)
     return found
 
 
 def _at_tokens(
     moments: Callable[[int], Moments],
+    sparsity: Callable[[int], tuple[float, float]],
     tokens: Int64,
-    model: NullModel,
-    *,
-    diagonal: bool,
     most: int | None,
 ) -> Floors:
     """Evaluate floors at each number of tokens, interpolated if there are too many.
@@ -360,16 +291,10 @@ def _at_tokens(
         )
         for name in found[0]
     }
-    if coarse and "sparsity" in floors:
-        law = (model.experts, model.k, model.sources)
-        exact = [
-            sparsity_moments(number, *law, held=model.held, diagonal=diagonal)
-            if number
-            else (float("nan"), float("nan"))
-            for number in distinct.tolist()
-        ]
-        mean, std = np.array(exact)[inverse.reshape(tokens.shape)].T
-        floors["sparsity"] = NoiseFloor(mean=mean.T, std=std.T)
+    if "sparsity" in floors:
+        exact = np.array([sparsity(number) for number in distinct.tolist()])
+        mean, std = exact[inverse.reshape(tokens.shape)].T
+        floors["sparsity"] = NoiseFloor(mean=mean.T[()], std=std.T[()])
     return floors
 
 

@@ -18,6 +18,8 @@ from scipy.special import ndtr
 
 from moetraffic.arrays import Float64, Int64, Integer
 
+from .oracle import count_variance
+
 BLOCK = 1 << 15
 """Cells computed at a time, which fit into the cache of a core."""
 
@@ -48,15 +50,6 @@ def copies_of_token(experts: int, k: int, held: int) -> Float64:
     return np.array([way / comb(experts, k) for way in ways])
 
 
-def count_variance(tokens: int, *, experts: int, k: int, held: int = 1) -> float:
-    """Compute the variance of a cell's count of N tokens.
-
-    ``tokens``, ``experts``, ``k``, ``held``: N, and as of :func:`copies_of_token`.
-    """
-    share = held / experts
-    return tokens * k * share * (1 - share) * (experts - k) / max(experts - 1, 1)
-
-
 @lru_cache(maxsize=64)
 def count_distribution(
     tokens: int, *, experts: int, k: int, held: int = 1
@@ -85,11 +78,12 @@ def count_distribution(
         low, high = np.searchsorted(below, (TAIL, min(1 - TAIL, below[-1])))
         return np.arange(low, high + 1, dtype=np.int64), chance[low : high + 1]
     apart = np.arange(len(single)) - k * held / experts
-    sigma = np.sqrt(count_variance(tokens, experts=experts, k=k, held=held))
+    mean = tokens * k * held / experts
+    sigma = np.sqrt(count_variance(mean, tokens, k=k, experts=experts, held=held))
     skewness = tokens * float(single @ apart**3) / sigma**3
     edges = np.linspace(-REACH, REACH, BINS + 1)
     z = (edges[1:] + edges[:-1]) / 2
-    counts = tokens * k * held / experts + sigma * (z + skewness / 6 * (z**2 - 1))
+    counts = mean + sigma * (z + skewness / 6 * (z**2 - 1))
     count, at = np.unique(np.rint(counts).astype(np.int64), return_inverse=True)
     return count, np.asarray(np.bincount(at, np.diff(ndtr(edges))), np.float64)
 
@@ -111,7 +105,6 @@ def normal_counts(
     k: int,
     held: int = 1,
     seed: int,
-    sum_variance: float = 0.0,
 ) -> Integer:
     """Draw counts of a balanced router, approximately where they are small.
 
@@ -123,26 +116,22 @@ def normal_counts(
         N, of each source.
     k, held
         Distinct experts per token, and experts per cell.
-    sum_variance
-        Variance of the sum of a source, relative to that of C independent counts.
 
     Returns
     -------
     int32 array of ``shape``, int64 of large counts
-        The sum of a source is k N up to rounding, or has ``sum_variance``.
+        The sum of a source is k N up to rounding.
     """
     cells = shape[-1]
     table = _quantiles(tokens, cells * held, k, held)
     out = np.empty((shape[0] * shape[1], cells), table.dtype)
     rng = np.random.default_rng(seed)
     rows = max(1, BLOCK // cells)
-    # z - (1 - g) mean(z) has the variance 1 - (1 - g^2) / C, and its sum C g^2
-    unit = np.sqrt((cells - sum_variance) / (cells - 1))
-    removed = np.float32(1 - np.sqrt(sum_variance) / unit)
-    scale = np.float32(unit * BINS / (2 * REACH))
+    # z - mean(z) has the variance 1 - 1 / C
+    scale = np.float32(np.sqrt(cells / (cells - 1)) * BINS / (2 * REACH))
     for first in range(0, len(out), rows):
         z = rng.standard_normal((min(rows, len(out) - first), cells), np.float32)
-        z -= removed * z.mean(axis=-1, keepdims=True)
+        z -= z.mean(axis=-1, keepdims=True)
         z *= scale
         z += BINS // 2
         entry = z.astype(np.int32)

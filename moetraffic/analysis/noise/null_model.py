@@ -18,20 +18,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Float64, Int32, Int64, Integer
+from moetraffic.arrays import Int32, Int64, Integer
 from moetraffic.errors import AnalysisError
 
-from .normal_counts import count_variance, normal_counts
+from .normal_counts import normal_counts
+from .oracle import count_variance
 
 Moments = Mapping[str, tuple[float, float]]
 
 DRAWN_CELLS = 1 << 27
 """Maximum cost of the matrices drawn per number of tokens, in normal cells: about three
 seconds; twice that for exact draws."""
+
+LARGE_CELLS = 4096
+"""Cells of a matrix above which a fourth of these are drawn."""
 
 BINOMIAL_COST, COPY_COST = 4.0, 0.5
 """Cost of an exact binomial draw, and of drawing a token's copy, in normal cells."""
@@ -135,13 +140,16 @@ class NullModel:
         return self._merged(counts)
 
     def enough_draws(self, tokens: int) -> int:
-        """Choose the number of draws for noise floors: 32,768, fewer if costly.
+        """Choose the number of draws D for noise floors: 32,768, fewer if costly.
 
-        The standard error of the standard deviation of a statistic is then 0.4% if it
-        is normally distributed, and 0.6% of the largest cell.
+        The standard error of the mean of a statistic is :math:`D^{-1/2}` of its
+        standard deviation; that of the deviation is 0.4% with 32,768 draws of a normal
+        statistic, and 0.6% of the largest cell.
         """
         exact = 2 * DRAWN_CELLS / self._exact_cost(tokens)
         most = DRAWN_CELLS if self._near_normal(tokens) else exact
+        if self._size > LARGE_CELLS:
+            most /= 4
         return int(np.clip(most / self._size, FEWEST, MOST))
 
     @property
@@ -151,9 +159,10 @@ class NullModel:
 
     def _near_normal(self, tokens: int) -> bool:
         """Return whether counts of N tokens are drawn from normal variates."""
-        spread = count_variance(tokens, experts=self.experts, k=self.k, held=self.held)
+        law = {"k": self.k, "experts": self.experts, "held": self.held}
+        spread = count_variance(tokens * self.k / self.cells, tokens, **law)
         costly = self._size * self._exact_cost(tokens) * MOST > 2 * DRAWN_CELLS
-        return spread >= SAFE_VARIANCE or (spread >= LEAST_VARIANCE and costly)
+        return bool(spread >= (LEAST_VARIANCE if costly else SAFE_VARIANCE))
 
     def _exact_cost(self, tokens: int) -> float:
         """Cost per cell of exact draws, in normal cells."""
@@ -208,7 +217,6 @@ class NullModel:
         *,
         draws: int | None = None,
         seed: int = 0,
-        known: tuple[str, float] | None = None,
     ) -> dict[str, tuple[float, float]]:
         """Estimate by simulation the mean and standard deviation of matrix statistics.
 
@@ -220,9 +228,6 @@ class NullModel:
             Number of draws, at least 2; the standard error of the mean is
             ``std / sqrt(draws)``, that of the deviation ``std / sqrt(2 draws)``.
             None: :meth:`enough_draws`.
-        known
-            Name and exact standard deviation of one of the statistics, which corrects
-            those of the others: see :func:`correction`.
 
         Returns
         -------
@@ -237,67 +242,45 @@ class NullModel:
         True
         """
         number = self.enough_draws(tokens) if draws is None else draws
-        drawn = self.simulate(statistics, tokens, draws=number, seed=seed)
-        if not tokens:
-            return dict.fromkeys(drawn, (float("nan"), float("nan")))
-        found = {}
-        factor, reference = 1.0, np.zeros(number)
-        if known is not None:
-            reference = drawn[known[0]]
-            factor = known[1] / float(reference.std(ddof=1))
-        for name, values in drawn.items():
-            std = float(values.std(ddof=1)) * correction(values, reference, factor)
-            found[name] = float(values.mean()), std
-        return found
-
-    def simulate(
-        self,
-        statistics: Callable[[Integer], Mapping[str, npt.ArrayLike]],
-        tokens: int,
-        *,
-        draws: int,
-        seed: int = 0,
-    ) -> dict[str, Float64]:
-        """Simulate statistics of matrices.
-
-        ``statistics``: Function from counts ``[n, W, E or R]`` to values ``[n, ...]``
-        by name.
-
-        Returns
-        -------
-        dict of str to float64 array ``[draws, ...]``
-        """
         at_once = max(1, AT_ONCE // self._size)
 
         def part(first: int) -> Mapping[str, npt.ArrayLike]:
-            some, own = min(at_once, draws - first), seed + first // at_once
+            some, own = min(at_once, number - first), seed + first // at_once
             return statistics(self.matrices(tokens, draws=some, seed=own))
 
         with ThreadPoolExecutor(THREADS) as pool:
-            parts = list(pool.map(part, range(0, draws, at_once)))
-        return {
-            name: np.concatenate([np.asarray(p[name], np.float64) for p in parts])
-            for name in parts[0]
-        }
+            parts = list(pool.map(part, range(0, number, at_once)))
+        found = {}
+        for name in parts[0]:
+            values = np.concatenate([np.asarray(p[name], np.float64) for p in parts])
+            if not tokens:
+                values[:] = np.nan
+            found[name] = float(values.mean()), float(values.std(ddof=1))
+        return found
 
+    def sparsity(self, tokens: int, *, diagonal: bool = True) -> tuple[float, float]:
+        r"""Compute mean and standard deviation of the share of cells without a copy.
 
-def correction(values: Float64, reference: Float64, factor: float) -> float:
-    """Compute the factor by which to correct a simulated standard deviation.
+        They are exact: with many tokens no drawn matrix has such a cell.  A token
+        misses h experts with probability :math:`q_h = C(E-h, k) / C(E, k)`; a cell of h
+        experts is empty with :math:`q_h^N`, two cells of a row with :math:`q_{2h}^N`,
+        and rows are independent.
 
-    Errors of the standard deviations of two statistics with the correlation r have the
-    correlation r^2, of normal ones.
+        ``diagonal``: False leaves out one cell of each row.
 
-    Parameters
-    ----------
-    values, reference
-        ``[draws]`` the statistic, and one whose standard deviation is known.
-    factor
-        Known over simulated standard deviation of the reference.
-    """
-    around, apart = reference - reference.mean(), values - values.mean()
-    whole = float(around @ around) * float(apart @ apart)
-    shared = float(around @ apart) ** 2 / whole if whole > 0 else 0.0
-    return float(factor**shared)
+        Returns
+        -------
+        tuple of float
+            NaN without cells, or without tokens.
+        """
+        cells, held = self.cells - (not diagonal), self.held
+        if not cells or not tokens:
+            return float("nan"), float("nan")
+        ways = comb(self.experts, self.k)
+        one = float(comb(self.experts - held, self.k) / ways) ** tokens
+        two = float(comb(max(self.experts - 2 * held, 0), self.k) / ways) ** tokens
+        variance = one * (1 - one) + (cells - 1) * (two - one**2)
+        return one, float(np.sqrt(max(variance, 0.0) / (cells * self.sources)))
 
 
 def token_counts(tokens: npt.ArrayLike) -> Int64:

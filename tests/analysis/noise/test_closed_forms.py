@@ -1,18 +1,13 @@
-"""Closed forms agree with a balanced router that is drawn."""
+"""The null model agrees with closed forms, and these with counts that are drawn."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from moetraffic.analysis.noise.closed_forms import (
-    mean_entropy,
-    mean_gini,
-    sparsity_moments,
-    std_cv_squared,
-)
 from moetraffic.analysis.noise.null_model import NullModel
 from moetraffic.analysis.skew import measures
+from tests.analysis.noise.closed_forms import mean_entropy, mean_gini, std_cv_squared
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -63,7 +58,9 @@ def test_moments_of_sparsity(held, sources, diagonal):
     model = NullModel(experts=8, k=2, ranks=8 // held)
     drawn = model.draw(np.full(sources, 5), draws=4000, seed=6)
     found = measures.sparsity(drawn, axis=(-2, -1), diagonal=diagonal)
-    mean, std = sparsity_moments(5, 8, 2, sources, held=held, diagonal=diagonal)
+    model = NullModel(experts=8, k=2, ranks=8 // held, sources=sources)
+    mean, std = model.sparsity(5, diagonal=diagonal)
     assert found.mean() == pytest.approx(mean, abs=4 * std / 63)
     assert found.std() == pytest.approx(std, rel=0.05)
-    assert np.isnan(sparsity_moments(5, 8, 2, 1, held=8, diagonal=False)).all()
+    single = NullModel(experts=8, k=2, ranks=1)
+    assert np.isnan(single.sparsity(5, diagonal=False)).all()

@@ -16,11 +16,13 @@ from moetraffic.analysis.noise.floors import (
     noise_floor,
     skew_floors,
 )
-from moetraffic.analysis.noise.normal_counts import count_variance, normal_counts
+from moetraffic.analysis.noise.normal_counts import normal_counts
 from moetraffic.analysis.noise.null_model import NullModel
+from moetraffic.analysis.noise.oracle import count_variance
 from moetraffic.analysis.skew import measures
 from moetraffic.analysis.skew.kernels import matrix_statistics
 from moetraffic.errors import AnalysisError
+from tests.analysis.noise.closed_forms import std_cv_squared
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -76,18 +78,14 @@ def test_the_largest_load_has_the_law_of_drawing_token_by_token():
     ("experts", "k", "ranks"), [(8, 2, None), (8, 3, None), (16, 3, 4), (12, 5, 3)]
 )
 def test_moments_of_cv_squared_are_the_closed_forms(experts, k, ranks):
-    """The mean is exact; of experts the variance is too (loads of N tokens)."""
-    cells, tokens = ranks or experts, 40
+    cells, tokens, draws = ranks or experts, 40, 20000
     floor = noise_floor(
-        "cv_squared", tokens, experts=experts, k=k, ranks=ranks, draws=20000
+        "cv_squared", tokens, experts=experts, k=k, ranks=ranks, draws=draws
     )
     exact = (cells - 1) * (experts - k) / ((experts - 1) * k * tokens)
-    assert floor.mean == pytest.approx(exact, rel=1e-12)
-    if ranks is None:
-        spread = k * (1 - k / experts)
-        pairs = 2 * tokens * (tokens - 1) * spread**2 / (experts - 1)
-        exact = np.sqrt(pairs) * experts / (tokens * k) ** 2
-        assert floor.std == pytest.approx(exact, rel=0.03)
+    assert floor.mean == pytest.approx(exact, abs=4 * floor.std / np.sqrt(draws))
+    exact = std_cv_squared(tokens, experts, k, 1, held=experts // cells)
+    assert floor.std == pytest.approx(exact, rel=0.03)
 
 
 @pytest.mark.parametrize("tokens", [6, 80])
@@ -210,7 +208,8 @@ def test_counts_from_normal_variates_have_the_law_of_exact_ones(
 ):
     """At the smallest variance at which they are used, and the sum of a source."""
     cells = experts // held
-    variance = count_variance(tokens, experts=experts, k=k, held=held)
+    mean = tokens * k * held / experts
+    variance = count_variance(mean, tokens, k=k, experts=experts, held=held)
     assert variance == pytest.approx(8, rel=0.15)
     near = normal_counts((8000, 1, cells), tokens=tokens, k=k, held=held, seed=3)[:, 0]
     # copies of a token in a cell are hypergeometric; of N tokens they add up

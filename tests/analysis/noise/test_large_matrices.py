@@ -1,4 +1,4 @@
-"""Moments of large matrices from rows: closed forms, and exact draws of matrices."""
+"""Floors of large matrices: closed forms, and exact draws of matrices."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from moetraffic.analysis.noise import closed_forms
 from moetraffic.analysis.noise.floors import matrix_floors
-from moetraffic.analysis.noise.normal_counts import (
-    count_distribution,
-    count_variance,
-    normal_counts,
-)
+from moetraffic.analysis.noise.normal_counts import count_distribution
 from moetraffic.analysis.noise.null_model import NullModel
-from moetraffic.analysis.noise.row_moments import by_rows, row_moments
+from moetraffic.analysis.noise.oracle import count_variance
 from moetraffic.analysis.observation import MEASURED, SKEW
 from moetraffic.analysis.skew.kernels import matrix_statistics
+from tests.analysis.noise import closed_forms
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -27,8 +23,8 @@ def test_moments_that_have_a_closed_form(k, tokens):
     """Of experts, at exact draws and at draws from normal variates."""
     law = (tokens, 64, k, 64)
     model = NullModel(experts=64, k=k, sources=64)
-    names = ("cv_squared", "entropy", "gini", "sparsity", "max_violation")
-    found = row_moments(model, names, (), tokens, diagonal=True)
+    names = ("cv_squared", "entropy", "gini")
+    found = matrix_floors(names, np.array([tokens]), model)
     exact = {
         "cv_squared": (64 - k) / (k * tokens),
         "entropy": closed_forms.mean_entropy(*law),
@@ -36,17 +32,11 @@ def test_moments_that_have_a_closed_form(k, tokens):
     }
     for name, mean in exact.items():
         # a hundredth of what differs from draw to draw
-        assert found[name][0] == pytest.approx(mean, abs=0.012 * found[name][1]), name
-    assert found["cv_squared"][1] == pytest.approx(
-        closed_forms.std_cv_squared(*law), rel=1e-6
+        floor = found[name]
+        assert floor.mean[0] == pytest.approx(mean, abs=0.012 * floor.std[0]), name
+    assert found["cv_squared"].std[0] == pytest.approx(
+        closed_forms.std_cv_squared(*law), rel=0.012
     )
-    if k == 1:
-        assert found["sparsity"] == pytest.approx(
-            closed_forms.sparsity_moments(*law), rel=0.02
-        )
-    largest = row_moments(model, ("max_over_mean",), (), tokens, diagonal=True)
-    mean, std = largest["max_over_mean"]
-    assert found["max_violation"] == (mean - 1, std)
 
 
 @pytest.mark.parametrize(("k", "held"), [(1, 4), (3, 2), (4, 4), (5, 3)])
@@ -71,17 +61,17 @@ def test_the_deviation_of_cv_squared_of_ranks_is_exact(k, held):
 def test_exact_draws_have_z_scores_of_mean_0_and_deviation_1(router, tokens):
     model, diagonal = NullModel(**router), "ranks" not in router
     received = () if diagonal else SKEW
-    found = row_moments(model, MEASURED, received, tokens, diagonal=diagonal)
+    found = matrix_floors(MEASURED, np.array([tokens]), model, received=received)
     counts = model.draw(np.full(32, tokens), draws=1000, seed=5)
     of = matrix_statistics(counts, diagonal=diagonal)
     sums = matrix_statistics(of.received[:, None, :])
     assert set(found) == {*MEASURED, *(f"received.{name}" for name in received)}
-    for name, (mean, std) in found.items():
+    for name, floor in found.items():
         plain = name.removeprefix("received.")
         values = np.asarray(getattr(of if plain == name else sums, plain), float)
         if plain == "sparsity" and not values.any():
             continue
-        z = (values - mean) / std
+        z = (values - floor.mean) / floor.std
         assert abs(z.mean()) < 4 / np.sqrt(1000) + 0.015, name
         kurtosis = float((z**4).mean()) / float((z**2).mean()) ** 2
         assert z.std() == pytest.approx(
@@ -89,27 +79,15 @@ def test_exact_draws_have_z_scores_of_mean_0_and_deviation_1(router, tokens):
         ), name
 
 
-def test_which_matrices_are_large():
-    large = {"experts": 512, "k": 2, "sources": 512, "ranks": 512}
-    assert by_rows(NullModel(**large), 64, diagonal=False)
-    assert by_rows(NullModel(experts=256, k=2, sources=64), 64, diagonal=True)
-    # column sums of few copies have no normal counts; one row has no rows to compare
-    assert not by_rows(NullModel(**large), 3, diagonal=False)
-    assert not by_rows(NullModel(experts=8192, k=2), 64, diagonal=True)
-    assert not by_rows(NullModel(experts=64, k=2, sources=64), 64, diagonal=True)
-    assert not by_rows(NullModel(experts=256, k=256, sources=64), 64, diagonal=True)
-
-
 def test_floors_of_large_matrices_have_every_measure():
     model = NullModel(experts=128, k=2, sources=128, ranks=128)
     found = matrix_floors(("cv", "sparsity"), np.array([40]), model, received=("gini",))
     assert found["sparsity"].mean[0] == pytest.approx(
-        closed_forms.sparsity_moments(40, 128, 2, 128, diagonal=False)[0]
+        model.sparsity(40, diagonal=False)[0]
     )
     assert found["received.gini"].mean[0] == pytest.approx(
         # of normal variates, whose mean distance is 2 sigma / sqrt(pi)
-        np.sqrt(count_variance(40 * 127, experts=128, k=2) / np.pi)
-        / (2 * 40 * 127 / 128),
+        np.sqrt(count_variance(40 * 127 / 64, 40 * 127) / np.pi) / (2 * 40 * 127 / 128),
         rel=0.01,
     )
 
@@ -127,14 +105,6 @@ def test_the_distribution_of_a_count(tokens, of):
     assert chance.sum() == pytest.approx(1, abs=1e-8)
     mean = tokens * of["k"] * of.get("held", 1) / of["experts"]
     assert chance @ count == pytest.approx(mean, rel=1e-7)
-    variance = count_variance(tokens, **of)
+    variance = count_variance(mean, tokens, **of)
     assert chance @ (count - mean) ** 2 == pytest.approx(variance, rel=1e-3)
     assert (np.diff(count) > 0).all()
-
-
-def test_sums_of_normal_counts_vary_as_told():
-    of = {"experts": 32, "k": 1}
-    variance = count_variance(2000, **of)
-    drawn = normal_counts((20000, 1, 32), tokens=2000, k=1, seed=2, sum_variance=0.3)
-    assert drawn.var() == pytest.approx(variance, rel=0.02)
-    assert drawn.sum(axis=2).var() == pytest.approx(0.3 * 32 * variance, rel=0.05)

@@ -81,43 +81,6 @@ def _variance_of_squares(experts: int, k: int, held: int) -> float:
     return 4 * max(variance, 0.0)
 
 
-def sparsity_moments(
-    tokens: int,
-    experts: int,
-    k: int,
-    sources: int,
-    *,
-    held: int = 1,
-    diagonal: bool = True,
-) -> tuple[float, float]:
-    r"""Compute exact mean and standard deviation of the share of cells without a copy.
-
-    A token misses h experts with probability :math:`q_h = C(E-h, k) / C(E, k)`; a cell
-    of h experts is empty with :math:`q_h^N`, two cells of a row with :math:`q_{2h}^N`,
-    and rows are independent.
-
-    Parameters
-    ----------
-    held
-        Experts h of a cell.
-    diagonal
-        False excludes one cell of each row.
-
-    Returns
-    -------
-    tuple of float
-        NaN without cells.
-    """
-    cells = experts // held - (not diagonal)
-    if not cells:
-        return float("nan"), float("nan")
-    all_ways = comb(experts, k)
-    one = float(comb(experts - held, k) / all_ways) ** tokens
-    two = float(comb(max(experts - 2 * held, 0), k) / all_ways) ** tokens
-    variance = one * (1 - one) + (cells - 1) * (two - one**2)
-    return one, float(np.sqrt(max(variance, 0.0) / (cells * sources)))
-
-
 def _mean_distance(steps: int, moving: float) -> float:
     """Compute the mean distance from the origin of a lazy symmetric random walk.
 
