@@ -1,7 +1,5 @@
 """Routers, expert capacity and load-balancing losses of mixture-of-experts layers."""
 
-from __future__ import annotations
-
 from .capacity import capacity, keep
 from .conformance import check_router
 from .deepseek import DeepSeekRouter

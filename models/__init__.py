@@ -1,7 +1,5 @@
 """Mixture-of-experts models, their parallelism and training loops."""
 
-from __future__ import annotations
-
 from .corpus import Corpus
 from .gpt import GPT, Losses
 from .layers.moe import MixtureOfExperts

@@ -1,7 +1,5 @@
 """Types of arrays, by their elements; the shapes are in the docstrings."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """Replay the captured traffic of a trace on a network."""
 
-from __future__ import annotations
-
 from .local import replay_trace
 from .plan.planning import make_plan
 from .plan.program import Plan, Program

@@ -3,8 +3,6 @@
 The modules hold pure functions on arrays; ``engine`` applies them to a trace.
 """
 
-from __future__ import annotations
-
 from .comparison import Comparison, compare
 from .conclusion import PARTS, Curve, ExchangeAnalysis, Subject
 from .convergence.convergence import Trajectory

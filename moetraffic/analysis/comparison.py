@@ -149,10 +149,6 @@ def compare(
     tick
         Progress callback: windows read so far of both traces, and the exchange.
 
-    Returns
-    -------
-    Comparison
-
     Raises
     ------
     AnalysisError

@@ -189,10 +189,6 @@ def analyze(
         Progress callback: number of windows read and stages begun so far
         (:func:`effort` in all), and the exchange and part.
 
-    Returns
-    -------
-    Analysis
-
     Raises
     ------
     AnalysisError

@@ -3,8 +3,6 @@
 Pure functions on byte matrices and demand patterns, independent of traces.
 """
 
-from __future__ import annotations
-
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .collisions import (
     collisions,

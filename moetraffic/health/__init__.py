@@ -1,7 +1,5 @@
 """Health checks of this machine for capture and replay."""
 
-from __future__ import annotations
-
 from .finding import Finding, State, stops
 from .machine import examine
 from .replay_requirements import before_replay

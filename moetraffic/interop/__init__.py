@@ -1,7 +1,5 @@
 """Import the files of other tools as traces."""
 
-from __future__ import annotations
-
 from .importer import ImportOptions
 from .importers import FORMATS, import_files, import_trace
 

@@ -1,7 +1,5 @@
 """Launch ranks on one host, monitor them and report the root cause of failures."""
 
-from __future__ import annotations
-
 from . import heartbeat
 from .environment import RankEnvironment, current_rank, rendezvous
 from .rank_monitor import Heartbeat

@@ -3,8 +3,6 @@
 Importing this module registers them with :func:`moetraffic.tables.tables_of`.
 """
 
-from __future__ import annotations
-
 from . import policy_scores
 from .results import acceptance, comparison, fabric, overview, summary
 

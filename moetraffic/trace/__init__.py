@@ -1,7 +1,5 @@
 """Network traffic trace of a training run: data model, file format, reading, saving."""
 
-from __future__ import annotations
-
 from .matrix import Matrix
 from .model import (
     ALL_TO_ALL,

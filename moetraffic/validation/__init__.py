@@ -1,7 +1,5 @@
 """Validation: two-sample tests and classifiers of synthetic against real runs."""
 
-from __future__ import annotations
-
 from .acceptance import Acceptance, validate
 
 __all__ = ["Acceptance", "validate"]

@@ -1,7 +1,5 @@
 """Live statistics of a run while it is recorded, from its committed segments."""
 
-from __future__ import annotations
-
 from .live import INTERVAL_S, LAST, watch_run
 from .snapshot import LayerSnapshot, Snapshot
 

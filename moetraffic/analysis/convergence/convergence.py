@@ -96,10 +96,6 @@ def convergence_of(
     seed
         Of what is drawn: floors of the hot sets, simulated null hypotheses.
 
-    Returns
-    -------
-    Convergence
-
     Raises
     ------
     AnalysisError

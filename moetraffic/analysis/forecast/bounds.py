@@ -206,10 +206,6 @@ def limits(
     reached
         Lowest NMSE of the forecasters one step ahead on the test part.
 
-    Returns
-    -------
-    PredictabilityBounds
-
     Raises
     ------
     AnalysisError

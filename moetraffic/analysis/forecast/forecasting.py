@@ -112,10 +112,6 @@ def forecast(
         Seconds: length of an iteration; when in it the series are known, and when the
         transfer starts.
 
-    Returns
-    -------
-    Forecasts
-
     Raises
     ------
     AnalysisError

@@ -103,10 +103,6 @@ def sentence(verdict: Verdict, *, tolerance: float = 0.2) -> str:
     tolerance
         Relative error to report; the nearest of the verdict's tolerances is taken.
 
-    Returns
-    -------
-    str
-
     Examples
     --------
     >>> sentence(unknown_verdict(of="expert load", horizon=10, reason="run too short"))

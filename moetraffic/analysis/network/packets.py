@@ -109,10 +109,6 @@ def packets(
     seed
         Seed of the initial carry of each window and of the order in each matrix.
 
-    Returns
-    -------
-    Packets
-
     Raises
     ------
     AnalysisError

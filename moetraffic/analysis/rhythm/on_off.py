@@ -163,10 +163,6 @@ def rhythm(
     about
         Source of the bursts, for the claims.
 
-    Returns
-    -------
-    Rhythm
-
     Raises
     ------
     AnalysisError

@@ -114,10 +114,6 @@ def beats(
     most
         Of ranks and of NICs, those with the most bytes.
 
-    Returns
-    -------
-    OnOffStatistics
-
     Raises
     ------
     AnalysisError

@@ -20,11 +20,6 @@ EVENTS = 1 << 22
 """Maximum events in memory: 24 bytes each, twice that during analysis."""
 
 
-def sent_by_rank(trace: Trace, occurrences: Int64) -> Int64:
-    """Compute the bytes each rank sent to others in timed calls, ``[R]`` int64."""
-    return np.asarray(link_bytes(trace, occurrences).sum(axis=1), np.int64)
-
-
 def link_bytes(trace: Trace, occurrences: Int64) -> Int64:
     """Compute the bytes per link in timed calls, ``[R, R]`` int64, zero diagonal."""
     world = trace.meta.world

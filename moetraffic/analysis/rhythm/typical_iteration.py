@@ -20,7 +20,7 @@ from moetraffic.trace import Trace
 from .bins import amount_until, time_on_until
 from .on_off import Rhythm
 from .source_statistics import rank_rhythm
-from .sources import rank_events, sent_by_rank
+from .sources import link_bytes, rank_events
 
 BINS = 360
 """Number of time bins per iteration."""
@@ -61,7 +61,7 @@ def find_typical_iteration(
         If the trace has no all-to-all with known times, or no period is found.
     """
     found, about = on_the_wire(trace, trace.layers, iterations)
-    rank = int(sent_by_rank(trace, found).argmax())
+    rank = int(link_bytes(trace, found).sum(axis=1).argmax())
     first, last, size = rank_events(trace, found, rank)
     if not len(first):
         raise AnalysisError(

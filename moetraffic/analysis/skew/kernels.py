@@ -148,10 +148,6 @@ def matrix_statistics(
     diagonal
         False leaves the diagonal of square matrices out.
 
-    Returns
-    -------
-    MatrixStatistics
-
     Raises
     ------
     AnalysisError

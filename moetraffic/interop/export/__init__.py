@@ -1,7 +1,5 @@
 """Export traces to the file formats of other tools."""
 
-from __future__ import annotations
-
 from .conformance import check_exporter
 from .exporter import Exported, Exporter, ExportOptions
 from .registry import EXPORTERS, export_trace, exporter_named, known_exporters

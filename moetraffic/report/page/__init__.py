@@ -1,7 +1,5 @@
 """HTML report of a run: all its charts and tables in one offline file."""
 
-from __future__ import annotations
-
 from .content import Content, content
 from .document import document, write_report
 

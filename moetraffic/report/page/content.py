@@ -98,10 +98,6 @@ def content(
     tick
         Called after each window of iterations that was read.
 
-    Returns
-    -------
-    Content
-
     Raises
     ------
     AnalysisError, TraceError

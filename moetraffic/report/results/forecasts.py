@@ -29,10 +29,6 @@ def forecast_tables(subjects: Iterable[tuple[Row, Subject]]) -> list[Table]:
     ----------
     subjects
         Each with the layer, ranks and quantity of its rows.
-
-    Returns
-    -------
-    list of Table
     """
     scored = list(_scored(subjects))
     return [_errors(scored), _bounds(scored), _by_age(scored)] if scored else []

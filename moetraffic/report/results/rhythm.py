@@ -11,6 +11,7 @@ import numpy.typing as npt
 from moetraffic.analysis import Analysis
 from moetraffic.analysis.rhythm.dispersion import WINDOWS
 from moetraffic.analysis.rhythm.spectrum import Spectrum, spectra
+from moetraffic.analysis.times.call_times import timed
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.report.chart import (
     OTHER_COLOR,
@@ -60,16 +61,12 @@ def calls(
     ]
     found = found[np.array(wanted, bool)[trace.occurrences.site[found]]]
     phases = np.array([site.phase for site in trace.sites], object)
-    widths = np.array([trace.size(int(o)) for o in found], np.int64)
     parts: list[list[npt.NDArray[Any]]] = [[np.zeros(0, np.int64)] * 4]
-    for width in np.unique(widths):
-        of = found[widths == width]
-        issue, start, end = trace.times(of)
-        begin = np.where(start != UNKNOWN_TIME, start, issue.max(axis=1, keepdims=True))
-        names = np.broadcast_to(phases[trace.occurrences.site[of]][:, None], end.shape)
-        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (names != "")
-        every = (np.minimum(begin, end), end, np.asarray(trace.members(of)), names)
-        parts.append([each[known] for each in every])
+    for part in timed(trace, found, with_wire=False):
+        phase_of = phases[trace.occurrences.site[part.occurrence]][:, None]
+        names = np.broadcast_to(phase_of, part.end.shape)
+        known = part.known & (names != "")
+        parts.append([e[known] for e in (part.begin, part.end, part.ranks, names)])
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 

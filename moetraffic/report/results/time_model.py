@@ -60,6 +60,9 @@ WORDS = {
 LEFT_OUT = {"ep": 1, "cp": 1, "virtual": 1, "zero": 0}
 """Sizes that the words for all configurations leave out."""
 
+MEMORY = ("weights", "gradients", "optimizer", "activations")
+"""Parts of the memory that a GPU needs."""
+
 LEAST_WAIT = 0.005
 """Share of an iteration that the GPU waits for launches, from which it is stated."""
 
@@ -81,7 +84,6 @@ COLORS = {
 
 def as_dict(found: Estimate) -> dict[str, Any]:
     """Convert an estimate to plain data: seconds, bytes and shares; arrays as lists."""
-    needed = found.memory
     told = {
         "iteration_s": found.iteration,
         **{f"{name}_s": getattr(found, name) for name in TERMS},
@@ -95,11 +97,7 @@ def as_dict(found: Estimate) -> dict[str, Any]:
         "calls": {kind: found.calls(kind) for kind in found.wire},
         "effective_bytes_s": {kind: found.bandwidth([kind]) for kind in found.wire},
         "memory_bytes": {
-            "weights": needed.weights,
-            "gradients": needed.gradients,
-            "optimizer": needed.optimizer,
-            "activations": needed.activations,
-            "total": needed.total,
+            name: getattr(found.memory, name) for name in (*MEMORY, "total")
         },
         "sound": found.sound,
         "fits": found.fits,
@@ -190,8 +188,7 @@ def table(found: Estimate, title: str) -> Table:
     needed = found.memory
     rows.append(("memory", None, None, needed.total, None, None))
     rows += [
-        (f"  {name}", None, None, getattr(needed, name), None, None)
-        for name in ("weights", "gradients", "optimizer", "activations")
+        (f"  {name}", None, None, getattr(needed, name), None, None) for name in MEMORY
     ]
     fits = "fits" if found.fits else "does not fit"
     return Table(
