@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay.backends import token_dispatch
+from moetraffic.replay.backends import choice
 from moetraffic.replay.backends.choice import backend
 from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.backends.token_dispatch import TokenDispatch
@@ -35,7 +35,7 @@ class OnGloo(TokenDispatch, Gloo):
 def installed(monkeypatch):
     deep_ep_stand_in.CALLS.clear()
     monkeypatch.setitem(sys.modules, "deep_ep", deep_ep_stand_in)
-    monkeypatch.setattr(token_dispatch, "DeepEp", OnGloo)
+    monkeypatch.setattr(choice, "DeepEp", OnGloo)
 
 
 def wide_rows(seed, k):
