@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import singledispatch
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 from .text import html_text, visible
 from .units import bit_rate, byte_size, duration, three_digits
@@ -235,11 +235,13 @@ def tables_of(result: object) -> Sequence[Table]:
 class ShownAsTables:
     """Mixin for results that a notebook shows as their registered tables.
 
-    Classes in packages that must not import :mod:`moetraffic.report` inherit this:
-    ``moetraffic.report.notebook`` is imported when a result is shown.
+    Classes in packages that must not import :mod:`moetraffic.report` inherit this: the
+    module that registers their tables is imported when a result is shown.
     """
+
+    registered_in: ClassVar[str] = "moetraffic.report.notebook"
 
     def _repr_html_(self) -> str:
         """Format the tables of the result as HTML for a notebook."""
-        import_module("moetraffic.report.notebook")
+        import_module(self.registered_in)
         return "".join(table.to_html() for table in tables_of(self))

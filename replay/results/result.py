@@ -29,7 +29,7 @@ import numpy as np
 
 from moetraffic.arrays import Float64
 from moetraffic.replay.plan.program import KINDS, Plan
-from moetraffic.text import html_text
+from moetraffic.tables import ShownAsTables
 
 from .call_times import Measured, start_up
 from .machine_load import HostLoad
@@ -179,8 +179,10 @@ class SlowOperation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class Replay(ShownAsTables):
     """Result of a replay: bytes, times, bandwidths, fidelity; None if unavailable."""
+
+    registered_in = "moetraffic.replay.results.summary"
 
     source: str  # the trace that was replayed
     out: str  # the trace that was written, "" for none
@@ -268,15 +270,6 @@ class Replay:
 
         parts = self.fidelity.parts if self.fidelity is not None else ()
         return pd.DataFrame([_row(part) for part in parts])
-
-    def _repr_html_(self) -> str:
-        """Format the summary and the tables of the replay as HTML, for a notebook."""
-        from .summary import sentences
-        from .summary_tables import replay_tables
-
-        lines = "".join(f"<p>{html_text(line)}</p>" for line in sentences(self))
-        tables = (t for part in replay_tables(self).values() for t in part)
-        return lines + "".join(table.to_html() for table in tables)
 
 
 def _row(part: PartFidelity) -> dict[str, Any]:

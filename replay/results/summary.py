@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 
+from moetraffic.tables import Table, tables_of
 from moetraffic.units import byte_size, duration, three_digits
 
 from .call_times import WITHOUT_PHASE
 from .ratio import LEVEL, WIDEST, Ratio
 from .result import LATE_S, Fidelity, PartFidelity, Replay
-from .summary_tables import counts, interval, verification
+from .summary_tables import counts, interval, replay_tables, verification
 
 ALWAYS = 0.6
 """Share of operations from which one rank is said to be the last to call."""
+
+
+@tables_of.register
+def shown(replay: Replay) -> list[Table]:
+    """List what a notebook shows of a replay: the summary, and all tables."""
+    summary = Table(rows=[], notes=sentences(replay))
+    return [summary, *(t for part in replay_tables(replay).values() for t in part)]
 
 
 def sentences(replay: Replay) -> list[str]:
