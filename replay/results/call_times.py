@@ -202,8 +202,8 @@ def parts(plan: Plan) -> Iterator[tuple[str, str, Int64]]:
     )
     rows = np.flatnonzero(bare[plan.site] & usual)
     if len(rows) and any(phases):
-        of = dict.fromkeys(plan.sites[n].label for n in np.unique(plan.site[rows]))
-        labels = ", ".join(filter(None, of)).replace("_", " ")
+        told = dict.fromkeys(plan.sites[n].label for n in np.unique(plan.site[rows]))
+        labels = ", ".join(filter(None, told)).replace("_", " ")
         yield WITHOUT_PHASE, f"({labels})" if labels else "", rows
     if not usual.all():
         yield START_UP, "", np.flatnonzero(~usual)

@@ -142,9 +142,14 @@ def noise_floor(
             f"and sources {sources}: make them equal"
         )
     model = NullModel(experts=experts, k=k, sources=sources, ranks=ranks)
-    counts = token_counts(tokens)
-    of = {"diagonal": diagonal, "draws": draws, "seed": seed}
-    return skew_floors((measure,), counts, model, **of)[measure]
+    return skew_floors(
+        (measure,),
+        token_counts(tokens),
+        model,
+        diagonal=diagonal,
+        draws=draws,
+        seed=seed,
+    )[measure]
 
 
 def skew_floors(
