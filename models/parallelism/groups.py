@@ -10,7 +10,8 @@ from typing import cast
 import torch.distributed as dist
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import ParallelLayout
+from moetraffic.patterns import Parallelism
+from moetraffic.patterns.layouts.schedules import chunk_layers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,7 +21,7 @@ class ParallelGroups:
     Without ``torch.distributed`` all groups are None and the world is this process.
     """
 
-    layout: ParallelLayout
+    layout: Parallelism
     rank: int  # in the world
     dp_rank: int  # among the data-parallel replicas: decides the data
     stage: int = 0  # of the pipeline
@@ -42,7 +43,7 @@ class ParallelGroups:
 
     def layers(self, layers: int) -> range:
         """Compute the global layer indices of this rank's pipeline stage."""
-        return self.layout.stages(layers)[self.stage]
+        return chunk_layers(layers, self.layout.pp)[self.stage]
 
     def placement(self, experts: int) -> tuple[int, ...]:
         """Compute the expert-parallel group rank that holds each global expert."""
@@ -50,9 +51,7 @@ class ParallelGroups:
         return tuple(expert // local for expert in range(experts))
 
 
-def connect(
-    layout: ParallelLayout, *, timeout: timedelta | None = None
-) -> ParallelGroups:
+def connect(layout: Parallelism, *, timeout: timedelta | None = None) -> ParallelGroups:
     """Create the layout's process groups; every rank must call this.
 
     The layout's world is the number of ranks; ``timeout`` is for collectives of the new

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import ParallelLayout
+from moetraffic.patterns import Parallelism
 from moetraffic.patterns.layouts.placement import place as place_experts
 from moetraffic.trace import Trace
 from moetraffic.trace.relocation import Relocation, relocate
@@ -75,7 +75,7 @@ def place(
             f"expert-parallel groups have as many ranks each, but {world} ranks do not "
             f"split into groups of {width}: change --ep or --ranks"
         )
-    layout = ParallelLayout(dp=world, ep=width, order=order or ParallelLayout().order)
+    layout = Parallelism(dp=world, ep=width, order=order or Parallelism().order)
     return relocate(
         trace,
         Relocation(

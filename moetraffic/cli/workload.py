@@ -16,7 +16,7 @@ from moetraffic.patterns import (
     ROUTERS,
     Gating,
     ModelShape,
-    ParallelLayout,
+    Parallelism,
     Training,
     Workload,
     preset,
@@ -101,7 +101,7 @@ PARTS: Mapping[str, Mapping[str, Parameter]] = {
         optional=True,
     ),
     "layout": field_options(
-        ParallelLayout,
+        Parallelism,
         "Parallelism",
         {
             "dp": Setting(
@@ -227,7 +227,7 @@ def _base(model: str) -> dict[str, Any]:
     return {
         "model": found.model,
         "gating": found.gating,
-        "layout": ParallelLayout(),
+        "layout": Parallelism(),
         "training": replace(default.training, micro_batch=found.micro_batch),
     }
 
@@ -268,7 +268,7 @@ def _whole(ranks: int, layout: Mapping[str, Any]) -> dict[str, Any]:
     """Complete the layout: dp from the number of ranks, and ep equal to dp."""
     sizes = {axis: layout.get(axis, 1) for axis in ("dp", "tp", "pp", "cp")}
     if min(sizes.values()) < 1:
-        return dict(layout)  # refused by ParallelLayout, which says which one
+        return dict(layout)  # refused by Parallelism, which says which one
     if "dp" not in layout:
         sizes["dp"] = max(1, ranks // (sizes["tp"] * sizes["pp"] * sizes["cp"]))
     if prod(sizes.values()) != ranks:

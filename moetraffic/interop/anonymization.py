@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.patterns import PRESETS, Workload
-from moetraffic.patterns.layouts.layout import ParallelLayout
+from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.shape import (
     ACTIVATIONS,
     NORM_PLACES,
@@ -32,7 +32,7 @@ from moetraffic.patterns.workloads.training import DEVICES, Training
 from moetraffic.trace import ALL_TO_ALL, DIRECTIONS, PHASES, ROUTING, Trace
 from moetraffic.trace.model import Meta, Site
 
-PARTS = (Workload, ModelShape, Gating, ParallelLayout, Training, Dropping)
+PARTS = (Workload, ModelShape, Gating, Parallelism, Training, Dropping)
 OPERATIONS = frozenset(
     {
         *(ROUTING, ALL_TO_ALL, "all_reduce", "all_gather", "reduce_scatter"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .layouts.layout import ParallelLayout
 from .layouts.parallelism import Parallelism
 from .megatron import megatron_pattern
 from .parameters import ParameterCount, parameter_count
@@ -24,7 +23,6 @@ __all__ = [
     "Dropping",
     "Gating",
     "ModelShape",
-    "ParallelLayout",
     "Parallelism",
     "ParameterCount",
     "Pattern",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .rules import choose
+from .rules import Rule, choose, refuse
+from .values import Values, numbers
 
 ELEMENT_BYTES = {
     "float64": 8,
@@ -13,13 +14,25 @@ ELEMENT_BYTES = {
 }
 
 
-def element_bytes(dtype: str) -> int:
+def element_bytes(dtype: Values) -> Values:
     """Bytes of an element.
+
+    Parameters
+    ----------
+    dtype
+        Its type, or its bytes, also as text.
 
     Raises
     ------
     LayoutError
-        If there is no such type.
+        If there is no such type, or bytes are not above 0.
     """
-    choose("an element type", dtype, ELEMENT_BYTES)
-    return ELEMENT_BYTES[dtype]
+    if isinstance(dtype, str):
+        if not dtype[:1].isdigit():
+            choose("an element type", dtype, ELEMENT_BYTES)
+            return ELEMENT_BYTES[dtype]
+        dtype = numbers("bytes of an element", dtype)
+    sizes = numbers("bytes of an element", dtype)
+    text = "an element has bytes above 0, but it has {}"
+    refuse([Rule(sizes <= 0, text, (sizes,), "name its type, such as bfloat16")])
+    return sizes

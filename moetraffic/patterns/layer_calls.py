@@ -23,18 +23,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .dispatchers import DEDUPLICATED, TWO_LEVEL, forwarded
+from .layouts.parallelism import CONTEXTS
 from .values import Values, anywhere, where
 
 if TYPE_CHECKING:
     from .layouts.configuration import Configuration
     from .workloads.routers import Gating
-
-CONTEXTS = ("ring", "all-gather", "all-to-all")
-"""How attention sees the whole sequence: keys and values round a ring (Liu et al.,
-arXiv 2310.01889), gathered (Llama 3, arXiv 2407.21783, section 3.3.2), or heads for
-tokens exchanged (Ulysses, Jacobs et al., arXiv 2309.14509).  Neighbors may exchange
-heads while those between them form rings, or gather (Fang and Zhao, arXiv 2405.07719;
-``a2a+p2p`` of Megatron-LM)."""
 
 
 class Part(NamedTuple):
@@ -388,13 +382,11 @@ class LayerCalls:
         }
 
     @cached_property
-    def _token(self) -> tuple[Values, Values]:
+    def _token(self) -> tuple[Values, ...]:
         """Bytes of a token's vector, coming from experts and going there."""
         c = self.config
-        if not anywhere(c.dispatch_bytes > 0):
-            return self._row, self._row
-        sent = where(c.dispatch_bytes > 0, c.dispatch_bytes, c.element_bytes)
-        return self._row, c.sizes.hidden * sent
+        sent = (c.row_bytes(c.sizes.hidden, dispatched=to) for to in (False, True))
+        return tuple(sent)
 
 
 def room(routed: Values, experts: Values, capacity_factor: Values) -> Values:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .element_types import element_bytes
-from .layouts.configuration import Configuration, refuse_unsound
+from .layouts.configuration import Configuration
 from .layouts.parallelism import Parallelism
+from .layouts.violations import violations
 from .pattern import Call, Pattern
 from .rules import Rule, refuse
 from .shape import ModelShape
@@ -48,10 +49,10 @@ def megatron_pattern(
         If the model cannot be spread so.
     """
     gating = gating or Gating(k=1)
-    refuse_unsound(Configuration.of(shape, plan, gating))
     uneven = tuple(shares)
     refuse(
         [
+            *violations(Configuration.of(shape, plan, gating)),
             Rule(
                 bool(uneven) and len(uneven) != plan.ep,
                 "there is a share for each expert-parallel rank, but there are {} for "
@@ -104,8 +105,6 @@ class _Stage(Stage):
         for layers in self.chunks:
             for t in model_tensors(self.shape, layers=layers, vocabulary_split=grid.tp):
                 tp = grid.expert_tp if t.part == "expert" else grid.tp
-                if t.split >= 0 and t.sizes[t.split] % tp:
-                    tp = t.sizes[t.split]  # heads of which ranks have copies
                 if t.name == "token.weight" and t.name in {h.name for h in held}:
                     continue  # both ends of a tied model share it
                 held.append(t.on_rank(tp=tp, ep=grid.ep))

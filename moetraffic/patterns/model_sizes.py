@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
+
+from moetraffic.arrays import Float64
 
 from .shape import ModelShape
 from .tensors import counted_tensors, sees_own_tokens
@@ -59,8 +62,6 @@ class ModelSizes:
     sparse_split: Values = 0  # of a layer with experts, but not these; also routers
     sparse_whole: Values = 0
     sparse_own: Values = 0
-    routers: Values = 0  # matrices of a row for each expert, in all layers
-    one_rows: Values = 0  # matrices of one row
     first_whole: Values = 0  # in front of the layers, without the embedding
     first_own: Values = 0
     last_whole: Values = 0  # behind them, without the head
@@ -83,6 +84,45 @@ def model_sizes(model: ModelShape | Sequence[ModelShape]) -> ModelSizes:
     each = [_of(shape) for shape in model]
     names = (field.name for field in fields(ModelSizes))
     return ModelSizes(**{n: np.array([getattr(one, n) for one in each]) for n in names})
+
+
+def of_each(
+    function: Callable[..., npt.ArrayLike],
+    model: ModelShape | Sequence[ModelShape],
+    *sizes: Values,
+) -> Float64:
+    """What a function of a model and whole numbers has for each element of arrays.
+
+    Parameters
+    ----------
+    function
+        Of a shape and as many int, called once for each different combination.
+    model
+        One, or one of each element.
+    *sizes
+        Whole numbers, or arrays that broadcast.
+
+    Returns
+    -------
+    ndarray
+        ``[..., *shape of the function's values]`` float64.
+    """
+    if isinstance(model, ModelShape):
+        if not any(map(np.ndim, sizes)):
+            return np.asarray(function(model, *map(int, sizes)), np.float64)
+        models: Sequence[ModelShape] = (model,)
+    else:
+        models = model
+    place = 0 if isinstance(model, ModelShape) else np.arange(len(models))
+    every = np.broadcast_arrays(place, *sizes)
+    flat = np.stack([one.ravel() for one in every]).astype(np.int64)
+    least = flat.min(axis=1, initial=0, keepdims=True)
+    base = (flat - least).max(axis=1, initial=0) + 1
+    keys = np.ravel_multi_index(tuple(flat - least), tuple(base))
+    _, at, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    found = [function(models[of], *rest) for of, *rest in flat[:, at].T.tolist()]
+    values = np.asarray(found, np.float64)[inverse.ravel()]
+    return values.reshape(*every[0].shape, *values.shape[1:])
 
 
 @cache
@@ -138,10 +178,6 @@ def _held(m: ModelShape) -> dict[str, float]:
         found["parameters"] += times * size
         if tensor.name in TABLES:
             continue
-        if tensor.name.endswith("router.weight"):
-            found["routers"] = found.get("routers", 0) + times
-        elif tensor.sizes[0] == 1 and len(tensor.sizes) > 1:
-            found["one_rows"] = found.get("one_rows", 0) + times
         alone = tensor.split < 0
         if tensor.layer >= m.layers:
             place, size = "mtp", size / m.mtp

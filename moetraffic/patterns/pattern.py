@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from .layouts.layout import Groups, ParallelLayout
+from .layouts.parallelism import Groups, Parallelism
 
 TRAFFIC = ("TP", "PP", "DP", "EmbTableSync", "EP", "CP", "control")
 """Kinds of traffic; control: norms, losses, counts, of a few bytes."""
@@ -72,7 +72,7 @@ class Pattern:
     """The collectives of one iteration."""
 
     name: str  # of the model
-    grid: ParallelLayout
+    grid: Parallelism
     programs: tuple[tuple[Event, ...], ...]  # of each pipeline stage, in order
     # what a trace of it says beside: model's and training's fields by name of Meta
     about: tuple[tuple[str, object], ...] = ()

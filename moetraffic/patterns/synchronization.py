@@ -66,7 +66,7 @@ class Copies:
             traffic="DP",
             group=self.across_group if across else self.group,
             operation=operation,
-            size=elements * (self.gradient if gradients else self.element),
+            size=round(elements * (self.gradient if gradients else self.element)),
             dtype=self.gradient_dtype if gradients else self.dtype,
             layer=layer,
             direction=direction,
@@ -338,9 +338,18 @@ class FullyShard(Synchronization):
     def part(self, unit: Unit) -> tuple[Copies, int]:
         """The copies that a unit belongs to, and the elements of a rank's shard."""
         c, tensors = unit_tensors(self.copies, unit)
-        return c, sum(
-            ceil(t.sizes[0] / c.ranks) * (t.elements // t.sizes[0]) for t in tensors
-        )
+        return c, sum(shard_elements(t, c.ranks) for t in tensors)
+
+
+def shard_elements(tensor: ModelTensor, ranks: int) -> int:
+    """Elements of a rank's shard of a tensor whose first axis is padded to the ranks.
+
+    Examples
+    --------
+    >>> shard_elements(ModelTensor(name="gate", sizes=(6, 10)), 4)
+    20
+    """
+    return ceil(tensor.sizes[0] / ranks) * (tensor.elements // tensor.sizes[0])
 
 
 class FlatParameters(FullyShard):
@@ -372,9 +381,6 @@ SYNCHRONIZATIONS: Mapping[str, Callable[..., Synchronization]] = {
     "fsdp2": FullyShard,
 }
 """By name, how libraries keep copies equal."""
-
-OF_STAGE = ("all-reduce", "distributed-optimizer", "zero-2", "fsdp2")
-"""What a ZeRO stage alone means."""
 
 IN_EACH_PASS = frozenset({"sharded-ddp", "fsdp1", "fsdp2"})
 """Those whose calls in each micro-batch do not go with a pipeline."""

@@ -43,7 +43,8 @@ class ModelTensor:
         if self.part == "expert":
             sizes[0] //= ep
         if self.split >= 0:
-            sizes[self.split] //= tp
+            # of heads beyond their number ranks have copies
+            sizes[self.split] = max(sizes[self.split] // tp, 1)
         return replace(self, sizes=tuple(sizes))
 
 
@@ -80,13 +81,15 @@ def model_tensors(
     return tuple(_all(shape, held, vocabulary_split, gate))
 
 
-def counted_tensors(shape: ModelShape) -> Iterator[tuple[ModelTensor, int]]:
+def counted_tensors(
+    shape: ModelShape, *, vocabulary_split: int = 0
+) -> Iterator[tuple[ModelTensor, int]]:
     """Each different parameter of a model once, with how many are like it.
 
     Parameters
     ----------
-    shape
-        A sound shape.
+    shape, vocabulary_split
+        As of :func:`model_tensors`.
 
     Yields
     ------
@@ -100,7 +103,10 @@ def counted_tensors(shape: ModelShape) -> Iterator[tuple[ModelTensor, int]]:
         first = kinds.setdefault((shape.sparse(layer), shape.crosses(layer)), layer)
         like = last if layer == last else first  # both ends come with their layers
         times[like] = times.get(like, 0) + 1
-    for tensor in model_tensors(shape, layers=tuple(times)):
+    of_each = model_tensors(
+        shape, layers=tuple(times), vocabulary_split=vocabulary_split
+    )
+    for tensor in of_each:
         yield tensor, times.get(tensor.layer, 1)
 
 

@@ -17,7 +17,10 @@ from typing import ClassVar
 
 from .element_types import element_bytes
 from .layer_calls import LayerCalls, Part
+from .layouts.configuration import Configuration
+from .layouts.violations import synchronization_rules
 from .pattern import Call, Pattern
+from .rules import refuse
 from .stage import Stage, control, pattern_of
 from .tensors import ModelTensor, model_tensors
 from .workloads.router_table import ROUTERS
@@ -30,13 +33,7 @@ ADAPTIVE = frozenset({"deepseek"})
 """Routers that are told the load of the step."""
 
 
-def workload_pattern(
-    workload: Workload,
-    synchronization: str = "",
-    *,
-    bucket_mib: float = 0.0,
-    keep: bool = False,
-) -> Pattern:
+def workload_pattern(workload: Workload) -> Pattern:
     """The collectives of one iteration of a workload, all of its ranks.
 
     Where routing decides how much is sent (dropped and dropless dispatch) the calls'
@@ -46,21 +43,19 @@ def workload_pattern(
     Parameters
     ----------
     workload
-        What is trained.
-    synchronization
-        One of SYNCHRONIZATIONS in place of that of the workload's ZeRO stage, for a
-        model that is wrapped otherwise.
-    bucket_mib
-        Of the synchronization "ddp"; 0: torch's.
-    keep
-        Of the synchronization "fsdp2": whether parameters stay gathered until the
-        backward pass.
+        What is trained; its layout may name the synchronization of a model that is
+        wrapped otherwise than in ``moetraffic.models``.
+
+    Raises
+    ------
+    LayoutError
+        If that does not go with the layout.
     """
-    plan = replace(
-        workload.parallelism,
-        synchronization=synchronization or LIBRARIES[workload.layout.zero],
-        bucket_mib=bucket_mib,
-        keep=keep,
+    plan = workload.parallelism
+    own = plan.synchronization or LIBRARIES[plan.zero]
+    plan = replace(plan, synchronization=own)
+    refuse(
+        synchronization_rules(Configuration.of(workload.model, plan, workload.gating))
     )
     stages: list[Stage] = [
         _Stage(workload.model, plan, workload.gating, number, workload)

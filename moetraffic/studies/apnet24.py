@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from moetraffic.data import published
-from moetraffic.patterns.layouts.layout import ParallelLayout
+from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.presets import preset
 from moetraffic.patterns.time_model import (
     APNET24,
@@ -88,7 +88,7 @@ def reproduce() -> Study:
 
 def _groups() -> Table:
     p, t, d = LAYOUTS[0]
-    layout = ParallelLayout(pp=p, tp=t, dp=d)
+    layout = Parallelism(pp=p, tp=t, dp=d)
     rows = []
     for kind, drawn in DRAWN.items():
         ours = layout.groups(kind)
@@ -108,7 +108,7 @@ def _words(groups: tuple[tuple[int, ...], ...]) -> str:
 def _stripes(sizes: tuple[int, int, int]) -> Table:
     """Tabulate rank distances, pairs and bytes of each traffic kind for GPT-3B."""
     p, t, d = sizes
-    layout = ParallelLayout(pp=p, tp=t, dp=d)
+    layout = Parallelism(pp=p, tp=t, dp=d)
     shape = preset("gpt-3b").model
     # heads and layers of the preset divide by these
     config = Configuration(
@@ -118,7 +118,7 @@ def _stripes(sizes: tuple[int, int, int]) -> Table:
         dp=d,
         micro_batch=1,
         global_batch=BATCH * d,
-        gradient_bytes=2,
+        dtype="float16",
     )
     wire = estimate(config, System(peak_flops=1e12), conventions=APNET24).wire
     rows = []
@@ -143,7 +143,7 @@ def _stripes(sizes: tuple[int, int, int]) -> Table:
     )
 
 
-def _edges(layout: ParallelLayout, kind: str) -> Iterator[tuple[int, int]]:
+def _edges(layout: Parallelism, kind: str) -> Iterator[tuple[int, int]]:
     """Yield the rank pairs that communicate: ring and pipeline neighbors."""
     for group in layout.groups(kind):
         if kind == "pp":
@@ -178,7 +178,7 @@ def _configurations() -> Iterator[tuple[str, Configuration, System]]:
             dp=d,
             micro_batch=1,
             global_batch=BATCH * d,
-            gradient_bytes=2,
+            dtype="float16",
             recompute="full",
         )
         name = f"{gpus} {row['gpu']}, {size:g}B, assumed ({p},{t},{d})"
@@ -216,7 +216,7 @@ def _bubbles() -> Table:
     """Compare pipeline-bubble shares by formula and by the time model's terms."""
     rows = []
     for name, config, system in _configurations():
-        p, m = float(config.pp), float(config.micro_batches)
+        p, m = float(config.pp), float(config.accumulation)
         found = estimate(config, system, conventions=APNET24)
         without = float(found.bubble / (found.iteration - found.dp))
         formula = (p - 1) / (p - 1 + m)

@@ -422,7 +422,7 @@ def needed_bytes(workload: str, samples: float, *, scores: bool) -> float:
         model=preset(MODELS[workload]).model,
         micro_batch=samples,
         global_batch=samples,
-        gradient_bytes=2,
+        dtype="float16",
         fused_attention=not scores,
     )
     return float(memory(config).total)

@@ -22,7 +22,7 @@ import numpy as np
 from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.data import published
 from moetraffic.patterns import preset
-from moetraffic.patterns.layouts.axes import RECOMPUTE
+from moetraffic.patterns.layouts.parallelism import RECOMPUTE
 from moetraffic.patterns.time_model import (
     A100,
     GPUS,
@@ -98,6 +98,7 @@ def sc21(row: Mapping[str, str]) -> Chosen:
             "sequence_parallel": (0,),
         },
         scatter_gather=True,
+        dtype="float16",
     )
     names = ("t", "p", "d", "v_interleave", "microbatch")
     fields = ("tp", "pp", "dp", "virtual", "micro_batch")
@@ -130,7 +131,6 @@ def modern(row: Mapping[str, str]) -> Chosen:
             "recompute": (RECOMPUTE.index(row["recompute"]),),
             "cp": (1, 2, 4, 8, 16),
         },
-        gradient_bytes=4,
         k=known.gating.k,
         schedule=row["schedule"],
         etp=1 if sparse else 0,

@@ -49,7 +49,7 @@ def _ranking(second: Measured) -> Table:
     """Tabulate which of both ways is faster, where the model's error leaves it open."""
     c = second.config
     published_s, ours_s = (
-        times * c.world / c.global_batch
+        times * c.world / c.sequences
         for times in (second.times, second.times * (1 + second.errors()))
     )
     half = len(second.labels) // 2  # ZeRO-3's rows, then those of PTD
@@ -77,7 +77,7 @@ def _sizes(first: Measured) -> Table:
         name: [float(row[name]) for row in rows_]
         for name in ("params_B", "gpus", "tflops_per_gpu")
     }
-    work = operations(config).all * config.micro_batches * config.world
+    work = operations(config).all * config.accumulation * config.world
     flops = work / (first.times * column["gpus"]) / 1e12
     needed = estimate(config, first.system()).memory.total / 1e9
     rows = []

@@ -116,7 +116,7 @@ def hierarchical_s(name: str, gpus: int, size: float) -> float:
 def ring_s(name: str, gpus: int, size: float) -> float:
     """Compute the time of a flat ring all-reduce, s."""
     one = Configuration(model=preset("gpt-1.3b").model, dp=gpus, global_batch=gpus)
-    sized = replace(one, gradient_bytes=size / one.held)
+    sized = replace(one, gradient_dtype=size / one.held)
     return float(estimate(sized, system(name)).dp)
 
 
@@ -197,7 +197,7 @@ def _scaled(name: str, stage: int) -> Estimate:
         dp=gpus,
         micro_batch=4,
         global_batch=4 * gpus,
-        gradient_bytes=2,
+        dtype="float16",
         zero=stage,
     )
     return estimate(config, system(name))
@@ -252,7 +252,7 @@ def _model_parallel() -> Table:
                 dp=64 // (t * p),
                 micro_batch=1,
                 global_batch=512,
-                gradient_bytes=2,
+                dtype="float16",
                 recompute="full",
             )
             found = estimate(config, system(name))

@@ -188,9 +188,9 @@ def _workload(
     found: Preset, size: Mapping[str, int], options: Mapping[str, str]
 ) -> Pattern:
     """Build the pattern of training with ``moetraffic.models`` (fairscale, torch)."""
-    from moetraffic.patterns import ParallelLayout, Training, Workload, workload_pattern
+    from moetraffic.patterns import Parallelism, Training, Workload, workload_pattern
 
-    layout = ParallelLayout(
+    layout = Parallelism(
         dp=size["dp"],
         tp=size["tp"],
         pp=size["pp"],

@@ -9,8 +9,7 @@ from moetraffic.analysis import analyze
 from moetraffic.analysis.pattern_trace import pattern_trace
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
-from moetraffic.patterns.layouts.parallelism import Parallelism
+from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.traffic import traffic_matrix
@@ -95,7 +94,7 @@ def plan_group(trace: Trace) -> int:
 def test_calls_of_a_place_may_differ_in_size_and_root() -> None:
     work = Workload(
         model=ModelShape(layers=2, hidden=16, heads=2, sequence=8, experts=0),
-        layout=ParallelLayout(dp=4, zero=2),
+        layout=Parallelism(dp=4, zero=2),
         training=Training(accumulation=2, micro_batch=1),
     )
     pattern = workload_pattern(work)

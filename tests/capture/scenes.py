@@ -32,7 +32,7 @@ from moetraffic.capture.hook import call_recording, native
 from moetraffic.capture.hook import python as hook
 from moetraffic.errors import MoetrafficError
 from moetraffic.models import connect, train
-from moetraffic.patterns import Gating, ModelShape, ParallelLayout, Training, Workload
+from moetraffic.patterns import Gating, ModelShape, Parallelism, Training, Workload
 from moetraffic.trace.segments import store
 
 SHAPE = ModelShape(layers=4, hidden=32, heads=2, sequence=32, moe_every=2, experts=8)
@@ -42,7 +42,7 @@ def work(ranks: int, ep: int, **gating: Any) -> Workload:
     return Workload(
         model=SHAPE,
         gating=Gating(**gating),
-        layout=ParallelLayout(dp=ranks, ep=ep),
+        layout=Parallelism(dp=ranks, ep=ep),
         training=Training(iterations=8, micro_batch=2, accumulation=2, seed=3),
     )
 

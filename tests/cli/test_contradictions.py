@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
@@ -104,3 +106,11 @@ def test_a_calibrated_run_keeps_how_it_saves_memory(
     assert capsys.readouterr().out == own  # it recomputes nothing
     assert main([*asked, "--dp", "4", "--recompute", "full"]) == 0
     assert capsys.readouterr().out != own
+    assert main([*asked[:-1], "--dp", "4"]) == 0
+    (command,) = re.findall("Its traffic: moetraffic (.*)", capsys.readouterr().out)
+    assert main([*command.split(), "--json"]) == 0
+    traffic = json.loads(capsys.readouterr().out)["traffic"]
+    sent = json.loads(own)["estimate"]["sent_bytes"]
+    for kind, parts in {"DP": ("dp", "edp"), "EP": ("ep",), "TP": ("tp",)}.items():
+        most = traffic.get(kind, {"busiest_rank_bytes": 0})["busiest_rank_bytes"]
+        assert sum(sent[part] for part in parts) == pytest.approx(most, rel=1e-6)

@@ -120,6 +120,46 @@ def test_both_verbs_describe_the_same_iteration_by_default(
         assert sum(sent[part] for part in parts) == pytest.approx(most, rel=1e-6), kind
 
 
+SUMMARIES = {
+    "one": (*GRID, "--platform", "polaris", "--sensitivity"),
+    "launches": ("--model", "bert-large", "--dp", "8", "--platform", "dgx-a100"),
+    "zero": ("--dp", "16", "--platform", "polaris", "--zero-stages"),
+    "strong": ("--sweep", "strong", "--sizes", "2,4,8", "--platform", "tg40"),
+    "rates": ("--dp", "8", "--bandwidth", "5GB/s,10GB/s"),
+    "size": ("--sweep", "size", "--sizes", "gpt-350m,gpt-1.3b", "--dp", "8"),
+    "best": ("--best", "--gpus", "16", "--platform", "dgx-a100"),
+    "deepseek": (
+        *("--model", "deepseek-v3", "--pp", "16", "--ep", "64", "--dp", "128"),
+        *("--schedule", "dualpipe", "--recompute", "modules", "--fp8"),
+        *("--dispatcher", "deduplicated", "--node-limit", "4", "--dispatch-dtype"),
+        *("float8", "--platform", "dgx-h100", "--fused-attention"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_the_verdict_is_first_and_the_traffic_last(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At most eight lines of 160 characters, but for the command; it is of the fastest
+    where several are compared."""
+    asked = ["estimate", *SUMMARIES[name]]
+    asked += ["--platform", "dgx-a100"] * (name == "size")
+    assert main(asked) == 0
+    *lines, traffic, _ = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("T_iter ")
+    assert len(lines) <= 6
+    assert max(map(len, lines)) <= 160
+    (command,) = re.findall(r"^Its traffic: moetraffic (.*)", traffic)
+    if name == "deepseek":  # matrices of 2,048 ranks take a minute
+        return
+    assert main([*command.split(), "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    worlds = {"strong": 8, "best": 16, "size": 8, "rates": 8, "zero": 16}
+    if name in worlds:
+        assert made["world"] == worlds[name]
+
+
 def test_what_a_pattern_does_not_have_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -127,12 +167,11 @@ def test_what_a_pattern_does_not_have_is_named(
     assert main(of) == 0  # a single rank sends nothing
     assert "Its traffic" not in capsys.readouterr().out
     of += ["--dp", "8", "--ep", "8"]
-    bytes_ = ["--gradient-bytes", "2", "--dispatch-bytes", "1.03125"]
-    assert main([*of, *bytes_]) == 0
-    line = "--gradient-dtype bfloat16 --dispatch-dtype float8"
-    assert line in capsys.readouterr().out
-    assert main([*of, "--imbalance", "1.5", "--gradient-bytes", "3"]) == 0
-    words = "Its traffic, without --imbalance, --gradient-bytes: moetraffic pattern"
+    types = ["--dispatch-dtype", "float8", "--gradient-dtype", "bfloat16"]
+    assert main([*of, *types]) == 0
+    assert " ".join(types) in capsys.readouterr().out
+    assert main([*of, "--imbalance", "1.5"]) == 0
+    words = "Its traffic, without --imbalance: moetraffic pattern"
     assert words in capsys.readouterr().out
 
 
@@ -184,8 +223,7 @@ def test_the_best_layout_is_one_of_the_training_that_was_described(
     alone += ["--recompute", ("none", "selective", "full")[int(found["recompute"])]]
     alone += ["--sequence-parallel"] * bool(found["sequence_parallel"])
     again = told(
-        capsys, *BEST[:6], "--global-batch", "32", "--gradient-bytes", "4", *alone,
-        *options,
+        capsys, *BEST[:6], "--global-batch", "32", *alone, *options,
     )["estimate"]  # fmt: skip
     assert again["iteration_s"] == pytest.approx(found["iteration_s"])
 

@@ -117,7 +117,7 @@ def test_a_platform_may_be_a_file_of_measurements(
 def test_big_red_200_has_its_measured_links(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    how = ("--model", "gpt-350m", "--platform", "big-red-200", "--gradient-bytes", 2)
+    how = ("--model", "gpt-350m", "--platform", "big-red-200", "--gradient-dtype", 2)
     found = told(capsys, *how, "--dp", 8)["estimate"]
     assert isinstance(found, dict)
     wire = float(found["sent_bytes"]["dp"])
@@ -142,7 +142,7 @@ def test_a_published_table_is_a_measured_bandwidth(
     table = Path(moetraffic.data.__file__).with_name("jia_nccl_tests.csv")
     element = size_bytes / float(Configuration(model=PRESETS["gpt-350m"].model).held)
     how = ("--model", "gpt-350m", "--bandwidth", table, "--gpus-per-node", 4)
-    found = told(capsys, *how, "--dp", ranks, "--gradient-bytes", element)["estimate"]
+    found = told(capsys, *how, "--dp", ranks, "--gradient-dtype", element)["estimate"]
     assert isinstance(found, dict)
     assert found["dp_s"] == pytest.approx(time_us * 1e-6, rel=1e-9)
 
@@ -203,7 +203,7 @@ def test_what_measurements_do_not_surround_is_named(
 ) -> None:
     """Four GPUs of one node are measured, and eight on two nodes."""
     table = Path(moetraffic.data.__file__).with_name("jia_nccl_tests.csv")
-    how = ("--model", "gpt-350m", "--bandwidth", table, "--gradient-bytes", 0.25)
+    how = ("--model", "gpt-350m", "--bandwidth", table, "--gradient-dtype", 0.25)
     beyond = told(capsys, *how, "--dp", 8)["extrapolated"]
     assert isinstance(beyond, list)
     assert [name.partition(" over ")[2] for name in beyond] == ["8 ranks on 1 node"]

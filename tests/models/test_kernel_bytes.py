@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.patterns import ModelShape, ParallelLayout, Training, Workload
+from moetraffic.patterns import ModelShape, Parallelism, Training, Workload
 from moetraffic.patterns.algorithms import gloo
 from moetraffic.patterns.traffic import gloo_matrix, traffic_matrix
 from moetraffic.patterns.workload_pattern import workload_pattern
@@ -112,7 +112,7 @@ def test_a_run_sends_between_ranks_what_was_predicted(
 ) -> None:
     work = replace(
         WIDE,
-        layout=ParallelLayout(**layout),
+        layout=Parallelism(**layout),
         gating=replace(WIDE.gating, dispatch="padded"),
         training=replace(WIDE.training, accumulation=max(2, layout.get("pp", 1))),
     )

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moetraffic.patterns import ModelShape, ParallelLayout, Training, Workload
-from moetraffic.patterns.layouts.parallelism import Parallelism
+from moetraffic.patterns import ModelShape, Parallelism, Training, Workload
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.workload_pattern import workload_pattern
 from moetraffic.trace import Trace
@@ -41,7 +40,7 @@ def sent(trace: Trace, iteration: int, rank: int) -> dict[str, list[int]]:
         ("ddp", {}, "ddp", {}),
         ("ddp", {"bucket_cap_mb": 0.5}, "ddp", {"bucket_mib": 0.5}),
         ("fsdp1", {}, "fsdp1", {}),
-        ("fsdp2", {"reshard_after_forward": False}, "fsdp2", {"keep": 1}),
+        ("fsdp2", {"reshard_after_forward": False}, "fsdp2", {"keep": True}),
         ("fsdp2", {"reshard_after_forward": True}, "fsdp2", {}),
     ],
     ids=str,
@@ -51,7 +50,7 @@ def test_a_wrapped_model_calls_what_was_predicted(
     how: str,
     options: dict[str, Any],
     name: str,
-    asked: dict[str, float],
+    asked: dict[str, Any],
     world: int,
     run_ranks: Run,
     tmp_path: Path,
@@ -66,10 +65,10 @@ def test_a_wrapped_model_calls_what_was_predicted(
     )
     work = Workload(
         model=SHAPE,
-        layout=ParallelLayout(dp=world),
+        layout=Parallelism(dp=world, synchronization=name, **asked),
         training=Training(micro_batch=2, clip=0.0),
     )
-    pattern = workload_pattern(work, name, **asked)
+    pattern = workload_pattern(work)
     expected: dict[str, list[int]] = {}
     for call, _ in pattern.program(0):
         expected.setdefault(call.operation, []).append(call.size)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from moetraffic.launch import heartbeat
-from moetraffic.patterns import ModelShape, ParallelLayout, Training, Workload
+from moetraffic.patterns import ModelShape, Parallelism, Training, Workload
 from moetraffic.trace import Trace
 
 Run = Callable[..., list[Any]]
@@ -33,7 +33,7 @@ def text(tmp_path: Path) -> str:
 def workload(ranks: int, text: str, iterations: int = 3) -> str:
     return Workload(
         model=SHAPE,
-        layout=ParallelLayout(dp=ranks, ep=ranks),
+        layout=Parallelism(dp=ranks, ep=ranks),
         training=Training(iterations=iterations, micro_batch=1, corpus=text),
     ).to_json()
 
@@ -127,7 +127,7 @@ def test_eight_ranks_run_under_all_kinds_of_parallelism(
     path = tmp_path / "run.h5"
     eight = Workload(
         model=SHAPE,
-        layout=ParallelLayout(dp=2, ep=2, tp=2, pp=2),
+        layout=Parallelism(dp=2, ep=2, tp=2, pp=2),
         training=Training(iterations=3, micro_batch=1, accumulation=2, corpus=text),
     )
     ranks = run_ranks("program", 8, workload=eight.to_json(), capture=str(path))

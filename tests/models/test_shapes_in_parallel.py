@@ -13,7 +13,7 @@ import torch
 from moetraffic.patterns import (
     Gating,
     ModelShape,
-    ParallelLayout,
+    Parallelism,
     Training,
     Workload,
 )
@@ -51,7 +51,7 @@ def trained(run_ranks: Run, shape: ModelShape, ep: int, **plan: Any) -> list[Any
     work = Workload(
         model=shape,
         gating=Gating(router="switch", k=1),
-        layout=ParallelLayout(dp=2, ep=ep),
+        layout=Parallelism(dp=2, ep=ep),
         training=replace(PLAN, **plan),
     )
     return run_ranks("training", 2, workload=work.to_json())

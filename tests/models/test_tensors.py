@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from moetraffic.models import GPT
-from moetraffic.patterns import PRESETS, ParallelLayout, parameter_count
+from moetraffic.patterns import PRESETS, parameter_count
+from moetraffic.patterns.layouts.schedules import chunk_layers
 from moetraffic.patterns.tensors import model_tensors
 
 
@@ -34,7 +35,7 @@ def test_the_parameters_are_those_of_the_model(name: str) -> None:
 @pytest.mark.parametrize("stage", range(3))
 def test_a_stage_has_what_its_layers_need(stage: int) -> None:
     preset = PRESETS["tiny"]
-    held = ParallelLayout(pp=3).stages(preset.model.layers)[stage]
+    held = chunk_layers(preset.model.layers, 3)[stage]
     with torch.device("meta"):
         model = GPT(preset.model, preset.gating, layers=held)
     built = [(n, tuple(p.shape)) for n, p in model.named_parameters()]

@@ -14,7 +14,7 @@ from moetraffic.models.parallelism.optimizer import AdamW, learning_rate
 from moetraffic.patterns import (
     Gating,
     ModelShape,
-    ParallelLayout,
+    Parallelism,
     Training,
     Workload,
 )
@@ -45,7 +45,7 @@ def workload(gating: Gating, ep: int, **training: Any) -> Workload:
     return Workload(
         model=SHAPE,
         gating=gating,
-        layout=ParallelLayout(dp=RANKS, ep=ep),
+        layout=Parallelism(dp=RANKS, ep=ep),
         training=replace(TRAINING, **training),
     )
 

@@ -109,9 +109,9 @@ def test_hybrid_fsdp_of_experts_that_fill_a_block() -> None:
 
 def test_shards_are_those_of_zero() -> None:
     with pytest.raises(LayoutError, match="give --zero 1, 2 or 3"):
-        Parallelism(dp=8, shard=4)
+        made(Parallelism(dp=8, shard=4))
     with pytest.raises(LayoutError, match="shard must divide dp x cp"):
-        Parallelism(dp=8, shard=3, zero=1)
+        made(Parallelism(dp=8, shard=3, zero=1))
 
 
 # ---- context parallelism -------------------------------------------------------------
@@ -261,7 +261,7 @@ def test_schedules_need_stages_and_micro_batches() -> None:
         ({"pp": 2, "accumulation": 4, "schedule": "gpipe"}, "schedule is one of 1f1b"),
     ):
         with pytest.raises(LayoutError, match=said):
-            Parallelism(**wrong)
+            made(Parallelism(**wrong), replace(SHAPE, layers=8))
 
 
 # ---- further predictions -------------------------------------------------------------

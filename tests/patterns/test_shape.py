@@ -12,14 +12,14 @@ from moetraffic.patterns import (
     PRESETS,
     Gating,
     ModelShape,
-    ParallelLayout,
+    Parallelism,
     Training,
     Workload,
     parameter_count,
     preset,
     scaled,
 )
-from moetraffic.patterns.layouts import layout
+from moetraffic.patterns.layouts.violations import training_rules
 from moetraffic.patterns.shape import broken_rules
 
 LATENT = {"kv_rank": 8, "rope_size": 4, "positions": "rotary"}
@@ -100,9 +100,9 @@ def test_what_parallelism_cannot_split(
 ) -> None:
     shape = ModelShape(**fields)
     assert broken_rules(shape) == []
-    assert layout.broken_rules(ParallelLayout(), shape, accumulation=4) == []
-    split = ParallelLayout(tp=tp, pp=pp)
-    ((rule, _),) = layout.broken_rules(split, shape, accumulation=4)
+    assert training_rules(Parallelism(), shape, accumulation=4) == []
+    split = Parallelism(tp=tp, pp=pp)
+    ((rule, _),) = training_rules(split, shape, accumulation=4)
     assert said in rule
 
 
@@ -110,7 +110,7 @@ def test_a_dense_workload_has_no_expert_parallelism() -> None:
     dense = ModelShape(experts=0)
     assert Workload(model=dense, gating=Gating(k=2)).model.moe_layers == ()
     with pytest.raises(LayoutError, match="dense model has no experts to spread"):
-        Workload(model=dense, layout=ParallelLayout(dp=2, ep=2))
+        Workload(model=dense, layout=Parallelism(dp=2, ep=2))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import LayoutError, TraceError
-from moetraffic.patterns import ParallelLayout
+from moetraffic.patterns import Parallelism
 from moetraffic.patterns.layouts.placement import place
 from moetraffic.trace import ROUTING, Group, Meta, Steps, Trace
 from moetraffic.trace.model import PLACEMENT, TRANSPOSED_PHASES
@@ -34,7 +34,7 @@ def made(
     rng = np.random.default_rng(seed)
     share = rng.dirichlet(np.full(experts, 0.5), size=(2, 1))
     groups = [
-        Group(kind="ep", ranks=r) for r in ParallelLayout(dp=ranks, ep=ep).groups("ep")
+        Group(kind="ep", ranks=r) for r in Parallelism(dp=ranks, ep=ep).groups("ep")
     ]
     layers = []
     for layer in range(2):
@@ -91,7 +91,7 @@ def to(
 
     return Relocation(
         ranks=ranks,
-        groups=ParallelLayout(dp=ranks, ep=ep).groups("ep"),
+        groups=Parallelism(dp=ranks, ep=ep).groups("ep"),
         place=partial(put),
         every=every,
     )

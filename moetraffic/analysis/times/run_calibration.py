@@ -19,7 +19,6 @@ import numpy.typing as npt
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError, LayoutError
 from moetraffic.patterns import Workload
-from moetraffic.patterns.element_types import element_bytes
 from moetraffic.patterns.time_model import (
     KINDS,
     SC21,
@@ -56,10 +55,8 @@ class FromTrace:
 def configuration_of(work: Workload) -> Configuration:
     """Derive the time model's configuration from a workload."""
     t = work.training
-    element = element_bytes(t.precision or t.dtype)
-    return Configuration.of(
-        work.model, work.parallelism, work.gating, element_bytes=element
-    )
+    sent_as = t.precision or t.dtype
+    return Configuration.of(work.model, work.parallelism, work.gating, dtype=sent_as)
 
 
 def calibrated(trace: Trace) -> FromTrace:
@@ -84,7 +81,7 @@ def calibrated(trace: Trace) -> FromTrace:
     except LayoutError as error:
         raise AnalysisError(f"{trace.name} has no sound workload: {error}") from None
     found = step_times(trace)
-    work = float(operations(config, SC21).all * config.micro_batches)
+    work = float(operations(config, SC21).all * config.accumulation)
     speeds = {
         kind: found.bandwidth(kind)
         for kind in found.moving

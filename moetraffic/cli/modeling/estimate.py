@@ -43,7 +43,7 @@ from .assumptions import (
     without_network,
 )
 from .layout import ESTIMATED, LAYOUT, usual_micro_batches
-from .model_shape import MODEL_HELP, SHAPE, model_of
+from .model_shape import MODEL_HELP, SHAPE, model_of, options_of
 from .time_studies import (
     best_layouts,
     its_traffic,
@@ -59,10 +59,16 @@ if TYPE_CHECKING:
 PARTS = ("terms", "calibration", "study")
 
 OF_A_CAPTURE = (
-    *("model", *SHAPE, "micro_batch", "gradient_bytes", "platform", "gpu"),
+    *("model", *SHAPE, "micro_batch", "dtype", "gradient_dtype", "platform", "gpu"),
     *("peak_tflops", "utilization"),
 )
 """What ``--calibrate`` takes from a captured run."""
+
+AS_CAPTURED = (
+    *("zero", "recompute", "sequence_parallel"),
+    *("dtype", "dispatch_dtype", "gradient_dtype"),
+)
+"""What ``--calibrate`` takes from a captured run unless it is given."""
 
 OF_A_PROJECTION = (
     *("project", "sizes", "efficiency", "gpus_per_node"),
@@ -311,10 +317,9 @@ def estimate(
         model = str(calibrate)
         source = f"{model} on its own ranks"
         chosen["micro_batch"] = int(config.micro_batch)
-        chosen["gradient_bytes"] = config.gradient_bytes
         if global_batch is None:
-            global_batch = int(config.global_batch / config.dp) * chosen["dp"]
-        for name in ("zero", "recompute", "sequence_parallel"):
+            global_batch = int(config.sequences / config.dp) * chosen["dp"]
+        for name in AS_CAPTURED:
             if not given(name):
                 del chosen[name]  # as in the captured run
     batch = global_batch
@@ -368,27 +373,33 @@ def estimate(
             if given("virtual_stages" if name == "virtual" else name)
             and (gpus is not None or name not in OF_THE_GPUS)
         ]
-        shown = best_layouts(
+        shown, of_what, at = best_layouts(
             *(config, system, conventions, gpus, global_batch, kept, source)
         )
     elif sweep in ("bandwidth", "nic", "size"):
-        shown = varied(config, system, conventions, sweep, _parts(sizes), source)
+        values = _parts(sizes)
+        shown, of_what, at = varied(config, system, conventions, sweep, values, source)
     elif sweep:
         what = "sizes are whole numbers above 0"
         counts = positive_numbers(sizes, what, "--sizes 1,2,4")
-        shown = scaling_sweep(config, system, conventions, sweep, counts, source)
+        shown, of_what, at = scaling_sweep(
+            config, system, conventions, sweep, counts, source
+        )
     else:
         what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
-        shown = one_estimate(config, system, conventions, what, source)
+        shown, of_what, at = one_estimate(config, system, conventions, what, source)
     first = []
-    if calibrate is None and not (sweep or zero_stages):
-        sizes_of = {n: value for n, value in shape.items() if value is not None}
+    sizes_of = {n: value for n, value in shape.items() if value is not None}
+    named = _parts(sizes)[at] if sweep == "size" else model
+    asked_for: dict[str, Any] | None = {"model": named, **sizes_of}
+    if calibrate is not None:
+        asked_for = options_of(config)
+    if asked_for is not None:
         stated = [n for n in LAYOUT if n not in time_model.COLUMNS and given(n)]
-        asked_for = {"model": model, **sizes_of, **{n: chosen[n] for n in stated}}
-        idle = [f"--{name}" for name in ("imbalance", "convention") if given(name)]
-        if imbalance_from is not None:
-            idle = [*idle, "--imbalance-from"]
-        traced = its_traffic(config, asked_for, shown.data, idle)
+        idle = [f"--{n}" for n in ("imbalance", "convention") if given(n)]
+        idle += ["--imbalance-from"] * (imbalance_from is not None)
+        asked_for |= {n: chosen[n] for n in stated}
+        traced = its_traffic(of_what, at, asked_for, idle)
         shown = replace(shown, summary=[*shown.summary, *traced])
     if fit is not None:
         first = [report.sentence(fit, model)]

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from moetraffic.patterns.dispatchers import DISPATCHERS
-from moetraffic.patterns.layer_calls import CONTEXTS
-from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.layouts.parallelism import CONTEXTS, RECOMPUTE
 from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.report.console.options import Setting, field_options
 
@@ -51,8 +50,20 @@ LAYOUT: Mapping[str, str | Setting] = {
         "Use Megatron's sequence parallelism over the tensor-parallel ranks.",
         "--sequence-parallel",
     ),
+    "dtype": Setting("Data type of parameters and activations.", kind=str),
+    "dispatch_dtype": Setting(
+        "Data type of tokens sent to experts, such as float8 (with a scale per 128 "
+        "elements); what experts return has --dtype.",
+        shown="as dtype",
+        kind=str,
+    ),
+    "gradient_dtype": Setting(
+        "Data type of reduced gradients, or bytes of an element.",
+        shown="float32 or dtype",
+        kind=str,
+    ),
 }
-"""Help texts of fields that a Parallelism and a Configuration share."""
+"""Options of a parallelism in every verb."""
 
 MICRO_BATCH = Setting(
     "Number of sequences per replica in one forward pass.",
@@ -80,17 +91,6 @@ ESTIMATED = field_options(
     {
         **LAYOUT,
         "micro_batch": MICRO_BATCH,
-        "dispatch_bytes": Setting(
-            "Bytes of an element of tokens sent to experts; FP8 with scales: 1.03125.",
-            shown="as activations",
-            kind=float,
-            rule={"min": 0},
-        ),
-        "gradient_bytes": Setting(
-            "Bytes of a gradient element as it is reduced.",
-            kind=float,
-            rule={"above": 0},
-        ),
         "fp8": Setting("Multiply layers' weights in 8 bits.", "--fp8"),
         "fused_attention": Setting(
             "Fused attention (FlashAttention).", "--fused-attention"

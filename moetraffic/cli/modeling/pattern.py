@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,11 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import (
     Gating,
     ModelShape,
-    ParallelLayout,
+    Parallelism,
     Training,
     Workload,
 )
 from moetraffic.patterns.algorithms import ALGORITHMS
-from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.rules import choose
@@ -81,15 +80,6 @@ TRAINING = field_options(
             shown="pp; 2 x pp with dualpipe",
             kind=int | None,
             default=None,
-        ),
-        "dtype": "Data type of parameters and activations.",
-        "dispatch_dtype": Setting(
-            "Data type of tokens sent to experts, such as float8 (with a scale per "
-            "128 elements); what experts return has --dtype.",
-            shown="as dtype",
-        ),
-        "gradient_dtype": Setting(
-            "Data type of reduced gradients.", shown="float32 or dtype"
         ),
     },
 )
@@ -224,44 +214,20 @@ def _made(
     """
     if library == "megatron":
         return megatron_pattern(shape, plan, gating, shares=shares)
-    s = plan
-    own = Parallelism()
-    left = {
-        "--virtual-stages": s.virtual != own.virtual,
-        "--sequence-parallel": s.sequence_parallel,
-        "--context": s.context != own.context,
-        "--ulysses": s.ulysses > 0,
-        "--gradient-dtype": bool(s.gradient_dtype),
-        "--dispatch-dtype": bool(s.dispatch_dtype),
-        "--shard": s.shard > 0,
-        "--schedule": s.schedule != own.schedule,
-        "--dispatcher": s.dispatcher != own.dispatcher,
-        "--node-limit": s.node_limit > 0,
-        "--scatter-gather": s.scatter_gather,
-        "--imbalance-from": bool(shares),
-        f"--recompute {s.recompute}": s.recompute not in ("none", "full"),
-        "--etp": s.etp not in (0, s.tp),
-    }
-    if any(left.values()):
+    if shares:
         raise LayoutError(
-            "moetraffic's own training does not have "
-            f"{', '.join(name for name, given in left.items() if given)}: leave these "
-            "out, or use --library megatron"
+            "moetraffic's own training does not have --imbalance-from: leave it out, "
+            "or use --library megatron"
         )
-    work = Workload(
-        model=shape,
-        gating=gating,
-        layout=ParallelLayout(
-            **{f.name: getattr(s, f.name) for f in fields(ParallelLayout)}
-        ),
-        training=Training(
-            micro_batch=s.micro_batch,
-            accumulation=s.accumulation,
-            dtype=s.dtype,
-            recompute=s.recompute == "full",
-        ),
+    training = Training(
+        micro_batch=plan.micro_batch,
+        accumulation=plan.accumulation,
+        dtype=plan.dtype,
+        recompute=plan.recompute == "full",
     )
-    return workload_pattern(work, s.synchronization, bucket_mib=s.bucket_mib)
+    return workload_pattern(
+        Workload(model=shape, gating=gating, layout=plan, training=training)
+    )
 
 
 def _shown(

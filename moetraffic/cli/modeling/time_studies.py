@@ -13,8 +13,7 @@ import numpy as np
 from moetraffic.cli.output import Shown
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, time_model
-from moetraffic.patterns.layouts.axes import RECOMPUTE
-from moetraffic.patterns.layouts.parallelism import Parallelism
+from moetraffic.patterns.layouts.parallelism import RECOMPUTE, Parallelism
 from moetraffic.patterns.time_model import (
     Configuration,
     MeasuredLinks,
@@ -37,11 +36,12 @@ if TYPE_CHECKING:
 SHOWN = 12
 """Number of best configurations that are shown."""
 
-GRADIENT_BYTES = 4
-"""Of an element as ``pattern`` reduces it where no type is given."""
-
 DOUBLINGS = 10
 """How often the number of GPUs is doubled where no configuration fits."""
+
+
+Studied = tuple[Shown, Configuration, int]
+"""What is shown, and the configuration whose traffic is stated: at an index."""
 
 
 def one_estimate(
@@ -50,24 +50,25 @@ def one_estimate(
     conventions: Conventions,
     what: str,
     source: str,
-) -> Shown:
+) -> Studied:
     """Estimate one configuration, with ZeRO stages or sensitivities if asked for."""
-    layout = report.layout_words(config)
+    layout, batch = report.layout_words(config)
+    title = f"{layout}, {batch}, {source}"
     if what == "zero":
         stages = time_model.zero_stages(config, system, conventions=conventions)
         names = [f"ZeRO {stage}" for stage in range(4)]
-        return _study(
-            [report.range_sentence(stages, names, f"{layout}, {source}")],
-            report.several(stages, names, "stage", f"{layout}, {source}"),
-            report.figure(
-                stages, names, title="ZeRO stages", source=f"{layout}, {source}"
+        shown = _study(
+            report.range_sentences(
+                stages, names, f"Layout: {layout}; {batch}", f"Model: {source}"
             ),
+            report.several(stages, names, "stage", title),
+            report.figure(stages, names, title="ZeRO stages", source=title),
             {"zero_stages": report.as_dict(stages)},
         )
+        return shown, stages.config, _fastest(stages)
     found = time_model.estimate(config, system, conventions=conventions)
-    title = f"{layout}, {source}"
     shown = Shown(
-        summary=[report.sentence(found, title)],
+        summary=report.summary(found, source),
         parts={"terms": [report.table(found, title)]},
         chart=report.figure(found, ["T_iter"], source=title),
         data={"estimate": report.as_dict(found)},
@@ -94,7 +95,12 @@ def one_estimate(
         shown.data["other_conventions"] = {
             name: value.tolist() for name, value in moved.conventions.items()
         }
-    return shown
+    return shown, config, 0
+
+
+def _fastest(found: time_model.Estimate) -> int:
+    """Return the index of the fastest that can exist, or -1."""
+    return int(np.nanargmin(found.iteration)) if found.sound.any() else -1
 
 
 def _study(lines: list[str], table: Any, chart: Chart, data: dict[str, Any]) -> Shown:
@@ -109,15 +115,15 @@ def scaling_sweep(
     scaling: str,
     sizes: list[int],
     source: str,
-) -> Shown:
+) -> Studied:
     """Estimate one configuration on more ranks, or with larger batches."""
     found = time_model.sweep(config, system, scaling, sizes, conventions=conventions)
     unit = "sequence" if scaling == "large-batch" else "GPU"
     counts = sizes if scaling == "large-batch" else found.gpus.astype(int).tolist()
     names = [f"{count} {unit}{'' if count == 1 else 's'}" for count in counts]
     title = f"{scaling} scaling"
-    return _study(
-        [report.range_sentence(found.estimate, names, f"{title}, {source}")],
+    shown = _study(
+        report.range_sentences(found.estimate, names, f"Sweep: {title}, {source}"),
         report.sweep_table(found, names, f"{title}: {source}"),
         report.figure(
             found.estimate,
@@ -135,6 +141,7 @@ def scaling_sweep(
             "estimate": report.as_dict(found.estimate),
         },
     )
+    return shown, found.estimate.config, _fastest(found.estimate)
 
 
 def varied(
@@ -144,7 +151,7 @@ def varied(
     what: str,
     values: list[str],
     source: str,
-) -> Shown:
+) -> Studied:
     """Estimate one configuration at several bandwidths, or with several models."""
     if what in ("bandwidth", "nic"):
         rates = np.array([bytes_per_second(value) for value in values])
@@ -159,8 +166,7 @@ def varied(
             links = replace(system.bandwidth, nic_bytes_s=every)
         system = replace(system, bandwidth=links)
         # an element a rate, where no rate matters too
-        batches = np.full(len(rates), float(config.global_batch))
-        config = replace(config, global_batch=batches)
+        config = replace(config, dp=np.full(len(rates), float(config.dp)))
     else:
         models, gatings, _ = zip(*(model_of(v, {}) for v in values), strict=True)
         k = [float(gating.k) for gating in gatings]
@@ -170,12 +176,13 @@ def varied(
     heads = {"bandwidth": "bandwidth", "nic": "NIC rate per GPU", "size": "model"}
     head = heads[what]
     title = f"Iteration time by {head}"
-    return _study(
-        [report.range_sentence(found, values, f"{title}, {source}")],
+    shown = _study(
+        report.range_sentences(found, values, f"Sweep: {title}, {source}"),
         report.several(found, values, head, f"{title}: {source}"),
         report.figure(found, values, shares=True, title=title, source=source),
         {"varied": what, "values": values, "estimate": report.as_dict(found)},
     )
+    return shown, config, _fastest(found)
 
 
 def best_layouts(
@@ -186,7 +193,7 @@ def best_layouts(
     batch: int | None,
     fixed: Sequence[str],
     source: str,
-) -> Shown:
+) -> Studied:
     """Search the fastest layouts of a number of GPUs.
 
     ``fixed`` are the searched fields that stay as in the configuration; all others of
@@ -204,7 +211,7 @@ def best_layouts(
         **{
             field.name: getattr(config, field.name)
             for field in fields(config)
-            if field.name not in (*time_model.COLUMNS, "model", "global_batch")
+            if field.name not in (*time_model.COLUMNS, "model", "accumulation")
         },
     )
     found = searched(gpus=number, global_batch=whole)
@@ -221,7 +228,7 @@ def best_layouts(
     rows = found.rows(SHOWN)
     times = found.estimate.iteration[found.order[: len(rows)]].tolist()
     data = [{**row, "iteration_s": t} for row, t in zip(rows, times, strict=True)]
-    return _study(
+    shown = _study(
         report.search_sentences(found, f"{title}, {source}"),
         report.search_table(found, SHOWN, f"{title}: {source}"),
         report.figure(
@@ -237,6 +244,7 @@ def best_layouts(
             "best": data,
         },
     )
+    return shown, found.estimate.config, int(found.order[0])
 
 
 def _enough(
@@ -255,20 +263,18 @@ def _enough(
 
 def its_traffic(
     config: Configuration,
+    at: int,
     given: Mapping[str, Any],
-    found: Mapping[str, Any],
     idle: Sequence[str],
 ) -> list[str]:
     """State the ``moetraffic pattern`` command of the same training.
 
     Parameters
     ----------
-    config
-        What was asked for, or what a search began with.
+    config, at
+        Configurations, and the index of the one that is described.
     given
         Options of the model and the layout, as given.
-    found
-        Data of a search, whose fastest layout it is; otherwise no ``best``.
     idle
         Options that bytes of the pattern do not follow.
 
@@ -277,33 +283,25 @@ def its_traffic(
     list of str
         A line, or none of a single rank, which sends nothing.
     """
-    row = {name: float(getattr(config, name)) for name in time_model.COLUMNS}
-    row["global_batch"] = float(config.global_batch)
-    if "best" in found:
-        row |= {**found["best"][0], "global_batch": found["global_batch"]}
-    if row["pp"] * row["tp"] * row["cp"] * row["dp"] == 1:
+
+    def number(name: str) -> int:
+        every = np.broadcast_to(getattr(config, name), config.shape)
+        return round(float(np.ravel(every)[at]))
+
+    if at < 0 or number("world") == 1:
         return []
+    some = {"ep": "ep", "virtual": "virtual_stages", "gpus_per_node": "gpus_per_node"}
     options = {
         **given,
-        **{axis: int(row[axis]) for axis in ("pp", "tp", "cp", "dp", "zero")},
-        "ep": int(row["ep"]) if row["ep"] > 1 else None,
-        "virtual_stages": int(row["virtual"]) if row["virtual"] > 1 else None,
-        "micro_batch": int(row["micro_batch"]),
-        "accumulation": round(row["global_batch"] / row["dp"] / row["micro_batch"]),
-        "recompute": RECOMPUTE[int(row["recompute"])] if row["recompute"] else None,
-        "sequence_parallel": True if row["sequence_parallel"] else None,
-        "gpus_per_node": int(config.gpus_per_node) or None,
+        **{axis: number(axis) for axis in ("pp", "tp", "cp", "dp", "zero")},
+        **{option: number(name) for name, option in some.items() if number(name) > 1},
+        **{name: number(name) for name in ("micro_batch", "accumulation")},
+        "recompute": RECOMPUTE[number("recompute")] if number("recompute") else None,
+        "sequence_parallel": True if number("sequence_parallel") else None,
     }
-    idle, size = list(idle), float(config.gradient_bytes)
-    if size != GRADIENT_BYTES:
-        options["gradient_dtype"] = {2.0: "bfloat16", 8.0: "float64"}.get(size)
-        idle += ["--gradient-bytes"] * (options["gradient_dtype"] is None)
-    if size := float(config.dispatch_bytes):
-        hidden = int(config.sizes.hidden)
-        row_bytes = Parallelism(dispatch_dtype="float8").row_bytes
-        same = size * hidden == row_bytes(hidden, dispatched=True)
-        options["dispatch_dtype"] = "float8" if same else None
-        idle += ["--dispatch-bytes"] * (not same and size != config.element_bytes)
+    for name in ("dtype", "dispatch_dtype", "gradient_dtype"):
+        if (value := getattr(config, name)) != getattr(Parallelism, name):
+            options[name] = value
     words = ["moetraffic pattern"]
     for name, value in options.items():
         if isinstance(value, bool):

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from moetraffic.cli.output import present
-from moetraffic.patterns import ParallelLayout
+from moetraffic.patterns import Parallelism
 from moetraffic.patterns.layouts.placement import PLACEMENTS
 from moetraffic.report.console.options import (
     AllTables,
@@ -52,7 +52,7 @@ def place(
         min=0,
     ),
     order: str = option(
-        ParallelLayout().order,
+        Parallelism().order,
         "Order of the parallel axes over ranks, fastest-varying first.",
     ),
     force: Force = False,

@@ -11,7 +11,7 @@ from moetraffic.analysis.pattern_trace import pattern_trace
 from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError
 from moetraffic.generate.scenario import Scenario
-from moetraffic.patterns import ParallelLayout, Training, Workload, preset
+from moetraffic.patterns import Parallelism, Training, Workload, preset
 from moetraffic.patterns.workload_pattern import workload_pattern
 from moetraffic.trace import Group, Program, Site, Trace
 
@@ -51,7 +51,7 @@ class Background:
         work = Workload(
             model=shape,
             gating=replace(found.gating, k=min(found.gating.k, scenario.experts)),
-            layout=ParallelLayout(dp=scenario.ranks, ep=scenario.ep),
+            layout=Parallelism(dp=scenario.ranks, ep=scenario.ep),
             training=Training(micro_batch=found.micro_batch),
         )
         return cls(pattern=pattern_trace(workload_pattern(work)))

@@ -28,7 +28,7 @@ from moetraffic.generate.parametric.presets import preset_model
 from moetraffic.generate.parametric.sampling import write_probabilities
 from moetraffic.generate.parametric.what_if import Knobs
 from moetraffic.generate.scenario import Scenario
-from moetraffic.patterns import ParallelLayout
+from moetraffic.patterns import Parallelism
 from moetraffic.trace import (
     ROUTING,
     UNKNOWN_TIME,
@@ -234,7 +234,7 @@ def generate_trace(
 
 def scene_groups(scenario: Scenario) -> list[Group]:
     """The expert-parallel groups: contiguous ranks, as Megatron's order has them."""
-    layout = ParallelLayout(dp=scenario.ranks, ep=scenario.ep)
+    layout = Parallelism(dp=scenario.ranks, ep=scenario.ep)
     return [Group(kind="ep", ranks=tuple(g)) for g in layout.groups("ep")]
 
 

@@ -1,4 +1,4 @@
-"""A configuration: how a model is spread, batched and stored.  Fields may be arrays."""
+"""A model under a parallelism, in numbers: what both verbs compute from."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from functools import cached_property
 import numpy as np
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.dispatchers import DISPATCHERS, dispatcher_rules
-from moetraffic.patterns.element_types import element_bytes
-from moetraffic.patterns.layer_calls import CONTEXTS, room
+from moetraffic.patterns.dispatchers import DISPATCHERS
+from moetraffic.patterns.layer_calls import room
 from moetraffic.patterns.model_sizes import ModelSizes, model_sizes
-from moetraffic.patterns.rules import Rule, choose, positive, refuse
+from moetraffic.patterns.rules import choose
 from moetraffic.patterns.shape import ModelShape
+from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.values import Values, anywhere, numbers, where
 from moetraffic.patterns.workloads.routers import Gating
 
-from .axes import RECOMPUTE, Axes, Steps, layout_rules, split_rules
-from .parallelism import Parallelism
-from .schedules import SCHEDULES, schedule_rules
+from .parallelism import CONTEXTS, RECOMPUTE, Parallelism
+from .schedules import SCHEDULES
 from .stage_layers import StageLayers, stage_layers
-
-SHARED = tuple(field.name for field in (*fields(Axes), *fields(Steps)))
-"""Fields of a :class:`~moetraffic.patterns.Parallelism`, too."""
 
 NAMED = {
     "recompute": RECOMPUTE,
@@ -32,12 +28,18 @@ NAMED = {
     "schedule": SCHEDULES,
     "dispatcher": DISPATCHERS,
 }
-"""Fields that are one of some names, which arrays hold as places among them."""
+"""Fields that are one of some names, which are held as places among them."""
+
+SAID = (
+    *("model", "order", "synchronization", "bucket_mib", "keep"),
+    *("dtype", "dispatch_dtype", "gradient_dtype"),
+)
+"""Fields that are no numbers, or one number."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configuration(Axes[Values], Steps[Values]):
-    """Parallel sizes, batch and storage; numbers or arrays that broadcast together.
+class Configuration(Parallelism):
+    """A parallelism with its model and routing; numbers are float64, or arrays of it.
 
     What peers disagree about is a field here, or of
     :class:`~moetraffic.patterns.time_model.Conventions`; nothing is assumed silently.
@@ -45,27 +47,16 @@ class Configuration(Axes[Values], Steps[Values]):
 
     model: ModelShape | Sequence[ModelShape]  # several: of an array's elements
     k: Values = 0  # experts of a token; of no matter to a dense model
-    global_batch: Values = 1  # B sequences of an iteration
-    element_bytes: Values = 2  # e of weights and activations
-    gradient_bytes: Values = 4  # g as reduced: 4 in Megatron's bf16, 2 in fp16
-    state_bytes: Values = 12  # of the optimizer's states of a parameter; Adam: master
-    # copy and two moments in fp32; 8 without the copy
-    dispatch_bytes: Values = 0  # of an element sent to experts; 0: element_bytes
-    gathers: Values = 1  # calls of a layer in which ZeRO 3 gathers its parameters
-    prefetch: Values = 1  # layers that ZeRO 3 gathers ahead; 0: none
     capacity_factor: Values = 0  # of padded buffers of experts; 0: what is routed
-    fused_attention: Values = False  # scores never leave the multiprocessors, and only
-    # the causal half of them is computed (FlashAttention)
-    fp8: Values = False  # products of layers' weights in 8 bits
     imbalance: Values = 1  # busiest expert-parallel rank over the mean
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            given = getattr(self, field.name)
-            if field.name in NAMED:
-                given = _places(field.name, given)
-            if field.name != "model":
-                object.__setattr__(self, field.name, numbers(field.name, given))
+    def __post_init__(self, global_batch: Values) -> None:
+        super().__post_init__(global_batch)
+        choose("synchronization", self.synchronization, ("", *SYNCHRONIZATIONS))
+        for name in NUMBERS:
+            given = getattr(self, name)
+            given = _places(name, given) if name in NAMED else given
+            object.__setattr__(self, name, numbers(name, given))
         _ = self.shape  # refuses arrays that do not broadcast
         experts = self.sizes.experts
         if anywhere((experts > 0) & (self.k < 1)):
@@ -93,17 +84,9 @@ class Configuration(Axes[Values], Steps[Values]):
         """
         gating = gating or Gating(k=1)
         padded = shape.experts and gating.dispatch == "padded"
-        row = plan.row_bytes(shape.hidden, dispatched=True)
-        fields_: dict[str, Values] = {
-            **{name: getattr(plan, name) for name in SHARED},
-            "k": gating.k,
-            "global_batch": plan.micro_batch * plan.accumulation * plan.dp,
-            "element_bytes": element_bytes(plan.dtype),
-            "gradient_bytes": element_bytes(plan.gradients),
-            "dispatch_bytes": row / shape.hidden if plan.dispatch_dtype else 0,
-            "capacity_factor": gating.capacity_factor if padded else 0,
-        }
-        return cls(model=shape, **{**fields_, **more})
+        held = {f.name: getattr(plan, f.name) for f in fields(Parallelism)}
+        held |= {"k": gating.k, "capacity_factor": gating.capacity_factor * padded}
+        return cls(model=shape, **{**held, **more})
 
     @cached_property
     def sizes(self) -> ModelSizes:
@@ -113,8 +96,9 @@ class Configuration(Axes[Values], Steps[Values]):
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Of all fields together."""
-        parts = {getattr(self, f.name).shape for f in fields(self) if f.name != "model"}
-        parts.add(self.sizes.layers.shape)
+        parts = {getattr(self, name).shape for name in NUMBERS}
+        sizes = (self.sizes.layers, self.element_bytes, self.gradient_bytes)
+        parts |= {np.shape(size) for size in sizes}
         try:
             return np.broadcast_shapes(*parts) if parts != {()} else ()
         except ValueError:
@@ -123,11 +107,6 @@ class Configuration(Axes[Values], Steps[Values]):
                 "the arrays of a configuration broadcast together, but have the shapes "
                 f"{', '.join(shapes)}: give them one"
             ) from None
-
-    @cached_property
-    def micro_batches(self) -> Values:
-        """``m = B/(b d)``; not whole where :func:`unmet` says so."""
-        return self.global_batch / (self.micro_batch * self.dp)
 
     @cached_property
     def tokens(self) -> Values:
@@ -152,11 +131,14 @@ class Configuration(Axes[Values], Steps[Values]):
 
     @cached_property
     def stage_layers(self) -> Values:
-        """Layers that a micro-batch passes on the rank that has most, each of its
-        virtual stages taken to be as long as the longest."""
-        longest = np.ceil(self.sizes.layers / (self.pp * self.virtual)) * self.virtual
-        own = self.stages.total.max(axis=0) / self.pair
-        return where(self.virtual > 1, longest, own)
+        """Layers that a micro-batch passes on the rank that has most."""
+        return self.stages.total.max(axis=0) / self.pair
+
+    @cached_property
+    def idle(self) -> Values:
+        """Passes through a stage in which it waits under 1F1B: ``(p - 1)/v`` of chunks
+        of the same length."""
+        return self.stages.idle / self.stage_layers
 
     @cached_property
     def pair(self) -> Values:
@@ -230,17 +212,14 @@ class Configuration(Axes[Values], Steps[Values]):
         near = np.minimum(np.floor(per / self.expert_tp), self.ep)
         return np.maximum(near, 1.0)
 
-    def shards(self, copies: Values) -> Values:
-        """Ranks among which ZeRO shards parameters that so many ranks hold."""
-        if not anywhere(self.shard):
-            return copies
-        some = np.maximum(copies * self.shard / (self.dp * self.cp), 1)
-        return where(self.shard > 0, some, copies)
-
     @cached_property
     def expert_copies(self) -> Values:
         """Ranks that hold the same experts."""
         return self.pair * self.edp
+
+
+NUMBERS = tuple(f.name for f in fields(Configuration) if f.name not in SAID)
+"""Fields that may be arrays."""
 
 
 def _places(field: str, given: Values) -> Values:
@@ -254,117 +233,3 @@ def _places(field: str, given: Values) -> Values:
             choose(field, name, names)
         return np.select([made == name for name in names], np.arange(len(names)) + 0.0)
     return where(made, len(names) - 1.0, 0.0) if made.dtype == bool else given
-
-
-def unmet(config: Configuration) -> list[Rule]:
-    """The rules of a configuration, broken or not; they are those of a pattern, too."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return _rules(config)
-
-
-def refuse_unsound(config: Configuration) -> None:
-    """Refuse a configuration with any element that cannot exist.
-
-    Raises
-    ------
-    LayoutError
-        If a rule is broken anywhere.
-    """
-    refuse(unmet(config))
-
-
-def _rules(config: Configuration) -> list[Rule]:
-    c, m = config, config.sizes
-    batches, sparse = c.micro_batches, m.experts > 0
-    spread = c.cp * where(c.sequence_parallel > 0, c.tp, 1)
-    told = any(anywhere(x != 0) for x in (c.dispatcher, c.node_limit, c.gpus_per_node))
-    return [
-        *layout_rules(c),
-        *(
-            positive(getattr(c, name), name.replace("_", "-"))
-            for name in ("micro_batch", "global_batch")
-        ),
-        Rule(
-            (c.prefetch < 0) | (c.prefetch % 1 > 0),
-            "ZeRO 3 gathers a whole number of layers ahead, but prefetch is {}",
-            (c.prefetch,),
-            "change --prefetch",
-        ),
-        Rule(
-            batches != np.round(batches),
-            "micro-batch x dp must divide the global batch, but is {} x {} for {}",
-            (c.micro_batch, c.dp, c.global_batch),
-            "change --global-batch, --micro-batch or --dp",
-        ),
-        Rule(
-            ~sparse & ((c.ep > 1) | ((c.etp > 1) & (c.etp != c.tp))),
-            "a dense model has no experts to spread, but ep is {} and etp is {}",
-            (c.ep, c.etp),
-            "set --ep 1",
-        ),
-        *split_rules(c, m, c.virtual),
-        Rule(
-            # gradients may be sharded within a pipeline (Llama 3, arXiv 2407.21783,
-            # section 3.3.2), parameters not: its passes would wait for gathers
-            (c.pp > 1) & (c.zero > 2 - (c.pair > 1)),
-            "a pipeline goes with ZeRO stage 0, 1 or 2, DualPipe with 0 or 1, but pp is"
-            " {} and zero is {}",
-            (c.pp, c.zero),
-            "use --zero 1 or --pp 1",
-        ),
-        Rule(
-            (m.key_heads % c.tp != 0) & (c.tp % m.key_heads != 0),
-            "tp must divide the key and value heads, or they tp, but there are {} for "
-            "tp {}",
-            (m.key_heads, c.tp),
-            "change --tp",
-        ),
-        Rule(
-            (m.source % spread != 0) | (m.targets % spread != 0),
-            "ranks that share a sequence must divide it, but it has {} tokens for {} "
-            "ranks",
-            (where(m.source % spread != 0, m.source, m.targets), spread),
-            "change --cp or --tp, or leave out --sequence-parallel",
-        ),
-        Rule(
-            sparse & (c.tp > 1) & (c.sequence_parallel == 0),
-            "experts under tensor parallelism have each token once with sequence "
-            "parallelism alone, but tp is {}",
-            (c.tp,),
-            "give --sequence-parallel",
-        ),
-        Rule(
-            m.heads % (c.tp * c.inner) != 0,
-            "context ranks that exchange heads for tokens divide a tensor rank's heads,"
-            " but there are {} heads for tp x cp = {} x {}",
-            (m.heads, c.tp, c.inner),
-            "change --cp, --ulysses or --context",
-        ),
-        Rule(
-            (c.ulysses > 0) & (c.inner != c.ulysses),
-            "all context ranks exchange heads where --context is all-to-all, but "
-            "ulysses is {} and cp is {}",
-            (c.ulysses, c.cp),
-            "leave out --ulysses, or use --context ring",
-        ),
-        Rule(
-            sparse & (c.k > m.experts),
-            "a token's k experts are distinct, but k is {} and there are {} experts",
-            (c.k, m.experts),
-            "lower --k",
-        ),
-        *schedule_rules(c.pp, batches, c.virtual, c.schedule, c.shard),
-        *(dispatcher_rules(c) if told else ()),
-        Rule(
-            (c.shard > 0) & (c.zero < 1),
-            "shards are ZeRO's, but shard is {} and zero is {}",
-            (c.shard, c.zero),
-            "give --zero 1, 2 or 3, or leave out --shard",
-        ),
-        Rule(
-            (c.recompute < 0) | (c.recompute > 3) | (c.recompute % 1 > 0),
-            "recompute is 0, 1, 2 or 3, but it is {}",
-            (c.recompute,),
-            "change --recompute",
-        ),
-    ]

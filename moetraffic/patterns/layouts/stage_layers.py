@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
 
 from moetraffic.arrays import Float64, Int64
+from moetraffic.patterns.model_sizes import of_each
 from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.values import Values
 
@@ -32,7 +32,8 @@ class StageLayers:
     anything, the first one at 0, and the dimensions of a configuration.
     """
 
-    counts: Float64  # [6, S, ...] layers of each of LAYERS, embeddings, heads
+    counts: Float64  # [7, S, ...] layers of each of LAYERS, embeddings, heads, and what
+    # ``idle`` is
 
     def layers(self, *, sparse: bool, crosses: bool) -> Float64:
         """Layers of a kind."""
@@ -62,6 +63,11 @@ class StageLayers:
     def last(self) -> Float64:
         """1 where the model ends."""
         return np.asarray(self.counts[5])
+
+    @property
+    def idle(self) -> Float64:
+        """``[...]`` layers, in whose passes the first stage of 1F1B waits."""
+        return np.asarray(self.counts[6, 0])
 
     @cached_property
     def inner(self) -> Float64:
@@ -101,53 +107,26 @@ def stage_layers(
     dimensions
         Of the configuration.
     """
-    if isinstance(model, ModelShape) and not any(map(np.ndim, (pp, virtual, twice))):
-        counts = _stages(model, _whole(pp), _whole(virtual), bool(twice))
-        return StageLayers(
-            counts=_without_repetition(counts[None])[0].T.reshape(
-                len(LAYERS) + 2, -1, *[1] * dimensions
-            )
-        )
-    models = (model,) if isinstance(model, ModelShape) else tuple(model)
-    place: Any = 0 if isinstance(model, ModelShape) else np.arange(len(models))
-    every = np.broadcast_arrays(place, pp, virtual, twice)
-    shape = every[0].shape
-    flat = np.stack([one.ravel() for one in every]).astype(np.int64)
-    base = flat.max(axis=1, initial=0) + 2
-    keys = np.ravel_multi_index(tuple(np.maximum(flat, 0)), tuple(base))
-    _, at, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    found = np.stack(
-        [
-            _stages(models[of], _whole(p), _whole(v), bool(both))
-            for of, p, v, both in flat[:, at].T.tolist()
-        ]
-    )
-    chosen = np.moveaxis(_without_repetition(found), 0, -1).swapaxes(0, 1)
-    spread = chosen[..., inverse.ravel()]
-    ones = [1] * (dimensions - len(shape))
-    return StageLayers(counts=spread.reshape(*chosen.shape[:2], *ones, *shape))
-
-
-def _whole(number: Values) -> int:
-    return max(int(number), 1)
-
-
-def _without_repetition(found: Float64) -> Float64:
-    """Leave out stages ``[U, S, 6]`` that are everywhere as the first one."""
-    keep = (found != found[:, :1]).any(axis=(0, 2))
+    found = of_each(_stages, model, pp, virtual, twice)
+    # stages that are everywhere as the first one are left out
+    keep = (found != found[..., :1, :]).any(axis=(*range(found.ndim - 2), -1))
     keep[0] = True
-    return found if keep.all() else found[:, keep]
+    counts = np.moveaxis(found[..., keep, :], (-1, -2), (0, 1))
+    ones = [1] * (dimensions - (counts.ndim - 2))
+    return StageLayers(
+        counts=counts.reshape(*counts.shape[:2], *ones, *counts.shape[2:])
+    )
 
 
 @cache
 def _stages(model: ModelShape, pp: int, virtual: int, twice: bool) -> Float64:
-    """Those that may have most ``[6, 6]``: the first and the last one and, of others,
+    """Those that may have most ``[6, 7]``: the first and the last one and, of others,
     those with most layers of either kind, and most layers with many or few of one.
 
     Stages differ by one layer at most, so that any sum over their layers is largest in
     one of these.  A stage that repeats another is as the first one.
     """
-    if pp * virtual > model.layers:
+    if not 1 <= pp * virtual <= model.layers:
         pp = virtual = 1  # no such pipeline
     kind = [
         LAYERS.index((model.sparse(n), model.crosses(n))) for n in range(model.layers)
@@ -155,6 +134,7 @@ def _stages(model: ModelShape, pp: int, virtual: int, twice: bool) -> Float64:
     ahead = np.zeros((model.layers + 1, len(LAYERS)))
     np.cumsum(np.eye(len(LAYERS))[kind], axis=0, out=ahead[1:])
     chunks = chunk_layers(model.layers, pp, virtual)
+    lengths = np.array([len(chunk) for chunk in chunks]).reshape(virtual, pp)
     counts = np.array([ahead[c.stop] - ahead[c.start] for c in chunks])
     counts = counts.reshape(virtual, pp, len(LAYERS)).sum(axis=0)
     ends = np.zeros((pp, 2))
@@ -173,4 +153,9 @@ def _stages(model: ModelShape, pp: int, virtual: int, twice: bool) -> Float64:
     rows: list[list[float]] = []
     for row in every[some].tolist():
         rows.append(rows[0] if row in rows else row)
-    return np.array(rows)
+    # The first stage waits twice for a micro-batch to pass the others and come back:
+    # the first and the last one.  Meanwhile it has p - 1 forward passes ahead, and as
+    # many backward passes left: a third and two thirds of a whole pass each.
+    away, own = lengths.max(axis=0)[1:].sum(), (pp - 1) * lengths.max()
+    idle = max(away - own / 3, 0) + max(away - own * 2 / 3, 0)
+    return np.concatenate([rows, np.full((len(rows), 1), idle)], axis=1)

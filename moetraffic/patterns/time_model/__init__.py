@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-from moetraffic.patterns.layouts.configuration import (
-    Configuration,
-    refuse_unsound,
-    unmet,
-)
+from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.layouts.violations import refuse_unsound, violations
 
 from .calibration import Calibration, calibrate
 from .calls import Traffic
@@ -65,6 +62,6 @@ __all__ = [
     "sensitivity",
     "sweep",
     "traffic",
-    "unmet",
+    "violations",
     "zero_stages",
 ]

@@ -9,8 +9,9 @@ import numpy as np
 
 from moetraffic.arrays import Bool, Float64
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.layouts.configuration import Configuration, unmet
+from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.layouts.schedules import SCHEDULES
+from moetraffic.patterns.layouts.violations import violations
 from moetraffic.patterns.rules import refuse
 from moetraffic.patterns.values import Values, anywhere, where
 from moetraffic.tables import Table
@@ -19,7 +20,7 @@ from .calls import Traffic
 from .conventions import SC21, Conventions
 from .memory import Memory, memory
 from .operations import Operations, model_operations, operations
-from .overlap import hidden
+from .overlap import hidden, paired_share
 from .roofline import Passes, passes
 from .system import System
 from .tensor_lists import list_time
@@ -134,7 +135,7 @@ class Estimate:
     def tokens_s(self) -> Float64:
         """Tokens a second of all ranks."""
         c = self.config
-        return np.asarray(c.global_batch * c.sizes.sequence / self.iteration)
+        return np.asarray(c.sequences * c.sizes.sequence / self.iteration)
 
     @property
     def flops_gpu(self) -> Float64:
@@ -190,11 +191,11 @@ def estimate(
                 "make them as docs/time-model.md shows, or call moetraffic estimate"
             )
     c, s = config, system
-    rules = unmet(c)
+    rules = violations(c)
     if strict:
         refuse(rules)
     with np.errstate(divide="ignore", invalid="ignore"):
-        batches = c.micro_batches
+        batches = c.accumulation
         work: Operations | Passes
         if s.gpu is None:
             work = operations(c, conventions)
@@ -226,19 +227,20 @@ def estimate(
         if conventions.bubble == "with-communication":
             own = (t for (kind, _), t in overlapped.items() if kind in ("tp", "cp"))
             beat = beat + (micro - sum(own)) / batches
-        bubble = (c.pp - 1) / c.virtual * beat
+        bubble = c.idle * beat
         if anywhere(c.schedule > 0):
+            # what passes of DualPipe send hides in pairs, or is counted as exposed
+            sent = overlapped.get(("ep", "directions"), 0.0)
+            sent = sent / np.maximum(paired_share(c.pp, batches), 1e-9)
+            paired = c.schedule == SCHEDULES.index("dualpipe")
+            beat = beat - where(paired, sent / batches, 0.0)
             bubble = _other_bubbles(c, conventions, work, beat, bubble)
         cut = where(c.zero > 0, 1.0, 0.0)
-        updated = c.stage_held / c.shards(c.copies_held) ** cut
-        updated = updated + c.stage_experts / c.shards(c.expert_copies) ** cut
+        updated = c.stage_held / c.among(c.copies_held) ** cut
+        updated = updated + c.stage_experts / c.among(c.expert_copies) ** cut
         optimizer = updated.max(axis=0) * s.optimizer_bytes / s.memory_bytes_s
         overhead = layers + s.iteration_overhead_s
-        ideal = where(
-            c.schedule > 0,
-            bubble / (batches * beat),
-            (c.pp - 1) / (c.virtual * batches),
-        )
+        ideal = bubble / (batches * beat)
         bubble = bubble + waiting
         whole = compute + sum(times.values()) - under + bubble + overhead + optimizer
         needed = memory(c)

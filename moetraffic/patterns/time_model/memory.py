@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetraffic.arrays import Float64
-from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.layouts.parallelism import RECOMPUTE
 from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.values import anywhere, where
 
@@ -67,7 +67,7 @@ def memory(config: Configuration) -> Memory:
     held_of = [c.stages.at(most, held) for held in (c.stage_held, c.stage_experts)]
     every = (c.copies_held, c.expert_copies)
     for held, copies in zip(held_of, every, strict=True):
-        shards = c.shards(copies)
+        shards = c.among(copies)
         cut = [where(c.zero >= stage, shards, 1.0) for stage in (3, 2, 1)]
         sizes = (c.element_bytes, c.gradient_bytes, c.state_bytes)
         cut[0] = 1 / np.minimum(1 / cut[0] + gathered, 1.0)
@@ -104,13 +104,13 @@ def _activations(c: Configuration) -> Float64:
     kept = where(c.recompute == 1, layer, layer + core)
     kept = where(c.recompute == 2, c.tokens * m.hidden * e / apart, kept)
     # Step 2: layers in flight on the first stage.
-    flight = np.minimum(c.pp, c.micro_batches) / c.pp
+    flight = np.minimum(c.pp, c.accumulation) / c.pp
     interleaved = 1 + (c.pp - 1) / (c.pp * c.virtual)
-    interleaved = np.minimum(interleaved, c.micro_batches / c.pp)
+    interleaved = np.minimum(interleaved, c.accumulation / c.pp)
     flight = where(c.virtual > 1, interleaved, flight)
     if anywhere(c.schedule > 1):
         # arXiv 2401.10241, section 2.2, and 2412.19437, table 2
-        deeper = np.minimum(2 * c.pp - 1, c.micro_batches) / c.pp
+        deeper = np.minimum(2 * c.pp - 1, c.accumulation) / c.pp
         flight = where(c.schedule == SCHEDULES.index("zb-h2"), deeper, flight)
         flight = where(c.pair > 1, (c.pp + 1) / c.pp, flight)
     active = where(c.recompute == 2, layer + core, 0.0)

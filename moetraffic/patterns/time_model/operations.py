@@ -89,4 +89,4 @@ def model_operations(config: Configuration) -> Float64:
     a_token = a_token + 2 * c.k * m.expert_weights * m.moe_layers
     a_token = a_token * (1 + m.mtp / m.layers)
     a_token = a_token + 2 * m.hidden * m.vocabulary * (1 + m.mtp)
-    return np.asarray(3 * a_token * c.global_batch * m.sequence)
+    return np.asarray(3 * a_token * c.sequences * m.sequence)

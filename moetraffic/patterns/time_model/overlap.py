@@ -96,7 +96,7 @@ def hidden(
         again, and of these the attention core.
     """
     c, (forward, backward, core) = config, passes
-    m, both = c.micro_batches, forward + backward
+    m, both = c.accumulation, forward + backward
     rest = 1 - 1 / c.stage_layers
     paired = where(c.schedule == SCHEDULES.index("dualpipe"), 1.0, 0.0)
     other = where(paired > 0, paired_share(c.pp, m), 1 - 1 / m)

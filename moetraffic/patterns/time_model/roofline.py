@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from moetraffic.arrays import Float64
-from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.layouts.parallelism import RECOMPUTE
 from moetraffic.patterns.values import Values, anywhere, where
 
 from .gpus import Gpu
@@ -178,9 +178,12 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     fused = c.fused_attention > 0
     stored = where(fused, 0.0, number * here * m.sequence)
     core = seconds["queries"][0] + seconds["values"][0]
-    core = where(fused, core / 2, core)
-    core_again = core + 9 * stored / rate
-    cores = pair(core_again, where(fused, 2.5, 2.0) * core + 11 * stored / rate)
+    half = core / 2, 2.5 * core / 2
+    if gpu.attention and anywhere(fused):
+        causal = 2 * number * here * m.sequence * width
+        half = gpu.attention.seconds(causal, m.sequence, width)
+    core_again = where(fused, half[0], core + 9 * stored / rate)
+    cores = pair(core_again, where(fused, half[1], 2 * core + 11 * stored / rate))
     row = tokens * whole / rate
     around = pair(22 * row / apart + 4 * row / c.tp, 46 * row / apart + 18 * row / c.tp)
     time = seconds["attention_in"] + seconds["attention_out"] + cores + around
@@ -223,8 +226,7 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     # Step 4: the stage that takes longest, which others wait for.
     of_stages = zip(numbers, layers, strict=True)
     slowest = c.stages.most(sum(n * one[0].sum(axis=0) for n, one in of_stages))
-    longer = c.stage_layers / c.stages.total.max(axis=0)
-    each = [c.stages.at(slowest, n) * longer for n in numbers]
+    each = [c.stages.at(slowest, n) / c.pair for n in numbers]
 
     def total(part: int) -> Any:
         """Of all layers of the stage."""

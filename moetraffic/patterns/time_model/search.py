@@ -10,8 +10,8 @@ import numpy as np
 
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.layouts.axes import RECOMPUTE
 from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.layouts.parallelism import RECOMPUTE
 from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.values import Values
 
@@ -35,7 +35,7 @@ TRIED: Mapping[str, Sequence[float]] = {
 }
 """Values that are tried where none are given; of pp, tp, dp and ep all that divide."""
 
-MODEL_ERROR = 0.11
+MODEL_ERROR = 0.09
 """Relative error of an iteration's time: the mean of a published table whose rows a fit
 to all other tables has not seen, in the median of seven tables
 (``moetraffic reproduce iteration_times``).  Nearer times are not ranked."""
@@ -82,7 +82,6 @@ def search(
     global_batch: int,
     conventions: Conventions = SC21,
     among: Mapping[str, Sequence[float]] | None = None,
-    gradient_bytes: float = 2,
     **same: Values,
 ) -> Search:
     """Estimate every way to spread a model over some GPUs.
@@ -99,7 +98,7 @@ def search(
         How the terms are counted.
     among
         Values to try of these fields (:data:`COLUMNS`) in place of :data:`TRIED`.
-    gradient_bytes, same
+    same
         Fields that all configurations share, as of :class:`Configuration`.
 
     Raises
@@ -156,7 +155,6 @@ def search(
         config = Configuration(
             model=model,
             global_batch=global_batch,
-            gradient_bytes=gradient_bytes,
             **same,
             **names,
         )

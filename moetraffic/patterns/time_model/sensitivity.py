@@ -20,6 +20,8 @@ NUMBERS = (
     *("iteration_overhead_s", "memory_bytes_s", "optimizer_bytes"),
 )
 STORED = ("element_bytes", "gradient_bytes", "imbalance")
+FIELDS = {"element_bytes": "dtype", "gradient_bytes": "gradient_dtype"}
+"""Fields of a configuration that are bytes by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +64,10 @@ def sensitivity(
         links = [_Scaled(system, kind, f) for f in factors]
         changed = [replace(system, bandwidth=one, latency_s=0.0) for one in links]
         inputs[f"bandwidth of {kind}"] = [(config, one) for one in changed]
+    known = replace(config, gradient_dtype=config.gradient_bytes)
     for name in STORED:
-        value = getattr(config, name)
-        stored = [replace(config, **{name: value * f}) for f in factors]
+        field, value = FIELDS.get(name, name), getattr(config, name)
+        stored = [replace(known, **{field: value * f}) for f in factors]
         inputs[name] = [(one, system) for one in stored]
     found = {}
     for name, ends in inputs.items():

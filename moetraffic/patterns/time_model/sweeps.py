@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from moetraffic.arrays import Float64
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.layouts.configuration import Configuration, refuse_unsound
+from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.layouts.violations import refuse_unsound
 from moetraffic.patterns.rules import choose
 from moetraffic.patterns.values import numbers
 
@@ -88,7 +89,7 @@ def sweep(
     if scaling == "large-batch":
         scaled = replace(config, global_batch=steps)
     else:
-        batch = config.global_batch
+        batch = config.sequences
         if scaling == "weak":
             batch = batch / config.dp * steps
         # experts stay where they are: their groups get no larger

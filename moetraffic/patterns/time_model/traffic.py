@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from moetraffic.patterns.dispatchers import DEDUPLICATED
 from moetraffic.patterns.layer_calls import LayerCalls, Part
 from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.layouts.stage_layers import LAYERS
-from moetraffic.patterns.synchronization import UNIT_POINTS, ZERO
+from moetraffic.patterns.model_sizes import of_each
+from moetraffic.patterns.shape import ModelShape
+from moetraffic.patterns.synchronization import UNIT_POINTS, ZERO, shard_elements
+from moetraffic.patterns.tensors import counted_tensors
 from moetraffic.patterns.values import Values, anywhere, numbers, where
 
 from .calls import Traffic
@@ -49,7 +53,7 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
         How sequence-parallel gathers, reduced parameters and ends are counted.
     """
     c, m = config, config.sizes
-    batches = c.micro_batches
+    batches = c.accumulation
     again = 1 if conventions.gathers == "megatron" else 0
     parts = LayerCalls(config=c, regathered=again)  # exchanged counts are a few bytes
     sums, of = _Sums(), c.stages
@@ -89,13 +93,15 @@ def traffic(config: Configuration, conventions: Conventions = SC21) -> list[Traf
             held = held / (c.pp * c.tp)
     lists = conventions.zero3 == "lists"
     if conventions.reduced == "held" and not lists and anywhere(c.zero == 3):
-        held = held + where(c.zero == 3, _row_padding(c), 0.0)
+        shards = where(c.zero == 3, c.among(c.copies_held), 1)
+        whole = of_each(_fully_sharded, c.model, c.tp, shards)
+        held = where(c.zero == 3, whole, held)
     found += _gradients(c, "dp", held, c.copies_held, c.tp, lists)
     if anywhere(m.experts > 0):
         among = c.expert_tp * c.ep
         # fully sharded experts are cut by whole experts, padded to the ranks
         local = np.maximum(m.experts / c.ep, 1)
-        shards = c.shards(c.expert_copies)
+        shards = c.among(c.expert_copies)
         cut = np.ceil(local / shards) * shards / local
         experts = c.stage_experts * where(c.zero == 3, cut, 1.0)
         found += _gradients(c, "edp", experts, c.expert_copies, among, lists)
@@ -185,7 +191,7 @@ class _Sums:
 
 def _handed_on(c: Configuration, parts: LayerCalls) -> list[Traffic]:
     """Activations and their gradients between stages, and what is gathered of them."""
-    piped = where(c.pp > 1, c.micro_batches, 0.0)
+    piped = where(c.pp > 1, c.accumulation, 0.0)
     found = [
         Traffic(
             kind="pp",
@@ -216,14 +222,16 @@ def _handed_on(c: Configuration, parts: LayerCalls) -> list[Traffic]:
     return found
 
 
-def _row_padding(c: Configuration) -> Values:
-    """Elements with which FSDP fills the rows of routers and of gates up to its ranks.
-
-    Other matrices have many more rows.
-    """
-    m, shards = c.sizes, c.shards(c.copies_held)
-    routers = m.routers * (np.ceil(m.experts / shards) * shards - m.experts)
-    return (routers + m.one_rows * (shards - 1)) * m.hidden
+@cache
+def _fully_sharded(model: ModelShape, tp: int, shards: int) -> int:
+    """Parameters outside experts of all shards of a tensor rank, each tensor padded as
+    FSDP does."""
+    each = counted_tensors(model, vocabulary_split=tp)
+    return shards * sum(
+        times * shard_elements(tensor.on_rank(tp=tp), shards)
+        for tensor, times in each
+        if tensor.part == "dense"
+    )
 
 
 def _gradients(
@@ -240,8 +248,8 @@ def _gradients(
     again release their parameters in between, these are gathered three times (arXiv
     2104.07857, section 4.1).
     """
-    batches = c.micro_batches
-    shards: Values = where(c.zero > 0, c.shards(ranks), ranks)
+    batches = c.accumulation
+    shards: Values = where(c.zero > 0, c.among(ranks), ranks)
     units = where(c.zero == 3, c.stage_layers * c.gathers, 1.0)
     # shares of the distributed optimizer are equally long
     padded = np.ceil(np.round(held, 3) / shards) * shards

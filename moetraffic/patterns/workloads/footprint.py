@@ -25,11 +25,11 @@ def least_bytes(workload: Workload) -> int:
         A lower bound: a run that needs more than this may still not fit.
     """
     shape, training = workload.model, workload.training
-    element = element_bytes(training.dtype)
-    ranks = 1 if training.virtual else workload.layout.world
+    element = int(element_bytes(training.dtype))
+    ranks = 1 if training.virtual else int(workload.layout.world)
     tokens = training.micro_batch * shape.window
     # tensor, pipeline and context parallelism cut a replica's activations
-    replicas = 1 if training.virtual else workload.layout.dp
+    replicas = 1 if training.virtual else int(workload.layout.dp)
     activations = tokens * (shape.layers * shape.hidden + shape.vocabulary) * element
     return (
         ranks * RANK_BYTES

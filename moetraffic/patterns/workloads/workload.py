@@ -7,14 +7,13 @@ starts, ``models/`` can train it and ``patterns/`` can compute its traffic.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import shape
-from moetraffic.patterns.layouts import layout
-from moetraffic.patterns.layouts.layout import ParallelLayout
 from moetraffic.patterns.layouts.parallelism import Parallelism
+from moetraffic.patterns.layouts.violations import training_rules
 from moetraffic.patterns.rules import Broken, unmet
 from moetraffic.patterns.shape import ModelShape
 
@@ -24,6 +23,12 @@ from .limits import outside
 from .router_table import ROUTERS
 from .routers import Gating
 from .training import Training
+
+LAYOUT = (
+    *("tp", "cp", "dp", "pp", "ep", "zero", "order"),
+    *("etp", "shard", "ulysses"),  # written where they are set
+)
+"""Fields of a layout that a training reads, and a trace keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +43,7 @@ class Workload:
 
     model: ModelShape = field(default_factory=ModelShape)
     gating: Gating = field(default_factory=Gating)
-    layout: ParallelLayout = field(default_factory=ParallelLayout)
+    layout: Parallelism = field(default_factory=Parallelism)
     training: Training = field(default_factory=Training)
     dropping: Dropping = field(default_factory=Dropping)
 
@@ -49,9 +54,9 @@ class Workload:
     @property
     def parallelism(self) -> Parallelism:
         """The layout and the batch as a pattern or the time model takes them."""
-        p, t = self.layout, self.training
-        return Parallelism(
-            **{f.name: getattr(p, f.name) for f in fields(ParallelLayout)},
+        t = self.training
+        return replace(
+            self.layout,
             micro_batch=t.micro_batch,
             accumulation=t.accumulation,
             recompute="full" if t.recompute else "none",
@@ -68,9 +73,11 @@ class Workload:
         parts = asdict(self)
         if self.training.data_seed is None:
             del parts["training"]["data_seed"]
-        for name in ("etp", "shard", "ulysses"):
-            if not parts["layout"][name]:
-                del parts["layout"][name]
+        parts["layout"] = {
+            name: size
+            for name, size in parts["layout"].items()
+            if name in LAYOUT and (name not in LAYOUT[-3:] or size)
+        }
         if not self.model.mtp:
             del parts["model"]["mtp"]
         return json.dumps(parts, sort_keys=True)
@@ -90,7 +97,7 @@ class Workload:
         kinds = {
             "model": ModelShape,
             "gating": Gating,
-            "layout": ParallelLayout,
+            "layout": Parallelism,
             "training": Training,
             "dropping": Dropping,
         }
@@ -98,6 +105,7 @@ class Workload:
         for name, values in parts.items():
             kind = kinds.get(name)
             known = {f.name for f in fields(kind)} if kind else set()
+            known = set(LAYOUT) if name == "layout" else known
             if kind is None or not set(values) <= known:
                 raise LayoutError(
                     f"a workload has {', '.join(kinds)}, each with its own fields, "
@@ -160,4 +168,4 @@ def _broken(work: Workload) -> list[Broken]:
                 "use --pp 1 or another --router",
             )
         )
-    return broken + layout.broken_rules(p, m, accumulation=t.accumulation)
+    return broken + training_rules(p, m, accumulation=t.accumulation)

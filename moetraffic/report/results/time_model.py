@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Float64
-from moetraffic.patterns.layouts.axes import RECOMPUTE
+from moetraffic.patterns.layouts.parallelism import RECOMPUTE
 from moetraffic.patterns.time_model import (
     MODEL_ERROR,
     Configuration,
@@ -63,11 +62,10 @@ LEFT_OUT = {"ep": 1, "cp": 1, "virtual": 1, "zero": 0}
 MEMORY = ("weights", "gradients", "optimizer", "activations")
 """Parts of the memory that a GPU needs."""
 
-LEAST_WAIT = 0.005
-"""Share of an iteration that the GPU waits for launches, from which it is stated."""
+LEAST_WAIT = 0.005  # of an iteration, from which a wait for launches is stated
 
-MOST_COMPUTE = 0.7
-"""Compute's share of the longest bar from which all bars begin above 0."""
+
+MOST_COMPUTE = 0.7  # of the longest bar, from which all bars begin above 0
 
 COLORS = {
     "compute": LINE_COLORS[0],
@@ -105,36 +103,36 @@ def as_dict(found: Estimate) -> dict[str, Any]:
     return dict(plain(told))
 
 
-def sentence(found: Estimate, title: str) -> str:
-    """Summarize one configuration's iteration time and memory."""
+def summary(found: Estimate, source: str) -> list[str]:
+    """Summarize one configuration's iteration time and memory, the verdict first.
+
+    ``source`` states the model, the system, and how its compute is estimated.
+    """
+    layout, batch = layout_words(found.config)
     if not found.sound:
-        return f"{title}: impossible."
+        return [f"Impossible: {layout}, {batch}.", f"Of: {source}."]
     parts = {
         words: value
         for name, words in TERMS.items()
         if (value := float(getattr(found, name)))
     }
     largest = max(parts, key=lambda words: parts[words])
-    whole = float(found.iteration)
-    return (
-        f"{title}: T_iter {duration(whole)}, {float(found.tokens_s):,.0f} tokens/s, "
-        f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU; largest term: "
-        f"{largest}, {parts[largest] / whole:.1%} of T_iter; communication "
-        f"{float(found.comm_share):.1%}, bubble {float(found.bubble_share):.1%}; "
-        f"{_launches(found)}memory per GPU {byte_size(float(found.memory.total))}, "
-        f"which {'fits' if found.fits else 'does not fit'}."
+    whole, waits = float(found.iteration), float(found.launches / found.iteration)
+    lines = [
+        f"T_iter {duration(whole)}, {float(found.tokens_s):,.0f} tokens/s, "
+        f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU: {batch}.",
+        f"Time: largest term {largest}, {parts[largest] / whole:.1%} of T_iter; "
+        f"communication {float(found.comm_share):.1%}, bubble "
+        f"{float(found.bubble_share):.1%}.",
+        f"Memory: {byte_size(float(found.memory.total))} per GPU, which "
+        f"{'fits' if found.fits else 'does not fit'}.",
+        f"Layout: {layout}; {source}.",
+    ]
+    limit = (
+        "Launches: kernel launches by the host limit the layers (the GPU waits "
+        f"{waits:.1%} of T_iter for them: a larger micro-batch would use it)."
     )
-
-
-def _launches(found: Estimate) -> str:
-    """State that the host's launch rate binds, if layers wait for it."""
-    share = float(found.launches / found.iteration)
-    if share < LEAST_WAIT:
-        return ""
-    return (
-        f"kernel launches by the host limit the layers (the GPU waits {share:.1%} of "
-        "T_iter for them: a larger micro-batch would use it); "
-    )
+    return [*lines[:2], *[limit] * (waits >= LEAST_WAIT), *lines[2:]]
 
 
 def hidden_rows(found: Estimate) -> list[dict[str, Any]]:
@@ -242,11 +240,12 @@ def several(
     )
 
 
-def range_sentence(found: Estimate, names: Sequence[str], title: str) -> str:
-    """State the fastest and the slowest of estimates ``[n]``, and how many fit."""
+def range_sentences(found: Estimate, names: Sequence[str], *about: str) -> list[str]:
+    """State the fastest and the slowest of estimates ``[n]``, how many fit, and what
+    they are ``about``."""
     sound = np.flatnonzero(found.sound)
     if not len(sound):
-        return f"{title}: none of {len(found.sound)} configurations is possible."
+        return [f"None of {len(found.sound)} configurations is possible.", *about]
     times = np.asarray(found.iteration)[sound]
     low, high = (int(sound[at]) for at in (np.argmin(times), np.argmax(times)))
     share = np.asarray(found.comm_share)
@@ -255,22 +254,25 @@ def range_sentence(found: Estimate, names: Sequence[str], title: str) -> str:
         f"{share[at]:.1%})"
         for at in (low, high)
     )
-    return (
-        f"{title}: T_iter from {' to '.join(ends)}; "
-        f"{int(np.sum(found.fits))} of {len(found.sound)} fit into memory."
-    )
+    return [
+        f"T_iter from {' to '.join(ends)}; "
+        f"{int(np.sum(found.fits))} of {len(found.sound)} fit into memory.",
+        *(f"{one}." for one in about),
+    ]
 
 
 def search_sentences(found: Search, title: str) -> list[str]:
     """State the fastest configuration, its rate, and how many could be ranked."""
     best, at = found.estimate, found.order[0]
     (names, common) = search_names(found, 2)
+    layout = ", ".join(part for part in (names[0], common) if part)
     return [
-        f"{title}: {', '.join(part for part in (names[0], common) if part)}: T_iter "
-        f"{duration(float(best.iteration[at]))}, {best.tokens_s[at]:,.0f} tokens/s, "
-        f"communication {best.comm_share[at]:.1%}, memory "
+        f"T_iter {duration(float(best.iteration[at]))}, {best.tokens_s[at]:,.0f} "
+        f"tokens/s, communication {best.comm_share[at]:.1%}, memory "
         f"{byte_size(best.memory.total[at])}.",
+        f"Layout: {layout}.",
         *(f"{note[:1].upper()}{note[1:]}." for note in search_notes(found)),
+        f"{title}.",
     ]
 
 
@@ -351,12 +353,12 @@ AGAIN = {
 }
 
 
-def layout_words(config: Configuration) -> str:
-    """Describe one configuration as those of a search, with batch and sequence."""
+def layout_words(config: Configuration) -> tuple[str, str]:
+    """Describe one configuration as those of a search; and its batch and sequence."""
     row = {name: float(np.ravel(getattr(config, name))[0]) for name in COLUMNS}
     words = _stated(_words(row).values())
-    sizes = (config.micro_batches, config.micro_batch, config.dp, config.sizes.source)
-    return f"{words}, {batch_words(*(float(np.ravel(size)[0]) for size in sizes))}"
+    sizes = (config.accumulation, config.micro_batch, config.dp, config.sizes.source)
+    return words, batch_words(*(float(np.ravel(size)[0]) for size in sizes))
 
 
 def batch_words(
@@ -431,7 +433,7 @@ def figure(
     ``shares``, bars are percents of their sums instead of seconds.
     """
 
-    def flat(value: npt.ArrayLike) -> Float64:
+    def flat(value: npt.ArrayLike) -> npt.NDArray[np.float64]:
         every = np.broadcast_to(np.asarray(value, float), found.iteration.shape).ravel()
         chosen = every if at is None else every[np.asarray(at)]
         return np.asarray(np.nan_to_num(chosen))

@@ -16,7 +16,7 @@ from moetraffic.analysis.times.run_calibration import (
     step_times,
 )
 from moetraffic.cli import main
-from moetraffic.patterns import ParallelLayout, Training, Workload
+from moetraffic.patterns import Parallelism, Training, Workload
 
 
 def test_calls_that_overlap_count_once() -> None:
@@ -68,12 +68,12 @@ def test_a_run_calibrates_the_model_of_itself(captured: Path) -> None:
 
 def test_workloads_are_configurations() -> None:
     work = Workload(
-        layout=ParallelLayout(dp=4, ep=2, tp=2, pp=2),
+        layout=Parallelism(dp=4, ep=2, tp=2, pp=2),
         training=Training(micro_batch=3, accumulation=4, recompute=True),
     )
     found = configuration_of(work)
     assert float(found.world) == 16
-    assert float(found.micro_batches) == 4
+    assert float(found.accumulation) == 4
     assert float(found.element_bytes) == 4
     assert float(found.recompute) == 2
 

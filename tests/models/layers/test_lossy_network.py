@@ -15,7 +15,7 @@ from moetraffic.patterns import (
     Dropping,
     Gating,
     ModelShape,
-    ParallelLayout,
+    Parallelism,
     Training,
     Workload,
 )
@@ -171,7 +171,7 @@ def test_each_step_layer_and_seed_loses_elsewhere_but_always_the_same() -> None:
 WORK = Workload(
     model=ModelShape(layers=2, hidden=32, heads=2, sequence=32, experts=4),
     gating=Gating(),
-    layout=ParallelLayout(dp=4, ep=2),
+    layout=Parallelism(dp=4, ep=2),
     training=Training(iterations=3, micro_batch=2, accumulation=2, virtual=True),
 )
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as some
 
 from moetraffic.cli.workload import describe
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import ModelShape, ParallelLayout, Training, Workload
-from moetraffic.patterns.layouts.layout import AXES, KINDS
+from moetraffic.patterns import ModelShape, Parallelism, Training, Workload
+from moetraffic.patterns.layouts.parallelism import AXES, KINDS, nested
+from moetraffic.patterns.layouts.schedules import chunk_layers
 
 ORDERS = ["-".join(order) for order in permutations(AXES)]
 SIZES = some.integers(1, 3)
@@ -34,7 +35,7 @@ def test_megatrons_order(
     pp: tuple[int, ...],
     embedding: tuple[int, ...],
 ) -> None:
-    grid = ParallelLayout(pp=p, tp=t, dp=d)
+    grid = Parallelism(pp=p, tp=t, dp=d)
     first = [grid.groups(kind)[0] for kind in ("tp", "dp", "pp", "embedding")]
     assert first == [tp, dp, pp, embedding]
     # every other group is the first one moved along
@@ -45,7 +46,7 @@ def test_megatrons_order(
 
 
 def test_a_rank_is_where_the_formula_says() -> None:
-    grid = ParallelLayout(tp=2, cp=3, dp=4, pp=2)
+    grid = Parallelism(tp=2, cp=3, dp=4, pp=2)
     for pp in range(2):
         for dp in range(4):
             for cp in range(3):
@@ -72,7 +73,8 @@ def test_both_grids_partition_the_world(
     assume(ranks % (tp * cp) == 0)
     wanted = {"tp": tp, "cp": cp, "dp": ranks // tp // cp, "pp": pp, "ep": ep}
     try:
-        grid = ParallelLayout(**wanted, etp=etp, order=order)
+        grid = Parallelism(**wanted, etp=etp, order=order)
+        grid.groups("world")
     except LayoutError:
         # both grids must have the same stages, which they have with pp at an end
         assert "pp" not in (order[:2], order[-2:])
@@ -84,6 +86,7 @@ def test_both_grids_partition_the_world(
         **{"dp_shard": grid.dp * cp, "dp_replicate": 1},  # all copies shard
         **{"edp_shard": edp, "edp_replicate": 1},
         **{"cp_heads": 1, "cp_ring": cp},
+        **{"ep_within": ep, "ep_across": 1},  # all are on one node
         # a stage's and the mirrored one's; the middle one is its own
         "dp_pair": grid.dp * cp * (2 if pp % 2 == 0 else 1),
         "edp_pair": edp * (2 if pp % 2 == 0 else 1),
@@ -107,11 +110,12 @@ def test_experts_of_a_layout_that_trains_cross_in_its_replicas(
 ) -> None:
     sizes = {"ep": ep, "dp": ep * edp, "tp": tp, "pp": pp}
     try:
-        layout = ParallelLayout(**sizes, order=order)
+        layout = Parallelism(**sizes, order=order)
+        layout.groups("world")
     except LayoutError:
         assume(False)
     groups = {kind: set(layout.groups(kind)) for kind in ("tp", "etp", "dp")}
-    if not layout.nested:
+    if not nested(layout):
         assert groups["tp"] != groups["etp"]
         return
     assert groups["tp"] == groups["etp"]
@@ -125,11 +129,11 @@ def test_experts_of_a_layout_that_trains_cross_in_its_replicas(
 
 
 def test_experts_need_not_be_split_as_their_layers_are() -> None:
-    grid = ParallelLayout(tp=2, dp=4, ep=4, etp=1)
+    grid = Parallelism(tp=2, dp=4, ep=4, etp=1)
     assert grid.groups("ep") == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert grid.groups("edp") == ((0, 4), (1, 5), (2, 6), (3, 7))
     # context-parallel ranks, too, hold experts
-    grid = ParallelLayout(cp=2, dp=2, ep=4)
+    grid = Parallelism(cp=2, dp=2, ep=4)
     assert grid.groups("ep") == ((0, 1, 2, 3),)
 
 
@@ -145,18 +149,18 @@ def test_experts_need_not_be_split_as_their_layers_are() -> None:
 )
 def test_impossible_grids(sizes: dict[str, int], said: str) -> None:
     with pytest.raises(LayoutError, match=said):
-        ParallelLayout(**sizes)
+        Parallelism(**sizes).groups("world")
 
 
 def test_unknown_kind() -> None:
     with pytest.raises(LayoutError, match="a group kind is one of"):
-        ParallelLayout().groups("rows")
+        Parallelism().groups("rows")
 
 
 @settings(max_examples=30, deadline=None)
 @given(some.integers(1, 6), some.integers(1, 40))
 def test_stages_divide_the_layers_evenly(pp: int, layers: int) -> None:
-    stages = ParallelLayout(pp=pp).stages(layers)
+    stages = chunk_layers(layers, pp)
     assert list(chain(*stages)) == list(range(layers))
     lengths = [len(stage) for stage in stages]
     assert lengths == sorted(lengths, reverse=True)
@@ -196,7 +200,7 @@ def test_what_cannot_be_trained_is_said_before_it_starts(
     def make() -> Workload:
         return Workload(
             model=ModelShape(**changes),
-            layout=ParallelLayout(**layout),
+            layout=Parallelism(**layout),
             training=Training(accumulation=accumulation),
         )
 
@@ -211,5 +215,5 @@ def test_dp_and_ep_follow_from_the_ranks() -> None:
     layout = describe(8, {"tp": 2, "pp": 2, "order": None}).layout
     assert (layout.dp, layout.ep, layout.world) == (2, 2, 8)
     assert describe(8, {"tp": 2, "pp": 2}).training.accumulation == 2
-    assert describe(8, {"ep": 2}).layout == ParallelLayout(dp=8, ep=2)
+    assert describe(8, {"ep": 2}).layout == Parallelism(dp=8, ep=2)
     assert describe(4, {"dp": 4, "zero": 2}).layout.zero == 2

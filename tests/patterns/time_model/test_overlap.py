@@ -25,7 +25,7 @@ def made(bandwidth: float, model: ModelShape = GPT, **named: Any) -> Estimate:
     kinds = dict.fromkeys(("tp", "cp", "pp", "ep", "dp", "edp"), 1.0)
     config = Configuration(
         model=model,
-        **{"global_batch": 16, "gradient_bytes": 2, "k": 2 if model.experts else 0},
+        **{"global_batch": 16, "gradient_dtype": 2, "k": 2 if model.experts else 0},
         **named,
     )
     system = System(

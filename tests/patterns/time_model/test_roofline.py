@@ -130,7 +130,7 @@ def test_expert_parallelism_folds_over_tensor_parallel_ranks() -> None:
         model=MOE, k=8, tp=2, dp=4, ep=8, etp=1, sequence_parallel=True, global_batch=8
     )
     found = estimate(c, NODES)
-    whole = estimate(replace(c, tp=1, dp=8), NODES)
+    whole = estimate(replace(c, tp=1, dp=8, global_batch=8), NODES)
     # a rank routes its half of the tokens of two ranks' sequences
     assert float(found.wire["ep"]) == pytest.approx(float(whole.wire["ep"]))
     assert float(c.experts_held) == pytest.approx(c.sizes.expert_parameters / 8)

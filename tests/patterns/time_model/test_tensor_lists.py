@@ -30,7 +30,7 @@ SYSTEM = System(peak_flops=A100.peak_flops, bandwidth=1e10, memory_bytes_s=1e12)
 
 
 def told(**named: Any) -> Configuration:
-    given = {"zero": 3, "recompute": "full", "gathers": 4, "gradient_bytes": 2, **named}
+    given = {"zero": 3, "recompute": "full", "gathers": 4, "gradient_dtype": 2, **named}
     return Configuration(model=GPT, dp=16, global_batch=32, **given)
 
 

@@ -46,7 +46,7 @@ FLAT = System(peak_flops=100e12, utilization=0.5, bandwidth=10e9)
 
 def told(**named: Any) -> Configuration:
     given_ = {
-        **{"model": GPT, "micro_batch": 2, "global_batch": 64, "gradient_bytes": 2},
+        **{"model": GPT, "micro_batch": 2, "global_batch": 64, "gradient_dtype": 2},
         **named,
     }
     return Configuration(**given_)
@@ -55,7 +55,7 @@ def told(**named: Any) -> Configuration:
 def test_flop_of_an_iteration_are_those_of_equation_3() -> None:
     for recompute, factor, head in (("full", 96, 16), ("none", 72, 12)):
         config = told(pp=2, tp=4, dp=4, recompute=recompute)
-        whole = operations(config).all * config.micro_batches * config.world
+        whole = operations(config).all * config.accumulation * config.world
         said = factor * 64 * S * L * H**2 * (1 + S / (6 * H) + V / (head * L * H))
         assert float(whole) == pytest.approx(said, rel=1e-12)
     asked = 72 * 64 * S * L * H**2 * (1 + S / (6 * H) + V / (12 * L * H))
@@ -64,7 +64,7 @@ def test_flop_of_an_iteration_are_those_of_equation_3() -> None:
 
 def test_the_terms_are_the_formulas_of_the_studies() -> None:
     p, t, d, b, batch = 4, 2, 2, 2, 64
-    config = told(pp=p, tp=t, dp=d, recompute="full", gradient_bytes=4)
+    config = told(pp=p, tp=t, dp=d, recompute="full", gradient_dtype=4)
     found = estimate(config, FLAT, conventions=APNET24)
     m, n = batch / (b * d), float(parameter_count(GPT).total)
     speed = 10e9
@@ -108,7 +108,7 @@ def test_disagreements_are_inputs() -> None:
     assert 1 < float(base.communication["dp"] / mean.communication["dp"]) < 2
     assert float(other(ends="left-out").tp) < float(base.tp)
     assert float(other(stage="last").compute) > float(base.compute)
-    double = estimate(replace(config, gradient_bytes=4.0), FLAT)
+    double = estimate(replace(config, gradient_dtype=4.0), FLAT)
     assert float(double.dp / base.dp) == pytest.approx(2)
     with pytest.raises(LayoutError, match="flops is one of layers, parameters"):
         Conventions(flops="guessed")
@@ -440,7 +440,7 @@ def test_elasticities_are_shares_of_time() -> None:
 def test_the_search_finds_the_fastest_that_fits() -> None:
     links = NodeLinks(gpus=4, inside_bytes_s=100e9, nic_bytes_s=10e9)
     system = System(peak_flops=1e14, bandwidth=links, memory_bytes=16e9)
-    found = search(GPT, system, gpus=8, global_batch=32)
+    found = search(GPT, system, gpus=8, global_batch=32, gradient_dtype=2)
     best = found.rows(1)[0]
     config = told(**best, global_batch=32)
     alone = estimate(config, system)
@@ -449,7 +449,7 @@ def test_the_search_finds_the_fastest_that_fits() -> None:
     assert alone.fits
     assert float(config.world) == 8
     times = found.estimate.iteration
-    near = times[found.estimate.fits] <= 1.11 * times[first]
+    near = times[found.estimate.fits] <= 1.09 * times[first]
     assert found.unranked == near.sum() > 1
     assert times[first] == times[found.estimate.fits].min()
     # less memory never makes it faster, none at all fits nothing

@@ -13,7 +13,7 @@ from moetraffic.errors import LayoutError
 from moetraffic.patterns import (
     Gating,
     ModelShape,
-    ParallelLayout,
+    Parallelism,
     Training,
     Workload,
     parameter_count,
@@ -81,7 +81,7 @@ def test_the_least_memory_is_what_the_formula_says() -> None:
     work = Workload(
         model=shape,
         gating=Gating(k=1),
-        layout=ParallelLayout(dp=2, ep=2),
+        layout=Parallelism(dp=2, ep=2),
         training=Training(micro_batch=3),
     )
     activations = 3 * 16 * (2 * 8 + 256) * 4

@@ -17,7 +17,7 @@ from moetraffic.models import train_virtually
 from moetraffic.patterns import (
     Gating,
     ModelShape,
-    ParallelLayout,
+    Parallelism,
     Training,
     Workload,
 )
@@ -48,7 +48,7 @@ def wide(tmp_path_factory):
             moe_every=1,
         ),
         gating=Gating(k=2),
-        layout=ParallelLayout(dp=RANKS, ep=RANKS),
+        layout=Parallelism(dp=RANKS, ep=RANKS),
         training=Training(micro_batch=1, iterations=2, virtual=True),
     )
     path = tmp_path_factory.mktemp("wide") / "wide.h5"

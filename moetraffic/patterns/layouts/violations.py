@@ -1,0 +1,328 @@
+"""What cannot be: the rules of a parallel run, each once for one run and for arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moetraffic.patterns.dispatchers import dispatcher_rules
+from moetraffic.patterns.model_sizes import ModelSizes, model_sizes
+from moetraffic.patterns.rules import Broken, Rule, positive, refuse, sentences
+from moetraffic.patterns.shape import ModelShape
+from moetraffic.patterns.synchronization import IN_EACH_PASS, SHARDED
+from moetraffic.patterns.values import Values, anywhere, where
+
+from .parallelism import Parallelism, layout_rules, nested
+from .schedules import schedule_rules
+
+if TYPE_CHECKING:
+    from .configuration import Configuration
+
+
+def violations(config: Configuration) -> list[Rule]:
+    """The rules of a model's training, broken or not: where, and the sentence."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _rules(config)
+
+
+def refuse_unsound(config: Configuration) -> None:
+    """Refuse a configuration with any element that cannot exist.
+
+    Raises
+    ------
+    LayoutError
+        If a rule is broken anywhere.
+    """
+    refuse(violations(config))
+
+
+def _rules(config: Configuration) -> list[Rule]:
+    c, m = config, config.sizes
+    batches, sparse = c.accumulation, m.experts > 0
+    spread = c.cp * where(c.sequence_parallel > 0, c.tp, 1)
+    told = any(anywhere(x != 0) for x in (c.dispatcher, c.node_limit, c.gpus_per_node))
+    return [
+        *layout_rules(c),
+        *synchronization_rules(c),
+        positive(c.micro_batch, "micro-batch"),
+        Rule(
+            batches <= 0,
+            "accumulation must be at least 1, but is {}",
+            (batches,),
+            "give --accumulation a positive number",
+        ),
+        Rule(
+            (c.prefetch < 0) | (c.prefetch % 1 > 0),
+            "ZeRO 3 gathers a whole number of layers ahead, but prefetch is {}",
+            (c.prefetch,),
+            "change --prefetch",
+        ),
+        Rule(
+            batches != np.round(batches),
+            "micro-batch x dp must divide the global batch, but is {} x {} for {}",
+            (c.micro_batch, c.dp, c.sequences),
+            "change --global-batch, --micro-batch or --dp",
+        ),
+        Rule(
+            ~sparse & ((c.ep > 1) | ((c.etp > 1) & (c.etp != c.tp))),
+            "a dense model has no experts to spread, but ep is {} and etp is {}",
+            (c.ep, c.etp),
+            "set --ep 1",
+        ),
+        *split_rules(c, m, c.virtual),
+        Rule(
+            # gradients may be sharded within a pipeline (Llama 3, arXiv 2407.21783,
+            # section 3.3.2)
+            (c.pair > 1) & (c.zero > 1),
+            "DualPipe goes with ZeRO stage 0 or 1, but zero is {}",
+            (c.zero,),
+            "use --zero 1 or --pp 1",
+        ),
+        Rule(
+            (m.key_heads % c.tp != 0) & (c.tp % m.key_heads != 0),
+            "tp must divide the key and value heads, or they tp, but there are {} for "
+            "tp {}",
+            (m.key_heads, c.tp),
+            "change --tp",
+        ),
+        Rule(
+            (m.source % spread != 0) | (m.targets % spread != 0),
+            "ranks that share a sequence must divide it, but it has {} tokens for {} "
+            "ranks",
+            (where(m.source % spread != 0, m.source, m.targets), spread),
+            "change --cp or --tp, or leave out --sequence-parallel",
+        ),
+        Rule(
+            sparse & (c.tp > 1) & (c.sequence_parallel == 0),
+            "experts under tensor parallelism have each token once with sequence "
+            "parallelism alone, but tp is {}",
+            (c.tp,),
+            "give --sequence-parallel",
+        ),
+        Rule(
+            m.heads % (c.tp * c.inner) != 0,
+            "context ranks that exchange heads for tokens divide a tensor rank's heads,"
+            " but there are {} heads for tp x cp = {} x {}",
+            (m.heads, c.tp, c.inner),
+            "change --cp, --ulysses or --context",
+        ),
+        Rule(
+            (c.ulysses > 0) & (c.inner != c.ulysses),
+            "all context ranks exchange heads where --context is all-to-all, but "
+            "ulysses is {} and cp is {}",
+            (c.ulysses, c.cp),
+            "leave out --ulysses, or use --context ring",
+        ),
+        Rule(
+            sparse & (c.k > m.experts),
+            "a token's k experts are distinct, but k is {} and there are {} experts",
+            (c.k, m.experts),
+            "lower --k",
+        ),
+        *schedule_rules(c.pp, batches, c.virtual, c.schedule, c.shard),
+        *(dispatcher_rules(c) if told else ()),
+        Rule(
+            (c.shard > 0) & (c.zero < 1),
+            "shards are ZeRO's, but shard is {} and zero is {}",
+            (c.shard, c.zero),
+            "give --zero 1, 2 or 3, or leave out --shard",
+        ),
+        Rule(
+            (c.recompute < 0) | (c.recompute > 3) | (c.recompute % 1 > 0),
+            "recompute is 0, 1, 2 or 3, but it is {}",
+            (c.recompute,),
+            "change --recompute",
+        ),
+        Rule(
+            (c.dispatcher > 0) & (c.order != Parallelism.order),
+            "nodes of expert-parallel ranks are known in the usual order of ranks, but "
+            "it is {} and the dispatcher another than plain",
+            (c.order,),
+            "leave out --order, or --dispatcher",
+        ),
+    ]
+
+
+def synchronization_rules(c: Configuration) -> list[Rule]:
+    """The rules of how copies are kept equal, where that is asked for by name."""
+    how = c.synchronization
+    each_pass = (how in IN_EACH_PASS) | ((c.zero == 3) & (how == ""))
+    return [
+        Rule(
+            not c.bucket_mib >= 0,
+            "a bucket has some MiB, or 0 for what torch does, but bucket-mib is {}",
+            (c.bucket_mib,),
+            "raise it",
+        ),
+        Rule(
+            (c.pp > 1) & each_pass,
+            "a pipeline gathers no parameters between its passes (ZeRO stage 0, 1 or "
+            "2), but pp is {} and {} sends in each micro-batch",
+            (c.pp, how or "fsdp2"),
+            "use --zero 1, another --synchronization or --pp 1",
+        ),
+        Rule(
+            (c.shard > 0) & (how != "") & (how not in SHARDED),
+            "shards are ZeRO's, but {} has none of the {} that are asked for",
+            (how, c.shard),
+            "give --zero 1, 2 or 3, or leave out --shard",
+        ),
+    ]
+
+
+def split_rules(c: Parallelism, m: ModelSizes, virtual: Values = 1) -> list[Rule]:
+    """The rules of a model that is split, whoever trains it.
+
+    Parameters
+    ----------
+    c
+        Sizes of a layout.
+    m
+        Numbers of the model.
+    virtual
+        Chunks of layers on each stage.
+    """
+    return [
+        Rule(
+            m.experts % np.maximum(c.ep, 1) != 0,
+            "ep must divide the experts, but there are {} experts for ep {}",
+            (m.experts, c.ep),
+            "change --experts or --ep",
+        ),
+        Rule(
+            m.heads % np.maximum(c.tp, 1) != 0,
+            "tp must divide the attention heads, but there are {} heads for tp {}",
+            (m.heads, c.tp),
+            "change --heads or --tp",
+        ),
+        Rule(
+            m.layers < c.pp * virtual,
+            "every chunk of a pipeline holds a layer, but there are {} layers for "
+            "pp x virtual = {} x {}",
+            (m.layers, c.pp, virtual),
+            "raise --layers, or lower --pp or --virtual-stages",
+        ),
+        *(
+            Rule(
+                width % np.maximum(c.tp, 1) != 0,
+                "tp must divide every feed-forward width, but for tp {} one is {}",
+                (c.tp, width),
+                "change --ffn, --expert-ffn, --shared-ffn or --tp",
+            )
+            for width in (m.dense_ffn, m.shared_ffn)
+        ),
+        Rule(
+            (m.experts > 0)
+            & ((c.expert_tp != c.tp) | (m.expert_ffn != m.dense_ffn))
+            & (m.expert_ffn % np.maximum(c.expert_tp, 1) != 0),
+            "etp must divide an expert's width, but it is {} for etp {}",
+            (m.expert_ffn, c.expert_tp),
+            "change --etp",
+        ),
+        Rule(
+            (c.pp > 1) & (m.encoder_layers > 0),
+            "a pipeline's stages hand on one decoder's activations, but the model has "
+            "{} encoder layers and pp is {}",
+            (m.encoder_layers, c.pp),
+            "use --pp 1",
+        ),
+    ]
+
+
+UNTRAINED = {
+    "virtual": "--virtual-stages",
+    **{
+        name: f"--{name.replace('_', '-')}"
+        for name in (
+            *("sequence_parallel", "context", "ulysses", "schedule", "dispatcher"),
+            *("node_limit", "gradient_dtype", "dispatch_dtype", "scatter_gather"),
+        )
+    },
+}
+"""Fields that moetraffic's own training does not have, and their options."""
+
+
+def training_rules(
+    layout: Parallelism, shape: ModelShape, *, accumulation: int
+) -> list[Broken]:
+    """The rules that a model and its training by this library break under a layout.
+
+    Parameters
+    ----------
+    layout
+        The layout.
+    shape
+        A sound shape of the model.
+    accumulation
+        Micro-batches of a step.
+
+    Returns
+    -------
+    list of (str, str)
+        Each broken rule with its values, and the remedy.
+    """
+    p, m, usual = layout, shape, Parallelism()
+    if broken := sentences(layout_rules(p)):
+        return broken
+    left = [of for n, of in UNTRAINED.items() if getattr(p, n) != getattr(usual, n)]
+    left += [f"--recompute {p.recompute}"] * (p.recompute not in ("none", "full"))
+    own = [
+        Rule(
+            bool(left),
+            "moetraffic's own training does not have {}",
+            (", ".join(left),),
+            "leave these out, or use --library megatron",
+        ),
+        *split_rules(p, model_sizes(m)),
+        Rule(
+            m.groups % p.tp != 0,
+            "tp must divide the key and value heads, but there are {} for tp {}",
+            (m.groups, p.tp),
+            "change --kv-heads or --tp",
+        ),
+        Rule(
+            p.tp > 1 and bool(m.kv_rank or m.qk_norm or m.positions == "relative"),
+            "tensor parallelism splits attention by heads alone, but latent attention, "
+            "norms of query and key and relative positions have parameters that all "
+            "heads share, and tp is {}",
+            (p.tp,),
+            "use --tp 1",
+        ),
+        Rule(
+            p.pp > 1 and accumulation < p.pp,
+            "1F1B needs as many micro-batches as stages, but accumulation is {} for pp "
+            "{}",
+            (accumulation, p.pp),
+            f"give --accumulation {p.pp} or more",
+        ),
+        Rule(
+            # as DeepSpeed refuses it: each micro-batch's backward would reduce, or
+            # gather, while its stage's neighbors wait
+            p.pp > 1 and p.zero > 1,
+            "a pipeline goes with ZeRO stage 0 or 1, whose gradients wait for all "
+            "micro-batches, but pp is {} and zero is {}",
+            (p.pp, p.zero),
+            "use --zero 1 or --pp 1",
+        ),
+        Rule(
+            p.shard > 0,
+            "training shards over all copies, but shard is {}",
+            (p.shard,),
+            "leave out --shard",
+        ),
+        Rule(
+            not nested(p) and p.cp == 1,
+            "training splits experts as their layers and copies them over data-"
+            "parallel ranks, but etp is {}, tp is {} and the order is {}",
+            (p.expert_tp, p.tp, p.order),
+            "leave out --etp, and put ep next to dp in --order",
+        ),
+        Rule(
+            p.cp > 1,
+            "training does not support context parallelism, but cp is {}",
+            (p.cp,),
+            "leave out --cp",
+        ),
+    ]
+    return sentences(own)

@@ -1,0 +1,95 @@
+"""Fused attention at measured speeds, and memory that published trainings need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetraffic.patterns import ModelShape, preset
+from moetraffic.patterns.time_model import (
+    A100,
+    GPUS,
+    H100,
+    Configuration,
+    Gpu,
+    memory,
+)
+from moetraffic.patterns.time_model.gpus import ATTENTION
+from moetraffic.patterns.time_model.roofline import passes
+
+GPT = ModelShape(
+    layers=2, hidden=2048, heads=16, sequence=8192, vocabulary=512, experts=0
+)
+ROOT = Path(__file__).parents[3]
+
+
+def core(gpu: Gpu, sequence: int = 8192, **named: object) -> float:
+    """Seconds of attention in both passes of a layer."""
+    config = Configuration(
+        model=replace(GPT, sequence=sequence), fused_attention=True, **named
+    )
+    return float(passes(config, gpu).core) / 2
+
+
+def test_a_layer_takes_what_was_measured_on_a_gpu() -> None:
+    """Medians of an H200, ms: cuDNN, 32 heads of 128, 8,192 tokens; 16 here."""
+    assert core(H100) == pytest.approx((0.91282 + 2.7697) / 2 * 1e-3, rel=0.03)
+    flash = replace(H100, attention=ATTENTION["FlashAttention-2"])
+    assert core(flash) == pytest.approx((1.7348 + 5.1496) / 2 * 1e-3, rel=0.03)
+    assert core(GPUS["H200"]) == core(H100)
+
+
+def test_attention_grows_with_the_square_of_long_sequences_alone() -> None:
+    times = np.array([core(H100, 1024 * 2**n) for n in range(7)])
+    growth = times[1:] / times[:-1]
+    assert (np.diff(growth) > 0).all()
+    assert 2 < growth[0] < growth[-1] < 4
+    assert growth[-1] == pytest.approx(4, rel=0.02)
+
+
+def test_scores_of_a_gpu_without_a_measured_kernel_are_other_products() -> None:
+    products = replace(H100, attention=None)
+    assert core(products) > core(replace(H100, matmul_share=1.0, attention=None)) / 2
+    assert A100.attention is None
+
+
+DUALPIPE = {"schedule": "dualpipe", "recompute": "modules"}
+LLAMA = {"tp": 8, "pp": 16, "virtual": 4, "zero": 1, "sequence_parallel": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "named", "stated"),
+    [
+        ("deepseek-v3", DUALPIPE, ("76.9 GB", "43.9 are activations")),
+        ("deepseek-v3", {}, ("106.0 GB",)),
+        ("llama-3-405b", {**LLAMA, "dp": 128}, ("88.2 GB",)),
+        ("llama-3-405b", {**LLAMA, "dp": 64}, ("104.2 GB", "13.8 are fp32 gradients")),
+        ("llama-3-405b", {**LLAMA, "dp": 128, "zero": 2}, ("74.5 GB",)),
+        ("llama-3-405b", {**LLAMA, "dp": 64, "zero": 2}, ("90.6 GB",)),
+    ],
+)
+def test_the_memory_of_published_trainings_is_what_the_page_states(
+    model: str, named: dict[str, object], stated: tuple[str, ...]
+) -> None:
+    known = preset(model)
+    if known.model.experts:
+        named = {"pp": 16, "ep": 64, "dp": 128, "zero": 1, "fp8": True, **named}
+        named |= {"state_bytes": 8, "global_batch": 15360}
+    else:
+        named = {"global_batch": 2048, **named}
+    config = Configuration(
+        model=known.model, k=known.gating.k, fused_attention=True, **named
+    )
+    found = memory(config)
+    page = (ROOT / "docs" / "time-model.md").read_text(encoding="utf-8")
+    page = " ".join(page.partition("## Memory")[2].split())
+    assert f"{float(found.total) / 1e9:.1f} GB" == stated[0]
+    for words in stated:
+        assert words in page
+    figures = [found.total, found.activations, found.gradients]
+    assert all(
+        any(f"{float(one) / 1e9:.1f}" in words for one in figures) for words in stated
+    )
