@@ -187,11 +187,6 @@ class Configuration(Parallelism):
         return layers * m.experts * m.expert_weights / (self.expert_tp * self.ep)
 
     @cached_property
-    def experts_held(self) -> Values:
-        """Parameters of experts of a rank of the first stage."""
-        return self.stage_experts[0]
-
-    @cached_property
     def ffn(self) -> Values:
         """Feed-forward width that a token passes through in a mean layer."""
         m, moe = self.sizes, self.sizes.moe_layers

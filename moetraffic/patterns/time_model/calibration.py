@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.arrays import Float64, Int64
+from moetraffic.arrays import Float64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.rules import choose
@@ -98,69 +98,32 @@ def calibrate(
         raise LayoutError(
             f"measured times are above 0 s, but one is {times.min():g}: leave it out"
         )
-    terms = _terms(config, system, unknowns, conventions)
-    values, rank = _fit(terms, times, unknowns)
-    return Calibration(
-        system=_with(system, values),
-        fitted=values,
-        measured=times,
-        predicted=_predicted(terms, values),
-        rank=rank,
-    )
-
-
-@dataclass(frozen=True)
-class _Terms:
-    """An iteration's time as ``known + columns @ coefficients``, s."""
-
-    known: Float64  # [n]
-    columns: Float64  # [n, k], of each unknown at 1
-
-    def of(self, rows: Int64) -> _Terms:
-        return _Terms(self.known[rows], self.columns[rows])
-
-
-def _terms(
-    config: Configuration,
-    system: System,
-    unknowns: Sequence[str],
-    conventions: Conventions,
-) -> _Terms:
-    silent = _with(system, dict.fromkeys(unknowns, np.inf))
-    known = _total(config, silent, conventions)
-    columns = [
-        _total(config, _with(silent, {name: 1.0}), conventions) - known
-        for name in unknowns
-    ]
-    return _Terms(known, np.stack(columns, axis=1))
-
-
-def _fit(
-    terms: _Terms, times: Float64, unknowns: Sequence[str]
-) -> tuple[dict[str, float], int]:
-    """Relative least squares; columns of one size, as speeds and times are not."""
-    matrix = terms.columns / times[:, None]
-    scale = np.linalg.norm(matrix, axis=0)
-    scale[scale == 0] = 1.0
     from scipy.optimize import nnls  # a second: not every verb needs it
 
-    found, _norm = nnls(matrix / scale, 1 - terms.known / times)
-    pairs = zip(unknowns, (found / scale).tolist(), strict=True)
-    rank = int(np.linalg.matrix_rank(matrix / scale))
-    return {name: _value(name, one) for name, one in pairs}, rank
+    def total(**values: float) -> Float64:
+        changed = _with(system, values)
+        return estimate(config, changed, conventions=conventions).iteration.ravel()
 
-
-def _predicted(terms: _Terms, values: Mapping[str, float]) -> Float64:
-    coefficients = [
-        value if name in OVERHEADS else 1 / value for name, value in values.items()
-    ]
-    return np.asarray(terms.known + terms.columns @ np.array(coefficients))
-
-
-def _value(name: str, coefficient: float) -> float:
-    if name in OVERHEADS:
-        return coefficient
-    return 1 / coefficient if coefficient > 0 else float("inf")
+    silent = dict.fromkeys(unknowns, np.inf)
+    known = total(**silent)
+    columns = [total(**{**silent, name: 1.0}) - known for name in unknowns]
+    terms = np.stack(columns, axis=1)  # [n, k], of each unknown at 1
+    # relative, and columns of one size, as speeds and times are not
+    matrix = terms / times[:, None]
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0] = 1.0
+    coefficients = nnls(matrix / scale, 1 - known / times)[0] / scale
+    fitted = {
+        name: one if name in OVERHEADS else 1 / one if one > 0 else np.inf
+        for name, one in zip(unknowns, coefficients.tolist(), strict=True)
+    }
+    return Calibration(
+        system=_with(system, fitted),
+        fitted=fitted,
+        measured=times,
+        predicted=known + terms @ coefficients,
+        rank=int(np.linalg.matrix_rank(matrix / scale)),
+    )
 
 
 def _with(system: System, values: Mapping[str, float]) -> System:
@@ -174,7 +137,3 @@ def _with(system: System, values: Mapping[str, float]) -> System:
         else:
             new[name] = 0.0 if name in OVERHEADS and np.isinf(value) else value
     return replace(system, bandwidth=every, **new)
-
-
-def _total(config: Configuration, system: System, conventions: Conventions) -> Float64:
-    return estimate(config, system, conventions=conventions).iteration.ravel()

@@ -133,5 +133,5 @@ def test_expert_parallelism_folds_over_tensor_parallel_ranks() -> None:
     whole = estimate(replace(c, tp=1, dp=8, global_batch=8), NODES)
     # a rank routes its half of the tokens of two ranks' sequences
     assert float(found.wire["ep"]) == pytest.approx(float(whole.wire["ep"]))
-    assert float(c.experts_held) == pytest.approx(c.sizes.expert_parameters / 8)
+    assert float(c.stage_experts[0]) == pytest.approx(c.sizes.expert_parameters / 8)
     assert float(c.expert_copies) == 1
