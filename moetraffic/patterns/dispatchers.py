@@ -87,55 +87,53 @@ def dispatcher_rules(c: Configuration) -> list[Rule]:
     return [
         Rule(
             (c.dispatcher < 0) | (c.dispatcher > DEDUPLICATED) | (c.dispatcher % 1 > 0),
-            f"the dispatcher is one of {', '.join(DISPATCHERS)}, but it is {{}}",
+            f"the dispatcher is one of {', '.join(DISPATCHERS)}, but it is {{}}"
+            ": change --dispatcher",
             (c.dispatcher,),
-            "change --dispatcher",
         ),
         Rule(
             (c.dispatcher > 0) & (c.sizes.experts == 0),
-            "a dense model sends no tokens to experts, but a dispatcher is chosen",
-            (),
+            "a dense model sends no tokens to experts, but a dispatcher is chosen: "
             "leave out --dispatcher",
+            (),
         ),
         Rule(
             (per < 0) | (per % 1 > 0),
             "a node has a whole number of GPUs, or 0 where all are on one, but "
-            "gpus-per-node is {}",
+            "gpus-per-node is {}: change --gpus-per-node",
             (per,),
-            "change --gpus-per-node",
         ),
         Rule(
             apart & (per > 0) & ~even,
-            "a dispatcher of two levels has as many expert-parallel ranks on each node,"
-            " but {} ranks, each {} after the other, lie on nodes of {}",
+            "a dispatcher of two levels has as many expert-parallel ranks on each "
+            "node, but {} ranks, each {} after the other, lie on nodes of {}: change "
+            "--ep or --gpus-per-node, or use --dispatcher plain",
             (c.ep, stride, per),
-            "change --ep or --gpus-per-node, or use --dispatcher plain",
         ),
         Rule(
             (c.node_limit > 0) & ~once,
-            "the number of nodes of a token decides what is sent where it goes once to "
-            "each, but node-limit is {} and the dispatcher another",
+            "the number of nodes of a token decides what is sent where it goes once "
+            "to each, but node-limit is {} and the dispatcher another: give "
+            "--dispatcher deduplicated, or leave out --node-limit",
             (c.node_limit,),
-            "give --dispatcher deduplicated, or leave out --node-limit",
         ),
         Rule(
             apart & once & (c.k * nodes > limit * c.sizes.experts),
             "the nodes that a token's experts lie on have as many experts as it has, "
-            "but k is {} and node-limit {} with {} experts on each node",
+            "but k is {} and node-limit {} with {} experts on each node: raise "
+            "--node-limit",
             (c.k, c.node_limit, c.sizes.experts / nodes),
-            "raise --node-limit",
         ),
         Rule(
             apart & once & (c.expert_tp > 1),
-            "deduplicated tokens go to whole experts, but etp is {}",
+            "deduplicated tokens go to whole experts, but etp is {}: give --etp 1",
             (c.expert_tp,),
-            "give --etp 1",
         ),
         Rule(
             apart & once & (c.capacity_factor > 0),
             "buffers padded to a capacity are of experts, not of nodes, but the "
-            "dispatcher is deduplicated",
+            "dispatcher is deduplicated: use --dispatcher plain or two-level, or "
+            "--dispatch dropless",
             (),
-            "use --dispatcher plain or two-level, or --dispatch dropless",
         ),
     ]

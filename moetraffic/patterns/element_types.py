@@ -33,6 +33,6 @@ def element_bytes(dtype: Values) -> Values:
             return ELEMENT_BYTES[dtype]
         dtype = numbers("bytes of an element", dtype)
     sizes = numbers("bytes of an element", dtype)
-    text = "an element has bytes above 0, but it has {}"
-    refuse([Rule(sizes <= 0, text, (sizes,), "name its type, such as bfloat16")])
+    text = "an element has bytes above 0, but it has {}: name its type, as bfloat16"
+    refuse([Rule(sizes <= 0, text, (sizes,))])
     return sizes

@@ -56,9 +56,8 @@ def megatron_pattern(
             Rule(
                 bool(uneven) and len(uneven) != plan.ep,
                 "there is a share for each expert-parallel rank, but there are {} for "
-                "ep {}",
+                "ep {}: give as many",
                 (len(uneven), plan.ep),
-                "give as many",
             ),
             Rule(
                 bool(uneven)
@@ -68,9 +67,9 @@ def megatron_pattern(
                     or gating.dispatch == "padded"
                 ),
                 "measured shares of ranks are of whole experts whose tokens one "
-                "all-to-all sends, but dispatcher, etp and dispatch are {}, {} and {}",
+                "all-to-all sends, but dispatcher, etp and dispatch are {}, {} and "
+                "{}: use --dispatcher plain, --etp 1 and --dispatch dropless",
                 (plan.dispatcher, plan.expert_tp, gating.dispatch),
-                "use --dispatcher plain, --etp 1 and --dispatch dropless",
             ),
         ]
     )
@@ -88,14 +87,14 @@ class _Stage(Stage):
         plan = self.plan
         gradient = element_bytes(plan.gradients)
         own = sum(t.elements for t in self.dense if sees_own_tokens(t))
-        calls = self.sync.gradients()
+        calls = self.sync.at("gradients")
         calls += self.listed(self.layer_calls.norms(own, gradient))
         calls += self.embedding_sync()
         shards = plan.synchronized not in ("all-reduce", "ddp", "oss")
         if plan.world > 1 and (shards or plan.tp * plan.pp > 1):
             group = "world" if shards else "mp"
             calls.append(control(group, "all_reduce", 4, "gradient_norm", "float32"))
-        return calls + self.sync.parameters()
+        return calls + self.sync.at("parameters")
 
     @cached_property
     def tensors(self) -> list[ModelTensor]:

@@ -17,14 +17,14 @@ class Rule(NamedTuple):
     """A rule, where it is broken, and what to do then."""
 
     broken: Values  # bool, of the values' common shape
-    text: str  # with a place {} for each of the values
+    text: str  # "rule: remedy", with a place {} for each of the values
     values: tuple[Values, ...]
-    remedy: str
 
     @property
     def sentence(self) -> tuple[str, str]:
         """The rule with the values that break it first, and the remedy."""
-        return self.text.format(*(self._first(v) for v in self.values)), self.remedy
+        rule, _, remedy = self.text.rpartition(": ")
+        return rule.format(*(self._first(v) for v in self.values)), remedy
 
     def _first(self, value: Values) -> str:
         if isinstance(value, str) or not np.ndim(self.broken):
@@ -48,8 +48,10 @@ def unmet(*rules: tuple[bool, str, str]) -> list[Broken]:
 
 def positive(size: Values, option: str) -> Rule:
     """A size is 1 or more."""
-    text = f"{option} must be at least 1, but is {{}}"
-    return Rule(size < 1, text, (size,), f"give --{option} a positive number")
+    remedy = f"give --{option} a positive number"
+    return Rule(
+        size < 1, f"{option} must be at least 1, but is {{}}: {remedy}", (size,)
+    )
 
 
 def choose(what: str, name: str, known: Iterable[str]) -> None:

@@ -104,65 +104,62 @@ class Stage:
 
     def forward(self, layers: range) -> list[Call]:
         """Embedding, layers, head and loss, as far as they are in the chunk."""
-        calls = self.sync.before_forward(ROOT)
+        calls, parts = self.sync.at("before_forward", ROOT), self.layer_calls
+        embedded, predicted = map(self.listed, (parts.embedded(), parts.predicted()))
         if 0 in layers:
-            calls += self.listed(self.layer_calls.embedded())
+            calls += embedded
         for layer in layers:
             calls += self._layer(layer)
         if self.shape.layers - 1 in layers:
-            calls += self.listed(self.layer_calls.predicted())
+            calls += predicted
             for layer in self.shape.predicting_layers:
-                calls += self.listed(self.layer_calls.embedded())
-                calls += self.listed(self.layer_calls.joined(), layer)
-                calls += self._layer(layer)
-                calls += self.listed(self.layer_calls.predicted())
+                calls += embedded + self.listed(parts.joined(), layer)
+                calls += self._layer(layer) + predicted
         return calls
 
     def backward(self, layers: range) -> list[Call]:
         """The same, from the end."""
-        calls, sync = self.sync.before_backward(ROOT), self.sync
+        calls, sync = self.sync.at("before_backward", ROOT), self.sync
+        parts = self.layer_calls
+        embedded, predicted = (
+            self.listed(of, -1, "backward")
+            for of in (parts.embedded_gradient(), parts.predicted_gradient())
+        )
         if self.shape.layers - 1 in layers:
             for layer in reversed(self.shape.predicting_layers):
-                calls += self.listed(
-                    self.layer_calls.predicted_gradient(), -1, "backward"
-                )
-                calls += self._layer_gradient(layer, self.layer_calls.joined())
-                calls += self.listed(
-                    self.layer_calls.joined_gradient(), layer, "backward"
-                )
-                calls += self.listed(
-                    self.layer_calls.embedded_gradient(), -1, "backward"
-                )
-            calls += self.listed(self.layer_calls.predicted_gradient(), -1, "backward")
+                calls += predicted + self._layer_gradient(layer, parts.joined())
+                calls += self.listed(parts.joined_gradient(), layer, "backward")
+                calls += embedded
+            calls += predicted
         for layer in reversed(layers):
             calls += self._layer_gradient(layer)
         if 0 in layers:
-            calls += self.listed(self.layer_calls.embedded_gradient(), -1, "backward")
-        calls += sync.after_backward(ROOT)
-        return calls + (sync.micro_batch() if layers == self.chunks[0] else [])
+            calls += embedded
+        calls += sync.at("after_backward", ROOT)
+        return calls + (sync.at("micro_batch") if layers == self.chunks[0] else [])
 
     def _layer(self, layer: int) -> list[Call]:
         """A layer's forward pass."""
-        calls = self.sync.before_forward(("block", layer))
+        calls = self.sync.at("before_forward", ("block", layer))
         halves = self._pass(self.layer_calls.forward, layer)
         calls += self.listed(halves.before, layer)
-        calls += self.experts_unit(layer, self.sync.before_forward)
+        calls += self.experts_unit(layer, "before_forward")
         return calls + self.listed(halves.experts + halves.behind, layer)
 
     def _layer_gradient(self, layer: int, ahead: Sequence[Part] = ()) -> list[Call]:
         """Its backward pass; ``ahead`` is computed again with it."""
         sync, unit = self.sync, ("block", layer)
-        calls = sync.before_backward(unit)
+        calls = sync.at("before_backward", unit)
         if self.plan.recompute == "full":
             again = [*ahead, *self._pass(self.layer_calls.forward, layer).all]
             calls += self.recomputed(self.listed(again, layer, "recompute"), layer)
         halves = self._pass(self.layer_calls.backward, layer)
         calls += self.listed(halves.before, layer, "backward")
-        calls += self.experts_unit(layer, sync.before_backward)
+        calls += self.experts_unit(layer, "before_backward")
         calls += self.listed(halves.experts, layer, "backward")
-        calls += self.experts_unit(layer, sync.after_backward)
+        calls += self.experts_unit(layer, "after_backward")
         calls += self.listed(halves.behind, layer, "backward")
-        return calls + sync.after_backward(unit)
+        return calls + sync.at("after_backward", unit)
 
     def _pass(self, of: Callable[..., Halves], layer: int) -> Halves:
         sparse, crosses = self.shape.sparse(layer), self.shape.crosses(layer)
@@ -209,12 +206,10 @@ class Stage:
             exact=padded or not (part.phase or part.label == "experts"),
         )
 
-    def experts_unit(
-        self, layer: int, hook: Callable[[Unit], list[Call]]
-    ) -> list[Call]:
+    def experts_unit(self, layer: int, point: str) -> list[Call]:
         """What the experts' own unit sends, where experts have copies."""
         unit: Unit = ("experts", layer)
-        return hook(unit) if unit in self.sync.units else []
+        return self.sync.at(point, unit) if unit in self.sync.units else []
 
     def embedding_sync(self) -> list[Call]:
         """The embedding's gradient, where the first and the last stage use it."""

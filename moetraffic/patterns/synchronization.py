@@ -132,31 +132,10 @@ class Synchronization:
     options: Mapping[str, float] = field(default_factory=dict)
     stage: ClassVar[int | None] = None  # of ZeRO
 
-    def before_forward(self, unit: Unit) -> list[Call]:
-        """Before a unit's forward pass."""
-        return []
-
-    def before_backward(self, unit: Unit) -> list[Call]:
-        """Before a unit's backward pass."""
-        return []
-
-    def after_backward(self, unit: Unit) -> list[Call]:
-        """When a unit's gradients are there."""
-        return []
-
-    def micro_batch(self) -> list[Call]:
-        """At the end of each backward pass."""
-        return self._of_all("micro_batch")
-
-    def gradients(self) -> list[Call]:
-        """When all micro-batches' gradients are there."""
-        return self._of_all("gradients")
-
-    def parameters(self) -> list[Call]:
-        """When the parameters have moved."""
-        return self._of_all("parameters")
-
-    def _of_all(self, point: str) -> list[Call]:
+    def at(self, point: str, unit: Unit | None = None) -> list[Call]:
+        """What is called at one of POINTS, for a unit where it has such points."""
+        if unit is not None:
+            return []
         every = (self._at(point, c, self._padded(c)) for c in self.copies if c.elements)
         return list(chain(*every))
 
@@ -198,9 +177,11 @@ class Buckets(Synchronization):
     ``nn/parallel/distributed.py``: ``BucketCapacityConfig``).
     """
 
-    def gradients(self) -> list[Call]:
-        """When all micro-batches' gradients are there."""
+    def at(self, point: str, unit: Unit | None = None) -> list[Call]:
+        """All-reduces when all micro-batches' gradients are there."""
         calls: list[Call] = []
+        if point != "gradients":
+            return calls
         for c in self.copies:
             asked = self.options.get("bucket_mib", 0)
             limit, filled = (asked or FIRST_MIB) * MEBIBYTE, 0
@@ -242,8 +223,10 @@ class OwnedStates(AllReduce):
     ``partition_parameters``, ``_broadcast_params``).
     """
 
-    def parameters(self) -> list[Call]:
-        """When the parameters have moved."""
+    def at(self, point: str, unit: Unit | None = None) -> list[Call]:
+        """Broadcasts when the parameters have moved, beside AllReduce's calls."""
+        if point != "parameters":
+            return super().at(point, unit)
         return [
             call
             for c in self.copies
@@ -267,8 +250,10 @@ class OwnedGradients(OwnedStates):
     themselves (``sharded_ddp.py``: ``_setup_bucket_strategy``).
     """
 
-    def micro_batch(self) -> list[Call]:
-        """At the end of each backward pass."""
+    def at(self, point: str, unit: Unit | None = None) -> list[Call]:
+        """Reductions at the end of each backward pass, and none at the end of all."""
+        if point != "micro_batch":
+            return [] if point == "gradients" else super().at(point, unit)
         model = sum(c.elements for c in self.copies)
         model += int(self.options.get("alone", 0))  # tensors without a copy
         most = min(1 << 23, model)
@@ -296,10 +281,6 @@ class OwnedGradients(OwnedStates):
                 ]
         return calls
 
-    def gradients(self) -> list[Call]:
-        """They are where they belong already."""
-        return []
-
 
 class FullyShard(Synchronization):
     """torch's ``fully_shard`` (FSDP2): a part of each tensor on every rank.
@@ -314,22 +295,18 @@ class FullyShard(Synchronization):
 
     stage = 3
 
-    def before_forward(self, unit: Unit) -> list[Call]:
-        """Before a unit's forward pass."""
-        return self._of_unit("before_forward", unit)
-
-    def before_backward(self, unit: Unit) -> list[Call]:
-        """Before a unit's backward pass: the next one's is prepared."""
+    def at(self, point: str, unit: Unit | None = None) -> list[Call]:
+        """What a unit calls; before its backward pass the next one's is prepared."""
+        if unit is None:
+            return []
+        if point != "before_backward":
+            return self._of_unit(point, unit)
         if self.options.get("keep"):
             return []
         order = list(reversed(self.units))
         at = order.index(unit)
         due = order[: 2 if at == 0 else 0] or order[at + 1 : at + 2]
-        return list(chain(*(self._of_unit("before_backward", u) for u in due)))
-
-    def after_backward(self, unit: Unit) -> list[Call]:
-        """When a unit's gradients are there."""
-        return self._of_unit("after_backward", unit)
+        return list(chain(*(self._of_unit(point, u) for u in due)))
 
     def _of_unit(self, point: str, unit: Unit) -> list[Call]:
         c, shard = self.part(unit)
@@ -359,10 +336,10 @@ class FlatParameters(FullyShard):
     (``_runtime_utils.py``: ``_post_forward`` and its root).
     """
 
-    def before_backward(self, unit: Unit) -> list[Call]:
-        """Before a unit's backward pass: the next one's is prepared."""
-        calls = super().before_backward(unit)
-        return calls[1:] if unit == ROOT else calls
+    def at(self, point: str, unit: Unit | None = None) -> list[Call]:
+        """What a unit calls, but for the root's gather before its backward pass."""
+        calls = super().at(point, unit)
+        return calls[1:] if (point, unit) == ("before_backward", ROOT) else calls
 
     def part(self, unit: Unit) -> tuple[Copies, int]:
         """The copies that a unit belongs to, and the elements of a rank's shard."""

@@ -106,10 +106,10 @@ class _Stage(Stage):
         sync, calls = self.sync, []
         if p.pp > 1:
             calls.append(control("pp", "broadcast", 8, "loss", root=p.pp - 1))
-        calls += sync.gradients() + self.embedding_sync()
+        calls += sync.at("gradients") + self.embedding_sync()
         if work.training.clip > 0:
             calls += self._norm()
-        calls += sync.parameters()
+        calls += sync.at("parameters")
         layers = [layer for layer in self.chunks[0] if layer in work.model.moe_layers]
         if work.gating.router in ADAPTIVE and layers and p.dp > 1:
             size = 8 * len(layers) * work.model.experts

@@ -288,58 +288,53 @@ def layout_rules(c: Parallelism) -> list[Rule]:
     rules = [
         Rule(
             sorted(c.order.split("-")) != sorted(AXES),
-            f"the order must name {', '.join(AXES)} once each, but is {{}}",
+            f"the order must name {', '.join(AXES)} once each, but is {{}}"
+            f": the default is {Parallelism.order!r}",
             (repr(c.order),),
-            f"the default is {Parallelism.order!r}",
         ),
         *(
             Rule(
                 getattr(c, axis) < 1,
-                f"every parallel size must be at least 1, but {axis} is {{}}",
+                f"every parallel size must be at least 1, but {axis} is {{}}"
+                f": give --{axis} a positive number",
                 (getattr(c, axis),),
-                f"give --{axis} a positive number",
             )
             for axis in AXES
         ),
         Rule(
             c.etp < 0,
-            "etp must be at least 1, or 0 for that of tp, but is {}",
+            "etp must be at least 1, or 0 for that of tp, but is {}: give --etp a "
+            "positive number",
             (c.etp,),
-            "give --etp a positive number",
         ),
         Rule(
             ranks % split != 0,
             "ep must divide dp (where experts are folded over other ranks, etp x ep "
             "must divide tp x cp x dp), but etp x ep is {} x {} and tp x cp x dp is "
-            "{} x {} x {}",
+            "{} x {} x {}: change --ep, --etp or --dp",
             (c.expert_tp, c.ep, c.tp, c.cp, c.dp),
-            "change --ep, --etp or --dp",
         ),
         Rule(
             (c.ulysses < 0) | (c.cp % np.maximum(c.ulysses, 1) != 0),
-            "ulysses must divide cp, but is {} for cp {}",
+            "ulysses must divide cp, but is {} for cp {}: change --ulysses or --cp",
             (c.ulysses, c.cp),
-            "change --ulysses or --cp",
         ),
         Rule(
             (c.shard < 0) | (copies % shards != 0),
-            "shard must divide dp x cp, but is {} for {} x {}",
+            "shard must divide dp x cp, but is {} for {} x {}: change --shard",
             (c.shard, c.dp, c.cp),
-            "change --shard",
         ),
         Rule(
             (blocks > 1) & (blocks % 1 > 0),
-            "each block of shards must have as many copies of an expert, but with shard"
-            " {}, dp {} and ep {} it has not",
+            "each block of shards must have as many copies of an expert, but with "
+            "shard {}, dp {} and ep {} it has not: change --shard or --ep",
             (c.shard, c.dp, c.ep),
-            "change --shard or --ep",
         ),
         Rule(
             (c.zero < 0) | (c.zero > ZERO_STAGES[-1]) | (c.zero % 1 > 0),
             f"the ZeRO stage is one of {', '.join(map(str, ZERO_STAGES))}, but zero is "
-            "{}",
+            "{}: choose one of them with --zero",
             (c.zero,),
-            "choose one of them with --zero",
         ),
     ]
     # of arrays the order is the usual one, which both grids have in common
@@ -349,9 +344,8 @@ def layout_rules(c: Parallelism) -> list[Rule]:
             Rule(
                 apart,
                 "both grids must have the same pipelines, but with the order {} they "
-                "differ",
+                "differ: put pp last, or first",
                 (c.order,),
-                "put pp last, or first",
             )
         )
     return rules

@@ -110,30 +110,29 @@ def schedule_rules(
         Rule(
             (shard > 0) & twice,
             "copies of DualPipe are on two stages, not in blocks that shard them, but "
-            "shard is {}",
+            "shard is {}: leave out --shard",
             (shard,),
-            "leave out --shard",
         ),
         Rule(
             several & ((pp < 2) | (accumulation % np.maximum(pp, 1) != 0)),
             "an interleaved schedule has several stages and a multiple of them of "
-            "micro-batches, but there are {} stages and {} micro-batches",
+            "micro-batches, but there are {} stages and {} micro-batches: change "
+            "--pp, --virtual-stages or the micro-batches",
             (pp, accumulation),
-            "change --pp, --virtual-stages or the micro-batches",
         ),
         Rule(
             (schedule > 0) & ((pp < 2) | several),
-            "zero-bubble schedules and DualPipe are of several stages, each of a rank, "
-            "but there are {} stages and {} virtual ones of a rank",
+            "zero-bubble schedules and DualPipe are of several stages, each of a "
+            "rank, but there are {} stages and {} virtual ones of a rank: raise --pp, "
+            "or leave out --schedule or --virtual-stages",
             (pp, virtual),
-            "raise --pp, or leave out --schedule or --virtual-stages",
         ),
         Rule(
             twice & ((pp % 2 > 0) | (accumulation % 2 > 0) | (accumulation < 2 * pp)),
-            "DualPipe has an even number of stages and of micro-batches, at least "
-            "two for each stage, but there are {} stages and {} micro-batches",
+            "DualPipe has an even number of stages and of micro-batches, at least two "
+            "for each stage, but there are {} stages and {} micro-batches: change "
+            "--pp or the micro-batches",
             (pp, accumulation),
-            "change --pp or the micro-batches",
         ),
     ]
 

@@ -48,98 +48,93 @@ def _rules(config: Configuration) -> list[Rule]:
         positive(c.micro_batch, "micro-batch"),
         Rule(
             batches <= 0,
-            "accumulation must be at least 1, but is {}",
+            "accumulation must be at least 1, but is {}: give --accumulation a "
+            "positive number",
             (batches,),
-            "give --accumulation a positive number",
         ),
         Rule(
             (c.prefetch < 0) | (c.prefetch % 1 > 0),
-            "ZeRO 3 gathers a whole number of layers ahead, but prefetch is {}",
-            (c.prefetch,),
+            "ZeRO 3 gathers a whole number of layers ahead, but prefetch is {}: "
             "change --prefetch",
+            (c.prefetch,),
         ),
         Rule(
             batches != np.round(batches),
-            "micro-batch x dp must divide the global batch, but is {} x {} for {}",
-            (c.micro_batch, c.dp, c.sequences),
+            "micro-batch x dp must divide the global batch, but is {} x {} for {}: "
             "change --global-batch, --micro-batch or --dp",
+            (c.micro_batch, c.dp, c.sequences),
         ),
         Rule(
             ~sparse & ((c.ep > 1) | ((c.etp > 1) & (c.etp != c.tp))),
-            "a dense model has no experts to spread, but ep is {} and etp is {}",
+            "a dense model has no experts to spread, but ep is {} and etp is {}: set "
+            "--ep 1",
             (c.ep, c.etp),
-            "set --ep 1",
         ),
         *split_rules(c, m, c.virtual),
         Rule(
             # gradients may be sharded within a pipeline (Llama 3, arXiv 2407.21783,
             # section 3.3.2)
             (c.pair > 1) & (c.zero > 1),
-            "DualPipe goes with ZeRO stage 0 or 1, but zero is {}",
+            "DualPipe goes with ZeRO stage 0 or 1, but zero is {}: use --zero 1 or "
+            "--pp 1",
             (c.zero,),
-            "use --zero 1 or --pp 1",
         ),
         Rule(
             (m.key_heads % c.tp != 0) & (c.tp % m.key_heads != 0),
             "tp must divide the key and value heads, or they tp, but there are {} for "
-            "tp {}",
+            "tp {}: change --tp",
             (m.key_heads, c.tp),
-            "change --tp",
         ),
         Rule(
             (m.source % spread != 0) | (m.targets % spread != 0),
             "ranks that share a sequence must divide it, but it has {} tokens for {} "
-            "ranks",
+            "ranks: change --cp or --tp, or leave out --sequence-parallel",
             (where(m.source % spread != 0, m.source, m.targets), spread),
-            "change --cp or --tp, or leave out --sequence-parallel",
         ),
         Rule(
             sparse & (c.tp > 1) & (c.sequence_parallel == 0),
             "experts under tensor parallelism have each token once with sequence "
-            "parallelism alone, but tp is {}",
+            "parallelism alone, but tp is {}: give --sequence-parallel",
             (c.tp,),
-            "give --sequence-parallel",
         ),
         Rule(
             m.heads % (c.tp * c.inner) != 0,
-            "context ranks that exchange heads for tokens divide a tensor rank's heads,"
-            " but there are {} heads for tp x cp = {} x {}",
+            "context ranks that exchange heads for tokens divide a tensor rank's "
+            "heads, but there are {} heads for tp x cp = {} x {}: change --cp, "
+            "--ulysses or --context",
             (m.heads, c.tp, c.inner),
-            "change --cp, --ulysses or --context",
         ),
         Rule(
             (c.ulysses > 0) & (c.inner != c.ulysses),
             "all context ranks exchange heads where --context is all-to-all, but "
-            "ulysses is {} and cp is {}",
+            "ulysses is {} and cp is {}: leave out --ulysses, or use --context ring",
             (c.ulysses, c.cp),
-            "leave out --ulysses, or use --context ring",
         ),
         Rule(
             sparse & (c.k > m.experts),
-            "a token's k experts are distinct, but k is {} and there are {} experts",
-            (c.k, m.experts),
+            "a token's k experts are distinct, but k is {} and there are {} experts: "
             "lower --k",
+            (c.k, m.experts),
         ),
         *schedule_rules(c.pp, batches, c.virtual, c.schedule, c.shard),
         *(dispatcher_rules(c) if told else ()),
         Rule(
             (c.shard > 0) & (c.zero < 1),
-            "shards are ZeRO's, but shard is {} and zero is {}",
+            "shards are ZeRO's, but shard is {} and zero is {}: give --zero 1, 2 or "
+            "3, or leave out --shard",
             (c.shard, c.zero),
-            "give --zero 1, 2 or 3, or leave out --shard",
         ),
         Rule(
             (c.recompute < 0) | (c.recompute > 3) | (c.recompute % 1 > 0),
-            "recompute is 0, 1, 2 or 3, but it is {}",
+            "recompute is 0, 1, 2 or 3, but it is {}: change --recompute",
             (c.recompute,),
-            "change --recompute",
         ),
         Rule(
             (c.dispatcher > 0) & (c.order != Parallelism.order),
-            "nodes of expert-parallel ranks are known in the usual order of ranks, but "
-            "it is {} and the dispatcher another than plain",
+            "nodes of expert-parallel ranks are known in the usual order of ranks, "
+            "but it is {} and the dispatcher another than plain: leave out --order, "
+            "or --dispatcher",
             (c.order,),
-            "leave out --order, or --dispatcher",
         ),
     ]
 
@@ -151,22 +146,22 @@ def synchronization_rules(c: Configuration) -> list[Rule]:
     return [
         Rule(
             not c.bucket_mib >= 0,
-            "a bucket has some MiB, or 0 for what torch does, but bucket-mib is {}",
-            (c.bucket_mib,),
+            "a bucket has some MiB, or 0 for what torch does, but bucket-mib is {}: "
             "raise it",
+            (c.bucket_mib,),
         ),
         Rule(
             (c.pp > 1) & each_pass,
             "a pipeline gathers no parameters between its passes (ZeRO stage 0, 1 or "
-            "2), but pp is {} and {} sends in each micro-batch",
+            "2), but pp is {} and {} sends in each micro-batch: use --zero 1, another "
+            "--synchronization or --pp 1",
             (c.pp, how or "fsdp2"),
-            "use --zero 1, another --synchronization or --pp 1",
         ),
         Rule(
             (c.shard > 0) & (how != "") & (how not in SHARDED),
-            "shards are ZeRO's, but {} has none of the {} that are asked for",
+            "shards are ZeRO's, but {} has none of the {} that are asked for: give "
+            "--zero 1, 2 or 3, or leave out --shard",
             (how, c.shard),
-            "give --zero 1, 2 or 3, or leave out --shard",
         ),
     ]
 
@@ -186,29 +181,28 @@ def split_rules(c: Parallelism, m: ModelSizes, virtual: Values = 1) -> list[Rule
     return [
         Rule(
             m.experts % np.maximum(c.ep, 1) != 0,
-            "ep must divide the experts, but there are {} experts for ep {}",
+            "ep must divide the experts, but there are {} experts for ep {}: change "
+            "--experts or --ep",
             (m.experts, c.ep),
-            "change --experts or --ep",
         ),
         Rule(
             m.heads % np.maximum(c.tp, 1) != 0,
-            "tp must divide the attention heads, but there are {} heads for tp {}",
-            (m.heads, c.tp),
+            "tp must divide the attention heads, but there are {} heads for tp {}: "
             "change --heads or --tp",
+            (m.heads, c.tp),
         ),
         Rule(
             m.layers < c.pp * virtual,
-            "every chunk of a pipeline holds a layer, but there are {} layers for "
-            "pp x virtual = {} x {}",
+            "every chunk of a pipeline holds a layer, but there are {} layers for pp "
+            "x virtual = {} x {}: raise --layers, or lower --pp or --virtual-stages",
             (m.layers, c.pp, virtual),
-            "raise --layers, or lower --pp or --virtual-stages",
         ),
         *(
             Rule(
                 width % np.maximum(c.tp, 1) != 0,
-                "tp must divide every feed-forward width, but for tp {} one is {}",
-                (c.tp, width),
+                "tp must divide every feed-forward width, but for tp {} one is {}: "
                 "change --ffn, --expert-ffn, --shared-ffn or --tp",
+                (c.tp, width),
             )
             for width in (m.dense_ffn, m.shared_ffn)
         ),
@@ -216,16 +210,14 @@ def split_rules(c: Parallelism, m: ModelSizes, virtual: Values = 1) -> list[Rule
             (m.experts > 0)
             & ((c.expert_tp != c.tp) | (m.expert_ffn != m.dense_ffn))
             & (m.expert_ffn % np.maximum(c.expert_tp, 1) != 0),
-            "etp must divide an expert's width, but it is {} for etp {}",
+            "etp must divide an expert's width, but it is {} for etp {}: change --etp",
             (m.expert_ffn, c.expert_tp),
-            "change --etp",
         ),
         Rule(
             (c.pp > 1) & (m.encoder_layers > 0),
             "a pipeline's stages hand on one decoder's activations, but the model has "
-            "{} encoder layers and pp is {}",
+            "{} encoder layers and pp is {}: use --pp 1",
             (m.encoder_layers, c.pp),
-            "use --pp 1",
         ),
     ]
 
@@ -270,59 +262,56 @@ def training_rules(
     own = [
         Rule(
             bool(left),
-            "moetraffic's own training does not have {}",
+            "moetraffic's own training does not have {}: leave these out, or use "
+            "--library megatron",
             (", ".join(left),),
-            "leave these out, or use --library megatron",
         ),
         *split_rules(p, model_sizes(m)),
         Rule(
             m.groups % p.tp != 0,
-            "tp must divide the key and value heads, but there are {} for tp {}",
-            (m.groups, p.tp),
+            "tp must divide the key and value heads, but there are {} for tp {}: "
             "change --kv-heads or --tp",
+            (m.groups, p.tp),
         ),
         Rule(
             p.tp > 1 and bool(m.kv_rank or m.qk_norm or m.positions == "relative"),
-            "tensor parallelism splits attention by heads alone, but latent attention, "
-            "norms of query and key and relative positions have parameters that all "
-            "heads share, and tp is {}",
+            "tensor parallelism splits attention by heads alone, but latent "
+            "attention, norms of query and key and relative positions have parameters "
+            "that all heads share, and tp is {}: use --tp 1",
             (p.tp,),
-            "use --tp 1",
         ),
         Rule(
             p.pp > 1 and accumulation < p.pp,
             "1F1B needs as many micro-batches as stages, but accumulation is {} for pp "
-            "{}",
+            "{}"
+            f": give --accumulation {p.pp} or more",
             (accumulation, p.pp),
-            f"give --accumulation {p.pp} or more",
         ),
         Rule(
             # as DeepSpeed refuses it: each micro-batch's backward would reduce, or
             # gather, while its stage's neighbors wait
             p.pp > 1 and p.zero > 1,
             "a pipeline goes with ZeRO stage 0 or 1, whose gradients wait for all "
-            "micro-batches, but pp is {} and zero is {}",
+            "micro-batches, but pp is {} and zero is {}: use --zero 1 or --pp 1",
             (p.pp, p.zero),
-            "use --zero 1 or --pp 1",
         ),
         Rule(
             p.shard > 0,
-            "training shards over all copies, but shard is {}",
+            "training shards over all copies, but shard is {}: leave out --shard",
             (p.shard,),
-            "leave out --shard",
         ),
         Rule(
             not nested(p) and p.cp == 1,
-            "training splits experts as their layers and copies them over data-"
-            "parallel ranks, but etp is {}, tp is {} and the order is {}",
+            "training splits experts as their layers and copies them over "
+            "data-parallel ranks, but etp is {}, tp is {} and the order is {}: leave "
+            "out --etp, and put ep next to dp in --order",
             (p.expert_tp, p.tp, p.order),
-            "leave out --etp, and put ep next to dp in --order",
         ),
         Rule(
             p.cp > 1,
-            "training does not support context parallelism, but cp is {}",
+            "training does not support context parallelism, but cp is {}: leave out "
+            "--cp",
             (p.cp,),
-            "leave out --cp",
         ),
     ]
     return sentences(own)
