@@ -44,6 +44,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "pp": (1, 10_000),
     "ep": (1, 1_000_000),
     "cp": (1, 1_000_000),
+    **dict.fromkeys(("etp", "zero", "shard", "ulysses"), (-1, LARGEST_INTEGER)),
     # the training
     "iterations": (1, 1_000_000_000_000),
     "micro_batch": (1, 1_000_000_000),
@@ -80,6 +81,8 @@ def outside(part: Any) -> Iterator[tuple[str, str]]:
                 continue
             kind = kind.removesuffix(" | None")
         option = field.name.replace("_", "-")
+        if kind == "Values" and field.name in RANGES:
+            kind = "int"  # of one layout
         if kind not in _TYPES:
             continue
         types, words = _TYPES[kind]

@@ -68,6 +68,15 @@ def test_a_workload_of_the_wrong_types_is_refused() -> None:
         Workload.from_json(json.dumps(parts))
 
 
+@pytest.mark.parametrize("value", ["4", True, 2.0, None, [1]])
+@pytest.mark.parametrize("name", ["dp", "zero", "shard"])
+def test_sizes_of_a_layout_are_whole_numbers(name: str, value: object) -> None:
+    parts = json.loads(Workload().to_json())
+    parts["layout"][name] = value
+    with pytest.raises(LayoutError, match=f"{name} must be a whole number, but is"):
+        Workload.from_json(json.dumps(parts))
+
+
 def test_the_greatest_seed_is_allowed() -> None:
     assert Workload(training=Training(seed=2**63 - 1)).training.seed == 2**63 - 1
 
