@@ -18,7 +18,7 @@ from moetraffic.user_cache import user_cache
 
 from .null_model import Moments
 
-VERSION = 3
+VERSION = 4
 """Version of the simulation; one that changes results needs a new number."""
 
 

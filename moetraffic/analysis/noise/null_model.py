@@ -36,7 +36,7 @@ DRAWN_CELLS = 1 << 27
 seconds; twice that for exact draws."""
 
 LARGE_CELLS = 4096
-"""Cells of a matrix above which a fourth of these are drawn."""
+"""Cells of a matrix above which half of these are drawn."""
 
 BINOMIAL_COST, COPY_COST = 4.0, 0.5
 """Cost of an exact binomial draw, and of drawing a token's copy, in normal cells."""
@@ -149,7 +149,7 @@ class NullModel:
         exact = 2 * DRAWN_CELLS / self._exact_cost(tokens)
         most = DRAWN_CELLS if self._near_normal(tokens) else exact
         if self._size > LARGE_CELLS:
-            most /= 4
+            most /= 2
         return int(np.clip(most / self._size, FEWEST, MOST))
 
     @property
