@@ -296,8 +296,8 @@ def test_once_prints_tables_lines_or_json(
 def test_defaults_are_those_of_the_function() -> None:
     option = inspect.signature(verb.watch).parameters
     own = inspect.signature(watch_run).parameters
-    assert option["last"].default == own["last"].default
-    assert option["interval"].default == own["interval_s"].default
+    assert option["last"].default.default == own["last"].default
+    assert option["interval"].default.default == own["interval_s"].default
 
 
 def test_a_log_has_a_line_per_interval(
