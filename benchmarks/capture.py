@@ -1,11 +1,12 @@
 """Overhead of recording an all-to-all, compared with a process without a recorder.
 
-Real ranks exchange rows over gloo in a loop.  Blocks without any recorder alternate
-with blocks under each way of recording, in the same processes: the recorder is started
-before its block and closed after it, and torch's own dispatcher and ``Work.wait`` are
-in place otherwise.  A pair is a recorded block less the mean of the two blocks around
-it, which are half as long; the result is the median of the pairs with a
-distribution-free 95% interval, and covers everything that recording takes from a call:
+Real ranks exchange rows in a loop, over gloo or, with ``--device cuda``, over NCCL.
+Blocks without any recorder alternate with blocks under each way of recording, in the
+same processes: the recorder is started before its block and closed after it, and
+torch's own dispatcher and ``Work.wait`` are in place otherwise.  A pair is a recorded
+block less the mean of the two blocks around it, which are half as long; the result is
+the median of the pairs with a distribution-free 95% interval, and covers everything
+that recording takes from a call:
 
 - *thread*: processor time of the thread that calls (``time.thread_time``);
 - *process*: processor time of all threads of the training process, which includes the
@@ -58,6 +59,7 @@ STEP_CALLS, ROWS, COLUMNS = 64, 16, 16
 SLOW = {"profiler": 8, "observer": 16}  # times fewer steps a block
 QUIET_S = 0.05  # without processor time, after which a process has nothing to do
 START_S, DRAIN_S = 10.0, 5.0
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # cuda: a GPU for each rank
 CLOCKS = ("thread", "process", "committer", "wall")
 Way = Callable[[Path], Any]
 
@@ -65,13 +67,13 @@ Way = Callable[[Path], Any]
 class Exchange:
     """All-to-alls with uneven splits, as routers produce them."""
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, rank: int, world: int, device: str) -> None:
         even = [1 / world] * world
         generator = np.random.default_rng(1)
         splits = generator.multinomial(world * ROWS, even, size=world)
         self.sent, self.received = splits[rank].tolist(), splits[:, rank].tolist()
-        self.input = torch.ones(sum(self.sent), COLUMNS)
-        self.output = torch.empty(sum(self.received), COLUMNS)
+        self.input = torch.ones(sum(self.sent), COLUMNS, device=device)
+        self.output = torch.empty(sum(self.received), COLUMNS, device=device)
 
     def steps(self, number: int, end: Callable[[], None]) -> None:
         for _ in range(number):
@@ -80,6 +82,8 @@ class Exchange:
                     self.output, self.input, self.received, self.sent
                 )
             end()
+        if self.input.is_cuda:
+            torch.cuda.synchronize()
 
 
 @contextmanager
@@ -184,6 +188,7 @@ def measure(
     ways: Sequence[str],
     rounds: int,
     most_steps: int,
+    device: str,
 ) -> dict[str, list[list[list[float]]]]:
     """Measure the ways in turns.
 
@@ -192,7 +197,7 @@ def measure(
     dict
         Of each way, ``[round][before, recorded, after][clock]``.
     """
-    exchange = Exchange(rank, world)
+    exchange = Exchange(rank, world, device)
     found: dict[str, list[list[list[float]]]] = {way: [] for way in ways}
     exchange.steps(4, lambda: None)
     for number in range(rounds):
@@ -213,18 +218,26 @@ def measure(
     return found
 
 
-def gloo_rank(
-    rank: int, world: int, folder: str, ways: Sequence[str], rounds: int, steps: int
+def run_rank(
+    rank: int,
+    world: int,
+    folder: str,
+    ways: Sequence[str],
+    rounds: int,
+    steps: int,
+    device: str,
 ) -> None:
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        BACKENDS[device],
         store=dist.FileStore(f"{folder}/store", world),
         rank=rank,
         world_size=world,
         timeout=timedelta(seconds=120),
     )
-    found = measure(rank, world, Path(folder), ways, rounds, steps)
+    found = measure(rank, world, Path(folder), ways, rounds, steps, device)
     dist.barrier()
     dist.destroy_process_group()
     Path(folder, f"times-{rank}.json").write_text(json.dumps(found))
@@ -252,6 +265,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--device", choices=BACKENDS, default="cpu")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=32)
     given = parser.parse_args()
@@ -266,8 +280,11 @@ def main() -> int:
     for world in given.ranks:
         with tempfile.TemporaryDirectory() as folder:
             processes.spawn(
-                gloo_rank,
-                (world, folder, given.ways, given.rounds, given.steps),
+                run_rank,
+                (
+                    *(world, folder, given.ways, given.rounds, given.steps),
+                    given.device,
+                ),
                 nprocs=world,
             )
             told = [
@@ -277,7 +294,8 @@ def main() -> int:
         ways = {w: added(np.array([one[w] for one in told])) for w in given.ways}
         result["ranks"][world] = ways
         result["load"].append(os.getloadavg()[0])
-        print(f"{world} ranks, gloo, us an all-to-all: added, median [95% interval]")
+        over = BACKENDS[given.device]
+        print(f"{world} ranks, {over}, us an all-to-all: added, median [95% interval]")
         for way, clocks in ways.items():
             print(f"  {way:9}", end="")
             for clock, us in clocks.items():

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.launch import RankEnvironment, rendezvous
 from moetraffic.launch.machine_resources import own_gpu
+from moetraffic.replay.failure import first_line
 from moetraffic.replay.plan.program import KINDS
 
 from .backend import Backend, Call, Groups, Launch, Work
@@ -286,14 +287,25 @@ class Nccl(ProcessGroups):
             return super().empty(size)
         world: Any = dist.group.WORLD
         nccl = world._get_backend(self.device)
-        if not (hasattr(torch.cuda, "MemPool") and hasattr(nccl, "mem_allocator")):
+        if not (
+            hasattr(torch.cuda, "MemPool") and hasattr(type(nccl), "mem_allocator")
+        ):
             raise ReplayError(
                 "buffers are registered with NCCL through memory pools, but torch "
                 f"{torch.__version__} has none: upgrade torch, or leave out "
                 "--registered"
             )
+        try:
+            allocator = nccl.mem_allocator
+        except RuntimeError as error:
+            # seen on one H200 in a virtual machine, with NCCL 2.28
+            raise ReplayError(
+                "buffers are registered with NCCL through its memory allocator, which "
+                f"torch does not offer on this GPU ({first_line(error)}): leave out "
+                "--registered"
+            ) from error
         # registration covers the memory of a pool at that time: one pool per buffer
-        pool = torch.cuda.MemPool(nccl.mem_allocator)
+        pool = torch.cuda.MemPool(allocator)
         with torch.cuda.use_mem_pool(pool):
             made = super().empty(size)
         for group in (world, *self._groups):

@@ -6,6 +6,7 @@ launch overhead of the host is hidden behind it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,8 +14,9 @@ import torch
 
 from .pace import Gaps
 
-_SIDE = 2048  # some 20 us on an H100, 100 us on a V100: gaps are many of these
-_REPETITIONS = 32
+_SIDES = (4096, 2048, 1024)  # some 190, 25 and 5 us on an H200
+_REPETITIONS = 16
+_WEIGHT = 0.3  # of the latest measurement of products
 _CYCLES = 4_000_000  # some 2 ms: long against the resolution of events, 0.5 us
 
 
@@ -52,25 +54,69 @@ class Spin:
 
 
 class Gemm:
-    """Matrix products in bfloat16, whose duration is measured first."""
+    """Matrix products in bfloat16, whose durations are measured before and meanwhile.
+
+    Large ones leave the host time to queue; what is left of a gap after the smallest is
+    spent polling the clock.  Elements are random, as products of constants take less
+    power, and so less time.  Under a load that lasts a GPU lowers its clocks: products
+    of a gap in progress are timed, and later gaps have as many as fit.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        make = {"device": device, "dtype": torch.bfloat16}
+        largest = _SIDES[0] ** 2
+        self._spin = Spin(device)
+        self._slower = 1.0  # products than at the start, a factor
+        self._timed: deque[tuple[torch.cuda.Event, torch.cuda.Event, float]] = deque()
         with torch.cuda.device(device):
-            self._a = torch.ones(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
-            self._b = torch.ones(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
-            self._out = torch.empty(_SIDE, _SIDE, **make)  # type: ignore[call-overload]
-            self._multiply(_REPETITIONS)  # loads libraries, raises clocks
-            took_ns = _duration_ns(lambda: self._multiply(_REPETITIONS))
-        self.product_ns = max(1.0, took_ns / _REPETITIONS)
+            made = [
+                torch.empty(largest, device=device, dtype=torch.bfloat16).normal_()
+                for _ in range(3)
+            ]
+            self._matrices = {
+                side: [m[: side * side].view(side, side) for m in made]
+                for side in _SIDES
+            }
+            self.product_ns = {side: self._measure(side) for side in _SIDES}
 
     def fill(self, gap_ns: float) -> None:
         """Queue products on the current stream; see :meth:`DeviceGap.fill`."""
-        self._multiply(round(gap_ns / self.product_ns))
+        self._adapt()
+        begin, left_ns = _event(), gap_ns
+        begin.record()
+        for side, product_ns in self.product_ns.items():
+            times = int(left_ns // (product_ns * self._slower))
+            self._multiply(side, times)
+            left_ns -= times * product_ns * self._slower
+        if left_ns < gap_ns / 2:
+            end = _event()
+            end.record()
+            self._timed.append((begin, end, (gap_ns - left_ns) / self._slower))
+        self._spin.fill(left_ns)
 
-    def _multiply(self, times: int) -> None:
+    def _adapt(self) -> None:
+        """Compare products that have ended with their duration at the start."""
+        while self._timed:
+            begin, end, nominal_ns = self._timed[0]
+            if not end.query():  # type: ignore[no-untyped-call]
+                return
+            slower = float(begin.elapsed_time(end)) * 1e6 / nominal_ns
+            self._slower += _WEIGHT * (slower - self._slower)
+            self._timed.popleft()
+
+    def _measure(self, side: int) -> float:
+        self._multiply(side, _REPETITIONS)  # loads libraries, raises clocks
+        took_ns = _duration_ns(lambda: self._multiply(side, _REPETITIONS))
+        return max(1.0, took_ns / _REPETITIONS)
+
+    def _multiply(self, side: int, times: int) -> None:
+        a, b, out = self._matrices[side]
         for _ in range(times):
-            torch.mm(self._a, self._b, out=self._out)
+            torch.mm(a, b, out=out)
+
+
+def _event() -> torch.cuda.Event:
+    make: Callable[..., torch.cuda.Event] = torch.cuda.Event
+    return make(enable_timing=True)
 
 
 def _spin(cycles: int) -> None:
@@ -78,9 +124,9 @@ def _spin(cycles: int) -> None:
 
 
 def _duration_ns(work: Callable[[], None]) -> float:
-    """Measure work on the current stream, in ns."""
-    make: Callable[..., torch.cuda.Event] = torch.cuda.Event
-    begin, end = make(enable_timing=True), make(enable_timing=True)
+    """Measure work on the current stream, in ns, without the time of its launches."""
+    begin, end = _event(), _event()
+    _spin(_CYCLES)  # the work is queued before the device reaches it
     begin.record()
     work()
     end.record()

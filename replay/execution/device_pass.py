@@ -8,7 +8,9 @@ stream delays no other stream.  Messages of a batch are one launch.  Only gaps t
 sleep, and open loop, wait on the host.
 
 Times come from events.  An operation is issued when its stream reaches it, after the
-operations and the gap that it waits for; the host may have queued it long before.
+operations and the gap that it waits for; the host may have queued it long before.  An
+idle stream is held until the host has launched the operation behind the event: a launch
+takes as long as a short transfer, and is none of it.
 Events are read as operations end, relative to an event whose time on the host's clock
 is known, and are used again.
 """
@@ -23,16 +25,21 @@ import numpy as np
 import torch
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay.backends.backend import Launch
+from moetraffic.replay.backends.backend import Launch, Work
 from moetraffic.replay.plan.program import UNKNOWN_GAP
 from moetraffic.trace.model import UNKNOWN_TIME
 
-from .device_gaps import device_gap
+from .device_gaps import Spin, device_gap
 from .host_pass import MAX_IN_FLIGHT
 from .pace import Schedule
 from .timed_pass import TimedPass
 
 _POLL_S = 50e-6  # interval at which the host checks whether operations have ended
+_LEAD_NS = 50_000  # first estimate of how long the host takes to queue an operation
+_LEAD_MOST_NS = 200_000  # a first launch takes longer
+_LEAD_FADES = 0.9  # from one operation to the next
+_FIRST_NS = 1_000_000  # until the schedule of a pace begins: for the first launches
+_REAPED = 16  # operations in flight, from which on the host looks for ends
 _REFERENCES = 3  # measurements of the device's clock, of which the closest counts
 
 
@@ -102,7 +109,9 @@ class DevicePass:
         make: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
         self._streams = {s: make(device) for s in used}
         self._side_streams = {s: make(device) for s in used}
-        self._clock_stream = make(device)
+        self._clock_stream, self._holding_stream = make(device), make(device)
+        self._spin, self._held = Spin(device), _event(timed=False)
+        self._lead_ns, self._held_ns = _LEAD_NS, 0  # held_ns: of the host's clock
         paced = timed.pace.timed and not self._open_loop
         self._gap = device_gap(timed.pace.gaps, device) if paced else None
         self._free: list[Marks] = []
@@ -123,7 +132,8 @@ class DevicePass:
         launches = timed.launches()
         timed.barrier()
         torch.cuda.synchronize(self._device)
-        self._begin = self._last_end = time.monotonic_ns()
+        self._last_end = time.monotonic_ns()
+        self._begin = self._last_end + _FIRST_NS * timed.pace.timed
         timed.counter[0] = timed.base + 1
         try:
             for begin, end in timed.iterations():
@@ -138,7 +148,8 @@ class DevicePass:
                     for n in batch:
                         self._wait_on_host(n)
                     self._queue(batch, launches)
-                    self._reap()
+                    if len(self._in_flight) >= _REAPED:
+                        self._reap()
             self._wait(0)
             self._set_due()
         except RuntimeError as error:
@@ -153,29 +164,31 @@ class DevicePass:
         program, last = self._timed.program, batch[-1]
         number = int(program.stream[last])
         launch, *_ = [next(launches) for _ in batch]  # the first starts all
-        before = self._running({int(program.after[n]) for n in batch})
+        before = self._before({int(program.after[n]) for n in batch})
         stream, marks = self._streams[number], self._marks()
         with torch.cuda.stream(stream):
             if not self._open_loop:
                 for one in before:
                     stream.wait_event(one.marks.done)
                 self._fill_gap(max(batch, key=lambda n: int(program.due_ns[n])))
+            began_ns = time.monotonic_ns()
+            if not self._graphs:
+                self._hold(stream, batch, began_ns)
             marks.issued.record(stream)
             if self._graphs:
                 # an event that is read outside of a graph is no dependency in it
                 marks.done.record(stream)
             work = launch()
-        side = stream
+            took_ns = min(time.monotonic_ns() - began_ns, _LEAD_MOST_NS)
+            self._lead_ns = max(took_ns, round(_LEAD_FADES * self._lead_ns))
+            if program.waits[last] and not self._open_loop:
+                self._end(stream, work, marks)
         if self._open_loop or not program.waits[last]:
             # no operation waits for it: its end is recorded on a side stream
             side = self._side_streams[number]
             side.wait_event(marks.done if self._graphs else marks.issued)
-        with torch.cuda.stream(side):
-            if work is not None:
-                work.wait()  # blocks the stream, not the host
-            marks.ended.record(side)
-            if self._graphs:
-                marks.done.record(side)
+            with torch.cuda.stream(side):
+                self._end(side, work, marks)
         queued = Queued(
             marks=marks,
             reference=self._reference,
@@ -184,16 +197,43 @@ class DevicePass:
         )
         self._in_flight.update(dict.fromkeys(batch, queued))
 
-    def _running(self, operations: set[int]) -> list[Queued]:
-        """Return those of some operations that have not ended."""
-        running = []
+    def _end(self, stream: torch.cuda.Stream, work: Work | None, marks: Marks) -> None:
+        """Record the end of an operation on the current stream."""
+        if work is not None:
+            work.wait()  # blocks the stream, not the host
+        marks.ended.record(stream)
+        if self._graphs:
+            marks.done.record(stream)
+
+    def _hold(self, stream: torch.cuda.Stream, batch: range, now_ns: int) -> None:
+        """Hold a stream until the host has launched a batch, and until it is due.
+
+        Work on another stream takes this time, so a stream that is busy for longer is
+        not delayed.
+        """
+        until_ns = now_ns + self._lead_ns
+        if self._timed.pace.timed and self._gap is None:
+            until_ns = max(until_ns, *(int(self._timed.due[n]) for n in batch))
+        since_ns = max(now_ns, self._held_ns)
+        with torch.cuda.stream(self._holding_stream):
+            self._spin.fill(until_ns - since_ns)
+            self._held.record(self._holding_stream)
+        self._held_ns = max(since_ns, until_ns)
+        stream.wait_event(self._held)
+
+    def _before(self, operations: set[int]) -> list[Queued]:
+        """Return those of some operations that the next one waits for on the device.
+
+        Ends of others are known where a gap follows: it is shorter by what has passed.
+        """
+        found = []
         for n in sorted(operations & self._in_flight.keys()):
             queued = self._in_flight[n]
-            if not self._graphs and _has_ended(queued):
+            if self._gap is not None and _has_ended(queued):
                 self._read(n)
             else:
-                running.append(queued)
-        return running
+                found.append(queued)
+        return found
 
     def _fill_gap(self, n: int) -> None:
         """Queue what is left of the gap before an operation on the current stream."""
@@ -220,12 +260,12 @@ class DevicePass:
                     break
                 self._wait_once()
             self._wait(MAX_IN_FLIGHT)
-            timed.wait_until_due(n, self._begin)
+            timed.wait_until_due(n, self._begin, early_ns=2 * self._lead_ns)
         elif timed.pace.timed and self._gap is None:
             after = int(timed.program.after[n])
             while after in self._in_flight:
                 self._wait_once()
-            timed.wait_until_due(n, self._begin)
+            timed.wait_until_due(n, self._begin, early_ns=2 * self._lead_ns)
 
     # ---- ends ----------------------------------------------------------------------
 

@@ -269,8 +269,10 @@ class TimedPass:
         self.end[n] = now_ns
         self.done += 1
 
-    def wait_until_due(self, n: int, begin_ns: int, *, heartbeats: bool = True) -> None:
-        """Wait until the n-th operation is due, and record when that was."""
+    def wait_until_due(
+        self, n: int, begin_ns: int, *, heartbeats: bool = True, early_ns: int = 0
+    ) -> None:
+        """Wait until, or some time before, the n-th operation is due; record when."""
         program, pace = self.program, self.pace
         open_loop = pace.schedule is Schedule.OPEN_LOOP
         gap_ns = int((program.due_ns if open_loop else program.gap_ns)[n])
@@ -283,6 +285,7 @@ class TimedPass:
         else:
             due_ns = self.since_ns(n, begin_ns) + round(gap_ns * pace.factor)
         self.due[n] = due_ns
+        due_ns -= early_ns
         if heartbeats:
             wait_until(due_ns, pace.gaps, self.alive)
         else:

@@ -26,7 +26,7 @@ from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 
 from .baselines import Baselines
 from .call_times import NO_CLOCKS, Measured, measure, parts
-from .ratio import UNKNOWN_RATIO, Ratio
+from .ratio import UNKNOWN_RATIO, Ratio, between_runs
 from .result import (
     LATE_S,
     DurationQuantiles,
@@ -66,6 +66,7 @@ def audit(
         punctuality=punctuality(times, absolute=absolute),
         slowdown=slowdown(plan, [p[:2] for p in pairs]) if pairs else None,
         control=slowdown(plan, [(p[0], p[2]) for p in pairs]) if pairs else None,
+        slowdown_by_bytes=slowdown_by_bytes(plan, pairs) if pairs else None,
         pairs=len(pairs),
         bound_of=base.bound_of,
         pass_bound_s=base.pass_bound_s,
@@ -93,7 +94,7 @@ def slowdown(plan: Plan, pairs: Sequence[tuple[Times, Times]]) -> Ratio:
     ReplayError
         If there is no pair, or the plan has no all-to-all.
     """
-    exchanges = np.flatnonzero(plan.kind == KINDS.index(ALL_TO_ALL))
+    exchanges = _exchanges(plan)
     if not (len(pairs) and len(exchanges)):
         raise ReplayError(
             "a slowdown is measured from pairs of passes with all-to-alls, but there "
@@ -102,12 +103,34 @@ def slowdown(plan: Plan, pairs: Sequence[tuple[Times, Times]]) -> Ratio:
         )
     sums: tuple[list[Float64], list[Float64]] = ([], [])
     for pair in pairs:
-        taken = [measure(plan, times).transfer_s[exchanges] for times in pair]
-        both = np.isfinite(taken[0]) & np.isfinite(taken[1])
+        taken = _both(plan, exchanges, *pair)
+        at, taken = exchanges[np.isfinite(taken[0])], taken[:, np.isfinite(taken[0])]
         for into, call in zip(sums, taken, strict=True):
-            into.append(by_iteration(call[both], plan.iteration[exchanges][both]))
+            into.append(by_iteration(call, plan.iteration[at]))
     without, with_dense = (np.concatenate(s) for s in sums)
     return _ratio(without, with_dense)
+
+
+def slowdown_by_bytes(plan: Plan, pairs: Sequence[tuple[Times, Times, Times]]) -> Ratio:
+    """Compute the slowdown of all-to-alls by the bytes of dense traffic alone.
+
+    ``pairs`` as of :func:`audit`.  The transfer time beside the traffic is divided by
+    that beside its operations without bytes, of the same pair; the interval is between
+    pairs (:func:`~.ratio.between_runs`), unknown for one.
+    """
+    exchanges = _exchanges(plan)
+    sums = [np.nansum(_both(plan, exchanges, p[2], p[1]), axis=1) for p in pairs]
+    return between_runs([with_bytes / without for without, with_bytes in sums])
+
+
+def _exchanges(plan: Plan) -> Int64:
+    return np.flatnonzero(plan.kind == KINDS.index(ALL_TO_ALL))
+
+
+def _both(plan: Plan, operations: Int64, one: Times, other: Times) -> Float64:
+    """Transfer times of two passes, ``[2, n]`` s; NaN where one is unknown."""
+    taken = np.stack([measure(plan, t).transfer_s[operations] for t in (one, other)])
+    return np.where(np.isfinite(taken).all(axis=0), taken, np.nan)
 
 
 def punctuality(times: Times, *, absolute: bool = False) -> Punctuality | None:

@@ -132,6 +132,7 @@ class Fidelity:
     punctuality: Punctuality | None  # None if issued as soon as possible
     slowdown: Ratio | None  # of all-to-alls with dense traffic over without
     control: Ratio | None = None  # the same with dense operations without bytes
+    slowdown_by_bytes: Ratio | None = None  # with these bytes over without, over pairs
     pairs: int  # pairs of passes of the slowdown
     bound_of: str  # the network of the lower bound, "" for none
     pass_bound_s: float = float("nan")  # lower bound of a pass, all operations together

@@ -39,16 +39,7 @@ def sentences(replay: Replay) -> list[str]:
         lines.append(" ".join(ranks))
     effects = []
     if found is not None and found.slowdown is not None:
-        effects.append(
-            f"All-to-alls take {interval(found.slowdown, 'x')} as long beside dense "
-            f"traffic ({found.pairs} pairs of passes)"
-            + (
-                f", {interval(found.control, 'x')} beside its operations without "
-                "bytes (processor alone)."
-                if found.control is not None
-                else "."
-            )
-        )
+        effects.append(_beside(found, found.slowdown))
     if found is not None and found.punctuality is not None:
         p = found.punctuality
         behind = f"{duration(p.behind_s)} behind" if p.behind_s > 0 else "on time"
@@ -95,6 +86,29 @@ def quotation(replay: Replay) -> str:
             "of the transfer time"
         )
     return f"{line}; {_interval(found, part)}{apart}."
+
+
+def _beside(found: Fidelity, slowdown: Ratio) -> str:
+    """State how dense traffic slows all-to-alls, and whether its bytes do."""
+    text = (
+        f"All-to-alls take {interval(slowdown, 'x')} as long beside dense traffic "
+        f"({found.pairs} pair{'s' * (found.pairs > 1)} of passes)"
+    )
+    if found.control is None or found.slowdown_by_bytes is None:
+        return f"{text}."
+    text += (
+        f", {interval(found.control, 'x')} beside its operations without bytes "
+        "(processor alone)"
+    )
+    by_bytes = found.slowdown_by_bytes
+    if math.isnan(by_bytes.low):
+        return f"{text}; one pair has no interval (--pairs 5 has one)."
+    shown = "no effect of its bytes is shown"
+    if by_bytes.low > 1:
+        shown = "its bytes slow them"
+    elif by_bytes.high < 1:
+        shown = "they are faster with its bytes, which the network does not explain"
+    return f"{text}: {shown} ({interval(by_bytes, 'x')} between pairs)."
 
 
 def _last_to_call(r: Replay) -> list[str]:
@@ -185,6 +199,8 @@ def _durations(r: Replay) -> str:
         ratios.append(
             f"{interval(whole.transfer_over_captured, 'x')} the captured transfer times"
         )
+    if whole is not None and not math.isnan(whole.over_model.value):
+        ratios.append(f"{interval(whole.over_model, 'x')} those of {found.model_of}")
     return "; ".join([line, *ratios]) + "."
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from moetraffic.launch import RankEnvironment
 from moetraffic.replay.backend_conformance import conform
 from moetraffic.replay.backends import choice, process_groups, requirements
 from moetraffic.replay.backends.backend import Call, run
+from moetraffic.replay.backends.nccl_environment import NCCL_ENVIRONMENT
 
 BACKENDS = [
     "gloo",
@@ -99,23 +101,45 @@ def test_a_rank_that_does_not_come_is_an_error_in_time(forked):
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a CUDA device")
 @pytest.mark.parametrize("registered", [False, True])
-def test_nccl_runs_on_one_device(forked, registered):
-    def work(rank_env: RankEnvironment):
-        moves = choice.backend("nccl", registered=registered)
-        moves.start(rank_env, [(0,)], 60.0)
+def test_nccl_runs_on_one_device(tmp_path, monkeypatch, registered):
+    # in this process: CUDA cannot be used in a fork of a process that has used it
+    for name in NCCL_ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)  # and again at the end
+    monkeypatch.setenv("MOETRAFFIC_FILESTORE", str(tmp_path / "store"))
+    moves = choice.backend("nccl", registered=registered)
+    moves.start(RankEnvironment(0, 1, 0), [(0,)], 60.0)
+    try:
+        buffers = moves.empty(1000).fill_(7), moves.empty(1000)
         call = Call(
             kind="all_to_all",
             group=0,
-            send=moves.empty(1000).fill_(7),
-            receive=moves.empty(1000),
+            send=buffers[0],
+            receive=buffers[1],
             send_bytes=[1000],
             receive_bytes=[1000],
         )
         run(moves, call)
+        assert int(call.receive.sum()) == 7000
+    except ReplayError as error:
+        pytest.skip(str(error))
+    finally:
         moves.stop()
-        return int(call.receive.sum())
 
-    assert forked(1, work) == [7000]
+
+def test_a_gpu_whose_memory_nccl_cannot_register_is_refused(monkeypatch):
+    class World:
+        def _get_backend(self, device):
+            return self
+
+        @property
+        def mem_allocator(self):
+            raise RuntimeError("NCCL mem allocator is not supported")
+
+    dist = SimpleNamespace(group=SimpleNamespace(WORLD=World()))
+    monkeypatch.setattr(process_groups, "dist", dist)
+    moves = process_groups.Nccl(registered=True)
+    with pytest.raises(ReplayError, match=r"allocator is not .*: leave out --reg"):
+        moves.empty(1000)
 
 
 def test_nccl_without_enough_devices_says_so():

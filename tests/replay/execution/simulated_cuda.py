@@ -30,7 +30,7 @@ LAUNCH_NS = 4_000  # host time of a launch, or of recording an event
 LATENCY_NS = 3_000  # from a launch to its begin on an idle stream
 OBSERVED_NS = 6_000  # from the end of an event to the host that waits for it
 CALL_NS = 60  # reading the clock
-PRODUCT_NS = 21_000  # a matrix product
+PRODUCT_NS = 21_000  # a product of matrices of 2048 x 2048
 CYCLES_PER_NS = 1.755
 
 
@@ -137,6 +137,8 @@ class SimulatedCuda:
         self.current = Stream(self)
         self.communicators: dict[int, Stream] = {}
         self.transfers: list[list[tuple[int, int, int]]] = []
+        self.slower = 1.0  # products, after a load that lasts
+        self.products = 0
 
     def communicate(self, group: int, numbers: Iterable[int], duration_ns: int) -> Work:
         """Start operations of a communicator together; times go to ``transfers``.
@@ -157,6 +159,11 @@ class SimulatedCuda:
         comm.do(step)
         comm.record(end)
         return Work(self, end)
+
+    def multiply(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        self.products += 1
+        slower = self.slower if self.products > 100 else 1.0
+        self.current.work(round(slower * PRODUCT_NS * (a.shape[0] / 2048) ** 3))
 
     # ---- what stands for torch.cuda and time ----------------------------------------
 
@@ -201,9 +208,8 @@ class SimulatedCuda:
         }
         for name, stand_in in names.items():
             patch.setattr(torch.cuda, name, stand_in)
-        for name in ("ones", "empty"):
-            patch.setattr(torch, name, _on_host(getattr(torch, name)))
-        patch.setattr(torch, "mm", lambda a, b, out: self.current.work(PRODUCT_NS))
+        patch.setattr(torch, "empty", _on_host(torch.empty))
+        patch.setattr(torch, "mm", self.multiply)
         patch.setattr(time, "monotonic_ns", self.clock)
         patch.setattr(time, "sleep", self.sleep)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +35,7 @@ from moetraffic.replay.results.conclusion import conclude
 from moetraffic.replay.results.output import from_json, to_json
 from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.replay.results.result import Fidelity
+from moetraffic.replay.results.summary import _beside
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
 
@@ -256,6 +258,39 @@ def test_the_slowdown_is_that_of_the_all_to_alls_alone(toy):
         slowdown(plan, [])
     whole = said(plan, pairs[0][1], pairs=[(*p, p[0]) for p in pairs])
     assert (whole.slowdown, whole.pairs) == (found, 4)
+    # the controls are passes alone: all of it is by bytes
+    assert whole.slowdown_by_bytes is not None
+    assert whole.slowdown_by_bytes.value == pytest.approx(1.3, rel=2e-3)
+    assert 1 < whole.slowdown_by_bytes.low <= whole.slowdown_by_bytes.high < 1.4
+
+
+@pytest.mark.parametrize(
+    ("by_operations", "by_bytes", "states"),
+    [
+        (1.0, 1.3, "its bytes slow them (1.30x"),
+        (1.3, 1.0, "no effect of its bytes is shown"),
+        (1.3, 1.2, "its bytes slow them (1.20x"),
+    ],
+)
+def test_pairs_state_whether_bytes_or_operations_slow(
+    toy, by_operations, by_bytes, states
+):
+    plan = make_plan(toy(world=2, iterations=range(12)))
+    rng = np.random.default_rng(secrets.randbits(32))
+    triples = []
+    for _ in range(6):
+        noise = [rng.integers(9900, 10100, len(plan)) for _ in range(3)]
+        factors = 1.0, by_operations * by_bytes, by_operations
+        triples.append(
+            tuple(
+                timed(plan, lambda r, o, n=n, f=f: int(f * n[o]))
+                for n, f in zip(noise, factors, strict=True)
+            )
+        )
+    found = said(plan, triples[0][1], pairs=triples)
+    assert states in _beside(found, found.slowdown)
+    one = said(plan, triples[0][1], pairs=triples[:1])
+    assert "one pair has no interval" in _beside(one, one.slowdown)
 
 
 def test_a_fidelity_survives_its_json(toy):
