@@ -20,7 +20,6 @@ from torch._C._distributed_c10d import AllgatherOptions
 from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.launch import RankEnvironment, rendezvous
 from moetraffic.launch.machine_resources import own_gpu
-from moetraffic.replay.failure import first_line
 from moetraffic.replay.plan.program import KINDS
 
 from .backend import Backend, Call, Groups, Launch, Work
@@ -301,7 +300,7 @@ class Nccl(ProcessGroups):
             # seen on one H200 in a virtual machine, with NCCL 2.28
             raise ReplayError(
                 "buffers are registered with NCCL through its memory allocator, which "
-                f"torch does not offer on this GPU ({first_line(error)}): leave out "
+                f"torch does not offer on this GPU ({error}): leave out "
                 "--registered"
             ) from error
         # registration covers the memory of a pool at that time: one pool per buffer
