@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from exchanges import exchanges
 from page import save
 from torch.profiler import ProfilerActivity, profile
 
@@ -41,7 +42,6 @@ from moetraffic.replay.backends.process_groups import Nccl
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.pace import Gaps, parse_pace
 from moetraffic.replay.plan.program import KINDS, Plan
-from replay import exchanges
 
 CYCLES_PER_US = 1900  # about: what a kernel took is measured
 PACES: dict[str, dict[str, Any]] = {
