@@ -39,6 +39,7 @@ from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.pace import parse_pace
 from moetraffic.replay.plan.program import Plan
+from moetraffic.trace.trace import Trace
 
 LIMITS = {"ratio": 1.05, "ratio_high": 1.10, "p50_us": 100.0, "p99_us": 2000.0}
 LIMITS_PLAN = {"plan_s": 30.0, "plan_gb": 1.0}
