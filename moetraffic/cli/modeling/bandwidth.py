@@ -20,6 +20,7 @@ from moetraffic.report.console.options import (
     only_option,
     option,
     parts_of,
+    refuse_idle,
     takes,
 )
 from moetraffic.tables import Table
@@ -33,6 +34,7 @@ PARTS = ("fits", *PRESETS)
 
 @takes(look=APPEARANCE)
 def bandwidth(
+    context: typer.Context,
     table: Annotated[
         Path | None,
         typer.Argument(
@@ -65,12 +67,13 @@ def bandwidth(
     """
     validate_outputs((plot,), (table,), force=force, error=AnalysisError)
     names = parts_of(only, PARTS, tables=tables)
-    if table is None and collective is not None:
-        raise AnalysisError(
-            "--collective is interpolated in a table of measurements, but none is "
-            "named: give its file, or big-red-200"
-        )
+    if collective is None:
+        why = "a point is interpolated for --collective"
+        refuse_idle(context, ("ranks", "size", "span"), why, error=AnalysisError)
     if table is None:
+        why = "these options are of a table of measurements (a file, or big-red-200)"
+        of_a_table = ("collective", "place", "plot")
+        refuse_idle(context, of_a_table, why, error=AnalysisError)
         _presets(as_json, names, tables)
         return
     if {*names} & {*PRESETS}:

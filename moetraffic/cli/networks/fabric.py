@@ -23,6 +23,7 @@ from moetraffic.report.console.options import (
     operation_names,
     option,
     parts_of,
+    refuse_idle,
     takes,
 )
 from moetraffic.trace import Trace
@@ -146,6 +147,9 @@ def fabric(
         refuse_beside(topology, given_options(ctx, OF_A_FILE))
     else:
         refuse_options(topology, options)
+    if routing != "ecmp":
+        why = f"flows are hashed by --routing ecmp, and --routing is {routing}"
+        refuse_idle(ctx, ("flows", "seed"), why)
     validate_outputs((plot, output), (trace,), force=force)
     refuse_format(output)
     from moetraffic.analysis.times.iteration_traffic import (

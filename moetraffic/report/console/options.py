@@ -426,6 +426,39 @@ def takes(
     return taking
 
 
+WRITTEN = (
+    *("output", "plot", "save_model", "probabilities", "fidelity", "metrics"),
+    *("resume", "program"),
+)
+"""Parameters that name what a verb writes."""
+
+NEEDED = {
+    **{p.name: (("plot",), "nothing is drawn") for p in APPEARANCE.values()},
+    "force": (WRITTEN, "nothing is written"),
+}
+"""Parameters without effect where none of others is given, and the reason."""
+
+CHOOSING = ("analyze", "plot")
+"""Verbs whose ``--only`` chooses what ``--json`` prints, too."""
+
+
+def refuse_lone(context: typer.Context) -> None:
+    """Reject the options of :data:`NEEDED` on a command line without what they need.
+
+    Parts of what is printed are none of JSON.
+    """
+    spelled = {p.name: max(p.opts, key=len) for p in context.command.params}
+    for name, (needed, why) in NEEDED.items():
+        known = [other for other in needed if other in spelled]
+        if known and not any(context.params[other] for other in known):
+            flags = " or ".join(spelled[other] for other in known)
+            refuse_idle(context, (name,), f"without {flags} {why}")
+    if context.params.get("as_json") and context.command.name not in CHOOSING:
+        refuse_idle(context, ("tables", "only"), "--json prints all parts")
+    elif context.params.get("as_json"):
+        refuse_idle(context, ("tables",), "--json prints all parts")
+
+
 def given_options(context: typer.Context, names: Sequence[str]) -> list[str]:
     """List those of the parameters ``names`` that are on the command line."""
     return [
