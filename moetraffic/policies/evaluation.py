@@ -287,6 +287,7 @@ def evaluate(
         **{f"by_{curve}": tuple(scores[curve]) for curve in CURVES},
         failures=tuple(failures),
         informed=_informed(makers, one, points),
+        notes=one.notes,
     )
 
 

@@ -114,6 +114,7 @@ class ExchangeSeries:
     ranks: Mapping[LayerKey, tuple[int, ...]] = field(default_factory=dict)
     # expected values [T, ...] by the true gate probabilities, where they are known
     expected: Mapping[LayerKey, Float64] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # iterations that are left out, and why
 
     def __post_init__(self) -> None:
         if len(self.iterations) < FEWEST_ITERATIONS:
@@ -193,7 +194,8 @@ def byte_series(
     sites: dict[int, list[int]] = {}
     for number in known_sites(trace, phase=phase, layers=layers):
         sites.setdefault(trace.sites[number].layer, []).append(number)
-    iterations = new_iterations(trace, iterations, [])
+    notes = list[str]()
+    iterations = new_iterations(trace, iterations, notes)
     training = trace.find(operation=ALL_TO_ALL, phase=phase, iterations=iterations)
     calls = {
         layer: trace.complete(training[np.isin(trace.occurrences.site[training], of)])
@@ -226,6 +228,7 @@ def byte_series(
         row_bytes=rows.pop() if len(rows) == 1 else 0,
         ranks={layer: tuple(ranks) for layer, ranks in widths.items()},
         expected=expected,
+        notes=tuple(notes),
     )
 
 
@@ -265,7 +268,8 @@ def token_series(
             + (f" in layers {list(layers)}" if layers else "")
             + f": its MoE layers are {list(trace.layers)}; capture with a router hook"
         )
-    iterations = new_iterations(trace, iterations, [])
+    notes = list[str]()
+    iterations = new_iterations(trace, iterations, notes)
     routed = trace.find(operation=ROUTING, iterations=iterations)
     calls = {
         key: trace.complete(routed[np.isin(trace.occurrences.site[routed], of)])
@@ -309,6 +313,7 @@ def token_series(
         row_bytes=next(rows_of, 0),
         ranks=ranks,
         expected=expected,
+        notes=tuple(notes),
     )
 
 

@@ -84,6 +84,7 @@ class Evaluation(ShownAsTables):
     failures: tuple[str, ...]  # a sentence for each policy that failed
     # policies whose plans were made from exchanges that they serve, and which these are
     informed: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # iterations that are left out, and why
 
     def curve(self, name: str) -> tuple[PolicyScore, ...]:
         """Return the scores along one of CURVES; the main ones are part of it."""

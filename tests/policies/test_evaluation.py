@@ -36,7 +36,8 @@ from moetraffic.policies.service.optical import (
     max_weight_matchings,
 )
 from moetraffic.policies.service.packet_network import PacketNetwork
-from moetraffic.report.policy_scores import chart, verdict
+from moetraffic.report.policy_scores import chart
+from moetraffic.report.policy_verdict import sentences, verdict
 
 from .conftest import counts, series
 
@@ -140,7 +141,7 @@ def test_the_verb_names_the_policies_that_fail(
     Trace.from_arrays(demand, row_bytes=4096).save(run)
     own.write_text(OWN)
     assert main(["evaluate", run, "--policy", f"rotation,{own}:Failing"]) == 0
-    summary, line, _ = capsys.readouterr().out.splitlines()
+    summary, line, *_ = capsys.readouterr().out.splitlines()
     assert "rotation is the only one scored" in summary
     assert line.startswith("failed: own (ValueError for layer 0, iteration ")
     assert line.endswith(": no plan)")
@@ -222,9 +223,65 @@ def test_the_verdict_states_where_the_chosen_forecast_is_of_no_use() -> None:
     assert level not in said(0.7, 0.5)
     assert "shuffled is faster than chosen" in said(0.7, 1.5)
     assert "of those evaluated, 2 times the lower bound" in said(0.7, 0.5)
-    add = "all circuit policies evaluated take over 20 times the bound: add packets"
+    add = "All circuit policies evaluated take over 20 times the bound: add packets"
     assert add in said(0.7, 0.5, bound=21.0)
     assert add not in said(0.7, 0.5, bound=19.0)
+
+
+def test_the_summary_has_at_most_eight_lines_and_the_verdict_first() -> None:
+    """Of any number of policies, networks, failures and notes."""
+    forecasters = ["persistence", "mean", "chosen", "shuffled", "oracle"]
+    names = ["rotation", "max-weight", "birkhoff"]
+    found = evaluate(drawn(16), names, forecasters=forecasters, ages=[2, 5])
+    rng = np.random.default_rng()
+    for networks in (1, 2, 5):
+        for failures in (0, 1, 12):
+            scores = [
+                replace(
+                    score,
+                    network=f"network{n}",
+                    by_iteration_s=tuple(
+                        rng.uniform(0.5, 1.5, len(score.by_iteration_s)).tolist()
+                    ),
+                )
+                for n in range(networks)
+                for score in found.scores
+            ]
+            made = replace(
+                found,
+                scores=tuple(scores),
+                failures=tuple(f"mine{n} raised ValueError." for n in range(failures)),
+                notes=("synthetic: iterations 8 to 15 repeat captured ones, left out",),
+            )
+            lines = sentences(made)
+            assert len(lines) <= 8
+            assert max(map(len, lines)) <= 160
+            assert lines[0].startswith("Circuits on network0: ")
+            whole = " ".join(lines)
+            if networks < 5:
+                assert "Served: iterations " in whole
+                assert "repeat captured ones" in whole
+            if (networks, failures) == (1, 0):
+                assert all(part in whole for part in verdict(made).split(". "))
+
+
+def test_a_trace_that_repeats_its_capture_says_why_its_first_part_is_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng()
+    demand = rng.multinomial(64, np.full(4, 0.25), size=(40, 1, 2))
+    run = Trace.from_arrays(demand, row_bytes=4096)
+    meta = replace(run.meta, origin="generated", repeats_from=24)
+    run.replace(meta=meta).save(tmp_path / "long.h5")
+    asked = ["evaluate", str(tmp_path / "long.h5"), "--policy", "rotation"]
+    assert main(asked) == 0
+    assert (
+        "Served: iterations 12 to 23; synthetic: iterations 24 to 39 repeat captured "
+        "ones, left out."
+    ) in capsys.readouterr().out
+    assert main([*asked, "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["runs"]
+    assert "repeat captured ones" in told["notes"][0]
 
 
 def test_the_earlier_name_of_the_chosen_forecaster_is_read_with_a_warning() -> None:
@@ -399,7 +456,9 @@ def test_the_verb_prints_a_verdict_a_table_and_curves(
     assert main(asked) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("Circuits on optical: ")
-    assert len(shown.splitlines()) == 2  # a verdict, and how to see the tables
+    *told, last = shown.splitlines()
+    assert len(told) <= 8
+    assert "--tables" in last
     assert main([*asked, "--ages", "3", "--delays", "1us,1ms", "--tables"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("Circuits on optical: ")
@@ -553,7 +612,7 @@ def test_every_built_in_policy_conforms() -> None:
         (
             -0.01,
             0.05,
-            "no evidence that a plan 1 iteration old differs from one made from the "
+            "No evidence that a plan 1 iteration old differs from one made from the "
             "true traffic",
         ),
     ],

@@ -22,6 +22,7 @@ from moetraffic.report.console.options import (
     parts_of,
     picture,
     positive_numbers,
+    refuse_idle,
     selection,
     takes,
 )
@@ -40,6 +41,17 @@ SCOPES = ("exchange", "layer", "iteration")
 PARTS = ("scores",)
 
 USUAL = ", ".join(DEFAULT_POLICIES)
+
+OPTIONS_OF = {
+    "circuits": (
+        *("reconfigure", "delays", "packets", "circuits", "circuit_counts"),
+        *("window", "rest"),
+    ),
+    "transmission": ("optimum",),
+    "placement": ("replicas", "expert_bytes", "nodes", "groups"),
+    "jobs": ("communication",),
+}
+"""Options that only policies of a family have."""
 
 JOBLESS = ("layers", "phase", "probabilities")
 """Selections and inputs of one trace, which several jobs do not have."""
@@ -77,6 +89,7 @@ def _names(given: list[str]) -> list[str]:
 
 @takes(look=APPEARANCE)
 def evaluate(
+    context: typer.Context,
     traces: Annotated[
         list[Path], typer.Argument(help="Trace files, one after another.")
     ],
@@ -250,6 +263,7 @@ def evaluate(
     from moetraffic.policies.service.layer import Scope
     from moetraffic.policies.service.networks import networks_of
     from moetraffic.report import policy_scores as report
+    from moetraffic.report.policy_verdict import sentences
 
     plans = [plan_file(path) for path in plan or []]
     names: list[Any] = _names(policy or [*DEFAULT_POLICIES])
@@ -280,6 +294,18 @@ def evaluate(
         "limit_s": limit,
     }
     names += plans
+    families = {policy_family(n) if isinstance(n, str) else n().family for n in names}
+    for family, only_theirs in OPTIONS_OF.items():
+        if family not in families:
+            why = f"these are options of {family} policies, of which none is evaluated"
+            refuse_idle(context, only_theirs, why, error=AnalysisError)
+    if families <= {"circuits", "placement"}:
+        why = "packet networks are those of transmission and jobs policies"
+        refuse_idle(context, ("network",), why, error=AnalysisError)
+    if completion == "exchange":
+        why = "compute is a part of --completion layer and iteration"
+        timed = ("other_time", *["token_time"] * ("placement" not in families))
+        refuse_idle(context, timed, why, error=AnalysisError)
     told: list[dict[str, Any]] = []
     verdicts: list[str] = []
     scores: list[Any] = []
@@ -302,7 +328,7 @@ def evaluate(
             **{k: v for k, v in asked.items() if k not in JOBLESS},
         )
         told.append({"file": found.run, **report.as_dict(found)})
-        verdicts += [report.verdict(found), *report.failed(found)]
+        verdicts += sentences(found)
         scores += report.tables(found)
     names = [n for n in names if n not in shifts]
     own = tuple(f"{path.name} " for path in plan or [])
@@ -336,9 +362,7 @@ def evaluate(
                 "docs/policies.md"
             )
         told.append({"file": str(path), **report.as_dict(found)})
-        run = f"{path}: " if len(traces) > 1 else ""
-        verdicts += [run + report.verdict(found)]
-        verdicts += [run + line for line in report.failed(found)]
+        verdicts += [str(path)] * (len(traces) > 1) + sentences(found)
         scores += report.tables(found)
     if not verdicts:
         raise AnalysisError("policies are evaluated on traces: name one or more")
