@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from moetraffic.cli import main
+from moetraffic.cli.workload import describe
 from moetraffic.trace import Group, Meta, Steps, Trace
 from moetraffic.trace.model import PLACEMENT
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
@@ -144,7 +145,8 @@ def test_one_run_is_too_few_with_exit_code_3(
     assert main(["validate", "even.h5", "--against", "run1.h5"]) == 3
     said = capsys.readouterr().out
     assert "cannot be judged: too few real runs (needs 3, has 1)" in said
-    assert "needed:" not in said  # how this run was captured is unknown
+    assert "needed: 2 further real runs; the command that captures one like" in said
+    assert "unknown: moetraffic capture did not train them" in said
 
 
 def test_a_size_that_no_real_run_has_cannot_be_judged(
@@ -153,7 +155,8 @@ def test_a_size_that_no_real_run_has_cannot_be_judged(
     monkeypatch.chdir(folder)
     run = run_of(0)
     for seed in range(1, 4):
-        meta = replace(run.meta, workload="{}", data_seed=seed)
+        work = describe(4, {"data_seed": seed, "experts": 8, "k": 1}).to_json()
+        meta = replace(run.meta, workload=work, data_seed=seed)
         run_of(seed).replace(meta=meta).save(Path(f"known{seed}.h5"), force=True)
     real = [f"known{seed}.h5" for seed in range(1, 4)]
     large = replace(run.meta, origin="generated", k=2)
@@ -161,10 +164,13 @@ def test_a_size_that_no_real_run_has_cannot_be_judged(
     assert main(["validate", "large.h5", "--against", *real]) == 3
     said = capsys.readouterr().out
     assert "the real runs are of another size (k 2 against 1)" in said
-    assert "needed: 3 real runs: moetraffic capture -o rerunN.h5 ... --k 2" in said
+    command = "moetraffic capture -o rerun$n.h5 --nproc 4"
+    assert f"needed: 3 real runs: for n in 1 2 3; do {command} --k 2 " in said
     assert main(["validate", "even.h5", "--against", real[1]]) == 3
-    assert "needed: 2 real runs: " in (said := capsys.readouterr().out)
-    assert "--data-seed N, with the options of known2.h5 for ..., N = 1, 3" in said
+    assert (
+        f"needed: 2 further real runs: for n in 1 3; do {command} --k 1 "
+        "--data-seed $n; done"
+    ) in capsys.readouterr().out
 
 
 def test_another_expert_parallel_degree_fails_first(

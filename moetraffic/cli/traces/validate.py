@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moetraffic.cli.output import present, progress
+from moetraffic.errors import LayoutError
 from moetraffic.report.console.options import (
     APPEARANCE,
     AllTables,
@@ -121,33 +123,50 @@ def validate(
 def _needed(
     found: Acceptance, file: str, real: Sequence[Meta], synthetic: Meta
 ) -> list[str]:
-    """Name the captures that a judgment lacks, where it was the workload of this tool.
+    """Name the capture command of the runs that a judgment lacks, or why it is unknown.
 
     ``file`` and ``real`` are of the real runs.
     """
     missing = FEWEST_RUNS if found.resized else found.power.needed - len(real)
-    known = all(meta.origin == "captured" and meta.workload for meta in real)
     if found.outcome != "cannot be judged" or found.way == "fits" or missing < 1:
         return []
-    if not known:
-        return []
+    lacking = f"needed: {missing} {'' if found.resized else 'further '}real run"
+    lacking += "s" * (missing > 1)
     used = set() if found.resized else {max(m.data_seed, 0) for m in real}
     seeds = [n for n in range(1, missing + len(used) + 1) if n not in used][:missing]
-    size = ""
+    size = {}
     if found.resized:
         own, theirs = synthetic.as_dict(), real[0].as_dict()
-        sizes = {"world": "--nproc", "experts": "--experts", "k": "--k"}
-        size = "".join(
-            f" {option} {own[name]}"
-            for name, option in sizes.items()
+        sizes = {"world": "nproc", "experts": "experts", "k": "k"}
+        size = {
+            field: own[name]
+            for name, field in sizes.items()
             if own[name] != theirs[name]
-        )
-    listed = ", ".join(map(str, seeds))
-    return [
-        f"needed: {missing} real run{'s' * (missing > 1)}: moetraffic capture -o "
-        f"rerunN.h5 ...{size} --data-seed N, with the options of {file} for ..., "
-        f"N = {listed}"
-    ]
+        }
+    command, why = None, "moetraffic capture did not train them, or not all of them"
+    if all(meta.origin == "captured" and meta.workload for meta in real):
+        why = "no options of moetraffic capture describe its workload"
+        try:
+            command = _command(real[0], "rerun$n.h5", size)
+        except LayoutError as error:
+            why = str(error)
+    if command is None:
+        return [
+            f"{lacking}; the command that captures one like {file} is unknown: {why}"
+        ]
+    listed = " ".join(map(str, seeds))
+    return [f"{lacking}: for n in {listed}; do {command} --data-seed $n; done"]
+
+
+def _command(real: Meta, output: str, size: Mapping[str, Any]) -> str | None:
+    """Return the command that captured a real run, without its data seed."""
+    from moetraffic.cli.workload import capture_command
+    from moetraffic.patterns import Workload
+
+    workload = Workload.from_json(real.workload)
+    training = replace(workload.training, data_seed=None)
+    workload = replace(workload, training=training)
+    return capture_command(workload, output, every=real.every, **size)
 
 
 def runs_named(
