@@ -81,7 +81,7 @@ def cell(ones: Sequence[Tally | None]) -> str:
     known = [one for one in ones if one is not None]
     if not known or known[0].truth == "open":
         return ""
-    if known[0].truth == "false":
+    if known[0].truth in ("false", "figure"):
         return "false: " + " / ".join(f"{one.wrong}" for one in known)
     parts = []
     for one in known:

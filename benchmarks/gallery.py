@@ -44,7 +44,8 @@ RUNS = {
 }
 PICTURES = {
     "traffic": "Bytes between ranks in the first, a middle and the last iteration",
-    "demand-layer-3": "Token copies of the last layer early, in the middle and late",
+    "demand-layer-3": "Token copies of the last layer in the first, middle and last "
+    "ten iterations",
     "entropy": "Evenness of the expert load over the run",
     "complexity": "Temporal and non-temporal complexity",
 }

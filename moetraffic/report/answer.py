@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -24,18 +25,18 @@ PERSISTENCE = "better than persistence"
 PAST_MEAN = "the past mean"
 """Baseline of forecasts: the mean of all iterations before."""
 
-SINCE = "one level since iteration {}"
-"""Figure of "converged", of runs in which the beginning of the level is seen."""
-
-THROUGHOUT = "one level, no transient seen"
-"""In its place where none is."""
+THROUGHOUT = "one level throughout"
+"""In place of the figure of "converged" where the level begins with the run."""
 
 TOPICS = {
     "Skew": {"skewed": ("CV of the mean load {}", ".2f")}
     | {"hot set retained": ("{} of the hottest 1/8 stay so", ".0%")}
     | {"collapsed": ("k experts take {}", ".0%"), "co-activated": ("lift {}", ".2f")},
     "Movement": {"moves": ("{} times the variance of sampling noise", ".3g")}
-    | {"converged": (SINCE, ",.0f"), "level change": ("at iteration {}", ",.0f")}
+    | {
+        "converged": ("one level by iteration {}", ",.0f"),
+        "level change": ("at iteration {}", ",.0f"),
+    }
     | {"trend": ("by {} of the traffic", ".1%")}
     | {"periodic": ("every {} iterations", ".4g")}
     | {"mean-reverting": ("half-life {} iterations", ".3g")},
@@ -182,6 +183,7 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
     if len(f"{topic}: {text}.") > WIDTH:
         counts = (
             f"{name} in {len({(e.layer, e.group) for e, _ in claims})}"
+            + f" ({figure_of([c for _, c in claims])})" * (name == PERSISTENCE)
             for name, claims in made.items()
         )
         text = f"{of}{', '.join(counts)} of {len(every)} {_unit(every)}"
@@ -206,7 +208,8 @@ def _stated(
     """State a claim with its figure and layers, and without its figure.
 
     Of claims about forecasts these are of the nearest horizon, and the longest one is
-    named; what a line states before, its horizon and baseline, it does not repeat.
+    named; what a line states before, its horizon and baseline, it does not repeat.  The
+    gain over persistence is never left out.
     """
     horizons = {n: sorted({_horizon(c) for _, c in of}) for n, of in made.items()}
     first, ahead = next(iter(made)), horizons[name]
@@ -220,7 +223,7 @@ def _stated(
     if name != first == "predictable":
         figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
     details = "; ".join(filter(None, (figure, where)))
-    return _with(what, details), _with(what, where)
+    return _with(what, details), _with(what, figure if name == PERSISTENCE else where)
 
 
 def _horizon(claim: Claim) -> int:
@@ -330,9 +333,7 @@ def figure_of(claims: Sequence[Claim]) -> str:
         named_by_claim = claims[0].name == PERSISTENCE
         below = "lower" if named_by_claim else f"below {PAST_MEAN}"
         return f"MSE {_range(known, form)} {below}"
-    text = figure.format(_range(known, form))
-    early = figure == SINCE and len(known) < len(claims)
-    return f"{text} or before" if early else text
+    return figure.format(_range(known, form))
 
 
 def _range(values: Sequence[float], form: str) -> str:
@@ -413,17 +414,25 @@ def _capacity_factor(exchanges: Sequence[ExchangeAnalysis]) -> str:
 
 
 def _next(analysis: Analysis, file: str) -> Line:
-    """Recommend the next commands."""
-    steps = [
-        (f"moetraffic analyze {file} --tables", "each layer"),
-        (f"moetraffic evaluate {file}", "circuits"),
-        (f"moetraffic report {file}", "charts"),
-    ]
-    if all(len(e.ranks) == 1 for e in analysis.exchanges):
-        del steps[1]
-    items = [(f"{command} ({what})", command) for command, what in steps]
+    """Recommend the next commands; a long path is named once, or left out."""
+    first = ""
     if not _known_experts(analysis):
-        items.insert(0, ("register your router (docs/own-run.md)",) * 2)
+        first = "register your router (docs/own-run.md); "
     elif any(c.untested == NO_TOKENS for e in analysis.exchanges for c in e.claims):
-        items.insert(0, ("capture with moetraffic run --k K (experts per token)",) * 2)
-    return Line(topic="Next", text=_fitted("Next", items), basis=STEP)
+        first = "capture with moetraffic run --k K (experts per token); "
+    verbs = {"analyze": "each layer", "evaluate": "circuits", "report": "charts"}
+    if all(len(e.ranks) == 1 for e in analysis.exchanges):
+        del verbs["evaluate"]
+    text = ""
+    for names in ((file, ""), ("$T", f"T={file}; ")), (("FILE", "for this FILE: "),):
+        for described, (name, where) in product((True, False), names):
+            commands = (
+                f"moetraffic {verb} {name}"
+                + " --tables" * (verb == "analyze")
+                + f" ({what})" * described
+                for verb, what in verbs.items()
+            )
+            text = first + where + "; ".join(commands)
+            if len(f"Next: {text}.") <= WIDTH:
+                return Line(topic="Next", text=text, basis=STEP)
+    return Line(topic="Next", text=text, basis=STEP)

@@ -204,12 +204,12 @@ def test_transfer_and_waiting_for_late_ranks_are_stated_apart() -> None:
     assert "0 to 17% overlapped" in line(found, "Communication")
 
 
-def test_a_level_without_a_visible_beginning_has_no_iteration() -> None:
+def test_a_level_that_begins_with_the_run_has_no_iteration() -> None:
     seen, none = claim("converged", STATED, 34), claim("converged", STATED, np.nan)
     for claims, stated in (
-        ((seen,), "one level since iteration 34"),
-        ((none,), "one level, no transient seen"),
-        ((seen, none), "one level since iteration 34 or before"),
+        ((seen,), "one level by iteration 34"),
+        ((none,), "one level throughout"),
+        ((seen, none), "one level by iteration 34"),
     ):
         found = analysis(*(exchange(n, each) for n, each in enumerate(claims)))
         assert line(found, "Movement") == f"Movement: converged ({stated})."
@@ -290,6 +290,36 @@ def test_every_claim_stands_once_in_two_terminal_lines(layers: int) -> None:
             expected = outcome in drawn[:, at] and (number == 0 or outcome is FEW)
             hidden = re.search(r" and \d+ more", lines.get(topic, ""))
             assert bool(there) == expected or (expected and hidden)
+
+
+@pytest.mark.parametrize("layers", [1, 3, 12])
+def test_better_than_persistence_is_stated_with_its_number(layers: int) -> None:
+    """However many layers differ, whatever else the line has to leave out."""
+    rng = np.random.default_rng()
+    names = TOPICS["Forecasts"]
+    for _ in range(20):
+        drawn = rng.choice(np.array([STATED, NOT], object), (layers, len(names)))
+        drawn[0, -1] = STATED
+        found = analysis(
+            *(
+                exchange(n, *(claim(m, o) for m, o in zip(names, row, strict=True)))
+                for n, row in enumerate(drawn)
+            )
+        )
+        stated = line(found, "Forecasts")
+        assert re.search(r"better than persistence.*\(.*25% lower", stated), stated
+        assert len(stated) <= 160
+
+
+@pytest.mark.parametrize("length", [5, 20, 40, 90, 400])
+def test_commands_with_a_long_path_fit_and_are_whole(length: int) -> None:
+    found = analysis(exchange(0, claim("skewed", STATED)))
+    file = "/" + "p" * length + ".h5"
+    last = sentences(found, file=file)[-1]
+    assert len(last) <= 160
+    for verb in ("analyze", "evaluate", "report"):
+        assert re.search(rf"moetraffic {verb} (\$T|FILE|{file})\b", last)
+    assert last.count(file) == (3 if length < 12 else length < 60)
 
 
 def test_claims_that_no_line_holds_are_counted() -> None:

@@ -40,8 +40,9 @@ class Trajectory:
     beyond_counting: float  # mean change over mean floor, stable part; 1: noise alone
     wander: float  # mean distance over mean floor, stable part; 1: no drift
     transient: Transient  # of the distance
-    settled_at: int  # first step of the stable part, of the claims; -1: none, or all
-    # steps are stable
+    settled_at: int  # the stable part begins here at the latest, of the claims; -1:
+    # there is none, or all steps are stable
+    faded: bool  # whether a transient is seen before the stable part
     decay: Decay  # of the shares, times in step numbers
     changed_at: Int64  # [K], numbers of the steps at the level changes
     evenness: (
@@ -193,6 +194,7 @@ def _trajectory(
         wander=_over(np.nansum(distance[begin:]), np.nansum(floor[begin:])),
         transient=transient,
         settled_at=int(claim.figure) if np.isfinite(claim.figure) else -1,
+        faded=found is not None and found.converged and found.before >= 0,
         decay=decay(shares, at=when),
         changed_at=changed,
         evenness=_evenness(shares, copies, k),

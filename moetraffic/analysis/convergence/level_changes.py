@@ -18,6 +18,9 @@ from moetraffic.arrays import Float64
 MOST = 8
 """Jumps that are looked for."""
 
+WIDER = 2
+"""Means over so many times the steps must change, too."""
+
 _SHAPES = np.geomspace(0.25, 64, 200)
 _QUANTILES = gammaincinv(_SHAPES[:, None], np.array([0.25, 0.5, 0.75, 0.9]))
 
@@ -69,26 +72,17 @@ def _largest(levels: Float64) -> LevelChange | None:
     width = min(max(5, steps // 40), steps // 4)
     if width < 4:
         return None
-    sums = np.zeros((steps + 1, levels.shape[1]))
-    np.cumsum(levels, axis=0, out=sums[1:])
-    mean = (sums[width:] - sums[:-width]) / width  # [steps - width + 1]
-    change = ((mean[width:] - mean[:-width]) ** 2).sum(axis=1)  # at width + index
+    change, p = _changes(levels, width)
     if not change.max() > 0:
         return None
-    # Step 1: the gamma distribution of the changes, by their quartiles.
-    change = np.maximum(change, 1e-12 * change.max())
-    logs = np.log(np.quantile(change, [0.25, 0.5, 0.75, 0.9]))
-    fits = np.log(_QUANTILES)
-    quartiles = np.abs(fits[:, 2] - fits[:, 0] - (logs[2] - logs[0])).argmin()
-    upper = np.abs(fits[:, 3] - fits[:, 1] - (logs[3] - logs[1])).argmin()
-    # windows overlap: the shape is known to within a part of itself, taken off here
-    known = 1 + 1.5 * np.sqrt(width / steps)
-    near = _SHAPES[min(quartiles, upper)] / known
-    shape = int(np.abs(_SHAPES - near).argmin())
-    unit = np.exp(logs[1]) / _QUANTILES[shape, 1]
     top = int(change.argmax())
-    p = min(1.0, len(change) * float(gammaincc(_SHAPES[shape], change[top] / unit)))
-    # Step 2: its place: two levels about it, with the least squares.
+    # a jump lasts: it stands out of wider means, too
+    wide = min(WIDER * width, steps // 4)
+    near = np.arange(top, top + 2 * width + 1) - wide  # both are of index + width
+    _, lasting = _changes(levels, wide)
+    near = near[(near >= 0) & (near < len(lasting))]
+    p_top = max(float(p[top]), float(lasting[near].min(initial=1.0)))
+    # Step 1: its place: two levels about it, with the least squares.
     begin, end = max(0, top - width), min(steps, top + 3 * width)
     part = levels[begin:end]
     split = np.arange(2, len(part) - 1)
@@ -96,18 +90,43 @@ def _largest(levels: Float64) -> LevelChange | None:
     right = (part.sum(axis=0) - left * split[:, None]) / (len(part) - split)[:, None]
     gain = split * (len(part) - split) / len(part) * ((right - left) ** 2).sum(axis=1)
     best = int(gain.argmax())
-    # Step 3: whether two levels describe it better than a line does.
+    # Step 2: whether two levels describe it better than a line does.
     centered = part - part.mean(axis=0)
     time = np.arange(len(part)) - (len(part) - 1) / 2
     sloped = ((time @ centered) ** 2).sum() / (time @ time)
     if sloped >= gain[best]:
-        p = 1.0
+        p_top = 1.0
     noise = ((centered**2).sum() - gain[best]) / max(centered.size - 2, 1)
     near = np.flatnonzero(gain >= gain[best] - 3.841 * noise)
     return LevelChange(
         index=begin + int(split[best]),
         low=begin + int(split[near[0]]),
         high=begin + int(split[near[-1]]),
-        p=p,
+        p=p_top,
         jump=right[best] - left[best],
     )
+
+
+def _changes(levels: Float64, width: int) -> tuple[Float64, Float64]:
+    """Compute the squared changes of means, and their p-values, corrected for number.
+
+    The first change is that at the step ``width``: of the means of as many steps before
+    and after.  Their gamma distribution is fitted by quantiles.
+    """
+    steps = len(levels)
+    sums = np.zeros((steps + 1, levels.shape[1]))
+    np.cumsum(levels, axis=0, out=sums[1:])
+    mean = (sums[width:] - sums[:-width]) / width  # [steps - width + 1]
+    change = ((mean[width:] - mean[:-width]) ** 2).sum(axis=1)
+    if not change.max() > 0:
+        return change, np.ones(len(change))
+    change = np.maximum(change, 1e-12 * change.max())
+    logs = np.log(np.quantile(change, [0.25, 0.5, 0.75, 0.9]))
+    fits = np.log(_QUANTILES)
+    quartiles = np.abs(fits[:, 2] - fits[:, 0] - (logs[2] - logs[0])).argmin()
+    upper = np.abs(fits[:, 3] - fits[:, 1] - (logs[3] - logs[1])).argmin()
+    # windows overlap: the shape is known to within a part of itself, taken off here
+    known = 1 + 1.5 * np.sqrt(width / steps)
+    shape = int(np.abs(_SHAPES - _SHAPES[min(quartiles, upper)] / known).argmin())
+    unit = np.exp(logs[1]) / _QUANTILES[shape, 1]
+    return change, np.minimum(1, len(change) * gammaincc(_SHAPES[shape], change / unit))

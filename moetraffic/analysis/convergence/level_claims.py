@@ -22,7 +22,8 @@ Part = dict[str, Any]
 
 NULLS = {
     "moves": "a constant router with white sampling noise",
-    "converged": "a random walk of the shares under sampling noise; a transient",
+    "converged": "a random walk of the shares under sampling noise; a transient of one "
+    "standard deviation",
     "level change": "stationary increments, as of a random walk or autoregression",
     "trend": "a random walk of the shares under sampling noise, or no slope",
     "periodic": "a smooth spectrum, or a damped oscillation",
@@ -79,7 +80,7 @@ def level_claims(
     >>> [claim.name for claim in found if claim.stated]
     ['moves', 'converged', 'level change']
     >>> found[1].statement
-    'its level is stable from iteration 90 on'
+    'its level is stable from iteration 90 on at the latest'
     """
     return decided(counts, tokens=tokens, k=k, at=at, about=about, seed=seed)[1]
 
@@ -240,8 +241,8 @@ def _converged(found: Movement, when: Int64) -> Part:
         flags.append(f"it changes its level at iteration {begin}")
     elif found.uneven:
         flags.append("its swings become larger or smaller to the end")
-    elif found.onset is not None and not found.onset.ended:
-        flags.append("a transient is seen until the last start that is tried")
+    elif found.lasting:
+        flags.append("a transient may last beyond two thirds of the run")
     elif found.trend or fit.p_drift < DRIFT:
         flags.append("it drifts in one direction")
     elif fit.p_walk < LEVEL and (needs := _lacking(fit, found.begin)):
@@ -259,37 +260,26 @@ def _converged(found: Movement, when: Int64) -> Part:
 
 
 def _level(found: Movement, when: Int64) -> Part:
-    """State a level: since when, if something is seen before it, and what is not seen.
-
-    Without anything before it, the run has no iteration at which the level begins.
-    """
-    begin, start = int(when[found.begin]), found.onset
-    part: Part = {"outcome": Outcome.STATED}
-    if found.before >= 0:
+    """State a level, and the iteration at which it begins at the latest."""
+    begin = int(when[found.begin])
+    part: Part = {
+        "outcome": Outcome.STATED,
+        "statement": "its level is stable over the whole run",
+    }
+    if found.begin:
         part |= {
-            "statement": f"its level is stable from iteration {begin} on, and not yet "
-            f"from {when[found.before]} on",
+            "statement": f"its level is stable from iteration {begin} on at the latest",
             "figure": float(begin),
-            "low": float(when[found.before]),
             "high": float(begin),
         }
+    if found.before >= 0:
+        first = int(when[found.before])
+        part["low"] = float(first)
+        part["flags"] = (f"it is not yet stable from iteration {first} on",)
     elif found.changes:
-        last = found.changes[-1]
-        part |= {
-            "statement": f"its level is stable from iteration {begin} on",
-            "figure": float(begin),
-            "low": float(when[last.low]),
-            "high": float(when[last.high]),
-        }
+        part["low"] = float(when[found.changes[-1].low])
     else:
-        part["statement"] = (
-            "its level is stable over the whole run: no transient is seen"
-        )
-    if start is not None:
-        part["flags"] = (
-            f"a transient of less than {start.limit:.2g} standard deviations of the "
-            f"level, fading within {start.fading:.0f} iterations, cannot be excluded",
-        )
+        part["flags"] = ("no transient is seen",)
     return part
 
 

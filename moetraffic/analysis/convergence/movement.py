@@ -2,9 +2,8 @@
 
 Jumps come first, and are taken off; then the period, whose frequencies are left out of
 what follows; then the part after the last jump and the transient, which is stable if it
-does not move or returns to a level, with swings of one size, and no transient is seen
-at its beginning; then a trend, if no part is stable.  So no two findings contradict
-each other.
+does not move or returns to a level, with swings of one size; then a trend, if no part
+is stable.  So no two findings contradict each other.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from moetraffic.arrays import Float64
 
 from .level_changes import LevelChange, level_changes
 from .motion import Motion, motion
-from .onset import Onset, onset
-from .transient import initial_transient
+from .onset import onset
 
 SHORTEST = 32
 """Steps that the tests need."""
@@ -37,9 +35,6 @@ STABLE = 1 / 3
 
 HALF_LIVES = 20
 """Least number of half-lives of a return to a level in the stable part."""
-
-LONGER = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
-"""Lengths of the transient that are tried, of the one by distance."""
 
 DRIFT = LEVEL / 5
 """Significance of a slope, which is tested in several parts of a run."""
@@ -60,9 +55,9 @@ class Movement:
     whole: Motion  # of all steps, jumps taken off
     moves: bool  # whether there is any motion beyond white noise
     begin: int  # first step of the stable part, or of what was tested as such
-    before: int  # last of the earlier steps from which the run is not stable; -1: none
-    onset: Onset | None  # of the part that is tested as stable; None: not tested
-    stable: Motion | None  # of this part; None: the part is too short
+    before: int  # first step of a transient that is seen before it; -1: none
+    lasting: bool  # a transient may last so long that no part is stable
+    stable: Motion | None  # of the part that was tested; None: too short
     returns: bool  # it moves, and returns to a level
     p_cycle: float  # of a periodic function under white noise, if it returns; else NaN
     still: bool  # it is not seen to move, and could have moved little
@@ -109,35 +104,19 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
     # Step 3: the part after the last jump and the transient.
     moves = bool(changes) or line or whole.p_still < LEVEL
     begin, before = changes[-1].index if changes else 0, -1
+    level, lasting = begin, False
     stable, returns, still = None, False, False
     enough = max(SHORTEST, STABLE * steps)
     if steps - begin >= enough:
-        after = rest[begin:]
-        stable = motion(after, without=bands, seed=seed) if begin else whole
-        returns, still = _outcome(stable)
-        # a transient fades: what is left of it may still be seen after its end
-        tried = list[tuple[int, Motion, tuple[bool, bool]]]()
-        transient = 0 if still else _transient(after)
-        for first in (int(transient * longer) for longer in LONGER if transient):
-            if len(after) - first >= enough and not (tried and tried[-1][2][1]):
-                late = motion(after[first:], without=bands, seed=seed)
-                tried.append((first, late, _outcome(late)))
-        # it returns to a level if it does so to the end, not from the transient alone
-        if tried and (tried[-1][2][1] or (tried[-1][2][0] and not returns)):
-            before = begin + (tried[-2][0] if tried[1:] else 0)
-            first, stable, (returns, still) = tried[-1]
-            begin += first
-    # Step 4: of this part, the one from which no transient is seen.
-    start = None
-    if returns or still:
-        last = steps - begin - int(np.ceil(enough))
-        start = onset(rest[begin:], last=last, without=bands, seed=seed)
-        if start.seen >= 0:
-            before = begin + start.seen
-            begin += start.begin
-            stable = motion(rest[begin:], without=bands, seed=seed)
-            returns, still = _outcome(stable) if start.ended else (False, False)
-    # Step 5: of this part, the one from which its swings are of one size.
+        start = onset(rest[begin:], without=bands, seed=seed)
+        lasting = steps - begin - max(start.begin, start.faded) < enough
+        level = begin + start.begin
+        if start.seen and not lasting:
+            # what is left of a transient may still be seen where it is small
+            before, begin = begin, begin + start.faded
+        stable = motion(rest[begin:], without=bands, seed=seed)
+        returns, still = (False, False) if lasting else _outcome(stable)
+    # Step 4: of this part, the one from which its swings are of one size.
     uneven = False
     if returns:
         later = begin
@@ -147,15 +126,15 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
         if uneven:
             returns = False
         elif later > begin:
-            before, start = begin, None
-            begin, stable = later, motion(rest[later:], without=bands, seed=seed)
+            begin, level = later, max(level, later)
+            stable = motion(rest[later:], without=bands, seed=seed)
             returns, still = _outcome(stable)
     # a periodic function returns, too: what its best fits leave moves all the same
     p_cycle = float("nan")
     if returns:
         fits = without_period(rest[begin:])
         p_cycle = max(motion(x, without=gone, seed=seed).p_still for x, gone in fits)
-    # Step 6: a trend of the whole run.
+    # Step 5: a trend of the whole run.
     slope, trend = None, False
     if moves and not changes and not (returns or still or uneven):
         slope = motion(rest, without=bands, line=True, seed=seed)
@@ -168,9 +147,9 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
         phase=kept,
         whole=whole,
         moves=moves,
-        begin=begin,
+        begin=level if returns or still else begin,
         before=before,
-        onset=start,
+        lasting=lasting,
         stable=stable,
         returns=returns,
         p_cycle=p_cycle,
@@ -208,12 +187,3 @@ def _swings(levels: Float64) -> float:
     rest = float(((size - slope * time) ** 2).sum()) / (BLOCKS - 2)
     ratio = abs(slope) * np.sqrt(float(time @ time) / max(rest, 1e-24))
     return 2 * float(stdtr(BLOCKS - 2, -ratio))
-
-
-def _transient(levels: Float64) -> int:
-    """Find the end of the transient, by distance from the mean of the last third."""
-    distance = np.sqrt(
-        ((levels - levels[2 * len(levels) // 3 :].mean(axis=0)) ** 2).mean(axis=1)
-    )
-    found = initial_transient(distance)
-    return found.step if found.ended else 0

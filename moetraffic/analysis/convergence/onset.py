@@ -1,4 +1,4 @@
-r"""Onset of a level: whether levels approach it exponentially, and until when.
+r"""Onset of a level: the step from which what is left of a transient is small.
 
 A series that persists hides a transient: a fit to all of it explains the transient by
 its own motion.  So the motion, an autoregression under white noise, is fitted to the
@@ -7,8 +7,9 @@ second half, and what comes before is judged by it:
 .. math:: y_t = \mu + a e^{-t/\tau} + x_t + \eta_t.
 
 Kalman's filter turns :math:`x + \eta` into white noise, and :math:`\mu` and :math:`a`
-into coefficients of a linear regression.  The statistic is the largest over some
-:math:`\tau`, and is simulated under the null hypothesis :math:`a = 0`.
+into coefficients of a linear regression.  That no transient is seen is no evidence that
+there is none: the level begins where a transient of one standard deviation is rejected,
+whatever its time constant, by the upper limits of :math:`a`.
 """
 
 from __future__ import annotations
@@ -26,94 +27,100 @@ from .motion import Motion, motion
 SHORTEST = 32
 """Steps that a motion is fitted to, at least."""
 
+SMALL = 1.0
+"""What may be left of a transient where a level begins: root mean square of the columns
+over the standard deviation of a step about its level."""
+
 DRAWS = 999
-"""Simulated statistics of the null hypothesis."""
+"""Simulated statistics of the null hypothesis that there is no transient."""
 
 RATES = 24
 """Time constants that are tried, from one step to a fourth of the run."""
 
-STARTS = 16
-"""Starts that are tried, in geometric sequence, if there is a transient."""
+FASTER = (4.0, 16.0)
+"""How many times faster are the transients that are allowed beside one that is seen."""
 
-EXAMPLE = 20
-"""The steps over the time constant of the transient whose limit is stated."""
+SEEN = LEVEL / 5
+"""Significance of a transient, which is one of several statements about a level."""
+
+FADED = 0.1
+"""What is left, by the best fit, where a transient that is seen moves levels no more;
+in the unit of :data:`SMALL`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Onset:
-    """First step from which no transient is seen."""
+    """First step from which a transient of :data:`SMALL` or more is rejected."""
 
-    begin: int  # 0: none is seen at all
-    seen: int  # last of the starts from which one is seen; -1: none
-    ended: bool  # whether it ends before the last start that may be tried
-    p: float  # of no transient from the first step on
-    limit: float  # upper 95% limit of a transient that begins there, root mean square
-    # of the columns, over the standard deviation of a level
-    fading: float  # its time constant, steps
+    begin: int  # index of the step; the number of steps where there is none
+    p: float  # of no transient at all
+    faded: int  # step from which a transient that is seen is below FADED; 0: none is
+
+    @property
+    def seen(self) -> bool:
+        """Whether a transient is seen."""
+        return self.p < SEEN
 
 
-def onset(
-    levels: Float64, *, last: int, without: Float64 | None = None, seed: int = 0
-) -> Onset:
-    """Find the first step from which no transient is seen.
+def onset(levels: Float64, *, without: Float64 | None = None, seed: int = 0) -> Onset:
+    """Find the first step from which a transient of :data:`SMALL` is rejected.
 
-    ``levels``: ``[n, D]``, step first.  ``last``: Last start that is tried; none is
-    beyond the middle.  ``without``: Frequencies that are left out, as of
-    :func:`.motion.motion`.
+    ``levels``: ``[n, D]``, step first.  ``without``: Frequencies that are left out, as
+    of :func:`.motion.motion`.
     """
-    n = len(levels)
-    late = motion(levels[-max(n // 2, min(SHORTEST, n)) :], without=without, seed=seed)
-    p, limit = _transient(levels, late, seed)
-    begin, seen, ended, last = 0, -1, True, max(min(last, n // 2), 0)
-    first = p
-    if p < LEVEL:
-        spaced = np.geomspace(1, max(last, 1), STARTS)
-        starts = [0, *np.unique(np.rint(spaced).astype(np.int64)).tolist()]
-        found = [
-            (p, limit),
-            *(_transient(levels[at:], late, seed) for at in starts[1:]),
-        ]
-        number = max(i for i, (p, _) in enumerate(found) if p < LEVEL)
-        seen, ended = starts[number], number + 1 < len(starts) and last > 0
-        if ended:
-            begin, limit = starts[number + 1], found[number + 1][1]
-    return Onset(
-        begin=begin,
-        seen=seen,
-        ended=ended,
-        p=first,
-        limit=limit,
-        fading=(n - begin) / EXAMPLE,
-    )
-
-
-def _transient(levels: Float64, late: Motion, seed: int) -> tuple[float, float]:
-    """Compute the p-value of no transient, and the upper limit of one."""
     n, wide = levels.shape
-    taus = np.append(np.geomspace(1.0, n / 4, RATES), n / EXAMPLE)
-    waves = np.exp(-np.arange(n)[:, None] / taus)
+    late = motion(levels[-max(n // 2, min(SHORTEST, n)) :], without=without, seed=seed)
+    taus = np.geomspace(1.0, n / 4, RATES)
+    waves = np.exp(-np.outer(np.arange(n), np.outer((1, *FASTER), 1 / taus)))
     white = _whitened(np.hstack([levels, np.ones((n, 1)), waves]), late)
     # the final value is a regressor of its own
     constant = white[:, wide]
     white -= np.outer(constant, constant @ white) / (constant @ constant)
-    values, waves = white[:, :wide], white[:, wide + 1 :]
+    values, regressors = white[:, :wide], white[:, wide + 1 :]
     noise = float((values[-late.steps :] ** 2).mean())
     if noise <= 0:
-        return 1.0, 0.0
-    size = np.sqrt((waves**2).sum(axis=0))
-    unit = waves / size
-    power = ((unit.T @ values) ** 2).mean(axis=1) / noise  # 1 is expected
+        return Onset(begin=0, p=1.0, faded=0)
+    # Step 1: whether there is a transient, by the largest power.
     columns = max(1, int(late.columns))
-    scale, vectors = np.linalg.eigh(unit[:, :-1].T @ unit[:, :-1])
+    size, unit = _normed(regressors[:, :RATES])
+    power = ((unit.T @ values) ** 2).mean(axis=1) / noise  # 1 is expected
+    scale, vectors = np.linalg.eigh(unit.T @ unit)
     root = np.sqrt(np.maximum(scale, 0))
     rng = np.random.default_rng(seed)
     drawn = rng.normal(size=(DRAWS, columns, len(root))) * root @ vectors.T
     null = (drawn**2).mean(axis=1).max(axis=1)
-    p = float((1 + (null >= power[:-1].max()).sum()) / (1 + DRAWS))
-    # a power below the expected one is luck, and no sign that there is nothing
-    most = float(chndtrinc(columns * max(power[-1], 1), columns, 0.05)) / columns
+    p = float((1 + (null >= power.max()).sum()) / (1 + DRAWS))
+    # Step 2: the step from which the best fit of a transient is negligible.
     spread = float(levels[-late.steps :].std(axis=0).mean())
-    return p, float(np.sqrt(most * noise)) / float(size[-1]) / spread
+    best, faded = int(power.argmax()), 0.0
+    if p < SEEN:
+        height = np.sqrt(max(power[best] - 1, 0.0) * noise) / size[best] / spread
+        faded = taus[best] * np.log(max(height / FADED, 1.0))
+        # what fades faster beside it is none of a time constant's
+        by_rate = regressors.reshape(n, 1 + len(FASTER), RATES)
+        alone = [_without(of[:, 0], of[:, 1:]) for of in np.moveaxis(by_rate, 2, 0)]
+        size, unit = _normed(np.stack(alone, axis=1))
+        power = ((unit.T @ values) ** 2).mean(axis=1) / noise
+    # Step 3: upper limits of each time constant's transient, and of what is left of it.
+    # A power below the expected one is luck, and no sign that there is nothing.
+    most = chndtrinc(columns * np.maximum(power, 1), columns, LEVEL) / columns
+    height = np.sqrt(most * noise) / size / spread
+    left = (waves[:, :RATES] * height).max(axis=1)
+    small = np.append(np.flatnonzero(left < SMALL), n)
+    return Onset(begin=int(small[0]), p=p, faded=int(np.ceil(faded)))
+
+
+def _normed(series: Float64) -> tuple[Float64, Float64]:
+    """Return the lengths of columns, and the columns of length 1."""
+    size = np.sqrt((series**2).sum(axis=0))
+    return size, series / size
+
+
+def _without(series: Float64, others: Float64) -> Float64:
+    """Return what other series ``[n, m]`` do not explain of one ``[n]``."""
+    basis, _ = np.linalg.qr(others)
+    rest: Float64 = series - basis @ (basis.T @ series)
+    return rest
 
 
 def _whitened(series: Float64, motion: Motion) -> Float64:

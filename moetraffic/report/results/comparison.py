@@ -248,7 +248,7 @@ _FIGURES = {
     "collapsed": "share",
     "co-activated": "lift",
     "moves": "variance/noise",
-    "converged": "since iteration",
+    "converged": "by iteration",
     "level change": "at iteration",
     "trend": "traffic moved",
     "periodic": "period",

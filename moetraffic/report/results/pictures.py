@@ -129,7 +129,7 @@ def load(trace: Trace, analysis: Analysis, source: str) -> Chart | Missing:
 
 
 def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:
-    """Draw the demand of one layer early, in the middle and late in the run."""
+    """Draw the demand of one layer in the first, middle and last iterations."""
     when = exchange.iterations
     length = min(AVERAGED, len(when))
     firsts = sorted({0, (len(when) - length) // 2, len(when) - length})

@@ -117,7 +117,38 @@ def transient(rng: np.random.Generator, steps: int) -> Loads:
     )
 
 
-def _fading(rng: np.random.Generator, steps: int, moving: float) -> Loads:
+def _exponentially(time: Float64, rng: np.random.Generator) -> Float64:
+    """Fade with the time constant 1."""
+    return np.exp(-time)
+
+
+def _otherwise(time: Float64, rng: np.random.Generator) -> Float64:
+    """Fade by a power of time, at two rates, ever more slowly, or along a line."""
+    forms: list[Float64] = [
+        (1 + time) ** -rng.uniform(1, 3),
+        0.5 * np.exp(-rng.uniform(5, 20) * time) + 0.5 * np.exp(-time),
+        np.exp(-(time ** rng.uniform(0.5, 0.8))),
+        np.maximum(1 - time / 3, 0),
+    ]
+    return forms[int(rng.integers(len(forms)))]
+
+
+def _unevenly(time: Float64, rng: np.random.Generator) -> Float64:
+    """Fade at 32 rates at once, ``[T, 32]``, along a logistic curve, or swinging."""
+    forms: list[Float64] = [
+        np.exp(-time[:, None] * np.exp(rng.uniform(-1, 1, 32))),
+        1 / (1 + np.exp(2 * (time - rng.uniform(1, 3)))),
+        np.exp(-time) * np.cos(time * rng.uniform(0.5, 2)),
+    ]
+    return forms[int(rng.integers(len(forms)))]
+
+
+def _fading(
+    rng: np.random.Generator,
+    steps: int,
+    moving: float,
+    fade: Callable[[Float64, np.random.Generator], Float64] = _exponentially,
+) -> Loads:
     """Draw logits that fade from .05 to 2 off their level, in 1 to 12% of the run.
 
     They have settled when what is left is below a standard deviation of the log
@@ -125,7 +156,8 @@ def _fading(rng: np.random.Generator, steps: int, moving: float) -> Loads:
     """
     experts, phi = _experts(rng), rng.uniform(0.8, 0.92)
     tau, size = rng.uniform(0.01, 0.12) * steps, np.exp(rng.uniform(*np.log([0.05, 2])))
-    off = np.exp(-np.arange(steps) / tau)[:, None] * rng.normal(0, size, experts)
+    curve = fade(np.arange(steps) / tau, rng).reshape(steps, -1)[:, :experts]
+    off = curve * rng.normal(0, size, experts)
     level = _level(rng, experts) + moving * _returning(rng, steps, experts, phi)
     run = _counts(level + off, rng)
     logs = np.log(run.counts[steps // 2 :] + 0.5)
@@ -143,6 +175,29 @@ def fading_to_a_constant(rng: np.random.Generator, steps: int) -> Loads:
 def fading_to_a_motion(rng: np.random.Generator, steps: int) -> Loads:
     """Logits approach exponentially an AR(1) around a level, of .02 to .3."""
     return _fading(rng, steps, rng.uniform(0.02, 0.3))
+
+
+def fading_otherwise(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits fade not exponentially, to a constant or to an AR(1) of .02 to .3."""
+    moving = rng.uniform(0.02, 0.3) * rng.integers(2)
+    return _fading(rng, steps, moving, _otherwise)
+
+
+def fading_unevenly(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits fade each at a rate of its own, or later, or swing about their level."""
+    moving = rng.uniform(0.02, 0.3) * rng.integers(2)
+    return _fading(rng, steps, moving, _unevenly)
+
+
+def overshooting(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits are an AR(1) of a coefficient of -.8 to -.3, about a level.
+
+    They tend to the other side in the next iteration.  After four cycles of two
+    iterations, at most .8^8, a sixth, of the phase is left: no period.
+    """
+    experts, size = _experts(rng), rng.uniform(0.1, 0.4)
+    states = _returning(rng, steps, experts, -rng.uniform(0.3, 0.8))
+    return _counts(_level(rng, experts) + size * states, rng)
 
 
 def _periodic(rng: np.random.Generator, steps: int, jitter: float) -> Loads:
@@ -295,7 +350,8 @@ PROCESSES: dict[str, Callable[[np.random.Generator, int], Loads]] = {
     function.__name__.replace("_", " "): function
     for function in (
         *(balanced, skewed, slow_walk, walk, fast_walk, autoregression, step, trend),
-        *(fading_to_a_constant, fading_to_a_motion),
+        *(fading_to_a_constant, fading_to_a_motion, fading_otherwise),
+        *(fading_unevenly, overshooting),
         *(transient, period, jittered_period, collapse, drifting_hot_set),
         *(regime_switch, fading_swings, damped_oscillation, early_training),
         *(two_in_turn, three_in_turn, every_nth, slipping_turns, random_turns),

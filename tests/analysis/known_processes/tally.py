@@ -28,17 +28,16 @@ MOST_FALSE = 0.05
 LEAST_FOUND = 0.9
 """Smallest share of runs that state what is true."""
 
-FIGURES: Mapping[tuple[str, str], Callable[[float, float, int], bool]] = {
-    ("periodic", "period"): lambda found, true, _: abs(found / true - 1) <= 0.05,
-    ("periodic", "period_s"): lambda found, true, _: abs(found / true - 1) <= 0.05,
-    ("level change", "change"): lambda found, true, n: abs(found - true) <= 0.02 * n,
-    ("converged", "faded"): lambda found, true, _: found >= true,
-    # NaN: no transient is seen
-    ("converged", "settled"): lambda found, true, _: np.nan_to_num(found) >= true,
-    ("converged", "stationary"): lambda found, *_: bool(np.isnan(found)),
-    ("mean-reverting", "half_life"): lambda found, true, _: (
-        2 / 3 <= found / true <= 1.5
-    ),
+FIGURES: Mapping[tuple[str, str], Callable[[Claim, float, int], bool]] = {
+    ("periodic", "period"): lambda c, true, _: abs(c.figure / true - 1) <= 0.05,
+    ("periodic", "period_s"): lambda c, true, _: abs(c.figure / true - 1) <= 0.05,
+    ("level change", "change"): lambda c, true, n: abs(c.figure - true) <= 0.02 * n,
+    ("converged", "faded"): lambda c, true, _: c.figure >= true,
+    # NaN: it begins with the run
+    ("converged", "settled"): lambda c, true, _: np.nan_to_num(c.figure) >= true,
+    # no iteration from which it is not yet stable
+    ("converged", "stationary"): lambda c, *_: bool(np.isnan(c.low)),
+    ("mean-reverting", "half_life"): lambda c, true, _: 2 / 3 <= c.figure / true <= 1.5,
 }
 """Whether the figure of a claim is right: claim and figure of the truth, run length."""
 
@@ -47,7 +46,7 @@ FIGURES: Mapping[tuple[str, str], Callable[[float, float, int], bool]] = {
 class Tally:
     """Outcomes of one claim about one process."""
 
-    truth: str  # "true", "false" or "open"
+    truth: str  # "true", "false", "open" or "figure"
     outcomes: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -83,7 +82,7 @@ Tallies = dict[str, dict[str, Tally]]  # by process, by claim
 
 
 def truth() -> dict[str, dict[str, str]]:
-    """Read what is true of each process: "true", "false" or "open" by claim."""
+    """Read what is true of each process, by claim: as in the file's first lines."""
     lines = [x for x in TRUTH.read_text().splitlines() if not x.startswith("#")]
     return {row.pop("process"): row for row in csv.DictReader(lines)}
 
@@ -110,7 +109,7 @@ def outcome(claim: Claim, true: Mapping[str, float], steps: int) -> str:
     """Name the outcome of a claim; a claim with a wrong figure is "wrong figure"."""
     for (name, figure), right in FIGURES.items():
         known = claim.stated and name == claim.name and figure in true
-        if known and not right(claim.figure, true[figure], steps):
+        if known and not right(claim, true[figure], steps):
             return "wrong figure"
     return claim.outcome.value
 
