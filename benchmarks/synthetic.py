@@ -39,7 +39,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
@@ -97,17 +97,10 @@ class Walk(Baseline):
         return lambda step, _: self.counts[order[step]]
 
 
-def _relabeled(trace: Trace) -> Generator:
-    """The captured run in its order, with the labels of the analog generator."""
-    fitted = Analog.fit(trace)
-    return replace(fitted, options=replace(fitted.options, block=0))
-
-
 def generators() -> dict[str, Callable[[Trace], Generator]]:
     """Return what fits each generator to a trace."""
     found: dict[str, Callable[[Trace], Generator]] = {
         "analog": Analog.fit,
-        "relabeled": _relabeled,
         "parametric": TrafficModel.fit,
         "walk": Walk.fit,
         **{name: kind.fit for name, kind in BASELINES.items()},

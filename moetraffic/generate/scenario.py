@@ -222,15 +222,36 @@ def _expert_parallel(trace: Trace) -> int:
     return max(map(len, hosts.values()), default=max(groups, default=1))
 
 
-def stacked_rows(scenario: Scenario, layers: Sequence[RoutedLayer]) -> Int32:
-    """Stack the rows of all micro-batches and ranks, ``[T, L, S R, E]`` token copies.
+def stacked_rows(
+    trace: Trace, iterations: range | None = None, *, shortest: int = 0
+) -> tuple[Scenario, Int32]:
+    """The scenario of a trace, and the rows of all its micro-batches and ranks.
+
+    Parameters
+    ----------
+    trace, iterations
+        As of :func:`scenario_of`.
+    shortest
+        Fewest iterations that a model is fitted to.
+
+    Returns
+    -------
+    scenario, rows
+        ``[T, L, S R, E]`` int32 token copies.
 
     Raises
     ------
-    AnalysisError
-        If a row does not sum to k times the tokens of a rank.
+    TraceError, AnalysisError
+        As :func:`scenario_of`; if there are fewer iterations; or if a row does not sum
+        to k times the tokens of a rank.
     """
+    scenario, layers = scenario_of(trace, iterations)
     total, slots, ranks = len(layers[0].iteration), scenario.slots, scenario.ranks
+    if total < shortest:
+        raise AnalysisError(
+            f"a generator is fitted to at least {shortest} iterations, but "
+            f"{trace.name} has {total} that are whole: capture more"
+        )
     shape = (total, len(scenario.layers), len(slots) * ranks, scenario.experts)
     found = np.empty(shape, np.int32)
     for layer in layers:
@@ -244,7 +265,7 @@ def stacked_rows(scenario: Scenario, layers: Sequence[RoutedLayer]) -> Int32:
             f"{scenario.source} ranks send {int(sums.min())} to {int(sums.max())}: "
             "fit to a run whose ranks have as many tokens and experts a token"
         )
-    return found
+    return scenario, found
 
 
 def _capacity(layers: Sequence[RoutedLayer]) -> int:

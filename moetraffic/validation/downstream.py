@@ -26,7 +26,7 @@ from moetraffic.arrays import Float64, Int64, Integer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import PHASES, Trace
 
-from .routing_counts import routing_counts
+from .routing_counts import placed_counts, routing_counts
 
 FIGURES = {
     "entropy": "normalized entropy of the load over experts, mean",
@@ -92,16 +92,11 @@ def downstream(
         routing = routing_counts(run)
         run, holder, width = routing.counts, routing.holder, routing.width
         copy_bytes = routing.copy_bytes
-    n = np.asarray(run)
-    if n.ndim != 4 or len(n) < 2 or 0 in n.shape:
-        raise AnalysisError(
-            f"counts are [T, L, R, E] of two iterations or more, but the shape is "
-            f"{n.shape}: give those"
-        )
+    n, held, group = placed_counts(run, holder, width)
     total = n.sum(axis=2, dtype=np.float64)
     load = total / np.maximum(total.sum(axis=2, keepdims=True), 1)  # [T, L, E]
     second = copy_bytes / port_bytes_s
-    calls = bottleneck_copies(n, holder=holder, width=width) * second  # [T, L]
+    calls = bottleneck_copies(n, holder=held, width=group) * second  # [T, L]
     iteration = len(PHASES) * calls.sum(axis=1)  # a transposed matrix has its bound
     skills = _skills(load)
     return {
@@ -135,11 +130,9 @@ def bottleneck_copies(
     int64 array ``[T, L]``
         Largest sum of a row or column, without rank-local copies, of all groups.
     """
-    total, depth, ranks, experts = counts.shape
-    group = ranks if width is None else width
-    own = np.arange(experts) * group // experts
-    held = np.broadcast_to(own, (depth, experts)) if holder is None else holder
-    onto = (np.asarray(held)[..., None] == np.arange(group)).astype(np.float64)
+    counts, held, group = placed_counts(counts, holder, width)
+    total, depth, ranks, _ = counts.shape
+    onto = (held[..., None] == np.arange(group)).astype(np.float64)
     most = np.zeros((total, depth), np.int64)
     for t in range(total):  # an iteration at a time: matrices are large
         sent = (counts[t] @ onto).reshape(depth, ranks // group, group, group)

@@ -23,7 +23,7 @@ from moetraffic.arrays import Float64, Int64, Integer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 
-from .routing_counts import routing_counts
+from .routing_counts import placed_counts, routing_counts
 
 LAGS = (1, 5, 20)
 """Lags in iterations of the change of the load."""
@@ -152,18 +152,8 @@ def count_features(
     AnalysisError
         If the counts are not of that shape, or a host has no rank.
     """
-    n = np.asarray(counts)
-    if n.ndim != 4 or len(n) < 2 or 0 in n.shape:
-        raise AnalysisError(
-            f"counts are [T, L, R, E] of two iterations or more, but the shape is "
-            f"{n.shape}: give those"
-        )
+    n, held, group = placed_counts(counts, holder, width)
     total, depth, ranks, experts = n.shape
-    group = ranks if width is None else width
-    own = np.arange(experts) * group // experts
-    held = np.asarray(
-        np.broadcast_to(own, (depth, experts)) if holder is None else holder
-    )
     a_host = max(1, group // 2) if ranks_a_host is None else ranks_a_host
     if a_host < 1:
         raise AnalysisError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, Trace
 from moetraffic.trace.relocation import routed_layers
@@ -83,3 +83,23 @@ def routing_counts(
         k=trace.meta.k,
         copy_bytes=max(r.row_bytes for r in routed),
     )
+
+
+def placed_counts(
+    counts: Integer, holder: Int64 | None, width: int | None
+) -> tuple[Integer, Int64, int]:
+    """Complete the placement of counts ``[T, L, R, E]``: holder ``[L, E]``, width.
+
+    None: experts are contiguous, all ranks are one group.  Raises AnalysisError if the
+    counts are not of that shape, or of one iteration.
+    """
+    n = np.asarray(counts)
+    if n.ndim != 4 or len(n) < 2 or 0 in n.shape:
+        raise AnalysisError(
+            f"counts are [T, L, R, E] of two iterations or more, but the shape is "
+            f"{n.shape}: give those"
+        )
+    depth, ranks, experts = n.shape[1:]
+    group = ranks if width is None else width
+    own = np.arange(experts) * group // experts if holder is None else holder
+    return n, np.broadcast_to(own, (depth, experts)), group

@@ -23,16 +23,11 @@ from moetraffic.generate import (
     scenario_of,
     synthetic_trace,
 )
-from moetraffic.generate.analog.analog_fit import LENGTHS, correlation, fitted_options
-from moetraffic.generate.analog.analog_path import (
-    GROWTH,
-    NEAR,
+from moetraffic.generate.analog.labels import (
     Labels,
-    PathOptions,
-    analog_path,
+    correlation,
     label_levels,
     relabeled,
-    run_labels,
 )
 from moetraffic.generate.fit import fit_steps
 from moetraffic.generate.scenario import stacked_rows
@@ -119,23 +114,6 @@ def test_rows_send_k_copies_of_each_token_and_the_seed_decides_them(
 
 
 @pytest.mark.slow
-def test_samples_move_and_spread_as_the_process(tmp_path: Path) -> None:
-    trace = run(tmp_path, iterations=300)
-    fitted = Analog.fit(trace)
-    captured = load(fitted.counts)
-    for seed in (0, 1):
-        made = load(drawn(fitted, 300, seed))
-        for lag in (1, 10):
-            change, wanted = (
-                np.abs(x[lag:] - x[:-lag]).sum(axis=2).mean() for x in (made, captured)
-            )
-            assert change == pytest.approx(wanted, rel=0.1)
-        assert made.max(axis=2).mean() == pytest.approx(
-            captured.max(axis=2).mean(), rel=0.1
-        )
-
-
-@pytest.mark.slow
 def test_samples_are_no_copy_and_do_not_freeze(tmp_path: Path) -> None:
     fitted = Analog.fit(run(tmp_path, iterations=200))
     found = drawn(fitted, 700, seed=0)
@@ -148,16 +126,45 @@ def test_samples_are_no_copy_and_do_not_freeze(tmp_path: Path) -> None:
     assert abs(np.corrcoef(early, late)[0, 1]) < 0.7
 
 
-def test_iterations_are_captured_ones_with_other_experts(tmp_path: Path) -> None:
-    fitted = Analog.fit(run(tmp_path, k=3))
-    demand = fitted.sample(iterations=90, seed=2)
-    found = drawn(fitted, 90, seed=2)
-    captured = fitted.counts[demand.path.iteration]
-    named = np.take_along_axis(captured, demand.path.captured[:, :, None], axis=3)
-    assert (found == named).all()
-    # neither iterations nor labels are those of the run
-    assert (found != captured).any(axis=(1, 2, 3)).all()
-    assert (np.diff(demand.path.iteration) != 1).any()
+@given(st.integers(30, 50), st.integers(1, 160), st.integers(0, 9999))
+@settings(max_examples=20, deadline=None)
+def test_every_iteration_is_a_captured_one_and_none_before_its_end_comes_twice(
+    total: int, iterations: int, seed: int
+) -> None:
+    fitted = known_fit(total)
+    demand = fitted.sample(iterations=iterations, seed=seed)
+    found = np.concatenate([block for _, block in demand.blocks(9)])
+    # labels aside, a sample is the run in its order, then its last third
+    own, captured = (np.sort(x.sum(axis=2), axis=2) for x in (found, fitted.counts))
+    assert (own[:total] == captured[:iterations]).all()
+    last = captured[-(total // 3) :]
+    for begin in range(total, iterations, len(last)):
+        part = own[begin : begin + len(last)]
+        assert (part == last[: len(part)]).all()
+    assert demand.repeats_from == (total if iterations > total else -1)
+    assert "100% of the iterations as a whole" in demand.limits[0]
+    # who is which expert changes where the end begins again
+    changes = np.flatnonzero(np.diff(demand.turn)) + 1
+    assert changes.tolist() == list(range(total, iterations, total // 3))
+    assert (np.sort(demand.labels, axis=2) == np.arange(EXPERTS)).all()
+    assert (demand.labels[0] != np.arange(EXPERTS)).any()
+
+
+def known_fit(total: int) -> Analog:
+    """A fit to a known process, without a trace."""
+    scenario = Scenario(
+        exchanges=tuple(Exchange(layer=n, row_bytes=64) for n in range(LAYERS)),
+        ranks=RANKS,
+        experts=EXPERTS,
+        k=1,
+        tokens=32,
+        ep=4,
+    )
+    shares, rng = course(total, 1), np.random.default_rng(total)
+    counts = np.stack([copies(each, scenario, rng) for each in shares])
+    return Analog(
+        scenario=scenario, counts=counts, labels=Labels.of(load(counts), scenario.ep)
+    )
 
 
 def test_more_ranks_send_what_captured_ones_send_beside(tmp_path: Path) -> None:
@@ -172,15 +179,17 @@ def test_more_ranks_send_what_captured_ones_send_beside(tmp_path: Path) -> None:
     assert (rows[1][:, :, :4] == rows[0]).all()
     assert (rows[2] == rows[0][:, :, :2]).all()
     for number in (1, 2):
-        away = many.iteration[:, number] - many.path.iteration
+        away = many.iteration[:, number] - np.arange(40)
         assert set(away.tolist()) <= {-1, 0, 1}
         mine = rows[1][:, :, 4 * number : 4 * number + 4]
         captured = fitted.counts[many.iteration[:, number], :, : mine.shape[2]]
-        named = np.take_along_axis(captured, many.path.captured[:, :, None], axis=3)
+        named = np.take_along_axis(captured, many.labels[[0], :, None], axis=3)
         assert (mine == named).all()
     assert (many.scenario.ranks, many.scenario.ep) == (10, 2)
     assert "10 ranks are made of 4 captured ones" in many.limits[0]
-    assert many.limits[1:] == few.limits == part.limits
+    assert "all rows" in many.limits[1]
+    assert "100% of the iterations" not in many.limits[1]
+    assert many.limits[2:] == few.limits[1:] == part.limits[1:]
     with pytest.raises(LayoutError, match="does not divide 10 ranks"):
         fitted.sample(iterations=9, seed=0, ranks=10, ep=4)
 
@@ -195,12 +204,14 @@ def test_the_load_of_more_ranks_changes_as_their_process_does(
     found = []
     for seed in (1, 2, 3):
         few, many = (
-            scenario_of(run(tmp_path, iterations=200, **size, tokens=tokens, seed=seed))
+            stacked_rows(
+                run(tmp_path, iterations=200, **size, tokens=tokens, seed=seed)
+            )
             for size in ({"ranks": 4}, {"ranks": 16})
         )
-        counts, true = (stacked_rows(*each) for each in (few, many))
+        (scenario, counts), (_, true) = few, many
         fitted = Analog(
-            scenario=few[0], counts=counts, labels=run_labels(load(counts), 4)
+            scenario=scenario, counts=counts, labels=Labels.of(load(counts), 4)
         )
         made = drawn(fitted, 200, seed=1, ranks=16)
         found.append([change(each) for each in (counts, made, true)])
@@ -242,69 +253,17 @@ def test_experts_of_a_rank_and_neighboring_ranks_stay_together(
     assert label_levels(7, 2) == ((1, 7),)
 
 
-@pytest.mark.parametrize("block", [0, 40])
-def test_a_longer_path_repeats_nothing_before_the_end_of_the_run(block: int) -> None:
-    labels = Labels(apart=np.zeros((1, 4, 4)), levels=((1, 4),))
-    options = PathOptions(block=block, exchange=1.0)
-    for seed in range(10):
-        path = analog_path(labels, 200, 400, options, np.random.default_rng(seed))
-        assert path.iteration[:200].tolist() == list(range(200))
-
-
-def test_labels_change_once_and_beyond_the_run() -> None:
-    labels = run_labels(course(120, 2), 4)
-    for exchange, changes in ((0.0, 0), (1e4, 1)):
-        options = PathOptions(exchange=exchange)
-        path = analog_path(labels, 120, 260, options, np.random.default_rng(0))
-        changed = (path.captured != np.arange(EXPERTS)).any(axis=(1, 2))
-        assert changed[:200].all() == changed.any() == bool(changes)
-        new = np.flatnonzero((np.diff(path.captured, axis=0) != 0).any(axis=(1, 2)))
-        assert (new >= 119).all()  # where the path turns round
-        assert len(new) >= changes
-        assert (np.sort(path.captured, axis=2) == np.arange(EXPERTS)).all()
-        assert path.iteration.min() >= 0
-        assert path.iteration.max() < 120
-        assert path.iteration[120:].min() >= 80 - 0.2 * 120
-
-
-@given(st.sampled_from(LENGTHS), st.integers(0, 9999))
-@settings(max_examples=20, deadline=None)
-def test_no_iteration_comes_twice_within_half_a_block(block: int, seed: int) -> None:
-    labels, options = run_labels(course(9, 4), 4), PathOptions(block=block)
-    path = analog_path(labels, 300, 300, options, np.random.default_rng(seed))
-    jumps = np.flatnonzero(np.diff(path.iteration) != 1)
-    for at in jumps.tolist():
-        begin, follows = path.iteration[at + 1], path.iteration[at] + 1
-        assert abs(begin - follows) > block // 2 or follows > 300 - 2 * block
-    near = np.maximum(NEAR, GROWTH * np.arange(300)) + 1.5 * block
-    assert (np.abs(path.iteration - np.arange(300)) <= near).all()
-
-
-def test_blocks_are_short_where_iterations_do_not_depend_on_the_last_ones() -> None:
-    rng = np.random.default_rng(7)
-    shares = np.broadcast_to(np.arange(1, 9) / 36, (300, 2, 8))
-    noise = rng.multinomial(500, shares) / 500
-    walk = np.exp(np.cumsum(rng.normal(0, 0.2, (300, 2, 8)), axis=0))
-    walk /= walk.sum(axis=2, keepdims=True)
-    found = [
-        fitted_options(run_labels(load, 1), [load], lambda done: None).block
-        for load in (noise, walk)
-    ]
-    assert found == [LENGTHS[0], LENGTHS[-1]]
-
-
 def test_exchange_decides_how_correlated_samples_are() -> None:
     # ordered levels that stay: relabeling by distance keeps what it is asked to
     share = course(120, 3)
-    labels = run_labels(share, 1)
-    found = []
+    labels, found = Labels.of(share, 1), []
     for exchange in (0.01, 0.5, 1e4):
-        options = PathOptions(exchange=exchange)
-        paths = [
-            analog_path(labels, 120, 120, options, np.random.default_rng(seed))
-            for seed in range(12)
-        ]
-        found.append(correlation([path.shares(share) for path in paths]))
+        orders = np.concatenate(
+            [labels.drawn(1, exchange, np.random.default_rng(n)) for n in range(12)]
+        )
+        found.append(labels.correlation(orders))
+        made = [np.take_along_axis(share, order[None], axis=2) for order in orders]
+        assert correlation(made) == pytest.approx(found[-1])
     assert found[0] > found[1] > found[2]
     assert found[0] > 0.8
     assert abs(found[2]) < 0.15
@@ -317,11 +276,8 @@ def test_reruns_decide_how_experts_change_places(tmp_path: Path) -> None:
     alone, both = Analog.fit(trace), Analog.fit(trace, reruns=[other])
     same = Analog.fit(trace, reruns=[trace])
     told = [one.sample(iterations=9, seed=0).limits for one in (alone, both)]
-    assert [len(limits) for limits in told] == [
-        len(told[1]) + 1,
-        int(both.options.block > LENGTHS[0]),
-    ]
-    assert same.options.exchange < min(alone.options.exchange, both.options.exchange)
+    assert [len(limits) for limits in told] == [2, 1]
+    assert same.exchange < min(alone.exchange, both.exchange)
     assert "presumed" in told[0][-1]
     assert f"{alone.correlation:.2f}, presumed" in alone.about
     assert f"{both.correlation:.2f}, that of 2 runs" in both.about

@@ -1,58 +1,45 @@
-r"""Analog generator: synthetic traffic assembled from blocks of one captured run.
+"""Analog generator: synthetic traffic that is one captured run with other labels.
 
-1. *Path*: blocks of captured iterations that follow each other like captured ones, with
-   other labels of the experts (:mod:`.analog_path`).
-2. *Rows*: the captured rows of that iteration, all layers of a rank together, with
-   these labels.  So each row sums to k times the tokens, and rows persist, differ and
-   are coupled across layers as captured.
+An iteration of a sample is a captured one, in the order of the run, all layers and
+ranks together, with other labels of the experts (:mod:`.labels`).  So each row sums to
+k times the tokens, rows persist, differ and are coupled across layers as captured, and
+what does not depend on labels is the same in every sample.  Beyond the run its last
+third comes again and again, each time with new labels.
 
-What is new in a sample is the order of the blocks, which expert has which load, and how
-layers combine these; the ordered loads within a block are captured ones.  Further ranks
-send what the captured ones send in the same iteration or in one beside it, as often as
-the load of so many ranks is to change (:func:`.analog_fit.shifted_share`).  For other
-experts or what-if factors there is :class:`.model.TrafficModel`.
-
-References
-----------
-U. Lall and A. Sharma, A nearest neighbor bootstrap for resampling hydrologic time
-series, Water Resources Research 32 (1996).
+New in a sample is which expert has which load, and how layers combine these.  Further
+ranks send what the captured ones send in the same iteration or in one beside it, as
+often as the load of so many ranks is to change (:func:`.analog_fit.shifted_share`).
+For other experts or what-if factors there is :class:`.model.TrafficModel`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from moetraffic.arrays import Float64, Int32, Int64
-from moetraffic.errors import AnalysisError
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.generator import block_rows
-from moetraffic.generate.scenario import (
-    Scenario,
-    refuse_length,
-    scenario_of,
-    stacked_rows,
-)
+from moetraffic.generate.scenario import Scenario, refuse_length, stacked_rows
 from moetraffic.generate.writing.rhythm import Rhythm
 from moetraffic.trace import Trace
 
 from .analog_fit import (
     ERROR,
     LAG,
-    LENGTHS,
     check_same_size,
-    fitted_options,
+    fitted_exchange,
     shifted,
     shifted_share,
     shifts,
     wanted_correlation,
 )
-from .analog_path import AnalogPath, Labels, PathOptions, analog_path, run_labels
+from .labels import Labels
 
 FIT_STEPS = 3
-"""Steps of a fit: the loads, the length of blocks and the exchange of labels."""
+"""Steps of a fit: the run, the reruns and the exchange of labels."""
 
 SHORTEST = 30
 """Fewest iterations of a run that is fitted."""
@@ -68,7 +55,7 @@ class Analog:
     scenario: Scenario
     counts: Int32  # [T, L, Q, E] captured token copies
     labels: Labels
-    options: PathOptions = field(default_factory=PathOptions)
+    exchange: float = 1.0  # tau of labels
     rhythm: Rhythm | None = None  # None: the times of the trace were not known
     reruns: int = 0  # beside the run
     correlation: float = 1.0  # of samples' smoothed loads, wanted: that of reruns
@@ -102,27 +89,23 @@ class Analog:
         AnalysisError
             If it is too short, or ranks differ in how many copies they send.
         """
-        scenario, layers = scenario_of(trace)
-        when = layers[0].iteration
-        if len(when) < SHORTEST:
-            raise AnalysisError(
-                f"a generator is fitted to at least {SHORTEST} iterations, but "
-                f"{trace.name} has {len(when)} that are whole: capture more"
-            )
-        counts = stacked_rows(scenario, layers)
+        scenario, counts = stacked_rows(trace, shortest=SHORTEST)
         loads = [_load(counts)]
-        labels = run_labels(loads[0], scenario.ep)
-        for rerun in reruns:
-            other, others = scenario_of(rerun)
-            check_same_size(scenario, other)
-            loads.append(_load(stacked_rows(other, others)))
         tick(1)
+        for rerun in reruns:
+            other, rows = stacked_rows(rerun)
+            check_same_size(scenario, other)
+            loads.append(_load(rows))
+        tick(2)
+        labels, wanted = Labels.of(loads[0], scenario.ep), wanted_correlation(loads)
+        exchange = fitted_exchange(labels, wanted)
+        tick(3)
         return cls(
             scenario=scenario,
             counts=counts,
             labels=labels,
-            options=fitted_options(labels, loads, tick),
-            correlation=wanted_correlation(loads),
+            exchange=exchange,
+            correlation=wanted,
             rhythm=Rhythm.fit(trace, scenario),
             reruns=len(reruns),
         )
@@ -154,8 +137,7 @@ class Analog:
         Parameters
         ----------
         iterations
-            From 1 on; the run begins where the captured one began, and beyond its
-            length stays in its last third.
+            From 1 on: those of the run in their order, then of its last third.
         seed
             Same seed, same counts.
         ranks, ep
@@ -168,27 +150,29 @@ class Analog:
         """
         refuse_length(iterations)
         scenario = self.scenario.scaled(ranks=ranks, ep=ep)
+        at, turn = _order(self.fitted, iterations)
         rng = generator(seed, Use.STATE)
-        path = analog_path(self.labels, self.fitted, iterations, self.options, rng)
         sets = -(-scenario.ranks // self.scenario.ranks)
         share = shifted_share(self.counts, sets) if sets > 1 else 0.0
         away = shifts(iterations, sets, share, generator(seed, Use.ROWS))
         return AnalogDemand(
             fitted=self,
             scenario=scenario,
-            path=path,
-            iteration=shifted(path.iteration, away, self.fitted),
+            iteration=shifted(at, away, self.fitted),
+            turn=turn,
+            labels=self.labels.drawn(int(turn[-1]) + 1, self.exchange, rng),
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnalogDemand:
-    """Synthetic token counts of a path, which are drawn when they are read."""
+    """Synthetic token counts of N iterations, which are drawn when they are read."""
 
     fitted: Analog
     scenario: Scenario  # of the sample
-    path: AnalogPath  # of N iterations
     iteration: Int64  # [N, m] captured iteration of each set of as many ranks
+    turn: Int64  # [N] how often the end of the run came before
+    labels: Int64  # [turns, L, E] captured expert that a synthetic one follows
 
     @property
     def iterations(self) -> int:
@@ -210,12 +194,16 @@ class AnalogDemand:
                 f"{many} ranks are made of {few} captured ones, by which the fit is "
                 "judged; what a training of more ranks learns otherwise is unknown"
             )
-        if fitted.options.block > LENGTHS[0]:
-            found += ["Samples repeat the run's movement in blocks, with other labels"]
+        whole = (self.iteration == self.iteration[:, :1]).all(axis=1).mean()
+        found.append(
+            f"Copied: all rows, and {whole:.0%} of the iterations as a whole, are "
+            "captured ones with other labels of experts; samples of all seeds share "
+            "what does not depend on these"
+        )
         if self.repeats_from >= 0:
             found.append(
-                f"Iterations {self.repeats_from} to {self.iterations - 1} repeat "
-                "captured ones back and forth: analyze and evaluate leave them out"
+                f"Iterations {self.repeats_from} to {self.iterations - 1} repeat the "
+                "run's last third: analyze and evaluate leave them out"
             )
         if not fitted.reruns:
             found.append(
@@ -235,7 +223,7 @@ class AnalogDemand:
             cut = slice(first, min(first + step, self.iterations))
             found = np.take_along_axis(
                 self.fitted.counts[self.iteration[cut]],  # [b, m, L, Q, E]
-                self.path.captured[cut, None, :, None],
+                self.labels[self.turn[cut], None, :, None],
                 axis=4,
             )
             shape = (*found.shape[:3], len(scene.slots), -1, scene.experts)
@@ -247,3 +235,11 @@ class AnalogDemand:
 def _load(counts: Int32) -> Float64:
     """Load ``[T, L, E]``, shares of the copies, of ``[T, L, Q, E]`` counts."""
     return np.asarray(counts.sum(axis=2) / counts[0, 0].sum())
+
+
+def _order(total: int, iterations: int) -> tuple[Int64, Int64]:
+    """Captured iterations of a sample, ``[N]``, and how often the end came before."""
+    at = np.arange(iterations)
+    tail, past = max(1, total // 3), at - total
+    turn = np.where(past < 0, 0, 1 + past // tail)
+    return np.where(past < 0, at, total - tail + past % tail), turn

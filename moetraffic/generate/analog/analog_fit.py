@@ -1,15 +1,12 @@
-"""Fit of the analog generator: its options, chosen by what paths give.
+"""Fit of the analog generator: how far labels are exchanged, and further ranks.
 
-Paths of each length of blocks are compared with the captured run, and those of each
-exchange of labels with reruns of the same initialization, or with how far the run moves
-itself.
+Labels of each exchange are compared with reruns of the same initialization, or with how
+far the run moves itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import combinations
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,7 +15,7 @@ from moetraffic.errors import AnalysisError
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.scenario import Scenario
 
-from .analog_path import Labels, PathOptions, analog_path, smoothed
+from .labels import Labels, correlation
 
 LAG = 30
 """Iterations after which a run is presumed to be as correlated with itself as with its
@@ -28,19 +25,9 @@ ERROR = 0.09
 """Median error of the presumed correlation at these settings; at most .1 at half of the
 runs, .87 at worst."""
 
-LENGTHS = (3, 40)
-"""Mean iterations of a block that are tried.  Blocks of 40 copy the run's movement; of
-lengths between, samples are recognized without being new (``docs/generate.md``)."""
-
-LAGS = (1, 2, 5, 10)
-"""Iterations over which paths have to change as the run does."""
-
-ALLOWED = 0.05
-"""Root mean square error of a figure of the load that a path may have."""
-
-PATHS, COURSES = 4, 24
-"""Paths drawn in a trial of a length, and of the exchange: where a few hot experts
-decide, two paths agree in these or not, and few paths misjudge the mean of pairs."""
+COURSES = 24
+"""Labels drawn in a trial of the exchange: where a few hot experts decide, two samples
+agree in these or not, and few misjudge the mean of pairs."""
 
 LEAST, MOST = 0.01, 1e4
 """Range of the exchange: nearly no other labels, and any."""
@@ -50,37 +37,6 @@ HALVINGS = 8
 
 SHARES = np.linspace(0, 1, 17)
 """Shares of the further ranks' iterations that are tried to be shifted by one."""
-
-Paths = Callable[[PathOptions, int], Float64]
-"""(options, seed) -> ``[T, L, E]`` loads along a path of the captured length."""
-
-
-def fitted_options(
-    labels: Labels, loads: Sequence[Float64], tick: Callable[[int], None]
-) -> PathOptions:
-    """Choose the options of a path.
-
-    Parameters
-    ----------
-    labels
-        Of the run.
-    loads
-        ``[T, L, E]`` load of the run, and of reruns.
-    tick
-        Receives 2 and 3, steps of the fit that are done.
-    """
-    run = loads[0]
-
-    def paths(options: PathOptions, seed: int) -> Float64:
-        rng = generator(seed, Use.COURSE)
-        return analog_path(labels, len(run), len(run), options, rng).shares(run)
-
-    chosen = _shortest(paths, run)
-    tick(2)
-    wanted = wanted_correlation(loads)
-    chosen = replace(chosen, exchange=_exchange(paths, chosen, wanted))
-    tick(3)
-    return chosen
 
 
 def wanted_correlation(loads: Sequence[Float64]) -> float:
@@ -98,52 +54,21 @@ def wanted_correlation(loads: Sequence[Float64]) -> float:
     return max(0.0, correlation([loads[0][:-lag], loads[0][lag:]]))
 
 
-def _shortest(paths: Paths, load: Float64) -> PathOptions:
-    """Find the shortest blocks with which figures of the load stay.
-
-    Where loads of the next iterations depend on the last ones, blocks that begin
-    anywhere change too much or, where experts take turns, too little.
-    """
-    wanted = _figures(load)
-    for length in LENGTHS:
-        options = PathOptions(block=length)
-        apart = [_figures(paths(options, seed)) / wanted - 1 for seed in range(PATHS)]
-        if np.sqrt(np.square(apart).mean(axis=0)).max() <= ALLOWED:
-            break
-    return options
-
-
-def _figures(share: Float64) -> Float64:
-    """Mean entropy, maximum, and change over LAGS of shares ``[N, L, E]``."""
-    logs = np.log(np.where(share > 0, share, 1.0))
-    figures = [
-        -(share * logs).sum(axis=2).mean(),
-        share.max(axis=2).mean(),
-        *(np.abs(share[h:] - share[:-h]).sum(axis=2).mean() for h in LAGS),
-    ]
-    return np.maximum(figures, 1e-12)
-
-
-def _exchange(paths: Paths, options: PathOptions, wanted: float) -> float:
-    """Find the exchange with which paths are as correlated as wanted."""
+def fitted_exchange(labels: Labels, wanted: float) -> float:
+    """Find the exchange with which samples are as correlated as wanted."""
     low, high = float(np.log(LEAST)), float(np.log(MOST))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        trial = replace(options, exchange=float(np.exp(middle)))
-        made = correlation([paths(trial, seed) for seed in range(COURSES)])
+        made = labels.correlation(
+            np.concatenate(
+                [
+                    labels.drawn(1, float(np.exp(middle)), generator(seed, Use.COURSE))
+                    for seed in range(COURSES)
+                ]
+            )
+        )
         low, high = (low, middle) if made <= wanted else (middle, high)
     return float(np.exp(high))
-
-
-def correlation(loads: Sequence[Float64]) -> float:
-    """Correlate the smoothed loads of pairs of runs, above a balanced load: mean."""
-    length = min(len(load) for load in loads)
-    smooth = [smoothed(load[:length]).ravel() for load in loads]
-    found = [
-        float(a @ b) / max(float(np.sqrt((a @ a) * (b @ b))), 1e-300)
-        for a, b in combinations(smooth, 2)
-    ]
-    return float(np.mean(found))
 
 
 def shifts(iterations: int, sets: int, share: float, rng: np.random.Generator) -> Int64:

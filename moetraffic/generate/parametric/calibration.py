@@ -2,8 +2,7 @@
 
 The model is sampled at the size of the capture, and in each window and layer the
 sample's moments are held against the capture's.  Each moment corrects what it depends
-on most, by a damped step; corrections are a product of one of the window and one of the
-layer, so few numbers are fitted.
+on most, by a damped step.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from itertools import pairwise
 import numpy as np
 
 from moetraffic.arrays import Bool, Float64, Int32, Int64
+from moetraffic.generate.scenario import Scenario
 
 from . import windows
 from .constants import CONSTANTS
 from .dynamics import Dynamics
 from .rows import RowVariation
-
-Sampler = Callable[[Dynamics, RowVariation, int], Int32]
-"""(dynamics, rows, seed) -> counts ``[n, L, R, E]``."""
+from .sampling import SampledDemand
 
 
 def moments(counts: Int32) -> dict[str, Float64]:
@@ -51,7 +49,8 @@ def calibrated(
     dynamics: Dynamics,
     rows: RowVariation,
     counts: Int32,
-    sampler: Sampler,
+    scenario: Scenario,
+    half: Callable[[], None],
 ) -> tuple[Dynamics, RowVariation]:
     """Dynamics and rows under which samples have the moments of counts.
 
@@ -61,15 +60,37 @@ def calibrated(
         As fitted.
     counts
         ``[n, L, R, E]`` of the capture.
-    sampler
-        Of counts of the same shape.
+    scenario
+        Of the capture.
+    half
+        Called when half of it is done.
     """
     borders = windows.edges(len(counts))
     target = _windowed(counts, borders)
     fast = dynamics.damping * np.cos(dynamics.frequency) < CONSTANTS.fast
+    one = scenario.stacked(counts.shape[2])  # micro-batches are rows as well
     for number in range(CONSTANTS.rounds):
-        found = _windowed(sampler(dynamics, rows, number), borders)
-        ratio = {name: _ratio(target[name], found[name]) for name in target}
+        if number == CONSTANTS.rounds // 2:
+            half()
+        demand = SampledDemand(
+            dynamics=dynamics,
+            rows=rows,
+            fitted=one,
+            scenario=one,
+            iterations=len(counts),
+            seed=number,
+        )
+        made = np.concatenate([block for _, block in demand.blocks()])
+        found = _windowed(made, borders)
+        most = CONSTANTS.most_ratio
+        ratio = {
+            name: np.clip(
+                np.maximum(target[name], 1e-9) / np.maximum(found[name], 1e-9),
+                1 / most,
+                most,
+            )
+            for name in target
+        }
         # smaller steps later: each sample has chance of its own
         damping = CONSTANTS.damping / (1 + number / 4)
         dynamics, rows = _corrected(dynamics, rows, ratio, fast, damping)
@@ -88,19 +109,6 @@ def _windowed(counts: Int32, borders: Int64) -> dict[str, Float64]:
             ]
         )
     return found
-
-
-def _ratio(target: Float64, found: Float64) -> Float64:
-    """Target over found ``[K, L]``, as a product of a window's and a layer's."""
-    ratio = _sums_ratio(target, found, 0) * _sums_ratio(target, found, 1)
-    ratio /= _sums_ratio(target, found, None)
-    most = CONSTANTS.most_ratio
-    return np.asarray(np.clip(ratio, 1 / most, most), np.float64)
-
-
-def _sums_ratio(target: Float64, found: Float64, axis: int | None) -> Float64:
-    sums = (np.maximum(x.sum(axis, keepdims=True), 1e-9) for x in (target, found))
-    return np.asarray(np.divide(*sums), np.float64)
 
 
 def _corrected(

@@ -5,12 +5,13 @@ In iteration t the log-weight (:mod:`.shares`) of expert e in layer l is
 .. math:: x_t = y_t - \log(1 + b(t) E \pi(y_t)/k), \quad
           y_t = c(t) + \sum_j \sqrt{v_j(t)} \, \mathrm{Re} z_{j,t}
 
-- c(t), the *course*, is linear between knots, whose spacing grows from the beginning
-  of the capture.  A knot's levels are those of the capture in an order that is drawn:
-  that of :math:`\rho z + \sqrt{1 - \rho^2} w`, with z the captured levels in units of
-  their standard deviation, and w standard normal with the captured correlation from
-  knot to knot.  So the skew of the load keeps its course, and :math:`\rho` is how much
-  of *which* expert has the load is kept.  Past the last knot, orders go on to change.
+- c(t), the *course*, has the levels of the capture, linear between knots, whose
+  spacing grows from the beginning of the capture, in an order that is drawn: that of
+  :math:`\rho z + \sqrt{1 - \rho^2} \sigma w`, with z the captured levels of
+  standard deviation :math:`\sigma` at the knots, w standard normal with the captured
+  correlation from knot to knot, and the sum linear between knots.  So the skew of the
+  load keeps its course, and :math:`\rho` is how much of *which* expert has the load is
+  kept.  Past the last knot, orders go on to change.
 - :math:`z_{j,t} = r_j e^{i \omega_j} z_{j,t-1} + \sqrt{1 - r_j^2} \epsilon` is the
   *movement*: components of a fixed grid of damping and frequency, whose variances v are
   known at the knots.
@@ -20,13 +21,13 @@ In iteration t the log-weight (:mod:`.shares`) of expert e in layer l is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
-from moetraffic.arrays import Complex128, Float64
+from moetraffic.arrays import Float64
 from moetraffic.generate.chance import Use, generator
 
 from .shares import probabilities
@@ -48,142 +49,72 @@ class Dynamics:
     variance: Float64  # [K, L, J] v
     saturation: Float64  # [K, L] b
 
-    def course(
-        self, seed: int, drift: float = 1.0
-    ) -> Iterator[tuple[Float64, Float64]]:
-        """Draw the course, iteration by iteration, without end.
+    def course(self, seed: int, drift: float = 1.0) -> Iterator[Float64]:
+        """Draw the levels ``[L, E]`` of the course, iteration by iteration.
 
-        Parameters
-        ----------
-        seed
-            Of the orders.
-        drift
-            How many times as fast orders change.  The levels themselves are those of
-            the same iterations.
-
-        Yields
-        ------
-        level, variance
-            ``[L, E]`` log-weights, and variances ``[L, J]`` of the components.
+        Orders change ``drift`` times as fast; the levels themselves are those of the
+        same iterations.
         """
-        drawn = self._orders(seed, drift)
-        begin, before = next(drawn)
-        end, after = begin, before
-        iteration = 0
-        while True:
-            while iteration >= end:
-                begin, before = end, after
-                end, after = next(drawn)
-            share = 0.0
-            if iteration > begin:
-                share = (iteration - begin) / (end - begin)
-            level = (1 - share) * before + share * after
-            yield level, interpolated(self.knots, self.variance, iteration)
-            iteration += 1
-
-    def _orders(self, seed: int, drift: float) -> Iterator[tuple[float, Float64]]:
-        """Draw knots: at a drift of m, m in place of each, with m times the change.
-
-        Yields their iterations, and their levels ``[L, E]``.
-        """
-        rng = generator(seed, Use.COURSE)
-        parts = max(1, math.ceil(drift))
-        last = len(self.knots) - 1
-        end = float(self.knots[-1])
-        step = end - float(self.knots[-2]) if last else 1.0
+        first, end, last = self.knots[0], self.knots[-1], len(self.knots) - 1
+        step = end - self.knots[-2] if last else 1.0
         ordered = np.sort(self.level, axis=2)
-        # -log of the correlation of w with that at the first knot
-        apart = -np.log(np.maximum(self.adjacent, TINY))
-        apart_at_knots = np.cumsum(apart) - apart[0]
+        orders = self._orders(seed)
+        after, number = next(orders), 0
+        before = after
+        for iteration in count():
+            when = first + drift * (iteration - first)
+            place = np.interp(when, self.knots, np.arange(last + 1))
+            place += max(when - end, 0.0) / step
+            while place > number:
+                before, after, number = after, next(orders), number + 1
+            share = min(number - place, 1.0)
+            mixed = share * before + (1 - share) * after
+            rank = np.argsort(np.argsort(mixed, axis=1), axis=1)
+            level = interpolated(self.knots, ordered, iteration)
+            yield np.take_along_axis(level, rank, axis=1)
+
+    def _orders(self, seed: int) -> Iterator[Float64]:
+        """Draw what orders the experts at each knot and beyond, ``[L, E]``."""
+        rng, kept = generator(seed, Use.COURSE), 1.0
         w = rng.standard_normal(self.level.shape[1:])
-        number, spent = 0, 0.0
-        while True:
-            place = number / parts
-            at = float(np.interp(place, np.arange(last + 1), self.knots))
-            at += max(place - last, 0.0) * step
-            # orders are those of another time
-            when = float(self.knots[0]) + drift * (at - float(self.knots[0]))
-            beyond = max(when - end, 0.0) / step * apart[-1]
-            now = float(np.interp(when, self.knots, apart_at_knots)) + beyond
-            if number:
-                alike = np.exp(spent - now)
+        for knot in count():
+            here = min(knot, len(self.knots) - 1)
+            alike, level = self.adjacent[here], self.level[here]
+            if knot:
                 new = rng.standard_normal(w.shape)
                 w = alike * w + np.sqrt(1 - alike**2) * new
-            spent = now
-            kept = np.interp(when, self.knots, self.kept) * np.exp(-beyond)
-            captured = interpolated(self.knots, self.level, when)
-            captured /= np.maximum(captured.std(axis=1, keepdims=True), 1e-12)
-            mixed = kept * captured + np.sqrt(1 - kept**2) * w
-            rank = np.argsort(np.argsort(mixed, axis=1), axis=1)
-            yield at, np.take_along_axis(interpolated(self.knots, ordered, at), rank, 1)
-            number += 1
+            kept = self.kept[here] if knot == here else kept * alike
+            spread = level.std(axis=1, keepdims=True)
+            yield kept * level + np.sqrt(1 - kept**2) * spread * w
 
     def states(self, seed: int, k: int, *, drift: float = 1.0) -> Iterator[Float64]:
         """Draw the log-weights x ``[L, E]``, iteration by iteration.
 
-        Parameters
-        ----------
-        seed, drift
-            As of :meth:`course`; movement is as many times as fast.
-        k
-            Experts per token.
+        Course and movement of k experts a token are ``drift`` times as fast.
         """
-        movement = Movement(
-            self, generator(seed, Use.BEGIN), self.level.shape[1:], drift
-        )
-        for iteration, (level, variance) in enumerate(self.course(seed, drift)):
-            if iteration:
-                movement.step(generator(seed, Use.STATE, iteration))
-            y = level + movement.sum(variance)
+        movement = self._movement(seed, drift)
+        for iteration, level in enumerate(self.course(seed, drift)):
+            size = np.sqrt(interpolated(self.knots, self.variance, iteration))
+            y = level + np.einsum("lj,jle->le", size, next(movement))
             relative = probabilities(y, k) * (y.shape[-1] / k)
             bend = interpolated(self.knots, self.saturation, iteration)[:, None]
             yield y - np.log1p(bend * relative)
 
+    def _movement(self, seed: int, drift: float) -> Iterator[Float64]:
+        """Draw the components, of variance 1, iteration by iteration, ``[J, L, E]``.
 
-class Movement:
-    """State of the components: complex, each part of variance 1.
-
-    Parameters
-    ----------
-    dynamics
-        Its damping and frequencies.
-    rng
-        For the state at the beginning, which is stationary.
-    shape
-        ``(L, ...)`` of the log-weights that move.
-    drift
-        How many times as fast; what alternates from iteration to iteration cannot be
-        faster.
-    """
-
-    def __init__(
-        self,
-        dynamics: Dynamics,
-        rng: np.random.Generator,
-        shape: tuple[int, ...],
-        drift: float = 1.0,
-    ) -> None:
-        frequency = np.minimum(dynamics.frequency * drift, np.pi)
-        swings = dynamics.frequency > 0
-        held = np.full(len(frequency), drift)
-        held[swings] = frequency[swings] / dynamics.frequency[swings]
-        r = (dynamics.damping**held).reshape(-1, *[1] * len(shape))
-        omega = frequency.reshape(r.shape)
-        self._turn = r * np.exp(1j * omega)
-        self._new = np.sqrt(1 - r**2)
-        self._size = (len(dynamics.damping), *shape)
-        self._z = self._drawn(rng)
-
-    def step(self, rng: np.random.Generator) -> None:
-        """Move on by an iteration."""
-        self._z *= self._turn
-        self._z += self._new * self._drawn(rng)
-
-    def sum(self, variance: Float64) -> Float64:
-        """Sum of the components of variances ``[L, J]``."""
-        found = np.einsum("lj,jl...->l...", np.sqrt(variance), self._z.real)
-        return np.asarray(found, np.float64)
-
-    def _drawn(self, rng: np.random.Generator) -> Complex128:
-        pairs = rng.standard_normal((*self._size, 2))
-        return pairs.view(np.complex128)[..., 0]
+        What alternates from iteration to iteration cannot be faster.
+        """
+        shape = (len(self.damping), *self.level.shape[1:], 2)
+        omega = np.minimum(self.frequency * drift, np.pi)
+        swings = self.frequency > 0
+        faster = np.where(swings, omega / np.where(swings, self.frequency, 1), drift)
+        r = (self.damping**faster)[:, None, None]
+        turn, new = r * np.exp(1j * omega[:, None, None]), np.sqrt(1 - r**2)
+        z = np.zeros(shape[:-1], np.complex128)
+        for iteration in count():
+            use = Use.STATE if iteration else Use.BEGIN  # which is stationary
+            pairs = generator(seed, use, iteration).standard_normal(shape)
+            drawn = pairs.view(np.complex128)[..., 0]
+            z = turn * z + new * drawn if iteration else drawn
+            yield z.real

@@ -53,12 +53,8 @@ class Regrouping:
     def shares(self, shares: Floating, parts: Floating | None) -> Floating:
         """Probability that a token selects each of the new experts, ``[..., E']``.
 
-        Parameters
-        ----------
-        shares
-            ``[..., E]`` of the captured experts; rows sum to k.
-        parts
-            ``[..., E, m]`` of each expert's parts, with the sum 1; None where m is 1.
+        Of the ``shares [..., E]`` of the captured experts, whose rows sum to k, and the
+        ``parts [..., E, m]`` of each, with the sum 1; None where m is 1.
         """
         if parts is not None:
             shares = (shares[..., None] * parts).reshape(*shares.shape[:-1], -1)
@@ -88,16 +84,8 @@ def part_deviation(
 ) -> Float64:
     """Standard deviation of the log-weights of a split expert's parts between rows.
 
-    Parts differ between rows as their expert does, and by counting its tokens.
-
-    Parameters
-    ----------
-    variance
-        ``[..., E]`` of the expert's log-weights between rows.
-    shares
-        ``[..., E]`` probability that a token selects the expert.
-    parts, tokens
-        Parts of an expert, tokens of a row.
+    Parts differ between rows as their expert does (``variance [..., E]`` of its
+    log-weights), and by counting its ``shares [..., E]`` of the row's tokens.
     """
     counting = np.log1p(parts / np.maximum(shares * tokens, 1e-9))
     return np.sqrt(np.minimum(variance + counting, MOST_VARIANCE))

@@ -1,10 +1,10 @@
 r"""Fit the dynamics of the load and the variation of rows to token counts.
 
-In steps, each by what identifies it without the others: the mean log-weights of a
-window are the levels of the course; variograms of the log-weights, less those of the
-course and of the rows' noise, are sums of the components' variograms with variances of
-at least 0; the covariance of rows within an iteration gives the factors.  Then all are
-calibrated by simulated moments (:mod:`.calibration`).
+In steps, each by what identifies it without the others: the log-weights of a window's
+mean shares are the levels of the course; variograms of the log-weights, less those of
+the course and of the rows' noise, are sums of the components' variograms with variances
+of at least 0; the covariance of rows within an iteration gives the factors.  Then all
+are calibrated by simulated moments (:mod:`.calibration`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ def fit_dynamics(counts: Int32, *, k: int, tokens: int) -> Dynamics:
     x = log_weights(pi, k, least)
     borders = windows.edges(n)
     knots = windows.centers(borders)
-    level = _means(x, borders)
     weight = _means(pi, borders)
+    # of the mean share: that of an expert without a token is none, not half a token
+    width = np.diff(borders)[:, None, None]
+    level = log_weights(weight, k, least / width)
     weight /= weight.sum(axis=2, keepdims=True)
     course = windows.interpolated(knots, level, np.arange(float(n)))
     noise = _noise(counts, pi, borders, k=k, tokens=tokens, least=least)
@@ -73,13 +75,7 @@ def fit_dynamics(counts: Int32, *, k: int, tokens: int) -> Dynamics:
 
 
 def fit_rows(counts: Int32, *, tokens: int) -> RowVariation:
-    """Fit the factors of the rows.
-
-    Parameters
-    ----------
-    counts, tokens
-        As of :func:`fit_dynamics`.
-    """
+    """Fit the factors of the rows; arguments as of :func:`fit_dynamics`."""
     n, layers, ranks, experts = counts.shape
     cells, shape = layers * experts, (layers, experts)
     if ranks < 2:
@@ -152,16 +148,9 @@ def _variogram(
 ) -> Float64:
     """Mean square change of the movement over each lag, weighted by load, ``[H, L]``.
 
-    Parameters
-    ----------
-    x, course, noise
-        ``[n, L, E]`` log-weights, their course, and their noise's variance.
-    weight
-        ``[L, E]`` with the sum 1: the noise of cold experts is known badly.
-    span
-        Iterations from which changes are taken.
-    lags
-        ``[H]``.
+    Of log-weights, their course, and their noise's variance, ``[n, L, E]`` each;
+    ``weight [L, E]`` has the sum 1: the noise of cold experts is known badly.  Changes
+    are taken from the iterations of ``span``.
     """
     found = []
     for h in lags:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from moetraffic.arrays import Int32
-from moetraffic.errors import AnalysisError
-from moetraffic.generate.scenario import (
-    Scenario,
-    refuse_length,
-    scenario_of,
-    stacked_rows,
-)
+from moetraffic.generate.scenario import Scenario, refuse_length, stacked_rows
 from moetraffic.generate.writing.rhythm import Rhythm
 from moetraffic.trace import Trace
 
@@ -72,29 +66,14 @@ class TrafficModel:
         AnalysisError
             If it is too short, or ranks differ in how many copies they send.
         """
-        scenario, counts = _counts(trace, iterations)
+        scenario, counts = stacked_rows(trace, iterations, shortest=CONSTANTS.shortest)
         k, tokens = scenario.k, scenario.tokens
         dynamics = fit_dynamics(counts, k=k, tokens=tokens)
         rows = fit_rows(counts, tokens=tokens)
         tick(1)
         if calibrate:
-            # micro-batches are rows of the same iteration
-            one = scenario.stacked(counts.shape[2])
-
-            def sampler(d: Dynamics, r: RowVariation, seed: int) -> Int32:
-                if seed == CONSTANTS.rounds // 2:
-                    tick(2)
-                demand = SampledDemand(
-                    dynamics=d,
-                    rows=r,
-                    fitted=one,
-                    scenario=one,
-                    iterations=len(counts),
-                    seed=seed,
-                )
-                return np.concatenate([block for _, block in demand.blocks()])
-
-            dynamics, rows = calibrated(dynamics, rows, counts, sampler)
+            half = partial(tick, 2)
+            dynamics, rows = calibrated(dynamics, rows, counts, scenario, half)
         tick(3)
         return cls(
             scenario=scenario,
@@ -183,15 +162,3 @@ class TrafficModel:
             If there is no such file, or it is damaged or no model.
         """
         return cls(**load(Path(path)))
-
-
-def _counts(trace: Trace, iterations: range | None) -> tuple[Scenario, Int32]:
-    """Scenario, and counts ``[n, L, R, E]``, rows of micro-batches side by side."""
-    scenario, layers = scenario_of(trace, iterations)
-    count, shortest = len(layers[0].iteration), CONSTANTS.shortest
-    if count < shortest:
-        raise AnalysisError(
-            f"a model is fitted to at least {shortest} iterations, but "
-            f"{trace.name} has {count} that are whole: capture more"
-        )
-    return scenario, stacked_rows(scenario, layers)

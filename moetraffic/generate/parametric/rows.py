@@ -45,15 +45,7 @@ class RowVariation:
         )
 
     def at(self, x: Float64, k: int) -> IterationRows:
-        """What the rows of one iteration are drawn from.
-
-        Parameters
-        ----------
-        x
-            ``[L, E]`` log-weights.
-        k
-            Experts per token.
-        """
+        """What the rows of an iteration of log-weights ``[L, E]`` are drawn from."""
         factors, own = self.factors, self.own
         pi = probabilities(x, k)
         spread = np.maximum(pi * (1 - pi), TINY)

@@ -42,7 +42,10 @@ class SampledDemand:
     @property
     def limits(self) -> list[str]:
         """Sentences on what is unknown of the sample."""
-        found = ["The correlation between samples of different seeds is an assumption"]
+        found = [
+            "Copied: no iterations (0%), all rows are drawn",
+            "The correlation between samples of different seeds is an assumption",
+        ]
         fitted, own = self.fitted, self.scenario
         size, asked = (f"{s.ranks} ranks, {s.experts} experts" for s in (fitted, own))
         if size != asked or fitted.k != own.k:

@@ -101,7 +101,7 @@ def bounded(shares: Floating, k: int) -> Floating:
     return shares
 
 
-def log_weights(shares: Float64, k: int, least: float) -> Float64:
+def log_weights(shares: Float64, k: int, least: Float64 | float) -> Float64:
     """Log-weights ``[..., E]`` of shares, with the mean 0 in each row.
 
     Parameters

@@ -38,32 +38,26 @@ VERSION = 8
 """Up to 4 the load had a trend and autoregressions of each expert; 5 had lognormal
 rows, 6 rows that changed from knot to knot, and 7 a column for each array's shape."""
 
-Shapes = dict[str, dict[str, tuple[int, ...]]]
-"""Shapes of arrays by what they belong to and their names, in the file's order."""
-
 
 def _shapes(
     scenario: Scenario, *, knots: int, components: int, factors: int, times: int
-) -> Shapes:
+) -> dict[tuple[str, str], tuple[int, ...]]:
+    """Shapes of arrays by what they belong to and their names, in the file's order."""
     layers, experts = len(scenario.layers), scenario.experts
     call = (len(scenario.exchanges), len(PLACES))
+    timed = [f.name for f in fields(Rhythm) if times]
     return {
-        "dynamics": {
-            "knots": (knots,),
-            "level": (knots, layers, experts),
-            "kept": (knots,),
-            "adjacent": (knots,),
-            "damping": (components,),
-            "frequency": (components,),
-            "variance": (knots, layers, components),
-            "saturation": (knots, layers),
-        },
-        "rows": {"factors": (layers, experts, factors), "own": (layers, experts)},
-        "rhythm": {
-            field.name: (1,) if field.name == "per_byte" else call
-            for field in fields(Rhythm)
-            if times
-        },
+        ("dynamics", "knots"): (knots,),
+        ("dynamics", "level"): (knots, layers, experts),
+        ("dynamics", "kept"): (knots,),
+        ("dynamics", "adjacent"): (knots,),
+        ("dynamics", "damping"): (components,),
+        ("dynamics", "frequency"): (components,),
+        ("dynamics", "variance"): (knots, layers, components),
+        ("dynamics", "saturation"): (knots, layers),
+        ("rows", "factors"): (layers, experts, factors),
+        ("rows", "own"): (layers, experts),
+        **{("rhythm", n): (1,) if n == "per_byte" else call for n in timed},
     }
 
 
@@ -83,16 +77,12 @@ def save(model: Mapping[str, Any], path: Path, *, force: bool) -> None:
         "scenario": json.dumps(asdict(model["scenario"]), separators=(",", ":")),
         **sizes,
     }
-    values = [
-        np.ravel(getattr(model[part], name))
-        for part, shapes in _shapes(model["scenario"], **sizes).items()
-        for name in shapes
-    ]
+    names = _shapes(model["scenario"], **sizes)
+    values = [np.ravel(getattr(model[part], name)) for part, name in names]
     try:
         with replacing(path) as temporary, DeferredErrorFile(temporary) as file:
             with Image(file, attributes) as image:
-                rounded = np.concatenate(values).astype("<f4")
-                image.column("value", rounded, "<f8")
+                image.column("value", np.concatenate(values).astype("<f4"), "<f8")
             file.settle()
     except (OSError, ValueError) as error:
         told = error if isinstance(error, OSError) else OSError(str(error))
@@ -127,15 +117,12 @@ def _read(container: Container) -> dict[str, Any]:
     scenario = _scenario(container)
     names = ("knots", "components", "factors", "times")
     shapes = _shapes(scenario, **{name: _count(container, name) for name in names})
-    counts = [
-        np.prod(s, dtype=object) for each in shapes.values() for s in each.values()
-    ]
+    counts = [np.prod(shape, dtype=object) for shape in shapes.values()]
     values = container.column("value", "<f8", sum(counts))
-    arrays = iter(np.split(values, np.cumsum(counts[:-1]).astype(int)))
-    read = {
-        part: {name: next(arrays).reshape(shape) for name, shape in each.items()}
-        for part, each in shapes.items()
-    }
+    arrays = np.split(values, np.cumsum(counts[:-1]).astype(int))
+    read: dict[str, dict[str, Any]] = {"dynamics": {}, "rows": {}, "rhythm": {}}
+    for ((part, name), shape), array in zip(shapes.items(), arrays, strict=True):
+        read[part][name] = array.reshape(shape)
     return {
         "scenario": scenario,
         "dynamics": Dynamics(**read["dynamics"]),
@@ -146,25 +133,17 @@ def _read(container: Container) -> dict[str, Any]:
 
 
 def _scenario(container: Container) -> Scenario:
-    text = container.attributes.get("scenario")
-    container.require(isinstance(text, str), "the scenario is missing")
-    told = json.loads(str(text))
+    told = json.loads(str(container.attributes.get("scenario")))
     exchanges = tuple(
         Exchange(**{**x, "phases": tuple(x["phases"])}) for x in told.pop("exchanges")
     )
     scenario = Scenario(exchanges=exchanges, **told)
-    numbers = [
-        *(getattr(scenario, f.name) for f in fields(Scenario) if f.type == "int"),
-        *(v for x in exchanges for v in (x.layer, x.slot, x.row_bytes)),
-    ]
-    texts = [
-        *(getattr(scenario, f.name) for f in fields(Scenario) if f.type == "str"),
-        *(x.dtype for x in exchanges),
-    ]
+    every: tuple[Scenario | Exchange, ...] = (scenario, *exchanges)
+    values = [(f.type, getattr(x, f.name)) for x in every for f in fields(x)]
     container.require(
         bool(exchanges)
-        and all(type(n) is int and 0 <= n < 1 << 31 for n in numbers)
-        and all(isinstance(t, str) for t in texts)
+        and all(type(v) is int and 0 <= v < 1 << 31 for t, v in values if t == "int")
+        and all(isinstance(v, str) for t, v in values if t == "str")
         and all(p in PHASES for x in exchanges for p in x.phases)
         and 1 <= scenario.k <= scenario.experts
         and scenario.ranks >= 1

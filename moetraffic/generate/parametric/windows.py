@@ -31,21 +31,10 @@ def centers(borders: Int64) -> Float64:
 
 
 def interpolated(knots: Float64, values: Float64, when: Float64 | float) -> Float64:
-    """Values ``[K, ...]`` of knots at iterations, linear between knots.
+    """Values ``[K, ...]`` of ascending knots ``[K]`` at iterations ``[...]``.
 
-    Parameters
-    ----------
-    knots
-        ``[K]``, ascending; before the first and past the last values are constant.
-    values
-        ``[K, ...]``.
-    when
-        ``[...]`` iterations.
-
-    Returns
-    -------
-    float64 array
-        Of the axes of ``when``, then those of a value.
+    Linear between knots, constant before the first and past the last; the result has
+    the axes of ``when``, then those of a value.
     """
     place = np.asarray(np.interp(when, knots, np.arange(len(knots))))
     left = np.minimum(place.astype(int), max(len(knots) - 2, 0))
