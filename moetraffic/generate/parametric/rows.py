@@ -10,9 +10,8 @@ with g (Q factors, shared by the layers) and h (its own in each cell) standard n
 new for each rank and iteration, and u of variance 1.  :math:`\Lambda\Lambda^T + \psi^2`
 is the covariance of shares in units of :math:`\sqrt{\pi(1 - \pi)}`, *including* that of
 counting N tokens, which layers share as well; m and s give the share the iteration's
-mean and this variance.  Of a share above 1/2 the rest is such a square.  Captured rows
-have more empty cells than lognormal ones of the same moments, and fewer than censored
-normal ones.
+mean and this variance.  Captured rows have more empty cells than lognormal ones of the
+same moments, and fewer than censored normal ones.
 """
 
 from __future__ import annotations
@@ -51,18 +50,15 @@ class RowVariation:
         spread = np.maximum(pi * (1 - pi), TINY)
         total = np.maximum((factors**2).sum(axis=2) + own**2, TINY**2)
         variance = total * spread
-        mirrored = pi > 0.5
-        center, scale = squared_normal(np.where(mirrored, 1 - pi, pi), variance)
-        sign = np.where(mirrored, -1.0, 1.0)
-        size = sign / np.sqrt(total)
+        center, scale = squared_normal(pi, variance)
+        size = 1 / np.sqrt(total)
         return IterationRows(
             center=center.astype(np.float32),
             factors=np.ascontiguousarray(
                 (factors * size[..., None]).swapaxes(1, 2), np.float32
             ),
             own=(own * size).astype(np.float32),
-            scale=(sign * scale).astype(np.float32),
-            offset=mirrored.astype(np.float32),
+            scale=scale.astype(np.float32),
             variance=np.log1p(variance / np.maximum(pi, TINY) ** 2),
             shares=np.asarray(pi, np.float64),
         )
@@ -76,7 +72,6 @@ class IterationRows:
     factors: Float32  # [L, Q, E]
     own: Float32  # [L, E]
     scale: Float32  # [L, E] of the squares
-    offset: Float32  # [L, E] 1 for shares above 1/2, which are 1 less a square
     variance: Float64  # [L, E] of the logarithm of a lognormal share of these moments
     shares: Float64  # [L, E] of the iteration
 
@@ -93,7 +88,6 @@ class IterationRows:
         np.maximum(out, 0, out=out)
         out *= out
         out *= self.scale[layer]
-        out += self.offset[layer]
         np.clip(out, LEAST_SHARE, 1, out=out)
         return bounded(out, k)
 
