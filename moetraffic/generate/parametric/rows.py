@@ -46,7 +46,7 @@ class RowVariation:
     def at(self, x: Float64, k: int) -> IterationRows:
         """What the rows of an iteration of log-weights ``[L, E]`` are drawn from."""
         factors, own = self.factors, self.own
-        pi = probabilities(x, k)
+        pi = np.asarray(probabilities(x, k), np.float64)
         spread = np.maximum(pi * (1 - pi), TINY)
         total = np.maximum((factors**2).sum(axis=2) + own**2, TINY**2)
         variance = total * spread
@@ -60,7 +60,7 @@ class RowVariation:
             own=(own * size).astype(np.float32),
             scale=scale.astype(np.float32),
             variance=np.log1p(variance / np.maximum(pi, TINY) ** 2),
-            shares=np.asarray(pi, np.float64),
+            shares=pi,
         )
 
 
