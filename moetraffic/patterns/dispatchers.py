@@ -87,8 +87,8 @@ def dispatcher_rules(c: Configuration) -> list[Rule]:
     return [
         Rule(
             (c.dispatcher < 0) | (c.dispatcher > DEDUPLICATED) | (c.dispatcher % 1 > 0),
-            f"the dispatcher is one of {', '.join(DISPATCHERS)}, but it is {{}}"
-            ": change --dispatcher",
+            f"the dispatcher is one of {', '.join(DISPATCHERS)}, but it is {{}}: "
+            "change --dispatcher",
             (c.dispatcher,),
         ),
         Rule(

@@ -41,9 +41,10 @@ Broken = tuple[str, str]
 """A rule that is broken, with its values, and the remedy."""
 
 
-def unmet(*rules: tuple[bool, str, str]) -> list[Broken]:
-    """Those of some rules that are not kept: whether it is, the rule, the remedy."""
-    return [(rule, remedy) for kept, rule, remedy in rules if not kept]
+def unmet(*rules: tuple[bool, str]) -> list[Broken]:
+    """Those of some rules that are not kept: whether it is, and "rule: remedy"."""
+    broken = (text.rpartition(": ") for kept, text in rules if not kept)
+    return [(rule, remedy) for rule, _, remedy in broken]
 
 
 def positive(size: Values, option: str) -> Rule:

@@ -194,18 +194,18 @@ def _contradictions(m: ModelShape) -> list[Broken]:
     return unmet(
         (
             m.head_size > 0 or m.hidden % m.heads == 0,
-            f"heads must divide hidden, but {m.heads} does not divide {m.hidden}",
+            f"heads must divide hidden, but {m.heads} does not divide {m.hidden}: "
             "change --hidden or --heads",
         ),
         (
             m.heads % m.groups == 0,
-            f"kv-heads must divide heads, but {m.groups} does not divide {m.heads}",
+            f"kv-heads must divide heads, but {m.groups} does not divide {m.heads}: "
             "change --kv-heads or --heads",
         ),
         (
             m.encoder_layers <= m.layers,
             "the encoder's layers are some of the layers, but encoder-layers is "
-            f"{m.encoder_layers} and layers is {m.layers}",
+            f"{m.encoder_layers} and layers is {m.layers}: "
             "lower --encoder-layers or raise --layers",
         ),
         (
@@ -213,25 +213,24 @@ def _contradictions(m: ModelShape) -> list[Broken]:
             "at least one layer must carry experts, but with "
             f"{m.layers} layers{' in two stacks' if m.two_stacks else ''}"
             f"{f', moe-first {m.moe_first}' if m.moe_first else ''} "
-            f"and moe-every {m.moe_every} none does",
+            f"and moe-every {m.moe_every} none does: "
             "lower --moe-every or raise --layers",
         ),
         (
             m.positions != "rotary" or rotated % 2 == 0,
             "rotary positions turn pairs of numbers, but the rotated part of a head "
-            f"has {rotated}",
-            "change --head-size or --hidden to make it even",
+            f"has {rotated}: change --head-size or --hidden to make it even",
         ),
         (
             (m.positions == "relative") <= m.two_stacks,
             "relative positions are those of encoder-decoders, but the model has "
-            f"{m.encoder_layers} encoder layers of {m.layers}",
+            f"{m.encoder_layers} encoder layers of {m.layers}: "
             "change --encoder-layers, or positions",
         ),
         (
             (m.positions == "learned") <= (not m.two_stacks),
             "learned positions are those of one stack, but the model has "
-            f"{m.encoder_layers} encoder layers of {m.layers}",
+            f"{m.encoder_layers} encoder layers of {m.layers}: "
             "change --encoder-layers, or positions",
         ),
         (
@@ -239,27 +238,23 @@ def _contradictions(m: ModelShape) -> list[Broken]:
             or (m.positions == "rotary" and m.rope_size > 0 and not m.encoder_layers),
             "latent attention is a decoder's with rotary positions, but positions is "
             f"{m.positions}, rope-size is {m.rope_size} and encoder-layers is "
-            f"{m.encoder_layers}",
-            "set kv-rank to 0 or change these",
+            f"{m.encoder_layers}: set kv-rank to 0 or change these",
         ),
         (
             m.mtp == 0 or (not m.encoder_layers and m.norm_place == "pre"),
             "a decoder with norms before its layers predicts further tokens, but "
             f"mtp is {m.mtp}, encoder-layers is {m.encoder_layers} and norm-place is "
-            f"{m.norm_place}",
-            "leave out --mtp",
+            f"{m.norm_place}: leave out --mtp",
         ),
         (
             m.kv_rank == 0 or m.groups == m.heads,
             "latent attention has as many keys as queries, but kv-heads is "
-            f"{m.groups} and heads is {m.heads}",
-            "leave out --kv-heads",
+            f"{m.groups} and heads is {m.heads}: leave out --kv-heads",
         ),
         (
             m.kv_rank > 0 or m.query_rank == 0,
             "the query is compressed in latent attention, but query-rank is "
-            f"{m.query_rank} and kv-rank is 0",
-            "set kv-rank too",
+            f"{m.query_rank} and kv-rank is 0: set kv-rank too",
         ),
     )
 

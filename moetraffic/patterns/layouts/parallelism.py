@@ -288,15 +288,15 @@ def layout_rules(c: Parallelism) -> list[Rule]:
     rules = [
         Rule(
             sorted(c.order.split("-")) != sorted(AXES),
-            f"the order must name {', '.join(AXES)} once each, but is {{}}"
-            f": the default is {Parallelism.order!r}",
+            f"the order must name {', '.join(AXES)} once each, but is {{}}: "
+            f"the default is {Parallelism.order!r}",
             (repr(c.order),),
         ),
         *(
             Rule(
                 getattr(c, axis) < 1,
-                f"every parallel size must be at least 1, but {axis} is {{}}"
-                f": give --{axis} a positive number",
+                f"every parallel size must be at least 1, but {axis} is {{}}: "
+                f"give --{axis} a positive number",
                 (getattr(c, axis),),
             )
             for axis in AXES

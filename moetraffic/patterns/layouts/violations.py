@@ -283,8 +283,8 @@ def training_rules(
         Rule(
             p.pp > 1 and accumulation < p.pp,
             "1F1B needs as many micro-batches as stages, but accumulation is {} for pp "
-            "{}"
-            f": give --accumulation {p.pp} or more",
+            "{}: "
+            f"give --accumulation {p.pp} or more",
             (accumulation, p.pp),
         ),
         Rule(

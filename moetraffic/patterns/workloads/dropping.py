@@ -37,39 +37,36 @@ def broken_rules(dropping: Dropping) -> list[Broken]:
     return unmet(
         (
             d.site in SITES,
-            f"the site is one of {', '.join(SITES)}, not {d.site!r}",
-            "see --site",
+            f"the site is one of {', '.join(SITES)}, not {d.site!r}: see --site",
         ),
         (
             d.pattern in PATTERNS,
-            f"the pattern is one of {', '.join(PATTERNS)}, not {d.pattern!r}",
+            f"the pattern is one of {', '.join(PATTERNS)}, not {d.pattern!r}: "
             "see --pattern",
         ),
         (
             0 <= d.share < 1,
-            f"the share dropped is at least 0 and below 1, but is {d.share}",
+            f"the share dropped is at least 0 and below 1, but is {d.share}: "
             "give percentages below 100",
         ),
         (
             d.packet_bytes >= 64,
-            f"a packet has at least 64 bytes, but packet-bytes is {d.packet_bytes}",
+            f"a packet has at least 64 bytes, but packet-bytes is {d.packet_bytes}: "
             "raise --packet-bytes",
         ),
         (
             1 <= d.burst_packets < 1e6,
             "a burst has at least 1 packet and fewer than a million, but "
-            f"burst-packets is {d.burst_packets}",
-            "change --burst-packets",
+            f"burst-packets is {d.burst_packets}: change --burst-packets",
         ),
         (
             d.pattern != "bursts" or d.share <= most,
             f"bursts of {d.burst_packets} packets drop at most {most:.1%}, but the "
-            f"share is {d.share:.1%}",
-            "raise --burst-packets",
+            f"share is {d.share:.1%}: raise --burst-packets",
         ),
         (
             (d.site, d.pattern) != ("gradient_sync", "lowest_weight"),
-            "gate weights order token copies, but gradient_sync sends gradients",
+            "gate weights order token copies, but gradient_sync sends gradients: "
             "choose another --pattern",
         ),
     )

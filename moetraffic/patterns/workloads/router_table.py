@@ -21,19 +21,18 @@ def _groups_fit(setup: Setup) -> list[Broken]:
         (
             setup.experts % groups == 0,
             f"the groups must divide the experts, but there are {setup.experts} "
-            f"experts in {groups} groups",
+            f"experts in {groups} groups: "
             "change --router-option groups=... or --experts",
         ),
         (
             top <= groups,
             f"a token's top_groups are some of the groups, but there are {groups} "
-            f"groups and top_groups is {top}",
-            "lower --router-option top_groups=...",
+            f"groups and top_groups is {top}: lower --router-option top_groups=...",
         ),
         (
             setup.k <= reach,
             f"a token's k experts lie in its top_groups, but these hold {reach} "
-            f"experts and k is {setup.k}",
+            f"experts and k is {setup.k}: "
             "raise --router-option top_groups=... or lower --k",
         ),
     )[:1]
@@ -46,8 +45,7 @@ def _after_is_normalized(setup: Setup) -> list[Broken]:
         (
             options["softmax"] != "after" or options["renormalize"] is not False,
             "a softmax over the chosen experts has the sum 1, but renormalize is "
-            "false and softmax is after",
-            "leave out one of them",
+            "false and softmax is after: leave out one of them",
         )
     )
 
@@ -59,8 +57,7 @@ def _tokens_divide(setup: Setup) -> list[Broken]:
             setup.tokens % setup.experts == 0,
             "fairscale's Top2Gate wants the tokens of a micro-batch to divide by "
             f"the experts, but there are {setup.tokens} tokens and "
-            f"{setup.experts} experts",
-            "change --micro-batch, --sequence or --experts",
+            f"{setup.experts} experts: change --micro-batch, --sequence or --experts",
         )
     )
 
@@ -70,9 +67,9 @@ def _ranks_are_real(setup: Setup) -> list[Broken]:
     return unmet(
         (
             not setup.virtual,
-            "fairscale's MOELayer is an exchange between real ranks, but training "
-            "is virtual",
-            "use --router fairscale-top2, its gate alone, or leave out --virtual",
+            "fairscale's MOELayer is an exchange between real ranks, but training is "
+            "virtual: use --router fairscale-top2, its gate alone, or leave out "
+            "--virtual",
         )
     ) or _tokens_divide(setup)
 

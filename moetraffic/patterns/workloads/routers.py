@@ -96,29 +96,26 @@ def broken_rules(
 def _broken_by_any(g: Gating, experts: int) -> list[Broken]:
     """Rules of all routers."""
     return unmet(
-        (g.k >= 1, f"k must be at least 1, but is {g.k}", "give --k a positive number"),
+        (g.k >= 1, f"k must be at least 1, but is {g.k}: give --k a positive number"),
         (
             g.k <= experts,
             f"a token's k experts are distinct, but k is {g.k} and there are {experts} "
-            "experts",
-            "lower --k",
+            "experts: lower --k",
         ),
         (
             g.dispatch in DISPATCH_FORMS,
             f"the dispatch form is one of {', '.join(DISPATCH_FORMS)}, not "
-            f"{g.dispatch!r}",
-            "see --dispatch",
+            f"{g.dispatch!r}: see --dispatch",
         ),
         (
             g.dispatch == "dropless" or 0 < g.capacity_factor < inf,
-            f"the capacity factor must be above 0, but is {g.capacity_factor}",
+            f"the capacity factor must be above 0, but is {g.capacity_factor}: "
             "raise --capacity-factor or use --dispatch dropless",
         ),
         (
             g.balance_scope in BALANCE_SCOPES,
             f"the balance scope is one of {', '.join(BALANCE_SCOPES)}, not "
-            f"{g.balance_scope!r}",
-            "see --balance-scope",
+            f"{g.balance_scope!r}: see --balance-scope",
         ),
     )
 
@@ -131,19 +128,16 @@ def _broken_by_spec(spec: RouterSpec, g: Gating) -> list[Broken]:
         (
             g.k == k,
             f"{spec.title} routes a token to {number} expert{'s' if k > 1 else ''}, but"
-            f" k is {g.k}",
-            f"set --k {k}",
+            f" k is {g.k}: set --k {k}",
         ),
         (
             g.dispatch in spec.dispatch,
             f"{spec.title} has the dispatch form {' or '.join(spec.dispatch)}, not "
-            f"{g.dispatch}",
-            f"set --dispatch {spec.dispatch[0]}",
+            f"{g.dispatch}: set --dispatch {spec.dispatch[0]}",
         ),
         (
             g.capacity_factor == factor,
             f"{spec.title} has the capacity factor {factor:g} alone, but it is "
-            f"{g.capacity_factor:g}",
-            f"set --capacity-factor {factor:g}",
+            f"{g.capacity_factor:g}: set --capacity-factor {factor:g}",
         ),
     )

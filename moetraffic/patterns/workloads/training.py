@@ -50,18 +50,16 @@ def broken_rules(training: Training) -> list[Broken]:
     return unmet(
         (
             t.device in DEVICES,
-            f"the device is {' or '.join(DEVICES)}, not {t.device!r}",
-            "see --device",
+            f"the device is {' or '.join(DEVICES)}, not {t.device!r}: see --device",
         ),
         (
             t.dtype in DTYPES,
-            f"the dtype is one of {', '.join(DTYPES)}, not {t.dtype!r}",
-            "see --dtype",
+            f"the dtype is one of {', '.join(DTYPES)}, not {t.dtype!r}: see --dtype",
         ),
         (
             not t.precision or (t.precision in PRECISIONS and t.dtype == "float32"),
             "the precision is empty (as dtype), or bfloat16 beside dtype float32, but "
-            f"precision is {t.precision!r} and dtype is {t.dtype!r}",
+            f"precision is {t.precision!r} and dtype is {t.dtype!r}: "
             "change --precision or --dtype",
         ),
     )

@@ -128,29 +128,26 @@ def _broken(work: Workload) -> list[Broken]:
         (
             not t.virtual or (p.tp, p.pp, p.cp, p.zero) == (1, 1, 1, 0),
             "virtual ranks have data and expert parallelism alone, but tp x pp x cp is "
-            f"{p.tp} x {p.pp} x {p.cp} and the ZeRO stage {p.zero}",
+            f"{p.tp} x {p.pp} x {p.cp} and the ZeRO stage {p.zero}: "
             "leave these out, or train real ranks",
         ),
         (
             t.virtual or not t.until_steady,
             "ranks of a distributed run do not exchange expert loads, so only a "
-            "virtual run can end when the loads are steady",
-            "set virtual",
+            "virtual run can end when the loads are steady: set virtual",
         ),
         (
             t.virtual or not work.dropping.share,
             "a lossy network is simulated between the shards of one process, but the "
-            "run is not virtual",
-            "set virtual",
+            "run is not virtual: set virtual",
         ),
         (
             m.mtp == 0,
-            f"training predicts one token, but mtp is {m.mtp}",
-            "leave out --mtp",
+            f"training predicts one token, but mtp is {m.mtp}: leave out --mtp",
         ),
         (
             m.experts > 0 or p.ep == 1,
-            f"a dense model has no experts to spread, but ep is {p.ep}",
+            f"a dense model has no experts to spread, but ep is {p.ep}: "
             "set --ep 1, or --experts",
         ),
     )
@@ -164,8 +161,7 @@ def _broken(work: Workload) -> list[Broken]:
             (
                 not spec.needs_ids or p.pp == 1,
                 f"{spec.title} routes by token ids, which the first pipeline stage "
-                f"alone has, but pp is {p.pp}",
-                "use --pp 1 or another --router",
+                f"alone has, but pp is {p.pp}: use --pp 1 or another --router",
             )
         )
     return broken + training_rules(p, m, accumulation=t.accumulation)
