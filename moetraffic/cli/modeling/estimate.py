@@ -212,10 +212,9 @@ def estimate(
     """
     asked = parts_of(only, PARTS, tables=tables)
 
-    def show(shown: Shown, *first: str, **more: Any) -> None:
+    def show(shown: Shown, **more: Any) -> None:
         present(
             {**more, **shown.data},
-            *first,
             *shown.summary,
             as_json=as_json,
             parts=shown.parts,
@@ -388,7 +387,6 @@ def estimate(
     else:
         what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
         shown, of_what, at = one_estimate(config, system, conventions, what, source)
-    first = []
     sizes_of = {n: value for n, value in shape.items() if value is not None}
     named = _parts(sizes)[at] if sweep == "size" else model
     asked_for: dict[str, Any] | None = {"model": named, **sizes_of}
@@ -402,9 +400,9 @@ def estimate(
         traced = its_traffic(of_what, at, asked_for, idle)
         shown = replace(shown, summary=[*shown.summary, *traced])
     if fit is not None:
-        first = [report.sentence(fit, model)]
+        shown.summary.insert(1, report.sentence(fit, model))
         shown.parts["calibration"] = [report.table(fit, model)]
-    show(shown, *first, model=model, conventions=vars(conventions))
+    show(shown, model=model, conventions=vars(conventions))
 
 
 def _parts(words: str) -> list[str]:

@@ -192,34 +192,26 @@ class _Sums:
 def _handed_on(c: Configuration, parts: LayerCalls) -> list[Traffic]:
     """Activations and their gradients between stages, and what is gathered of them."""
     piped = where(c.pp > 1, c.accumulation, 0.0)
-    found = [
+    stages = c.pp, c.tp * c.cp * c.dp
+    each = [("pp", "send_recv", *stages, parts.handed_on, piped)]
+    each += [
+        ("tp", of.operation, c.tp, np.float64(1.0), of.buffer, piped * of.times)
+        for of in parts.received()
+    ]
+    return [
         Traffic(
-            kind="pp",
-            collective="send_recv",
-            ranks=c.pp,
-            stride=c.tp * c.cp * c.dp,
-            buffer=parts.handed_on,
-            calls=piped * 2 * c.virtual,
+            kind=kind,
+            collective=operation,
+            ranks=ranks,
+            stride=stride,
+            buffer=buffer,
+            calls=times * 2 * c.virtual,
             # behind its first or last layers a stage hands nothing on
-            sent=piped * (2 * c.virtual - 1 + c.stages.inner),
+            sent=times * (2 * c.virtual - 1 + c.stages.inner),
             every_micro_batch=True,
         )
+        for kind, operation, ranks, stride, buffer, times in each
     ]
-    for part in parts.received():
-        times = piped * part.times
-        found.append(
-            Traffic(
-                kind="tp",
-                collective=part.operation,
-                ranks=c.tp,
-                stride=numbers("stride", 1.0),
-                buffer=part.buffer,
-                calls=times * 2 * c.virtual,
-                sent=times * (2 * c.virtual - 1 + c.stages.inner),
-                every_micro_batch=True,
-            )
-        )
-    return found
 
 
 @cache

@@ -84,7 +84,9 @@ def test_estimate_goes_on_from_a_capture(
     asked = ["estimate", "--calibrate", str(captured), "--dp", "8", "--ep", "8"]
     assert main(asked) == 0
     said = capsys.readouterr().out
-    assert said.startswith("Calibrated on")
+    verdict, fit, *_ = said.splitlines()
+    assert verdict.startswith("T_iter")
+    assert fit.startswith("Calibrated on")
     assert "measured" in said
     assert "--only terms,calibration" in said
     assert main([*asked, "--only", "calibration"]) == 0
