@@ -35,7 +35,10 @@ Step = tuple[str, list[str]]
 def steps(out: Path, model: str, iterations: int) -> Iterator[Step]:
     """Yield a title and a command for each part."""
     python, program = [sys.executable, "-m"], [sys.executable, "-m", "moetraffic"]
-    yield "tests on the device", [*python, "pytest", "-q", "-n", "0", "-m", "gpu"]
+    yield (
+        "tests on the device",
+        [*python, "pytest", "-q", "-n", "0", "-m", "gpu and not slow"],
+    )
     here = Path(__file__).parent
     times = [sys.executable, str(here / "gpu_times.py")]
     named = ["--json", str(out / "times.json")]

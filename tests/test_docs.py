@@ -18,6 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
 import moetraffic
 from moetraffic.cli import main
@@ -60,7 +61,7 @@ PICTURE = re.compile(r"!\[[^]]*\]\((?:docs/)?([\w-]+\.png)\)\n\n(?:\*`([^`]+)`)?
 
 
 def commands_of(page: Path) -> set[str]:
-    every = blocks(page, "sh") + blocks(page, "slow")
+    every = blocks(page, "sh") + blocks(page, "slow") + blocks(page, "gpu")
     return {line for block in every for line in block.splitlines()}
 
 
@@ -132,7 +133,7 @@ def test_no_page_escapes() -> None:
     every = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     assert {p for p in every if "```" in p.read_text()} <= set(PAGES)
     languages = {kind for p in PAGES for kind, _ in BLOCK.findall(p.read_text())}
-    assert languages == {"", "sh", "slow", "python", "text", "json", "toml"}
+    assert languages == {"", "sh", "slow", "gpu", "python", "text", "json", "toml"}
     programs = {p for p in PAGES if unprinted(p)}
     assert programs - set(WITH_COMMANDS) == {ROOT / "docs" / "format.md"}
 
@@ -188,6 +189,14 @@ def the_verbs_leave_what_they_say(place: Path) -> None:
 )
 def test_every_long_command_runs(page: Path, place: Path) -> None:
     assert run_all([page], "slow", place, patience_s=1500) >= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a CUDA device")
+def test_commands_that_need_a_gpu_run(place: Path) -> None:
+    pages = [p for p in PAGES if blocks(p, "gpu")]
+    assert run_all(pages, "gpu", place, patience_s=600) >= 4
 
 
 WITHOUT_RANKS = {
