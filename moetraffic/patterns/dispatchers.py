@@ -11,21 +11,12 @@ DeepSeek-AI, "DeepSeek-V3", arXiv 2412.19437, section 3.2.2 (once for each node)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from .layouts.configuration import Configuration
+from .layouts.parallelism import DEDUPLICATED, DISPATCHERS
 from .rules import Rule
 from .values import Values, where
-
-if TYPE_CHECKING:
-    from .layouts.configuration import Configuration
-
-DISPATCHERS = ("plain", "two-level", "deduplicated")
-"""One all-to-all; one inside each node and one between the ranks of each place; a token
-once for each node, and from there once for each rank, that has some of its experts."""
-
-TWO_LEVEL, DEDUPLICATED = 1, 2
 
 
 def distinct(k: Values, experts: Values, parts: Values) -> Values:

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .dispatchers import DEDUPLICATED, TWO_LEVEL, forwarded
-from .layouts.parallelism import CONTEXTS
+from .dispatchers import forwarded
+from .layouts.configuration import Configuration, room
+from .layouts.parallelism import CONTEXTS, DEDUPLICATED, TWO_LEVEL
 from .values import Values, anywhere, where
 
 if TYPE_CHECKING:
-    from .layouts.configuration import Configuration
     from .workloads.routers import Gating
 
 
@@ -387,16 +387,3 @@ class LayerCalls:
         c = self.config
         sent = (c.row_bytes(c.sizes.hidden, dispatched=to) for to in (False, True))
         return tuple(sent)
-
-
-def room(routed: Values, experts: Values, capacity_factor: Values) -> Values:
-    """Token copies of padded buffers: ``E ceil(factor k T / E)``, for all experts.
-
-    Examples
-    --------
-    >>> float(room(2 * 100, 8, 1.1))
-    224.0
-    """
-    number = np.maximum(experts, 1)
-    # a factor as it is written: 1.1 x 10 is 11
-    return number * np.ceil(np.round(capacity_factor * routed, 6) / number)

@@ -16,8 +16,12 @@ import pytest
 
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
-from moetraffic.patterns.dispatchers import DISPATCHERS
-from moetraffic.patterns.layouts.parallelism import CONTEXTS, RECOMPUTE, Parallelism
+from moetraffic.patterns.layouts.parallelism import (
+    CONTEXTS,
+    DISPATCHERS,
+    RECOMPUTE,
+    Parallelism,
+)
 from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.pattern import Pattern

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from moetraffic.patterns.dispatchers import DISPATCHERS
 from moetraffic.patterns.layouts.configuration import Configuration
-from moetraffic.patterns.layouts.parallelism import CONTEXTS, RECOMPUTE
+from moetraffic.patterns.layouts.parallelism import CONTEXTS, DISPATCHERS, RECOMPUTE
 from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.report.console.options import Setting, field_options
 

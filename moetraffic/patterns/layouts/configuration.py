@@ -9,8 +9,6 @@ from functools import cached_property
 import numpy as np
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns.dispatchers import DISPATCHERS
-from moetraffic.patterns.layer_calls import room
 from moetraffic.patterns.model_sizes import ModelSizes, model_sizes
 from moetraffic.patterns.rules import choose
 from moetraffic.patterns.shape import ModelShape
@@ -18,7 +16,7 @@ from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.values import Values, anywhere, numbers, where
 from moetraffic.patterns.workloads.routers import Gating
 
-from .parallelism import CONTEXTS, RECOMPUTE, Parallelism
+from .parallelism import CONTEXTS, DISPATCHERS, RECOMPUTE, Parallelism
 from .schedules import SCHEDULES
 from .stage_layers import StageLayers, stage_layers
 
@@ -228,3 +226,16 @@ def _places(field: str, given: Values) -> Values:
             choose(field, name, names)
         return np.select([made == name for name in names], np.arange(len(names)) + 0.0)
     return where(made, len(names) - 1.0, 0.0) if made.dtype == bool else given
+
+
+def room(routed: Values, experts: Values, capacity_factor: Values) -> Values:
+    """Token copies of padded buffers: ``E ceil(factor k T / E)``, for all experts.
+
+    Examples
+    --------
+    >>> float(room(2 * 100, 8, 1.1))
+    224.0
+    """
+    number = np.maximum(experts, 1)
+    # a factor as it is written: 1.1 x 10 is 11
+    return number * np.ceil(np.round(capacity_factor * routed, 6) / number)

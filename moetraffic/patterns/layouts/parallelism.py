@@ -83,6 +83,12 @@ tokens exchanged (Ulysses, Jacobs et al., arXiv 2309.14509).  Neighbors may exch
 heads while those between them form rings, or gather (Fang and Zhao, arXiv 2405.07719;
 ``a2a+p2p`` of Megatron-LM)."""
 
+DISPATCHERS = ("plain", "two-level", "deduplicated")
+"""One all-to-all; one inside each node and one between the ranks of each place; a token
+once for each node, and from there once for each rank, that has some of its experts."""
+
+TWO_LEVEL, DEDUPLICATED = 1, 2
+
 FLOAT8_TILE = 128
 """Elements of a token's vector that share a 32-bit scale where it is sent in 8 bits
 (DeepSeek-V3, arXiv 2412.19437, section 3.3.1)."""

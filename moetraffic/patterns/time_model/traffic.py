@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.patterns.dispatchers import DEDUPLICATED
 from moetraffic.patterns.layer_calls import LayerCalls, Part
 from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.layouts.parallelism import DEDUPLICATED
 from moetraffic.patterns.layouts.stage_layers import LAYERS
 from moetraffic.patterns.model_sizes import of_each
 from moetraffic.patterns.shape import ModelShape
