@@ -48,6 +48,18 @@ class Assessment(ShownAsTables):
     slowest: Mapping[str, BottleneckLink]  # by part of the network that carries bytes
     collisions: tuple[Collision, ...]  # ECMP only
 
+    @property
+    def without_oversubscription_s(self) -> Float64:
+        """Time of the bottleneck link if uplinks had 1:1, on the same paths, ``[n]``.
+
+        Links between switches carry the same bytes at ``oversubscription`` times their
+        capacity; loads of a routing do not depend on capacities.
+        """
+        times = link_times(self.topology, self.loads)
+        times[:, self.topology.between_switches] /= self.topology.oversubscription
+        longest: Float64 = times.max(axis=1, initial=0.0)
+        return longest
+
     def to_frame(self, iterations: Sequence[int] | None = None) -> pandas.DataFrame:
         """Build a tidy pandas table with one row per matrix and link.
 

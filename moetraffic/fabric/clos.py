@@ -67,7 +67,9 @@ def leaf_spine(
         draft.cut("bisection", f"leaf0 to leaf{half - 1}", range(half * each), below)
     elif hosts.number > 1:
         draft.cut("bisection", "first half", range(hosts.number // 2), [])
-    return draft.finish(f"leaf-spine {oversubscription:g}:1")
+    return draft.finish(
+        f"leaf-spine {oversubscription:g}:1", oversubscription=oversubscription
+    )
 
 
 def rail_optimized(
@@ -117,7 +119,9 @@ def rail_optimized(
     elif hosts.number > 1:
         draft.cut("bisection", "first half", range(hosts.number // 2), [])
     return draft.finish(
-        f"rail-optimized, {oversubscription:g}:1", forwarding=forwarding
+        f"rail-optimized, {oversubscription:g}:1",
+        forwarding=forwarding,
+        oversubscription=oversubscription,
     )
 
 

@@ -168,6 +168,7 @@ class Topology:
     graph: nx.DiGraph  # node: kind; edge: capacity [bytes/s], cost
     cuts: Mapping[str, tuple[Cut, ...]] = field(default_factory=dict)  # by family
     forwarding: str = "own"
+    oversubscription: float = 1.0  # capacity of a leaf's NICs over that of its uplinks
 
     @cached_property
     def links(self) -> tuple[tuple[str, str], ...]:
@@ -320,7 +321,9 @@ class TopologyBuilder:
             Cut(name=name, hosts=inside, nodes=frozenset(nodes))
         )
 
-    def finish(self, name: str, *, forwarding: str = "own") -> Topology:
+    def finish(
+        self, name: str, *, forwarding: str = "own", oversubscription: float = 1.0
+    ) -> Topology:
         """Build the topology, with a cut around each host besides the named cuts."""
         if forwarding not in FORWARDING:
             raise FabricError(
@@ -336,4 +339,5 @@ class TopologyBuilder:
             graph=nx.freeze(self.graph),
             cuts={"host": cuts.pop("host"), **cuts},
             forwarding=forwarding,
+            oversubscription=oversubscription,
         )

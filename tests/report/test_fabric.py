@@ -27,3 +27,28 @@ def test_tied_bounds_are_all_named_and_a_tied_link_beyond_the_listed_is_found() 
     assert [report._of_bottleneck(few, one) for one in few.collisions] == [
         report._of_bottleneck(all_links, one) for one in all_links.collisions
     ]
+
+
+def test_oversubscription_is_compared_with_one_to_one() -> None:
+    hosts = Hosts(number=4, nic_bytes_s=1e9)
+    sent = np.zeros((2, 4, 4), np.int64)
+    sent[:, 0, 2] = sent[:, 1, 3] = 1_000_000_000
+    sent[1, 0, 2] = 0  # one flow fills a NIC, and half of the uplink at 1:1
+    for factor, times, states in (
+        (4, [4.0, 2.0], "Oversubscription 4:1 takes 3.00 times as long as 1:1"),
+        (1, [1.0, 1.0], ""),
+    ):
+        network = leaf_spine(hosts, leaves=2, spines=1, oversubscription=factor)
+        found = assess(network, range(4), sent)
+        np.testing.assert_allclose(found.bottleneck_s, times)
+        np.testing.assert_allclose(found.without_oversubscription_s, 1.0)
+        said = "\n".join(report.sentences(found))
+        assert ("Oversubscription" in said) == bool(states)
+        assert states in said
+    sent[:] = 0
+    sent[:, 0, 1] = 1_000_000_000  # within a leaf
+    network = leaf_spine(hosts, leaves=2, spines=1, oversubscription=4)
+    said = "\n".join(report.sentences(assess(network, range(4), sent)))
+    assert (
+        "Oversubscription 4:1 takes as long as 1:1 with the same paths (1 s)." in said
+    )

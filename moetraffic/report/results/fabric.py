@@ -45,6 +45,9 @@ BOUNDS = {
 UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
+_SAME = 0.005  # a ratio this close to 1 is stated as equal
+
+
 def as_dict(found: Assessment, iterations: Sequence[int]) -> dict[str, Any]:
     """Convert a network assessment to plain data: times in s, amounts in bytes."""
     return {
@@ -113,6 +116,7 @@ def sentences(found: Assessment) -> list[str]:
             f"({duration(largest)}).",
         )
     lines.insert(-1, _by_part(found))
+    lines[-1:-1] = _oversubscribed(found)
     several = _colliding(found)
     if several:
         one = several[0]
@@ -144,6 +148,21 @@ def _by_part(found: Assessment) -> str:
         "Slowest link by part, with its own mean over all iterations: "
         f"{', '.join(parts)}."
     )
+
+
+def _oversubscribed(found: Assessment) -> list[str]:
+    """Compare the slowest links with those of the same network at 1:1, if it is not."""
+    factor, even = found.topology.oversubscription, found.without_oversubscription_s
+    if factor == 1 or not even.any():
+        return []
+    ratio = found.bottleneck_s.sum() / even.sum()
+    what = f"takes {three_digits(ratio)} times as long as"
+    if abs(ratio - 1) < _SAME:
+        what = "takes as long as"
+    return [
+        f"Oversubscription {factor:g}:1 {what} 1:1 with the same paths "
+        f"({duration(float(even.mean()))})."
+    ]
 
 
 def _colliding(found: Assessment) -> list[Collision]:
