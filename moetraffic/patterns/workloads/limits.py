@@ -38,13 +38,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "capacity_factor": (-LARGEST_NUMBER, 1_000_000),  # where it counts: above 0
     "balance": (0, 1_000_000),
     "z_loss": (0, 1_000_000),
-    # the layout
-    "dp": (1, 1_000_000),
-    "tp": (1, 1_000_000),
-    "pp": (1, 10_000),
-    "ep": (1, 1_000_000),
-    "cp": (1, 1_000_000),
-    **dict.fromkeys(("etp", "zero", "shard", "ulysses"), (-1, LARGEST_INTEGER)),
     # the training
     "iterations": (1, 1_000_000_000_000),
     "micro_batch": (1, 1_000_000_000),
@@ -57,6 +50,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "data_seed": (0, LARGEST_INTEGER),
 }
 """Least and greatest value of a field of a workload's parts, both allowed."""
+
+SIZES = ("dp", "tp", "pp", "ep", "cp", "etp", "zero", "shard", "ulysses")
+"""Fields of a layout that are whole numbers."""
 
 
 def outside(part: Any) -> Iterator[tuple[str, str]]:
@@ -81,8 +77,8 @@ def outside(part: Any) -> Iterator[tuple[str, str]]:
                 continue
             kind = kind.removesuffix(" | None")
         option = field.name.replace("_", "-")
-        if kind == "Values" and field.name in RANGES:
-            kind = "int"  # of one layout
+        if field.name in SIZES:
+            kind = "int"  # of one layout, whose rules say more
         if kind not in _TYPES:
             continue
         types, words = _TYPES[kind]
@@ -94,7 +90,7 @@ def outside(part: Any) -> Iterator[tuple[str, str]]:
                 f"{option} must be a finite number, but is {value}",
                 f"change --{option}",
             )
-        elif kind in ("int", "float"):
+        elif kind in ("int", "float") and field.name not in SIZES:
             yield from _beyond(option, value, field.name)
 
 
