@@ -24,6 +24,7 @@ from moetraffic.report.console.options import (
     option,
     parts_of,
     positive_numbers,
+    refuse_idle,
     selection,
 )
 from moetraffic.report.console.selection import selected
@@ -41,7 +42,15 @@ PARTS = (
 """Those of :data:`moetraffic.analysis.PARTS`, which takes a second to import."""
 
 
+NEEDS = {
+    "horizons": {"claims", "forecasts", "limits", "within"},
+    "rhythm_by": {"claims", "rhythm"},
+}
+"""Parts that options have an effect on, of which ``--only`` names one or more."""
+
+
 def analyze(
+    context: typer.Context,
     traces: Annotated[list[Path], typer.Argument(help="Trace files.")],
     layers: Layers = None,
     phase: Phase = "dispatch",
@@ -79,6 +88,10 @@ def analyze(
     Example: moetraffic analyze run.h5 --layers 1 --iterations 100:200 -o figures.csv
     """
     names = parts_of(only, PARTS, tables=tables)
+    for name, needed in NEEDS.items():
+        if names and not needed & {*names}:
+            listed = ", ".join(part for part in PARTS if part in needed)
+            refuse_idle(context, (name,), f"it is of the parts {listed} (--only)")
     from moetraffic.analysis import analyze as analyzed
     from moetraffic.analysis import effort
     from moetraffic.analysis.engine import SUMMARY_PARTS

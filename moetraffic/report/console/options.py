@@ -427,16 +427,16 @@ def takes(
 
 
 WRITTEN = (
-    *("output", "plot", "save_model", "probabilities", "fidelity", "metrics"),
-    *("resume", "program"),
+    *("--output", "--plot", "--save-model", "--probabilities", "--fidelity"),
+    *("--metrics", "--resume", "--program"),
 )
-"""Parameters that name what a verb writes."""
+"""Options that name what a verb writes."""
 
 NEEDED = {
-    **{p.name: (("plot",), "nothing is drawn") for p in APPEARANCE.values()},
-    "force": (WRITTEN, "nothing is written"),
+    **{f"--{p.name.replace('_', '-')}": ("--plot",) for p in APPEARANCE.values()},
+    "--force": WRITTEN,
 }
-"""Parameters without effect where none of others is given, and the reason."""
+"""Options without effect where none of others is given."""
 
 CHOOSING = ("analyze", "plot")
 """Verbs whose ``--only`` chooses what ``--json`` prints, too."""
@@ -447,12 +447,13 @@ def refuse_lone(context: typer.Context) -> None:
 
     Parts of what is printed are none of JSON.
     """
-    spelled = {p.name: max(p.opts, key=len) for p in context.command.params}
-    for name, (needed, why) in NEEDED.items():
-        known = [other for other in needed if other in spelled]
-        if known and not any(context.params[other] for other in known):
-            flags = " or ".join(spelled[other] for other in known)
-            refuse_idle(context, (name,), f"without {flags} {why}")
+    own = {flag: p.name for p in context.command.params for flag in p.opts}
+    for option, needed in NEEDED.items():
+        known = [flag for flag in needed if flag in own]
+        if option in own and not any(context.params[own[flag]] for flag in known):
+            what = "drawn" if known == ["--plot"] else "written"
+            why = f"without {' or '.join(known)} nothing is {what}"
+            refuse_idle(context, [own[option]] if known else [], why)
     if context.params.get("as_json") and context.command.name not in CHOOSING:
         refuse_idle(context, ("tables", "only"), "--json prints all parts")
     elif context.params.get("as_json"):
