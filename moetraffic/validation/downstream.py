@@ -19,6 +19,7 @@ from itertools import combinations
 
 import numpy as np
 
+from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.forecast.forecasting import forecast
 from moetraffic.analysis.skew.hot_experts import hot_members, retention
 from moetraffic.analysis.skew.measures import normalized_entropy
@@ -102,7 +103,7 @@ def downstream(
     return {
         "entropy": float(np.nanmean(normalized_entropy(load))),
         "max over mean": float(load.max(axis=2).mean() * load.shape[2]),
-        "change": float(np.abs(np.diff(load, axis=0)).sum(axis=2).mean() / 2),
+        "change": float(np.nanmean(total_variation(load[1:], load[:-1]))),
         "p99 link time": float(np.percentile(calls, 99)),
         "p50 completion": float(np.percentile(iteration, 50)),
         "p99 completion": float(np.percentile(iteration, 99)),

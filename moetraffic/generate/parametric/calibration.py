@@ -13,6 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from moetraffic.analysis.distances import total_variation
+from moetraffic.analysis.skew.measures import normalized_entropy
 from moetraffic.arrays import Bool, Float64, Int32, Int64
 from moetraffic.generate.scenario import Scenario
 
@@ -26,22 +28,17 @@ from .sampling import SampledDemand
 def moments(counts: Int32) -> dict[str, Float64]:
     """Moments ``[n, L]`` of an iteration and layer, of counts ``[n, L, R, E]``."""
     ranks, experts = counts.shape[2:]
-    copies = counts.sum(axis=3, keepdims=True)
-    load = counts.sum(axis=2) / copies.sum(axis=2)
+    load = counts.sum(axis=2) / counts[0, 0].sum()
     found = {
-        # 1 - entropy over its maximum
-        "skew": 1
-        + (load * np.log(np.maximum(load, 1e-12))).sum(axis=2)
-        / np.log(max(experts, 2)),
+        # of a single expert none
+        "skew": np.nan_to_num(1 - normalized_entropy(load)),
         "peak": load.max(axis=2) * experts,
-        "change": np.abs(np.diff(load, axis=0)).sum(axis=2) / 2,
-        "change 10": np.abs(load[10:] - load[:-10]).sum(axis=2) / 2,
+        "change": total_variation(load[1:], load[:-1]),
+        "change 10": total_variation(load[10:], load[:-10]),
     }
-    if ranks < 3:
-        return found
-    apart = counts / copies - load[:, :, None]
-    # total variation, as the change: a few rows far off do not count for more
-    found["rows"] = np.abs(apart).sum(axis=3).mean(axis=2) / 2
+    if ranks > 2:
+        # as the change: a few rows far off do not count for more
+        found["rows"] = total_variation(counts, load[:, :, None]).mean(axis=2)
     return found
 
 
@@ -54,16 +51,8 @@ def calibrated(
 ) -> tuple[Dynamics, RowVariation]:
     """Dynamics and rows under which samples have the moments of counts.
 
-    Parameters
-    ----------
-    dynamics, rows
-        As fitted.
-    counts
-        ``[n, L, R, E]`` of the capture.
-    scenario
-        Of the capture.
-    half
-        Called when half of it is done.
+    The counts ``[n, L, R, E]`` and the scenario are those of the capture; ``half`` is
+    called when half of it is done.
     """
     borders = windows.edges(len(counts))
     target = _windowed(counts, borders)

@@ -95,15 +95,8 @@ class IterationRows:
 def squared_normal(mean: Float64, variance: Float64) -> tuple[Float64, Float64]:
     """Find the square of a censored normal variable that has given moments.
 
-    Parameters
-    ----------
-    mean, variance
-        ``[...]`` of shares.
-
-    Returns
-    -------
-    center, scale
-        ``[...]`` each: shares are ``scale * max(0, center + z)**2``, z standard normal.
+    Center and scale ``[...]`` of shares of these moments, ``[...]`` each, which are
+    ``scale * max(0, center + z)**2`` with z standard normal.
 
     Examples
     --------

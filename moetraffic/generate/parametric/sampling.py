@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moetraffic.arrays import Float32, Float64, Int32
+from moetraffic.arrays import Float32, Floating, Int32
 from moetraffic.errors import LayoutError
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.generator import Demand, block_rows
@@ -88,7 +88,7 @@ class SampledDemand:
         layers = self.scenario.layers
         found = np.array(
             [
-                [moment.expected(at) for at in range(len(layers))]
+                [moment.regrouped(x, at) for at, x in enumerate(moment.rows.shares)]
                 for moment in islice(self._moments(), self.iterations)
             ]
         )
@@ -137,15 +137,7 @@ class SampledDemand:
         rng = generator(self.seed, Use.COUNTS, iteration, x)
         shared = moment.shared[scene.slots.index(scene.exchanges[x].slot)]
         shares = moment.rows.draw(rng, shared, layer, self.fitted.k)
-        if not moment.regrouping.trivial:
-            parts = None
-            if moment.regrouping.parts > 1:
-                size = (scene.ranks, *moment.parts.shape[1:])
-                among = rng.standard_normal(size, np.float32)
-                among *= moment.deviation[layer][:, None]
-                among += moment.parts[layer]
-                parts = probabilities(among, 1)
-            shares = moment.regrouping.shares(shares, parts)
+        shares = moment.regrouped(shares, layer, rng)
         out[:] = rounded(shares, scene.copies, rng.random(scene.ranks))
 
 
@@ -159,13 +151,21 @@ class _Moment:
     parts: Float32  # [L, E, m] log-weights of the parts of an expert
     deviation: Float32  # [L, E] of the parts between rows
 
-    def expected(self, layer: int) -> Float64:
-        """Return the mean of a layer's rows, ``[E']``."""
-        parts = None
+    def regrouped(
+        self, shares: Floating, layer: int, rng: np.random.Generator | None = None
+    ) -> Floating:
+        """Shares ``[..., E']`` of the new experts; of a mean row without randomness."""
+        if self.regrouping.trivial:
+            return shares
+        parts: Floating | None = None
         if self.regrouping.parts > 1:
-            parts = probabilities(self.parts[layer], 1)
-        shares = self.regrouping.shares(self.rows.shares[layer], parts)
-        return np.asarray(shares, np.float64)
+            parts = self.parts[layer]
+            if rng is not None:
+                among = rng.standard_normal((len(shares), *parts.shape), np.float32)
+                among *= self.deviation[layer][:, None]
+                parts = among + parts
+            parts = probabilities(parts, 1)
+        return self.regrouping.shares(shares, parts)
 
 
 def write_probabilities(

@@ -33,19 +33,9 @@ CLOSE = 0.05
 
 
 def probabilities(x: Floating, k: int) -> Floating:
-    """Probability that a token selects each expert.
+    """Probability that a token selects each expert, ``[..., E]``; rows sum to k.
 
-    Parameters
-    ----------
-    x
-        ``[..., E]`` log-weights, up to a constant a row.
-    k
-        Experts per token.
-
-    Returns
-    -------
-    floating array
-        ``[..., E]`` of the type of ``x``; rows sum to k.
+    Of log-weights ``[..., E]``, known up to a constant a row, and of their type.
 
     Examples
     --------
@@ -102,16 +92,9 @@ def bounded(shares: Floating, k: int) -> Floating:
 
 
 def log_weights(shares: Float64, k: int, least: Float64 | float) -> Float64:
-    """Log-weights ``[..., E]`` of shares, with the mean 0 in each row.
+    """Log-weights ``[..., E]`` of shares ``[..., E]``, with the mean 0 in each row.
 
-    Parameters
-    ----------
-    shares
-        ``[..., E]`` probability that a token selects each expert; rows sum to k.
-    k
-        Experts per token.
-    least
-        Added to each share: half a token copy keeps the logarithm finite.
+    ``least`` is added to each share: half a token copy keeps the logarithm finite.
     """
     near = shares + least
     near = near * (k / near.sum(axis=-1, keepdims=True))
@@ -129,21 +112,9 @@ def response(shares: Floating, k: int) -> Floating:
 
 
 def rounded(shares: Floating, copies: int, offset: Floating) -> Int32:
-    """Whole counts whose means are given shares.
+    """Whole counts ``[..., E]`` whose means are given shares, in any unit.
 
-    Parameters
-    ----------
-    shares
-        ``[..., E]`` in any unit.
-    copies
-        Sum of a row of counts.
-    offset
-        ``[...]`` uniform random numbers from 0 to below 1.
-
-    Returns
-    -------
-    int32 array
-        ``[..., E]``.
+    A row sums to ``copies``; ``offset [...]`` is uniform from 0 to below 1.
 
     Examples
     --------

@@ -41,17 +41,8 @@ class Bursts:
 class HotExperts:
     """Experts that bursts make hot, iteration by iteration.
 
-    Each expert is a chain of two states: it becomes hot with probability
-    ``share/every``, share of its layer's load, and ends with ``1/length``.
-
-    Parameters
-    ----------
-    bursts
-        How often, how hot and how long.
-    seed
-        Of when and where.
-    shape
-        ``(L, E)``.
+    Each expert of ``shape (L, E)`` is a chain of two states: it becomes hot with
+    probability ``share/every``, share of its layer's load, and ends with ``1/length``.
     """
 
     def __init__(self, bursts: Bursts, seed: int, shape: tuple[int, ...]) -> None:
