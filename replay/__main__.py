@@ -173,7 +173,7 @@ run.h5 -o replayed.h5 --backend nccl
 def command(
     context: typer.Context,
     trace: Annotated[Path, typer.Argument(help="Trace file to replay.")],
-    out: Path | None = trace_output(None, "Trace to write, with the new times."),
+    output: Path | None = trace_output(None, "Trace to write, with the new times."),
     nproc: int | None = option(
         None, "Ranks to start on this host.", shown="the trace's"
     ),
@@ -227,7 +227,7 @@ def command(
         scaling["self_traffic"] = scaling["self_traffic"] == "keep"
         request = Request(
             trace=trace,
-            out=out,
+            out=output,
             iterations=iterations,
             layers=layer_numbers(layers),
             scaling=Scaling(**scaling),

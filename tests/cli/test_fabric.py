@@ -130,7 +130,7 @@ def test_the_picture_is_not_overwritten(
         (["--slots", "0,1"], "4 slots with commas"),
         (["--slots", "0,0,1,2"], "a slot of its own"),
         (["--routing", "valiant"], "ecmp, ideal, shortest"),
-        (["--flows", "2", "--routing", "ideal"], "with ecmp alone"),
+        (["--flows", "2", "--routing", "ideal"], "hashed by --routing ecmp"),
         (["--iterations", "900:"], "has none in 900:"),
         (["--operations", "gossip"], "all_reduce"),
         (["--ranks-per-host", "0"], "at least 1"),
