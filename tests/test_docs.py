@@ -27,6 +27,7 @@ from moetraffic.generate import preset_names
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import OpticalSwitch
 from moetraffic.report.answer import TOPICS
+from tests.analysis.known_processes.tally import Tally
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -373,6 +374,30 @@ def test_each_statistic_has_the_error_rates_of_the_benchmark() -> None:
         assert errors_of(name) in section, name
         for part in ("Test: ", "Example: ", "It misleads: "):
             assert f"- {part}" in section
+
+
+def test_the_page_states_how_often_a_level_begins_too_early() -> None:
+    """As the table of transients has it, whose limits are those of its counts."""
+    claims = (ROOT / "docs" / "claims.md").read_text()
+    rows = re.findall(
+        r"^\| fading [a-z ]+\| (\d+) \|.*?\| (\d+) / (\d+) \| (\S+)% / (\S+)% \|$",
+        claims,
+        re.M,
+    )
+    runs = {int(row[0]) for row in rows}
+    worst = [max(int(row[at]) for row in rows) for at in (1, 2)]
+    page = (ROOT / "docs" / "statistics.md").read_text()
+    assert (
+        f"*Begins too early: in at most {worst[0]} / {worst[1]} of {runs.pop()} runs "
+        f"of each of {len(rows)} processes with a transient*"
+    ) in page
+    for number, *counts in rows:
+        for wrong, limit in zip(counts[:2], counts[2:], strict=True):
+            one = Tally(truth="false")
+            one.outcomes.update(
+                {"stated": int(wrong), "none": int(number) - int(wrong)}
+            )
+            assert f"{one.share_limit:.1%}" == f"{limit}%"
 
 
 def test_each_claim_that_analyze_states_has_a_section() -> None:
