@@ -71,7 +71,7 @@ def bandwidth(
         why = "a point is interpolated for --collective"
         refuse_idle(context, ("ranks", "size", "span"), why, error=AnalysisError)
     if table is None:
-        why = "these options are of a table of measurements (a file, or big-red-200)"
+        why = f"a table of measurements is needed: give its file, or {BIG_RED_200}"
         of_a_table = ("collective", "place", "plot")
         refuse_idle(context, of_a_table, why, error=AnalysisError)
         _presets(as_json, names, tables)

@@ -438,8 +438,8 @@ NEEDED = {
 }
 """Options without effect where none of others is given."""
 
-CHOOSING = ("analyze", "plot")
-"""Verbs whose ``--only`` chooses what ``--json`` prints, too."""
+CHOOSING = ("analyze", "compare", "plot")
+"""Verbs whose ``--only`` chooses what is computed, and so what ``--json`` prints."""
 
 
 def refuse_lone(context: typer.Context) -> None:
