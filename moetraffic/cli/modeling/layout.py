@@ -36,8 +36,10 @@ LAYOUT: Mapping[str, str | Setting] = {
     "dispatcher": f"How tokens travel to experts: {', '.join(DISPATCHERS)} (once for "
     "each node).",
     "node_limit": Setting(
-        "Number of nodes that the experts of a token lie on, for deduplicated tokens.",
+        "Number of nodes that the experts of a token lie on, for deduplicated tokens; "
+        "0: any.",
         shown="any",
+        rule={"min": 0},
     ),
     "scatter_gather": Setting(
         "Each tensor-parallel rank sends its part of activations to the next stage, "

@@ -45,7 +45,9 @@ def run(
     force: Force = False,
     model: str = option("", "Name of the model, for the metadata."),
     router: str = option("", "Name of the router, for the metadata."),
-    k: int = option(0, "Experts per token (top-k), for noise floors.", min=0),
+    k: int = option(
+        0, "Experts per token (top-k), for noise floors; 0: unknown.", min=0
+    ),
     every: Every = 1,
     most_bytes: MaxSize = None,
     token_sample: TokenSample = 0,
