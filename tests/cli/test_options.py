@@ -20,7 +20,6 @@ from moetraffic.cli.app import WINGS, app
 from moetraffic.data import path
 from moetraffic.replay import __main__ as replay
 from moetraffic.replay.bench import __main__ as bench
-from moetraffic.report.console.options import WRITTEN
 
 VERBS: dict[str, Any] = {
     **get_command(app).commands,  # type: ignore[attr-defined]
@@ -136,12 +135,6 @@ def test_what_is_written_is_named_and_spared() -> None:
             assert "--force" in by_name, f"{verb} writes but has no --force"
         if "--json" in by_name:
             assert by_name["--json"].is_flag, f"{verb} --json prints, -o writes"
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_an_output_is_one_that_force_overwrites(verb: str) -> None:
-    names = {p.name for p in options(verb) if "--output" in p.opts}
-    assert names <= set(WRITTEN)
 
 
 def test_every_verb_prints_json_or_says_nothing_but_what_it_runs() -> None:
