@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from moetraffic.errors import FabricError
 
-from .topology import Hosts, Topology, TopologyBuilder, at_least, positive
+from .topology import Hosts, Topology, TopologyBuilder, at_least, positive, sides
 
 
 def single_switch(hosts: Hosts) -> Topology:
@@ -22,7 +22,8 @@ def single_switch(hosts: Hosts) -> Topology:
     switch = draft.switch("switch")
     draft.attach_hosts(range(hosts.number), switch)
     if hosts.number > 1:
-        draft.cut("bisection", "first half", range(hosts.number // 2), [])
+        halves = sides("host", hosts.number)
+        draft.cut("bisection", halves, range(hosts.number // 2), [])
     return draft.finish("single switch")
 
 
@@ -64,9 +65,10 @@ def leaf_spine(
     half = leaves // 2
     if half:
         below = [f"leaf{number}" for number in range(half)]
-        draft.cut("bisection", f"leaf0 to leaf{half - 1}", range(half * each), below)
+        draft.cut("bisection", sides("leaf", leaves), range(half * each), below)
     elif hosts.number > 1:
-        draft.cut("bisection", "first half", range(hosts.number // 2), [])
+        halves = sides("host", hosts.number)
+        draft.cut("bisection", halves, range(hosts.number // 2), [])
     return draft.finish(
         f"leaf-spine {oversubscription:g}:1", oversubscription=oversubscription
     )
@@ -115,9 +117,10 @@ def rail_optimized(
             draft.cut("pod", f"pod{pod}", mine, rails)
     if pods > 1:
         below = [f"pod{p}.rail{r}" for p in range(pods // 2) for r in range(hosts.nics)]
-        draft.cut("bisection", "first half", range(pods // 2 * each), below)
+        draft.cut("bisection", sides("pod", pods), range(pods // 2 * each), below)
     elif hosts.number > 1:
-        draft.cut("bisection", "first half", range(hosts.number // 2), [])
+        halves = sides("host", hosts.number)
+        draft.cut("bisection", halves, range(hosts.number // 2), [])
     return draft.finish(
         f"rail-optimized, {oversubscription:g}:1",
         forwarding=forwarding,
@@ -181,9 +184,10 @@ def fat_tree(hosts: Hosts, *, k: int) -> Topology:
     first = [h for h, pods in enumerate(pod_of) if max(pods) < half]
     if 0 < len(first) < hosts.number:
         inside = [name for mine in switches[:half] for name in mine]
-        draft.cut("bisection", f"pod0 to pod{half - 1}", first, inside)
+        draft.cut("bisection", sides("pod", k), first, inside)
     if hosts.number > 1:  # hosts that do not fill it have full bisection, too
-        draft.cut("bisection", "first half", range(hosts.number // 2), [])
+        halves = sides("host", hosts.number)
+        draft.cut("bisection", halves, range(hosts.number // 2), [])
     return draft.finish(f"fat-tree, k = {k}")
 
 

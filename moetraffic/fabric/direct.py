@@ -17,7 +17,7 @@ from math import prod
 
 from moetraffic.errors import FabricError
 
-from .topology import Hosts, Topology, TopologyBuilder, at_least, nic_name
+from .topology import Hosts, Topology, TopologyBuilder, at_least, nic_name, sides
 
 GLOBAL_COST = 3
 """Cost of a global link, so that two of them exceed a local-global-local path."""
@@ -150,7 +150,7 @@ def dragonfly(
         half = groups // 2
         draft.cut(
             "bisection",
-            f"group0 to group{half - 1}",
+            sides("group", groups),
             range(half * size),
             [router for mine in inside[:half] for router in mine],
         )

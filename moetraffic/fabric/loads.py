@@ -191,6 +191,19 @@ def spreading_bound(
     return _bottleneck(topology, route(topology, slots, routing="ideal"), matrices)
 
 
+def bisection(topology: Topology) -> tuple[str, float, float]:
+    """Return the halves of least capacity, and that out of and into the first, bytes/s.
+
+    "" and NaN if the topology has no halves.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for cut in topology.cuts.get("bisection", ()):
+        (out, back), had = topology.crossing(cut), found.get(cut.name, (np.inf, np.inf))
+        found[cut.name] = min(out, had[0]), min(back, had[1])
+    halves = min(found, key=lambda name: min(found[name]), default="")
+    return halves, *found.get(halves, (np.nan, np.nan))
+
+
 def bisection_bytes_s(topology: Topology) -> float:
     """Return the smallest bisection capacity in one direction, bytes/s; NaN if none.
 
@@ -201,8 +214,8 @@ def bisection_bytes_s(topology: Topology) -> float:
     >>> bisection_bytes_s(ring) / 1e9
     8.0
     """
-    cuts = topology.cuts.get("bisection", ())
-    return min((min(topology.crossing(cut)) for cut in cuts), default=float("nan"))
+    _, out, back = bisection(topology)
+    return min(out, back)
 
 
 def _bottleneck(topology: Topology, routes: Routes, matrices: npt.ArrayLike) -> Float64:

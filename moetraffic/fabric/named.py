@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import networkx as nx
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import FabricError
-from moetraffic.units import bytes_per_second
+from moetraffic.units import bit_rate, bytes_per_second
 
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .direct import dragonfly, torus
@@ -62,7 +62,6 @@ class Network:
     topology: Topology
     slots: Int64  # [R] slot of each rank
     file: str = ""  # that describes it; "": a topology by name
-    rates: Mapping[str, str] = field(default_factory=dict)  # other than the capacity
 
 
 def refuse_options(topology: str, given: Mapping[str, Any]) -> None:
@@ -245,7 +244,6 @@ def load_fabric(
         topology=_rated(made, where, rates, asked),
         slots=where,
         file="" if by_name else asked,
-        rates=rates,
     )
 
 
@@ -303,7 +301,27 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
             )
         for link in ends[name]:
             graph.edges[link]["capacity"] = bytes_per_second(rate)
-    return replace(topology, graph=nx.freeze(graph))
+    made = replace(topology, graph=nx.freeze(graph), rates=rates)
+    if "bisection" not in made.cuts:
+        return made
+    # a boundary through other links may be narrower now
+    halves = (made.narrowest(cut) for cut in made.cuts["bisection"])
+    cuts = {**made.cuts, "bisection": tuple(cut for both in halves for cut in both)}
+    return replace(made, cuts=cuts)
+
+
+def other_rates(topology: Topology, most: int = 3) -> list[str]:
+    """List the rates of ranks, hosts and links other than the capacity of a NIC.
+
+    At most ``most``, then the number of the rest: ``["rank2 30 Mbps"]``.
+    """
+    named = [
+        f"{name} {bit_rate(bytes_per_second(rate))}"
+        for name, rate in topology.rates.items()
+    ]
+    more = len(named) - most
+    rest = [f"{more} other rate{'s' * (more > 1)}"] if more > 0 else []
+    return [*named[:most], *rest]
 
 
 def _read(asked: str) -> dict[str, Any]:

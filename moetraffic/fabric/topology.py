@@ -22,8 +22,9 @@ h g to (h + 1) g - 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import permutations
 
 import networkx as nx
 import numpy as np
@@ -169,6 +170,7 @@ class Topology:
     cuts: Mapping[str, tuple[Cut, ...]] = field(default_factory=dict)  # by family
     forwarding: str = "own"
     oversubscription: float = 1.0  # capacity of a leaf's NICs over that of its uplinks
+    rates: Mapping[str, str] = field(default_factory=dict)  # other than the capacity
 
     @cached_property
     def links(self) -> tuple[tuple[str, str], ...]:
@@ -236,6 +238,26 @@ class Topology:
         leaves, enters = inside[:, 0] & ~inside[:, 1], ~inside[:, 0] & inside[:, 1]
         return float(self.capacity[leaves].sum()), float(self.capacity[enters].sum())
 
+    def narrowest(self, cut: Cut) -> tuple[Cut, Cut]:
+        """Return cuts of least capacity between the hosts of a cut and all others.
+
+        The first has the least capacity of all that leave these hosts, the second of
+        all that enter them (max-flow min-cut: Ford and Fulkerson 1956).
+        """
+        graph = nx.DiGraph(self.graph)
+        for host in range(self.hosts.number):
+            side = "inside" if host in cut.hosts else "outside"
+            for slot in range(self.hosts.ranks):
+                for link in permutations((side, slot_name(host, slot))):
+                    graph.add_edge(*link)  # without a capacity: unlimited
+        _, (leaving, _) = nx.minimum_cut(graph, "inside", "outside")
+        _, (_, entered) = nx.minimum_cut(graph, "outside", "inside")
+        one, other = (
+            replace(cut, nodes=frozenset(side) - {"inside"})
+            for side in (leaving, entered)
+        )
+        return one, other
+
     def as_dict(self) -> dict[str, object]:
         """Return the sizes and rates of the topology as a dictionary."""
         return {
@@ -251,6 +273,21 @@ class Topology:
             "links_between_switches": int(self.between_switches.sum()),
             "forwarding": self.forwarding,
         }
+
+
+def sides(what: str, number: int) -> str:
+    """Name the halves of numbered parts of a network.
+
+    Examples
+    --------
+    >>> sides("leaf", 2), sides("host", 5)
+    ('leaf0 against leaf1', 'host0 to host1 against host2 to host4')
+    """
+    half = number // 2
+    spans = ((0, half - 1), (half, number - 1))
+    return " against ".join(
+        f"{what}{first}" + f" to {what}{last}" * (last > first) for first, last in spans
+    )
 
 
 def slot_name(host: int, slot: int) -> str:

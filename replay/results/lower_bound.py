@@ -24,14 +24,15 @@ import numpy as np
 
 from moetraffic.arrays import Float64, Int64
 from moetraffic.fabric import cut_bounds, port_bound
-from moetraffic.fabric.named import Network, load_fabric
+from moetraffic.fabric.named import Network, load_fabric, other_rates
+from moetraffic.fabric.topology import nic_name
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.request import Request
 from moetraffic.trace.trace import Trace
-from moetraffic.units import bit_rate, bytes_per_second
+from moetraffic.units import bit_rate
 
-_RATES_SHOWN = 3  # of single ranks, hosts and links
+from .ports import Ports
 
 
 def requested_network(request: Request, ranks: int) -> Network | None:
@@ -61,13 +62,7 @@ def described(network: Network) -> str:
         text = f"{topology.name}, {rate} NICs"
     if network.file:
         text = f"{Path(network.file).name}: {text}"
-    rates = [
-        f"{name} {bit_rate(bytes_per_second(other))}"
-        for name, other in network.rates.items()
-    ]
-    more = len(rates) - _RATES_SHOWN
-    rest = [f"{more} other rate{'s' * (more > 1)}"] if more > 0 else []
-    return ", ".join([text, *rates[:_RATES_SHOWN], *rest])
+    return ", ".join([text, *other_rates(topology)])
 
 
 def busiest_s(network: Network, ranks: Int64, matrices: Int64) -> Float64:
@@ -99,3 +94,35 @@ def pass_bound_s(trace: Trace, plan: Plan, network: Network) -> float:
     for _, members, wire in operation_matrices(trace, plan):
         np.add.at(total, (members[:, :, None], members[:, None, :]), wire)
     return float(busiest_s(network, np.arange(plan.world), total))
+
+
+def faster_than(network: Network, ports: Ports) -> str:
+    """State which measured ports exceed a network's, so that no bound of it holds.
+
+    Rates are of payload, which is less than what a port carries.  Hosts with several
+    ranks are left out: bytes inside a host cross no port.
+
+    Returns
+    -------
+    str
+        "" if none does, by the lower end of its interval.
+    """
+    topology = network.topology
+    if topology.hosts.ranks > 1:
+        return ""
+    faster = []
+    for port in ports.rates:
+        host = int(network.slots[port.rank])
+        ends = nic_name(host, 0), topology.attached(host, 0)
+        link = ends if port.direction == "send" else ends[::-1]
+        given = float(topology.graph.edges[link]["capacity"])
+        if port.rate.low > given:
+            faster.append((port.rate.value / given, port, given))
+    if not faster:
+        return ""
+    _, most, given = max(faster, key=lambda f: f[0])
+    return (
+        f"{len(faster)} of {len(ports.rates)} measured ports exceed the given network "
+        f"(rank {most.rank} {most.direction}s at {bit_rate(most.rate.value)}, given "
+        f"{bit_rate(given)}), so its lower bound does not hold"
+    )

@@ -13,6 +13,7 @@ from moetraffic.cli.networks.fabric import OF_A_FILE
 from moetraffic.cli.networks.fabric import TOPOLOGIES as HELPED
 from moetraffic.errors import FabricError
 from moetraffic.fabric import Hosts, cut_bounds, leaf_spine, port_bound
+from moetraffic.fabric.loads import bisection
 from moetraffic.fabric.named import TOPOLOGIES, load_fabric
 
 
@@ -132,6 +133,39 @@ def test_rates_of_ranks_hosts_and_links_are_in_the_bounds(tmp_path):
     assert leaf[2] == pytest.approx(0.1)
     # the original topology is as it was
     assert load_fabric("single", 4, capacity="8Gbps").topology.capacity.max() >= 1e9
+
+
+@pytest.mark.parametrize(
+    ("network", "rates", "halves"),
+    [
+        # of the hosts 2 and 3 together, whatever side the switch is on
+        ({"topology": "single"}, {"rank2": "30Mbps"}, ("host", 130, 130)),
+        (
+            {"topology": "leaf-spine", "leaves": 2, "spines": 1},
+            {"leaf0 -> spine0": "10Mbps"},
+            ("leaf", 10, 200),
+        ),
+        (
+            {"topology": "leaf-spine", "leaves": 2, "spines": 2},
+            {"spine0 -> leaf1": "10Mbps", "spine1 -> leaf1": "20Mbps"},
+            ("leaf", 30, 200),
+        ),
+    ],
+)
+def test_halves_carry_what_the_narrowest_boundary_between_them_does(
+    tmp_path, network, rates, halves
+):
+    path = tmp_path / "network.json"
+    path.write_text(json.dumps({**network, "capacity": "100Mbps", "rates": rates}))
+    made = load_fabric(str(path), 4)
+    what, out, back = halves
+    found, *bytes_s = bisection(made.topology)
+    assert found.startswith(f"{what}0")
+    assert np.array(bytes_s) * 8 / 1e6 == pytest.approx([out, back])
+    wire = np.zeros((2, 4, 4), np.int64)
+    wire[0, :2, 2:] = wire[1, 2:, :2] = 1_000_000
+    bound = cut_bounds(made.topology, made.slots, wire)["bisection"]
+    assert bound == pytest.approx(4 / np.array(bytes_s) * 1e6)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
+from moetraffic import load_fabric
 from moetraffic.fabric import Hosts, leaf_spine
 from moetraffic.fabric.assessment import assess
 from moetraffic.report.results import fabric as report
@@ -18,7 +21,7 @@ def test_tied_bounds_are_all_named_and_a_tied_link_beyond_the_listed_is_found() 
     (line,) = (one for one in report.sentences(found) if "lower bound" in one)
     bounds = {name: float(values[0]) for name, values in found.bounds_s.items()}
     assert bounds["port"] == bounds["cut leaf"] == bounds["cut host"]
-    for name in ("bottleneck port of a host", "cut through a leaf (leaf0)"):
+    for name in ("bottleneck port of a host", "cut around a leaf (leaf0)"):
         assert name in line
     # the slowest link is found by its load, however few links are listed
     few, all_links = (
@@ -27,6 +30,32 @@ def test_tied_bounds_are_all_named_and_a_tied_link_beyond_the_listed_is_found() 
     assert [report._of_bottleneck(few, one) for one in few.collisions] == [
         report._of_bottleneck(all_links, one) for one in all_links.collisions
     ]
+
+
+def test_other_rates_and_halves_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    path.write_text(
+        '{"topology": "leaf-spine", "leaves": 2, "spines": 1, "capacity": "100Gbps",'
+        ' "rates": {"rank2": "25Gbps", "leaf0 -> spine0": "10Gbps"}}'
+    )
+    network = load_fabric(str(path), 4)
+    sent = np.ones((4, 4), np.int64)
+    found = assess(network, network.slots, sent)
+    facts = dict(report.tables(found)[0].rows)
+    assert facts["hosts"] == (
+        "4, each 1 rank and 1 NIC; 100 Gbps NICs, rank2 25 Gbps, "
+        "leaf0 -> spine0 10 Gbps"
+    )
+    assert facts["bisection"] == (
+        "10 Gbps from the first side, 125 Gbps to it, leaf0 against leaf1"
+    )
+    line = " ".join(report.sentences(found))
+    assert "cut between two halves (leaf0 against leaf1)" in line
+    assert "100 Gbps NICs, rank2 25 Gbps" in line
+    assert "share one leaf" not in line
+    one = load_fabric("leaf-spine", 8, capacity="1Gbps", ranks_per_host=3)
+    alone = assess(one, one.slots, np.ones((8, 8), np.int64))
+    assert "All 3 hosts share one leaf" in " ".join(report.sentences(alone))
 
 
 def test_oversubscription_is_compared_with_one_to_one() -> None:

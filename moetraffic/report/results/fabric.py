@@ -13,8 +13,13 @@ from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import MoetrafficError
 from moetraffic.fabric.assessment import Assessment, assess
 from moetraffic.fabric.collisions import Collision
-from moetraffic.fabric.loads import BottleneckLink, bisection_bytes_s, link_times
-from moetraffic.fabric.named import Network
+from moetraffic.fabric.loads import (
+    BottleneckLink,
+    bisection,
+    bisection_bytes_s,
+    link_times,
+)
+from moetraffic.fabric.named import Network, other_rates
 from moetraffic.fabric.topology import Topology
 from moetraffic.report.chart import (
     DASHES,
@@ -40,6 +45,7 @@ MOST_ITERATIONS = 200
 BOUNDS = {
     "port": "bottleneck port of a host",
     "spreading": "even spreading over all shortest paths",
+    "cut bisection": "cut between two halves",
 }
 
 UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
@@ -116,7 +122,7 @@ def sentences(found: Assessment) -> list[str]:
             f"({duration(largest)}).",
         )
     lines.insert(-1, _by_part(found))
-    lines[-1:-1] = _oversubscribed(found)
+    lines[-1:-1] = [*_oversubscribed(found), *_one_leaf(network)]
     several = _colliding(found)
     if several:
         one = several[0]
@@ -165,6 +171,17 @@ def _oversubscribed(found: Assessment) -> list[str]:
     ]
 
 
+def _one_leaf(network: Topology) -> list[str]:
+    """State that a leaf-spine has one leaf, so that no bytes cross a spine."""
+    hosts = network.hosts.number
+    if hosts == 1 or len(network.cuts.get("leaf", ())) != 1:
+        return []
+    return [
+        f"All {hosts} hosts share one leaf, so no bytes cross a spine: --leaves, a "
+        f"divisor of the hosts, has several (--leaves {hosts}; --hosts adds hosts)."
+    ]
+
+
 def _colliding(found: Assessment) -> list[Collision]:
     """List sets of links with several flows, those of the bottleneck link first."""
     # one flow collides with none
@@ -186,24 +203,36 @@ def _mean(count: float) -> str:
 def _rates(network: Topology) -> str:
     """State the rates of NICs, and of links where those of a NIC are faster."""
     hosts, nic = network.hosts, network.nic_bytes_s
-    if nic <= hosts.nic_bytes_s:
-        return f"{bit_rate(nic)} NICs"
-    links = f"{bit_rate(hosts.nic_bytes_s)} links"
-    return f"{links}, {bit_rate(nic)} NICs (all links of a router)"
+    if nic > hosts.nic_bytes_s:
+        links = f"{bit_rate(hosts.nic_bytes_s)} links"
+        text = f"{links}, {bit_rate(nic)} NICs (all links of a router)"
+    else:
+        text = f"{bit_rate(hosts.nic_bytes_s)} NICs"
+    return ", ".join([text, *other_rates(network)])
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number > 1)}"
 
 
 @tables_of.register
 def tables(found: Assessment) -> list[Table]:
     """Tabulate network, times and bounds, bottleneck links and ECMP collisions."""
     network = found.topology
-    hosts, half = network.hosts, bisection_bytes_s(network)
+    hosts = network.hosts
+    halves, out, back = bisection(network)
+    each_way = f"{bit_rate(out)} each way"
+    if out != back:
+        each_way = (
+            f"{bit_rate(out)} from the first to the second, {bit_rate(back)} back"
+        )
     facts = {
         "network": network.name,
-        "hosts": f"{hosts.number}, each {hosts.ranks} ranks and {hosts.nics} NICs; "
-        + _rates(network),
+        "hosts": f"{hosts.number}, each {_counted(hosts.ranks, 'rank')} and "
+        f"{_counted(hosts.nics, 'NIC')}; {_rates(network)}",
         "switches": f"{len(network.switches)}, "
         f"{int(network.between_switches.sum())} links between them",
-        "bisection": f"{bit_rate(half)} each way" if np.isfinite(half) else "",
+        "bisection": f"{each_way}, {halves}" if halves else "",
         "traffic": f"{byte_size(found.bytes_between_hosts.mean())} between hosts, "
         f"{byte_size(found.bytes_inside_hosts.mean())} inside, mean of iterations",
     }
@@ -301,7 +330,7 @@ def _times(found: Assessment) -> list[tuple[str, Any]]:
 
 
 def _bound(name: str) -> str:
-    return BOUNDS.get(name, name.replace("cut ", "cut through a "))
+    return BOUNDS.get(name, name.replace("cut ", "cut around a "))
 
 
 def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Chart]:
