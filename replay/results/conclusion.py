@@ -21,6 +21,7 @@ from .baselines import Baselines, captured_times, modeled
 from .call_times import NO_CLOCKS, measure
 from .lower_bound import (
     described,
+    faster_than,
     operation_bounds_s,
     pass_bound_s,
     requested_network,
@@ -87,7 +88,10 @@ def conclude(
     baselines = _baselines(request, trace, plan, nodes)
     if ports is not None:
         limit = port_bounds(plan, operation_matrices(trace, plan), ports)
-        baselines = replace(baselines, ports_s=limit)
+        network = requested_network(request, plan.world)
+        faster = faster_than(network, ports) if network is not None else ""
+        notes = (*baselines.notes, *filter(None, [faster]))
+        baselines = replace(baselines, ports_s=limit, notes=notes)
     found = [
         audit(
             plan,

@@ -19,7 +19,7 @@ from moetraffic.report import prometheus
 from moetraffic.report.prometheus import gauge, metric
 from moetraffic.units import duration
 
-from .output import to_json, write_text
+from .output import plain, to_json, write_text
 from .result import Fidelity, Replay
 
 STAGES = {"verify": "verifying", "replay": "replaying"}
@@ -255,7 +255,8 @@ def write_reports(request: Request, replay: Replay) -> None:
         If a file cannot be written.
     """
     if request.fidelity is not None and replay.fidelity is not None:
-        text = to_json("moetraffic replay fidelity", replay.fidelity, indent=2)
+        found = {**plain(replay.fidelity), "ports": plain(replay.ports)}
+        text = to_json("moetraffic replay fidelity", found, indent=2)
         write_text(request.fidelity, text + "\n")
     if request.metrics is not None:
         write_metrics(request.metrics, result_metrics(replay), replay.source)

@@ -135,14 +135,18 @@ def _below(ratio: Ratio, found: Fidelity) -> str:
 
 
 def _over_ports(r: Replay) -> str:
-    part = r.fidelity.part("all") if r.fidelity is not None else None
-    if r.ports is None or part is None or math.isnan(part.over_ports.value):
+    """Compare all-to-alls with the even one, and with the bound of the ports."""
+    if r.ports is None or r.fidelity is None:
         return ""
-    share = part.busbw_gbs / r.ports.bench_busbw_gbs
-    return (
-        f", and the replay's {share:.0%} of it; the replay takes "
-        f"{interval(part.over_ports, 'x')} the bound of these ports"
-    )
+    part, text = r.fidelity.part("operation", "all_to_all"), ""
+    if part is not None and not math.isnan(part.busbw_gbs):
+        share = part.busbw_gbs / r.ports.bench_busbw_gbs
+        text = f", the replay's all-to-alls {share:.0%} of it"
+    part = part or r.fidelity.part("all")
+    if part is None or math.isnan(part.over_ports.value):
+        return text
+    who = "they take" if text else "the operations take"
+    return f"{text}; {who} {interval(part.over_ports, 'x')} the bound of these ports"
 
 
 def _value(ratio: Ratio, unit: str) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 
 import numpy as np
 import pytest
 
+from moetraffic.fabric.named import load_fabric
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.port_probe import PortProbe
+from moetraffic.replay.request import Request
+from moetraffic.replay.results.lower_bound import faster_than
+from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.ports import (
     DIRECTIONS,
     PortRate,
@@ -138,8 +143,25 @@ def test_rates_of_hosts_are_found_in_a_network_of_ports(toy, monkeypatch):
     assert len(low) <= 1, (seed, low)
 
 
-def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file):
-    made = replay_with(toy_file(iterations=(0, 1)), probe=True, repeat=2)
+def test_a_network_slower_than_the_measured_ports_bounds_nothing(tmp_path):
+    given = tmp_path / "slow.json"
+    given.write_text('{"capacity": "100Mbps", "rates": {"rank2": "30Mbps"}}')
+    network = load_fabric(str(given), 4)
+    ports = ports_of([[11.9e6] * 2 + [3.7e6, 11.8e6], [12e6, 12e6, 11.9e6, 12e6]])
+    said = faster_than(network, ports)
+    assert said.startswith("1 of 8 measured ports exceed the given network")
+    assert "rank 2 receives at 95.2 Mbps, given 30 Mbps" in said
+    fast = load_fabric("single", 4, capacity="100Mbps")
+    assert faster_than(fast, ports) == ""
+    # two ranks of a host share what no port carries
+    hosts = load_fabric("single", 4, capacity="1Mbps", ranks_per_host=2)
+    assert faster_than(hosts, ports) == ""
+
+
+def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_path):
+    trace, file = toy_file(iterations=(0, 1)), tmp_path / "fidelity.json"
+    made = replay_with(trace, probe=True, repeat=2, capacity="1Mbps")
+    write_reports(Request(trace=trace, fidelity=file), made)
     assert made.ports is not None
     assert [(p.rank, p.direction) for p in made.ports.rates] == [
         (rank, way) for rank in (0, 1) for way in DIRECTIONS
@@ -149,9 +171,14 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file):
     part = made.fidelity.part("all")
     assert part.over_ports.value > 0
     assert made.runs == 2
-    assert re.search(
-        r"and the replay's \d+% of it; the replay takes", str(sentences(made))
-    )
+    said = " ".join(sentences(made))
+    share = re.search(r", the replay's all-to-alls (\d+)% of it; they take ", said)
+    exchanges = made.fidelity.part("operation", "all_to_all").busbw_gbs
+    even = made.ports.bench_busbw_gbs
+    assert float(share[1]) == pytest.approx(100 * exchanges / even, abs=0.5)
+    assert "exceed the given network" in said
+    written = json.loads(file.read_text())
+    assert written["ports"] == json.loads(made.to_json())["ports"]
     assert part.over_ports.low <= part.over_ports.value <= part.over_ports.high
 
 
