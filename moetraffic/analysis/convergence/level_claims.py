@@ -80,7 +80,7 @@ def level_claims(
     >>> [claim.name for claim in found if claim.stated]
     ['moves', 'converged', 'level change']
     >>> found[1].statement
-    'its level is stable from iteration 90 on at the latest'
+    'its level is stable from iteration 97 on at the latest'
     """
     return decided(counts, tokens=tokens, k=k, at=at, about=about, seed=seed)[1]
 
