@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from moetraffic.errors import LayoutError
-from moetraffic.trace import Trace
+from moetraffic.trace import Meta, Trace
 
 from .analog.analog import FIT_STEPS, Analog
 from .generator import Demand
@@ -36,6 +36,7 @@ class Fit:
     name: str  # analog or parametric
     model: Analog | TrafficModel
     judgment: Judgment | None = None  # None: not judged
+    run: Meta | None = None  # of the fitted trace; None: the model was given
 
 
 def fit_steps(reruns: int, *, judged: bool) -> int:
@@ -105,4 +106,4 @@ def fit_trace(
             return model.sample(iterations=model.fitted, seed=number)
 
         judgment = judge(sample, trace, reruns, lambda done: step(FIT_STEPS + done))
-    return Fit(name=name, model=model, judgment=judgment)
+    return Fit(name=name, model=model, judgment=judgment, run=trace.meta)

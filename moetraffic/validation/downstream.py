@@ -42,6 +42,9 @@ FIGURES = {
 }
 """Downstream figures of a run, with descriptions."""
 
+TIMES = ("p99 link time", "p50 completion", "p99 completion")
+"""Figures that are seconds; the others have no unit."""
+
 PORT_BYTES_S = 25e9
 """Rate of a port: 200 Gb/s.  Differences between runs do not depend on it."""
 

@@ -142,7 +142,9 @@ def test_every_iteration_is_a_captured_one_and_none_before_its_end_comes_twice(
         part = own[begin : begin + len(last)]
         assert (part == last[: len(part)]).all()
     assert demand.repeats_from == (total if iterations > total else -1)
-    assert "100% of the iterations as a whole" in demand.limits[0]
+    assert "100% of the rows (a rank's copies to each expert)" in demand.limits[0]
+    assert demand.limits[0].endswith("other seeds differ only in labels")
+    assert "not as a further independent run" in demand.limits[1]
     # who is which expert changes where the end begins again
     changes = np.flatnonzero(np.diff(demand.turn)) + 1
     assert changes.tolist() == list(range(total, iterations, total // 3))
@@ -186,9 +188,9 @@ def test_more_ranks_send_what_captured_ones_send_beside(tmp_path: Path) -> None:
         named = np.take_along_axis(captured, many.labels[[0], :, None], axis=3)
         assert (mine == named).all()
     assert (many.scenario.ranks, many.scenario.ep) == (10, 2)
-    assert "10 ranks are made of 4 captured ones" in many.limits[0]
-    assert "all rows" in many.limits[1]
-    assert "100% of the iterations" not in many.limits[1]
+    assert "in which iteration ranks 4 to 9 repeat" in many.limits[0]
+    assert "Not covered: ranks 4 to 9, which repeat what 4 captured" in many.limits[1]
+    assert many.limits[1].endswith("so this is a scenario")
     assert many.limits[2:] == few.limits[1:] == part.limits[1:]
     with pytest.raises(LayoutError, match="does not divide 10 ranks"):
         fitted.sample(iterations=9, seed=0, ranks=10, ep=4)
@@ -331,6 +333,7 @@ def test_generate_judges_refuses_and_repeats(
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("analog model: all ")
     assert len(shown) <= 8
+    assert "; run.h5 is itself synthetic (known)" in "".join(shown)
     assert main(["generate", "run.h5", "-o", "b.h5", "--seed", "7", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["generator"] == "analog"
@@ -348,5 +351,6 @@ def test_generate_judges_refuses_and_repeats(
     assert "max over mean" in capsys.readouterr().out
     assert main(["generate", "run.h5", "-o", "d.h5", "--ranks", "8"]) == 0
     shown = capsys.readouterr().out
-    assert "8 ranks are made of 4 captured ones" in shown
+    assert "Not covered: ranks 4 to 7, which repeat what 4 captured ones" in shown
+    assert "Next: validation at this size (moetraffic validate d.h5" in shown
     assert "8 ranks" in shown

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moetraffic.cli.lacking_runs import FEWEST_RUNS, lacking_runs
 from moetraffic.cli.output import present, progress
 from moetraffic.errors import AnalysisError, Interrupted, LayoutError
 from moetraffic.report.console.options import (
@@ -21,7 +22,7 @@ from moetraffic.report.console.options import (
     parts_of,
     trace_output,
 )
-from moetraffic.trace import Trace
+from moetraffic.trace import Meta, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from moetraffic.generate.analog.analog import AnalogDemand
     from moetraffic.generate.fit import Fit, Size
     from moetraffic.generate.parametric.sampling import SampledDemand
+    from moetraffic.generate.scenario import Scenario
 
 MODELS = ("analog", "parametric")
 """Generators that are fitted to a trace."""
@@ -219,11 +221,18 @@ def generate(
             f"that {demand.scenario.ranks} ranks and {demand.scenario.experts} experts "
             "spread over evenly; --ep gives another"
         )
+    if fit.run is not None and fit.run.origin == "generated":
+        told["limits"][0] += (
+            f"; {source} is itself synthetic ({fit.run.source}): captured here means "
+            "of this trace"
+        )
     lines += told["limits"]
+    told["next"] = _next(output, source, fit.run, demand.scenario)
     present(
         told,
         *lines,
         *_written(told, output),
+        *([f"Next: {told['next']}"] if told["next"] else []),
         as_json=as_json,
         parts={"figures": [] if fit.judgment is None else [figure_table(fit.judgment)]},
         only=names,
@@ -276,6 +285,23 @@ def _fitted(
             return fit_trace(
                 trace, kind, size=size, reruns=others, judged=judged, tick=tick
             )
+
+
+def _next(
+    output: Path | None, source: Path | None, run: Meta | None, size: Scenario
+) -> str | None:
+    """Say what a validation of a sample of another size needs; None: nothing else."""
+    if output is None or run is None:
+        return None
+    made = replace(
+        run, world=size.ranks, ep=size.ep, experts=size.experts, k=size.k or run.k
+    )
+    if (made.world, made.experts, made.k) == (run.world, run.experts, run.k):
+        return None
+    return (
+        f"validation at this size (moetraffic validate {output} --against rerun*.h5) "
+        f"needs {lacking_runs(FEWEST_RUNS, str(source), [run], made)}"
+    )
 
 
 def _written(told: dict[str, Any], output: Path | None) -> list[str]:

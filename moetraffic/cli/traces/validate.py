@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moetraffic.cli.lacking_runs import FEWEST_RUNS, lacking_runs
 from moetraffic.cli.output import present, progress
-from moetraffic.errors import LayoutError
 from moetraffic.report.console.options import (
     APPEARANCE,
     AllTables,
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from moetraffic.validation.acceptance import Acceptance
 
 PARTS = ("tests",)
-FEWEST_RUNS = 3
-"""As FEWEST of :mod:`moetraffic.validation.acceptance`, which is slow to import."""
 EXIT_CODES = {"passed": 0, "failed": 1, "cannot be judged": 3}
 
 
@@ -130,43 +127,13 @@ def _needed(
     missing = FEWEST_RUNS if found.resized else found.power.needed - len(real)
     if found.outcome != "cannot be judged" or found.way == "fits" or missing < 1:
         return []
-    lacking = f"needed: {missing} {'' if found.resized else 'further '}real run"
-    lacking += "s" * (missing > 1)
     used = set() if found.resized else {max(m.data_seed, 0) for m in real}
-    seeds = [n for n in range(1, missing + len(used) + 1) if n not in used][:missing]
-    size = {}
-    if found.resized:
-        own, theirs = synthetic.as_dict(), real[0].as_dict()
-        sizes = {"world": "nproc", "experts": "experts", "k": "k"}
-        size = {
-            field: own[name]
-            for name, field in sizes.items()
-            if own[name] != theirs[name]
-        }
-    command, why = None, "moetraffic capture did not train them, or not all of them"
-    if all(meta.origin == "captured" and meta.workload for meta in real):
-        why = "no options of moetraffic capture describe its workload"
-        try:
-            command = _command(real[0], "rerun$n.h5", size)
-        except LayoutError as error:
-            why = str(error)
-    if command is None:
-        return [
-            f"{lacking}; the command that captures one like {file} is unknown: {why}"
-        ]
-    listed = " ".join(map(str, seeds))
-    return [f"{lacking}: for n in {listed}; do {command} --data-seed $n; done"]
-
-
-def _command(real: Meta, output: str, size: Mapping[str, Any]) -> str | None:
-    """Return the command that captured a real run, without its data seed."""
-    from moetraffic.cli.workload import capture_command
-    from moetraffic.patterns import Workload
-
-    workload = Workload.from_json(real.workload)
-    training = replace(workload.training, data_seed=None)
-    workload = replace(workload, training=training)
-    return capture_command(workload, output, every=real.every, **size)
+    return [
+        "needed: "
+        + lacking_runs(
+            missing, file, real, synthetic if found.resized else real[0], used=used
+        )
+    ]
 
 
 def runs_named(

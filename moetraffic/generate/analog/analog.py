@@ -36,7 +36,7 @@ from .analog_fit import (
     shifts,
     wanted_correlation,
 )
-from .labels import Labels
+from .labels import SMOOTHED, Labels
 
 FIT_STEPS = 3
 """Steps of a fit: the run, the reruns and the exchange of labels."""
@@ -115,8 +115,8 @@ class Analog:
         """Provenance for the metadata of samples."""
         how = "presumed" if not self.reruns else f"that of {self.reruns + 1} runs"
         return (
-            f"analog model fitted to {self.scenario.source}; correlation of samples "
-            f"with other seeds {self.correlation:.2f}, {how}"
+            f"analog model fitted to {self.scenario.source}; correlation of an "
+            f"expert's smoothed load between seeds {self.correlation:.2f}, {how}"
         )
 
     @property
@@ -187,18 +187,28 @@ class AnalogDemand:
     @property
     def limits(self) -> list[str]:
         """Sentences on what the sample shares with the run, and on what is unknown."""
-        fitted, found = self.fitted, []
+        fitted = self.fitted
         few, many = fitted.scenario.ranks, self.scenario.ranks
+        added, alone = f"ranks {few} to {many - 1}", ""
+        when = "in the same iteration"
+        if (self.iteration != self.iteration[:, :1]).any():
+            alone = f" and in which iteration {added} repeat"
+            when = "in this iteration, the one before or the one after, which may come "
+            when += "twice in a row"
+        found = [
+            "Sample: the captured iterations in their order with experts relabeled; "
+            "100% of the rows (a rank's copies to each expert) are captured ones up to "
+            f"labels; other seeds differ only in labels{alone}"
+        ]
         if many > few:
             found.append(
-                f"{many} ranks are made of {few} captured ones, by which the fit is "
-                "judged; what a training of more ranks learns otherwise is unknown"
+                f"Not covered: {added}, which repeat what {few} captured ones send "
+                f"{when}: forecasts of their cells are not the run's; what a training "
+                f"of {many} ranks learns otherwise is unknown, so this is a scenario"
             )
-        whole = (self.iteration == self.iteration[:, :1]).all(axis=1).mean()
         found.append(
-            f"Copied: all rows, and {whole:.0%} of the iterations as a whole, are "
-            "captured ones with other labels of experts; samples of all seeds share "
-            "what does not depend on these"
+            "Use: to test schedulers against other labels and as a load on a network; "
+            "not as a further independent run"
         )
         if self.repeats_from >= 0:
             found.append(
@@ -207,9 +217,10 @@ class AnalogDemand:
             )
         if not fitted.reruns:
             found.append(
-                f"Correlation of samples with other seeds: {fitted.correlation:.2f} is "
-                f"presumed, that of the run with itself {LAG} iterations later (median "
-                f"error {ERROR:.2f}): give --rerun"
+                "Correlation between seeds of an expert's load by its label (mean of "
+                f"{SMOOTHED} iterations): {fitted.correlation:.2f} is presumed, that "
+                f"of the run with itself {LAG} iterations later (median error "
+                f"{ERROR:.2f}): give --rerun"
             )
         return found
 

@@ -44,6 +44,8 @@ class SampledDemand:
         """Sentences on what is unknown of the sample."""
         found = [
             "Copied: no iterations (0%), all rows are drawn",
+            "Use: to test schedulers where no iteration may be a captured one; not as "
+            "a run of training: a classifier recognizes it",
             "The correlation between samples of different seeds is an assumption",
         ]
         fitted, own = self.fitted, self.scenario

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from moetraffic.generate.judgment import FigureJudgment, Judgment
 from moetraffic.tables import Table
+from moetraffic.validation.downstream import PORT_BYTES_S, TIMES
 
 COVERED = (
     "covered: means over the run of these figures; not covered: when a level changes, "
     "trends and periods, which analyze states of both traces"
 )
 """What the verdict on a fit is about, and what it is not."""
+
+NOTES = (
+    "times: of all-to-alls through one port of "
+    f"{8e-9 * PORT_BYTES_S:.0f} Gb/s a rank, without latency",
+    "skill: one forecaster for the experts' loads of all ranks and all layers "
+    "together; analyze fits one to each layer and group, so its skills are others",
+)
+"""What the figures of the table are of."""
 
 MOST_NAMED = 3
 """Failed figures that a line names."""
@@ -52,6 +61,7 @@ def figure_table(judgment: Judgment) -> Table:
         title="Downstream figures",
         columns={
             "figure": "",
+            "unit": "",
             "captured": ".4g",
             "generated": ".4g",
             "difference": "+.1%",
@@ -61,6 +71,7 @@ def figure_table(judgment: Judgment) -> Table:
         rows=[
             (
                 f.name,
+                "s" if f.name in TIMES else "",
                 f.captured,
                 f.generated,
                 f.difference,
@@ -69,6 +80,7 @@ def figure_table(judgment: Judgment) -> Table:
             )
             for f in judgment.figures
         ],
+        notes=NOTES,
     )
 
 
