@@ -17,11 +17,12 @@ import numpy as np
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import RankEnvironment, current_rank
+from moetraffic.patterns.bandwidth.moved_bytes import CUT
 from moetraffic.replay.backends.backend import Backend, Call, finish, run
 from moetraffic.replay.backends.choice import backend
 from moetraffic.replay.execution.payload import fill_buffers, find_wrong
 from moetraffic.replay.plan.program import KINDS
-from moetraffic.replay.plan.sizes import CUT, buffers
+from moetraffic.replay.plan.sizes import buffers
 from moetraffic.trace.model import ALL_TO_ALL
 
 LEAST_RANKS = 3

@@ -18,6 +18,7 @@ import numpy as np
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
+from moetraffic.patterns.bandwidth.moved_bytes import sizes, traffic_bytes
 from moetraffic.trace.model import ALL_TO_ALL
 from moetraffic.trace.trace import Trace
 
@@ -26,7 +27,7 @@ from .operation_table import OperationTable
 from .program import KINDS, Plan
 from .program_builder import ProgramBuilder, read_issue_order
 from .selection import select_operations
-from .sizes import exchange_matrices, sizes, traffic_bytes, volumes
+from .sizes import exchange_matrices, volumes
 
 
 def make_plan(
@@ -159,7 +160,12 @@ def _sum_dense(table: OperationTable, dense: Int64, rank_bytes: Int64) -> None:
     """Set byte totals of dense operations, and add the bytes that each rank sends."""
     kind, size, width = table.kind[dense], table.size[dense], table.width[dense]
     sender, receiver = table.sender[dense], table.receiver[dense]
-    network, busiest, largest = traffic_bytes(kind, size, width, sender == receiver)
+    moved = np.zeros((3, len(kind)), np.int64)
+    for number in np.unique(kind).tolist():
+        of = kind == number
+        alone = (sender == receiver)[of]
+        moved[:, of] = traffic_bytes(KINDS[number], size[of], width[of], alone)
+    network, busiest, largest = moved
     table.network_bytes[dense] = table.total_bytes[dense] = network
     table.bottleneck_bytes[dense], table.largest_bytes[dense] = busiest, largest
     rows = np.stack([kind, size, sender, receiver], axis=1).astype("<i8")

@@ -1,31 +1,4 @@
-"""Compute the bytes that each kind of collective moves, as nccl-tests counts them.
-
-With S as in :class:`~moetraffic.replay.plan.program.Plan` and W members, in bytes:
-
-=============== ============== ================= ========== =======================
-kind            on the network busiest link      largest    sent by a rank
-=============== ============== ================= ========== =======================
-all_reduce      2 (W-1) S      2 (W-1) S / W     S          an equal share
-all_gather      W (W-1) S      (W-1) S           W S        an equal share
-reduce_scatter  (W-1) S        (W-1) S / W       S          an equal share
-broadcast       (W-1) S        S                 S          an equal share
-reduce          (W-1) S        S                 S          an equal share
-gather          (W-1) S        (W-1) S           W S        S, the receiver nothing
-scatter         (W-1) S / W    (W-1) S / W       S          all of it the sender
-send_recv       S              S                 S          all of it the sender
-barrier         0              0                 0          nothing
-=============== ============== ================= ========== =======================
-
-The bytes on the network are those of a ring or a tree: no algorithm sends less.  The
-bytes of the busiest link are nccl-tests' busbw multiplied by the time, and the largest
-its algbw multiplied by the time.
-A message from a rank to itself and a group of one use no network.
-
-References
-----------
-NVIDIA, nccl-tests, doc/PERFORMANCE.md, "Bandwidth";
-:mod:`moetraffic.patterns.algorithms`.
-"""
+"""Compute sizes, buffers and byte matrices of the operations of a plan."""
 
 from __future__ import annotations
 
@@ -33,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from moetraffic.arrays import Int8, Int32, Int64
+from moetraffic.arrays import Int32, Int64
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.trace.model import ALL_TO_ALL
@@ -45,8 +18,6 @@ from .program import KINDS, Plan
 from .selection import MESSAGE, blocks
 
 _BLOCK_CELLS = 1 << 20  # members, or cells of matrices, that are read at a time
-CUT = frozenset({"reduce_scatter", "scatter"})
-"""Kinds of collectives whose size S must consist of W equal parts."""
 
 
 def volumes(
@@ -82,52 +53,6 @@ def volumes(
                 nbytes = at_sender(trace, occurrences[at], nbytes)
             nbytes = nbytes[:, np.argsort(trace.groups[number].ranks)]
             yield number, kind, at, nbytes
-
-
-def sizes(kind: str, nbytes: Int64) -> Int64:
-    """Compute the size S of operations, ``[b]``, from input bytes ``[b, W]``."""
-    most: Int64 = nbytes.max(axis=1, initial=0)
-    if kind not in CUT:
-        return most
-    members = max(nbytes.shape[1], 1)
-    cut: Int64 = -(-most // members) * members
-    return cut
-
-
-def traffic_bytes(kind: Int8, size: Int64, width: Int64, alone: Int64) -> Int64:
-    """Compute network, busiest-link and largest bytes of dense operations, ``[3, n]``.
-
-    Parameters
-    ----------
-    kind
-        ``[n]`` index into KINDS.
-    size
-        ``[n]`` size S, in bytes.
-    width
-        ``[n]`` number W of group members.
-    alone
-        ``[n]`` whether it is a message of a rank to itself.
-    """
-    out = np.zeros((3, len(kind)), np.int64)
-    for number, name in enumerate(KINDS):
-        at = np.flatnonzero(kind == number)
-        s, w = size[at], width[at]
-        if name == "all_reduce":
-            out[:, at] = 2 * (w - 1) * s, -(-2 * (w - 1) * s // w), s
-        elif name == "all_gather":
-            out[:, at] = w * (w - 1) * s, (w - 1) * s, w * s
-        elif name == "reduce_scatter":
-            out[:, at] = (w - 1) * s, (w - 1) * s // w, s
-        elif name in ("broadcast", "reduce"):
-            out[:, at] = (w - 1) * s, np.where(w > 1, s, 0), s
-        elif name == "gather":
-            out[:, at] = (w - 1) * s, (w - 1) * s, w * s
-        elif name == "scatter":
-            out[:, at] = (w - 1) * s // w, (w - 1) * s // w, s
-        elif name == MESSAGE:
-            there = np.where(alone[at], 0, s)
-            out[:, at] = there, there, s
-    return out
 
 
 def buffers(

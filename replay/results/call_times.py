@@ -29,13 +29,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.analysis.times.completion import start_up as in_first_alone
 from moetraffic.arrays import Bool, Float64, Int64, Integer
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import ALL_TO_ALL, CLOCK
 
 START_UP, WITHOUT_PHASE = "start-up", "without a phase"
-FEWEST = 3
 """Iterations of a plan from which start-up operations are told from others."""
 
 NO_CLOCKS: npt.NDArray[np.void] = np.zeros(0, CLOCK)
@@ -162,13 +162,9 @@ def _spans(place: Int64, timing: Timing, iterations: int) -> Int64:
 def start_up(plan: Plan) -> Bool:
     """Mark operations of sites that are called in the first iteration alone, ``[n]``.
 
-    None in a plan of fewer than FEWEST iterations, in which they cannot be told.
+    See :func:`moetraffic.analysis.times.completion.start_up`.
     """
-    first = plan.iteration == plan.iteration.min()
-    if len(np.unique(plan.iteration)) < FEWEST:
-        return np.zeros(len(plan), bool)
-    again = np.bincount(plan.site[~first], minlength=len(plan.sites)) > 0
-    return np.asarray(first & ~again[plan.site], bool)
+    return in_first_alone(plan.iteration, plan.site)
 
 
 def parts(plan: Plan) -> Iterator[tuple[str, str, Int64]]:

@@ -19,7 +19,7 @@ from moetraffic.analysis.distances import (
 )
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
-from moetraffic.report.results.comparison import claim_sentence
+from moetraffic.report.results.comparison import claim_sentence, tables
 from moetraffic.trace import Trace
 from moetraffic.trace.model import Steps
 
@@ -99,6 +99,11 @@ def test_the_command_says_by_its_exit_code(
     assert main(["compare", golden, golden, "--at-most", "shares=0"]) == 0
     summary = capsys.readouterr().out
     assert summary.startswith("Byte-identical: ")
+    with Trace.open(golden) as trace:
+        rows = tables(compare(trace, trace))[0].rows
+    traffic = [row for row in rows if not str(row[1]).startswith("duration")]
+    assert traffic
+    assert {row[6] for row in traffic} == {"identical"}
     same = re.search(
         r"^Claims, .*: (\d+) of (\d+) have the same outcome in both\.$", summary, re.M
     )

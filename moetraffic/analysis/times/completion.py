@@ -11,7 +11,9 @@ Two times of a call:
     end, on rank 0's clock: the time taken by the network.
 
 *Waiting* is the share of the members' time in calls before the last member's issue, and
-*busbw* the bytes of the busiest link over the transfer time, of all-to-alls.
+*busbw* the bytes of the busiest link over the transfer time, of calls with bytes
+between ranks.  Calls of sites that only the first iteration has are *start-up*, and in
+no other part.
 
 The wall time of an iteration on a rank lasts from its first call to its last end; that
 of the slowest rank is reported.  Calls of two traces match if their sites and
@@ -21,13 +23,14 @@ so that a run matches its replay on fewer ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from moetraffic.analysis.resampling import Interval, ratio
-from moetraffic.arrays import Float64, Int64
+from moetraffic.arrays import Bool, Float64, Int64, Integer
+from moetraffic.patterns.bandwidth.moved_bytes import sizes, traffic_bytes
 from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.trace.model import WireForm
 
@@ -37,6 +40,9 @@ from .repeated_runs import mean_of_runs, ratio_of_runs, run_sums
 Key = tuple[object, ...]
 
 MEASURES = ("transfer", "call")
+
+FEWEST = 3
+"""Iterations from which a call in the first alone is one of the start-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +241,7 @@ class Quantiles:
 class TimeRatio:
     """Times of the same calls in two runs, and their ratio."""
 
-    by: str  # "all", "operation", "phase", "layer" or "iteration"
+    by: str  # "all", "operation", "phase", "layer", "start-up" or "iteration"
     label: str
     measure: str  # of MEASURES, or "wall" of iterations
     number: int  # calls or iterations in both runs
@@ -243,7 +249,7 @@ class TimeRatio:
     b: Quantiles
     ratio: Interval  # sum of the second run over that of the first
     waiting: tuple[float, float] | None = None  # of each run, with ``transfer``
-    busbw_gbs: tuple[float, float] | None = None  # of all-to-alls, likewise
+    busbw_gbs: tuple[float, float] | None = None  # of calls that move bytes, likewise
     runs: tuple[int, int] | None = None  # of two replays: timed runs of each
     p: float | None = None  # of no difference between the runs of two replays
     busy: bool = False  # whether other processes used their hosts: interval is wider
@@ -283,6 +289,9 @@ def compare_times(
         return ()
     x, y = (of.take(at) for of, at in zip(every, rows, strict=True))
     links = link_bytes(a, x.occurrence), link_bytes(b, y.occurrence)
+    # NaN, of unknown bytes, is not above 0
+    known = np.stack([*links, x.transfer_s, y.transfer_s])
+    crossed = np.asarray((known > 0).all(axis=0), bool)
     replays = a.meta.origin == b.meta.origin == "replayed"
     found = []
     for by, label, mine in parts(a, x):
@@ -292,13 +301,16 @@ def compare_times(
             made = _time_ratio(by, label, measure, one, other, when, seed)
             if measure == "transfer":
                 shares = [_share(of.wait_s[mine], of.inside_s[mine]) for of in (x, y)]
-                rates = [
-                    _share(link[mine] / 1e9, of.transfer_s[mine])
-                    for link, of in zip(links, (x, y), strict=True)
-                ]
-                made = replace(made, waiting=_pair(shares), busbw_gbs=_pair(rates))
+                made = replace(made, waiting=_pair(shares))
             if replays:
                 made = _of_runs(made, a, b, x.site[mine], y.site[mine])
+            if measure == "transfer":
+                moved = mine[crossed[mine]]
+                sums = [
+                    (float(of_link[moved].sum()) / 1e9, of.take(moved))
+                    for of_link, of in zip(links, (x, y), strict=True)
+                ]
+                made = _with_busbw(made, a, b, sums)
             found.append(made)
     (when, one, _), (_, other, _) = wall_times(a, x), wall_times(b, y)
     walls = _time_ratio("iteration", "", "wall", one, other, when, seed)
@@ -323,16 +335,9 @@ def _of_runs(
         return replace(ratio, ratio=alone, runs=(runs[0], runs[1]))
     name = "transfer_s" if ratio.measure == "transfer" else "call_s"
     totals = [getattr(s, name) for s in sums]
-    waiting, busbw, each = ratio.waiting, ratio.busbw_gbs, None
+    waiting = ratio.waiting
     if waiting is not None:
         waiting = _pair([float((s.wait_s / s.inside_s).mean()) for s in sums if s])
-    if busbw is not None:
-        shown = ratio.a.total, ratio.b.total
-        one, other = (
-            mean_of_runs(rate * s / total)
-            for rate, s, total in zip(busbw, shown, totals, strict=True)
-        )
-        busbw, each = (one.value, other.value), (one, other)
     busy = bool(a.runs["busy"].any() or b.runs["busy"].any())
     interval, p = ratio_of_runs(*totals, busy=busy)
     return replace(
@@ -341,17 +346,39 @@ def _of_runs(
         p=p,
         busy=busy,
         waiting=waiting,
-        busbw_gbs=busbw,
-        busbw_runs=each,
         runs=(len(totals[0]), len(totals[1])),
     )
 
 
-def link_bytes(trace: Trace, occurrences: Int64) -> Float64:
-    """Compute the bytes of the busiest link of all-to-alls, ``[n]``; NaN for others.
+def _with_busbw(
+    ratio: TimeRatio, a: Trace, b: Trace, moved: Sequence[tuple[float, Completion]]
+) -> TimeRatio:
+    """Add the busbw of both runs, from GB of the busiest links and the calls' times.
 
-    The largest row or column sum without the diagonal; NaN also where bytes are
-    unknown.
+    Of two replays whose runs are known, it is the geometric mean over the runs.
+    """
+    rates = [
+        gb / float(calls.transfer_s.sum()) if calls.transfer_s.any() else np.nan
+        for gb, calls in moved
+    ]
+    each = None
+    if ratio.runs is not None and min(ratio.runs) > 1 and np.isfinite(rates).all():
+        sums = [run_sums(t, c.site) for t, (_, c) in zip((a, b), moved, strict=True)]
+        if sums[0] is None or sums[1] is None:
+            return ratio  # the runs have summed calls without bytes with these
+        totals = sums[0].transfer_s, sums[1].transfer_s
+        one, other = (
+            mean_of_runs(gb / s) for (gb, _), s in zip(moved, totals, strict=True)
+        )
+        rates, each = [one.value, other.value], (one, other)
+    return replace(ratio, busbw_gbs=_pair(rates), busbw_runs=each)
+
+
+def link_bytes(trace: Trace, occurrences: Int64) -> Float64:
+    """Compute the bytes of the busiest link of calls, ``[n]``; NaN if unknown.
+
+    Of all-to-alls, the largest row or column sum without the diagonal; of others as in
+    :mod:`moetraffic.patterns.bandwidth.moved_bytes`.
     """
     out = np.full(len(occurrences), np.nan)
     sites = trace.occurrences.site[occurrences]
@@ -367,7 +394,27 @@ def link_bytes(trace: Trace, occurrences: Int64) -> Float64:
             at = mine[first : first + step]
             off = trace.wire(occurrences[at]) * ~np.eye(size, dtype=bool)
             out[at] = np.maximum(off.sum(axis=1), off.sum(axis=2)).max(axis=1)
+    dense = ~np.array([s.operation == ALL_TO_ALL for s in trace.sites], bool)
+    stored = np.array([s.wire != WireForm.UNKNOWN for s in trace.sites], bool)
+    for number in np.unique(sites[(dense & stored)[sites]]).tolist():
+        site, at = trace.sites[number], np.flatnonzero(sites == number)
+        for part in np.array_split(at, -(-len(at) * width[number] // CELLS)):
+            size = sizes(site.operation, trace.volume(occurrences[part]))
+            of = np.full(len(part), width[number])
+            alone = np.full(len(part), site.peers[0] == site.peers[1])
+            out[part] = traffic_bytes(site.operation, size, of, alone)[1]
     return out
+
+
+def start_up(iteration: Int64, site: Integer) -> Bool:
+    """Mark calls of sites that are called in the first iteration alone, ``[n]``.
+
+    None in fewer than FEWEST iterations, in which they cannot be told.
+    """
+    if len(np.unique(iteration)) < FEWEST:
+        return np.zeros(len(site), bool)
+    first = iteration == iteration.min()
+    return np.asarray(first & ~np.isin(site, site[~first]), bool)
 
 
 def _pair(values: list[float]) -> tuple[float, float] | None:
@@ -383,9 +430,12 @@ def _share(part: Float64, whole: Float64) -> float:
 
 
 def parts(trace: Trace, calls: Completion) -> Iterator[tuple[str, str, Int64]]:
-    """Yield the rows of all calls, then those of each operation, phase and layer."""
-    every = np.arange(len(calls))
-    yield "all", "", every
+    """Yield the rows of all calls, then those of each operation, phase and layer.
+
+    Start-up calls are in none of these, but the last.
+    """
+    early = start_up(calls.iteration, calls.site)
+    yield "all", "", np.flatnonzero(~early)
     told = {
         "operation": [s.operation for s in trace.sites],
         "phase": [s.phase for s in trace.sites],
@@ -393,9 +443,11 @@ def parts(trace: Trace, calls: Completion) -> Iterator[tuple[str, str, Int64]]:
     }
     for by, names in told.items():
         of = np.array(names)[calls.site] if len(calls) else np.zeros(0, str)
-        present = set(of.tolist()) - {""}
+        present = set(of[~early].tolist()) - {""}
         for name in [n for n in dict.fromkeys(names) if n in present]:
-            yield by, name, np.flatnonzero(of == name)
+            yield by, name, np.flatnonzero((of == name) & ~early)
+    if early.any():
+        yield "start-up", "", np.flatnonzero(early)
 
 
 def by_iteration(values: Float64, iteration: Int64) -> Float64:

@@ -169,7 +169,7 @@ def tables(comparison: Comparison, above: Sequence[Distance] = ()) -> list[Table
             (
                 "all" if d.layer < 0 else d.layer,
                 *(d.of, d.measure, amount(d.a, d.unit), amount(d.b, d.unit)),
-                *(d.value, (d.low, d.high), d.floor),
+                *(d.value, _interval(d, comparison), d.floor),
                 "above threshold"
                 if d in above
                 else "exceeds noise"
@@ -185,6 +185,13 @@ def tables(comparison: Comparison, above: Sequence[Distance] = ()) -> list[Table
         styles={"above threshold": "bold red", "exceeds noise": "yellow"},
     )
     return [distances, *([times(comparison.times)] if comparison.times else [])]
+
+
+def _interval(d: Distance, comparison: Comparison) -> tuple[float, float] | str:
+    """Return the interval; of traffic that is equal byte by byte, "identical"."""
+    if comparison.identical and not d.of.startswith("duration"):
+        return "identical"
+    return d.low, d.high
 
 
 def claims(first: Sequence[Claim], second: Sequence[Claim]) -> list[Table]:
@@ -291,7 +298,9 @@ def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> 
         ],
         notes=[
             "intervals over the timed runs of two replays, else over iterations; "
-            "busbw of all-to-alls, GB/s, by transfer time; wall: from an iteration's "
+            "busbw of calls with bytes between ranks, GB/s, by transfer time (bytes as "
+            "nccl-tests counts them); start-up: sites that the first iteration alone "
+            "has, in no other row; wall: from an iteration's "
             "first call to the end of its last, without the compute around them"
         ],
     )

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.patterns.bandwidth.collective import wire_bytes
+from moetraffic.patterns.bandwidth.moved_bytes import sizes, traffic_bytes
 from moetraffic.replay import make_plan, scratch_file
 from moetraffic.replay.backends.backend import Call
 from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.execution import timed_pass
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.program import KINDS
-from moetraffic.replay.plan.sizes import buffers, sizes, traffic_bytes
+from moetraffic.replay.plan.sizes import buffers
 from moetraffic.replay.scratch_file import release, scratch_array
 
 CUT = {"reduce_scatter", "scatter"}
@@ -30,9 +31,8 @@ ROOTED = {"broadcast", "reduce", "gather", "scatter"}
 def test_bytes_are_those_of_the_ring_and_the_busiest_link_is_nccls(kind, width, size):
     if kind in CUT:
         size -= size % width
-    one = np.array([KINDS.index(kind)], np.int8)
     network, busiest, largest = traffic_bytes(
-        one, np.array([size]), np.array([width]), np.array([False])
+        kind, np.array([size]), np.array([width]), np.array([False])
     )[:, 0].tolist()
     # nccl-tests counts the whole array of what is gathered
     whole = size * width if kind in ("all_gather", "gather") else size
@@ -44,6 +44,15 @@ def test_bytes_are_those_of_the_ring_and_the_busiest_link_is_nccls(kind, width, 
         root[0] = size
         volumes = root if kind == "scatter" else np.full(width, size)
         assert network == collective_matrix(kind, volumes, "ring").sum()
+
+
+def test_ring_traffic_of_a_plan_is_a_known_multiple_of_the_payload_of_calls(toy):
+    trace = toy(world=4)
+    plan, calls = make_plan(trace), trace.calls()
+    payload = calls[calls.operation == "all_reduce"]["bytes"].sum()
+    mine = plan.kind == KINDS.index("all_reduce")
+    assert payload > 0
+    assert plan.total_bytes[mine].sum() == 2 * 3 / 4 * payload
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=8))

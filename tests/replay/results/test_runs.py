@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moetraffic.analysis.times.completion import compare_times
 from moetraffic.errors import ReplayError
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.program import Timing
@@ -24,6 +25,7 @@ from moetraffic.replay.results.runs import median_run, merge
 from moetraffic.replay.results.summary import quotation, sentences
 from moetraffic.replay.results.summary_tables import interval, replay_tables
 from moetraffic.trace.model import UNKNOWN_TIME
+from moetraffic.trace.trace import Trace
 from moetraffic.units import three_digits
 
 ENDS = ("low", "high")
@@ -48,6 +50,26 @@ def test_the_interval_covers_the_mean_of_runs_at_its_level():
         found = between_runs(np.exp(spread * rng.standard_normal(5)))
         covered += found.low <= 1 <= found.high
     assert covered / 1500 == pytest.approx(0.95, abs=0.025), seed
+
+
+def test_a_comparison_has_the_busbw_of_the_replays_themselves(
+    replay_with, toy_file, tmp_path
+):
+    """All calls, and each kind of collective, by the same bytes and times."""
+    trace, out = toy_file(iterations=range(4)), tmp_path / "again.h5"
+    made = replay_with(trace, repeat=3, out=out)
+    again = Trace.open(out)
+    rows = {
+        (r.by, r.label): r.busbw_gbs
+        for r in compare_times(again, again)
+        if r.measure == "transfer"
+    }
+    assert {("operation", "all_reduce"), ("operation", "all_to_all")} <= {*rows}
+    for part in made.fidelity.parts:
+        if part.by in ("all", "operation") and part.busbw_gbs > 0:
+            assert rows[part.by, part.label] == pytest.approx([part.busbw_gbs] * 2)
+    kinds = [rate[0] for (by, _), rate in rows.items() if by == "operation" and rate]
+    assert min(kinds) <= rows["all", ""][0] <= max(kinds)
 
 
 def test_the_median_run_is_shown():
