@@ -347,8 +347,9 @@ class Trace(ShownAsTables, TraceContents):
             how they and the iteration were determined, "annotated", "linked",
             "inferred" or "unknown";
             ``group``: index into ``trace.groups``; ``ranks``: size of that group;
-            ``bytes``: sum over the members' input buffers, rank-local traffic
-            included, NaN where unknown and for routings;
+            ``bytes``: payload, the sum over the members' input buffers, rank-local
+            traffic included, NaN where unknown and for routings (ring traffic of an
+            all-reduce of W members is 2(W-1)/W times this);
             ``issue_s``, ``start_s``: the earliest of all members, and ``end_s``: the
             latest, in seconds after the first time in the trace; NaN where unknown.
         """

@@ -144,7 +144,7 @@ class DryRun:
             self._summary(found),
             _records("streams", found["streams"]),
             _records("groups", groups),
-            _records("ranks", found["ranks"]),
+            _records("ranks", found["ranks"], "sent: rank-local bytes included"),
         ]
 
     def _summary(self, found: dict[str, Any]) -> Table:
@@ -298,7 +298,7 @@ def _rank(plan: Plan, program: Program) -> dict[str, Any]:
     }
 
 
-def _records(title: str, records: list[dict[str, Any]]) -> Table:
+def _records(title: str, records: list[dict[str, Any]], *notes: str) -> Table:
     """Build a table of the first records of a list."""
     names = list(records[0]) if records else []
     rest = len(records) - _SHOWN
@@ -314,7 +314,7 @@ def _records(title: str, records: list[dict[str, Any]]) -> Table:
             [_counted(v) if isinstance(v, dict) else v for v in record.values()]
             for record in records[:_SHOWN]
         ],
-        notes=[f"and {rest} more: see --program FILE"] if rest > 0 else [],
+        notes=[*([f"and {rest} more: see --program FILE"] if rest > 0 else []), *notes],
     )
 
 

@@ -199,7 +199,8 @@ class Replay(ShownAsTables):
     left_out: Mapping[str, int]  # collectives of the trace that were not replayed
     verified: str  # "full", "sample of ...", "none": bytes verified before the timing
     digest: str  # of the plan that all ranks agreed on
-    total_bytes: int  # all bytes, also those that ranks send to themselves
+    total_bytes: int  # traffic, also that of ranks to themselves; of collectives other
+    # than all-to-alls that of a ring (moetraffic.patterns.bandwidth.moved_bytes)
     network_bytes: int  # bytes between different ranks
     rank_bytes: tuple[int, ...]  # that each rank sent
     buffer_bytes: int  # send and receive buffer of rank 0
@@ -243,7 +244,8 @@ class Replay(ShownAsTables):
             number
                 Operations, or iterations.
             total_bytes, network_bytes
-                All bytes, and those between different ranks.
+                Traffic (of all-to-alls with rank-local bytes, of other collectives that
+                of a ring), and the part between different ranks.
             time_p50_s, time_p90_s, time_p99_s, time_max_s, time_total_s
                 From the call to the end, on the slowest member.
             waiting

@@ -174,7 +174,7 @@ def _moved(r: Replay) -> str:
         f"Replayed {counts(r.kinds)} of {r.source} in iterations {r.first_iteration} "
         f"to {r.last_iteration}, {byte_size(r.network_bytes)} between ranks, "
         f"{verification(r.verified)}; {r.ranks} rank{'s' * (r.ranks > 1)} on {hosts} "
-        f"host{'s' * (hosts > 1)}, {r.backend}, pace {r.pace}."
+        f"host name{'s' * (hosts > 1)}, {r.backend}, pace {r.pace}."
     )
 
 

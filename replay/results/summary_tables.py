@@ -81,7 +81,10 @@ def _ranks(r: Replay) -> Table:
         title="ranks",
         columns={"rank": "d", "host": "<", "sent": "bytes", "waiting": ".1%"},
         rows=list(rows),
-        notes=["waiting: share of the time in calls before the last member's call"],
+        notes=[
+            "sent: rank-local bytes included; waiting: share of the time in calls "
+            "before the last member's call"
+        ],
     )
 
 
