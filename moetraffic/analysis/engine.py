@@ -371,6 +371,10 @@ def _occupation(
     if trace.meta.virtual:
         notes.append("no occupation: the trace is virtual: no time was measured")
         return None
+    origin, starts = trace.meta.origin, trace.steps.start
+    if origin != "captured" and (starts == UNKNOWN_TIME).all():
+        notes.append(f"no occupation: the {origin} run has no times of its steps")
+        return None
     found = trace.find(iterations=iterations, kind=None)
     if len(found) * trace.meta.world > MOST_TIMES:
         notes.append(

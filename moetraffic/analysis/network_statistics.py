@@ -26,8 +26,8 @@ SAMPLED = (
     "nic_flows",
     "nic_flow_entropy_bits",
     "nic_byte_entropy_bits",
-    "elephant_share",
-    "elephant_share_even",
+    "largest_flows_byte_share",
+    "largest_flows_number_share",
 )
 """Names of the rows computed for sampled iterations only."""
 
@@ -55,9 +55,9 @@ class NetworkStatistics:
     nic_flows: float  # flows a NIC sends
     nic_flow_entropy_bits: float  # log2 of these
     nic_byte_entropy_bits: float  # of the flows' shares of bytes
-    elephant_share: float  # byte share of the largest 10% of flows
-    elephant_share_even: float  # share of the number of flows
-    seen: int  # iterations whose flows were counted
+    largest_flows_byte_share: float  # byte share of the largest 10% of flows
+    largest_flows_number_share: float  # share of the number of flows
+    flow_iterations: int  # iterations whose flows were counted
 
 
 def network(source: Source, rows: Rows) -> NetworkStatistics | None:
@@ -75,7 +75,7 @@ def network(source: Source, rows: Rows) -> NetworkStatistics | None:
         ),
         line_efficiency=np.asarray(rows["wire.line_efficiency"], np.float64),
         bottleneck_bytes=np.asarray(rows["wire.bottleneck"], np.int64),
-        seen=len(looked_at(len(source.iterations))),
+        flow_iterations=len(looked_at(len(source.iterations))),
         **{name: float(means_of_known(rows[f"wire.{name}"])) for name in SAMPLED},
     )
 

@@ -35,6 +35,7 @@ from moetraffic.trace import (
     Group,
     Source,
 )
+from moetraffic.trace.model import TRANSPOSED_PHASES
 from moetraffic.trace.provenance import source_name
 
 from .imported_call import ImportedCall, RankRecord
@@ -59,6 +60,10 @@ EITHER = {"micro_batch", "group"}
 MORE = {"row_bytes", "dtype", "label", "direction"}
 SOURCES = ("layer_source", "phase_source", "direction_source", "step_source")
 DROPPED = "dropped"
+BY_ROW_BYTES = (
+    "exchanges from routed tokens and --row-bytes, each rank with a contiguous block "
+    "of experts"
+)
 MOST_MEMBERS = 1 << 13
 MOST_EXPERTS = 1 << 16
 MOST = {
@@ -114,12 +119,22 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         raise too_few_ranks(least, options)
     world = options.ranks if least and options.ranks else least
     if not world:
-        raise wrong(files[0], "it holds no line but the names of its columns")
+        raise wrong(
+            files[0],
+            "it holds no line but the names of its columns",
+            "write a line for each pair",
+        )
+    everyone = tuple(range(world))
+    groups = {
+        name: Group(kind=group.kind, ranks=group.ranks or everyone)
+        for name, group in groups.items()
+    }
+    placed: dict[tuple[int, Group], Sequence[int]] = {}
+    if options.row_bytes:
+        placed = _add_exchanges(calls, groups, max(experts), options.row_bytes)
     records = [RankRecord(rank=rank, source=files[0].name) for rank in range(world)]
     for key in sorted(calls):
         group = groups[key.group]
-        if not group.ranks:
-            group = Group(kind=group.kind, ranks=tuple(range(world)))
         for rank, call in zip(
             group.ranks, _calls(key, group, calls[key], max(experts)), strict=True
         ):
@@ -140,9 +155,48 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
             world=world,
             world_by="the highest rank in the table",
             experts=max(experts),
+            placed=placed,
+            inferred=(BY_ROW_BYTES,) if placed else (),
         ),
         options,
     )
+
+
+def _add_exchanges(
+    calls: Calls, groups: Mapping[str, Group], experts: int, row_bytes: int
+) -> dict[tuple[int, Group], Sequence[int]]:
+    """Add the four exchanges of each routing, with contiguous blocks of experts.
+
+    Returns the placement: the ranks of the experts by layer and group.
+    """
+    placed: dict[tuple[int, Group], Sequence[int]] = {}
+    for key, pairs in [item for item in calls.items() if not item[0].stage]:
+        group = groups[key.group]
+        held, rest = divmod(experts, len(group.ranks))
+        if rest or not held:
+            raise TraceError(
+                "--row-bytes of routed tokens needs as many experts on each rank, but "
+                f"{experts} experts are of {len(group.ranks)} ranks: change --experts, "
+                "or leave --row-bytes out"
+            )
+        placed[key.layer, group] = [rank for rank in group.ranks for _ in range(held)]
+        sent: dict[tuple[int, int], int] = {}
+        for (rank, expert), (tokens, dropped) in pairs.items():
+            to = (rank, placed[key.layer, group][expert])
+            sent[to] = sent.get(to, 0) + (tokens - max(0, dropped)) * row_bytes
+        for stage, phase in enumerate(PHASES, 1):
+            turned = phase in TRANSPOSED_PHASES
+            exchange = key._replace(
+                stage=stage,
+                phase=phase,
+                direction="backward" if "grad" in phase else "forward",
+                row_bytes=row_bytes,
+                sources=(key.sources[0], "inferred", "inferred", key.sources[3]),
+            )
+            calls[exchange] = {
+                (b, a) if turned else (a, b): (n, 0) for (a, b), n in sent.items()
+            }
+    return placed
 
 
 def _add_rows(path: Path, into: Calls) -> None:
@@ -168,7 +222,10 @@ def _add_rows(path: Path, into: Calls) -> None:
         for row in rows:
             if row and len(row) != len(header):
                 raise wrong(
-                    path, f"line {rows.line_num} has more or fewer values than columns"
+                    path,
+                    f"line {rows.line_num} has {len(row)} values in {len(header)} "
+                    "columns",
+                    "write one value for each column",
                 )
             if row:
                 cells = dict(zip(header, (c.strip() for c in row), strict=True))
@@ -184,7 +241,12 @@ def _add_row(
         text = cells.get(name, "")
         found = default if not text else whole(text, least)
         if found is None or found > MOST.get(name, MOST_RANKS):
-            raise wrong(path, f"line {line} has {text[:40]!r} for {name}")
+            most = MOST.get(name, MOST_RANKS)
+            raise wrong(
+                path,
+                f"line {line} has {text[:40]!r} for {name}",
+                f"write an integer from {least} to {most:,}",
+            )
         return found
 
     phase = cells.get("phase", "")
@@ -218,17 +280,26 @@ def _add_row(
             f"a source is one of {', '.join(map(source_name, Source))}, or empty",
         )
     if demands:
-        pair = (count("rank"), count("expert"))
+        names = ("rank", "expert")
         value = (count("tokens"), count(DROPPED, 0, -1))
         most = (MOST_MEMBERS, MOST_EXPERTS)
     else:
-        pair, value = (count("source"), count("destination")), (count("bytes"), 0)
+        names, value = ("source", "destination"), (count("bytes"), 0)
         most = (MOST_MEMBERS, MOST_MEMBERS)
+    pair = (count(names[0]), count(names[1]))
     if pair[0] >= most[0] or pair[1] >= most[1]:
-        raise wrong(path, f"line {line} has {pair}, which is beyond {most}")
+        raise wrong(
+            path,
+            f"line {line} has {pair}, which is beyond {most}",
+            "number them from 0",
+        )
     values = into.setdefault(key, {})
     if pair in values:
-        raise wrong(path, f"line {line} has {pair} of the same call again")
+        raise wrong(
+            path,
+            f"line {line} has {' and '.join(names)} {pair} of the same call again",
+            "write one line for each, and number calls in the column micro_batch",
+        )
     values[pair] = value
 
 

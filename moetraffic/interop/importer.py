@@ -28,7 +28,7 @@ class ImportOptions:
     tokens: int = 0  # of a rank in an iteration
     row_bytes: int = 0  # of a token copy
     ep: int = 0
-    unit: str = "KiB"
+    unit: str = ""  # of a matrix; KiB if empty
 
 
 @dataclass(frozen=True, kw_only=True)

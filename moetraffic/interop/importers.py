@@ -36,7 +36,7 @@ from .importer import (
     too_few_ranks,
     validate_options,
 )
-from .json_reader import MOST_RANKS, opened, words
+from .json_reader import MOST_RANKS, opened, words, wrong
 from .model_properties import validate_model
 from .process_group import UNKNOWN
 from .unread_communication import describe
@@ -82,6 +82,10 @@ def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
         for file in named if path.is_dir() else [path]:
             # files of other formats in a folder are ignored
             told = format if format and not path.is_dir() else detect(file)
+            if not path.is_dir() and file.is_file() and not file.stat().st_size:
+                raise wrong(file, "it is empty", "name a file with a run")
+            if not told and ".csv" in file.suffixes and not path.is_dir():
+                told = exchange_table.IMPORTER.name  # which describes its columns
             if told and (not format or told == format):
                 files.append(file)
                 found.add(told)

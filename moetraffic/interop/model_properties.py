@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+import numpy as np
+
 from moetraffic.errors import TraceError
-from moetraffic.trace.model import ALL_TO_ALL
+from moetraffic.trace.model import ALL_TO_ALL, ROUTING
+from moetraffic.trace.routed import contradiction_of_k
 
 from .imported_call import ImportedCall, RankRecord
 from .importer import ImportedFiles, ImportOptions
@@ -34,6 +37,8 @@ def with_model(read: ImportedFiles, options: ImportOptions) -> ImportedFiles:
         for call in record.calls:
             if call.operation == ALL_TO_ALL and call.row_bytes <= 0:
                 _set_rows(record, call, options.row_bytes)
+            elif call.operation == ROUTING:
+                _validate_k(record, call, options.k)
     tokens_by = ""
     if options.tokens:
         tokens_by = BY_USER
@@ -65,6 +70,26 @@ def _set_rows(record: RankRecord, call: ImportedCall, row_bytes: int) -> None:
     call.row_bytes = row_bytes
 
 
+def _validate_k(record: RankRecord, call: ImportedCall, k: int) -> None:
+    """Check that the stated k fits the token copies that a rank routed."""
+    if wrong := contradiction_of_k(np.asarray(call.sent, np.int64), k):
+        raise TraceError(
+            f"{record.source}, rank {record.rank}, iteration {call.iteration}: "
+            f"{wrong}: change --k, or leave it out"
+        )
+
+
+def _routed(record: RankRecord) -> dict[int, dict[int, int]]:
+    """Sum the token copies that a rank routed, by iteration and layer."""
+    found: defaultdict[int, defaultdict[int, int]] = defaultdict(
+        lambda: defaultdict(int)
+    )
+    for call in record.calls:
+        if call.operation == ROUTING and call.direction != "recompute":
+            found[call.iteration][call.layer] += int(sum(call.sent))
+    return {iteration: dict(layers) for iteration, layers in found.items()}
+
+
 def _dispatched(record: RankRecord) -> dict[int, dict[int, int]]:
     """Sum the rows that a rank dispatched, by iteration and layer; -1: unknown."""
     found: defaultdict[int, defaultdict[int, int]] = defaultdict(
@@ -85,9 +110,9 @@ def _dispatched(record: RankRecord) -> dict[int, dict[int, int]]:
 
 
 def _validate_tokens(record: RankRecord, options: ImportOptions) -> None:
-    """Check that a rank's dispatch has at most k rows for each of its tokens."""
+    """Check that a rank sends at most k copies of each of its tokens."""
     most = options.tokens * options.k
-    for iteration, layers in _dispatched(record).items():
+    for iteration, layers in (*_routed(record).items(), *_dispatched(record).items()):
         for layer, rows in layers.items():
             if most and rows > most:
                 raise TraceError(

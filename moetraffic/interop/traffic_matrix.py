@@ -32,12 +32,12 @@ AS_DISPATCH = "each matrix as the dispatch of layer 0, as --experts or --k is gi
 
 def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
     """Read each traffic matrix as one iteration with one all-to-all."""
-    if options.unit not in UNITS:
+    unit = options.unit or "KiB"
+    if unit not in UNITS:
         raise TraceError(
-            f"a unit is one of {', '.join(UNITS)}, not "
-            f"{options.unit[:40]!r}: change --unit"
+            f"a unit is one of {', '.join(UNITS)}, not {unit[:40]!r}: change --unit"
         )
-    matrices = [m for f in files for m in _matrices(f, UNITS[options.unit])]
+    matrices = [m for f in files for m in _matrices(f, UNITS[unit])]
     world = len(matrices[0])
     if any(len(m) != world for m in matrices):
         raise TraceError(

@@ -156,7 +156,8 @@ def known_sites(
             f"plans serve all-to-alls whose bytes are known, but {trace.name} has "
             f"none of {phase}"
             + (f" in layers {list(layers)}" if layers else "")
-            + f": its MoE layers are {list(trace.layers)}"
+            + f": its MoE layers are {list(trace.layers)}, of which one with "
+            "all-to-alls is needed (import --row-bytes adds them to routed tokens)"
         )
     return found
 

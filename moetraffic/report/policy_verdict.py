@@ -36,14 +36,22 @@ def verdict(found: Evaluation) -> str:
     return " ".join(part for _, parts in _places(found) for part in parts)
 
 
-def sentences(found: Evaluation) -> list[str]:
+def sentences(found: Evaluation, plans: Sequence[str] = ()) -> list[str]:
     """Summarize an evaluation in at most :data:`MOST` lines.
 
-    The best policy of each family and network comes first, then what limits the
-    evaluation, then figures of each best policy, as many as there is room for.
+    The best policy of each family and network comes first, then the policies named
+    ``plans``, then what limits the evaluation, then figures of each best policy, as
+    many as there is room for.
     """
     places = _places(found)
     lines = [line for _, (first, *_) in places for line in _wrapped(first)]
+    lines += _packed(
+        [
+            f"{s.policy} on {s.network}: {s.over_bound.value:.3g} times the lower bound."
+            for s in found.scores
+            if s.policy in plans and s.family != "placement"
+        ]
+    )
     served = "iterations {:,} to {:,}".format(*found.iterations)
     lines += [f"Served: {served}; {note}." for note in found.notes]
     lines += [line for part in failed(found) for line in _wrapped(part)]

@@ -104,7 +104,7 @@ PANEL_NAME = re.compile(
 
 def save(trace: TraceContents, path: Path, *, force: bool) -> None:
     """Write a trace to a file; see :meth:`Trace.save`."""
-    validate_output(path, force=force, error=TraceError)
+    validate_output(path, force=force, error=TraceError, overwrite="give force=True")
     try:
         with replacing(path) as temporary, DeferredErrorFile(temporary) as file:
             with Image(file, OWN | meta_attributes(trace.meta)) as image:

@@ -90,7 +90,8 @@ class GateProbabilities:
             If the file exists and ``force`` is not given, or it cannot be written.
         """
         path, data = Path(path), BytesIO()
-        validate_output(path, force=force, error=TraceError)
+        here = "give force=True"
+        validate_output(path, force=force, error=TraceError, overwrite=here)
         np.savez_compressed(data, **vars(self))
         try:
             write_whole(path, data.getvalue())

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic import __version__
-from moetraffic.arrays import Int32, Int64, UInt8
+from moetraffic.arrays import Int32, Int64, Integer, UInt8
 from moetraffic.errors import TraceError
 
 from .model import (
@@ -301,6 +301,8 @@ def arrays_as_trace(
             f"k is at least 0 and row_bytes at least 1, but they are {k} and "
             f"{row_bytes}: give counts"
         )
+    if wrong := contradiction_of_k(counts, k):
+        raise TraceError(f"{wrong}: give the model's k, or leave it out (unknown)")
     when = _numbers("iterations", iterations, steps)
     numbers = _numbers("layers", layers, depth)
     return trace_of_routing(
@@ -322,12 +324,10 @@ def arrays_as_trace(
         meta=Meta(
             origin="imported",
             world=ranks,
-            dp=ranks,
             ep=ranks,
             layers=depth,
             experts=experts,
             k=k,
-            virtual=True,
             moetraffic=__version__,
         ),
         steps=Steps(
@@ -341,6 +341,30 @@ def arrays_as_trace(
             kind_source=np.full(steps, Source.ANNOTATED, np.uint8),
         ),
         kind=kind,
+    )
+
+
+def contradiction_of_k(demand: Integer, k: int) -> str:
+    """Describe where token copies ``[..., E]`` of ranks contradict k; "" nowhere.
+
+    A token has k distinct experts, so a rank's copies are a multiple of k, and those of
+    one expert are at most the tokens.
+    """
+    experts = demand.shape[-1]
+    if k > experts:
+        return f"a token has k distinct experts, but k is {k} of {experts} experts"
+    copies, most = demand.sum(axis=-1), demand.max(axis=-1)
+    uneven = copies % max(1, k) > 0
+    wrong = uneven | (most.astype(np.int64) * k > copies)
+    if not wrong.any():
+        return ""
+    at = np.unravel_index(np.argmax(wrong), wrong.shape)
+    what = f"which is no multiple of {k}"
+    if not uneven[at]:
+        what = f"{int(most[at]):,} of them to one expert, so to as many tokens"
+    return (
+        f"a token has k distinct experts, and k is {k}, but a rank routes "
+        f"{int(copies[at]):,} token copies in a layer, {what}"
     )
 
 

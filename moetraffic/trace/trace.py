@@ -35,7 +35,7 @@ class Trace(ShownAsTables, TraceContents):
 
     Examples
     --------
-    >>> trace = Trace.from_arrays([[[[3, 1], [0, 4]]]], k=2)
+    >>> trace = Trace.from_arrays([[[[3, 1], [0, 4]]]], k=1)
     >>> trace.matrix(0, 0, "dispatch", unit="tokens").values.tolist()
     [[3, 1], [0, 4]]
     """
@@ -88,7 +88,7 @@ class Trace(ShownAsTables, TraceContents):
             ``[E]`` or ``[L, E]``: rank of each expert.  By default, rank w holds the
             contiguous block of experts ``w E/W`` to ``(w+1) E/W - 1``.
         k
-            Experts per token; 0: unknown.
+            Experts per token; 0: unknown, or not the same number for all tokens.
         row_bytes
             Bytes of a token copy on the wire.
         dropped
@@ -140,7 +140,8 @@ class Trace(ShownAsTables, TraceContents):
 
     def __repr__(self) -> str:
         meta = self.meta
-        parts = [f"{meta.world} ranks", f"{len(self.layers)} MoE layers"]
+        parts = [f"{meta.world} ranks", f"{len(self.layers)} MoE layer"]
+        parts[-1] += "s" * (len(self.layers) != 1)
         parts += [f"{meta.experts} experts"] * bool(meta.experts)
         parts += [f"k={meta.k}"] * bool(meta.k)
         parts += [f"{len(self.iterations)} training iterations"]

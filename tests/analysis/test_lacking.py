@@ -197,7 +197,7 @@ def test_hosts_are_told_where_nodes_are_known() -> None:
     assert np.allclose(net.line_efficiency, 1)
     assert net.nic_flows == 7
     assert net.nic_byte_entropy_bits == pytest.approx(math.log2(7))
-    assert net.elephant_share == pytest.approx(5 / 56)
+    assert net.largest_flows_byte_share == pytest.approx(5 / 56)
     alone = analyze(trace, parts=["skew"]).exchanges[0].network
     assert alone is not None
     assert np.isnan(alone.inter_host).all()

@@ -279,7 +279,7 @@ def same_calls(one: Trace, other: Trace) -> None:
     ("text", "said"),
     [
         ("iteration,layer\n", "name them iteration"),
-        ("{0}0,1,dispatch,0,1\n", "line 2 has more or fewer values"),
+        ("{0}0,1,dispatch,0,1\n", "line 2 has 5 values in 6 columns"),
         ("{0}0,1,dispatch,0,1,-5\n", "'-5' for bytes"),
         ("{0}0,1,scatter,0,1,5\n", "phase 'scatter'"),
         ("{0}0,1,dispatch,0,1,5\n0,1,dispatch,0,1,5\n", "of the same call again"),

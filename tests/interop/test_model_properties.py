@@ -115,6 +115,71 @@ def test_what_a_table_contradicts_is_refused(
         import_files([table(tmp_path, rows(2))], options=options)
 
 
+def routed(folder: Path, counts: np.ndarray) -> Path:
+    """Write token copies ``[T, W, E]`` of layer 0."""
+    path = folder / "routed.csv"
+    lines = [f"{i},0,{r},{e},{counts[i, r, e]}" for i, r, e in np.ndindex(counts.shape)]
+    path.write_text("\n".join(["iteration,layer,rank,expert,tokens", *lines]) + "\n")
+    return path
+
+
+def test_routed_tokens_and_row_bytes_are_exchanges(tmp_path: Path) -> None:
+    counts = np.random.default_rng().integers(0, 50, (3, 4, 8))
+    made = Trace.from_arrays(counts[:, None], row_bytes=ROW)
+    path = routed(tmp_path, counts)
+    _, merged = import_files([path], options=ImportOptions(row_bytes=ROW))
+    assert (merged.missing, merged.contradictions) == ((), ())
+    assert "from routed tokens and --row-bytes" in merged.trace.meta.inferred
+    for phase in PHASES:
+        for of in ("demand", "wire"):
+            asked = (1, 0, phase)
+            assert np.array_equal(
+                merged.trace.matrix(*asked, of=of), made.matrix(*asked, of=of)
+            )
+    assert {
+        s.phase_source for s in merged.trace.sites if s.operation == "all_to_all"
+    } == {Source.INFERRED}
+    short = routed(tmp_path, counts[:, :3])
+    with pytest.raises(TraceError, match="8 experts are of 3 ranks"):
+        import_files([short], options=ImportOptions(row_bytes=ROW))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (ImportOptions(k=3), "100 token copies in a layer, which is no multiple of 3"),
+        (ImportOptions(k=5), "k is 5 of 4 experts"),
+        (ImportOptions(k=1, tokens=99), "sends 100 rows .* more than 1 for each of 99"),
+        (ImportOptions(unit="KiB"), "--unit is only for matrix files"),
+    ],
+)
+def test_what_routed_tokens_contradict_is_refused(
+    tmp_path: Path, options: ImportOptions, said: str
+) -> None:
+    with pytest.raises(TraceError, match=said):
+        import_files([routed(tmp_path, np.full((2, 2, 4), 25))], options=options)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it is empty"),
+        ("{0}0,0,0,0,-5\n", "line 2 has '-5' for tokens: write an integer from 0 to"),
+        ("{0}0,0,0,0,5.5\n", "line 2 has '5.5' for tokens: write an integer from 0"),
+        ("{0}0,0,0,0,5\n0,0,0,0,6\n", "line 3 has rank and expert .0, 0. of the same"),
+        ("iter,layer,rank,expert,tokens\n", "its columns are iter,.*: name them iter"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_rule(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    path = tmp_path / "wrong.csv"
+    path.write_text(text.format("iteration,layer,rank,expert,tokens\n"))
+    with pytest.raises(TraceError, match=said) as refused:
+        import_files([path])
+    assert "whole copy" not in str(refused.value)
+
+
 def test_ranks_of_a_matrix_are_its_rows(tmp_path: Path) -> None:
     path = matrices(tmp_path, rows(1))
     with pytest.raises(TraceError, match="4, but --ranks is 8: leave it out"):

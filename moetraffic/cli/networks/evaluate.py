@@ -362,7 +362,8 @@ def evaluate(
                 "docs/policies.md"
             )
         told.append({"file": str(path), **report.as_dict(found)})
-        verdicts += [str(path)] * (len(traces) > 1) + sentences(found)
+        verdicts += [str(path)] * (len(traces) > 1)
+        verdicts += sentences(found, [one().name for one in plans])
         scores += report.tables(found)
     if not verdicts:
         raise AnalysisError("policies are evaluated on traces: name one or more")

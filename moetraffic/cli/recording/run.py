@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from moetraffic.errors import CaptureError, MoetrafficError
@@ -26,6 +25,7 @@ from moetraffic.report.console.terminal import Paper, announce
 from moetraffic.report.results.overview import sentence, tables
 from moetraffic.trace import ROUTING, Trace
 from moetraffic.trace.choices import NO_SAMPLE
+from moetraffic.trace.routed import contradiction_of_k
 from moetraffic.trace.segments.series import clear, make_room
 
 from .build import offer
@@ -110,30 +110,14 @@ def run(
     raise typer.Exit(code)
 
 
-def contradiction_of_k(trace: Trace) -> str:
-    """Say where the first counts of a trace contradict its k; "" nowhere.
-
-    A rank's copies are k a token, so a multiple of k, and those of one expert are at
-    most the tokens.
-    """
-    k, routed = trace.meta.k, trace.find(operation=ROUTING)[:CHECKED]
-    for i, at in enumerate(routed.tolist() if k > 1 else ()):
-        demand = trace.demand(routed[i : i + 1])[0]
-        copies, most = demand.sum(axis=-1), demand.max(axis=-1)
-        layer = trace.sites[int(trace.occurrences.site[at])].layer
-        uneven, many = copies % k > 0, most.astype(np.int64) * k > copies
-        if not (uneven | many).any():
-            continue
-        rank = int(np.argmax(uneven | many))
-        what = f"which is no multiple of {k}"
-        if not uneven[rank]:
-            what = f"{int(most[rank]):,} of them to one expert, so to as many tokens"
-        return (
-            f"a token has k experts, and --k is {k}, but a rank routes "
-            f"{int(copies[rank]):,} token copies in layer {layer}, {what}: give the k "
-            "of the model (0: unknown), unless its router chooses another number for "
-            "each token"
-        )
+def _contradiction_of_k(trace: Trace) -> str:
+    """Say where the first counts of a trace contradict its k; "" nowhere."""
+    for at in trace.find(operation=ROUTING)[:CHECKED]:
+        if wrong := contradiction_of_k(trace.demand(at[None]), trace.meta.k):
+            return (
+                f"{wrong}: give the k of the model with --k (0: unknown), unless its "
+                "router chooses another number for each token"
+            )
     return ""
 
 
@@ -148,7 +132,7 @@ def harvest(
     made = SegmentMerger(output, began, force=force, say=announce).gather(notes)
     for name in made:
         with Trace.open(name) as trace:
-            if contradiction := contradiction_of_k(trace):
+            if contradiction := _contradiction_of_k(trace):
                 announce(contradiction)
             paper.show([sentence(trace, name), *tables(trace, name)])
             if token_sample and not any(site.choices for site in trace.sites):

@@ -72,7 +72,9 @@ def import_(
         min=0,
         max=MOST,
     ),
-    unit: str = option("KiB", "Unit of the numbers in a matrix: B, KiB, MiB or GiB."),
+    unit: str | None = option(
+        None, "Unit of the numbers in a matrix: B, KiB, MiB or GiB.", shown="KiB"
+    ),
     keep: bool = option(
         False, "Write the trace even if files contradict each other.", "--keep"
     ),
@@ -99,7 +101,7 @@ def import_(
         tokens=tokens,
         row_bytes=row_bytes,
         ep=ep,
-        unit=unit,
+        unit=unit or "",
     )
     found, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)

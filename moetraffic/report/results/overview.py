@@ -138,7 +138,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
             if meta.repeats_from >= 0
             else ""
         ),
-        "MoE layers": "; ".join(filter(None, layers)),
+        f"MoE layer{'s' * (len(trace.layers) != 1)}": "; ".join(filter(None, layers)),
         "file": "; ".join(file),
     }
     notes = [
@@ -238,9 +238,10 @@ def about(trace: Trace) -> str:
 def layout_known(meta: Meta) -> bool:
     """Return whether the trace records its parallel layout.
 
-    User loops do not, nor replays on other ranks than those of the layout.
+    User loops and most imports do not, nor replays on other ranks than those of the
+    layout.
     """
-    if meta.origin == "replayed":
+    if meta.origin in ("replayed", "imported"):
         return meta.dp * meta.tp * meta.pp * meta.cp == meta.world
     return bool(meta.workload or meta.origin != "captured" or meta.dp > 1)
 
@@ -253,7 +254,8 @@ def layout(trace: Trace) -> str:
     if meta.origin == "replayed":
         return LAYOUT_UNKNOWN
     known = any(s.phase or s.operation == ROUTING for s in trace.sites)
-    ep = f"ep {meta.ep}, inferred from exchanges" if known else "ep unknown"
+    by = ", inferred from exchanges" if meta.origin == "captured" else ""
+    ep = f"ep {meta.ep}{by}" if known else "ep unknown"
     return f"{ep}, dp unknown"
 
 

@@ -227,7 +227,7 @@ def _network(exchanges: list[ExchangeAnalysis]) -> Table:
             *(mean(net.line_efficiency), mean(net.bottleneck_bytes)),
             *(_with(mean(net.inter_host), net.inter_host_uniform), net.nic_flows),
             *(net.nic_flow_entropy_bits, net.nic_byte_entropy_bits),
-            net.elephant_share,
+            net.largest_flows_byte_share,
         )
         for exchange in exchanges
         if (net := exchange.network) is not None
