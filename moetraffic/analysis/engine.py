@@ -39,7 +39,7 @@ from moetraffic.analysis.rhythm.source_statistics import (
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
-from moetraffic.trace import Trace
+from moetraffic.trace import UNKNOWN_TIME, Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers, names, numbers
 
 from .conclusion import PARTS, ExchangeAnalysis, conclude, converged, tokens_of

@@ -47,7 +47,7 @@ def sentences(found: Evaluation, plans: Sequence[str] = ()) -> list[str]:
     lines = [line for _, (first, *_) in places for line in _wrapped(first)]
     lines += _packed(
         [
-            f"{s.policy} on {s.network}: {s.over_bound.value:.3g} times the lower bound."
+            f"{s.policy} on {s.network}: {s.over_bound.value:.3g} times the bound."
             for s in found.scores
             if s.policy in plans and s.family != "placement"
         ]

@@ -38,6 +38,10 @@ def test_a_schedule_is_evaluated_as_static_plans(
     # two ranks have one matching; the mean matrix carries most bytes
     assert run["scores"][1]["reconfigurations"] == 1
     assert run["scores"][1]["served_share"] > 0.7
+    assert main(asked) == 0
+    bound = run["scores"][1]["over_bound"]["value"]
+    shown = capsys.readouterr().out
+    assert f"circuits.json on optical: {bound:.3g} times the bound." in shown
 
 
 def test_a_plan_that_knows_the_served_iterations_is_not_ranked(

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moetraffic.analysis import analyze
 from moetraffic.errors import TraceError
-from moetraffic.interop import import_files
+from moetraffic.interop import ImportOptions, import_files, import_trace
+from moetraffic.report.results.overview import tables
 from moetraffic.trace import PHASES, ROUTING, Trace
 
 from .conftest import make_trace
@@ -91,6 +93,22 @@ def test_repr_is_one_line_that_describes_the_trace() -> None:
         "<Trace 'trace': captured run of größe, 4 ranks, 2 MoE layers, 8 experts, "
         "39 training iterations, 520 calls>"
     )
+
+
+def test_arrays_and_a_table_of_them_are_described_alike(tmp_path: Path) -> None:
+    """Neither has times, nor a parallel layout beyond its group."""
+    counts = np.random.default_rng().integers(1, 50, (40, 4, 8))
+    table = tmp_path / "routed.csv"
+    lines = [f"{i},0,{r},{e},{counts[i, r, e]}" for i, r, e in np.ndindex(counts.shape)]
+    table.write_text("\n".join(["iteration,layer,rank,expert,tokens", *lines]) + "\n")
+    made = Trace.from_arrays(counts[:, None], row_bytes=8)
+    read = import_trace(table, options=ImportOptions(row_bytes=8))
+    for trace in (made, read):
+        assert "imported run, 4 ranks, 1 MoE layer, 8 experts" in repr(trace)
+        run, *_ = tables(trace)[0].rows
+        assert run[1].startswith("imported, 4 ranks (ep 4, dp unknown)")
+        (why,) = [n for n in analyze(trace).notes if n.startswith("no occupation")]
+        assert why == "no occupation: the imported run has no times of its steps"
 
 
 def test_calls_are_a_tidy_table() -> None:
