@@ -58,6 +58,7 @@ from .exchange_claims import exchange_claims, load_peaks
 from .expert_statistics import expert_statistics
 from .network_statistics import network, packet_complexity
 from .observation import joined, observe, observe_loads
+from .omissions import omitted_calls, unnamed_exchanges
 from .records import frame, records
 from .token_choices import token_choices
 
@@ -83,6 +84,9 @@ RUN_STAGES = ("rhythm", "within", "occupation")
 CONSECUTIVE = ("forecasts", "limits", "rhythm")
 """Parts that need consecutive iterations."""
 
+ALL_CALLS = ("rhythm", "occupation")
+"""Parts that need the records of all calls of the analyzed iterations."""
+
 AT_ONCE = 2
 """Maximum number of exchanges computed at a time, to bound memory."""
 
@@ -105,6 +109,8 @@ class Analysis(ShownAsTables):
     ]  # forecasts of later traffic from an iteration's first dispatch
     occupation: TimeBreakdown | None = None  # time breakdown of ranks
     notes: tuple[str, ...] = ()  # reasons for missing statistics
+    omitted: str = ""  # calls that ranks could not record, and how many; "": none
+    unnamed: int = 0  # uneven all-to-alls of unknown layer, where no exchange is known
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -205,6 +211,10 @@ def analyze(
         )
     validate_sources(rhythm_by)
     notes: list[str] = []
+    omitted = omitted_calls(trace)
+    if omitted:  # what depends on the times of all calls would be false
+        parts = tuple(part for part in parts if part not in ALL_CALLS)
+        notes += [f"no {part}: unknown: {omitted}" for part in ALL_CALLS]
     parts = consecutive_parts(trace, parts, notes)
     chosen: dict[str, Any] = {"layers": layers, "phase": phase, "of": of}
     every = sources(trace, notes, iterations=iterations, **chosen)
@@ -284,7 +294,7 @@ def analyze(
         found = OnOffStatistics(about="", found=(), notes=())
         if "rhythm" in parts:
             found = beats(trace, by=rhythm_by, layers=layers, iterations=iterations)
-        if "claims" in parts:
+        if "claims" in parts and not omitted:
             claims = rank_claims(trace, layers=layers, iterations=iterations)
             found = replace(found, claims=claims)
         return found
@@ -314,6 +324,8 @@ def analyze(
         sights=sights,
         occupation=spent,
         notes=tuple(dict.fromkeys(notes)),
+        omitted=omitted,
+        unnamed=0 if every else unnamed_exchanges(trace),
     )
 
 

@@ -122,7 +122,7 @@ def begin(*, say: Say, note: Note) -> None:
                 out,
                 model=_variable("MODEL"),
                 router=_variable("ROUTER"),
-                k=int(_variable("K") or 0),
+                k=int(_variable("K") or 0) or None,
                 every=int(_variable("EVERY") or 1),
                 most_bytes=int(_variable("MAX_SIZE") or 0) or None,
                 token_sample=int(_variable("TOKEN_SAMPLE") or 0),

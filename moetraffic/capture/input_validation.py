@@ -50,6 +50,15 @@ def check_names_and_counts(**values: Any) -> None:
             )
 
 
+def check_experts_per_token(k: int | None) -> None:
+    """Check a number of experts per token, None if unknown."""
+    if k is not None and not (type(k) is int and 1 <= k <= LARGEST_COUNT):
+        raise CaptureError(
+            f"k is the number of experts per token, a whole number from 1 on, but "
+            f"{str(k)[:40]!r} was given: leave it out if it is unknown"
+        )
+
+
 def check_limits(*, window: int, every: int, most_bytes: int | None) -> None:
     """Check the arguments that limit what a recorder stores or may lose."""
     check_names_and_counts(window=window, every=every)

@@ -36,6 +36,7 @@ from .hook.calling_block import BlockSearch
 from .input_validation import (
     OmittedRecords,
     cause,
+    check_experts_per_token,
     check_limits,
     check_names_and_counts,
     checked_groups,
@@ -82,8 +83,8 @@ class Recorder(Recording):
     workload
         The trained workload, if it is a :class:`~moetraffic.patterns.Workload`.
     model, router, k
-        Name of the model, name of its router, and number of experts per token, which
-        noise floors are computed from.
+        Name of the model, name of its router, and number of experts per token, from 1
+        on (None: unknown), which noise floors are computed from.
     groups
         This rank's process groups by kind (``{"ep": group}``).  Other groups have the
         name of their device mesh's dimension, the kind that Megatron-Core or DeepSpeed
@@ -120,7 +121,7 @@ class Recorder(Recording):
         workload: Workload | None = None,
         model: str = "",
         router: str = "",
-        k: int = 0,
+        k: int | None = None,
         groups: Mapping[str, dist.ProcessGroup | None] | None = None,
         placement: Mapping[int, Sequence[int]] | None = None,
         window: int = WINDOW_STEPS,
@@ -129,7 +130,8 @@ class Recorder(Recording):
         token_sample: int = 0,
         force: bool = False,
     ) -> None:
-        check_names_and_counts(model=str(model), router=str(router), k=k, window=window)
+        check_names_and_counts(model=str(model), router=str(router), window=window)
+        check_experts_per_token(k)
         check_limits(window=window, every=every, most_bytes=most_bytes)
         self._most_bytes = most_bytes
         super().__init__(path, token_sample=token_sample, force=force)
@@ -137,7 +139,7 @@ class Recorder(Recording):
         self._about: dict[str, Any] = {
             "model": str(model),
             "router": str(router),
-            "k": k,
+            "k": k or 0,
             "every": every,
         }
         self._left_out = OmittedRecords(self._leave_out)

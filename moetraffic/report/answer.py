@@ -64,6 +64,12 @@ SHORT = 24
 STEP = "recommendation"
 """Basis of a line that names commands, not conclusions."""
 
+REGISTER = (
+    "register your router: capture.router(Router, lambda inputs, output: output[1], "
+    "experts=E) (docs/own-run.md)"
+)
+"""Remedy where layers and phases of expert exchanges are unknown."""
+
 QUANTILE = 0.99
 """Share of the iterations in which a capacity factor leaves no token out."""
 
@@ -124,6 +130,8 @@ def sentences(analysis: Analysis, *, file: str = "run.h5") -> list[str]:
 def conclusions(analysis: Analysis) -> list[str]:
     """Format the lines of :func:`answer` without the commands that come next."""
     if not analysis.claims:
+        if analysis.unnamed:
+            return [str(_data(analysis))]
         why = "; ".join(analysis.notes) or (
             "claims need iterations with complete records of an expert exchange, or "
             "bursts of a rank with known times"
@@ -134,13 +142,21 @@ def conclusions(analysis: Analysis) -> list[str]:
 
 def _data(analysis: Analysis) -> Line:
     every = analysis.exchanges
+    lacks = f"incomplete: {analysis.omitted}; " if analysis.omitted else ""
     if not every:
-        return Line(topic="Data", text="no expert exchange", basis="data")
+        text = "no expert exchange"
+        if analysis.unnamed:
+            text = (
+                f"expert exchanges are not named: layer and phase of "
+                f"{analysis.unnamed:,} all-to-alls, some of unequal parts, are unknown "
+                "(reason: moetraffic info)"
+            )
+        return Line(topic="Data", text=lacks + text, basis="data")
     number = sorted({len(e.iterations) for e in every})
     left = max(e.left_out for e in every)
     groups = len({e.group for e in every})
     text = (
-        f"{_layers([e.layer for e in every])}"
+        f"{lacks}{_layers([e.layer for e in every])}"
         + (f" on {groups} groups" if groups > 1 else "")
         + f"; {_range(number, ',.0f')} iterations"
         + (f", {left:,} left out as incomplete" if left else "")
@@ -416,10 +432,13 @@ def _capacity_factor(exchanges: Sequence[ExchangeAnalysis]) -> str:
 def _next(analysis: Analysis, file: str) -> Line:
     """Recommend the next commands; a long path is named once, or left out."""
     first = ""
-    if not _known_experts(analysis):
+    untested = [[c.untested for c in e.claims] for e in analysis.exchanges]
+    if analysis.unnamed:
+        first = f"{REGISTER}; "
+    elif not _known_experts(analysis):
         first = "register your router (docs/own-run.md); "
-    elif any(c.untested == NO_TOKENS for e in analysis.exchanges for c in e.claims):
-        first = "capture with moetraffic run --k K (experts per token); "
+    elif untested and all(NO_TOKENS in each for each in untested):
+        first = "give k, experts per token (Recorder(k=K), moetraffic run --k K); "
     verbs = {"analyze": "each layer", "evaluate": "circuits", "report": "charts"}
     if all(len(e.ranks) == 1 for e in analysis.exchanges):
         del verbs["evaluate"]

@@ -42,6 +42,8 @@ def as_dict(analysis: Analysis, *, file: str = "") -> dict[str, Any]:
         ],
         "occupation": _occupation(analysis.occupation),
         "notes": list(analysis.notes),
+        "omitted_calls": analysis.omitted,
+        "unnamed_exchanges": analysis.unnamed,
     }
 
 

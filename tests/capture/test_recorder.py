@@ -72,3 +72,9 @@ def test_a_window_that_cannot_be_built_costs_itself_alone(
     kept = [read_segment(path) for path in sorted(folder.glob("rank-00000/*.h5"))]
     assert [s.index for s in kept] == [0, 2, 3]
     assert [s.steps["iteration"].tolist() for s in kept] == [[0], [2], []]
+
+
+@pytest.mark.parametrize("k", [0, -1, "two", True, 2**31])
+def test_experts_per_token_are_from_1_on(k: Any) -> None:
+    with pytest.raises(CaptureError, match="per token, a whole number from 1 on, but"):
+        Recorder("run.h5", k=k)

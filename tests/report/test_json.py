@@ -100,6 +100,8 @@ class Analysis(Strict):
     within_iteration: list[dict[str, Any]]
     occupation: Occupation | None
     notes: list[str]
+    omitted_calls: str
+    unnamed_exchanges: int
 
 
 @pytest.mark.parametrize("trace", ["golden-v1.h5", "golden-v1.1-sampled.h5"])

@@ -123,6 +123,8 @@ def _running() -> tuple[int, str | None]:
     node: Any = _node()  # None between two nodes
     if node is None:
         return -1, None
-    number = node._sequence_nr()
+    # from the type: a Function of the program may set ctx.name to anything
+    kind = type(node)
+    number = kind._sequence_nr(node)
     # 2**64 - 1 for the node that accumulates a gradient, in which DDP's calls run
-    return (number if number < _NO_SEQUENCE else -1), node.name()
+    return (number if number < _NO_SEQUENCE else -1), kind.name(node)

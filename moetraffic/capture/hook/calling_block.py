@@ -1,10 +1,10 @@
 """Find the block of the model that makes the first all-to-alls of a process.
 
-A block is a module in a container of another one (``layers.3``).  It is read from the
-interpreter's stack, so that nothing is attached to the model, and only for a few
-thousand calls: the steps that follow repeat them.  All-to-alls of one block in two of
-its calls are those of two micro-batches or chunks; without this fact they could be
-those of two layers.
+A block is a module in a container of another one (``layers.3``), or else the innermost
+module of the program (``moe0``).  It is read from the interpreter's stack, so that
+nothing is attached to the model, and only for a few thousand calls: the steps that
+follow repeat them.  All-to-alls of one block in two of its calls are those of two
+micro-batches or chunks; without this fact they could be those of two layers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class BlockSearch:
         self.searches = True
         self._calls = self._vain = 0
         self._numbers = itertools.count(1)
-        # number of each block, with the parity of its calls, and the last call's input
-        self._blocks: WeakKeyDictionary[nn.Module, tuple[int, Any]] = (
-            WeakKeyDictionary()
-        )
+        # by block and ids of the modules around it: its number, with the parity of its
+        # calls, and the last call's input
+        self._blocks: WeakKeyDictionary[
+            nn.Module, dict[tuple[int, ...], tuple[int, Any]]
+        ] = WeakKeyDictionary()
 
     def context(self, place: CallContext, *, exchange: bool) -> CallContext:
         """Return the context of a call, with its block if no annotation names it."""
@@ -52,16 +53,19 @@ class BlockSearch:
         self._vain = 0 if number else self._vain + 1
         return CallContext(block=number) if number else place
 
-    def _number(self, block: nn.Module, given: Mapping[str, Any]) -> int:
+    def _number(
+        self, block: nn.Module, given: Mapping[str, Any], around: tuple[int, ...]
+    ) -> int:
         values = (*given.get("args", ()), *given.get("kwargs", {}).values())
         tensor = next((v for v in values if isinstance(v, torch.Tensor)), None)
         if tensor is None:
             return 0  # its calls cannot be distinguished
-        known = self._blocks.get(block)
+        calls = self._blocks.setdefault(block, {})
+        known = calls.get(around)
         number, last = known if known else (2 * next(self._numbers), _never)
         if last() is not tensor:
             number ^= 1
-            self._blocks[block] = number, ref(tensor)
+            calls[around] = number, ref(tensor)
         return number
 
 
@@ -71,26 +75,31 @@ def _never() -> ReferenceType[Any] | None:
 
 def _calling_block(
     frame: FrameType | None,
-) -> tuple[nn.Module, Mapping[str, Any]] | None:
-    """Return the running block, and the local variables of its call.
+) -> tuple[nn.Module, Mapping[str, Any], tuple[int, ...]] | None:
+    """Return the running block, the local variables of its call, and what is around it.
 
     It is the innermost module that is in a container of the module around it, else the
-    outermost module that is no wrapper of torch's.
+    innermost module that is no wrapper of torch's.  A module that several layers share
+    (a token dispatcher) is another block within each: of the latter, the ids of the
+    modules around it are returned too.
     """
     inner: tuple[nn.Module, Mapping[str, Any]] | None = None
-    outermost = None
+    own: tuple[nn.Module, Mapping[str, Any]] | None = None
+    around: list[int] = []
     while frame is not None:
         if frame.f_code is _CALL:
             given = frame.f_locals
             module = given.get("self")
             if isinstance(module, nn.Module):
                 if inner is not None and _contains(module, inner[0]):
-                    return inner
+                    return (*inner, ())
                 inner = module, given
-                if not type(module).__module__.startswith("torch."):
-                    outermost = inner
+                if own is not None:
+                    around.append(id(module))
+                elif not type(module).__module__.startswith("torch."):
+                    own = inner
         frame = frame.f_back
-    return outermost
+    return None if own is None else (*own, tuple(around))
 
 
 def _contains(module: nn.Module, part: nn.Module) -> bool:

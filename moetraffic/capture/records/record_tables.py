@@ -266,10 +266,17 @@ def placements(
 ) -> npt.NDArray[Any]:
     """Build the expert placement of each routed layer, as configured or contiguous.
 
-    The result is ``[n]`` PLACEMENT.
+    Layers may be configured by numbers that only annotations have, see
+    :mod:`moetraffic.trace.inference.router_layers`.  The result is ``[n]`` PLACEMENT.
     """
     rows = []
     routed = {(s.group, s.layer, s.experts) for s in sites if s.operation == ROUTING}
+    routed |= {
+        (s.group, layer, s.experts)
+        for s in sites
+        if s.operation == ROUTING
+        for layer in configured
+    }
     for group, layer, experts in sorted(routed):
         ranks = groups[group].ranks
         if layer in configured:

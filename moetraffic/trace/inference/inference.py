@@ -1,10 +1,12 @@
 """Infer the steps, layers and phases of a run that was not annotated.
 
-1. Number the steps where the program did not mark them (``numbering``, ``period``), and
+1. Number the layers of routers as the program annotates their all-to-alls
+   (``router_layers``).
+2. Number the steps where the program did not mark them (``numbering``, ``period``), and
    combine them with the program's own step markers.
-2. Classify all-to-alls as dispatches, combines and their gradients, and assign them to
+3. Classify all-to-alls as dispatches, combines and their gradients, and assign them to
    layers (``programs``, ``phases``, ``gradients``, ``names``).
-3. Assign routings that a hook on a router reported to the group of their layer.
+4. Assign routings that a hook on a router reported to the group of their layer.
 
 Annotations are kept.  The meta's ``schedule`` states what was inferred and what is
 unknown.
@@ -36,6 +38,7 @@ from .evidence import linked_forward, recorded_by_autograd
 from .names import Naming, find_names
 from .numbering import number_steps
 from .period import NumberedSteps
+from .router_layers import with_annotated_layers
 from .step_markers import (
     check_sampling,
     number_early_calls,
@@ -57,16 +60,18 @@ def infer_schedule(record: Record) -> Record:
     inferred.
     """
     record = number_early_calls(withdraw_optimizer_steps(check_sampling(record)))
+    record, unmatched = with_annotated_layers(record)
     marked = not (record.events["iteration"] < 0).any()
     if marked and not any(_unnamed(s) or _unbound(s) for s in record.sites):
-        return _with_schedule(_infer_kinds(record), [unmarked_steps(record)])
+        remarks = [unmarked_steps(record), unmatched]
+        return _with_schedule(_infer_kinds(record), remarks)
     every = [gather_calls(record, rank) for rank in record.ranks]
     numbered: Mapping[int, NumberedSteps] | None = None
     if not marked or (_steps_bare(record) and record.meta.every == 1):
         numbered = number_steps(every)
     if marked and (numbered is None or not _hide_evaluations(record, numbered)):
         numbered = None
-    inferred, remarks = numbered is not None, []
+    inferred, remarks = numbered is not None, list[str]()
     if numbered is not None:
         kinds = max((n.kinds for n in numbered.values()), key=len)
         counts = [f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)]
@@ -86,7 +91,7 @@ def infer_schedule(record: Record) -> Record:
     mixture = bool(meta.experts or meta.workload or routed)
     known = inferred or marked
     naming = find_names(every, numbered, mixture=mixture, steps_known=known)
-    remarks += _names_found(every, naming)
+    remarks += [*_names_found(every, naming), unmatched]
     record = _with_names(record, every, naming)
     if inferred:
         record = _with_inferred_steps(record, every, numbered)

@@ -100,10 +100,10 @@ def _of_rank(
     known = [(reading, *c) for reading, c in zip(readings, called, strict=True) if c]
     if any(r.interleaved for r in readings):
         return None, ALTERNATE
-    if not all(_once_a_pass(r, [w >> 1 for w in words]) for r, _, words in known):
-        return None, ALTERNATE
     if (readings and not known) or not all(_one_layer(words) for *_, words in known):
         return None, BLOCKS
+    if not all(_once_a_pass(r, [w >> 1 for w in words]) for r, _, words in known):
+        return None, ALTERNATE
     in_order = [words for *_, words in sorted(known, key=lambda k: k[1])]
     layer = _numbers([[w >> 1 for w in words] for words in in_order])
     depth = 1 + max(layer.values(), default=-1)

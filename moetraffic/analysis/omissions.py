@@ -1,0 +1,58 @@
+"""State which calls of a run a trace lacks, or has without layer and phase."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from moetraffic.trace import ALL_TO_ALL, Trace, WireForm
+from moetraffic.units import rank_span
+
+_BY_RANKS = re.compile(r"\branks? (\d+(?:, \d+)*) left out ")
+_CALLS = re.compile(r"(\d+) x call of (\w+)")
+OPERATIONS = {"alltoall_base_": ALL_TO_ALL, "alltoall_": ALL_TO_ALL}
+"""Operations of the collectives that may be counted beside the recorded ones."""
+
+MOST_READ = 256
+"""Unnamed all-to-alls whose bytes are read to decide whether any is uneven."""
+
+
+def omitted_calls(trace: Trace) -> str:
+    """Describe the collective calls that ranks could not record; "" if there is none.
+
+    It is read from the statement of the merge in ``trace.meta.missing``: "480 of 720
+    calls of alltoall_base_ left out by ranks 0, 1".  The number is that of each rank.
+    """
+    found = []
+    _, *parts = _BY_RANKS.split(trace.meta.missing)
+    for by, what in zip(parts[::2], parts[1::2], strict=True):
+        ranks = [int(rank) for rank in by.split(", ")]
+        for number, name in _CALLS.findall(what):
+            text = f"{int(number):,}"
+            if name in OPERATIONS:
+                kept = len(trace.find(operation=OPERATIONS[name], kind=None))
+                text += f" of {int(number) + kept:,}"
+            text += f" calls of {name} left out by rank{'s' * (len(ranks) > 1)} "
+            found.append(text + rank_span(ranks))
+    return ", ".join(found)
+
+
+def unnamed_exchanges(trace: Trace) -> int:
+    """Count all-to-alls of unequal parts that have neither a phase nor a label.
+
+    Such exchanges are a mixture's, but their layers and phases are unknown.  It is 0 if
+    all parts are equal, as those of sequence parallelism are.
+    """
+    bare = [
+        number
+        for number, site in enumerate(trace.sites)
+        if site.operation == ALL_TO_ALL and not site.phase and not site.label
+    ]
+    known = [n for n in bare if trace.sites[n].wire != WireForm.UNKNOWN]
+    mine = np.flatnonzero(np.isin(trace.occurrences.site, known))
+    for at in mine[:MOST_READ].tolist():
+        sent = trace.wire(np.array([at]))[0]
+        if (sent != sent[:1, :1]).any():
+            return int(np.isin(trace.occurrences.site, bare).sum())
+    return 0
