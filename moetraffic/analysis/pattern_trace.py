@@ -209,9 +209,9 @@ def _meta(pattern: Pattern) -> Meta:
         ep=grid.ep,
         cp=grid.cp,
         order=grid.order,
-        schedule="all experts are taken to get as much" if inexact else "",
         moetraffic=__version__,
-        source="computed from the configuration",
+        source="computed from the configuration"
+        + (", equal load of all experts assumed" if inexact else ""),
         **about,
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from moetraffic.units import short_count
+
 from .shape import ModelShape
 from .tensors import ModelTensor, counted_tensors
 
@@ -27,6 +29,13 @@ class ParameterCount:
         """All parameters."""
         dense = self.embedding + self.head + self.attention + self.ffn + self.norms
         return dense + self.experts + self.shared + self.router
+
+    @property
+    def words(self) -> str:
+        """State all parameters and, where they are fewer, the active ones."""
+        active = f" ({short_count(self.active)} active per token)"
+        fewer = self.active < self.total
+        return f"{short_count(self.total)} parameters{active if fewer else ''}"
 
 
 def parameter_count(shape: ModelShape, *, k: int = 1) -> ParameterCount:

@@ -65,6 +65,7 @@ class Row(NamedTuple):
     call: Call  # without layer
     stages: tuple[int, ...]  # whose ranks make as many
     times: int  # in an iteration, by each member
+    when: str  # the call's direction, or "after backward": of no micro-batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,15 +138,17 @@ class Pattern:
 
     def rows(self) -> list[Row]:
         """The program in short: calls alike but for their layer, counted by stage."""
-        counts: dict[Call, dict[int, int]] = {}
+        counts: dict[tuple[Call, str], dict[int, int]] = {}
         for stage, program in enumerate(self.programs):
             for event in program:
                 call = replace(event.call, layer=-1)
-                of_stage = counts.setdefault(call, {})
+                ends = event.micro_batch < 0 and call.direction == "forward"
+                when = "after backward" if ends else call.direction
+                of_stage = counts.setdefault((call, when), {})
                 of_stage[stage] = of_stage.get(stage, 0) + 1
         rows = []
-        for call, of_stage in counts.items():
+        for (call, when), of_stage in counts.items():
             for times in sorted(set(of_stage.values()), reverse=True):
                 same = tuple(s for s, n in of_stage.items() if n == times)
-                rows.append(Row(call, same, times))
+                rows.append(Row(call, same, times, when))
         return sorted(rows, key=lambda r: (TRAFFIC.index(r.call.traffic), r.stages))

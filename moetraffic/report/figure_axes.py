@@ -6,8 +6,10 @@ import re
 import textwrap
 from typing import Any
 
+import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.ticker import (
     EngFormatter,
     LogLocator,
@@ -43,14 +45,9 @@ def set_axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
     of.set_label_text("\n".join(wrapped(axis_label(axis), length_in)))
     if axis.log:
         axes.set(**{f"{side}scale": "log"})
-        least, most = of.get_view_interval()
-        if most / least < 10**FEW_DECADES:
-            of.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            of.set_minor_formatter(NullFormatter())
+        log_ticks(of, *of.get_view_interval(), length_in)
         if axis.label.endswith("[s]"):
             of.set_major_formatter(EngFormatter("s"))
-        elif most <= MOST_PLAIN:
-            of.set_major_formatter(StrMethodFormatter("{x:g}"))
     if axis.names:
         names = [broken_name(name, letters) for name in axis.names]
         of.set_ticks(range(len(axis.names)), names)
@@ -63,6 +60,18 @@ def set_axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
         axes.set(**{f"{side}lim": (0, None)})
     if axis.reverse and not of.get_inverted():
         of.set_inverted(True)
+
+
+def log_ticks(of: XAxis | YAxis, least: float, most: float, length_in: float) -> None:
+    """Label a logarithmic axis of few decades at 1, 2 and 5 where these fit, and small
+    values without powers of ten."""
+    decades = float(np.log10(most / least))
+    fits = decades < 1 or length_in / decades > 18 * letter_in()
+    if decades < FEW_DECADES and fits:
+        of.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        of.set_minor_formatter(NullFormatter())
+    if most <= MOST_PLAIN:
+        of.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def axis_label(axis: Axis) -> str:

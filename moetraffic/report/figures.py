@@ -31,6 +31,7 @@ from .figure_axes import (
     chosen_ticks,
     integer_ticks,
     letter_in,
+    log_ticks,
     plain,
     set_axis,
     wrapped,
@@ -57,6 +58,9 @@ LEAST_HEATMAP_IN = 1.0
 
 HIGHEST_STACKED_IN = 1.7
 """Largest height of panels that are drawn below instead of beside each other."""
+
+SCALE = 12
+"""Letters as wide as axis and color scale beside heatmaps that are side by side."""
 
 NO_INTERVAL = "no interval: too few iterations"
 """Legend of points of a line whose interval is unknown."""
@@ -131,6 +135,8 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
         size[0] / across * 0.8 - max(0, beside - 4) * letter_in(),
         size[1] * 0.7,
     )
+    if _kinds(chart) == {"heatmap"} and across > 1:
+        panel_in = ((size[0] - SCALE * letter_in()) / across * 0.9, panel_in[1])
     for number, (axes, panel) in enumerate(zip(grid, chart.panels, strict=False)):
         image = _panel(
             axes, panel, colors, several=len(chart.panels) > 1, size_in=panel_in
@@ -149,6 +155,8 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
     if images:
         shown = [axes for axes, _, _ in images]
         bar = figure.colorbar(images[0][1], ax=shown, pad=0.015, fraction=0.04)
+        if chart.log_color:
+            log_ticks(bar.ax.yaxis, *bar.mappable.get_clim(), panel_in[1])
         bar.set_label("\n".join(wrapped(plain(images[0][2]), panel_in[1])))
     _legend(figure, grid[: len(chart.panels)])
     if style.title:
@@ -169,11 +177,15 @@ def _layout(chart: Chart, width: float | None) -> tuple[int, tuple[float, float]
     own = (chart.width / PIXELS, chart.height / PIXELS)
     if width is None:
         return chart.across, own
-    kinds = {series.kind for panel in chart.panels for series in panel.series}
-    least = LEAST_HEATMAP_IN
-    if kinds != {"heatmap"}:
-        least = max(LEAST_PANEL_IN[0], own[0] / chart.across / 2)
-    across = max(1, min(chart.across, int(width / least)))
+    if _kinds(chart) == {"heatmap"}:
+        letters = max(len(axis_label(panel.x)) for panel in chart.panels) + 2
+        least = max(LEAST_HEATMAP_IN, letters * letter_in())
+        fit = int((width - SCALE * letter_in()) / least)
+    else:
+        fit = int(width / max(LEAST_PANEL_IN[0], own[0] / chart.across / 2))
+    across = max(1, min(chart.across, fit))
+    if across < chart.across:  # lines of equal length
+        across = -(-len(chart.panels) // -(-len(chart.panels) // across))
     shape = own[1] / (own[0] / chart.across)  # height over width of a panel
     height = max(LEAST_PANEL_IN[1], shape * width / across)
     most = 1.1 * own[1] if across == chart.across else HIGHEST_STACKED_IN
@@ -185,6 +197,10 @@ def _layout(chart: Chart, width: float | None) -> tuple[int, tuple[float, float]
     # title, ticks and label have six lines
     least_in = max(longest, 1.35 * line * rows) + 6 * line
     return across, (width, max(least_in, min(height, most)))
+
+
+def _kinds(chart: Chart) -> set[str]:
+    return {series.kind for panel in chart.panels for series in panel.series}
 
 
 def _names(chart: Chart, width_in: float) -> list[str]:

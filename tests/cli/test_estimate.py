@@ -214,7 +214,8 @@ def test_the_best_layout_is_one_of_the_training_that_was_described(
     """What no search varies holds for every layout: the winner, estimated alone with
     the same options, takes the time that the search found."""
     options = ["--fused-attention", "--state-bytes", "8", "--imbalance", "1.5", "--fp8"]
-    plain, found = best_of(capsys), best_of(capsys, *options)
+    plain = best_of(capsys, "--no-fused-attention")
+    found = best_of(capsys, *options)
     assert found["iteration_s"] < plain["iteration_s"]
     sizes = ("pp", "tp", "dp", "ep", "cp", "zero")
     alone = [part for name in sizes for part in (f"--{name}", f"{found[name]:g}")]
@@ -364,3 +365,43 @@ def test_a_number_of_gpus_that_is_enough_is_named(
     assert json.loads(capsys.readouterr().out)["best"]
     assert main([*asked, "--gpus", "2", "--pp", "1", "--tp", "1", "--zero", "0"]) == 2
     assert capsys.readouterr().err.strip().endswith("give --memory-gb")
+
+
+def test_attention_is_fused_where_training_on_the_gpu_usually_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The default is that of the option given, and the summary states it."""
+    for platform, usual in (
+        ("dgx-h100", True),
+        ("dgx-a100", True),
+        ("dgx-v100", False),
+    ):
+        asked = ("--dp", "2", "--platform", platform)
+        flags = "--fused-attention", "--no-fused-attention"
+        default, fused, unfused = (
+            told(capsys, *asked, *more)["estimate"]["iteration_s"]
+            for more in ((), flags[:1], flags[1:])
+        )
+        assert default == (fused if usual else unfused)
+        assert fused < unfused
+        assert main(["estimate", *asked]) == 0
+        word = "fused" if usual else "unfused"
+        assert f", {word} attention." in capsys.readouterr().out
+
+
+def test_the_summary_says_why_a_bubble_is_long_and_how_large_the_model_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of few layers the output layer takes as long as a stage; EP is always stated."""
+    asked = ["estimate", "--model", "deepseek-v2-lite", "--layers", "12", "--dp", "16"]
+    asked += ["--pp", "4", "--global-batch", "512", "--micro-batch", "1"]
+    asked += ["--platform", "dgx-h100"]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    found = re.search(r"bubble ([\d.]+)% \(([\d.]+)% waiting for the last stage", out)
+    assert found is not None
+    rest = told(capsys, *asked[1:])["estimate"]
+    ideal = rest["bubble_of_ideal"] * rest["compute_s"] / rest["iteration_s"]
+    assert float(found[1]) - float(found[2]) == pytest.approx(100 * ideal, rel=0.05)
+    assert "EP 1" in out
+    assert "6.9B parameters (1.4B active per token)" in out

@@ -61,8 +61,13 @@ def test_sizes_on_the_command_line_are_those_of_the_model(
         preset("gpt-1.3b").model, layers=96, hidden=12288, heads=96, vocabulary=51200
     )
     config = Configuration(
-        model=model, tp=8, pp=12, dp=2, global_batch=96, recompute="full"
+        **{"model": model, "tp": 8, "pp": 12, "dp": 2, "global_batch": 96},
+        recompute="full",
+        fused_attention=True,  # as usual on A100s
     )
+    assert found["fused_attention"] is True
+    # SC'21, equation 2
+    assert found["parameters"]["total"] == pytest.approx(174.6e9, rel=2e-3)
     links = NodeLinks.nominal(gpus=8, inside_bytes_s=300e9, nic_bytes_s=200e9)
     ours = time_model.estimate(config, System.of_gpu(A100, links))
     assert estimate["iteration_s"] == pytest.approx(float(ours.iteration), rel=1e-3)

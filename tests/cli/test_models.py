@@ -77,3 +77,13 @@ def test_a_dense_preset_has_no_expert_parallelism() -> None:
     assert describe(4, {"model": "gpt2-medium", "experts": 8}).layout.ep == 4
     with pytest.raises(LayoutError, match="dense model has no experts to spread"):
         describe(4, {"model": "gpt2-medium", "ep": 2})
+
+
+def test_a_preset_is_shown_with_other_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "mixtral-8x7b", "--layers", "16", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["models"].values()
+    whole = preset("mixtral-8x7b").parameters
+    assert found["parameters"]["experts"] == whole.experts / 2
+    assert found["published"] is None
+    assert main(["models", "--layers", "16"]) == 2
+    assert "leave it out" in capsys.readouterr().err

@@ -27,7 +27,8 @@ VERBS: dict[str, Any] = {
     "bench": get_command(bench.app),
 }
 MAKES_A_RUN = {
-    *("bench", "capture", "demo", "estimate", "generate", "pattern", "tolerance")
+    *("bench", "capture", "demo", "estimate", "generate", "models", "pattern"),
+    "tolerance",
 }
 """They are told how many of something; other verbs choose among what a trace has."""
 

@@ -96,3 +96,23 @@ def test_impossible_patterns(
     told = capsys.readouterr().err
     assert said in told
     assert "Traceback" not in told
+
+
+def test_what_no_micro_batch_calls_is_after_the_backward_pass(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["pattern", "--model", "mixtral-8x7b", "--dp", "8", "--ep", "8"]
+    asked += ["--zero", "1", "--micro-batch", "1", "--global-batch", "32", "--json"]
+    assert main(asked) == 0
+    found = json.loads(capsys.readouterr().out)
+    when = {(call["label"] or call["phase"], call["pass"]) for call in found["calls"]}
+    assert {
+        ("gradient_sync", "after backward"),
+        ("gradient_norm", "after backward"),
+        ("dispatch", "forward"),
+        ("combine_grad", "backward"),
+    } <= when
+    assert not {("gradient_sync", "forward"), ("gradient_norm", "forward")} & when
+    (times,) = {c["times"] for c in found["calls"] if c["phase"] == "dispatch"}
+    assert times == 4 * 32  # micro-batches of 32 layers
+    assert found["parameters"]["total"] == pytest.approx(46.7e9, rel=1e-3)

@@ -122,6 +122,16 @@ def _of_gpu(gpu: Gpu, *, roofline: bool) -> dict[str, Any]:
     }
 
 
+def fused_by_default(platform: str, gpu: str) -> bool:
+    """Return whether training is usually with fused attention: on all known GPUs but
+    the oldest ones."""
+    from moetraffic.patterns.bandwidth.platforms import platform as named
+    from moetraffic.patterns.time_model import GPUS
+
+    name = named(platform).gpu if platform and not is_file(platform) else gpu
+    return name in GPUS and GPUS[name].fused_attention
+
+
 def without_network(platform: str, gpu_given: bool) -> LayoutError:
     """Return the error of several GPUs without bandwidths between them."""
     why = "neither platform nor bandwidth is given"

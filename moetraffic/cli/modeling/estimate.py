@@ -11,7 +11,7 @@ import typer
 
 from moetraffic.cli.output import Shown, present
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import time_model
+from moetraffic.patterns import ModelShape, parameter_count, time_model
 from moetraffic.patterns.bandwidth.platforms import protocols
 from moetraffic.patterns.time_model import GPUS, Configuration, System
 from moetraffic.report import run_calibration as report
@@ -34,6 +34,7 @@ from moetraffic.trace.hdf5.durable import validate_outputs
 from .assumptions import (
     ASSUMED,
     SYSTEM,
+    fused_by_default,
     is_file,
     measured_imbalance,
     nominal,
@@ -65,7 +66,7 @@ OF_A_CAPTURE = (
 """What ``--calibrate`` takes from a captured run."""
 
 AS_CAPTURED = (
-    *("zero", "recompute", "sequence_parallel"),
+    *("zero", "recompute", "sequence_parallel", "fused_attention"),
     *("dtype", "dispatch_dtype", "gradient_dtype"),
 )
 """What ``--calibrate`` takes from a captured run unless it is given."""
@@ -295,6 +296,8 @@ def estimate(
             if sweep == "size":
                 each = [model_of(name, {})[2] for name in _parts(sizes)]
                 chosen["micro_batch"] = np.array(each)
+        if chosen["fused_attention"] is None:
+            chosen["fused_attention"] = fused_by_default(platform, gpu)
         fixed = given("utilization")
         known = nominal(
             *(platform, gpu, protocol),
@@ -402,7 +405,13 @@ def estimate(
     if fit is not None:
         shown.summary.insert(1, report.sentence(fit, model))
         shown.parts["calibration"] = [report.table(fit, model)]
-    show(shown, model=model, conventions=vars(conventions))
+    counted = {}
+    if isinstance(config.model, ModelShape):
+        count = parameter_count(config.model, k=int(config.k))
+        counted = {"parameters": {"total": count.total, "active": count.active}}
+    fused = bool(config.fused_attention)
+    more = {"conventions": vars(conventions), "fused_attention": fused, **counted}
+    show(shown, model=model, **more)
 
 
 def _parts(words: str) -> list[str]:

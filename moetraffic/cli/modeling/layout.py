@@ -94,7 +94,10 @@ ESTIMATED = field_options(
         "micro_batch": MICRO_BATCH,
         "fp8": Setting("Multiply layers' weights in 8 bits.", "--fp8"),
         "fused_attention": Setting(
-            "Fused attention (FlashAttention).", "--fused-attention"
+            "Fused attention (FlashAttention), without stored scores.",
+            shown="fused on A100 and newer",
+            kind=bool | None,
+            default=None,
         ),
         "state_bytes": Setting(
             "Bytes of optimizer states per parameter: 12 for Adam with a master copy, "

@@ -2,40 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
 
 from moetraffic.cli.output import present
+from moetraffic.errors import LayoutError
 from moetraffic.patterns import PRESETS, Preset, preset
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
     only_option,
     parts_of,
+    refuse_idle,
+    takes,
 )
 from moetraffic.tables import Table
+from moetraffic.units import short_count as number
+
+from .model_shape import SHAPE, model_of
 
 PARTS = ("models",)
 
 
+@takes(shape=SHAPE)
 def models(
+    ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Preset to show with all fields.")] = "",
     tables: AllTables = False,
     only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
+    *,
+    shape: dict[str, Any],
 ) -> None:
-    """List the model presets, or show one with all its fields.
+    """List the model presets, or show one with all its fields, or with other sizes.
 
     Example: moetraffic models mixtral-8x7b
     """
     names = parts_of(only, PARTS, tables=tables)
-    found = [preset(name)] if name else list(PRESETS.values())
+    if not name:
+        why = "sizes are those of a NAME"
+        refuse_idle(ctx, tuple(SHAPE), why, error=LayoutError)
+    found = [_sized(preset(name), shape)] if name else list(PRESETS.values())
     data = {"models": {one.name: as_dict(one) for one in found}}
     shown = [described(found[0])] if name else named(found)
     parts = {"models": [details(found[0]) if name else listing(found)]}
     present(data, *shown, as_json=as_json, parts=parts, only=names, tables=tables)
+
+
+def _sized(found: Preset, chosen: dict[str, Any]) -> Preset:
+    """Return a preset with other sizes, of which no parameter count is published."""
+    if all(value is None for value in chosen.values()):
+        return found
+    made, gating, _ = model_of(found.name, chosen)
+    return replace(found, model=made, gating=gating, published=0, left_out={})
 
 
 def named(presets: list[Preset]) -> list[str]:
@@ -129,14 +150,3 @@ def details(found: Preset) -> Table:
     rows |= {f"left out: {part}": f"{n:,}" for part, n in found.left_out.items()}
     rows |= {name: told[name] for name in ("source", "remark") if told[name]}
     return Table(rows=[(n.replace("_", " "), str(value)) for n, value in rows.items()])
-
-
-def number(count: int) -> str:
-    """Format a count in millions or billions.
-
-    Examples
-    --------
-    >>> number(2_673_792), number(46_702_792_704)
-    ('2.7M', '46.7B')
-    """
-    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"

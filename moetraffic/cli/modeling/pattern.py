@@ -15,8 +15,10 @@ from moetraffic.patterns import (
     Gating,
     ModelShape,
     Parallelism,
+    ParameterCount,
     Training,
     Workload,
+    parameter_count,
 )
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.patterns.megatron import megatron_pattern
@@ -113,6 +115,12 @@ def pattern(
     algorithm: str = option(
         "ring", f"Algorithm of collectives: {', '.join(ALGORITHMS)}."
     ),
+    global_batch: int | None = option(
+        None,
+        "Number of sequences per iteration (global batch size).",
+        panel="Training",
+        shown="micro-batch x dp x --accumulation",
+    ),
     imbalance_from: Path | None = option(
         None,
         "Trace whose measured load at --ep ranks gives the ranks' shares.",
@@ -152,13 +160,16 @@ def pattern(
     if gating.dispatch == "dropless":
         why = "dropless experts take all tokens"
         refuse_idle(ctx, ("capacity_factor",), why, error=LayoutError)
+    if global_batch is not None:
+        why = "--global-batch gives the number of micro-batches"
+        refuse_idle(ctx, ("accumulation",), why, error=LayoutError)
     for name, value in (
         ("micro_batch", batch),
         ("accumulation", usual_micro_batches(grid["pp"], grid["schedule"])),
     ):
         if training[name] is None:
             training[name] = value
-    plan = Parallelism(**grid, **training)
+    plan = Parallelism(**grid, **training, global_batch=global_batch)
     shares: tuple[float, ...] = ()
     if imbalance_from is not None:
         if not of.experts or plan.ep == 1:
@@ -183,7 +194,8 @@ def pattern(
         tokens = plan.micro_batch * plan.accumulation * of.window
         made_trace = pattern_trace(made, iterations=iterations, tokens=tokens)
         made_trace.save(output, force=force)
-    shown = _shown(of, made, matrices, plan, algorithm, as_json, [plot, output])
+    count = parameter_count(of, k=gating.k)
+    shown = _shown(of, count, made, matrices, plan, algorithm, as_json, [plot, output])
     present(
         shown.data,
         *shown.summary,
@@ -232,6 +244,7 @@ def _made(
 
 def _shown(
     shape: ModelShape,
+    count: ParameterCount,
     made: Pattern,
     matrices: Mapping[str, csr_array],
     plan: Parallelism,
@@ -249,7 +262,7 @@ def _shown(
         "TP": g.tp,
         "DP": g.dp,
         "CP": g.cp if g.cp > 1 else 0,
-        "EP": g.ep if g.ep > 1 else 0,
+        "EP": g.ep if shape.experts else 0,
     }
     layout = ", ".join(f"{name} {size}" for name, size in sizes.items() if size)
     chart, told = None, {}
@@ -265,13 +278,18 @@ def _shown(
         )
     if as_json:  # [R, R] cells of each kind
         told = report.as_dict(made, matrices)
+        told["parameters"] = {"total": count.total, "active": count.active}
         told |= {"algorithm": algorithm, "files": [str(p) for p in written if p]}
     traffic = report.traffic_table(matrices)
     note = f"Between ranks: bytes of an iteration with {algorithm} collectives."
     most = "Bottleneck rank: of each kind the rank that sends most of it."
     payload = "payload: input bytes of a group member"
     return Shown(
-        summary=[report.sentence(made, matrices, layout, batch), note],
+        summary=[
+            report.sentence(made, matrices, layout, batch),
+            f"Model: {count.words}.",
+            note,
+        ],
         parts={
             "traffic": [traffic, note, most],
             "groups": [report.groups_table(made)],

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from moetraffic.patterns.time_model import Conventions
     from moetraffic.report.chart import Chart
 
-SHOWN = 12
-"""Number of best configurations that are shown."""
+SHOWN, DRAWN = 12, 6
+"""Number of best configurations in the table, and in the picture."""
 
 DOUBLINGS = 10
 """How often the number of GPUs is doubled where no configuration fits."""
@@ -59,7 +59,11 @@ def one_estimate(
         names = [f"ZeRO {stage}" for stage in range(4)]
         shown = _study(
             report.range_sentences(
-                stages, names, f"Layout: {layout}; {batch}", f"Model: {source}"
+                stages,
+                names,
+                f"Layout: {layout}; {batch}",
+                f"Model: {source}",
+                report.model_words(config),
             ),
             report.several(stages, names, "stage", title),
             report.figure(stages, names, title="ZeRO stages", source=title),
@@ -123,7 +127,12 @@ def scaling_sweep(
     names = [f"{count} {unit}{'' if count == 1 else 's'}" for count in counts]
     title = f"{scaling} scaling"
     shown = _study(
-        report.range_sentences(found.estimate, names, f"Sweep: {title}, {source}"),
+        report.range_sentences(
+            found.estimate,
+            names,
+            f"Sweep: {title}, {source}",
+            report.model_words(config),
+        ),
         report.sweep_table(found, names, f"{title}: {source}"),
         report.figure(
             found.estimate,
@@ -177,7 +186,9 @@ def varied(
     head = heads[what]
     title = f"Iteration time by {head}"
     shown = _study(
-        report.range_sentences(found, values, f"Sweep: {title}, {source}"),
+        report.range_sentences(
+            found, values, f"Sweep: {title}, {source}", report.model_words(config)
+        ),
         report.several(found, values, head, f"{title}: {source}"),
         report.figure(found, values, shares=True, title=title, source=source),
         {"varied": what, "values": values, "estimate": report.as_dict(found)},
@@ -202,12 +213,16 @@ def best_layouts(
     number = int(config.world) if gpus is None else gpus
     whole = 8 * number if batch is None else batch
     assert isinstance(config.model, ModelShape)  # an option names one model
+    among: dict[str, Sequence[float]] = {}
+    if config.fused_attention:  # which computes again what "selective" would
+        among["recompute"] = tuple(map(RECOMPUTE.index, ("none", "full")))
+    among |= {name: (float(getattr(config, name)),) for name in fixed}
     searched = partial(
         time_model.search,
         config.model,
         system,
         conventions=conventions,
-        among={name: (float(getattr(config, name)),) for name in fixed},
+        among=among,
         **{
             field.name: getattr(config, field.name)
             for field in fields(config)
@@ -223,7 +238,7 @@ def best_layouts(
             f"of which needs {least:.1f} GB: "
             + (f"--gpus {enough} is enough" if enough else "give --memory-gb")
         )
-    names, common = report.search_names(found, SHOWN)
+    names, common = report.search_names(found, DRAWN)
     title = f"Best of {number} GPUs, {whole} sequences an iteration"
     rows = found.rows(SHOWN)
     times = found.estimate.iteration[found.order[: len(rows)]].tolist()

@@ -49,6 +49,7 @@ class Estimate:
     iteration: Float64  # T_iter, the sum
     bubble_share: Float64  # T_bubble of T_iter: APNet'24's R_bubble
     bubble_of_ideal: Float64  # (p - 1)/(v m): SC'21's, of the time without it
+    head_share: Float64  # of T_iter: the others wait for the last stage's output layer
     memory: Memory  # bytes of the rank that needs most
     fits: Bool  # bool: into the memory that is not reserved
     traffic: tuple[Traffic, ...]  # calls that the communication consists of
@@ -246,7 +247,7 @@ def estimate(
         needed = memory(c)
         room = s.memory_bytes - s.reserved_bytes
         fits = np.asarray(needed.total <= room)
-        share = bubble / whole
+        share, head_share = bubble / whole, waiting / whole
     shape = np.broadcast_shapes(c.shape, np.shape(whole), np.shape(fits))
     sound = np.ones(shape, bool)
     for rule in rules:
@@ -274,6 +275,7 @@ def estimate(
         iteration=known(whole),
         bubble_share=known(share),
         bubble_of_ideal=known(ideal),
+        head_share=known(head_share),
         memory=needed,
         fits=fits & sound,
         traffic=tuple(moved),

@@ -68,6 +68,7 @@ class Gpu:
     memory_share: float = MEMORY_SHARE  # of the memory's rate
     start_s: float = 4e-6  # from one kernel's end to the next one's full speed
     attention: AttentionKernel | None = None  # fused; None: as other products
+    fused_attention: bool = True  # whether training on it is usually with it
     dispatch_s: float = 41e-6  # of the host for a kernel, which the GPU waits for if
     # it is faster; fitted to the even rows of vTrain's single-node table
 
@@ -82,6 +83,7 @@ def _read(row: Mapping[str, str]) -> Gpu:
         inside_bytes_s=float(row["inside_gbs"]) * 1e9,
         fp8_speed=float(row["fp8_speed"]),
         attention=ATTENTION.get(row["attention"]),
+        fused_attention=row["fused_attention"] == "1",
     )
 
 

@@ -65,7 +65,7 @@ def complexity_chart(
             "circle",
         ),
         (
-            "T corrected for the compressor",
+            "T corrected for the compressor (no interval)",
             [c.temporal_corrected for c in every],
             [NO_INTERVAL] * len(every),
             "diamond",
@@ -92,7 +92,8 @@ def complexity_chart(
         f"{one.records:,} packets between different ranks, each of {one.quantum} token "
         f"copies (bytes, where copies are not known), {one.order} within an iteration, "
         f"compressed by {one.compressor} (Avin et al., SIGMETRICS 2020). NT = 1: all "
-        "pairs are equally likely; T = 1: no order in time; bars: 95% over windows"
+        "pairs are equally likely; T = 1: no order in time; bars: 95% of NT and T over "
+        "windows; the corrected T is another quantity and may lie outside T's bar"
     )
     return Chart(
         key="complexity",

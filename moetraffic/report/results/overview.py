@@ -122,8 +122,15 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         f"token sample: {sample}" if (sample := _sample(trace)) else "",
     ]
     facts = {
-        "run": f"{meta.origin}, {meta.world} ranks ({layout(trace)}), "
-        + ("virtual" if meta.virtual else meta.backend),
+        "run": ", ".join(
+            word
+            for word in (
+                f"{meta.origin}, {meta.world} ranks ({layout(trace)})",
+                "virtual" if meta.virtual else meta.backend,
+                meta.source if meta.origin == "generated" else "",
+            )
+            if word
+        ),
         "model": _model(meta),
         "steps": f"{len(trace.steps.iteration)}, of which training: "
         f"{len(trace.iterations)}{_loss_words(_losses(trace))}"

@@ -18,7 +18,7 @@ from moetraffic.report.chart import Chart, Rule
 from moetraffic.tables import Table
 from moetraffic.units import byte_size, rank_span
 
-from .pictures import matrix_chart
+from .pictures import byte_unit, matrix_chart
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -36,14 +36,14 @@ LAYOUTS = ((4, 2, 4), (4, 4, 4), (2, 8, 4))
 def calls_table(pattern: Pattern) -> Table:
     """Tabulate the calls of a pattern; all layers and micro-batches share a row."""
     rows = []
-    for call, held, times in pattern.rows():
+    for call, held, times, when in pattern.rows():
         what = call.phase or call.label
         if call.operation == "send_recv" and not call.shift:
             what = f"stage {call.peers[0]} to {call.peers[1]}"
         about = "" if call.exact else "about "
         rows.append(
             (
-                *(call.traffic, call.group, call.operation, what, call.direction),
+                *(call.traffic, call.group, call.operation, what, when),
                 "all" if len(held) == pattern.grid.pp else rank_span(held),
                 *(about + byte_size(call.size), times),
                 about + byte_size(call.size * times),
@@ -122,8 +122,8 @@ def as_dict(pattern: Pattern, matrices: Mapping[str, csr_array]) -> dict[str, An
         "world": pattern.grid.world,
         "groups": {kind: pattern.grid.groups(kind) for kind in pattern.kinds},
         "calls": [
-            {**asdict(call), "stages": stages, "times": times}
-            for call, stages, times in pattern.rows()
+            {**asdict(call), "pass": when, "stages": stages, "times": times}
+            for call, stages, times, when in pattern.rows()
         ],
         "traffic": {
             kind: {**one, "matrix_bytes": matrices[kind].toarray().tolist()}
@@ -150,11 +150,17 @@ def heatmaps(
         columns = min(MOST_COLUMNS, ceil(columns / 2))
     edges = range(stage, len(whole), stage) if stage else ()
     style: dict[str, Any] = {"color": "#CCCCCC", "width": 0.6, "dash": "solid"}
+    factor, unit = byte_unit(max(m.max(initial=0) for m in shown.values()))
+    nbsp = "\N{NO-BREAK SPACE}"
+    names = (
+        f"{kind}: {byte_size(int(m.sum())).replace(' ', nbsp)}"
+        for kind, m in shown.items()
+    )
     return matrix_chart(
-        {f"{kind}: {byte_size(int(m.sum()))}": m for kind, m in shown.items()},
+        dict(zip(names, (m / factor for m in shown.values()), strict=True)),
         title=title,
         source=source,
-        unit="bytes in an iteration",
+        unit=f"{unit} in an iteration",
         column="receiving rank",
         rules=tuple(
             rule

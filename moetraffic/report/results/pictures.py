@@ -249,26 +249,31 @@ def traffic(
             trace, iterations, operations=operations, algorithm=algorithm
         )
         what = " + ".join(operations) if operations else "all collectives"
-        how = f"all-reduces and the like as {algorithm}; "
+        summed, how = "", f"all-reduces and the like as {algorithm}; "
     else:
         matrices = _of_layers(trace, iterations, layers or trace.layers, phase)
         what = phase or "all phases"
         if layers:
             what += f", layers: {', '.join(map(str, layers))}"
-        how = ""
-    top = int(matrices.max(initial=0))
-    factor, unit = (1e6, "MB") if top >= 1e6 else (1e3, "kB")
+        summed, how = "" if layers else " in all layers", ""
+    factor, unit = byte_unit(int(matrices.max(initial=0)))
+    shown = matrices / factor
+    own = np.arange(shown.shape[1])
+    shown[:, own, own] = np.nan  # left out, not zero
     return matrix_chart(
-        {
-            f"iteration {i}": matrix / factor
-            for i, matrix in zip(iterations, matrices, strict=True)
-        },
+        {f"iteration {i}": matrix for i, matrix in zip(iterations, shown, strict=True)},
         title=f"Bytes between ranks: {what}",
-        source=f"{about(trace)}. Sums of one iteration; {how}without rank-local "
-        "(self) traffic",
+        source=f"{about(trace)}. Sums over the calls of one iteration{summed}; {how}"
+        "without rank-local (self) traffic, the diagonal",
         unit=f"{what} [{unit}]",
         column="receiving rank",
     )
+
+
+def byte_unit(most: float) -> tuple[float, str]:
+    """Choose the unit of an amount of bytes, and how many bytes it is."""
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+    return next((one for one in units if most >= one[0]), units[-1])
 
 
 def _of_layers(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from moetraffic.patterns import ModelShape, parameter_count
 from moetraffic.patterns.layouts.parallelism import RECOMPUTE
 from moetraffic.patterns.time_model import (
     MODEL_ERROR,
@@ -19,6 +20,7 @@ from moetraffic.patterns.time_model import (
 )
 from moetraffic.patterns.time_model.overlap import WINDOWS
 from moetraffic.patterns.time_model.search import COLUMNS
+from moetraffic.patterns.values import anywhere
 from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
 from moetraffic.tables import Table, plain
 from moetraffic.units import byte_size, duration
@@ -63,9 +65,7 @@ MEMORY = ("weights", "gradients", "optimizer", "activations")
 """Parts of the memory that a GPU needs."""
 
 LEAST_WAIT = 0.005  # of an iteration, from which a wait for launches is stated
-
-
-MOST_COMPUTE = 0.7  # of the longest bar, from which all bars begin above 0
+LEAST_HEAD = 0.02  # of an iteration, from which a wait for the output layer is stated
 
 COLORS = {
     "compute": LINE_COLORS[0],
@@ -125,9 +125,14 @@ def summary(found: Estimate, source: str) -> list[str]:
         f"communication {float(found.comm_share):.1%}, bubble "
         f"{float(found.bubble_share):.1%}.",
         f"Memory: {byte_size(float(found.memory.total))} per GPU, which "
-        f"{'fits' if found.fits else 'does not fit'}.",
+        f"{'fits' if found.fits else 'does not fit'}; {model_words(found.config)}.",
         f"Layout: {layout}; {source}.",
     ]
+    if (head := float(found.head_share)) >= LEAST_HEAD:
+        lines[1] = (
+            f"{lines[1][:-1]} ({head:.1%} waiting for the last stage, which also has "
+            "the output layer)."
+        )
     limit = (
         "Launches: kernel launches by the host limit the layers (the GPU waits "
         f"{waits:.1%} of T_iter for them: a larger micro-batch would use it)."
@@ -264,13 +269,13 @@ def range_sentences(found: Estimate, names: Sequence[str], *about: str) -> list[
 def search_sentences(found: Search, title: str) -> list[str]:
     """State the fastest configuration, its rate, and how many could be ranked."""
     best, at = found.estimate, found.order[0]
-    (names, common) = search_names(found, 2)
-    layout = ", ".join(part for part in (names[0], common) if part)
+    experts = anywhere(best.config.sizes.experts)
+    layout = _stated(_words(found.rows(1)[0]), experts=experts)
     return [
         f"T_iter {duration(float(best.iteration[at]))}, {best.tokens_s[at]:,.0f} "
         f"tokens/s, communication {best.comm_share[at]:.1%}, memory "
         f"{byte_size(best.memory.total[at])}.",
-        f"Layout: {layout}.",
+        f"Layout: {layout}; {model_words(best.config)}.",
         *(f"{note[:1].upper()}{note[1:]}." for note in search_notes(found)),
         f"{title}.",
     ]
@@ -342,7 +347,9 @@ def search_names(found: Search, number: int) -> tuple[list[str], str]:
         ", ".join(filter(None, (row[key] for key in row if key not in same)))
         for row in rows
     ]
-    return names, _stated(rows[0][key] for key in rows[0] if key in same)
+    experts = anywhere(found.estimate.config.sizes.experts)
+    shared = {key: word for key, word in rows[0].items() if key in same}
+    return names, _stated(shared, experts=experts)
 
 
 AGAIN = {
@@ -356,7 +363,7 @@ AGAIN = {
 def layout_words(config: Configuration) -> tuple[str, str]:
     """Describe one configuration as those of a search; and its batch and sequence."""
     row = {name: float(np.ravel(getattr(config, name))[0]) for name in COLUMNS}
-    words = _stated(_words(row).values())
+    words = _stated(_words(row), experts=anywhere(config.sizes.experts))
     sizes = (config.accumulation, config.micro_batch, config.dp, config.sizes.source)
     return words, batch_words(*(float(np.ravel(size)[0]) for size in sizes))
 
@@ -380,10 +387,23 @@ def batch_words(
     )
 
 
-def _stated(words: Iterable[str]) -> str:
-    """Join words, without those of sizes that are as usual."""
-    left_out = {"", *(f"{WORDS[key]} {size}" for key, size in LEFT_OUT.items())}
-    return ", ".join(word for word in words if word not in left_out)
+def model_words(config: Configuration) -> str:
+    """State the parameters of a configuration's model, if it is one, and what is
+    assumed of attention."""
+    fused = "fused" if anywhere(config.fused_attention) else "unfused"
+    if not isinstance(config.model, ModelShape):
+        return f"Attention: {fused}"
+    count = parameter_count(config.model, k=int(np.max(config.k)))
+    return f"{count.words}, {fused} attention"
+
+
+def _stated(words: Mapping[str, str], *, experts: bool) -> str:
+    """Join words, without those of sizes that are as usual; EP is always stated of
+    models with experts."""
+    left_out = {key: f"{WORDS[key]} {size}" for key, size in LEFT_OUT.items()}
+    if experts:
+        del left_out["ep"]
+    return ", ".join(w for key, w in words.items() if w and w != left_out.get(key))
 
 
 def _words(row: Mapping[str, Any]) -> dict[str, str]:
@@ -479,13 +499,6 @@ def figure(
     axis = Axis(label="share of all terms' time [%]", from_zero=True)
     if not shares:
         axis = Axis(label="iteration time [s]", from_zero=True)
-        top, least = float(left.max(initial=0)), float(parts["compute"].min())
-        # bars of mostly compute would look alike
-        if len(names) > 2 and least > MOST_COMPUTE * top:
-            step = 10.0 ** np.floor(np.log10(top - least))
-            begin = float(np.floor(least / step - 0.5) * step)
-            label = f"{axis.label}, bars cut at {begin:g} s"
-            axis = Axis(label=label, limits=(begin, top + 0.03 * (top - begin)))
     return Chart(
         title=title,
         source=source,
