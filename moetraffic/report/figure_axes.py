@@ -66,8 +66,10 @@ def log_ticks(of: XAxis | YAxis, least: float, most: float, length_in: float) ->
     """Label a logarithmic axis of few decades at 1, 2 and 5 where these fit, and small
     values without powers of ten."""
     decades = float(np.log10(most / least))
-    fits = decades < 1 or length_in / decades > 18 * letter_in()
-    if decades < FEW_DECADES and fits:
+    if decades < 1:  # 1, 2 and 5 may be one of these
+        of.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+        of.set_minor_formatter(NullFormatter())
+    elif decades < FEW_DECADES and length_in / decades > 18 * letter_in():
         of.set_major_locator(LogLocator(subs=(1, 2, 5)))
         of.set_minor_formatter(NullFormatter())
     if most <= MOST_PLAIN:
