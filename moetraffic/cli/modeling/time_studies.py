@@ -24,6 +24,7 @@ from moetraffic.patterns.time_model.links import OF_NIC
 from moetraffic.report import run_projection as projected
 from moetraffic.report.console.options import positive_numbers
 from moetraffic.report.results import time_model as report
+from moetraffic.report.results.trained import model_words
 from moetraffic.trace import Trace
 from moetraffic.units import bytes_per_second
 
@@ -63,7 +64,7 @@ def one_estimate(
                 names,
                 f"Layout: {layout}; {batch}",
                 f"Model: {source}",
-                report.model_words(config),
+                model_words(config),
             ),
             report.several(stages, names, "stage", title),
             report.figure(stages, names, title="ZeRO stages", source=title),
@@ -131,7 +132,7 @@ def scaling_sweep(
             found.estimate,
             names,
             f"Sweep: {title}, {source}",
-            report.model_words(config),
+            model_words(config),
         ),
         report.sweep_table(found, names, f"{title}: {source}"),
         report.figure(
@@ -187,7 +188,7 @@ def varied(
     title = f"Iteration time by {head}"
     shown = _study(
         report.range_sentences(
-            found, values, f"Sweep: {title}, {source}", report.model_words(config)
+            found, values, f"Sweep: {title}, {source}", model_words(config)
         ),
         report.several(found, values, head, f"{title}: {source}"),
         report.figure(found, values, shares=True, title=title, source=source),
