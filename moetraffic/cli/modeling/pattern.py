@@ -253,7 +253,7 @@ def _shown(
     written: Sequence[Path | None],
 ) -> Shown:
     from moetraffic.report.results import pattern as report
-    from moetraffic.report.results.trained import batch_words
+    from moetraffic.report.trained import batch_words
 
     g = plan
     batch = batch_words(g.accumulation, g.micro_batch, g.dp, shape.sequence)

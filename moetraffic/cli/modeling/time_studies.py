@@ -24,7 +24,7 @@ from moetraffic.patterns.time_model.links import OF_NIC
 from moetraffic.report import run_projection as projected
 from moetraffic.report.console.options import positive_numbers
 from moetraffic.report.results import time_model as report
-from moetraffic.report.results.trained import model_words
+from moetraffic.report.trained import model_words
 from moetraffic.trace import Trace
 from moetraffic.units import bytes_per_second
 

@@ -21,10 +21,9 @@ from moetraffic.patterns.time_model.overlap import WINDOWS
 from moetraffic.patterns.time_model.search import COLUMNS
 from moetraffic.patterns.values import anywhere
 from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
+from moetraffic.report.trained import batch_words, model_words
 from moetraffic.tables import Table, plain
 from moetraffic.units import byte_size, duration
-
-from .trained import batch_words, model_words
 
 TERMS = {
     "compute": "compute",
