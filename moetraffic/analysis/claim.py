@@ -33,6 +33,8 @@ class Claim:
 
     name: str  # what is claimed, a word of the glossary: "converged", "periodic"
     about: str  # of what: "expert load of layer 0"
+    subject: str = ""  # whose rows of a data frame it belongs to: "expert_load"
+    horizon: int = -1  # iterations ahead; -1: no forecast
     outcome: Outcome
     statement: str  # the claim as a clause: "its level is stable from iteration 120 on"
     null: str  # hypothesis that the claim must reject: "a random walk of the shares"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,9 +12,11 @@ from moetraffic.trace import Meta
 
 from .claim import Claim
 from .conclusion import CLAIMED, Subject, sent_tokens, tokens_of
+from .convergence.level_changes import last_change
 from .convergence.level_claims import level_claims
 from .exchange import Rows, Source
 from .forecast.forecast_claims import forecast_claims, matrix_claim
+from .forecast.forecasting import forecast
 from .noise.skew_claims import skew_claims
 from .skew.measures import max_over_mean
 
@@ -53,21 +56,39 @@ def exchange_claims(
     else:
         return ()
     name, matrix = CLAIMED["demand.load" in rows]
-    return (
+    of_load = (
         *skew_claims(counts, tokens=tokens, k=k, about=about),
         *level_claims(counts, tokens=tokens, k=k, at=source.iterations, about=about),
-        *(
-            claim
-            for subject in subjects
-            if subject.name == name and subject.forecasts is not None
-            for claim in forecast_claims(subject.forecasts, about=about)
-        ),
-        *(
-            matrix_claim(subject.forecasts, about=f"{matrix} matrix of {where}")
-            for subject in subjects
-            if subject.name == matrix and subject.forecasts is not None
-        ),
     )
+    found = [replace(claim, subject=name) for claim in of_load]
+    since = last_change(counts)
+    series = {name: counts, matrix: rows[f"{matrix}.cells"]}
+    for subject in subjects:
+        if subject.forecasts is None or subject.name not in series:
+            continue
+        judged = subject.forecasts
+        limits: tuple[str, ...] = ()
+        if since:
+            ahead = [each.horizon for each in judged.horizons]
+            judged = forecast(series[subject.name][since:], horizons=ahead)
+            begin = source.iterations[since]
+            limits = (f"of iterations from {begin} on, as the level changes before",)
+        made = (
+            forecast_claims(judged, about=about)
+            if subject.name == name
+            else (matrix_claim(judged, about=f"{matrix} matrix of {where}"),)
+        )
+        found += [
+            replace(
+                claim,
+                subject=subject.name,
+                left_out=since,
+                needs=since + claim.needs,
+                flags=(*claim.flags, *limits),
+            )
+            for claim in made
+        ]
+    return tuple(found)
 
 
 def load_peaks(rows: Rows) -> Float64 | None:

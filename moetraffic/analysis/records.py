@@ -131,7 +131,12 @@ def _of_claims(claims: tuple[Claim, ...], here: Mapping[str, Any]) -> Iterator[R
     """Yield three records per claim: figure, p-value and whether it is stated."""
     stated = {Outcome.STATED: 1.0, Outcome.NO_EVIDENCE: 0.0}
     for claim in claims:
-        row = partial(Record, **here, subject=claim.about)
+        row = partial(
+            Record,
+            **here,
+            subject=claim.subject or claim.about,
+            horizon=claim.horizon,
+        )
         name = f"claim.{claim.name}"
         yield row(
             statistic=name,
@@ -170,7 +175,8 @@ def _of_subject(
             )
     if subject.forecasts is not None:
         for horizon in subject.forecasts.horizons:
-            yield from _of_horizon(horizon, partial(row, horizon=horizon.horizon))
+            of = partial(row, horizon=horizon.horizon)
+            yield from _of_horizon(horizon, of, unit=f"{subject.unit}²")
     if (memory := subject.memory) is not None:
         yield row(
             statistic="memory.phi",
@@ -220,12 +226,14 @@ def _of_experts(experts: ExpertStatistics, here: Mapping[str, Any]) -> Iterator[
         )
 
 
-def _of_horizon(horizon: HorizonScores, row: Callable[..., Record]) -> Iterator[Record]:
+def _of_horizon(
+    horizon: HorizonScores, row: Callable[..., Record], *, unit: str
+) -> Iterator[Record]:
     verdict = horizon.verdict
     for score in horizon.scores:
         chosen = score.forecaster == verdict.forecaster
         of = partial(row, forecaster=score.forecaster, chosen=chosen)
-        yield of(statistic="mse", value=score.mse)
+        yield of(statistic="mse", unit=unit, value=score.mse)
         nmse = 1 - score.skill.high, 1 - score.skill.low
         yield of(
             statistic="nmse",

@@ -11,6 +11,7 @@ import numpy as np
 from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.claim import LEVEL, Claim, Outcome
 from moetraffic.analysis.exchange import BEYOND, REPEATED
+from moetraffic.analysis.forecast.usefulness import WORSE
 from moetraffic.analysis.noise.skew_claims import NO_TOKENS
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
@@ -189,6 +190,10 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
     }
     made = {name: claims for name, claims in made.items() if claims}
     items = [_stated(name, made, every) for name in made]
+    worse = _worse(every) if topic == "Forecasts" else []
+    if worse:
+        where = _some_layers([e for e, _ in worse], every)
+        items.append(_worse_items(worse, f" in {where}" * bool(where), made))
     basis = "claims" if items else "figure"
     if topic == "Skew" and (factor := _capacity_factor(every)):
         items.append((factor, factor))
@@ -196,14 +201,44 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
         return []
     of = "" if _known_experts(analysis) else f"{_of_ranks(every)}: "
     text = of + _fitted(f"{topic}: {of}", items)
-    if len(f"{topic}: {text}.") > WIDTH:
-        counts = (
-            f"{name} in {len({(e.layer, e.group) for e, _ in claims})}"
-            + f" ({figure_of([c for _, c in claims])})" * (name == PERSISTENCE)
-            for name, claims in made.items()
-        )
-        text = f"{of}{', '.join(counts)} of {len(every)} {_unit(every)}"
+    if made and len(f"{topic}: {text}.") > WIDTH:
+        text = of + _counted(f"{topic}: {of}", made, worse, every)
     return [Line(topic=topic, text=text, basis=basis)]
+
+
+def _worse_items(
+    worse: Sequence[tuple[ExchangeAnalysis, Claim]],
+    where: str,
+    made: Mapping[str, Sequence[tuple[ExchangeAnalysis, Claim]]],
+) -> tuple[str, str]:
+    """State that forecasts are worse than persistence, and the same in short."""
+    inside = f"{_range([-c.figure for _, c in worse], '.0%')} higher"
+    ahead = worse[0][1].horizon
+    what = WORSE + f" {ahead} ahead" * (ahead > 1) + where
+    short = what.replace(WORSE, "worse") if PERSISTENCE in made else what
+    return _with(what, inside), _with(short, inside)
+
+
+def _counted(
+    topic: str,
+    made: Mapping[str, Sequence[tuple[ExchangeAnalysis, Claim]]],
+    worse: Sequence[tuple[ExchangeAnalysis, Claim]],
+    exchanges: Sequence[ExchangeAnalysis],
+) -> str:
+    """Count the layers of each claim, with horizons if they fit into a line."""
+    counts = []
+    for name, claims in made.items():
+        figure = f" ({figure_of(_nearest(claims)).removeprefix('MSE ')})"
+        number = len({(e.layer, e.group) for e, _ in claims})
+        counts.append(f"{name} in {number}{figure if name == PERSISTENCE else ''}")
+    if worse:
+        counts.append(_worse_items(worse, f" in {len(worse)}", made)[1])
+    first, claims = next(iter(made.items()))
+    near, rest = _reach(first, claims, exchanges, counted=True)
+    ahead = [f"{first}{near} in {len(_nearest(claims))}{rest}", *counts[1:]]
+    end = f" of {len(exchanges)} {_unit(exchanges)}"
+    fits = len(f"{topic}{', '.join(ahead)}{end}.") <= WIDTH
+    return ", ".join(ahead if fits else counts) + end
 
 
 def _fitted(topic: str, items: Sequence[tuple[str, str]], between: str = "; ") -> str:
@@ -223,29 +258,107 @@ def _stated(
 ) -> tuple[str, str]:
     """State a claim with its figure and layers, and without its figure.
 
-    Of claims about forecasts these are of the nearest horizon, and the longest one is
-    named; what a line states before, its horizon and baseline, it does not repeat.  The
-    gain over persistence is never left out.
+    Of claims about forecasts these are of the nearest horizon, and what holds at the
+    others is named; what a line states before, its horizons and baseline, it does not
+    repeat.  The gain over persistence is never left out.
     """
-    horizons = {n: sorted({_horizon(c) for _, c in of}) for n, of in made.items()}
-    first, ahead = next(iter(made)), horizons[name]
-    near = [(e, c) for e, c in made[name] if _horizon(c) == ahead[0]]
+    first, ahead = next(iter(made)), min(c.horizon for _, c in made[name])
+    near = [(e, c) for e, c in made[name] if c.horizon == ahead]
     where = _some_layers([e for e, _ in near], exchanges)
-    what = name
-    if ahead[0] and (name == first or ahead[0] != horizons[first][0]):
-        what += f" {ahead[0]} iteration{'s' * (ahead[0] > 1)} ahead"
-        what += f", up to {ahead[-1]}" if ahead[1:] else ""
+    reach, rest = _reach(name, made[name], exchanges)
+    same = name != first and reach == _reach(first, made[first], exchanges)[0]
+    what = name + reach * (not same)
+    full = what + rest
+    if name != first and rest == _reach(first, made[first], exchanges)[1]:
+        full = what
     figure = figure_of([c for _, c in near])
     if name != first == "predictable":
         figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
     details = "; ".join(filter(None, (figure, where)))
-    return _with(what, details), _with(what, figure if name == PERSISTENCE else where)
+    if name == PERSISTENCE:
+        return _with(full, details), _with(what, figure)
+    return _with(full, details), _with(full, where)
 
 
-def _horizon(claim: Claim) -> int:
-    """Return the horizon of a claim about forecasts, which ends its subject, or 0."""
-    end = claim.about.rpartition(", ")[2]
-    return int(end.split()[0]) if end.endswith(" ahead") else 0
+def _reach(
+    name: str,
+    made: Sequence[tuple[ExchangeAnalysis, Claim]],
+    exchanges: Sequence[ExchangeAnalysis],
+    *,
+    counted: bool = False,
+) -> tuple[str, str]:
+    """Name the nearest horizon at which a claim holds, and what holds at others.
+
+    The longest horizon is named with its layers where it holds in fewer; of those at
+    which it holds nowhere, the first and the last that were tested.  ``counted``: with
+    their number in place of the layers.
+    """
+    of: dict[int, list[ExchangeAnalysis]] = {
+        c.horizon: [] for e in exchanges for c in e.claims if c.name == name
+    }
+    for exchange, claim in made:
+        of[claim.horizon].append(exchange)
+    asked = sorted(of)
+    holds = [h for h in asked if of[h]]
+    if holds[0] < 0:
+        return "", ""
+    text = ""
+    if holds[1:]:
+        fewer = len(of[holds[-1]]) < len(of[holds[0]])
+        some = of[holds[-1]]
+        named = len(some) if counted else _some_layers(some, exchanges)
+        where = f" in {named}" if fewer else ""
+        text += f", up to {holds[-1]}{where}"
+    tested = {
+        c.horizon
+        for e in exchanges
+        for c in e.claims
+        if c.name == name and c.outcome is Outcome.NO_EVIDENCE
+    }
+    lacking = [h for h in dict.fromkeys((asked[0], asked[-1])) if not of[h]]
+    without = [str(h) for h in lacking if h in tested]
+    text += f", not {' or '.join(without)}" if without else ""
+    unit = "" if counted else f" iteration{'s' * (holds[0] > 1)}"
+    return f" {holds[0]}{unit} ahead", text
+
+
+def _nearest(made: Sequence[tuple[ExchangeAnalysis, Claim]]) -> list[Claim]:
+    """Return the claims of the nearest horizon."""
+    near = min(c.horizon for _, c in made)
+    return [c for _, c in made if c.horizon == near]
+
+
+def _worse(
+    exchanges: Sequence[ExchangeAnalysis],
+) -> list[tuple[ExchangeAnalysis, Claim]]:
+    """Find the forecasts with an MSE above that of persistence.
+
+    At the nearest horizon at which any has.
+    """
+    found = [
+        (e, c)
+        for e in exchanges
+        for c in e.claims
+        if any(flag.startswith(WORSE) for flag in c.flags)
+    ]
+    near = min((c.horizon for _, c in found), default=0)
+    return [(e, c) for e, c in found if c.horizon == near]
+
+
+def _ahead(
+    name: str,
+    claims: Sequence[tuple[ExchangeAnalysis, Claim]],
+    outcome: Outcome,
+    asked: Sequence[int],
+) -> str:
+    """Name a claim with the horizons of an outcome; one step ahead alone is implied.
+
+    "Better than persistence" goes with "predictable".
+    """
+    ahead = sorted({c.horizon for _, c in claims if c.outcome is outcome})
+    if name == PERSISTENCE or list(asked) in ([-1], [1]):
+        return name
+    return f"{name} {_range(ahead, 'd')} ahead"
 
 
 def _not_shown(analysis: Analysis) -> list[Line]:
@@ -256,8 +369,9 @@ def _not_shown(analysis: Analysis) -> list[Line]:
     for name in (name for names in TOPICS.values() for name in names):
         claims = [(e, c) for e in every for c in e.claims if c.name == name]
         stated = any(c.stated for _, c in claims)
-        near = min((_horizon(c) for _, c in claims), default=0)
-        claims = [(e, c) for e, c in claims if _horizon(c) == near]
+        asked = sorted({c.horizon for _, c in claims})
+        late = [(e, c) for e, c in claims if c.horizon == asked[-1]]
+        claims = [(e, c) for e, c in claims if c.horizon == asked[0]]
         why = [claim.untested for _, claim in claims]
         if claims and all(why):
             untested.append((name, why[0]))
@@ -268,10 +382,15 @@ def _not_shown(analysis: Analysis) -> list[Line]:
             size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
             size = size and f"cells, not port sums: {size}"
             inside = "; ".join(filter(None, [size, _some_layers(tested, every)]))
-            no_evidence.append((_with(name, inside), name))
+            what = _ahead(name, claims + late, Outcome.NO_EVIDENCE, asked)
+            no_evidence.append((_with(what, inside), what))
+        short = short or [
+            (e, c) for e, c in late if c.outcome is Outcome.NOT_ENOUGH_DATA
+        ]
         if short:
             where = _some_layers([e for e, _ in short], every)
-            few.append((_with(name, where), name))
+            what = _ahead(name, claims + late, Outcome.NOT_ENOUGH_DATA, asked)
+            few.append((_with(what, where), what))
             if name != "co-activated":  # which needs tokens
                 needs.update(_about(claim.needs) for _, claim in short)
     for claim in analysis.beats.claims:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import zlib
 
+import numpy as np
 import pytest
 
+from moetraffic import Trace, analyze
 from tests.analysis.known_processes.tally import (
     TRUTH,
     Tally,
@@ -35,7 +37,7 @@ def test_each_process_and_each_claim_of_it_has_a_truth(outcomes):
     assert outcomes.keys() == truth().keys()
     for process, of in outcomes.items():
         for name, one in of.items():
-            stated = name in truth()[process] or name == "better than persistence"
+            stated = name in truth()[process]
             assert stated, f"{name} is not in {TRUTH.name}"
             assert one.runs == SEEDS
 
@@ -87,3 +89,39 @@ def test_a_share_of_false_claims_has_its_exact_limit():
     assert one.share_limit == pytest.approx(0.0475, abs=2e-4)
     one.outcomes["stated"] += 1
     assert one.share_limit > 0.05
+
+
+def test_claims_of_forecasts_join_the_rows_of_the_forecasts():
+    """By layer, group, subject and horizon, in a data frame."""
+    rng = np.random.default_rng()
+    counts = rng.multinomial(512, np.full(8, 1 / 8), (120, 2, 4))
+    parts = ["claims", "forecasts"]
+    found = analyze(Trace.from_arrays(counts, k=1), parts=parts, horizons=[1, 5])
+    rows = found.to_frame()
+    keys = ["layer", "group", "phase", "subject", "horizon"]
+    skill = rows[(rows.statistic == "skill") & rows.chosen].set_index(keys).value
+    for name, of in (("predictable", "expert_load"), ("matrix predictable", "demand")):
+        claims = rows[rows.statistic == f"claim.{name}"].set_index(keys).value
+        assert set(claims.index.get_level_values("subject")) == {of}
+        joined = skill[claims.index]
+        assert len(joined) == (4 if of == "expert_load" else 2)
+        assert claims.to_numpy() == pytest.approx(joined.to_numpy())
+    errors = rows[rows.statistic == "mse"]
+    copies = errors.subject.isin(["expert_load", "demand"])
+    assert set(errors[copies].unit) == {"token copies²"}
+    assert set(errors[~copies].unit) == {"bytes²"}
+
+
+def test_of_levels_of_noise_only_the_last_is_judged():
+    """Each forecast is better than the mean of another level: no news."""
+    rng = np.random.default_rng(5)
+    shares = rng.dirichlet(np.full(8, 20), 2)[(np.arange(240) >= 120).astype(int)]
+    counts = np.stack([rng.multinomial(2048, row, (1, 4)) for row in shares])
+    found = analyze(Trace.from_arrays(counts, k=1), parts=["claims"], horizons=[1])
+    of = {claim.name: claim for claim in found.claims}
+    assert of["level change"].stated
+    since = int(of["level change"].high)
+    for name in ("predictable", "better than persistence", "matrix predictable"):
+        assert not of[name].stated
+        assert (of[name].used, of[name].left_out) == (240 - since, since)
+        assert f"from {since} on, as the level changes before" in of[name].flags[-1]

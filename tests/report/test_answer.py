@@ -359,7 +359,7 @@ def test_horizons_beyond_the_run_are_refused() -> None:
 def test_forecasts_are_stated_of_the_nearest_and_the_longest_horizon() -> None:
     def about(ahead: int, outcome: Outcome) -> Claim:
         one = claim("predictable", outcome, 0.5 / ahead)
-        return replace(one, about=f"load, {ahead} iterations ahead")
+        return replace(one, horizon=ahead)
 
     found = analysis(
         *(
@@ -368,17 +368,44 @@ def test_forecasts_are_stated_of_the_nearest_and_the_longest_horizon() -> None:
         )
     )
     assert line(found, "Forecasts") == (
-        "Forecasts: predictable 1 iteration ahead, up to 5 (MSE 50% below the past "
-        "mean; layers 1 to 7)."
+        "Forecasts: predictable 1 iteration ahead, up to 5 in layers 5, 6, 7, not "
+        "10 (MSE 50% below the past mean; layers 1 to 7)."
     )
     none = analysis(exchange(0, about(1, NOT), about(10, FEW)))
-    assert line(none, "No evidence of") == "No evidence of: predictable."
+    assert line(none, "No evidence of") == "No evidence of: predictable 1 ahead."
+    assert line(none, "Undecided") == (
+        "Undecided: needs about 200 iterations: predictable 10 ahead."
+    )
+    never = analysis(exchange(0, about(1, NOT), about(10, NOT)))
+    assert line(never, "No evidence of") == "No evidence of: predictable 1 to 10 ahead."
+
+
+def test_one_horizon_that_is_not_the_next_iteration_is_named() -> None:
+    cells = replace(claim("matrix predictable", figure=-0.1), horizon=10)
+    found = analysis(exchange(0, replace(claim("predictable"), horizon=10), cells))
+    assert line(found, "No evidence of") == (
+        "No evidence of: predictable 10 ahead, matrix predictable 10 ahead (cells, not "
+        "port sums: MSE changed by +10%)."
+    )
+
+
+def test_a_forecast_that_is_worse_than_persistence_is_stated() -> None:
+    """In one of two layers the opposite of the claim is significant."""
+    first = replace(claim("predictable", STATED, 0.5), horizon=1)
+    better = replace(claim("better than persistence", STATED, 0.1), horizon=1)
+    worse = replace(claim("better than persistence", figure=-0.486), horizon=1)
+    worse = replace(worse, flags=("worse than persistence: MSE 49% above it",))
+    found = analysis(exchange(0, first, better), exchange(3, first, worse))
+    assert line(found, "Forecasts") == (
+        "Forecasts: predictable 1 iteration ahead (MSE 50% below the past mean); "
+        "better than persistence (10% lower; layer 0); worse in layer 3 (49% higher)."
+    )
 
 
 def test_forecasts_name_a_horizon_and_a_baseline_that_differ() -> None:
     def about(name: str, ahead: int) -> Claim:
         one = claim(name, STATED, 0.5)
-        return replace(one, about=f"load, {ahead} iterations ahead")
+        return replace(one, horizon=ahead)
 
     later = about("better than persistence", 5)
     found = analysis(exchange(0, about("predictable", 1), later))

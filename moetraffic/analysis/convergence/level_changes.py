@@ -10,10 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import gammaincc, gammaincinv
 
 from moetraffic.analysis.claim import LEVEL
 from moetraffic.arrays import Float64
+
+from .log_shares import log_shares
 
 MOST = 8
 """Jumps that are looked for."""
@@ -64,6 +67,28 @@ def level_changes(levels: Float64) -> tuple[tuple[LevelChange, ...], float]:
         found.append(change)
         rest = rest - np.outer(np.arange(len(rest)) >= change.index, change.jump)
     return tuple(sorted(found, key=lambda change: change.index)), first
+
+
+def last_change(counts: npt.ArrayLike) -> int:
+    """Find the row from which the shares of counts keep their last level.
+
+    ``counts``: ``[T, C]`` token copies, or bytes in units of a row; step first.
+
+    Returns
+    -------
+    int
+        The end of the 95% interval of the last change of level; 0: there is none.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> p = np.where(np.arange(200)[:, None] < 90, [0.4, 0.3, 0.3], [0.2, 0.3, 0.5])
+    >>> last_change(np.array([rng.multinomial(2000, row) for row in p]))
+    90
+    """
+    levels, rows = log_shares(counts)
+    changes, _ = level_changes(levels)
+    return int(rows[changes[-1].high]) if changes else 0
 
 
 def _largest(levels: Float64) -> LevelChange | None:

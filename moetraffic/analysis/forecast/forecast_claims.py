@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from moetraffic.analysis.claim import Claim
 
 from .forecasting import Forecasts
 from .judging import HorizonScores
 from .origins import Ratio, steps_needed
-from .usefulness import decided, improvement
+from .usefulness import compared, decided, improvement
+
+PAST = "the mean of the past"
 
 
 def forecast_claims(forecasts: Forecasts, *, about: str) -> tuple[Claim, ...]:
@@ -28,8 +34,9 @@ def forecast_claims(forecasts: Forecasts, *, about: str) -> tuple[Claim, ...]:
     -------
     tuple of Claim
         "predictable" (a lower MSE than the mean of the past; the figure is the skill)
-        and "better than persistence" (the figure is the reduction of the MSE), for
-        each horizon in its order.
+        and "better than persistence" (a lower MSE than persistence as well; the figure
+        is the reduction of the MSE), for each horizon in its order.  Of noise the mean
+        has half of the MSE of persistence, which is not worth a forecast.
 
     Examples
     --------
@@ -44,11 +51,33 @@ def forecast_claims(forecasts: Forecasts, *, about: str) -> tuple[Claim, ...]:
     found: list[Claim] = []
     for horizon in forecasts.horizons:
         subject = f"{about}, {_ahead(horizon)}"
-        found += [
-            _predictable(horizon, subject, forecasts.steps),
-            improvement(horizon.verdict, about=subject, steps=forecasts.steps),
-        ]
+        first = _predictable(horizon, subject, forecasts.steps)
+        second = improvement(horizon.verdict, about=subject, steps=forecasts.steps)
+        unchanged = horizon.score("persistence")
+        worse = unchanged is not None and unchanged.skill.value < 0
+        found += [first, _of_both(first, second, worse=worse)]
     return tuple(found)
+
+
+def _of_both(predictable: Claim, improved: Claim, *, worse: bool) -> Claim:
+    """Claim an improvement on persistence only beside one on the mean of the past.
+
+    A test of both rejects each of two null hypotheses at its level.
+    """
+    flags = improved.flags
+    if improved.stated and not predictable.stated:
+        improved = replace(improved, outcome=predictable.outcome)
+        flags = (
+            *flags,
+            f"persistence is {'worse' if worse else 'no better'} than {PAST}",
+        )
+    return replace(
+        improved,
+        null=f"{improved.null}, or than that of {PAST}",
+        # NaN where either lacks data
+        p=float(np.maximum(predictable.p, improved.p)),
+        flags=flags,
+    )
 
 
 def matrix_claim(forecasts: Forecasts, *, about: str) -> Claim:
@@ -86,13 +115,18 @@ def _predictable(
         name=name,
         about=about,
         outcome=decided(found, horizon.verdict),
-        statement=f"{name}: MSE {100 * found.value:.2g}% below the mean of the "
-        f"past (95% CI {100 * found.low:.2g} to {100 * found.high:.2g}%)",
-        null="an MSE of the test part no lower than that of the mean of the past",
+        statement=f"{name}: {compared(found, PAST)}"
+        if found.value > 0
+        else compared(found, PAST),
+        null=f"an MSE of the test part no lower than that of {PAST}",
         p=found.p,
         figure=found.value,
         low=found.low,
         high=found.high,
         used=steps,
         needs=steps_needed(horizon.horizon),
+        horizon=horizon.horizon,
+        flags=(f"the forecaster that was chosen is {PAST} itself",)
+        if score and score.skill.p == 1 and np.isnan(score.skill.low)
+        else (),
     )

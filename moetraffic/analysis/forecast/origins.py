@@ -151,7 +151,7 @@ def gain(
     -------
     Ratio
         NaN where the reference has no error; the interval also with fewer than 4
-        blocks.
+        blocks, and where a forecast is compared with itself.
 
     References
     ----------
@@ -173,6 +173,8 @@ def gain(
     blocks = int(len(error) / span) if len(error) else 0
     if blocks < FEWEST:
         return Ratio(value=value, blocks=blocks)
+    if np.array_equal(error, reference):
+        return Ratio(value=0.0, p=1.0, blocks=blocks)
     edges = np.linspace(0, len(error), blocks + 1).astype(np.int64)[:-1]
     above = whole - np.add.reduceat(error, edges)
     below = base - np.add.reduceat(reference, edges)

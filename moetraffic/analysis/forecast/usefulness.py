@@ -11,6 +11,9 @@ from moetraffic.analysis.claim import LEVEL, Claim, Outcome
 from .accuracy import TOLERANCES
 from .origins import FEWEST, Ratio, steps_needed
 
+WORSE = "worse than persistence"
+"""Beginning of a flag: the opposite of the claim is significant at the same level."""
+
 NAN = float("nan")
 
 
@@ -74,8 +77,7 @@ def improvement(verdict: Verdict, *, about: str, steps: int) -> Claim:
         name="better than persistence" if verdict.horizon else "better than history",
         about=about,
         outcome=decided(found, verdict),
-        statement=f"MSE {100 * found.value:.3g}% below {other} "
-        f"(95% CI {100 * found.low:.2g} to {100 * found.high:.2g}%)",
+        statement=compared(found, other),
         null=f"an MSE of the test part no lower than that of {other}",
         p=found.p,
         figure=found.value,
@@ -83,7 +85,37 @@ def improvement(verdict: Verdict, *, about: str, steps: int) -> Claim:
         high=found.high,
         used=steps,
         needs=steps_needed(verdict.horizon),
+        horizon=verdict.horizon,
+        flags=_limits(found, verdict),
     )
+
+
+def _limits(found: Ratio, verdict: Verdict) -> tuple[str, ...]:
+    """Name the opposite where it is significant, and what cannot be compared."""
+    other = baseline(verdict)
+    if verdict.horizon and found.value < 0 and found.p >= 1 - LEVEL:
+        return (f"{WORSE}: {compared(found, other)}",)
+    if verdict.forecaster in ("persistence", "history"):
+        return (f"the forecaster that was chosen is {other} itself",)
+    return ()
+
+
+def compared(found: Ratio, other: str) -> str:
+    """State an MSE relative to that of a baseline, with its interval.
+
+    Examples
+    --------
+    >>> compared(Ratio(value=-0.486, low=-0.67, high=-0.32), "persistence")
+    'MSE 49% above persistence (95% CI 32 to 67%)'
+    """
+    way, sign = ("below", 1) if not found.value < 0 else ("above", -1)
+    if found.value == 0 and found.p == 1:
+        return f"MSE equal to that of {other}"
+    text = f"MSE {100 * sign * found.value:.0f}% {way} {other}"
+    if np.isnan(found.low):
+        return text
+    low, high = sorted((100 * sign * found.low, 100 * sign * found.high))
+    return f"{text} (95% CI {low:.0f} to {high:.0f}%)"
 
 
 def decided(found: Ratio, verdict: Verdict) -> Outcome:

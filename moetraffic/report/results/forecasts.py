@@ -98,6 +98,7 @@ def _errors(scored: Sequence[Scored]) -> Table:
         },
         rows=rows,
         notes=[
+            "MSE: token copies² of expert load and demand, bytes² of wire and received",
             "NMSE: MSE / MSE of the mean of the past, at the same origins",
             "bytes within 20%: share of bytes in cells forecast to within ±20%",
         ],

@@ -61,10 +61,47 @@ def test_each_horizon_has_its_claims_and_a_short_run_its_needs():
         assert (late.needs, late.used) == (196, 60)
     longer = claims(rng.poisson(50, size=(196, 4)), horizons=[10])
     assert longer[0].outcome is Outcome.NO_EVIDENCE
-    # of white noise the mean has half of the error of persistence
-    better = claims(rng.poisson(50, size=(1000, 4)))[1]
-    assert better.stated
+
+
+def test_of_noise_half_of_the_error_of_persistence_is_no_improvement():
+    """The mean of the past has it as well."""
+    rng = np.random.default_rng(1)
+    _, better = claims(rng.poisson(50, size=(1000, 4)))
+    assert not better.stated
     assert better.low < 0.5 < better.high
+    assert better.flags == ("persistence is worse than the mean of the past",)
+
+
+def test_an_improvement_on_both_baselines_is_stated():
+    """A slow motion under sampling noise: a mean of recent values is better."""
+    rng = np.random.default_rng(1)
+    levels = np.exp(rng.normal(0, 0.02, (1000, 8)).cumsum(axis=0))
+    predictable, better = claims(rng.poisson(50 * levels))
+    assert predictable.stated
+    assert better.stated
+    assert better.p == max(better.p, predictable.p)
+
+
+def test_a_forecast_that_is_worse_than_persistence_says_so():
+    """The validation part moves about a level, and the test part walks away."""
+    rng = np.random.default_rng(2)
+    still = 1e4 + rng.normal(0, 100, (750, 4))
+    walk = 1e4 + 400 * rng.normal(size=(250, 4)).cumsum(axis=0)
+    _, better = claims(np.concatenate([still, walk]))
+    assert better.figure < 0
+    assert better.flags[0].startswith("worse than persistence: MSE ")
+    assert " above persistence (95% CI " in better.flags[0]
+
+
+def test_a_forecaster_that_is_its_baseline_has_no_interval():
+    for seed in range(20):
+        counts = np.random.default_rng(seed).multinomial(4000, np.full(8, 1 / 8), 300)
+        same, _ = claims(counts)
+        if same.figure == 0:
+            assert np.isnan(same.low)
+            assert "the mean of the past itself" in same.flags[0]
+            return
+    pytest.fail("the mean of the past was never chosen")
 
 
 def test_a_matrix_is_harder_to_predict_than_its_sums():

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 from moetraffic.analysis.claim import Claim
+from moetraffic.analysis.convergence.level_changes import last_change
 from moetraffic.analysis.convergence.level_claims import level_claims
 from moetraffic.analysis.forecast.forecast_claims import forecast_claims
 from moetraffic.analysis.forecast.forecasting import forecast
@@ -97,7 +98,9 @@ def claims(process: str, seed: Sequence[int], steps: int) -> tuple[list[Claim], 
         made = [
             *level_claims(counts, tokens=tokens, k=1, about=about),
             *skew_claims(counts, tokens=tokens, k=1, about=about),
-            *forecast_claims(forecast(counts, horizons=[1]), about=about),
+            *forecast_claims(
+                forecast(counts[last_change(counts) :], horizons=[1]), about=about
+            ),
         ]
         return made, run.truth
     drawn = bursts.PROCESSES[process](rng, steps)
