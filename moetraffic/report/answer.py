@@ -15,7 +15,9 @@ from moetraffic.analysis.forecast.usefulness import WORSE
 from moetraffic.analysis.noise.skew_claims import NO_TOKENS
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
-from moetraffic.units import rank_span
+
+from .forecast_horizons import nearest, reach_of, worse_than_persistence
+from .layer_lists import detailed, layers_of, range_of, rounded_up, some_layers, unit_of
 
 REDUCED = "MSE reduced by"
 """Name of a figure that is negative where the MSE is increased."""
@@ -58,9 +60,6 @@ UNDECIDED = "Undecided"
 
 WIDTH = 160
 """Characters of a line, two of a terminal of 80 columns; details yield to it."""
-
-SHORT = 24
-"""Characters of a list of layers, above which they are counted."""
 
 STEP = "recommendation"
 """Basis of a line that names commands, not conclusions."""
@@ -157,9 +156,9 @@ def _data(analysis: Analysis) -> Line:
     left = max(e.left_out for e in every)
     groups = len({e.group for e in every})
     text = (
-        f"{lacks}{_layers([e.layer for e in every])}"
+        f"{lacks}{layers_of([e.layer for e in every])}"
         + (f" on {groups} groups" if groups > 1 else "")
-        + f"; {_range(number, ',.0f')} iterations"
+        + f"; {range_of(number, ',.0f')} iterations"
         + (f", {left:,} left out as incomplete" if left else "")
         + ("" if _known_experts(analysis) else f"; experts unknown: {_of_ranks(every)}")
         + f"; claims are tested (p < {LEVEL:g}), measured values are not"
@@ -178,7 +177,7 @@ def _known_experts(analysis: Analysis) -> bool:
 def _of_ranks(exchanges: Sequence[ExchangeAnalysis]) -> str:
     """Name the load of ranks whose experts are unknown."""
     number = sorted({len(e.ranks) for e in exchanges})
-    return f"bytes received by {_range(number, ',.0f')} ranks"
+    return f"bytes received by {range_of(number, ',.0f')} ranks"
 
 
 def _topic(analysis: Analysis, topic: str) -> list[Line]:
@@ -190,9 +189,9 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
     }
     made = {name: claims for name, claims in made.items() if claims}
     items = [_stated(name, made, every) for name in made]
-    worse = _worse(every) if topic == "Forecasts" else []
+    worse = worse_than_persistence(every) if topic == "Forecasts" else []
     if worse:
-        where = _some_layers([e for e, _ in worse], every)
+        where = some_layers([e for e, _ in worse], every)
         items.append(_worse_items(worse, f" in {where}" * bool(where), made))
     basis = "claims" if items else "figure"
     if topic == "Skew" and (factor := _capacity_factor(every)):
@@ -212,11 +211,11 @@ def _worse_items(
     made: Mapping[str, Sequence[tuple[ExchangeAnalysis, Claim]]],
 ) -> tuple[str, str]:
     """State that forecasts are worse than persistence, and the same in short."""
-    inside = f"{_range([-c.figure for _, c in worse], '.0%')} higher"
+    inside = f"{range_of([-c.figure for _, c in worse], '.0%')} higher"
     ahead = worse[0][1].horizon
     what = WORSE + f" {ahead} ahead" * (ahead > 1) + where
     short = what.replace(WORSE, "worse") if PERSISTENCE in made else what
-    return _with(what, inside), _with(short, inside)
+    return detailed(what, inside), detailed(short, inside)
 
 
 def _counted(
@@ -228,15 +227,15 @@ def _counted(
     """Count the layers of each claim, with horizons if they fit into a line."""
     counts = []
     for name, claims in made.items():
-        figure = f" ({figure_of(_nearest(claims)).removeprefix('MSE ')})"
+        figure = f" ({figure_of(nearest(claims)).removeprefix('MSE ')})"
         number = len({(e.layer, e.group) for e, _ in claims})
         counts.append(f"{name} in {number}{figure if name == PERSISTENCE else ''}")
     if worse:
         counts.append(_worse_items(worse, f" in {len(worse)}", made)[1])
     first, claims = next(iter(made.items()))
-    near, rest = _reach(first, claims, exchanges, counted=True)
-    ahead = [f"{first}{near} in {len(_nearest(claims))}{rest}", *counts[1:]]
-    end = f" of {len(exchanges)} {_unit(exchanges)}"
+    near, rest = reach_of(first, claims, exchanges, counted=True)
+    ahead = [f"{first}{near} in {len(nearest(claims))}{rest}", *counts[1:]]
+    end = f" of {len(exchanges)} {unit_of(exchanges)}"
     fits = len(f"{topic}{', '.join(ahead)}{end}.") <= WIDTH
     return ", ".join(ahead if fits else counts) + end
 
@@ -264,85 +263,20 @@ def _stated(
     """
     first, ahead = next(iter(made)), min(c.horizon for _, c in made[name])
     near = [(e, c) for e, c in made[name] if c.horizon == ahead]
-    where = _some_layers([e for e, _ in near], exchanges)
-    reach, rest = _reach(name, made[name], exchanges)
-    same = name != first and reach == _reach(first, made[first], exchanges)[0]
+    where = some_layers([e for e, _ in near], exchanges)
+    reach, rest = reach_of(name, made[name], exchanges)
+    same = name != first and reach == reach_of(first, made[first], exchanges)[0]
     what = name + reach * (not same)
     full = what + rest
-    if name != first and rest == _reach(first, made[first], exchanges)[1]:
+    if name != first and rest == reach_of(first, made[first], exchanges)[1]:
         full = what
     figure = figure_of([c for _, c in near])
     if name != first == "predictable":
         figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
     details = "; ".join(filter(None, (figure, where)))
     if name == PERSISTENCE:
-        return _with(full, details), _with(what, figure)
-    return _with(full, details), _with(full, where)
-
-
-def _reach(
-    name: str,
-    made: Sequence[tuple[ExchangeAnalysis, Claim]],
-    exchanges: Sequence[ExchangeAnalysis],
-    *,
-    counted: bool = False,
-) -> tuple[str, str]:
-    """Name the nearest horizon at which a claim holds, and what holds at others.
-
-    The longest horizon is named with its layers where it holds in fewer; of those at
-    which it holds nowhere, the first and the last that were tested.  ``counted``: with
-    their number in place of the layers.
-    """
-    of: dict[int, list[ExchangeAnalysis]] = {
-        c.horizon: [] for e in exchanges for c in e.claims if c.name == name
-    }
-    for exchange, claim in made:
-        of[claim.horizon].append(exchange)
-    asked = sorted(of)
-    holds = [h for h in asked if of[h]]
-    if holds[0] < 0:
-        return "", ""
-    text = ""
-    if holds[1:]:
-        fewer = len(of[holds[-1]]) < len(of[holds[0]])
-        some = of[holds[-1]]
-        named = len(some) if counted else _some_layers(some, exchanges)
-        where = f" in {named}" if fewer else ""
-        text += f", up to {holds[-1]}{where}"
-    tested = {
-        c.horizon
-        for e in exchanges
-        for c in e.claims
-        if c.name == name and c.outcome is Outcome.NO_EVIDENCE
-    }
-    lacking = [h for h in dict.fromkeys((asked[0], asked[-1])) if not of[h]]
-    without = [str(h) for h in lacking if h in tested]
-    text += f", not {' or '.join(without)}" if without else ""
-    unit = "" if counted else f" iteration{'s' * (holds[0] > 1)}"
-    return f" {holds[0]}{unit} ahead", text
-
-
-def _nearest(made: Sequence[tuple[ExchangeAnalysis, Claim]]) -> list[Claim]:
-    """Return the claims of the nearest horizon."""
-    near = min(c.horizon for _, c in made)
-    return [c for _, c in made if c.horizon == near]
-
-
-def _worse(
-    exchanges: Sequence[ExchangeAnalysis],
-) -> list[tuple[ExchangeAnalysis, Claim]]:
-    """Find the forecasts with an MSE above that of persistence.
-
-    At the nearest horizon at which any has.
-    """
-    found = [
-        (e, c)
-        for e in exchanges
-        for c in e.claims
-        if any(flag.startswith(WORSE) for flag in c.flags)
-    ]
-    near = min((c.horizon for _, c in found), default=0)
-    return [(e, c) for e, c in found if c.horizon == near]
+        return detailed(full, details), detailed(what, figure)
+    return detailed(full, details), detailed(full, where)
 
 
 def _ahead(
@@ -358,7 +292,7 @@ def _ahead(
     ahead = sorted({c.horizon for _, c in claims if c.outcome is outcome})
     if name == PERSISTENCE or list(asked) in ([-1], [1]):
         return name
-    return f"{name} {_range(ahead, 'd')} ahead"
+    return f"{name} {range_of(ahead, 'd')} ahead"
 
 
 def _not_shown(analysis: Analysis) -> list[Line]:
@@ -381,43 +315,37 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         if tested and not stated:
             size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
             size = size and f"cells, not port sums: {size}"
-            inside = "; ".join(filter(None, [size, _some_layers(tested, every)]))
+            inside = "; ".join(filter(None, [size, some_layers(tested, every)]))
             what = _ahead(name, claims + late, Outcome.NO_EVIDENCE, asked)
-            no_evidence.append((_with(what, inside), what))
+            no_evidence.append((detailed(what, inside), what))
         short = short or [
             (e, c) for e, c in late if c.outcome is Outcome.NOT_ENOUGH_DATA
         ]
         if short:
-            where = _some_layers([e for e, _ in short], every)
+            where = some_layers([e for e, _ in short], every)
             what = _ahead(name, claims + late, Outcome.NOT_ENOUGH_DATA, asked)
-            few.append((_with(what, where), what))
+            few.append((detailed(what, where), what))
             if name != "co-activated":  # which needs tokens
-                needs.update(_about(claim.needs) for _, claim in short)
+                needs.update(rounded_up(claim.needs) for _, claim in short)
     for claim in analysis.beats.claims:
         name = f"{claim.name} of {claim.about}"
         if claim.outcome is Outcome.NOT_ENOUGH_DATA:
-            few.append((f"{name} (about {_about(claim.needs):,})", name))
+            few.append((f"{name} (about {rounded_up(claim.needs):,})", name))
         elif not claim.stated:
             no_evidence.append((name, name))
     undecided, other = "", ""
     if untested:
         names = ", ".join(name for name, _ in untested)
-        full = ", ".join(_with(*one) for one in untested)
+        full = ", ".join(detailed(*one) for one in untested)
         room = WIDTH // (2 if few else 1) - len(f"{UNDECIDED}: not tested: .")
         other = f"not tested: {full if len(full) <= room else names}"
     if few:
-        about = f"about {_range(sorted(needs), ',.0f')}" if needs else "more"
+        about = f"about {range_of(sorted(needs), ',.0f')}" if needs else "more"
         reason = f"needs {about} iterations: "
         rest = "; " + other if other else ""
         undecided = reason + _listed(f"{UNDECIDED}: {reason}{rest}", few) + rest
     found = {NOT_SHOWN: _listed(NOT_SHOWN, no_evidence), UNDECIDED: undecided or other}
     return [Line(topic=t, text=x, basis="claims") for t, x in found.items() if x]
-
-
-def _about(needs: int) -> int:
-    """Round a number of observations, which differs from run to run, up to 2 digits."""
-    unit = int(10 ** max(len(str(needs)) - 2, 0))
-    return -(-needs // unit) * unit
 
 
 def _listed(topic: str, items: Sequence[tuple[str, str]]) -> str:
@@ -432,29 +360,6 @@ def _listed(topic: str, items: Sequence[tuple[str, str]]) -> str:
     return text
 
 
-def _with(what: str, inside: str) -> str:
-    return f"{what} ({inside})" if inside else what
-
-
-def _some_layers(
-    some: Sequence[ExchangeAnalysis], exchanges: Sequence[ExchangeAnalysis]
-) -> str:
-    """Name some layers, or count them where there are many; "" for all."""
-    chosen = {(e.layer, e.group) for e in some}
-    if len(chosen) == len(exchanges):
-        return ""
-    where = _where([e for e in exchanges if (e.layer, e.group) in chosen], exchanges)
-    if len(where) <= SHORT:
-        return where
-    return f"{len(chosen)} of {len(exchanges)} {_unit(exchanges)}"
-
-
-def _unit(exchanges: Sequence[ExchangeAnalysis]) -> str:
-    """Name what is counted: a layer may have an exchange in each of several groups."""
-    alone = len({e.layer for e in exchanges}) == len(exchanges)
-    return "layers" if alone else "layers and groups"
-
-
 def figure_of(claims: Sequence[Claim]) -> str:
     """Format the range of the figures of claims of one name; "" if none is known."""
     known = [claim.figure for claim in claims if np.isfinite(claim.figure)]
@@ -463,39 +368,12 @@ def figure_of(claims: Sequence[Claim]) -> str:
     named = {name: of for topic in TOPICS.values() for name, of in topic.items()}
     figure, form = named.get(claims[0].name, ("{}", ".3g"))
     if figure == REDUCED and min(known) < 0:
-        return f"MSE changed by {_range([-value for value in known], '+.0%')}"
+        return f"MSE changed by {range_of([-value for value in known], '+.0%')}"
     if figure == REDUCED:
         named_by_claim = claims[0].name == PERSISTENCE
         below = "lower" if named_by_claim else f"below {PAST_MEAN}"
-        return f"MSE {_range(known, form)} {below}"
-    return figure.format(_range(known, form))
-
-
-def _range(values: Sequence[float], form: str) -> str:
-    """Format the smallest and the largest of some values."""
-    ends = list(dict.fromkeys(format(v, form) for v in (min(values), max(values))))
-    return " to ".join([*(end.removesuffix("%") for end in ends[:-1]), ends[-1]])
-
-
-def _where(
-    some: Sequence[ExchangeAnalysis], exchanges: Sequence[ExchangeAnalysis]
-) -> str:
-    """Name the layers of some exchanges, with ranks where groups of a layer differ."""
-    chosen = {(e.layer, e.group) for e in some}
-    whole, parts = [], []
-    for layer in dict.fromkeys(e.layer for e in some):
-        of_layer = [e for e in exchanges if e.layer == layer]
-        if all((layer, e.group) in chosen for e in of_layer):
-            whole.append(layer)
-        else:
-            ranks = (rank_span(e.ranks) for e in some if e.layer == layer)
-            parts.append(f"layer {layer} on ranks {', '.join(ranks)}")
-    return ", ".join([*([_layers(whole)] if whole else []), *parts])
-
-
-def _layers(layers: Sequence[int]) -> str:
-    numbers = sorted(set(layers))
-    return f"layer{'s' * (len(numbers) > 1)} {rank_span(numbers)}"
+        return f"MSE {range_of(known, form)} {below}"
+    return figure.format(range_of(known, form))
 
 
 def _communication(analysis: Analysis) -> list[Line]:
@@ -523,14 +401,14 @@ def _inside_collectives(spent: TimeBreakdown) -> str:
     known = np.isfinite(spent.collective_fraction)
 
     def span(shares: Float64) -> str:
-        return _range((100 * shares[known]).tolist(), ".0f") + "%"
+        return range_of((100 * shares[known]).tolist(), ".0f") + "%"
 
     hidden = span(spent.hidden_fraction) if spent.overlapped.any() else "none"
     ranks = " (by rank)" if known.sum() > 1 else ""
     return (
         f"{span(spent.collective_fraction)} of a step{ranks} in collectives: "
-        f"transfer {span(spent.transfer_fraction)}, {hidden} overlapped (by gaps), "
-        f"waiting for late ranks {span(spent.shares[:, 3])}"
+        f"transfer {span(spent.transfer_fraction)}, {hidden} behind compute "
+        f"(inferred), waiting for late ranks {span(spent.shares[:, 3])}"
     )
 
 
@@ -542,10 +420,8 @@ def _capacity_factor(exchanges: Sequence[ExchangeAnalysis]) -> str:
     if not peaks or all(s.name != "expert_load" for e in exchanges for s in e.subjects):
         return ""
     most = [float(np.nanquantile(each, QUANTILE)) for each in peaks]
-    share = f"{QUANTILE:.0%} of iterations"
-    return (
-        f"capacity factor {_range(most, '.2f')} holds all tokens in {share} (measured)"
-    )
+    factor, share = range_of(most, ".2f"), f"{QUANTILE:.0%} of iterations"
+    return f"capacity factor {factor} holds all tokens in {share} (measured)"
 
 
 def _next(analysis: Analysis, file: str) -> Line:

@@ -196,12 +196,12 @@ def test_transfer_and_waiting_for_late_ranks_are_stated_apart() -> None:
     found = replace(analysis(exchange(0), bursts=(bursts,)), occupation=spent)
     assert line(found, "Communication") == (
         "Communication: 60 to 72% of a step (by rank) in collectives: transfer 25 to "
-        "50%, none overlapped (by gaps), waiting for late ranks 10 to 47%; period "
+        "50%, none behind compute (inferred), waiting for late ranks 10 to 47%; period "
         "0.2972 s."
     )
     some = replace(spent, overlapped=np.array([[10, 0]]))
     found = replace(analysis(exchange(0, claim("skewed"))), occupation=some)
-    assert "0 to 17% overlapped" in line(found, "Communication")
+    assert "0 to 17% behind compute" in line(found, "Communication")
 
 
 def test_a_level_that_begins_with_the_run_has_no_iteration() -> None:

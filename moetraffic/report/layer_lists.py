@@ -1,0 +1,69 @@
+"""Lists of layers and ranges of numbers in the words of a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moetraffic.analysis import ExchangeAnalysis
+from moetraffic.units import rank_span
+
+SHORT = 24
+"""Characters of a list of layers, above which they are counted."""
+
+
+def some_layers(
+    some: Sequence[ExchangeAnalysis], exchanges: Sequence[ExchangeAnalysis]
+) -> str:
+    """Name some layers, or count them where there are many; "" for all."""
+    chosen = {(e.layer, e.group) for e in some}
+    if len(chosen) == len(exchanges):
+        return ""
+    where = _where([e for e in exchanges if (e.layer, e.group) in chosen], exchanges)
+    if len(where) <= SHORT:
+        return where
+    return f"{len(chosen)} of {len(exchanges)} {unit_of(exchanges)}"
+
+
+def unit_of(exchanges: Sequence[ExchangeAnalysis]) -> str:
+    """Name what is counted: a layer may have an exchange in each of several groups."""
+    alone = len({e.layer for e in exchanges}) == len(exchanges)
+    return "layers" if alone else "layers and groups"
+
+
+def _where(
+    some: Sequence[ExchangeAnalysis], exchanges: Sequence[ExchangeAnalysis]
+) -> str:
+    """Name the layers of some exchanges, with ranks where groups of a layer differ."""
+    chosen = {(e.layer, e.group) for e in some}
+    whole, parts = [], []
+    for layer in dict.fromkeys(e.layer for e in some):
+        of_layer = [e for e in exchanges if e.layer == layer]
+        if all((layer, e.group) in chosen for e in of_layer):
+            whole.append(layer)
+        else:
+            ranks = (rank_span(e.ranks) for e in some if e.layer == layer)
+            parts.append(f"layer {layer} on ranks {', '.join(ranks)}")
+    return ", ".join([*([layers_of(whole)] if whole else []), *parts])
+
+
+def layers_of(layers: Sequence[int]) -> str:
+    """Name some layers by their numbers."""
+    numbers = sorted(set(layers))
+    return f"layer{'s' * (len(numbers) > 1)} {rank_span(numbers)}"
+
+
+def range_of(values: Sequence[float], form: str) -> str:
+    """Format the smallest and the largest of some values."""
+    ends = list(dict.fromkeys(format(v, form) for v in (min(values), max(values))))
+    return " to ".join([*(end.removesuffix("%") for end in ends[:-1]), ends[-1]])
+
+
+def detailed(what: str, inside: str) -> str:
+    """Put details behind a name in parentheses, if there are any."""
+    return f"{what} ({inside})" if inside else what
+
+
+def rounded_up(needs: int) -> int:
+    """Round a number of observations, which differs from run to run, up to 2 digits."""
+    unit = int(10 ** max(len(str(needs)) - 2, 0))
+    return -(-needs // unit) * unit
