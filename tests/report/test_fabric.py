@@ -47,7 +47,7 @@ def test_other_rates_and_halves_are_named(tmp_path: Path) -> None:
         "leaf0 -> spine0 10 Gbps"
     )
     assert facts["bisection"] == (
-        "10 Gbps from the first side, 125 Gbps to it, leaf0 against leaf1"
+        "10 Gbps from the first to the second, 125 Gbps back, leaf0 against leaf1"
     )
     line = " ".join(report.sentences(found))
     assert "cut between two halves (leaf0 against leaf1)" in line

@@ -30,6 +30,8 @@ class Line(Strict):
 class Claim(Strict):
     name: str
     about: str
+    subject: str
+    horizon: int
     outcome: Literal["stated", "no evidence", "not enough data"]
     statement: str
     null: str

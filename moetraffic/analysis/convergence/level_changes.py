@@ -101,10 +101,10 @@ def _largest(levels: Float64) -> LevelChange | None:
     if not change.max() > 0:
         return None
     top = int(change.argmax())
-    # a jump lasts: it stands out of wider means, too
-    wide = min(WIDER * width, steps // 4)
+    # a jump lasts: it stands out of wider means, too, of which it is in a tenth
+    wide = min(WIDER * width, max(width, steps // 20))
     near = np.arange(top, top + 2 * width + 1) - wide  # both are of index + width
-    _, lasting = _changes(levels, wide, upper=False)  # a jump is in many of them
+    _, lasting = _changes(levels, wide)
     near = near[(near >= 0) & (near < len(lasting))]
     p_top = max(float(p[top]), float(lasting[near].min(initial=1.0)))
     # Step 1: its place: two levels about it, with the least squares.
@@ -132,9 +132,7 @@ def _largest(levels: Float64) -> LevelChange | None:
     )
 
 
-def _changes(
-    levels: Float64, width: int, *, upper: bool = True
-) -> tuple[Float64, Float64]:
+def _changes(levels: Float64, width: int) -> tuple[Float64, Float64]:
     """Compute the squared changes of means, and their p-values, corrected for number.
 
     The first change is that at the step ``width``: of the means of as many steps before
@@ -150,12 +148,10 @@ def _changes(
     change = np.maximum(change, 1e-12 * change.max())
     logs = np.log(np.quantile(change, [0.25, 0.5, 0.75, 0.9]))
     fits = np.log(_QUANTILES)
-    fitted = np.abs(fits[:, 2] - fits[:, 0] - (logs[2] - logs[0])).argmin()
-    if upper:
-        tail = np.abs(fits[:, 3] - fits[:, 1] - (logs[3] - logs[1])).argmin()
-        fitted = min(fitted, tail)
+    quartiles = np.abs(fits[:, 2] - fits[:, 0] - (logs[2] - logs[0])).argmin()
+    upper = np.abs(fits[:, 3] - fits[:, 1] - (logs[3] - logs[1])).argmin()
     # windows overlap: the shape is known to within a part of itself, taken off here
     known = 1 + 1.5 * np.sqrt(width / steps)
-    shape = int(np.abs(_SHAPES - _SHAPES[fitted] / known).argmin())
+    shape = int(np.abs(_SHAPES - _SHAPES[min(quartiles, upper)] / known).argmin())
     unit = np.exp(logs[1]) / _QUANTILES[shape, 1]
     return change, np.minimum(1, len(change) * gammaincc(_SHAPES[shape], change / unit))
