@@ -69,13 +69,14 @@ def measure(
         words = [sys.executable, "-m", "moetraffic.replay", str(trace), "--json"]
         more = ["--probe", "--verify", "none", "--capacity", f"{max(rates):g}Mbps"]
         told = json.loads(ranks(at.names, [*words, *more], port))
-    errors, named = [], set()
+    errors, named = {}, set()
     value = {"send": {}, "receive": {}}
     for one in told["ports"]["rates"]:
         value[one["direction"]][one["rank"]] = one["rate"]
         truth = rates[one["rank"]] * PAYLOAD * 1e6 / 8
         if not one["at_least"]:
-            errors.append(abs(one["rate"]["value"] / truth - 1))
+            port = f"{one['rank']} {one['direction']}s"
+            errors[port] = one["rate"]["value"] / truth - 1
     for of in value.values():
         for rank, rate in of.items():
             others = np.median([r["value"] for n, r in of.items() if n != rank])
@@ -88,8 +89,9 @@ def measure(
         "slow": slow,
         "named": sorted(named),
         "straggler": told["straggler"],
-        "median_error": float(np.median(errors)),
-        "worst_error": float(max(errors)),
+        "errors": errors,
+        "median_error": float(np.median(np.abs([*errors.values()]))),
+        "worst_error": float(max(map(abs, errors.values()))),
         "lower_bounds": 2 * HOSTS - len(errors),
         "over_ports": every["over_ports"]["value"],
         "bench_gbs": told["ports"]["bench_busbw_gbs"],
