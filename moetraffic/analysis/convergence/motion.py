@@ -98,13 +98,14 @@ def motion(
     # Step 1: white noise.
     best = float(found.max())
     drawn = rng.gamma(dof[:, None], size=(len(dof), DRAWS)) / dof[:, None]
-    null = fit.likelihood(drawn)
-    p_still = _rank(best - found[0, 0], null.max(axis=(0, 1)) - null[0, 0])
+    null = fit.misfit(drawn)
+    p_still = _rank(best - found[0, 0], fit.ratio(null, null[:1, 0]))
     # Step 2: a random walk, the last of the rates, with the ratio that fits best.
     walk = int(found[-1].argmax())
-    null = fit.likelihood(drawn * fit.spectrum[-1, walk][:, None])
-    ratio = null[:-1].max(axis=(0, 1)) - null[-1].max(axis=0)
-    p_walk = _rank(float(found[:-1].max()) - found[-1, walk], ratio)
+    null = fit.misfit(drawn * fit.spectrum[-1, walk][:, None])
+    p_walk = _rank(
+        float(found[:-1].max()) - found[-1, walk], fit.ratio(null[:-1], null[-1])
+    )
     # Step 3: half-life and its interval; upper limit of a random walk.
     profile = found.max(axis=1)
     inside = np.flatnonzero(profile >= best - _HALF_DROP)
@@ -154,17 +155,29 @@ class _Fits:
         phi = self.phi[:, None, None]
         turned = 1 + phi**2 - 2 * phi * np.cos(angle)
         self.spectrum: Float64 = 1 + _KAPPA[:, None] / turned  # [rates, kappas, bins]
-        self.logs = np.log(self.spectrum) @ weight
         self.weight, self.number = weight, float(weight.sum())
+        size = np.exp(np.log(self.spectrum) @ weight / self.number)
+        self._weights = size[..., None] * (weight / self.spectrum) / self.number
+        self._scale = columns / 2 * self.number
         self.columns = columns
 
+    def misfit(self, power: Float64) -> Float64:
+        """Compute the fitted level times the geometric mean of the spectrum.
+
+        Of spectra ``[bins, S]`` at all settings, ``[rates, kappas, S]``: the likelihood
+        falls with it, so that only the smallest needs a logarithm.
+        """
+        found: Float64 = self._weights.reshape(-1, len(power)) @ power
+        return found.reshape(*self._weights.shape[:2], -1)
+
     def likelihood(self, power: Float64) -> Float64:
-        """Evaluate spectra ``[bins, S]`` at all settings: ``[rates, kappas, S]``."""
-        level = (self.weight / self.spectrum) @ power / self.number
-        found: Float64 = (
-            -self.columns / 2 * (self.logs[..., None] + self.number * np.log(level))
-        )
-        return found
+        """Evaluate the log-likelihood of spectra at all settings, as of a misfit."""
+        return np.asarray(-self._scale * np.log(self.misfit(power)))
+
+    def ratio(self, misfit: Float64, null: Float64) -> Float64:
+        """Compute log-likelihood ratios ``[S]`` of the best settings of two sets."""
+        best = misfit.min(axis=(0, 1))
+        return np.asarray(self._scale * np.log(null.min(axis=0) / best))
 
     def chance(
         self, own: float, power: Float64, setting: tuple[int, int], angle: float
