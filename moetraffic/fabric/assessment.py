@@ -53,10 +53,16 @@ class Assessment(ShownAsTables):
         """Time of the bottleneck link if uplinks had 1:1, on the same paths, ``[n]``.
 
         Links between switches carry the same bytes at ``oversubscription`` times their
-        capacity; loads of a routing do not depend on capacities.
+        capacity, but for those with a rate of their own; loads of a routing do not
+        depend on capacities.
         """
-        times = link_times(self.topology, self.loads)
-        times[:, self.topology.between_switches] /= self.topology.oversubscription
+        network = self.topology
+        times = link_times(network, self.loads)
+        own = [
+            network.link_name(at) in network.rates for at in range(len(network.links))
+        ]
+        uplinks = network.between_switches & ~np.array(own, bool)
+        times[:, uplinks] /= network.oversubscription
         longest: Float64 = times.max(axis=1, initial=0.0)
         return longest
 

@@ -211,19 +211,23 @@ def load_fabric(
     if by_name:
         said["topology"] = asked
     else:
+        described = _read(asked)
         refuse_beside(asked, [_WRITTEN.get(key, key) for key in said])
-        said = _read(asked)
+        said = described
     rate, rate_inside = said.pop("capacity", None), said.pop("inside", "450GB/s")
     if rate is None and by_name:
         raise FabricError(
             f"the network {asked} needs the capacity of a NIC, but none is given: give "
             "--capacity 400Gbps"
         )
-    for wanted in (rate, rate_inside):
+    for key, wanted, what in (
+        ("capacity", rate, "the capacity of a NIC"),
+        ("inside", rate_inside, "the rate inside a host"),
+    ):
         if not isinstance(wanted, str if not by_name else (str, int, float)):
             raise FabricError(
-                f"the network {asked} needs the capacity of a NIC as text, but has "
-                f"{wanted!r}: give a rate such as 400Gbps"
+                f"the network {asked} needs {what} as text, but {key} is {wanted!r}: "
+                "give a rate such as 400Gbps"
             )
     each = said.pop("ranks_per_host", 1)
     at_least(1, each, "ranks of a host")
@@ -250,9 +254,9 @@ def load_fabric(
 def refuse_beside(file: str, given: Collection[str]) -> None:
     """Raise an error for options given beside the file of a whole network.
 
-    ``given`` are names of options or arguments.
+    ``file`` is no name of TOPOLOGIES; ``given`` are names of options or arguments.
     """
-    if given and file.endswith(".json"):
+    if given:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         are, them = ("is", "it") if len(given) == 1 else ("are", "them")
         raise FabricError(

@@ -62,8 +62,10 @@ def test_a_file_says_what_the_options_say(tmp_path: Path) -> None:
             bound(found.topology, found.slots, matrices),
             bound(own, found.slots, matrices),
         )
-    with pytest.raises(FabricError, match="whole network, but --capacity is given"):
-        load_fabric(str(path), 4, capacity="2Gbps")
+    for other in (path, path.with_suffix(".network"), path.with_suffix("")):
+        other.write_text(path.read_text())
+        with pytest.raises(FabricError, match="whole network, but --capacity is given"):
+            load_fabric(str(other), 4, capacity="2Gbps")
     options = {"leaves": 2, "spines": 1, "oversubscription": 4, "slots": "0,2,1,3"}
     same = load_fabric("leaf-spine", 4, capacity="1Gbps", **options)
     np.testing.assert_array_equal(same.topology.capacity, found.topology.capacity)
@@ -95,7 +97,8 @@ def test_the_arguments_are_the_options_of_fabric() -> None:
         ("{", "cannot be read"),
         ('{"topology": "ring", "capacity": "1Gbps"}', "not 'ring'"),
         ('{"topology": "single"}', "needs the capacity of a NIC"),
-        ('{"topology": "single", "capacity": 7}', "needs the capacity of a NIC"),
+        ('{"topology": "single", "capacity": 7}', "capacity of a NIC .* capacity is 7"),
+        ('{"capacity": "1Gbps", "inside": 7}', "rate inside a host .* inside is 7"),
         ('{"topology": "single", "capacity": "1Gbps", "k": 4}', "k is of fat-tree"),
         ('{"topology": "leaf-spine", "capacity": "1Gbps", "leaves": "2"}', "'2'"),
         ('{"capacity": "1Gbps", "placement": "0,0,1,2"}', "at most once"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -81,3 +82,16 @@ def test_oversubscription_is_compared_with_one_to_one() -> None:
     assert (
         "Oversubscription 4:1 takes as long as 1:1 with the same paths (1 s)." in said
     )
+
+
+def test_a_link_with_a_rate_of_its_own_has_it_at_one_to_one(tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    said = {"topology": "leaf-spine", "capacity": "8Gbps", "leaves": 2, "spines": 1}
+    said |= {"oversubscription": 2, "rates": {"leaf0 -> spine0": "2Gbps"}}
+    path.write_text(json.dumps(said))
+    network = load_fabric(str(path), 4)
+    sent = np.zeros((2, 4, 4), np.int64)
+    sent[0, 0, 2] = sent[1, 2, 0] = 1_000_000_000
+    found = assess(network, network.slots, sent)
+    np.testing.assert_allclose(found.bottleneck_s, [4.0, 1.0])
+    np.testing.assert_allclose(found.without_oversubscription_s, [4.0, 1.0])

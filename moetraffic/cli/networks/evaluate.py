@@ -393,7 +393,7 @@ def _together(
     **asked: Any,
 ) -> Evaluation:
     """Evaluate policies for several jobs on one network; a port without a network."""
-    from moetraffic.fabric.named import load_fabric
+    from moetraffic.fabric.named import TOPOLOGIES, load_fabric
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
     from moetraffic.policies.jobs.exchanges import job_series
 
@@ -403,7 +403,7 @@ def _together(
         where: dict[str, Any] = {}
         name = networks[0] if networks else "port"
         if networks:
-            rate = None if name.endswith(".json") else f"{capacity:.0f}B/s"
+            rate = f"{capacity:.0f}B/s" if name in TOPOLOGIES else None
             slots = len(every) * max(trace.meta.world for trace in every)
             fabric = load_fabric(name, slots, capacity=rate)
             where = {"topology": fabric.topology, "slots": fabric.slots}

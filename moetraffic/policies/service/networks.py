@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moetraffic.fabric.named import load_fabric
+from moetraffic.fabric.named import TOPOLOGIES, load_fabric
 from moetraffic.units import bytes_per_second, seconds
 
 from .cluster import Cluster
@@ -51,7 +51,7 @@ def networks_of(
         "cluster": Cluster(rate_bytes_s=rate, **cluster),
     }
     for name in [network] if isinstance(network, str) else network:
-        given = None if name.endswith(".json") else f"{rate:.0f}B/s"
+        given = f"{rate:.0f}B/s" if name in TOPOLOGIES else None
         fabric = load_fabric(name, ranks, capacity=given)
         found[name] = PacketNetwork(
             topology=fabric.topology, slots=fabric.slots, optimum=optimum
