@@ -12,6 +12,7 @@ import pytest
 from moetraffic.cli import main
 
 from .test_cli import refused
+from .test_published_layouts import PARTS
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,18 @@ from .test_cli import refused
         ("estimate --utilization 2", "at most 1, but is 2"),
         ("estimate --imbalance 0.5", "at least 1, but is 0.5"),
         ("estimate --sequence 0", "at least 1, but is 0"),
+        ("estimate --micro-batch 0", "micro-batch must be at least 1, but is 0"),
+        ("estimate --dp 2 --micro-batch 0 --bandwidth 9GB/s", "micro-batch must be at"),
+        ("estimate --global-batch 0", "'--global-batch': it must be at least 1"),
+        ("estimate --best --gpus 8 --global-batch 0", "'--global-batch': it must be"),
+        ("pattern --dp 2 --micro-batch 0", "micro-batch must be at least 1, but is 0"),
+        ("pattern --dp 2 --global-batch -1", "'--global-batch': it must be at least"),
+        ("pattern --dp 2 --accumulation 0", "--accumulation a positive number"),
+        ("estimate --prefetch 2", "--prefetch is given: leave it out"),
+        ("estimate --zero 1 --prefetch 2", "gathered ahead by --zero 3"),
+        ("estimate --best --gpus 8 --zero 0 --prefetch 2", "gathered ahead by --zero"),
+        ("estimate --sweep size --vocab 512", "--vocab is given: leave it out"),
+        ("models --vocab 512", "--vocab is given: leave it out"),
         ("estimate -o a.json --plot x.gif", "'x.gif' has another file extension"),
         ("estimate -o x.png --plot x.png", "cannot hold two outputs"),
         ("pattern --dp 2 --iterations 3", "those of a trace (-o)"),
@@ -66,6 +79,9 @@ def test_what_would_do_nothing_or_cannot_be_is_refused(
         ("schedule run.h5 -o run.h5 --force", "is the input itself"),
         ("estimate --calibrate run.h5 -o run.h5 --force", "is the input itself"),
         ("estimate --calibrate run.h5 --model gpt-3b", "takes these from a run"),
+        ("estimate --calibrate run.h5 --vocab 512", "takes these from a run"),
+        ("estimate --calibrate run.h5 --dtype float16", "takes these from a run"),
+        ("estimate --calibrate run.h5 --prefetch 2", "gathered ahead by --zero 3"),
         ("fabric run.h5 --plot run.h5 --force", "pictures are PNG, PDF or SVG files"),
         ("generate run.h5 -o g.h5 --save-model g.h5", "cannot hold two outputs"),
     ],
@@ -95,6 +111,18 @@ def test_a_file_of_options_contradicts_no_run(
     assert "T_iter" in capsys.readouterr().out
 
 
+def test_a_calibrated_run_keeps_its_types_under_a_file_of_options(
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
+) -> None:
+    asked = ["estimate", "--calibrate", str(captured), "--dp", "4"]
+    assert main(asked) == 0
+    own = capsys.readouterr().out
+    table = tmp_path / "run.toml"
+    table.write_text('[estimate]\ndtype = "float16"\ngradient_dtype = "float64"\n')
+    assert main(["--config", str(table), *asked]) == 0
+    assert capsys.readouterr().out == own
+
+
 def test_a_calibrated_run_keeps_how_it_saves_memory(
     capsys: pytest.CaptureFixture[str], captured: Path
 ) -> None:
@@ -111,6 +139,6 @@ def test_a_calibrated_run_keeps_how_it_saves_memory(
     assert main([*command.split(), "--json"]) == 0
     traffic = json.loads(capsys.readouterr().out)["traffic"]
     sent = json.loads(own)["estimate"]["sent_bytes"]
-    for kind, parts in {"DP": ("dp", "edp"), "EP": ("ep",), "TP": ("tp",)}.items():
+    for kind, parts in PARTS.items():
         most = traffic.get(kind, {"busiest_rank_bytes": 0})["busiest_rank_bytes"]
         assert sum(sent[part] for part in parts) == pytest.approx(most, rel=1e-6)

@@ -7,6 +7,15 @@ from pathlib import Path
 import pytest
 
 from moetraffic.cli import main
+from moetraffic.cli.modeling.estimate import (
+    AS_CAPTURED,
+    OF_A_CAPTURE,
+    OF_A_PROJECTION,
+    OF_THE_GPUS,
+)
+
+from .test_options import options
+from .test_published_layouts import PARTS
 
 GRID = ("--model", "gpt-3b", "--pp", "4", "--tp", "2", "--dp", "4")
 
@@ -92,6 +101,10 @@ def test_a_layout_is_named_whole_and_its_rates_are_told(
             "32 sequences of 4,096 tokens an iteration (4 micro-batches of 1 on 8 ",
         ),
         (
+            "--model qwen3-30b-a3b --pp 2 --dp 8 --ep 4 --schedule dualpipe",
+            "32 sequences of 4,096 tokens an iteration (4 micro-batches of 1 on 8 ",
+        ),
+        (
             "--model switch-base-8 --dp 8 --ep 8",
             "32 sequences of 512 tokens an iteration (1 micro-batch of 4 on 8 ",
         ),
@@ -114,8 +127,7 @@ def test_both_verbs_describe_the_same_iteration_by_default(
     traffic = json.loads(capsys.readouterr().out)["traffic"]
     sent = estimated["sent_bytes"]
     assert isinstance(sent, dict)
-    kinds = {"TP": ("tp", "ends"), "DP": ("dp", "edp"), "PP": ("pp",), "EP": ("ep",)}
-    for kind, parts in kinds.items():
+    for kind, parts in PARTS.items():
         most = traffic.get(kind, {"busiest_rank_bytes": 0})["busiest_rank_bytes"]
         assert sum(sent[part] for part in parts) == pytest.approx(most, rel=1e-6), kind
 
@@ -173,6 +185,33 @@ def test_what_a_pattern_does_not_have_is_named(
     assert main([*of, "--imbalance", "1.5"]) == 0
     words = "Its traffic, without --imbalance: moetraffic pattern"
     assert words in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gpus", ["1", "2", "8"])
+def test_the_traffic_of_a_dispatcher_is_that_of_its_nodes(
+    gpus: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = ("--model", "mixtral-8x7b", "--dp", "8", "--ep", "8", "--gpus-per-node", gpus)
+    of = (*of, "--dispatcher", "deduplicated")
+    assert main(["estimate", *of, "--bandwidth", "10GB/s"]) == 0
+    (line,) = re.findall(r"traffic: moetraffic (.*)", capsys.readouterr().out)
+    assert main([*line.split(), "--tables"]) == 0
+    traced = capsys.readouterr().out
+    assert main(["pattern", *of, "--tables"]) == 0
+    assert capsys.readouterr().out == traced
+    assert ("ep_across" in traced) == (gpus != "8")
+
+
+def test_options_that_are_kept_or_left_to_a_run_are_those_of_the_verb() -> None:
+    own = {option.name for option in options("estimate")}
+    assert {*OF_A_CAPTURE, *AS_CAPTURED, *OF_A_PROJECTION, *OF_THE_GPUS} <= own
+
+
+def test_gathers_ahead_are_of_zero_stage_3(capsys: pytest.CaptureFixture[str]) -> None:
+    for asked in ("--dp 8 --zero 3", "--dp 8 --zero-stages", "--best --gpus 4"):
+        of = ("estimate", *asked.split(), "--platform", "dgx-h100")
+        assert main([*of, "--prefetch", "2"]) == 0, asked
+        capsys.readouterr()
 
 
 @pytest.mark.parametrize(

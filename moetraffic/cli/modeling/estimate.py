@@ -44,7 +44,7 @@ from .assumptions import (
     without_network,
 )
 from .layout import ESTIMATED, LAYOUT, usual_micro_batches
-from .model_shape import MODEL_HELP, SHAPE, model_of, options_of
+from .model_shape import MODEL_HELP, SHAPE, SHAPE_OPTIONS, model_of, options_of
 from .time_studies import (
     best_layouts,
     its_traffic,
@@ -60,14 +60,14 @@ if TYPE_CHECKING:
 PARTS = ("terms", "calibration", "study")
 
 OF_A_CAPTURE = (
-    *("model", *SHAPE, "micro_batch", "dtype", "gradient_dtype", "platform", "gpu"),
-    *("peak_tflops", "utilization"),
+    *("model", *SHAPE_OPTIONS, "micro_batch", "dtype", "gradient_dtype"),
+    *("platform", "gpu", "peak_tflops", "utilization"),
 )
 """What ``--calibrate`` takes from a captured run."""
 
 AS_CAPTURED = (
     *("zero", "recompute", "sequence_parallel", "fused_attention"),
-    *("dtype", "dispatch_dtype", "gradient_dtype"),
+    "dispatch_dtype",
 )
 """What ``--calibrate`` takes from a captured run unless it is given."""
 
@@ -94,6 +94,7 @@ def estimate(
         None,
         "Number of sequences per iteration (global batch size).",
         shown="micro-batch x dp x pp, twice with dualpipe; --best: 8 x gpus",
+        min=1,
     ),
     platform: str = option(
         "",
@@ -251,7 +252,7 @@ def estimate(
         (not best, ("gpus",), "the number of GPUs is only for --best"),
         (not sweep, ("sizes",), "sizes are those of --sweep or --project"),
         (True, ("efficiency",), "an efficiency is for --project"),
-        (sweep == "size", ("model", *SHAPE), "--sizes are the models"),
+        (sweep == "size", ("model", *SHAPE_OPTIONS), "--sizes are the models"),
         (
             sweep in ("bandwidth", "nic"),
             ("bandwidth", "protocol"),
@@ -318,12 +319,11 @@ def estimate(
         config, known, fit = _measured(calibrate)
         model = str(calibrate)
         source = f"{model} on its own ranks"
+        own = {*OF_A_CAPTURE, *(name for name in AS_CAPTURED if not given(name))}
+        chosen = {name: value for name, value in chosen.items() if name not in own}
         chosen["micro_batch"] = int(config.micro_batch)
         if global_batch is None:
             global_batch = int(config.sequences / config.dp) * chosen["dp"]
-        for name in AS_CAPTURED:
-            if not given(name):
-                del chosen[name]  # as in the captured run
     batch = global_batch
     if batch is None:
         replicas = chosen["dp"]
@@ -335,6 +335,9 @@ def estimate(
         several = usual_micro_batches(chosen["pp"], chosen["schedule"])
         batch = several * chosen["micro_batch"] * replicas
     config = replace(config, **chosen, global_batch=batch)
+    if config.zero != 3 and not zero_stages and (given("zero") or not best):
+        why = "parameters are gathered ahead by --zero 3"
+        refuse_idle(ctx, ("prefetch",), why, error=LayoutError)
     if imbalance_from is not None:
         if best and not given("ep"):
             raise LayoutError(
@@ -397,6 +400,7 @@ def estimate(
         asked_for = options_of(config)
     if asked_for is not None:
         stated = [n for n in LAYOUT if n not in time_model.COLUMNS and given(n)]
+        stated = [n for n in stated if n in chosen]
         idle = [f"--{n}" for n in ("imbalance", "convention") if given(n)]
         idle += ["--imbalance-from"] * (imbalance_from is not None)
         asked_for |= {n: chosen[n] for n in stated}

@@ -60,6 +60,9 @@ SHAPE = {
 }
 """For ``takes(shape=SHAPE)``."""
 
+SHAPE_OPTIONS = tuple(option.name for option in SHAPE.values())
+"""Parameters of a verb that takes them."""
+
 MODEL_HELP = (
     "Model preset (moetraffic models lists them), or the config.json of a HuggingFace "
     "model; the sizes below change it."

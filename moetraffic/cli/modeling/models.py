@@ -21,7 +21,7 @@ from moetraffic.report.console.options import (
 from moetraffic.tables import Table
 from moetraffic.units import short_count as number
 
-from .model_shape import SHAPE, model_of
+from .model_shape import SHAPE, SHAPE_OPTIONS, model_of
 
 PARTS = ("models",)
 
@@ -43,7 +43,7 @@ def models(
     names = parts_of(only, PARTS, tables=tables)
     if not name:
         why = "sizes are those of a NAME"
-        refuse_idle(ctx, tuple(SHAPE), why, error=LayoutError)
+        refuse_idle(ctx, SHAPE_OPTIONS, why, error=LayoutError)
     found = [_sized(preset(name), shape)] if name else list(PRESETS.values())
     data = {"models": {one.name: as_dict(one) for one in found}}
     shown = [described(found[0])] if name else named(found)

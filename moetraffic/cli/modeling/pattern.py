@@ -120,6 +120,7 @@ def pattern(
         "Number of sequences per iteration (global batch size).",
         panel="Training",
         shown="micro-batch x dp x --accumulation",
+        min=1,
     ),
     imbalance_from: Path | None = option(
         None,

@@ -310,7 +310,11 @@ def its_traffic(
     options = {
         **given,
         **{axis: number(axis) for axis in ("pp", "tp", "cp", "dp", "zero")},
-        **{option: number(name) for name, option in some.items() if number(name) > 1},
+        **{
+            option: number(name)
+            for name, option in some.items()
+            if number(name) != getattr(Parallelism, name)
+        },
         **{name: number(name) for name in ("micro_batch", "accumulation")},
         "recompute": RECOMPUTE[number("recompute")] if number("recompute") else None,
         "sequence_parallel": True if number("sequence_parallel") else None,
