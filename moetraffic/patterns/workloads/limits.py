@@ -15,6 +15,9 @@ from typing import Any
 LARGEST_INTEGER = 2**63 - 1
 LARGEST_NUMBER = 1e12
 
+SIZES = ("dp", "tp", "pp", "ep", "cp", "etp", "zero", "shard", "ulysses")
+"""Fields of a layout that are whole numbers."""
+
 RANGES: dict[str, tuple[float, float]] = {
     # the model
     "layers": (1, 10_000),
@@ -38,6 +41,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "capacity_factor": (-LARGEST_NUMBER, 1_000_000),  # where it counts: above 0
     "balance": (0, 1_000_000),
     "z_loss": (0, 1_000_000),
+    # the layout: products of three are integers of numpy; its rules say what is least
+    **dict.fromkeys(SIZES, (-1_000_000, 1_000_000)),
+    "pp": (-1_000_000, 10_000),
     # the training
     "iterations": (1, 1_000_000_000_000),
     "micro_batch": (1, 1_000_000_000),
@@ -50,9 +56,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "data_seed": (0, LARGEST_INTEGER),
 }
 """Least and greatest value of a field of a workload's parts, both allowed."""
-
-SIZES = ("dp", "tp", "pp", "ep", "cp", "etp", "zero", "shard", "ulysses")
-"""Fields of a layout that are whole numbers."""
 
 
 def outside(part: Any) -> Iterator[tuple[str, str]]:
@@ -90,7 +93,7 @@ def outside(part: Any) -> Iterator[tuple[str, str]]:
                 f"{option} must be a finite number, but is {value}",
                 f"change --{option}",
             )
-        elif kind in ("int", "float") and field.name not in SIZES:
+        elif kind in ("int", "float"):
             yield from _beyond(option, value, field.name)
 
 

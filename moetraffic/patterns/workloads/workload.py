@@ -24,10 +24,7 @@ from .router_table import ROUTERS
 from .routers import Gating
 from .training import Training
 
-LAYOUT = (
-    *("tp", "cp", "dp", "pp", "ep", "zero", "order"),
-    *("etp", "shard", "ulysses"),  # written where they are set
-)
+LAYOUT = ("tp", "cp", "dp", "pp", "ep", "zero", "order", "etp")
 """Fields of a layout that a training reads, and a trace keeps."""
 
 
@@ -67,8 +64,8 @@ class Workload:
     def to_json(self) -> str:
         """The workload as one JSON object, field names as here.
 
-        A data seed, the split of experts, shards and further predictions are fields
-        only where they are set: releases without them read the rest.
+        A data seed, the split of experts and further predictions are fields only where
+        they are set: releases without them read the rest.
         """
         parts = asdict(self)
         if self.training.data_seed is None:
@@ -76,7 +73,7 @@ class Workload:
         parts["layout"] = {
             name: size
             for name, size in parts["layout"].items()
-            if name in LAYOUT and (name not in LAYOUT[-3:] or size)
+            if name in LAYOUT and (name != "etp" or size)
         }
         if not self.model.mtp:
             del parts["model"]["mtp"]

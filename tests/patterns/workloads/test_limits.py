@@ -48,6 +48,16 @@ def made(part: str, **fields: Any) -> Workload:
         ("gating", "z_loss", -1.0, "z-loss must be at least 0"),
         ("gating", "capacity_factor", math.nan, "capacity-factor must be a finite"),
         ("gating", "capacity_factor", 1e30, "capacity-factor must be at most 1000000"),
+        *(
+            ("layout", axis, size, f"{axis} must be at most {most}, but is {size}")
+            for axis, most in (
+                *(("dp", 1_000_000), ("tp", 1_000_000), ("ep", 1_000_000)),
+                *(("cp", 1_000_000), ("pp", 10_000), ("etp", 1_000_000)),
+            )
+            for size in (most + 1, 10**20)
+        ),
+        ("layout", "dp", -1_000_000, "size must be at least 1, but dp is -1000000"),
+        ("layout", "tp", -(10**20), "tp must be at least"),
         ("model", "layers", 100_000_000, "layers must be at most 10000"),
         ("model", "experts", 1_000_000_000, "experts must be at most 1000000"),
         ("model", "hidden", 0, "hidden must be at least 1, but is 0: give --hidden a"),
@@ -69,11 +79,19 @@ def test_a_workload_of_the_wrong_types_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", ["4", True, 2.0, None, [1]])
-@pytest.mark.parametrize("name", ["dp", "zero", "shard"])
+@pytest.mark.parametrize("name", ["dp", "zero", "etp"])
 def test_sizes_of_a_layout_are_whole_numbers(name: str, value: object) -> None:
     parts = json.loads(Workload().to_json())
     parts["layout"][name] = value
     with pytest.raises(LayoutError, match=f"{name} must be a whole number, but is"):
+        Workload.from_json(json.dumps(parts))
+
+
+@pytest.mark.parametrize("name", ["shard", "ulysses", "dtype"])
+def test_a_workload_has_the_fields_of_a_layout_that_training_reads(name: str) -> None:
+    parts = json.loads(Workload().to_json())
+    parts["layout"][name] = 0
+    with pytest.raises(LayoutError, match=f"'layout' holds \\['{name}'\\]: remove"):
         Workload.from_json(json.dumps(parts))
 
 
