@@ -27,11 +27,9 @@ def element_bytes(dtype: Values) -> Values:
     LayoutError
         If there is no such type, or bytes are not above 0.
     """
-    if isinstance(dtype, str):
-        if not dtype[:1].isdigit():
-            choose("an element type", dtype, ELEMENT_BYTES)
-            return ELEMENT_BYTES[dtype]
-        dtype = numbers("bytes of an element", dtype)
+    if isinstance(dtype, str) and not dtype[:1].isdigit():
+        choose("an element type", dtype, ELEMENT_BYTES)
+        return ELEMENT_BYTES[dtype]
     sizes = numbers("bytes of an element", dtype)
     text = "an element has bytes above 0, but it has {}: name its type, as bfloat16"
     refuse([Rule(sizes <= 0, text, (sizes,))])

@@ -1,4 +1,4 @@
-"""A model under a parallelism, in numbers: what both verbs compute from."""
+"""A model, its parallelism and routing as numbers, for patterns and estimates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAID = (
     *("model", "order", "synchronization", "bucket_mib", "keep"),
     *("dtype", "dispatch_dtype", "gradient_dtype"),
 )
-"""Fields that are no numbers, or one number."""
+"""Fields that are kept as given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,8 @@ class Configuration(Parallelism):
     def shape(self) -> tuple[int, ...]:
         """Of all fields together."""
         parts = {getattr(self, name).shape for name in NUMBERS}
-        sizes = (self.sizes.layers, self.element_bytes, self.gradient_bytes)
-        parts |= {np.shape(size) for size in sizes}
+        elements = self.element_bytes, self.gradient_bytes, self.dispatched_bytes
+        parts |= {np.shape(size) for size in (self.sizes.layers, *elements)}
         try:
             return np.broadcast_shapes(*parts) if parts != {()} else ()
         except ValueError:
@@ -212,7 +212,7 @@ class Configuration(Parallelism):
 
 
 NUMBERS = tuple(f.name for f in fields(Configuration) if f.name not in SAID)
-"""Fields that may be arrays."""
+"""Fields that are float64."""
 
 
 def _places(field: str, given: Values) -> Values:

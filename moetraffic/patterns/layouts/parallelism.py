@@ -157,8 +157,8 @@ class Parallelism:
     def __post_init__(self, global_batch: Values) -> None:
         if global_batch is not None:
             a_pass = numbers("micro-batch", self.micro_batch) * numbers("dp", self.dp)
-            with np.errstate(divide="ignore"):
-                found: Values = numbers("global-batch", global_batch) / a_pass
+            whole_batch: Values = numbers("global-batch", global_batch)
+            found = whole_batch / np.maximum(a_pass, 1)  # less than 1 is refused later
             whole = not found.ndim and found % 1 == 0
             object.__setattr__(self, "accumulation", int(found) if whole else found)
 
@@ -232,6 +232,11 @@ class Parallelism:
         """Bytes g of an element of a gradient as it is reduced."""
         return element_bytes(self.gradients)
 
+    @cached_property
+    def dispatched_bytes(self) -> Values:
+        """Bytes of an element of tokens that go to experts."""
+        return element_bytes(self.dispatched)
+
     def row_bytes(self, hidden: Values, *, dispatched: bool = False) -> Values:
         """Bytes of a token's vector, with the scales of one in 8 bits.
 
@@ -242,7 +247,7 @@ class Parallelism:
         dispatched
             Whether it goes to an expert.
         """
-        size = element_bytes(self.dispatched if dispatched else self.dtype)
+        size = self.dispatched_bytes if dispatched else self.element_bytes
         scales = where(size == 1, -(-hidden // FLOAT8_TILE), 0)
         return hidden * size + 4 * scales
 

@@ -32,8 +32,8 @@ class StageLayers:
     anything, the first one at 0, and the dimensions of a configuration.
     """
 
-    counts: Float64  # [7, S, ...] layers of each of LAYERS, embeddings, heads, and what
-    # ``idle`` is
+    counts: Float64  # [7, S, ...] layers of each of the four LAYERS, embeddings, heads,
+    # and ``idle``, the same for all stages
 
     def layers(self, *, sparse: bool, crosses: bool) -> Float64:
         """Layers of a kind."""

@@ -1,4 +1,4 @@
-"""What cannot be: the rules of a parallel run, each once for one run and for arrays."""
+"""Rules of a training's layout, model and batch, for one configuration or arrays."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _rules(config: Configuration) -> list[Rule]:
         positive(c.micro_batch, "micro-batch"),
         Rule(
             batches <= 0,
-            "accumulation must be at least 1, but is {}: give --accumulation a "
-            "positive number",
+            "an iteration has at least one micro-batch, but there are {}: give "
+            "--global-batch or --accumulation a positive number",
             (batches,),
         ),
         Rule(

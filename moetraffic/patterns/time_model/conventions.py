@@ -20,8 +20,8 @@ class Conventions:
     flops: str = "layers"  # SC'21 equation 3; "parameters": 8 N/(p t) b s of APNet'24
     stage: str = "mean"  # "last": the stage that holds the head, which others wait for
     gathers: str = "megatron"  # sequence parallel: 6 all-gathers a layer; "paper": 4
-    reduced: str = "held"  # what a rank of the first stage holds; "mean": N/(p t);
-    # "whole": N, as APNet'24 prints it
+    reduced: str = "held"  # what a rank holds, of the stage that sends most;
+    # "mean": N/(p t); "whole": N, as APNet'24 prints it
     ends: str = "counted"  # of vocabulary-parallel ends, and norms' gradients;
     # "left-out"
     bubble: str = "with-communication"  # APNet'24; "compute": SC'21's ideal time

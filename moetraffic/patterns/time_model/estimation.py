@@ -48,7 +48,8 @@ class Estimate:
     bubble: Float64  # T_bubble
     iteration: Float64  # T_iter, the sum
     bubble_share: Float64  # T_bubble of T_iter: APNet'24's R_bubble
-    bubble_of_ideal: Float64  # (p - 1)/(v m): SC'21's, of the time without it
+    bubble_of_ideal: Float64  # over the time without it; under 1F1B with chunks of the
+    # same length (p - 1)/(v m), as in SC'21
     head_share: Float64  # of T_iter: the others wait for the last stage's output layer
     memory: Memory  # bytes of the rank that needs most
     fits: Bool  # bool: into the memory that is not reserved
@@ -156,9 +157,10 @@ def estimate(
 
     ``T_iter = T_comp + T_TP + T_CP + T_PP + T_EP + T_DP + T_bubble + overheads +
     T_optimizer - hidden`` with ``T_comp = m FLOP/(u F)``, each communication ``bytes a
-    rank sends / effective bandwidth + messages x latency``, and ``T_bubble`` of
-    ``(p - 1)/v`` times what a micro-batch takes: computing and overhead, and with the
-    convention of APNet'24 its communication too.
+    rank sends / effective bandwidth + messages x latency``, and ``T_bubble`` the passes
+    in which a stage waits, ``(p - 1)/v`` of chunks of the same length, times what a
+    micro-batch takes: computing and overhead, and with the convention of APNet'24 its
+    communication too.
 
     Overlap: kinds in ``system.overlap`` hide behind the compute that their schedule has
     for them (:mod:`.overlap`).  Of the bubble what hides behind a layer's own compute
@@ -228,13 +230,13 @@ def estimate(
         if conventions.bubble == "with-communication":
             own = (t for (kind, _), t in overlapped.items() if kind in ("tp", "cp"))
             beat = beat + (micro - sum(own)) / batches
+            if (sent := overlapped.get(("ep", "directions"))) is not None:
+                # what passes of DualPipe send hides in pairs, or is counted as exposed
+                sent = sent / np.maximum(paired_share(c.pp, batches), 1e-9)
+                paired = c.schedule == SCHEDULES.index("dualpipe")
+                beat = beat - where(paired, sent / batches, 0.0)
         bubble = c.idle * beat
         if anywhere(c.schedule > 0):
-            # what passes of DualPipe send hides in pairs, or is counted as exposed
-            sent = overlapped.get(("ep", "directions"), 0.0)
-            sent = sent / np.maximum(paired_share(c.pp, batches), 1e-9)
-            paired = c.schedule == SCHEDULES.index("dualpipe")
-            beat = beat - where(paired, sent / batches, 0.0)
             bubble = _other_bubbles(c, conventions, work, beat, bubble)
         cut = where(c.zero > 0, 1.0, 0.0)
         updated = c.stage_held / c.among(c.copies_held) ** cut

@@ -222,7 +222,8 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
         one = pair(*PRODUCTS) + where(fp8, pair(*QUANTIZED), 0.0)
         numbers.append(c.stages.sparse)
         routed = time + experts + moved / rate
-        layer(routed, kernels + ROUTING + local * one, *(networks.keys() - {"dense"}))
+        own = (name for name in networks if name != "dense")
+        layer(routed, kernels + ROUTING + local * one, *own)
     # Step 4: the stage that takes longest, which others wait for.
     of_stages = zip(numbers, layers, strict=True)
     slowest = c.stages.most(sum(n * one[0].sum(axis=0) for n, one in of_stages))

@@ -21,7 +21,7 @@ NUMBERS = (
 )
 STORED = ("element_bytes", "gradient_bytes", "imbalance")
 FIELDS = {"element_bytes": "dtype", "gradient_bytes": "gradient_dtype"}
-"""Fields of a configuration that are bytes by name."""
+"""By input, the field of a configuration that gives it."""
 
 
 @dataclass(frozen=True, kw_only=True)
