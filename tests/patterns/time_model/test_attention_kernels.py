@@ -18,7 +18,7 @@ from moetraffic.patterns.time_model import (
     memory,
 )
 from moetraffic.patterns.time_model.gpus import ATTENTION
-from moetraffic.patterns.time_model.roofline import passes
+from moetraffic.patterns.time_model.roofline import matmul, passes
 
 GPT = ModelShape(
     layers=2, hidden=2048, heads=16, sequence=8192, vocabulary=512, experts=0
@@ -51,8 +51,11 @@ def test_attention_grows_with_the_square_of_long_sequences_alone() -> None:
 
 
 def test_scores_of_a_gpu_without_a_measured_kernel_are_other_products() -> None:
+    """The causal half of both, and backward 2.5 times as many."""
     products = replace(H100, attention=None)
-    assert core(products) > core(replace(H100, matmul_share=1.0, attention=None)) / 2
+    scores = matmul(8192, 8192, 128, products, number=16)
+    both = scores + matmul(8192, 128, 8192, products, number=16)
+    assert core(products) == pytest.approx((1 + 2.5) / 2 * float(both))
     assert A100.attention is None
 
 
