@@ -153,10 +153,11 @@ def test_published_layouts_are_entered_and_answered(
     code = main([*line.split(), "--only", "traffic"])
     told = capsys.readouterr()
     assert code == 0, told.err
-    # bytes are printed with 2 decimals
+    # bytes are printed with 2 decimals; a pattern rounds what goes to a node to tokens
+    rel = 1e-4 if options.get("dispatcher") == "deduplicated" else 1e-9
     for kind, parts in PARTS.items():
         row = re.search(rf"^ {kind} .* ([\d.]+) (\w*B) *$", told.out, re.M)
         unit = SCALE[row[2]] if row else 1.0
         most = float(row[1]) * unit if row else 0.0
         estimated = sum(sent[part] for part in parts)
-        assert estimated == pytest.approx(most, rel=1e-9, abs=0.005 * unit), kind
+        assert estimated == pytest.approx(most, rel=rel, abs=0.005 * unit), kind
