@@ -199,31 +199,33 @@ def _width(text: str) -> float:
     return inches(text)
 
 
-_APPEARANCE: tuple[tuple[str, str, Any, Any, str, dict[str, Any]], ...] = (
-    (
-        *("width_in", "--width", float | None, None),
-        "Width of each picture, such as 3.4in, 86mm or 252pt.",
-        {"shown": "9 to 12 in", "read": _width},
-    ),
-    (
-        *("no_title", "--no-title", bool, False),
-        *("Write no headline and no description of the data.", {}),
-    ),
-    (
-        *("style", "--style", str, ""),
-        "Style of matplotlib, or a .mplstyle file.",
-        {"shown": "yours, from matplotlibrc", "read": _drawable},
-    ),
-)
+def _look(
+    name: str, kind: Any, default: Any, help: str, **more: Any
+) -> inspect.Parameter:
+    flag = f"--{name.replace('_', '-')}"
+    about = option(default, help, flag, panel="Appearance", **more)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=about, annotation=kind
+    )
+
 
 APPEARANCE = {
-    key: inspect.Parameter(
-        flag[2:].replace("-", "_"),
-        inspect.Parameter.KEYWORD_ONLY,
-        default=option(default, help, flag, panel="Appearance", **more),
-        annotation=kind,
-    )
-    for key, flag, kind, default, help, more in _APPEARANCE
+    "width_in": _look(
+        *("width", float | None, None),
+        "Width of each picture, such as 3.4in, 86mm or 252pt.",
+        shown="9 to 12 in",
+        read=_width,
+    ),
+    "no_title": _look(
+        *("no_title", bool, False),
+        "Write no headline and no description of the data.",
+    ),
+    "style": _look(
+        *("style", str, ""),
+        "Style of matplotlib, or a .mplstyle file.",
+        shown="yours, from matplotlibrc",
+        read=_drawable,
+    ),
 }
 """Options of a verb that draws, for :func:`takes`."""
 
@@ -447,17 +449,23 @@ def refuse_lone(context: typer.Context) -> None:
 
     Parts of what is printed are none of JSON.
     """
-    own = {flag: p.name for p in context.command.params for flag in p.opts}
-    for option, needed in NEEDED.items():
+    own = {flag: p for p in context.command.params for flag in p.opts}
+    for lone, needed in NEEDED.items():
         known = [flag for flag in needed if flag in own]
-        if option in own and not any(context.params[own[flag]] for flag in known):
+        if lone in own and not any(_writes(context, own[flag]) for flag in known):
             what = "drawn" if known == ["--plot"] else "written"
             why = f"without {' or '.join(known)} nothing is {what}"
-            refuse_idle(context, [own[option]] if known else [], why)
+            refuse_idle(context, [own[lone].name] if known else [], why)
     if context.params.get("as_json") and context.command.name not in CHOOSING:
         refuse_idle(context, ("tables", "only"), "--json prints all parts")
     elif context.params.get("as_json"):
         refuse_idle(context, ("tables",), "--json prints all parts")
+
+
+def _writes(context: typer.Context, option: Any) -> bool:
+    """Whether an option has a value, or its help describes what it is without one."""
+    described = isinstance(option.show_default, str)
+    return described or bool(context.params[option.name])
 
 
 def given_options(context: typer.Context, names: Sequence[str]) -> list[str]:

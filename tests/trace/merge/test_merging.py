@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from moetraffic.cli import main
 from moetraffic.errors import CaptureError
 from moetraffic.trace import (
     PHASES,
@@ -308,6 +309,19 @@ def test_a_lost_end_is_measured_by_the_window(folder: Path) -> None:
         "rank 1 was not closed: its record ends after iteration 7, 4 before the last "
         "of all, and up to 8 later steps are lost",
     )
+
+
+def test_a_trace_named_after_its_segments_is_replaced_by_force(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.h5"
+    path.write_text("mine")
+    assert main(["merge", str(folder)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert path.read_text() == "mine"
+    assert main(["merge", str(folder), "--force"]) == 0
+    with Trace.open(path) as trace:
+        assert trace.meta.complete
 
 
 def test_a_capture_without_a_step_replaces_nothing(
