@@ -16,6 +16,8 @@ from moetraffic.report.results import pictures
 from moetraffic.trace import Trace
 from moetraffic.trace.model import PHASES
 
+from .test_options import options
+
 
 def test_pictures_of_a_capture(
     capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
@@ -94,9 +96,18 @@ def test_loads_of_experts_add_up(captured: Path) -> None:
         chart = pictures.load(trace, analyze(trace, parts=["skew"]), "")
         assert isinstance(chart, Chart)
         low, mean, high = (np.asarray(p.series[0].z) for p in chart.panels)
-        assert mean.shape[0] == len(trace.layers)
-        assert mean.mean(axis=1) == pytest.approx(1)  # relative to balanced layers
-        assert (low <= high).all()
+        for row, layer in enumerate(trace.layers):
+            # routing of micro-batches and ranks adds up to the load of an iteration
+            routed = trace.find(operation="routing", layer=layer, direction="forward")
+            load = np.zeros((trace.iterations.max() + 1, mean.shape[1]))
+            of = trace.occurrences.iteration[routed]
+            np.add.at(load, of, trace.demand(routed).sum(axis=1))
+            load = load[trace.iterations]
+            share = load / load.mean(axis=1, keepdims=True)  # 1: a balanced layer
+            assert mean[row] == pytest.approx(share.mean(axis=0))
+            assert low[row] == pytest.approx(np.quantile(share, 0.05, axis=0))
+            assert high[row] == pytest.approx(np.quantile(share, 0.95, axis=0))
+        assert mean.shape[0] == len(trace.layers) > 1
 
 
 def test_names_of_the_pictures() -> None:
@@ -148,6 +159,20 @@ def test_traffic_of_all_layers_and_phases_is_that_of_the_all_to_alls(
     np.testing.assert_allclose(cells(every), sum(map(cells, each)))
     np.testing.assert_allclose(cells(usual), cells(each[0]))
     assert usual.panels[0].series[0].unit.startswith("dispatch [")
+    shown = {option.name: option.show_default for option in options("plot")}
+    assert shown["phase"].startswith("dispatch; all in the timeline")
+    assert shown["operations"].startswith("dispatches, or all collectives")
+
+
+def test_an_algorithm_changes_what_is_drawn_of_all_reduces(
+    captured: Path, tmp_path: Path
+) -> None:
+    asked = ["plot", str(captured), "--only", "traffic", "--operations", "all_reduce"]
+    for algorithm in ("ring", "double-tree"):
+        file = str(tmp_path / f"{algorithm}.svg")
+        assert main([*asked, "--algorithm", algorithm, "-o", file]) == 0
+    ring, tree = sorted(file.read_bytes() for file in tmp_path.iterdir())
+    assert ring != tree
 
 
 @pytest.mark.parametrize(
@@ -168,6 +193,11 @@ def test_traffic_of_all_layers_and_phases_is_that_of_the_all_to_alls(
         (["--only", "loads"], "--only takes traffic, demand"),
         (["--phase", "all"], "--phase is 'all'"),
         (["--layer", "1", "--operations", "all_to_all"], "--operations is given"),
+        (["--algorithm", "direct"], "--algorithm is given"),
+        (
+            ["--operations", "all_to_all", "--algorithm", "direct"],
+            "no bytes of all-reduces or the like are drawn: see --operations, but",
+        ),
         (["--only", "entropy", "--iterations", "3"], "--iterations is given"),
     ],
 )

@@ -17,7 +17,6 @@ from moetraffic.report.console.options import (
     AsJson,
     Force,
     Layers,
-    Operations,
     TraceFile,
     operation_names,
     option,
@@ -62,9 +61,15 @@ def plot(
     ),
     layers: Layers = None,
     phase: str | None = option(
-        None, "Use only the all-to-alls of this phase.", shown="all"
+        None,
+        "Use only the all-to-alls of this phase.",
+        shown="dispatch; all in the timeline, and in traffic with --layer",
     ),
-    operations: Operations = None,
+    operations: str | None = option(
+        None,
+        "Collectives whose traffic is summed, such as all_to_all,all_reduce.",
+        shown="dispatches, or all collectives where there are none",
+    ),
     algorithm: Algorithm = "ring",
     formats: str = option(
         "png",
@@ -106,6 +111,9 @@ def plot(
     with Trace.open(trace) as opened:
         chosen = _iterations(iterations, opened)
         of = operation_names(opened, operations)
+        if not pictures.spread(opened, of):
+            why = "no bytes of all-reduces or the like are drawn: see --operations"
+            refuse_idle(context, ["algorithm"], why)
         made: dict[str, Chart | Missing] = {}
         if "traffic" in names:
             made["traffic"] = pictures.traffic(
