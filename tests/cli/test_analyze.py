@@ -23,7 +23,9 @@ GOLDEN = str(path("golden-v1.h5"))
 HEAVY = ("statsmodels", "sklearn", "scipy.stats", "pandas", "matplotlib", "numba")
 
 
-def test_the_summary_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_comes_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["analyze", GOLDEN]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert 3 <= len(lines) <= 8
@@ -32,6 +34,13 @@ def test_the_summary_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     # a long path is named once, and a variable stands for it
     assert re.search(r"moetraffic analyze \S+ --tables", lines[-1])
     assert GOLDEN in lines[-1]
+    monkeypatch.chdir(path("golden-v1.h5").parent)
+    assert main(["analyze", "golden-v1.h5"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        *lines[:-1],
+        "Next: moetraffic analyze golden-v1.h5 --tables (each layer); moetraffic "
+        "evaluate golden-v1.h5 (circuits); moetraffic report golden-v1.h5 (charts).",
+    ]
     assert main(["analyze", GOLDEN, "--tables"]) == 0
     everything = capsys.readouterr().out
     assert everything.splitlines()[: len(lines)] == lines
@@ -76,6 +85,30 @@ def test_only_takes_the_parts_of_an_analysis(
     assert "'entropy' is none of these" in capsys.readouterr().err
     assert main(["analyze", GOLDEN, "--only", "skew", "--tables"]) == 2
     assert "leave one out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("parts", ["skew", "claims", "convergence,complexity"])
+def test_parts_are_printed_whatever_is_written(
+    parts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["analyze", GOLDEN, "--only", parts]
+    assert main(asked) == 0
+    printed = capsys.readouterr().out
+    file = tmp_path / "found.json"
+    assert main([*asked, "-o", str(file)]) == 0
+    assert capsys.readouterr().out == f"{printed}written: {file}\n"
+
+
+def test_an_option_that_changes_none_of_the_parts_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["analyze", GOLDEN, "--only", "skew,rhythm", "--horizons", "1"]
+    assert main(asked) == 2
+    assert capsys.readouterr().err == (
+        "moetraffic: --only skew,rhythm has none of the parts claims, forecasts, "
+        "limits, within, which this option changes, but --horizons is given: leave it "
+        "out\n"
+    )
 
 
 def test_a_trace_without_demand_is_judged_by_its_bytes(

@@ -91,7 +91,8 @@ def analyze(
     for name, needed in NEEDS.items():
         if names and not needed & {*names}:
             listed = ", ".join(part for part in PARTS if part in needed)
-            refuse_idle(context, (name,), f"it is of the parts {listed} (--only)")
+            why = f"--only {only} has none of the parts {listed}, which this option"
+            refuse_idle(context, (name,), f"{why} changes")
     from moetraffic.analysis import analyze as analyzed
     from moetraffic.analysis import effort
     from moetraffic.analysis.engine import SUMMARY_PARTS
@@ -137,11 +138,6 @@ def analyze(
     shown: list[Any] = []
     for path, analysis in found:
         lines = sentences(analysis, file=str(path))
-        if output is not None and names and not tables:
-            # the file has the rest: tables of several parts are hundreds of lines
-            shown += [f"\n{path}"] * (len(found) > 1)
-            shown += lines if "claims" in names else lines[:1]
-            continue
         by_part = summary.by_part(analysis) if tables or names else {}
         shown += [f"\n{path}"] * (len(found) > 1)
         asked_parts = (*names, *["notes"] * bool(by_part.get("notes"))) if names else ()
