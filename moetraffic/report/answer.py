@@ -421,7 +421,8 @@ def _capacity_factor(exchanges: Sequence[ExchangeAnalysis]) -> str:
         return ""
     most = [float(np.nanquantile(each, QUANTILE)) for each in peaks]
     factor, share = range_of(most, ".2f"), f"{QUANTILE:.0%} of iterations"
-    return f"capacity factor {factor} holds all tokens in {share} (measured)"
+    how = "(measured, summed over ranks)"
+    return f"capacity factor {factor} holds all tokens in {share} {how}"
 
 
 def _next(analysis: Analysis, file: str) -> Line:

@@ -87,6 +87,29 @@ def test_a_line_states_what_is_stated_and_of_which_layers() -> None:
     assert "No evidence of" not in {one.topic for one in answer(found)}
 
 
+def test_a_capacity_factor_is_of_the_experts_load_from_all_ranks() -> None:
+    """Its padded buffers are of one rank, whose load is less even."""
+    with Trace.open(path("golden-v1.h5")) as trace:
+        found = analyze(trace, parts=["claims"], of=("demand",))
+        factors = []
+        for layer in trace.layers:
+            load = [
+                trace.demand(
+                    trace.find(
+                        operation="routing",
+                        direction="forward",
+                        layer=layer,
+                        iterations=range(n, n + 1),
+                    )
+                ).sum(axis=(0, 1))
+                for n in trace.iterations.tolist()
+            ]
+            factors.append(np.quantile([np.max(x) / np.mean(x) for x in load], 0.99))
+    text = f"capacity factor {min(factors):.2f} to {max(factors):.2f} holds all tokens "
+    text += "in 99% of iterations (measured, summed over ranks)"
+    assert text in line(found, "Skew")
+
+
 def test_what_is_stated_of_no_layer_stands_in_two_lines() -> None:
     found = analysis(
         exchange(0, claim("skewed"), claim("trend", FEW), claim("moves", FEW)),
