@@ -52,6 +52,18 @@ def test_noise_is_as_good_as_its_mean_its_oracle_and_its_bound(scored: Subject) 
     assert last[4].startswith(("-0.9", "-1.0", "-1.1"))
 
 
+def test_a_bound_that_was_not_computed_has_no_column(scored: Subject) -> None:
+    subjects = [((0, "0 to 1", "load"), replace(scored, limits=None))]
+    _, bounds, _ = forecast_tables(subjects)
+    _, whole, _ = forecast_tables([((0, "0 to 1", "load"), scored)])
+    lower = [*whole.columns].index("estimated lower bound")
+    assert "lower bound" not in " ".join([*bounds.columns, *bounds.notes])
+    assert [*bounds.columns] == [*whole.columns][:lower] + [*whole.columns][lower + 2 :]
+    assert [*map(tuple, bounds.rows)] == [
+        (*row[:lower], *row[lower + 2 :]) for row in whole.rows
+    ]
+
+
 def test_an_unavailable_bound_has_its_reason(scored: Subject) -> None:
     walk = np.random.default_rng(1).normal(size=(400, 3)).cumsum(axis=0)
     short = replace(scored, forecasts=forecast(walk), limits=limits(walk))

@@ -110,6 +110,8 @@ def _tolerance(horizon: HorizonScores) -> int:
 
 
 def _bounds(scored: Sequence[Scored]) -> Table:
+    linear = any(subject.limits for _, _, subject, _, _ in scored)
+    lower = ("estimated lower bound", "95% interval") if linear else ()
     rows = []
     notes: list[str] = []
     for where, ahead, subject, horizon, best in scored:
@@ -121,8 +123,10 @@ def _bounds(scored: Sequence[Scored]) -> Table:
             continue
         rows.append(
             (
-                *(*where, ahead, best.nmse, bound.nmse if bound else None),
-                (bound.low, bound.high) if bound else None,
+                *(*where, ahead, best.nmse),
+                *((bound.nmse, (bound.low, bound.high)) if bound else (None,) * 2)[
+                    : len(lower)
+                ],
                 *(horizon.nmse_floor, horizon.nmse_floor_error),
                 *(best.mape, horizon.mape_floor, horizon.mape_floor_error),
                 *(
@@ -138,15 +142,16 @@ def _bounds(scored: Sequence[Scored]) -> Table:
         title="Bounds on the forecast errors, on the last quarter of the run",
         columns={
             **{**WHERE, "it. ahead": ""},
-            **{"NMSE": ".3f", "estimated lower bound": ".3f", "95% interval": ".3f"},
-            **{"oracle NMSE": ".3f", "± (NMSE)": ".3f"},
+            **dict.fromkeys(("NMSE", *lower, "oracle NMSE", "± (NMSE)"), ".3f"),
             **{"MAPE": ".1%", "oracle MAPE": ".1%", "± (MAPE)": ".1%"},
             **{"bytes within 20%": ".1%", "oracle": ".1%", "± (oracle)": ".1%"},
         },
         rows=rows,
         notes=[
-            "estimated lower bound: of linear forecasts one iteration ahead, from the "
-            "spectrum",
+            *(
+                "estimated lower bound: of linear forecasts one iteration ahead, from "
+                "the spectrum",
+            )[:linear],
             "oracle: true gate probabilities, sampling noise only; expected value ± "
             "standard error over the test part",
             *dict.fromkeys(notes),
