@@ -31,6 +31,9 @@ FEW_DECADES = 2.0
 NAMES = 0.4
 """Largest share of a panel's width for the names of its rows."""
 
+COUNTED = ("iteration", "iterations ahead", "rank", "expert")
+"""Labels of axes of whole numbers, whose ticks are whole, too."""
+
 LETTER = 0.58
 """Mean width of a letter, relative to the font size."""
 
@@ -52,7 +55,7 @@ def set_axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
         names = [broken_name(name, letters) for name in axis.names]
         of.set_ticks(range(len(axis.names)), names)
         axes.set(**{f"{side}lim": (-0.5, len(axis.names) - 0.5)})
-    elif "iteration" in axis.label or axis.label in ("rank", "expert"):
+    elif axis.label in COUNTED or axis.label.endswith("[iterations]"):
         of.set_major_locator(integer_ticks(length_in))
     if axis.limits:
         axes.set(**{f"{side}lim": axis.limits})

@@ -178,6 +178,7 @@ def test_text_has_one_size_and_does_not_overlap(name, width_in):
         for axis in (axes.xaxis, axes.yaxis)
     ]
     assert len({text.get_size() for text in texts}) == 1
+    assert sum(map(len, ticks)) > 2 * len(ticks)
     for labels in ticks:
         boxes = [label.get_window_extent(renderer) for label in labels]
         for one, other in itertools.pairwise(boxes):
@@ -195,6 +196,22 @@ def test_points_without_interval_are_hollow_and_named():
     assert names == ["interval", "no interval: too few iterations"]
     (hollow,) = [line for line in figure.axes[1].lines if line.get_label() == names[1]]
     assert hollow.get_xdata().tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("label", "whole"),
+    [
+        *(("iteration", True), ("iterations ahead", True), ("rank", True)),
+        *(("age of the plan [iterations]", True), ("iteration time [s]", False)),
+    ],
+)
+def test_numbers_of_things_have_whole_ticks_and_times_have_not(label, whole):
+    series = Series(x=[0.1, 2.4], y=[0.1, 2.4])
+    panel = Panel(x=Axis(label=label), y=Axis(label="load"), series=(series,))
+    axes = draw(Chart(title="t", source="s", panels=(panel,))).axes[0]
+    ticks = axes.get_xticks()
+    assert len(ticks) > 1
+    assert (ticks == ticks.round()).all() == whole
 
 
 def test_panels_named_as_their_axis_have_no_title():
