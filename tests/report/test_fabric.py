@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from moetraffic import load_fabric
+from moetraffic import Trace, load_fabric
+from moetraffic.data import path as data_path
 from moetraffic.fabric import Hosts, leaf_spine
 from moetraffic.fabric.assessment import assess
+from moetraffic.report.chart import Chart
 from moetraffic.report.results import fabric as report
 
 
@@ -56,7 +58,21 @@ def test_other_rates_and_halves_are_named(tmp_path: Path) -> None:
     assert "share one leaf" not in line
     one = load_fabric("leaf-spine", 8, capacity="1Gbps", ranks_per_host=3)
     alone = assess(one, one.slots, np.ones((8, 8), np.int64))
-    assert "All 3 hosts share one leaf" in " ".join(report.sentences(alone))
+    said = " ".join(report.sentences(alone))
+    assert "All 3 hosts share one leaf" in said
+    assert "give --leaves 3, or another divisor of the hosts, for traffic" in said
+
+
+def test_a_host_with_one_rank_is_named_so_in_tables_and_charts() -> None:
+    said = {}
+    with Trace.open(data_path("golden-v1.h5")) as trace:
+        for ranks in (1, 2):
+            network = load_fabric("single", 2, capacity="1Gbps", ranks_per_host=ranks)
+            chart, _ = report.links(trace, network)
+            assert isinstance(chart, Chart)
+            said[ranks] = chart.source
+    assert "Hosts: 2, each 1 rank and 1 NIC; 1 Gbps NICs." in said[1]
+    assert "Hosts: 1, each 2 ranks and 2 NICs; 1 Gbps NICs" in said[2]
 
 
 def test_oversubscription_is_compared_with_one_to_one() -> None:

@@ -177,8 +177,8 @@ def _one_leaf(network: Topology) -> list[str]:
     if hosts == 1 or len(network.cuts.get("leaf", ())) != 1:
         return []
     return [
-        f"All {hosts} hosts share one leaf, so no bytes cross a spine: --leaves, a "
-        f"divisor of the hosts, has several (--leaves {hosts}; --hosts adds hosts)."
+        f"All {hosts} hosts share one leaf, so no bytes cross a spine: give --leaves "
+        f"{hosts}, or another divisor of the hosts, for traffic over spines."
     ]
 
 
@@ -211,15 +211,20 @@ def _rates(network: Topology) -> str:
     return ", ".join([text, *other_rates(network)])
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number > 1)}"
+def _hosts(network: Topology) -> str:
+    """State the number of hosts, the ranks and NICs of each, and their rates."""
+    hosts = network.hosts
+    ranks, nics = ("s" * (number > 1) for number in (hosts.ranks, hosts.nics))
+    return (
+        f"{hosts.number}, each {hosts.ranks} rank{ranks} and {hosts.nics} NIC{nics}; "
+        f"{_rates(network)}"
+    )
 
 
 @tables_of.register
 def tables(found: Assessment) -> list[Table]:
     """Tabulate network, times and bounds, bottleneck links and ECMP collisions."""
     network = found.topology
-    hosts = network.hosts
     halves, out, back = bisection(network)
     each_way = f"{bit_rate(out)} each way"
     if out != back:
@@ -228,8 +233,7 @@ def tables(found: Assessment) -> list[Table]:
         )
     facts = {
         "network": network.name,
-        "hosts": f"{hosts.number}, each {_counted(hosts.ranks, 'rank')} and "
-        f"{_counted(hosts.nics, 'NIC')}; {_rates(network)}",
+        "hosts": _hosts(network),
         "switches": f"{len(network.switches)}, "
         f"{int(network.between_switches.sum())} links between them",
         "bisection": f"{each_way}, {halves}" if halves else "",
@@ -421,11 +425,9 @@ def links(trace: Trace, network: Network) -> list[Chart | Missing]:
     if not found.bottleneck_s.any():
         why = "no bytes between different ranks are known"
         return [Missing(title=title, reason=why)]
-    hosts = network.topology.hosts
     source = (
-        f"All collectives of an iteration, sent at once, on a {network.topology.name} "
-        f"of {hosts.number} hosts with {hosts.ranks} ranks and {hosts.nics} NICs of "
-        f"{bit_rate(hosts.nic_bytes_s)} each, {found.routing} routing; all-reduces as "
-        f"rings. {len(chosen)} of {len(every)} iterations."
+        f"All collectives of an iteration, sent at once, on a {network.topology.name}, "
+        f"{found.routing} routing; all-reduces as rings. Hosts: "
+        f"{_hosts(network.topology)}. {len(chosen)} of {len(every)} iterations."
     )
     return [*charts(found, chosen, source)]
