@@ -123,12 +123,13 @@ def _over_runs(ratio: TimeRatio) -> str:
         )
     p = float("nan") if ratio.p is None else ratio.p
     shown = "a difference is" if p < CLAIMED else "no difference is"
-    text = f"; over {n} and {m} runs: {shown} shown (p = {p:.2g}, level {CLAIMED:g})"
+    tested = "no test" if np.isnan(p) else f"p = {p:.2g}, level {CLAIMED:g}"
+    text = f"; over {n} and {m} runs: {shown} shown ({tested})"
     if not ratio.busy:
         return text
     return (
-        f"{text}, the interval widened for other processes on the hosts, under which "
-        "commands differ by more than their runs"
+        f"{text}; the interval is wider because other processes used the hosts: "
+        "replays then differ more than the runs of one replay"
     )
 
 
