@@ -17,6 +17,7 @@ from moetraffic.report.console.options import (
     AsJson,
     Force,
     Iterations,
+    Layers,
     only_option,
     option,
     parts_of,
@@ -233,9 +234,7 @@ def evaluate(
         "--communication",
         panel=JOBS,
     ),
-    layers: list[str] | None = option(
-        None, "Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"
-    ),
+    layers: Layers = None,
     phase: str = option(PHASES[0], f"Phase: {', '.join(PHASES)}."),
     iterations: Iterations = None,
     output: Path | None = option(None, "JSON file to write.", "-o", "--output"),

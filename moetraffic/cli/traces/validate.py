@@ -104,7 +104,7 @@ def validate(
     present(
         report.as_dict(found),
         *report.sentences(found),
-        *_needed(found, str(paths[1]), metas[1::2] if fits else metas[1:], metas[0]),
+        *_needed(found, str(paths[1]), metas[1:], metas[0]),
         as_json=as_json,
         parts={"tests": report.tables(found)},
         only=names,

@@ -67,8 +67,10 @@ def verdict(found: Acceptance) -> str:
         return f"failed: {'; '.join(parts)}"
     if found.outcome == "passed":
         compared, whole = found.lengths
-        part = f" for the first {compared} of {whole} iterations, the others are not "
-        part = part + "compared" if compared < whole else ""
+        part = (
+            f" for the first {compared} of {whole} iterations, the others are not "
+            "compared"
+        ) * (compared < whole)
         return f"passed{part}: 0 of {number} figures differ, nor does a classifier"
     return f"cannot be judged: too few {_units(found)} ({_needs(found)})"
 

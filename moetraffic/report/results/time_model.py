@@ -467,15 +467,13 @@ def figure(
         f"{name}: {t:.4g} s" if t else f"{name}: impossible"
         for name, t in zip(names, whole.tolist(), strict=True)
     ]
-    axis = Axis(label="share of all terms' time [%]", from_zero=True)
-    if not shares:
-        axis = Axis(label="iteration time [s]", from_zero=True)
+    label = "share of all terms' time [%]" if shares else "iteration time [s]"
     return Chart(
         title=title,
         source=source,
         panels=(
             Panel(
-                x=axis,
+                x=Axis(label=label, from_zero=True),
                 y=Axis(names=tuple(times), reverse=True),
                 series=tuple(series),
             ),
