@@ -15,6 +15,7 @@ continue with the result.  Nothing here synchronizes with the training's streams
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType
@@ -100,6 +101,10 @@ class DeviceClock:
         self.error_ns = max(self.error_ns, (done - began + 1) // 2)
 
 
+SETTLE_NS = 2_000_000_000
+"""Maximum time that the end of a capture waits for callbacks of pending works."""
+
+
 class CompletionTracker:
     """Tracker of launched collectives until the program waits for their results.
 
@@ -116,10 +121,12 @@ class CompletionTracker:
         self._works: dict[int, Entry] = {}
         self._by_output: dict[int, int] = {}
         self._unawaited: set[int] = set()
+        self._called_back: set[int] = set()  # numbers of calls with a pending callback
 
     def install(self) -> Callable[[], None]:
         """Install hooks on ``Work.wait`` and ``wait_tensor``; return the remover."""
         installed = contextlib.ExitStack()
+        installed.callback(self._settle)
         installed.callback(self._works.clear)
         installed.callback(self._by_output.clear)
         kinds: list[Any] = [dist.Work, *dist.Work.__subclasses__()]
@@ -155,9 +162,8 @@ class CompletionTracker:
         if not isinstance(work, dist.Work):
             work = _unbox(result[-1] if type(result) is tuple else result)
         if kind in self._unawaited and before is None:
-            work.get_future().add_done_callback(
-                lambda _: self._put((END, number, UNKNOWN_TIME, now_ns()))
-            )
+            self._called_back.add(number)
+            work.get_future().add_done_callback(lambda _: self._completed(number))
             return
         output = 0
         if tensor is not None:
@@ -196,6 +202,20 @@ class CompletionTracker:
             return result
 
         return wait
+
+    def _completed(self, number: int) -> None:
+        self._put((END, number, UNKNOWN_TIME, now_ns()))
+        self._called_back.discard(number)
+
+    def _settle(self) -> None:
+        """Wait for pending callbacks: at the end of the interpreter they abort.
+
+        A thread of the backend that takes the interpreter's lock then is ended within
+        C++, which terminates the process.
+        """
+        until = now_ns() + SETTLE_NS
+        while self._called_back and now_ns() < until:
+            time.sleep(0.001)
 
     def _sweep(self) -> None:
         """Drop tracked works that have completed without an observed wait."""
