@@ -8,9 +8,6 @@ from dataclasses import replace
 from moetraffic.errors import LayoutError
 from moetraffic.trace import Meta
 
-FEWEST_RUNS = 3
-"""As FEWEST of :mod:`moetraffic.validation.acceptance`, which is slow to import."""
-
 
 def lacking_runs(
     missing: int,
@@ -18,6 +15,7 @@ def lacking_runs(
     real: Sequence[Meta],
     like: Meta,
     *,
+    resized: bool,
     used: Collection[int] = (),
 ) -> str:
     """Name runs that are to be captured, with the command, or why it is unknown.
@@ -30,11 +28,11 @@ def lacking_runs(
         Name of the first real run, and the metadata of all.
     like
         Metadata of a run of the wanted size: ranks, EP, experts, k.
+    resized
+        Whether that is another size than that of the real runs.
     used
         Data seeds that are taken.
     """
-    own, theirs = like.as_dict(), real[0].as_dict()
-    resized = any(own[name] != theirs[name] for name in ("world", "experts", "k"))
     lacking = f"{missing} {'' if resized else 'further '}real run"
     lacking += "s" * (missing > 1)
     command, why = None, "moetraffic capture did not train them, or not all of them"

@@ -14,8 +14,7 @@ runs of other seeds; the synthetic trace counts as one more of them.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -60,7 +59,7 @@ LEAST_POWER = 0.5
 APART = 0.01
 """Relative difference of token copies a rank that is none: batches vary."""
 
-RESIZED = "ranks|experts|k"
+RESIZED = ("ranks", "experts", "k")
 """Sizes that a generator is asked to change: real runs of these are other trainings."""
 
 MOST_RUNS = 50
@@ -92,6 +91,7 @@ class Acceptance(ShownAsTables):
     # iterations of each run that are compared, and those of the longest synthetic
     # trace; 0: nothing is compared
     lengths: tuple[int, int] = (0, 0)
+    resized: bool = False  # whether a size of RESIZED is among the mismatches
 
     @property
     def failures(self) -> tuple[FigureTest, ...]:
@@ -112,11 +112,6 @@ class Acceptance(ShownAsTables):
     def recognized(self) -> bool:
         """Whether a classifier distinguishes synthetic and real runs."""
         return self.classifier is not None and not self.classifier.passed
-
-    @property
-    def resized(self) -> bool:
-        """Whether the real runs have another size, which is asked of a generator."""
-        return any(re.match(rf"({RESIZED}) \d", each) for each in self.mismatches)
 
     @property
     def outcome(self) -> Outcome:
@@ -151,8 +146,9 @@ def validate(
     real
         Traces of real runs with the same layers, ranks and experts.  Of one synthetic
         trace: three or more, such as reruns of the run that the generator was fitted
-        to.  Of several: as many, in the same order.  They must be of one size; a
-        synthetic trace of another fails.
+        to.  Of several: as many, in the same order.  They must be of one size.  A
+        synthetic trace of another number of ranks, experts or experts per token cannot
+        be judged, and one of another size in any other respect fails.
     layers, iterations
         Layers and iterations to compare; None takes all.
     ranks_per_host
@@ -201,7 +197,7 @@ def accept(
     """
     different = mismatches(synthetic, _of_one_size(real))
     if different:
-        return _mismatched([synthetic], real, different)
+        return _mismatched([synthetic], real, [different])
     whole = len(synthetic.load)
     (synthetic, *real), notes = _aligned([synthetic], real)
     values = vectors([synthetic, *real])
@@ -232,14 +228,11 @@ def accept_fits(synthetic: Sequence[Features], real: Sequence[Features]) -> Acce
             f"each synthetic trace has the run that it was fitted to, but there are "
             f"{len(synthetic)} traces and {len(real)} runs: give as many"
         )
-    different = tuple(
-        dict.fromkeys(
-            each
-            for made, run in zip(synthetic, _of_one_size(real), strict=True)
-            for each in mismatches(made, [run])
-        )
-    )
-    if different:
+    different = [
+        mismatches(made, [run])
+        for made, run in zip(synthetic, _of_one_size(real), strict=True)
+    ]
+    if any(different):
         return _mismatched(synthetic, real, different)
     cut, notes = _aligned(synthetic, real)
     whole = max(len(run.load) for run in synthetic)
@@ -338,20 +331,22 @@ def _needed(
     return 0
 
 
-def mismatches(synthetic: Features, real: Sequence[Features]) -> tuple[str, ...]:
-    """Name the sizes in which a trace differs from all real runs; unknown ones do not.
+def mismatches(synthetic: Features, real: Sequence[Features]) -> dict[str, str]:
+    """Describe the sizes in which a trace differs from all real runs, by their names.
+
+    Unknown sizes do not differ.
 
     Examples
     --------
-    ``("EP 1 against 8", "ranks of a group 1 against 8")``.
+    ``{"EP": "EP 1 against 8", "ranks of a group": "ranks of a group 1 against 8"}``.
     """
-    found = []
+    found = {}
     for name, own in synthetic.size.items():
         theirs = [run.size[name] for run in real]
         apart = APART if name == COPIES else 0
         if own and all(theirs) and not _within(own, theirs, apart):
-            found.append(f"{name} {own} against {theirs[0]}")
-    return tuple(found)
+            found[name] = f"{name} {own} against {theirs[0]}"
+    return found
 
 
 def _within(own: int, theirs: Sequence[int], apart: float) -> bool:
@@ -359,14 +354,17 @@ def _within(own: int, theirs: Sequence[int], apart: float) -> bool:
 
 
 def _mismatched(
-    synthetic: Sequence[Features], real: Sequence[Features], different: tuple[str, ...]
+    synthetic: Sequence[Features],
+    real: Sequence[Features],
+    different: Sequence[Mapping[str, str]],
 ) -> Acceptance:
-    """Fail by size."""
+    """Fail by sizes alone, or do not judge where one is of :data:`RESIZED`."""
     return Acceptance(
         synthetic=tuple(run.name for run in synthetic),
         real=tuple(run.name for run in real),
         way="fits" if len(synthetic) > 1 else "runs",
-        mismatches=different,
+        mismatches=tuple(dict.fromkeys(x for each in different for x in each.values())),
+        resized=any(name in each for each in different for name in RESIZED),
         figures=(),
         classifier=None,
         power=_power({}, real, lambda runs: 1 / runs),
@@ -382,11 +380,13 @@ def _of_one_size(real: Sequence[Features]) -> Sequence[Features]:
             f"{FEWEST}"
         )
     for run in real[1:]:
-        different = [x for x in mismatches(run, real[:1]) if not x.startswith(COPIES)]
+        different = mismatches(run, real[:1])
+        different.pop(COPIES, "")
         if different:
             raise AnalysisError(
                 f"real runs are compared at one size, but {run.name} differs from "
-                f"{real[0].name}: {', '.join(different)}: give runs of one size"
+                f"{real[0].name}: {', '.join(different.values())}: give runs of one "
+                "size"
             )
     return real
 

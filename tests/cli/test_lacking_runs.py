@@ -29,7 +29,8 @@ def test_the_command_captures_runs_of_the_wanted_groups(
     size: dict[str, int], said: str
 ) -> None:
     like = replace(captured(), **size)
-    found = lacking_runs(3, "run.h5", [captured()], like, used={0})
+    resized = bool(size)
+    found = lacking_runs(3, "run.h5", [captured()], like, resized=resized, used={0})
     command, _, rest = found.partition(" --data-seed $n; done")
     assert command + " " == said.format("moetraffic capture -o rerun$n.h5")
     assert not rest
@@ -38,5 +39,5 @@ def test_the_command_captures_runs_of_the_wanted_groups(
 def test_no_command_captures_what_was_not_captured() -> None:
     made = replace(captured(), origin="generated")
     assert "3 real runs; the command that captures one like syn.h5 is unknown" in (
-        lacking_runs(3, "syn.h5", [made], replace(made, world=16))
+        lacking_runs(3, "syn.h5", [made], replace(made, world=16), resized=True)
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moetraffic.cli.lacking_runs import FEWEST_RUNS, lacking_runs
+from moetraffic.cli.lacking_runs import lacking_runs
 from moetraffic.cli.output import present, progress
 from moetraffic.errors import AnalysisError, Interrupted, LayoutError
 from moetraffic.report.console.options import (
@@ -291,6 +291,8 @@ def _next(
     output: Path | None, source: Path | None, run: Meta | None, size: Scenario
 ) -> str | None:
     """Say what a validation of a sample of another size needs; None: nothing else."""
+    from moetraffic.validation.acceptance import FEWEST
+
     if output is None or run is None:
         return None
     made = replace(
@@ -300,7 +302,7 @@ def _next(
         return None
     return (
         f"validation at this size (moetraffic validate {output} --against rerun*.h5) "
-        f"needs {lacking_runs(FEWEST_RUNS, str(source), [run], made)}"
+        f"needs {lacking_runs(FEWEST, str(source), [run], made, resized=True)}"
     )
 
 

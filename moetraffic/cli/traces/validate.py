@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moetraffic.cli.lacking_runs import FEWEST_RUNS, lacking_runs
+from moetraffic.cli.lacking_runs import lacking_runs
 from moetraffic.cli.output import present, progress
 from moetraffic.report.console.options import (
     APPEARANCE,
@@ -124,16 +124,14 @@ def _needed(
 
     ``file`` and ``real`` are of the real runs.
     """
-    missing = FEWEST_RUNS if found.resized else found.power.needed - len(real)
+    resized = found.resized
+    missing = found.power.needed - (0 if resized else len(real))
     if found.outcome != "cannot be judged" or found.way == "fits" or missing < 1:
         return []
-    used = set() if found.resized else {max(m.data_seed, 0) for m in real}
-    return [
-        "needed: "
-        + lacking_runs(
-            missing, file, real, synthetic if found.resized else real[0], used=used
-        )
-    ]
+    used = set() if resized else {max(m.data_seed, 0) for m in real}
+    like = synthetic if resized else real[0]
+    needed = lacking_runs(missing, file, real, like, resized=resized, used=used)
+    return [f"needed: {needed}"]
 
 
 def runs_named(
