@@ -164,7 +164,7 @@ def start_up(plan: Plan) -> Bool:
 
     See :func:`moetraffic.analysis.times.completion.start_up`.
     """
-    return in_first_alone(plan.iteration, plan.site)
+    return in_first_alone(plan.iteration, plan.site, first=plan.first)
 
 
 def parts(plan: Plan) -> Iterator[tuple[str, str, Int64]]:

@@ -12,8 +12,8 @@ Two times of a call:
 
 *Waiting* is the share of the members' time in calls before the last member's issue, and
 *busbw* the bytes of the busiest link over the transfer time, of calls with bytes
-between ranks.  Calls of sites that only the first iteration has are *start-up*, and in
-no other part.
+between ranks.  Calls of sites that only the run's first iteration has are *start-up*,
+and in no other part but the wall time of that iteration.
 
 The wall time of an iteration on a rank lasts from its first call to its last end; that
 of the slowest rank is reported.  Calls of two traces match if their sites and
@@ -280,8 +280,8 @@ def compare_times(
     Returns
     -------
     tuple of TimeRatio
-        All, by operation, by phase, by layer; then the iterations as a whole.  Empty
-        where no call has times in both.
+        All, by operation, by phase, by layer, of the start-up; then the iterations as a
+        whole.  Empty where no call has times in both.
     """
     every = completion(a, iterations), completion(b, iterations)
     rows = matched(a, b, *every)
@@ -406,15 +406,17 @@ def link_bytes(trace: Trace, occurrences: Int64) -> Float64:
     return out
 
 
-def start_up(iteration: Int64, site: Integer) -> Bool:
-    """Mark calls of sites that are called in the first iteration alone, ``[n]``.
+def start_up(iteration: Int64, site: Integer, *, first: int) -> Bool:
+    """Mark calls of sites that are called in the run's first iteration alone, ``[n]``.
 
-    None in fewer than FEWEST iterations, in which they cannot be told.
+    With fewer than FEWEST iterations, none: too few to distinguish them.
+
+    ``first``: The run's first iteration; the calls may be of later ones alone.
     """
     if len(np.unique(iteration)) < FEWEST:
         return np.zeros(len(site), bool)
-    first = iteration == iteration.min()
-    return np.asarray(first & ~np.isin(site, site[~first]), bool)
+    early = iteration == first
+    return np.asarray(early & ~np.isin(site, site[~early]), bool)
 
 
 def _pair(values: list[float]) -> tuple[float, float] | None:
@@ -432,9 +434,10 @@ def _share(part: Float64, whole: Float64) -> float:
 def parts(trace: Trace, calls: Completion) -> Iterator[tuple[str, str, Int64]]:
     """Yield the rows of all calls, then those of each operation, phase and layer.
 
-    Start-up calls are in none of these, but the last.
+    Start-up calls are in none of these, but in a last part of their own.
     """
-    early = start_up(calls.iteration, calls.site)
+    first = min(trace.iterations.tolist(), default=-1)
+    early = start_up(calls.iteration, calls.site, first=first)
     yield "all", "", np.flatnonzero(~early)
     told = {
         "operation": [s.operation for s in trace.sites],

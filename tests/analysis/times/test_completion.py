@@ -153,6 +153,35 @@ def test_parts_cover_every_call(captured: Path) -> None:
         assert sorted(np.concatenate(each)) == list(range(len(calls)))
 
 
+def test_start_up_is_that_of_the_run_and_not_of_the_iterations_asked_for(
+    captured: Path,
+) -> None:
+    """A site of iteration 0 alone, and one of iteration 5 alone, which is not."""
+    with Trace.open(captured) as trace:
+        rows = trace.occurrences
+        dense = [n for n, s in enumerate(trace.sites) if s.operation == "all_reduce"]
+        first, later = dense[:2]
+        keep = ~np.isin(rows.site, dense[:2])
+        keep |= (rows.site == first) & (rows.iteration == 0)
+        keep |= (rows.site == later) & (rows.iteration == 5)
+        run = trace.select(np.flatnonzero(keep))
+
+        def early(iterations: range | None) -> set[tuple[int, int]]:
+            calls = completion(run, iterations)
+            found = {by: at for by, _, at in parts(run, calls)}.get("start-up", [])
+            return {(int(calls.iteration[n]), int(calls.site[n])) for n in found}
+
+        sites = {int(s) for s in run.occurrences.site[run.occurrences.iteration == 0]}
+        (alone,) = early(None)
+        assert alone[0] == 0
+        assert alone[1] in sites
+        assert early(range(10)) == {alone}
+        assert early(range(5, 10)) == set()
+        later_rows = completion(run, range(5, 10))
+        whole = {by: at for by, label, at in parts(run, later_rows) if by == "all"}
+        assert len(whole["all"]) == len(later_rows)
+
+
 @given(
     st.lists(st.floats(0.1, 10), min_size=3, max_size=60),
     st.floats(0.2, 5),

@@ -133,6 +133,9 @@ def test_operations_of_the_first_iteration_alone_are_start_up(toy):
     # two iterations do not tell a broadcast at the start from one that comes rarely
     assert not start_up(make_plan(some, iterations=range(2))).any()
     assert not start_up(make_plan(trace)).any()
+    # of a part of the run, whose first iteration is not that of the run
+    alone = trace.select(np.flatnonzero(~gradient | (rows.iteration == 1)))
+    assert not start_up(make_plan(alone, iterations=range(1, 4))).any()
 
 
 def test_operations_one_after_another_take_as_long_as_the_busiest_rank_needs(toy):
