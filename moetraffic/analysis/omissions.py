@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -22,7 +23,8 @@ def omitted_calls(trace: Trace) -> str:
     """Describe the collective calls that ranks could not record; "" if there is none.
 
     It is read from the statement of the merge in ``trace.meta.missing``: "480 of 720
-    calls of alltoall_base_ left out by ranks 0, 1".  The number is that of each rank.
+    calls of alltoall_base_ left out by ranks 0, 1".  The numbers are those of each
+    rank; the second is left out where ranks differ in it.
     """
     found = []
     _, *parts = _BY_RANKS.split(trace.meta.missing)
@@ -31,18 +33,31 @@ def omitted_calls(trace: Trace) -> str:
         for number, name in _CALLS.findall(what):
             text = f"{int(number):,}"
             if name in OPERATIONS:
-                kept = len(trace.find(operation=OPERATIONS[name], kind=None))
-                text += f" of {int(number) + kept:,}"
+                recorded = _recorded(trace, OPERATIONS[name])
+                kept = {recorded[rank] for rank in ranks}
+                if len(kept) == 1:
+                    text += f" of {int(number) + kept.pop():,}"
             text += f" calls of {name} left out by rank{'s' * (len(ranks) > 1)} "
             found.append(text + rank_span(ranks))
     return ", ".join(found)
 
 
+def _recorded(trace: Trace, operation: str) -> Counter[int]:
+    """Count the calls of an operation that each rank recorded, in all of its groups."""
+    total: Counter[int] = Counter()
+    for number, group in enumerate(trace.groups):
+        calls = trace.find(operation=operation, group=number, kind=None)
+        if len(calls):
+            counts = trace.recorded(calls).sum(axis=0).tolist()
+            total.update(dict(zip(group.ranks, counts, strict=True)))
+    return total
+
+
 def unnamed_exchanges(trace: Trace) -> int:
     """Count all-to-alls of unequal parts that have neither a phase nor a label.
 
-    Such exchanges are a mixture's, but their layers and phases are unknown.  It is 0 if
-    all parts are equal, as those of sequence parallelism are.
+    Such calls are expert exchanges whose layer and phase are unknown.  It is 0 if all
+    parts of the first :data:`MOST_READ` are equal, as in sequence parallelism.
     """
     bare = [
         number

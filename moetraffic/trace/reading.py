@@ -252,6 +252,11 @@ class TraceContents:
         """Return whether each member rank's bytes are known, ``[n, W]``."""
         return sized(self._timed("present", occurrences))
 
+    def recorded(self, occurrences: Int64) -> Bool:
+        """Return whether each member rank recorded the call, ``[n, W]``."""
+        presence = self._timed("present", occurrences)
+        return np.isin(presence, (Presence.RECORDED, Presence.UNSIZED))
+
     def recovered(self, occurrences: Int64) -> Bool:
         """Return whether a member's bytes were recovered from its peers, ``[n, W]``.
 
