@@ -177,7 +177,10 @@ def sources(
 
 
 _NO_DEMAND = "no demand, for no router was seen: register yours with capture.router"
-_NONE_REPLAYED = "no demand: a replay on other ranks than the capture has none"
+_NONE_REPLAYED = (
+    "no demand: the replay changed ranks or bytes or added traffic, or no router was "
+    "seen when its source was captured"
+)
 
 
 def _words(iterations: range) -> str:

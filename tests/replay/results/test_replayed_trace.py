@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from moetraffic.analysis.exchange import sources
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.background import BackgroundCollective, BackgroundTraffic
 from moetraffic.replay.plan.program import KINDS, Timing
@@ -141,3 +142,23 @@ def test_dense_operations_of_the_trace_have_times_too(captured):
             made.volume(dense),
             trace.volume(trace.find(operation="all_reduce", iterations=range(2))),
         )
+
+
+@pytest.mark.parametrize("change", ["", "ranks", "traffic"])
+def test_why_a_replay_has_no_demand_is_true_of_every_replay(toy, change):
+    """No router was seen in the capture; other ranks or added traffic have none."""
+    trace = toy(world=2, iterations=range(4))
+    rescaled, added = change == "ranks", BESIDE if change == "traffic" else None
+    if rescaled:
+        trace = rescale(TraceScale(trace, expand(2, 4)))
+    plan = make_plan(trace, in_common=True, background=added)
+    nodes = ["n"] * plan.world
+    made = replayed_trace(
+        trace, plan, timed(plan), backend="gloo", nodes=nodes, rescaled=rescaled
+    )
+    notes: list[str] = []
+    sources(made, notes)
+    (note,) = (each for each in notes if "no demand" in each)
+    for cause in ("changed ranks or bytes", "added traffic", "no router was seen"):
+        assert cause in note
+    assert "register yours" not in note
