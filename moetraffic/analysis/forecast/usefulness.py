@@ -111,11 +111,16 @@ def compared(found: Ratio, other: str) -> str:
     way, sign = ("below", 1) if not found.value < 0 else ("above", -1)
     if found.value == 0 and found.p == 1:
         return f"MSE equal to that of {other}"
-    text = f"MSE {100 * sign * found.value:.0f}% {way} {other}"
+    text = f"MSE {_plain(100 * sign * found.value)}% {way} {other}"
     if np.isnan(found.low):
         return text
     low, high = sorted((100 * sign * found.low, 100 * sign * found.high))
-    return f"{text} (95% CI {low:.0f} to {high:.0f}%)"
+    return f"{text} (95% CI {_plain(low)} to {_plain(high)}%)"
+
+
+def _plain(percent: float) -> str:
+    """Format a percentage: below 10 with two significant digits, else as an integer."""
+    return f"{percent:.0f}" if abs(percent) >= 9.95 else f"{percent + 0.0:.2g}"
 
 
 def decided(found: Ratio, verdict: Verdict) -> Outcome:

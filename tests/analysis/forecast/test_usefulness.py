@@ -10,6 +10,7 @@ import pytest
 from moetraffic.analysis.forecast.origins import Ratio
 from moetraffic.analysis.forecast.usefulness import (
     Verdict,
+    compared,
     sentence,
     unknown_verdict,
 )
@@ -84,6 +85,19 @@ def test_what_is_so_is_said(change, said):
     assert told.endswith(".")
     assert "nan" not in told
     assert told.count(". ") == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "said"),
+    [
+        (0.004, -0.0004, 0.009, "MSE 0.4% below it (95% CI -0.04 to 0.9%)"),
+        (-0.0003, -0.0996, 0.0, "MSE 0.03% above it (95% CI 0 to 10%)"),
+        (0.0996, 0.0994, 0.348, "MSE 10% below it (95% CI 9.9 to 35%)"),
+        (0.00316, np.nan, np.nan, "MSE 0.32% below it"),
+    ],
+)
+def test_a_small_gain_is_not_rounded_to_nothing(value, low, high, said):
+    assert compared(Ratio(value=value, low=low, high=high), "it") == said
 
 
 def test_what_is_not_known_is_said():
