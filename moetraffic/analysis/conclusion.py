@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ import numpy.typing as npt
 
 from moetraffic.analysis.claim import Claim
 from moetraffic.analysis.convergence.convergence import Convergence, convergence_of
-from moetraffic.analysis.convergence.level_changes import level_changes
-from moetraffic.analysis.convergence.log_shares import log_shares
+from moetraffic.analysis.convergence.level_changes import Levels, levels_of
 from moetraffic.analysis.forecast.attenuation import Persistence, fit_memory
 from moetraffic.analysis.forecast.bounds import PredictabilityBounds, limits
 from moetraffic.analysis.forecast.forecasting import Forecasts, forecast
@@ -107,6 +105,7 @@ def conclude(
     parts: Sequence[str] = PARTS,
     horizons: Sequence[int] | None = None,
     leads: LeadTimes | None = None,
+    levels: Levels | None = None,
 ) -> tuple[Subject, ...]:
     """Compute the statistics of a whole run from the rows of an exchange.
 
@@ -116,6 +115,8 @@ def conclude(
         Forecast horizons, iterations; None: those that the run is long enough for.
     leads
         Lead times of the trace, for the time at which forecasts are available.
+    levels
+        Of the load, as of :func:`load_levels`; the part "limits" needs it.
 
     Returns
     -------
@@ -124,7 +125,7 @@ def conclude(
         rank, if bytes were.
     """
     tokens = tokens_of(source, rows, meta, notes)
-    run = _Run(source, rows, meta, tokens, tuple(parts), horizons, leads)
+    run = _Run(source, rows, meta, tokens, tuple(parts), horizons, leads, levels)
     subjects: list[Subject] = []
     if "demand.load" in rows:
         subjects += run.of_demand()
@@ -133,6 +134,26 @@ def conclude(
     elif len(source.sent):
         notes.append(f"{source.where}: no wire, for one rank sends nothing to another")
     return tuple(subjects)
+
+
+def load_counts(rows: Rows) -> tuple[Int64 | None, int]:
+    """Return the load of an exchange, ``[T, C]``, and the bytes of one count.
+
+    Token copies of experts if the demand is known, of 1; else the rows that ranks
+    received; None where neither is.
+    """
+    if "demand.load" in rows:
+        return np.asarray(rows["demand.load"], np.int64), 1
+    if "wire.received" not in rows:
+        return None, 1
+    unit = max(1, int(np.gcd.reduce(np.asarray(rows["wire.unit"], np.int64))))
+    return np.asarray(rows["wire.received"], np.int64) // unit, unit
+
+
+def load_levels(rows: Rows) -> Levels | None:
+    """Compute the levels of the load of an exchange; None where it is unknown."""
+    counts, _ = load_counts(rows)
+    return None if counts is None else levels_of(counts)
 
 
 def tokens_of(source: Source, rows: Rows, meta: Meta, notes: list[str]) -> Int64 | None:
@@ -196,6 +217,7 @@ class _Run:
     parts: tuple[str, ...]
     horizons: Sequence[int] | None
     leads: LeadTimes | None
+    levels: Levels | None
 
     def of_demand(self) -> list[Subject]:
         """Compute the statistics of expert load and of the demand matrix."""
@@ -286,18 +308,15 @@ class _Run:
         routed = "demand.load" in self.rows
         return claimed and name in CLAIMED[routed]
 
-    @cached_property
-    def load_changes(self) -> str:
-        """As of :meth:`_changed`, of the load of the exchange."""
-        load = "demand.load" if "demand.load" in self.rows else "wire.received"
-        return self._changed(self.rows[load])
-
-    def _changed(self, counts: npt.NDArray[np.generic]) -> str:
+    def _changed(self, name: str, cells: npt.NDArray[np.generic]) -> str:
         """Say where the level of shares changes, as claims do; "" if nowhere."""
-        levels, rows = log_shares(counts)
-        found, _ = level_changes(levels)
-        when = [str(self.source.iterations[rows[each.index]]) for each in found]
-        return f"the level changes at iteration {', '.join(when)}" if when else ""
+        load, _ = CLAIMED["demand.load" in self.rows]
+        # before its own level does, a matrix shows that of the load in its sums
+        levels = self.levels
+        if levels is None or not (levels.changes or name == load):
+            levels = levels_of(cells)
+        when = ", ".join(map(str, self.source.iterations[levels.changed_at]))
+        return f"the level changes at iteration {when}" if when else ""
 
     def measured(self, name: str) -> dict[str, Float64]:
         """Return the observed measures of each matrix by name, ``[T]`` each."""
@@ -338,8 +357,7 @@ class _Run:
                 **counted,
             )
         if "limits" in self.parts:
-            # before its own level does, a matrix shows that of the load in its sums
-            changed = self.load_changes or self._changed(cells)
+            changed = self._changed(name, cells)
             bounds = PredictabilityBounds(reason=changed)
             # two levels look like one autoregression near a unit root
             memory = Persistence(steps=len(cells), reason=changed)

@@ -42,7 +42,14 @@ from moetraffic.tables import ShownAsTables
 from moetraffic.trace import UNKNOWN_TIME, Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers, names, numbers
 
-from .conclusion import PARTS, ExchangeAnalysis, conclude, converged, tokens_of
+from .conclusion import (
+    PARTS,
+    ExchangeAnalysis,
+    conclude,
+    converged,
+    load_levels,
+    tokens_of,
+)
 from .exchange import (
     OF,
     Rows,
@@ -213,8 +220,10 @@ def analyze(
     notes: list[str] = []
     omitted = omitted_calls(trace)
     if omitted:  # what depends on the times of all calls would be false
+        lost = [part for part in ALL_CALLS if part in parts]
+        lost += ["claims about the bursts of a rank"] * ("claims" in parts)
+        notes += [f"no {part}: unknown: {omitted}" for part in lost]
         parts = tuple(part for part in parts if part not in ALL_CALLS)
-        notes += [f"no {part}: unknown: {omitted}" for part in ALL_CALLS]
     parts = consecutive_parts(trace, parts, notes)
     chosen: dict[str, Any] = {"layers": layers, "phase": phase, "of": of}
     every = sources(trace, notes, iterations=iterations, **chosen)
@@ -240,6 +249,7 @@ def analyze(
         remarks: list[str] = []
         rows = observed(source, mapper, report=progress.report)
         rows |= stated_tokens(trace, source)
+        levels = load_levels(rows) if {"claims", "limits"} & set(parts) else None
         begin("forecasts", source.where)
         subjects = conclude(
             source,
@@ -249,6 +259,7 @@ def analyze(
             parts=parts,
             horizons=ahead,
             leads=when,
+            levels=levels,
         )
         convergence = packets = statistics = experts = None
         begin("convergence", source.where)
@@ -263,7 +274,7 @@ def analyze(
         if {"claims", "skew"} & set(parts):
             choices = token_choices(trace, source)
         if "claims" in parts:
-            claims = exchange_claims(source, rows, trace.meta, subjects)
+            claims = exchange_claims(source, rows, trace.meta, subjects, levels)
             claims += () if choices is None else choices.claims
         if "skew" in parts:
             statistics = network(source, rows)

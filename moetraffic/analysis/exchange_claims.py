@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,8 @@ from moetraffic.arrays import Float64
 from moetraffic.trace import Meta
 
 from .claim import Claim
-from .conclusion import CLAIMED, Subject, sent_tokens, tokens_of
-from .convergence.level_changes import last_change
+from .conclusion import CLAIMED, Subject, load_counts, sent_tokens, tokens_of
+from .convergence.level_changes import Levels
 from .convergence.level_claims import level_claims
 from .exchange import Rows, Source
 from .forecast.forecast_claims import forecast_claims, matrix_claim
@@ -22,14 +23,23 @@ from .skew.measures import max_over_mean
 
 
 def exchange_claims(
-    source: Source, rows: Rows, meta: Meta, subjects: Sequence[Subject]
+    source: Source,
+    rows: Rows,
+    meta: Meta,
+    subjects: Sequence[Subject],
+    levels: Levels | None,
 ) -> tuple[Claim, ...]:
     """Test what the load of an exchange shows beyond sampling noise.
 
     Computed from the demand of the experts if known, else from the bytes that the
     ranks received, in units of rows; one claim is about their matrix.
 
-    ``subjects``: Statistics of the exchange, with the forecasts of the load.
+    Parameters
+    ----------
+    subjects
+        Statistics of the exchange, with the forecasts of the load.
+    levels
+        Of the load, as of :func:`.conclusion.load_levels`.
 
     Returns
     -------
@@ -38,30 +48,29 @@ def exchange_claims(
     """
     ranks = f"ranks {source.ranks[0]} to {source.ranks[-1]}"
     where = f"layer {source.layer}, {ranks}"
+    counts, unit = load_counts(rows)
+    if levels is None or counts is None:
+        return ()
     if "demand.load" in rows:
-        counts = np.asarray(rows["demand.load"], np.int64)
         of_rank = tokens_of(source, rows, meta, [])
         tokens = None if of_rank is None else of_rank * len(source.ranks)
         # where the trace has no usable k, tokens are unknown, too
         k = min(max(1, meta.k), counts.shape[1])
         about = f"expert load of {where}"
-    elif "wire.received" in rows:
-        unit = int(np.gcd.reduce(np.asarray(rows["wire.unit"], np.int64)))
-        counts = np.asarray(rows["wire.received"], np.int64) // max(1, unit)
+    else:
         # rows that go to another rank: of a token's k copies no two go to one expert,
         # which makes their counts vary less than those of independent copies
         known = unit > 1 and sent_tokens(source, rows, meta) is not None
         tokens = counts.sum(axis=1) if known else None
         k, about = 1, f"bytes received, {source.phase} of {where}"
-    else:
-        return ()
     name, matrix = CLAIMED["demand.load" in rows]
+    moving: dict[str, Any] = {"at": source.iterations, "levels": levels}
     of_load = (
         *skew_claims(counts, tokens=tokens, k=k, about=about),
-        *level_claims(counts, tokens=tokens, k=k, at=source.iterations, about=about),
+        *level_claims(counts, tokens=tokens, k=k, about=about, **moving),
     )
     found = [replace(claim, subject=name) for claim in of_load]
-    since = last_change(counts)
+    since = levels.last
     series = {name: counts, matrix: rows[f"{matrix}.cells"]}
     for subject in subjects:
         if subject.forecasts is None or subject.name not in series:

@@ -22,13 +22,17 @@ from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 
 
-def made(demand: np.ndarray, *, k: int = 1, layers: Sequence[int] = (0,)) -> Trace:
-    """A trace of demand ``[T, R, E]``, the same in every layer."""
+def made(
+    demand: np.ndarray, *, k: int = 1, layers: Sequence[int] = (0,), groups: int = 1
+) -> Trace:
+    """A trace of demand ``[T, R, E]``, the same in every layer, on groups of ranks."""
     steps, ranks, experts = demand.shape
-    placements = np.zeros(len(layers) * experts, PLACEMENT)
-    placements["layer"] = np.repeat(layers, experts)
-    placements["expert"] = np.tile(np.arange(experts), len(layers))
-    placements["rank"] = placements["expert"] * ranks // experts
+    ep = ranks // groups
+    placements = np.zeros(groups * len(layers) * experts, PLACEMENT)
+    placements["group"] = np.repeat(np.arange(groups), len(layers) * experts)
+    placements["layer"] = np.tile(np.repeat(layers, experts), groups)
+    placements["expert"] = np.tile(np.arange(experts), groups * len(layers))
+    placements["rank"] = placements["expert"] * ep // experts + ep * placements["group"]
     shape = (steps, ranks)
     return trace_of_routing(
         [
@@ -43,9 +47,12 @@ def made(demand: np.ndarray, *, k: int = 1, layers: Sequence[int] = (0,)) -> Tra
             )
             for layer in layers
         ],
-        groups=[Group(kind="ep", ranks=tuple(range(ranks)))],
+        groups=[
+            Group(kind="ep", ranks=tuple(range(first, first + ep)))
+            for first in range(0, ranks, ep)
+        ],
         placements=placements,
-        meta=Meta(world=ranks, ep=ranks, experts=experts, k=k, dispatch="dropless"),
+        meta=Meta(world=ranks, ep=ep, experts=experts, k=k, dispatch="dropless"),
         steps=Steps(
             iteration=np.arange(steps),
             kind=("train",) * steps,
@@ -241,3 +248,53 @@ def test_a_load_that_changes_its_level_has_no_lower_bound(at: int) -> None:
         assert subject.memory.reason == subject.limits.reason
     (held,) = analyze(made(steady), parts=["limits"]).exchanges
     assert all(s.limits is not None and s.limits.nmse > 0 for s in held.subjects)
+
+
+def lacking(trace: Trace, text: str) -> Trace:
+    return trace.replaced(meta=replace(trace.meta, complete=False, missing=text))
+
+
+def test_omitted_calls_are_counted_against_those_of_their_own_ranks() -> None:
+    """A rank calls four phases and an exchange of counts, of two layers: ten a step."""
+    trace = made(drawn(30, 4, 8), layers=(0, 2), groups=2)
+    text = "ranks 0, 3 left out 40 x call of alltoall_base_ (TypeError('no'))"
+    assert analyze(lacking(trace, text), parts=["skew"]).omitted == (
+        "40 of 340 calls of alltoall_base_ left out by ranks 0, 3"
+    )
+    # of one call rank 3 has no record, of another one no bytes, which it recorded
+    (present,) = (n for n in trace.panels if n.startswith("present_"))
+    rows = trace.panels[present].read(0, trace.panels[present].shape[0]).copy()
+    mine = trace.find(operation=ALL_TO_ALL, group=1)
+    rows[trace.rows.numbers("present")[mine[:2]], 1] = (
+        Presence.ABSENT,
+        Presence.UNSIZED,
+    )
+    fewer = trace.replaced(panels={**trace.panels, present: ArrayPanel(rows)})
+    alone = text.replace("ranks 0, 3", "rank 3")
+    for said, counted in ((text, "40 calls"), (alone, "40 of 339 calls")):
+        found = analyze(lacking(fewer, said), parts=["skew"])
+        assert found.omitted.startswith(f"{counted} of alltoall_base_ left out by rank")
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        (["skew"], []),
+        (["rhythm"], ["rhythm"]),
+        (["skew", "occupation"], ["occupation"]),
+        (["claims"], ["claims about the bursts of a rank"]),
+        (
+            ["claims", "rhythm", "occupation"],
+            ["rhythm", "occupation", "claims about the bursts of a rank"],
+        ),
+    ],
+)
+def test_what_omitted_calls_forbid_is_named_if_it_was_asked_for(
+    parts: list[str], named: list[str]
+) -> None:
+    text = "rank 1 left out 3 x call of barrier (x)"
+    found = analyze(lacking(made(drawn(30, 4, 8)), text), parts=parts)
+    unknown = [note for note in found.notes if "left out by" in note]
+    assert unknown == [
+        f"no {each}: unknown: 3 calls of barrier left out by rank 1" for each in named
+    ]

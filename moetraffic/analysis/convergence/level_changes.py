@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.special import gammaincc, gammaincinv
 
 from moetraffic.analysis.claim import LEVEL
-from moetraffic.arrays import Float64
+from moetraffic.arrays import Float64, Int64
 
 from .log_shares import log_shares
 
@@ -22,7 +22,7 @@ MOST = 8
 """Jumps that are looked for."""
 
 WIDER = 2
-"""Means over so many times the steps must change, too."""
+"""Factor of the longer means in which a jump must be significant as well."""
 
 _SHAPES = np.geomspace(0.25, 64, 200)
 _QUANTILES = gammaincinv(_SHAPES[:, None], np.array([0.25, 0.5, 0.75, 0.9]))
@@ -37,6 +37,29 @@ class LevelChange:
     high: int
     p: float  # of increments that are stationary
     jump: Float64  # [D], new level less old
+
+
+@dataclass(frozen=True, kw_only=True)
+class Levels:
+    """Levels of counts ``[T, C]``, and their jumps."""
+
+    values: Float64  # [n, D], as of log_shares
+    rows: Int64  # [n], of the counts
+    changes: tuple[LevelChange, ...]  # in the order of their steps
+    p_change: float  # of the largest jump, or of the largest change if none is a jump
+
+    @property
+    def changed_at(self) -> Int64:
+        """Rows of the counts at which a new level begins, ``[K]``."""
+        return self.rows[np.array([each.index for each in self.changes], np.int64)]
+
+    @property
+    def last(self) -> int:
+        """Row from which the shares keep their last level; 0: no change of level.
+
+        The end of the 95% interval of the last jump.
+        """
+        return int(self.rows[self.changes[-1].high]) if self.changes else 0
 
 
 def level_changes(levels: Float64) -> tuple[tuple[LevelChange, ...], float]:
@@ -69,26 +92,22 @@ def level_changes(levels: Float64) -> tuple[tuple[LevelChange, ...], float]:
     return tuple(sorted(found, key=lambda change: change.index)), first
 
 
-def last_change(counts: npt.ArrayLike) -> int:
-    """Find the row from which the shares of counts keep their last level.
+def levels_of(counts: npt.ArrayLike) -> Levels:
+    """Compute the levels of counts, and find their jumps.
 
     ``counts``: ``[T, C]`` token copies, or bytes in units of a row; step first.
-
-    Returns
-    -------
-    int
-        The end of the 95% interval of the last change of level; 0: there is none.
 
     Examples
     --------
     >>> rng = np.random.default_rng(0)
     >>> p = np.where(np.arange(200)[:, None] < 90, [0.4, 0.3, 0.3], [0.2, 0.3, 0.5])
-    >>> last_change(np.array([rng.multinomial(2000, row) for row in p]))
-    90
+    >>> found = levels_of(np.array([rng.multinomial(2000, row) for row in p]))
+    >>> found.changed_at.tolist(), found.last
+    ([90], 90)
     """
-    levels, rows = log_shares(counts)
-    changes, _ = level_changes(levels)
-    return int(rows[changes[-1].high]) if changes else 0
+    values, rows = log_shares(counts)
+    changes, p_change = level_changes(values)
+    return Levels(values=values, rows=rows, changes=changes, p_change=p_change)
 
 
 def _largest(levels: Float64) -> LevelChange | None:
@@ -101,12 +120,15 @@ def _largest(levels: Float64) -> LevelChange | None:
     if not change.max() > 0:
         return None
     top = int(change.argmax())
-    # a jump lasts: it stands out of wider means, too, of which it is in a tenth
+    p_top = float(p[top])
+    # a jump persists: it must be significant for means over up to WIDER times as many
+    # steps, too (at most 1/20 of the run)
     wide = min(WIDER * width, max(width, steps // 20))
-    near = np.arange(top, top + 2 * width + 1) - wide  # both are of index + width
-    _, lasting = _changes(levels, wide)
-    near = near[(near >= 0) & (near < len(lasting))]
-    p_top = max(float(p[top]), float(lasting[near].min(initial=1.0)))
+    if wide > width:
+        _, lasting = _changes(levels, wide)
+        about = np.arange(top, top + 2 * width + 1) - wide  # both are of index + width
+        about = about[(about >= 0) & (about < len(lasting))]
+        p_top = max(p_top, float(lasting[about].min(initial=1.0)))
     # Step 1: its place: two levels about it, with the least squares.
     begin, end = max(0, top - width), min(steps, top + 3 * width)
     part = levels[begin:end]

@@ -14,7 +14,7 @@ from moetraffic.analysis.rhythm.spectral_lines import AFTER, ALTERNATION
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
-from .log_shares import log_shares
+from .level_changes import Levels, levels_of
 from .motion import Motion
 from .movement import DRIFT, HALF_LIVES, SHORTEST, Movement, movement
 
@@ -42,6 +42,7 @@ def level_claims(
     k: int = 1,
     at: npt.ArrayLike | None = None,
     about: str,
+    levels: Levels | None = None,
     seed: int = 0,
 ) -> tuple[Claim, ...]:
     """Decide how the shares of expert loads, or of a matrix' cells, move over a run.
@@ -60,6 +61,8 @@ def level_claims(
         ``[T]`` strictly increasing iteration numbers; None: 0, 1, 2 ...
     about
         Subject of the claims: "expert load of layer 0".
+    levels
+        Of these counts, as of :func:`.level_changes.levels_of`; None: computed.
 
     Returns
     -------
@@ -82,7 +85,8 @@ def level_claims(
     >>> found[1].statement
     'its level is stable from iteration 97 on at the latest'
     """
-    return decided(counts, tokens=tokens, k=k, at=at, about=about, seed=seed)[1]
+    given: Part = {"at": at, "about": about, "levels": levels, "seed": seed}
+    return decided(counts, tokens=tokens, k=k, **given)[1]
 
 
 def decided(
@@ -92,6 +96,7 @@ def decided(
     k: int,
     at: npt.ArrayLike | None,
     about: str,
+    levels: Levels | None = None,
     seed: int,
 ) -> tuple[Movement | None, tuple[Claim, ...]]:
     """Return the movement behind the claims, too; None where there are too few steps.
@@ -112,11 +117,11 @@ def decided(
             f"came with numbers of shape {steps.shape}: sort the rows and give one "
             "number each"
         )
-    levels, rows = log_shares(x)
+    levels = levels_of(x) if levels is None else levels
     found = None
-    if len(levels) >= SHORTEST and levels.shape[1] >= 2:
+    if len(levels.rows) >= SHORTEST and levels.values.shape[1] >= 2:
         found = movement(levels, seed=seed)
-    claims = _claims(found, x, rows, steps, tokens=tokens, k=k, about=about)
+    claims = _claims(found, x, levels.rows, steps, tokens=tokens, k=k, about=about)
     return found, claims
 
 
@@ -201,7 +206,8 @@ def _decided(stated: bool) -> Outcome:
 def _moves(
     found: Movement, x: Float64, tokens: npt.ArrayLike | None, rows: Int64, k: int
 ) -> Part:
-    p = [found.whole.p_still, found.p_change, found.period.p if found.period else 1.0]
+    period = found.period.p if found.period else 1.0
+    p = [found.whole.p_still, found.p_change, found.p_start, period]
     figure, over = NAN, ""
     if tokens is not None:
         sent = np.broadcast_to(np.asarray(tokens, np.float64), (rows.max() + 1,))[rows]
@@ -275,7 +281,7 @@ def _level(found: Movement, when: Int64) -> Part:
     if found.before >= 0:
         first = int(when[found.before])
         part["low"] = float(first)
-        part["flags"] = (f"it is not yet stable from iteration {first} on",)
+        part["flags"] = (f"a transient is seen that begins at iteration {first}",)
     elif found.changes:
         part["low"] = float(when[found.changes[-1].low])
     else:

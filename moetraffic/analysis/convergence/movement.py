@@ -23,7 +23,7 @@ from moetraffic.analysis.rhythm.spectral_lines import (
 )
 from moetraffic.arrays import Float64
 
-from .level_changes import LevelChange, level_changes
+from .level_changes import LevelChange, Levels
 from .motion import Motion, motion
 from .onset import onset
 
@@ -53,7 +53,8 @@ class Movement:
     line: bool  # whether it is a line
     phase: Phase | None  # of a line; None: there is none
     whole: Motion  # of all steps, jumps taken off
-    moves: bool  # whether there is any motion beyond white noise
+    moves: bool  # whether there is any motion beyond white noise, or a transient
+    p_start: float  # of no transient; 1: none is seen
     begin: int  # first step of the stable part, or of what was tested as such
     before: int  # first step of a transient that is seen before it; -1: none
     lasting: bool  # a transient may last so long that no part is stable
@@ -81,16 +82,11 @@ class Movement:
         return self.returns or self.still
 
 
-def movement(levels: Float64, *, seed: int = 0) -> Movement:
-    """Decide how levels move.
-
-    ``levels``: ``[T, D]`` from :func:`.log_shares.log_shares`; T at least
-    :data:`SHORTEST`.
-    """
-    steps = len(levels)
+def movement(levels: Levels, *, seed: int = 0) -> Movement:
+    """Decide how levels move, of at least :data:`SHORTEST` steps."""
+    steps = len(levels.values)
     # Step 1: jumps.
-    changes, p_change = level_changes(levels)
-    rest = levels.copy()
+    changes, rest = levels.changes, levels.values.copy()
     for change in changes:
         rest[change.index :] -= change.jump
     # Step 2: the period.
@@ -105,16 +101,18 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
     moves = bool(changes) or line or whole.p_still < LEVEL
     begin, before = changes[-1].index if changes else 0, -1
     level, lasting = begin, False
-    stable, returns, still = None, False, False
+    stable, returns, still, p_start = None, False, False, 1.0
     enough = max(SHORTEST, STABLE * steps)
     if steps - begin >= enough:
         start = onset(rest[begin:], without=bands, seed=seed)
         lasting = steps - begin - max(start.begin, start.faded) < enough
         level = begin + start.begin
+        if start.seen:
+            moves, p_start = True, start.p
         if start.seen and not lasting:
             # what is left of a transient may still be seen where it is small
             before, begin = begin, begin + start.faded
-        stable = motion(rest[begin:], without=bands, seed=seed)
+        stable = motion(rest[begin:], without=bands, seed=seed) if begin else whole
         returns, still = (False, False) if lasting else _outcome(stable)
     # Step 4: of this part, the one from which its swings are of one size.
     uneven = False
@@ -141,12 +139,13 @@ def movement(levels: Float64, *, seed: int = 0) -> Movement:
         trend = slope.p_trend < DRIFT and any(_outcome(slope, drift=False))
     return Movement(
         changes=changes,
-        p_change=p_change,
+        p_change=levels.p_change,
         period=period,
         line=line,
         phase=kept,
         whole=whole,
         moves=moves,
+        p_start=p_start,
         begin=level if returns or still else begin,
         before=before,
         lasting=lasting,

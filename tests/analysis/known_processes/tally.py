@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 from moetraffic.analysis.claim import Claim
-from moetraffic.analysis.convergence.level_changes import last_change
+from moetraffic.analysis.convergence.level_changes import levels_of
 from moetraffic.analysis.convergence.level_claims import level_claims
 from moetraffic.analysis.forecast.forecast_claims import forecast_claims
 from moetraffic.analysis.forecast.forecasting import forecast
@@ -36,7 +36,7 @@ FIGURES: Mapping[tuple[str, str], Callable[[Claim, float, int], bool]] = {
     ("converged", "faded"): lambda c, true, _: c.figure >= true,
     # NaN: it begins with the run
     ("converged", "settled"): lambda c, true, _: np.nan_to_num(c.figure) >= true,
-    # no iteration from which it is not yet stable
+    # no iteration at which a transient begins
     ("converged", "stationary"): lambda c, *_: bool(np.isnan(c.low)),
     ("mean-reverting", "half_life"): lambda c, true, _: 2 / 3 <= c.figure / true <= 1.5,
 }
@@ -94,12 +94,12 @@ def claims(process: str, seed: Sequence[int], steps: int) -> tuple[list[Claim], 
     if process in loads.PROCESSES:
         run = loads.PROCESSES[process](rng, steps)
         counts, tokens = run.counts, run.tokens
-        about = "expert load"
+        about, levels = "expert load", levels_of(counts)
         made = [
-            *level_claims(counts, tokens=tokens, k=1, about=about),
+            *level_claims(counts, tokens=tokens, k=1, about=about, levels=levels),
             *skew_claims(counts, tokens=tokens, k=1, about=about),
             *forecast_claims(
-                forecast(counts[last_change(counts) :], horizons=[1]), about=about
+                forecast(counts[levels.last :], horizons=[1]), about=about
             ),
         ]
         return made, run.truth
