@@ -134,13 +134,13 @@ def test_every_iteration_is_a_captured_one_and_none_before_its_end_comes_twice(
     fitted = known_fit(total)
     demand = fitted.sample(iterations=iterations, seed=seed)
     found = np.concatenate([block for _, block in demand.blocks(9)])
-    # labels aside, a sample is the run in its order, then its last third
-    own, captured = (np.sort(x.sum(axis=2), axis=2) for x in (found, fitted.counts))
-    assert (own[:total] == captured[:iterations]).all()
-    last = captured[-(total // 3) :]
-    for begin in range(total, iterations, len(last)):
-        part = own[begin : begin + len(last)]
-        assert (part == last[: len(part)]).all()
+    # a sample is the run in its order, then its last third, with other labels
+    last = range(total - total // 3, total)
+    at = [*range(total), *list(last) * (1 + iterations // len(last))]
+    captured = fitted.counts[at[:iterations]]
+    labels = demand.labels[demand.turn][:, :, None]
+    assert (found == np.take_along_axis(captured, labels, axis=3)).all()
+    assert demand.turn[0] == 0
     assert demand.repeats_from == (total if iterations > total else -1)
     assert "100% of the rows (a rank's copies to each expert)" in demand.limits[0]
     assert demand.limits[0].endswith("other seeds differ only in labels")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
@@ -58,7 +59,7 @@ class Labels:
             levels=label_levels(load.shape[2], ep),
         )
 
-    @property
+    @cached_property
     def apart(self) -> Float64:
         """``[L, E, E]`` d, relative to the mean variance of the smoothed loads."""
         square = np.diagonal(self.products, axis1=1, axis2=2)
