@@ -65,7 +65,7 @@ def test_claims_of_many_runs_agree(process, steps):
 
 @pytest.mark.parametrize("seed", [37, 47, 72])
 def test_a_run_with_a_transient_moves(seed):
-    """One of few iterations is no motion of the whole run, but the shares have moved."""
+    """It may be too short to be a motion of the whole run; the shares moved."""
     found, _ = claims("fading to a constant", [77, seed], steps=120)
     assert found["converged"].stated
     assert "a transient is seen that begins at iteration 0" in found["converged"].flags
