@@ -111,9 +111,8 @@ class Analysis(ShownAsTables):
     exchanges: tuple[ExchangeAnalysis, ...]
     beats: OnOffStatistics  # on-off statistics of phases, layers and ranks
     leads: LeadTimes  # times of exchanges within an iteration
-    sights: tuple[
-        WithinIteration, ...
-    ]  # forecasts of later traffic from an iteration's first dispatch
+    # forecasts of later traffic from an iteration's first dispatch
+    sights: tuple[WithinIteration, ...]
     occupation: TimeBreakdown | None = None  # time breakdown of ranks
     notes: tuple[str, ...] = ()  # reasons for missing statistics
     omitted: str = ""  # calls that ranks could not record, and how many; "": none
@@ -261,7 +260,7 @@ def analyze(
             leads=when,
             levels=levels,
         )
-        convergence = packets = statistics = experts = None
+        convergence = packets = statistics = experts = choices = None
         begin("convergence", source.where)
         if "convergence" in parts:
             convergence = converged(source, rows, trace.meta)
@@ -270,7 +269,6 @@ def analyze(
             packets = packet_complexity(trace, source, remarks)
         claims: tuple[Claim, ...] = ()
         begin("claims", source.where)
-        choices = None
         if {"claims", "skew"} & set(parts):
             choices = token_choices(trace, source)
         if "claims" in parts:
