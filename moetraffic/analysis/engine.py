@@ -216,8 +216,7 @@ def analyze(
             f"parts are {', '.join(PARTS)}, not {', '.join(unknown)}: choose among them"
         )
     validate_sources(rhythm_by)
-    notes: list[str] = []
-    omitted = omitted_calls(trace)
+    notes, omitted = list[str](), omitted_calls(trace)
     if omitted:  # what depends on the times of all calls would be false
         lost = [part for part in ALL_CALLS if part in parts]
         lost += ["claims about the bursts of a rank"] * ("claims" in parts)
