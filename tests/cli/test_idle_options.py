@@ -32,7 +32,7 @@ COMMANDS = {
     "fabric": f"{SMALL}",
     "schedule": f"{SMALL}",
     "evaluate": f"{RUN} --policy rotation --layers 0 --iterations 0:20",
-    "bandwidth": "big-red-200 --collective all_reduce --ranks 8",
+    "bandwidth": "big-red-200 --collective all_reduce --ranks 8 --span 2",
     "models": "",
     "estimate": "--model gpt-1.3b --dp 8 --bandwidth 25GB/s",
     "pattern": "--model tiny --dp 2 --ep 2 --gpus-per-node 2",
@@ -74,6 +74,7 @@ COINCIDENT = {
     | {"--algorithm"},
     "evaluate": {"--forecaster", "--age", "--hold", "--ages", "--most", "--phase"}
     | {"--circuit-counts", "--rest"},
+    "estimate": {"--fused-attention"},
     "pattern": {*("--moe-every", "--tied", "--k", "--etp", "--context", "--ulysses")}
     | {*("--dispatcher", "--scatter-gather", "--recompute", "--sequence-parallel")}
     | {*("--dispatch-dtype", "--synchronization", "--bucket-mib", "--dispatch")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moetraffic.errors import LayoutError
@@ -10,8 +11,6 @@ from moetraffic.report.console.options import Setting, field_options, named_valu
 from moetraffic.units import bytes_per_second, seconds
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from moetraffic.patterns.time_model import Conventions, Gpu
 
 SYSTEM = "System"
@@ -149,7 +148,7 @@ def read_bandwidth(text: str, gpus_per_node: int) -> Any:
     if "=" in text:
         rates = named_values(text.split(","), "a bandwidth", "dp=25GB/s")
         return {kind: bytes_per_second(rate) for kind, rate in rates.items()}
-    if text[0].isdigit():
+    if not (is_file(text) or Path(text).is_file()):
         return bytes_per_second(text)
     from moetraffic.patterns.bandwidth.measurements import read_table
     from moetraffic.patterns.time_model import MeasuredLinks

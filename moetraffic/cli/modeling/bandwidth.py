@@ -85,6 +85,9 @@ def bandwidth(
     from moetraffic.report.results import bandwidth as report
 
     shipped = str(table) == BIG_RED_200
+    if shipped:
+        why = f"{BIG_RED_200} was measured out of place"
+        refuse_idle(context, ("place",), why, error=AnalysisError)
     found = big_red_200() if shipped else read_table(table, place=place)
     if not len(found):
         raise AnalysisError(

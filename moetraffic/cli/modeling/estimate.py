@@ -80,6 +80,9 @@ OF_A_PROJECTION = (
 
 LINKS = "a platform that is a file of measurements has its links"
 
+SWEEPS = (*time_model.SCALINGS, "bandwidth", "nic", "size")
+"""What ``--sweep`` varies."""
+
 OF_THE_GPUS = ("pp", "tp", "dp", "cp")
 """Factors of the number of GPUs: ``--best`` keeps those beside ``--gpus``."""
 
@@ -155,6 +158,7 @@ def estimate(
         "large-batch (sequences), bandwidth (rates of all links), nic (rates of a "
         "platform's NICs per GPU), size (model presets).",
         panel=STUDY,
+        choices=("", *SWEEPS),
     ),
     sizes: str = option(
         "1,2,4,8,16,32,64",
@@ -261,6 +265,11 @@ def estimate(
         (sweep in ("strong", "weak"), ("dp",), f"{sweep} scaling is over dp"),
         (sweep == "large-batch", ("global_batch",), "--sizes are the batches"),
         (zero_stages, ("zero",), "--zero-stages shows all four"),
+        (
+            parallelism["zero"] != 3 and not (zero_stages or best or calibrate),
+            ("prefetch",),
+            "ZeRO 3 alone gathers parameters ahead (--zero 3)",
+        ),
         (bool(bandwidth), ("protocol",), "--bandwidth is that of every protocol"),
         (
             parallelism["dispatcher"] == "plain"
