@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import typer
 
 from moetraffic.cli.output import TRACE_PARTS, present_trace, progress
-from moetraffic.cli.workload import WORKLOAD, describe
+from moetraffic.cli.workload import WORKLOAD, asked_for
 from moetraffic.errors import LayoutError
 from moetraffic.launch import Outcome, RankEnvironment, current_rank
 from moetraffic.launch.disk_watch import forecasting
@@ -96,7 +96,7 @@ def capture(
         check_rank_count(nproc)
     ranks = nproc if rank_env is None else rank_env.world
     _refuse_uneven(ranks, chosen)
-    workload = describe(
+    workload = asked_for(
         ranks, {**chosen, "virtual": virtual, "until_steady": until_steady}
     )
     if rank_env is None or rank_env.local_rank == 0:
