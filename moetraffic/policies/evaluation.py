@@ -148,6 +148,11 @@ def evaluate(
             raise AnalysisError(
                 f"{name} must be at least {least}, but is {value}: raise --{name}"
             )
+    if not limit_s > 0:
+        raise AnalysisError(
+            f"a plan has some CPU time, but its limit is {limit_s:g} s: give --limit "
+            "10s"
+        )
     if "best" in forecasters:
         warn(f"the forecaster best is now named {CHOSEN}", FutureWarning, stacklevel=2)
         forecasters = tuple(CHOSEN if f == "best" else f for f in forecasters)

@@ -443,6 +443,9 @@ def test_bad_input_is_one_sentence() -> None:
         evaluate(drawn(), ["all-at-once"], networks={"small": ports(2)})
     with pytest.raises(AnalysisError, match="age must be at least 1"):
         evaluate(drawn(), ["rotation"], age=0)
+    for limit in (0.0, -1.0, float("nan")):
+        with pytest.raises(AnalysisError, match="give --limit 10s"):
+            evaluate(drawn(), ["rotation"], limit_s=limit)
 
 
 def test_the_verb_prints_a_verdict_a_table_and_curves(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,9 @@ def test_a_plan_that_knows_the_served_iterations_is_not_ranked(
         verdict = " ".join(capsys.readouterr().out.splitlines())
         assert (known in verdict) == told
         assert ("rotation is the only one scored" in verdict) == told
+        ranked = re.search("(fastest|lowest mean completion time of those)", verdict)
+        assert (ranked is None) == told
+        assert "circuits.json on optical: " in verdict  # scored in both cases
     # a plan of another run, or of unknown iterations, is ranked
     plan = json.loads(made.read_text()) | {"file": "other.h5"}
     plan["exchanges"][0]["iterations"] = [0, 20]
