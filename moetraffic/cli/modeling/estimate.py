@@ -265,11 +265,6 @@ def estimate(
         (sweep in ("strong", "weak"), ("dp",), f"{sweep} scaling is over dp"),
         (sweep == "large-batch", ("global_batch",), "--sizes are the batches"),
         (zero_stages, ("zero",), "--zero-stages shows all four"),
-        (
-            parallelism["zero"] != 3 and not (zero_stages or best or calibrate),
-            ("prefetch",),
-            "ZeRO 3 alone gathers parameters ahead (--zero 3)",
-        ),
         (bool(bandwidth), ("protocol",), "--bandwidth is that of every protocol"),
         (
             parallelism["dispatcher"] == "plain"
