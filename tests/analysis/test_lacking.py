@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetraffic.analysis import Analysis, analyze
+from moetraffic.analysis.claim import claim_of
 from moetraffic.data import path
 from moetraffic.report import plain_data
 from moetraffic.report.results import summary
@@ -298,3 +299,20 @@ def test_what_omitted_calls_forbid_is_named_if_it_was_asked_for(
     assert unknown == [
         f"no {each}: unknown: 3 calls of barrier left out by rank 1" for each in named
     ]
+
+
+def test_the_half_life_of_a_transient_is_not_named_as_that_of_a_return() -> None:
+    """Loads that return to a level and have no transient have the claim's alone."""
+    rng, states = np.random.default_rng(5), np.zeros((300, 8))
+    for now, before in zip(states[1:], states, strict=False):
+        now += 0.85 * before + rng.normal(0, 0.1, 8)
+    shares = np.exp(states) / np.exp(states).sum(axis=1, keepdims=True)
+    demand = np.stack([rng.multinomial(1000, shares) for _ in range(2)], axis=1)
+    found = analyze(made(demand), parts=["claims", "convergence"])
+    returns = claim_of(found.claims, "mean-reverting")
+    assert returns is not None
+    assert returns.stated
+    (table,) = summary.by_part(found)["convergence"]
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert row["half-life of the transient, it."] is None
+    assert not [name for name in row if name.startswith("half-life, ")]

@@ -212,7 +212,7 @@ def _convergence(exchanges: list[ExchangeAnalysis]) -> Table:
         title="Convergence and hot-expert retention",
         columns={
             **{"layer": "<", "quantity": "", "converged at iteration": ">"},
-            **{"change points": ">", "half-life, it.": ".1f"},
+            **{"change points": ">", "half-life of the transient, it.": ".1f"},
             "change relative to sampling noise": ".2f",
             **dict.fromkeys((*shares, "expected from sampling noise"), ".1%"),
         },
