@@ -167,17 +167,23 @@ def _add_exchanges(
 ) -> dict[tuple[int, Group], Sequence[int]]:
     """Add the four exchanges of each routing, with contiguous blocks of experts.
 
-    Returns the placement: the ranks of the experts by layer and group.
+    A layer and group of which the files hold exchanges, or whose group has exchanges of
+    an unknown layer, gets none.  Returns the placement: the ranks of the experts by
+    layer and group.
     """
     placed: dict[tuple[int, Group], Sequence[int]] = {}
+    held_by = {(k.layer, frozenset(groups[k.group].ranks)) for k in calls if k.stage}
     for key, pairs in [item for item in calls.items() if not item[0].stage]:
         group = groups[key.group]
+        members = frozenset(group.ranks)
+        if held_by & {(key.layer, members), (-1, members)}:
+            continue
         held, rest = divmod(experts, len(group.ranks))
         if rest or not held:
             raise TraceError(
-                "--row-bytes of routed tokens needs as many experts on each rank, but "
-                f"{experts} experts are of {len(group.ranks)} ranks: change --experts, "
-                "or leave --row-bytes out"
+                "--row-bytes of routed tokens needs the same number of experts on each "
+                f"rank, but there are {experts} experts on {len(group.ranks)} ranks: "
+                "change --experts, or leave --row-bytes out"
             )
         placed[key.layer, group] = [rank for rank in group.ranks for _ in range(held)]
         sent: dict[tuple[int, int], int] = {}
@@ -283,6 +289,12 @@ def _add_row(
         names = ("rank", "expert")
         value = (count("tokens"), count(DROPPED, 0, -1))
         most = (MOST_MEMBERS, MOST_EXPERTS)
+        if value[1] > value[0]:
+            raise wrong(
+                path,
+                f"line {line} has {value[1]} dropped of {value[0]} tokens",
+                "count those that are dropped among the tokens",
+            )
     else:
         names, value = ("source", "destination"), (count("bytes"), 0)
         most = (MOST_MEMBERS, MOST_MEMBERS)

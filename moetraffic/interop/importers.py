@@ -73,23 +73,24 @@ def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
     files: list[Path] = []
     found: set[str] = set()
     for path in paths:
+        folder = path.is_dir()
         inside = sorted(f for f in path.rglob("*") if f.is_file())
         if len(inside) > MOST_FILES:
             raise TraceError(
                 f"{path} holds {len(inside)} files, more than {MOST_FILES}: name them"
             )
         named = [f for f in inside if not f.name.startswith(".")]
-        for file in named if path.is_dir() else [path]:
+        for file in named if folder else [path]:
             # files of other formats in a folder are ignored
-            told = format if format and not path.is_dir() else detect(file)
-            if not path.is_dir() and file.is_file() and not file.stat().st_size:
+            told = format if format and not folder else detect(file)
+            if not folder and file.is_file() and not file.stat().st_size:
                 raise wrong(file, "it is empty", "name a file with a run")
-            if not told and ".csv" in file.suffixes and not path.is_dir():
+            if not told and ".csv" in file.suffixes and not folder:
                 told = exchange_table.IMPORTER.name  # which describes its columns
             if told and (not format or told == format):
                 files.append(file)
                 found.add(told)
-            elif not path.is_dir():
+            elif not folder:
                 raise TraceError(
                     f"{path.name} begins like none of the formats "
                     f"{', '.join(FORMATS)}: name its format with --from"

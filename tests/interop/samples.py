@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,16 @@ VALUES: list[Any] = [
     ),
     *([], [[]], [1], [[1, 2], [3]], {}, {"a": 1}, "all_to_allv", "Float", "\ud800"),
 ]
+
+
+def routed_table(folder: Path, counts: np.ndarray, layer: int = 0) -> Path:
+    """Write token copies ``[T, W, E]`` of a layer as CSV."""
+    path = folder / f"routed-{layer}.csv"
+    lines = [
+        f"{i},{layer},{r},{e},{counts[i, r, e]}" for i, r, e in np.ndindex(counts.shape)
+    ]
+    path.write_text("\n".join(["iteration,layer,rank,expert,tokens", *lines]) + "\n")
+    return path
 
 
 def everywhere(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -10,7 +10,9 @@ import pytest
 from moetraffic.analysis import analyze
 from moetraffic.errors import TraceError
 from moetraffic.interop import ImportOptions, import_files
-from moetraffic.trace import PHASES, Source, Trace
+from moetraffic.trace import ALL_TO_ALL, PHASES, Source, Trace
+
+from .samples import routed_table
 
 RANKS, EXPERTS, K, TOKENS, ROW = 4, 8, 2, 300, 64
 MODEL = ImportOptions(experts=EXPERTS, k=K, row_bytes=ROW)
@@ -115,18 +117,10 @@ def test_what_a_table_contradicts_is_refused(
         import_files([table(tmp_path, rows(2))], options=options)
 
 
-def routed(folder: Path, counts: np.ndarray) -> Path:
-    """Write token copies ``[T, W, E]`` of layer 0."""
-    path = folder / "routed.csv"
-    lines = [f"{i},0,{r},{e},{counts[i, r, e]}" for i, r, e in np.ndindex(counts.shape)]
-    path.write_text("\n".join(["iteration,layer,rank,expert,tokens", *lines]) + "\n")
-    return path
-
-
 def test_routed_tokens_and_row_bytes_are_exchanges(tmp_path: Path) -> None:
     counts = np.random.default_rng().integers(0, 50, (3, 4, 8))
     made = Trace.from_arrays(counts[:, None], row_bytes=ROW)
-    path = routed(tmp_path, counts)
+    path = routed_table(tmp_path, counts)
     _, merged = import_files([path], options=ImportOptions(row_bytes=ROW))
     assert (merged.missing, merged.contradictions) == ((), ())
     assert "from routed tokens and --row-bytes" in merged.trace.meta.inferred
@@ -139,9 +133,33 @@ def test_routed_tokens_and_row_bytes_are_exchanges(tmp_path: Path) -> None:
     assert {
         s.phase_source for s in merged.trace.sites if s.operation == "all_to_all"
     } == {Source.INFERRED}
-    short = routed(tmp_path, counts[:, :3])
-    with pytest.raises(TraceError, match="8 experts are of 3 ranks"):
+    short = routed_table(tmp_path, counts[:, :3])
+    with pytest.raises(TraceError, match="there are 8 experts on 3 ranks"):
         import_files([short], options=ImportOptions(row_bytes=ROW))
+
+
+@pytest.mark.parametrize(("layer", "added"), [(3, 1), (-1, 0)])
+def test_exchanges_of_the_files_are_not_added_again(
+    tmp_path: Path, layer: int, added: int
+) -> None:
+    """Nor where the layer of the exchanges is unknown, which may be any."""
+    counts = np.random.default_rng().integers(0, 50, (3, RANKS, EXPERTS))
+    sent = counts.reshape(3, RANKS, RANKS, -1).sum(axis=-1)
+    given = table(tmp_path, sent)
+    text = given.read_text()
+    for phase in PHASES[:2]:
+        text = text.replace(f",3,{phase}", f",{layer},{phase}")
+    given.write_text(text)
+    files = [given, *(routed_table(tmp_path, counts, at) for at in (0, 3))]
+    _, merged = import_files(files, options=ImportOptions(row_bytes=ROW))
+    trace = merged.trace
+    found = trace.find(operation=ALL_TO_ALL, layer=layer)
+    assert len(found) == 2 * 3  # as in the file
+    assert trace.wire(found).sum() == 2 * ROW * counts.sum()
+    # of the other layer the file has none
+    assert len(trace.find(operation=ALL_TO_ALL)) == (2 + 4 * added) * 3
+    inferred = "from routed tokens and --row-bytes" in trace.meta.inferred
+    assert inferred == bool(added)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +175,7 @@ def test_what_routed_tokens_contradict_is_refused(
     tmp_path: Path, options: ImportOptions, said: str
 ) -> None:
     with pytest.raises(TraceError, match=said):
-        import_files([routed(tmp_path, np.full((2, 2, 4), 25))], options=options)
+        import_files([routed_table(tmp_path, np.full((2, 2, 4), 25))], options=options)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +185,10 @@ def test_what_routed_tokens_contradict_is_refused(
         ("{0}0,0,0,0,-5\n", "line 2 has '-5' for tokens: write an integer from 0 to"),
         ("{0}0,0,0,0,5.5\n", "line 2 has '5.5' for tokens: write an integer from 0"),
         ("{0}0,0,0,0,5\n0,0,0,0,6\n", "line 3 has rank and expert .0, 0. of the same"),
+        (
+            "iteration,layer,rank,expert,tokens,dropped\n0,0,0,0,5,5\n0,0,0,1,5,6\n",
+            "line 3 has 6 dropped of 5 tokens: count those that are dropped among",
+        ),
         ("iter,layer,rank,expert,tokens\n", "its columns are iter,.*: name them iter"),
     ],
 )

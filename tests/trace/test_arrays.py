@@ -12,6 +12,7 @@ from moetraffic.errors import TraceError
 from moetraffic.interop import ImportOptions, import_files, import_trace
 from moetraffic.report.results.overview import tables
 from moetraffic.trace import PHASES, ROUTING, Trace
+from tests.interop.samples import routed_table
 
 from .conftest import make_trace
 
@@ -98,11 +99,10 @@ def test_repr_is_one_line_that_describes_the_trace() -> None:
 def test_arrays_and_a_table_of_them_are_described_alike(tmp_path: Path) -> None:
     """Neither has times, nor a parallel layout beyond its group."""
     counts = np.random.default_rng().integers(1, 50, (40, 4, 8))
-    table = tmp_path / "routed.csv"
-    lines = [f"{i},0,{r},{e},{counts[i, r, e]}" for i, r, e in np.ndindex(counts.shape)]
-    table.write_text("\n".join(["iteration,layer,rank,expert,tokens", *lines]) + "\n")
     made = Trace.from_arrays(counts[:, None], row_bytes=8)
-    read = import_trace(table, options=ImportOptions(row_bytes=8))
+    read = import_trace(
+        routed_table(tmp_path, counts), options=ImportOptions(row_bytes=8)
+    )
     for trace in (made, read):
         assert "imported run, 4 ranks, 1 MoE layer, 8 experts" in repr(trace)
         run, *_ = tables(trace)[0].rows
