@@ -64,6 +64,8 @@ def test_info_refuses_what_is_no_trace(
         (["capture", "--pp", "2", "--zero", "3"], "ZeRO stage 0 or 1"),
         (["capture", "--order", "tp-pp"], "the order must name"),
         (["capture", "--k", "9"], "k is 9 and there are 8 experts"),
+        (["run", "--k", "0", "true"], "at least 1, but is 0"),
+        (["import", "--k", "0", "a.csv", "-o", "b.h5"], "at least 1, but is 0"),
         (["capture", "--router", "magic"], "the router is one of"),
         (["capture", "--router", "switch", "--k", "2"], "Switch routes a token to one"),
         (["capture", "--dispatch", "padded", "--capacity-factor", "0"], "capacity"),

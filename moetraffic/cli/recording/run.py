@@ -45,8 +45,8 @@ def run(
     force: Force = False,
     model: str = option("", "Name of the model, for the metadata."),
     router: str = option("", "Name of the router, for the metadata."),
-    k: int = option(
-        0, "Experts per token (top-k), for noise floors; 0: unknown.", min=0
+    k: int | None = option(
+        None, "Experts per token (top-k), for noise floors.", min=1, shown="unknown"
     ),
     every: Every = 1,
     most_bytes: MaxSize = None,
@@ -115,8 +115,8 @@ def _contradiction_of_k(trace: Trace) -> str:
     for at in trace.find(operation=ROUTING)[:CHECKED]:
         if wrong := contradiction_of_k(trace.demand(at[None]), trace.meta.k):
             return (
-                f"{wrong}: give the k of the model with --k (0: unknown), unless its "
-                "router chooses another number for each token"
+                f"{wrong}: give the k of the model with --k, or leave it out, unless "
+                "its router chooses another number for each token"
             )
     return ""
 

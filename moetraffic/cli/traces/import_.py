@@ -47,8 +47,8 @@ def import_(
         min=0,
         max=MOST,
     ),
-    k: int = option(
-        0, "Number of distinct experts of a token.", shown="unknown", min=0, max=MOST
+    k: int | None = option(
+        None, "Number of distinct experts of a token.", shown="unknown", min=1, max=MOST
     ),
     tokens: int = option(
         0,
@@ -97,7 +97,7 @@ def import_(
     options = ImportOptions(
         ranks=ranks,
         experts=experts,
-        k=k,
+        k=k or 0,
         tokens=tokens,
         row_bytes=row_bytes,
         ep=ep,
