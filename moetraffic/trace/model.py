@@ -14,11 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.arrays import Bool as Bool
-from moetraffic.arrays import Float64 as Float64
-from moetraffic.arrays import Int32 as Int32
-from moetraffic.arrays import Int64 as Int64
-from moetraffic.arrays import UInt8 as UInt8
+from moetraffic.arrays import Bool, Float64, Int32, Int64, UInt8
 
 PHASES = ("dispatch", "combine", "combine_grad", "dispatch_grad")
 """The four all-to-alls of a MoE layer and micro-batch, in time order."""

@@ -345,7 +345,7 @@ def arrays_as_trace(
 
 
 def contradiction_of_k(demand: Integer, k: int) -> str:
-    """Describe where token copies ``[..., E]`` of ranks contradict k; "" nowhere.
+    """Describe where a rank's token copies ``[..., E]`` contradict k; "" if none do.
 
     A token has k distinct experts, so a rank's copies are a multiple of k, and those of
     one expert are at most the tokens.
@@ -361,7 +361,11 @@ def contradiction_of_k(demand: Integer, k: int) -> str:
     at = np.unravel_index(np.argmax(wrong), wrong.shape)
     what = f"which is no multiple of {k}"
     if not uneven[at]:
-        what = f"{int(most[at]):,} of them to one expert, so to as many tokens"
+        tokens = int(most[at])
+        what = (
+            f"{tokens:,} of them to one expert, which takes {tokens:,} tokens and so "
+            f"{tokens * k:,} copies"
+        )
     return (
         f"a token has k distinct experts, and k is {k}, but a rank routes "
         f"{int(copies[at]):,} token copies in a layer, {what}"

@@ -289,6 +289,17 @@ def test_a_program_without_a_backward_repeats_itself(record: Any) -> None:
     assert out.events["iteration"].tolist() == [x[0] for x in rank.truth]
 
 
+def test_a_part_of_a_call_is_counted_as_one(record: Any) -> None:
+    """One of four members recorded a call: a quarter of it, which rounds to none."""
+    record.world = 4
+    record.exchange(
+        (0, 1, 2, 3), [3, 1, 2, 0], [1, 5, 2, 2], dtype="float32", row_bytes=64,
+        label=(-1, "", -1, ""),
+    )  # fmt: skip
+    (out,) = inferred(record.segments(window=10_000))
+    assert "1 of 1 all-to-alls without annotation" in out.meta.schedule
+
+
 def test_layers_alone_are_no_steps(record: Any) -> None:
     """Dispatch, combine, dispatch, combine: steps or layers, nobody can tell."""
     rank = record

@@ -270,12 +270,11 @@ def placements(
     :mod:`moetraffic.trace.inference.router_layers`.  The result is ``[n]`` PLACEMENT.
     """
     rows = []
-    routed = {(s.group, s.layer, s.experts) for s in sites if s.operation == ROUTING}
-    routed |= {
+    routed = {
         (s.group, layer, s.experts)
         for s in sites
         if s.operation == ROUTING
-        for layer in configured
+        for layer in (s.layer, *configured)
     }
     for group, layer, experts in sorted(routed):
         ranks = groups[group].ranks

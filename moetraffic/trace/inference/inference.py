@@ -137,9 +137,10 @@ def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
             f"{', '.join(kinds)} inferred from order and bytes of the all-to-alls"
         )
     if left:
+        of = max(1, round(named + left))
         remarks.append(
-            f"{max(1, round(left))} of {round(named + left)} all-to-alls without "
-            "annotation have no inferred phase"
+            f"{max(1, round(left))} of {of} all-to-alls without annotation have no "
+            "inferred phase"
         )
     return remarks + list(naming.remarks)
 
