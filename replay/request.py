@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay.backends.requirements import validate_backend
+from moetraffic.replay.backends.requirements import DEEP_EP, ON_GPU, validate_backend
 from moetraffic.replay.execution.pace import ASAP, Pace
 from moetraffic.replay.plan.background import (
     BackgroundPattern,
@@ -134,7 +134,7 @@ class Request:
     @property
     def moves_tokens(self) -> bool:
         """Whether the backend moves tokens, not the bytes of a matrix."""
-        return self.backend == "deep_ep"
+        return self.backend == DEEP_EP
 
     @property
     def passes(self) -> int:
@@ -207,7 +207,9 @@ class Request:
     ) -> Plan:
         """Make the replay plan of a trace, rescaled, with these options.
 
-        Its occurrences are those of :meth:`rescaled`.
+        Its occurrences are those of :meth:`rescaled`.  Only a plan with the program of
+        rank 0, whose notes are shown, compares a dispatcher's bytes with the captured
+        ones, which is another pass over these.
 
         Raises
         ------
@@ -234,30 +236,40 @@ class Request:
             dense=self.dense,
             background=background,
             # NCCL requires one order of launches on communicators that overlap
-            in_common=self.backend in ("nccl", "deep_ep")
+            in_common=self.backend in ON_GPU
             or (scale is not None and scale.in_common_order),
             timed=self.pace.timed,
         )
         if scale is not None:
-            moved = self._dispatched(trace, scale)
-            made = replace(made, notes=(*moved, *scale.describe(), *made.notes))
+            notes = scale.describe()
+            if self.scaling.dispatcher and (ranks is None or 0 in ranks):
+                notes = (self._dispatched(trace, scale), *notes)
+            made = replace(made, notes=(*notes, *made.notes))
         if self.pairs:
             expert_exchanges(made)
         return made
 
-    def _dispatched(self, trace: Trace, scale: TraceScale) -> tuple[str, ...]:
-        """State the bytes of a dispatcher's exchanges, and those that were captured."""
-        if not self.scaling.dispatcher:
-            return ()
+    def _dispatched(self, trace: Trace, scale: TraceScale) -> str:
+        """State the bytes of a dispatcher's exchanges, and those that were captured.
+
+        Missing records are completed in both by the same rule.
+        """
+        completing = Scaling(missing=self.scaling.missing).scale(trace)
         made = make_plan(
-            trace, ranks=(), iterations=self.iterations, layers=self.layers, dense=False
+            trace if completing is None else rescale(completing),
+            ranks=(),
+            iterations=self.iterations,
+            layers=self.layers,
+            dense=False,
         )
         captured = int(made.total_bytes.sum())
-        moved = scale.ledger.captured
+        ledger = scale.ledger
+        moved = ledger.captured + ledger.from_peers + ledger.by_mean
         ratio = f" ({moved / captured:.2f}x)" if captured else ""
+        completed = " and completed" * bool(self.scaling.missing)
         return (
             f"dispatcher {self.scaling.dispatcher}: {byte_size(moved)} where "
-            f"{byte_size(captured)} were captured{ratio}",
+            f"{byte_size(captured)} were captured{completed}{ratio}"
         )
 
     def validate_outputs(self) -> None:

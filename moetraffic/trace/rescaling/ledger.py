@@ -72,8 +72,9 @@ class Ledger:
         """The ledger in sentences for people; what is zero is left out."""
         there = self.captured + self.from_peers + self.by_mean
         before = _exactly(self.captured - self.captured_inside)
-        between = f"between ranks (before {before})"
-        kept = {between: self.between, "inside a rank": self.inside}
+        kept = [f"{_exactly(self.between)} between ranks (before {before})"]
+        if self.inside:
+            kept.append(f"{_exactly(self.inside)} inside a rank")
         moved = {"into ranks": self.folded, "out of ranks": self.spread}
         lost = {
             "of ranks that are left out": self.left_out,
@@ -81,7 +82,7 @@ class Ledger:
         }
         told = [
             f"bytes kept {_exactly(self.kept)} of {_exactly(there)} in "
-            f"{self.matrices} all-to-alls: {_parts(kept)}"
+            f"{self.matrices} all-to-alls: {', '.join(kept)}"
         ]
         if any(moved.values()):
             told.append(f"bytes moved: {_parts(moved)}")

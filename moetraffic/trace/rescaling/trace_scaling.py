@@ -85,6 +85,9 @@ class TraceScale:
         Ranks are ascending in both; ``occurrences`` ``[b]`` says which these are.
         Returns ``[b, W', W']`` bytes.
         """
+        if self.missing:  # a row of demand may be there without the call's record
+            there = missing_rows.known_rows(self.trace, occurrences)
+            wire = wire * there[:, self._ascending(group)][:, :, None]
         known = self._completed(group, wire, occurrences)
         members = np.sort(np.array(self.trace.groups[group].ranks, np.int64))
         keep = self.needs(group)

@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,8 @@ from moetraffic.replay.results.dry_run import (
     print_dry_run,
 )
 from moetraffic.trace import UNKNOWN_TIME, Trace
+from moetraffic.trace.model import Presence
+from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.rescaling import Scaling
 from moetraffic.units import byte_size
 from tests.trace.test_dispatchers import routed
@@ -160,6 +163,47 @@ def test_the_bytes_of_a_dispatcher_are_beside_the_captured_ones(tmp_path):
         f"dispatcher padded: {byte_size(moved)} where {byte_size(captured)} were "
         f"captured ({moved / captured:.2f}x)"
     )
+
+
+@pytest.mark.parametrize("rule", ["peers", "mean"])
+@pytest.mark.parametrize("lost", ["exchange", "iteration"])
+def test_a_dispatcher_moves_what_is_completed(tmp_path, rule, lost):
+    """Where rank 2 left no record of one exchange, or of an iteration."""
+    made, _ = routed(0, iterations=6)
+    panels = dict(made.panels)
+    there = panels["present_4"].read(0, len(made.occurrences)).copy()
+    gone = made.find(operation="all_to_all", iterations=range(3, 4))[:1]
+    if lost == "iteration":
+        gone = np.flatnonzero(made.occurrences.iteration == 3)
+        (name,) = (n for n in panels if n.startswith("demand_"))
+        demand = panels[name].read(0, 6).copy()
+        demand[3, 2] = 0
+        panels[name] = ArrayPanel(demand)
+    there[made.rows_of("present_4")[gone], 2] = Presence.ABSENT
+    panels["present_4"] = ArrayPanel(there)
+    made.replaced(panels=panels).save(tmp_path / "run.h5")
+    scaling = Scaling(dispatcher="padded", missing=rule)
+    request = Request(trace=tmp_path / "run.h5", scaling=scaling)
+    with Trace.open(request.trace) as trace:
+        plan = request.plan(trace)
+        completed = replace(request, scaling=Scaling(missing=rule)).plan(trace)
+    moved, before = int(plan.total_bytes.sum()), int(completed.total_bytes.sum())
+    assert plan.notes[0] == (
+        f"dispatcher padded: {byte_size(moved)} where {byte_size(before)} were "
+        f"captured and completed ({moved / before:.2f}x)"
+    )
+
+
+def test_captured_bytes_are_read_where_they_are_shown(tmp_path):
+    made, _ = routed(0)
+    made.save(tmp_path / "run.h5")
+    request = Request(trace=tmp_path / "run.h5", scaling=Scaling(dispatcher="padded"))
+    with Trace.open(request.trace) as trace:
+        plans = {ranks: request.plan(trace, ranks=ranks) for ranks in [(), (0,), (1,)]}
+    (shown,) = {*plans[0,].notes} - {*plans[1,].notes}
+    assert shown.startswith("dispatcher padded: ")
+    assert plans[()].notes == plans[1,].notes
+    assert len({plan.digest for plan in plans.values()}) == 1
 
 
 def test_programs_are_written_as_json_and_csv(toy_file, tmp_path, capsys):

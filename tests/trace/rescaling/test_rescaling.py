@@ -30,6 +30,7 @@ from moetraffic.trace.rescaling.missing_rows import complete
 from moetraffic.trace.rescaling.rescaling import Scaling
 from moetraffic.trace.rescaling.trace_scaling import TraceScale
 from moetraffic.trace.trace import Trace
+from moetraffic.units import byte_size
 
 RANKS = 64
 
@@ -99,6 +100,21 @@ def test_64_ranks_folded_on_4_move_exactly_the_sums_of_their_blocks(wide):
     assert ledger.folded > 0
     assert ledger.between + ledger.folded + ledger.captured_inside == every
     assert not any("lost" in line or " 0 B" in line for line in ledger.lines())
+
+
+def test_a_ledger_states_what_was_between_ranks_before(wide):
+    """Also where nothing is between ranks any more, or nothing was moved at all."""
+    scale = Scaling(fold="1").scale(wide)
+    assert scale.ledger.lines() == (
+        "bytes kept 0 B of 0 B in 0 all-to-alls: 0 B between ranks (before 0 B)",
+    )
+    scaled(scale, wide)
+    ledger = scale.ledger
+    assert ledger.between == 0 < ledger.captured_inside < ledger.inside
+    first, *_ = ledger.lines()
+    before = ledger.captured - ledger.captured_inside
+    assert f": 0 B between ranks (before {byte_size(before)} ({before} B)), " in first
+    assert first.endswith(" inside a rank")
 
 
 places = st.lists(
