@@ -61,12 +61,13 @@ def audit(
         if np.isfinite(measured.call_s[at]).any()
     ]
     found.append(_iterations(plan, measured, base.pass_bound_s, captured_wall_s or {}))
+    passes = [[measure(plan, t).transfer_s for t in pair] for pair in pairs]
     return Fidelity(
         parts=tuple(found),
         punctuality=punctuality(times, absolute=absolute),
-        slowdown=slowdown(plan, [p[:2] for p in pairs]) if pairs else None,
-        control=slowdown(plan, [(p[0], p[2]) for p in pairs]) if pairs else None,
-        slowdown_by_bytes=slowdown_by_bytes(plan, pairs) if pairs else None,
+        slowdown=slowdown(plan, [(a, b) for a, b, _ in passes]) if pairs else None,
+        control=slowdown(plan, [(a, c) for a, _, c in passes]) if pairs else None,
+        slowdown_by_bytes=slowdown_by_bytes(plan, passes) if pairs else None,
         pairs=len(pairs),
         bound_of=base.bound_of,
         pass_bound_s=base.pass_bound_s,
@@ -76,13 +77,14 @@ def audit(
     )
 
 
-def slowdown(plan: Plan, pairs: Sequence[tuple[Times, Times]]) -> Ratio:
+def slowdown(plan: Plan, pairs: Sequence[tuple[Float64, Float64]]) -> Ratio:
     """Compute the slowdown of all-to-alls by dense traffic, a ratio of total times.
 
     Both passes of a pair follow each other, so that other load of the machine affects
     both; iterations are resampled together with their counterpart of the pair.
 
-    ``pairs`` are times of every rank, of the all-to-alls alone and of all operations.
+    ``pairs`` are transfer times of the plan's operations, each ``[n]`` s: of a pass of
+    the all-to-alls alone, and of one of all operations.
 
     Returns
     -------
@@ -103,7 +105,7 @@ def slowdown(plan: Plan, pairs: Sequence[tuple[Times, Times]]) -> Ratio:
         )
     sums: tuple[list[Float64], list[Float64]] = ([], [])
     for pair in pairs:
-        taken = _both(plan, exchanges, *pair)
+        taken = _both(exchanges, *pair)
         at, taken = exchanges[np.isfinite(taken[0])], taken[:, np.isfinite(taken[0])]
         for into, call in zip(sums, taken, strict=True):
             into.append(by_iteration(call, plan.iteration[at]))
@@ -111,15 +113,16 @@ def slowdown(plan: Plan, pairs: Sequence[tuple[Times, Times]]) -> Ratio:
     return _ratio(without, with_dense)
 
 
-def slowdown_by_bytes(plan: Plan, pairs: Sequence[tuple[Times, Times, Times]]) -> Ratio:
+def slowdown_by_bytes(plan: Plan, pairs: Sequence[Sequence[Float64]]) -> Ratio:
     """Compute the slowdown of all-to-alls by the bytes of dense traffic alone.
 
-    ``pairs`` as of :func:`audit`.  The transfer time beside the traffic is divided by
-    that beside its operations without bytes, of the same pair; the interval is between
-    pairs (:func:`~.ratio.between_runs`), unknown for one.
+    ``pairs`` are transfer times, ``[n]`` s, of the three passes of :func:`audit`.  The
+    transfer time beside the traffic is divided by that beside its operations without
+    bytes, of the same pair; the interval is between pairs
+    (:func:`~.ratio.between_runs`), unknown for one.
     """
     exchanges = _exchanges(plan)
-    sums = [np.nansum(_both(plan, exchanges, p[2], p[1]), axis=1) for p in pairs]
+    sums = [np.nansum(_both(exchanges, p[2], p[1]), axis=1) for p in pairs]
     return between_runs([with_bytes / without for without, with_bytes in sums])
 
 
@@ -127,9 +130,9 @@ def _exchanges(plan: Plan) -> Int64:
     return np.flatnonzero(plan.kind == KINDS.index(ALL_TO_ALL))
 
 
-def _both(plan: Plan, operations: Int64, one: Times, other: Times) -> Float64:
+def _both(operations: Int64, one: Float64, other: Float64) -> Float64:
     """Transfer times of two passes, ``[2, n]`` s; NaN where one is unknown."""
-    taken = np.stack([measure(plan, t).transfer_s[operations] for t in (one, other)])
+    taken = np.stack([one[operations], other[operations]])
     return np.where(np.isfinite(taken).all(axis=0), taken, np.nan)
 
 

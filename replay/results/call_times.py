@@ -36,7 +36,6 @@ from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import ALL_TO_ALL, CLOCK
 
 START_UP, WITHOUT_PHASE = "start-up", "without a phase"
-"""Iterations of a plan from which start-up operations are told from others."""
 
 NO_CLOCKS: npt.NDArray[np.void] = np.zeros(0, CLOCK)
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.times.completion import completion, wall_times
+from moetraffic.fabric.named import Network
 from moetraffic.patterns.bandwidth.measurements import read_table
 from moetraffic.replay.execution.pace import Schedule
 from moetraffic.replay.plan.program import Plan, Timing
@@ -85,10 +86,10 @@ def conclude(
         mine = np.flatnonzero(np.isin(calls.occurrence, plan.occurrence))
         when, took, _ = wall_times(trace, calls.take(mine))
         walls = dict(zip(when.tolist(), took.tolist(), strict=True))
-    baselines = _baselines(request, trace, plan, nodes)
+    network = requested_network(request, plan.world)
+    baselines = _baselines(request, trace, plan, nodes, network)
     if ports is not None:
         limit = port_bounds(plan, operation_matrices(trace, plan), ports)
-        network = requested_network(request, plan.world)
         faster = faster_than(network, ports) if network is not None else ""
         notes = (*baselines.notes, *filter(None, [faster]))
         baselines = replace(baselines, ports_s=limit, notes=notes)
@@ -124,11 +125,11 @@ def _baselines(
     trace: Trace,
     plan: Plan,
     nodes: Sequence[str],
+    network: Network | None,
 ) -> Baselines:
     notes: tuple[str, ...] = ()
     call, transfer = captured_times(trace, plan)
     bound, whole, model, bound_of = None, float("nan"), None, ""
-    network = requested_network(request, plan.world)
     if network is not None:
         bound = operation_bounds_s(trace, plan, network)
         bound_of = described(network)

@@ -20,10 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.analysis.resampling import LEVEL
 from moetraffic.analysis.times.repeated_runs import WIDEST, mean_of_runs
-
-__all__ = ["LEVEL", "UNKNOWN_RATIO", "WIDEST", "Ratio", "between_runs"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+from moetraffic.analysis.resampling import LEVEL
+from moetraffic.analysis.times.repeated_runs import WIDEST
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import byte_size, duration, three_digits
 
 from .call_times import WITHOUT_PHASE
-from .ratio import LEVEL, WIDEST, Ratio
+from .ratio import Ratio
 from .result import LATE_S, Fidelity, PartFidelity, Replay
 from .summary_tables import counts, interval, replay_tables, verification
 
@@ -102,7 +104,9 @@ def _beside(found: Fidelity, slowdown: Ratio) -> str:
     )
     by_bytes = found.slowdown_by_bytes
     if math.isnan(by_bytes.low):
-        return f"{text}; one pair has no interval (--pairs 5 has one)."
+        if found.pairs < 2:
+            text += "; one pair has no interval (--pairs 5 has one)"
+        return f"{text}."
     shown = "no effect of its bytes is shown"
     if by_bytes.low > 1:
         shown = "its bytes slow them"
@@ -120,7 +124,10 @@ def _last_to_call(r: Replay) -> list[str]:
         text = f"No rank is always last to call: {most.format('most often,')}"
     else:
         text = f"Straggler: {most.format('arrived last')}"
-    slow = "; transfers are timed from the last call, so it is not the slow port's sign"
+    slow = (
+        "; transfers are timed from the last call, so being last does not indicate a "
+        "slow port"
+    )
     return [text + slow * bool(r.ports is not None and r.ports.slow) + "."]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from moetraffic.analysis.resampling import LEVEL
 from moetraffic.tables import Table
 from moetraffic.units import duration, three_digits
 
-from .ratio import LEVEL, Ratio
+from .ratio import Ratio
 from .result import LATE_S, Fidelity, Punctuality, Replay
 
 _QUANTILES = ("min", "p50", "mean", "p90", "p99", "max")

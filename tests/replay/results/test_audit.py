@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetraffic.analysis import resampling
 from moetraffic.analysis.times.completion import (
     compare_times,
     completion,
@@ -23,7 +22,6 @@ from moetraffic.replay.execution.pace import parse_pace
 from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.request import Request
-from moetraffic.replay.results import ratio
 from moetraffic.replay.results.audit import audit, punctuality, slowdown
 from moetraffic.replay.results.baselines import (
     Baselines,
@@ -33,6 +31,7 @@ from moetraffic.replay.results.baselines import (
 from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.conclusion import conclude
 from moetraffic.replay.results.output import from_json, to_json
+from moetraffic.replay.results.ratio import UNKNOWN_RATIO
 from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.replay.results.result import Fidelity
 from moetraffic.replay.results.summary import _beside
@@ -63,10 +62,6 @@ def said(plan, times, **more) -> Fidelity:
 def part(found: Fidelity, by: str, label: str = ""):
     (one,) = (p for p in found.parts if (p.by, p.label) == (by, label))
     return one
-
-
-def test_levels_are_one(toy):
-    assert ratio.LEVEL == resampling.LEVEL
 
 
 def test_parts_are_of_the_operations_that_they_name(toy):
@@ -250,7 +245,8 @@ def test_the_slowdown_is_that_of_the_all_to_alls_alone(toy):
             lambda r, o, n=noise: int(1.3 * n[o]) * (1 if plan.kind[o] == 0 else 1000),
         )
         pairs.append((alone, beside))
-    found = slowdown(plan, pairs)
+    transfers = [tuple(measure(plan, t).transfer_s for t in pair) for pair in pairs]
+    found = slowdown(plan, transfers)
     assert found.value == pytest.approx(1.3, rel=2e-3)
     assert found.low <= found.value <= found.high
     assert found.high - found.low < 0.01
@@ -291,6 +287,8 @@ def test_pairs_state_whether_bytes_or_operations_slow(
     assert states in _beside(found, found.slowdown)
     one = said(plan, triples[0][1], pairs=triples[:1])
     assert "one pair has no interval" in _beside(one, one.slowdown)
+    unknown = _beside(replace(found, slowdown_by_bytes=UNKNOWN_RATIO), found.slowdown)
+    assert unknown.endswith("(processor alone).")  # of several pairs
 
 
 def test_a_fidelity_survives_its_json(toy):
