@@ -16,6 +16,7 @@ import typer
 
 from moetraffic.launch import current_rank
 from moetraffic.replay.backends.nccl_environment import nccl_settings
+from moetraffic.replay.backends.requirements import ON_GPU
 from moetraffic.replay.execution.pace import Pace, parse_pace
 from moetraffic.replay.plan.background import parse_background
 from moetraffic.replay.plan.program import Plan
@@ -259,7 +260,7 @@ def command(
             "a plan is printed by a dry run (add --dry-run)",
         )
         told = rank_env is None or (rank_env.rank == 0 and summary is None)
-        if request.backend in ("nccl", "deep_ep") and told:
+        if request.backend in ON_GPU and told:
             announce(nccl_settings(os.environ))
         if rank_env is None:
             with progress_display(live=live, metrics=request.metrics) as display:

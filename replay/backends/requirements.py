@@ -16,6 +16,7 @@ DEEP_EP = "deep_ep"
 
 ON_CPU = ("gloo", "gloo-duplex")
 ON_GPU = ("nccl", DEEP_EP)
+"""Backends that launch on NCCL's communicators, and need a CUDA device."""
 
 
 def installed() -> dict[str, EntryPoint]:

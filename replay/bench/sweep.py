@@ -20,6 +20,7 @@ from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN, uneven_bytes
+from moetraffic.replay.backends.requirements import validate_device
 from moetraffic.replay.local import start_ranks
 from moetraffic.replay.results.output import to_json
 
@@ -195,17 +196,15 @@ def size_range(
     times = factor if factor is not None else (0.0 if adding else 2.0)
     grows = bool(adding) != bool(times) and (bool(adding) or times > 1)
     if not (grows and first <= last):
+        if factor is None and step is None:
+            raise ReplayError(
+                f"sizes go from -b up to -e, but are from {begin} to {end}: swap them"
+            )
+        given = {"factor": factor, "step": step}
+        by = " and ".join(f"{n} {v}" for n, v in given.items() if v is not None)
         raise ReplayError(
             "sizes go from -b up to -e by a factor -f above 1 or a step -i, but are "
-            f"from {begin} to {end} by "
-            + " and ".join(
-                f"{name} {value}"
-                for name, value in (("factor", factor), ("step", step))
-                if value is not None
-            )
-            + ": correct them"
-            if factor is not None or step is not None
-            else f"sizes go from -b up to -e, but are from {begin} to {end}: swap them"
+            f"from {begin} to {end} by {by}: correct them"
         )
     found = [first]
     while len(found) <= _MOST_SIZES:
@@ -277,6 +276,7 @@ def measure(
     Interrupted
         After SIGINT or SIGTERM, when all ranks have ended.
     """
+    validate_device(sweep.backend)
     each = sweep.check + sweep.warmup + sweep.iterations
     names = [str(call) for call in sweep.calls(ranks)]
     with tempfile.TemporaryDirectory(prefix="moetraffic-") as folder:

@@ -220,6 +220,14 @@ def test_nccl_is_refused_with_the_reason_where_there_is_no_device(forked):
         assert "NCCL needs a CUDA device for each rank" in str(found)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_nccl_is_refused_before_ranks_are_started(capsys):
+    assert main(["all_reduce", "-e", "8", "--backend", "nccl"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("moetraffic bench: the backend nccl needs a CUDA device")
+    assert said.count("\n") == 1
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_nccl_moves_right_bytes(tmp_path):
