@@ -7,9 +7,6 @@ order of CASES; each rank leaves the token copies of its calls in ``FOLDER``.
 from __future__ import annotations
 
 import json
-import os
-import sys
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks import exit_codes, fork, initialize
+from ranks import initialize, play
 from torch import Tensor, nn
 
 from moetraffic import capture
@@ -100,8 +97,4 @@ def train(folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # a fork beside threads: meant
-    place = Path(sys.argv[1])
-    os.chdir(place)
-    children = [fork(lambda rank=rank: train(place, rank)) for rank in range(WORLD)]
-    sys.exit(max(exit_codes(children)))
+    play(train, WORLD)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,15 @@ def fork(play: Callable[[], object], error: Path | None = None) -> int:
 
 def exit_codes(children: Iterable[int]) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+
+
+def play(train: Callable[[Path, int], object], world: int) -> None:
+    """Train on ranks in the folder of the command line, and exit as they did."""
+    warnings.simplefilter("ignore")  # a fork beside threads: meant
+    place = Path(sys.argv[1])
+    os.chdir(place)
+    children = [fork(partial(train, place, rank)) for rank in range(world)]
+    sys.exit(max(exit_codes(children)))
 
 
 def initialize(store: Path, rank: int, world: int, start: Any = None) -> None:
