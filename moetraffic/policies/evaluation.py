@@ -310,11 +310,18 @@ class _Case:
 def _informed(
     makers: Sequence[Maker], series: ExchangeSeries, points: Int64
 ) -> dict[str, str]:
-    """Name the files of plans that were made from exchanges of the run they serve."""
+    """Name the files of plans that were made from exchanges of the run they serve.
+
+    A run is known by its digest, or by its file name where one has no digest.
+    """
     first, last = (int(series.iterations[at]) for at in (points[0], points[-1]))
     run, found = Path(series.name).name, {}
     for policy in (maker() for maker in makers):
-        if not isinstance(policy, FixedPlans) or policy.run != run:
+        if not isinstance(policy, FixedPlans):
+            continue
+        known = policy.digest and series.digest
+        same = policy.digest == series.digest if known else policy.run == run
+        if not same:
             continue
         begin, end = policy.planned or (0, 0)
         both = range(max(begin, first), min(end, last + 1))

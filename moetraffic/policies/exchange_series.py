@@ -115,6 +115,7 @@ class ExchangeSeries:
     # expected values [T, ...] by the true gate probabilities, where they are known
     expected: Mapping[LayerKey, Float64] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # iterations that are left out, and why
+    digest: str = ""  # of the trace file; "": none
 
     def __post_init__(self) -> None:
         if len(self.iterations) < FEWEST_ITERATIONS:
@@ -223,6 +224,7 @@ def byte_series(
     rows = {trace.sites[number].row_bytes for of in sites.values() for number in of}
     return ExchangeSeries(
         name=str(trace.name),
+        digest=trace.digest,
         phase=phase,
         iterations=when,
         layers=found,
@@ -298,9 +300,8 @@ def token_series(
             np.add.at(found[key], rows, kept)
             if probabilities is not None:
                 mean = _expected_copies(trace, probabilities, mine)
-                np.add.at(
-                    expected.setdefault(key, np.zeros_like(found[key])), rows, mean
-                )
+                own = expected.setdefault(key, np.zeros_like(found[key]))
+                np.add.at(own, rows, mean)
     rows_of = (
         site.row_bytes
         for site in trace.sites
@@ -308,6 +309,7 @@ def token_series(
     )
     return ExchangeSeries(
         name=str(trace.name),
+        digest=trace.digest,
         phase=phase,
         iterations=when,
         layers=found,

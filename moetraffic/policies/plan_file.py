@@ -46,6 +46,7 @@ class FixedPlans:
     plans: Mapping[str, Any]  # by layer, "*": all others
     forecasts: bool = False
     run: str = ""  # file name of the trace that it was planned from; "": unknown
+    digest: str = ""  # of that trace; "": unknown, as in plans of earlier releases
     planned: tuple[int, int] | None = None  # half-open range of its iterations
 
     def plan(self, view: View) -> Any:
@@ -70,10 +71,11 @@ def plan_file(path: Path) -> Maker:
     """
     try:
         given = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
-        run, planned = "", None
+        run, digest, planned = "", "", None
         if "exchanges" in given:
             family = "circuits"
             run = Path(str(given.get("file", ""))).name
+            digest = str(given.get("digest", ""))
             # plans of earlier releases have no iterations
             ends = [one.get("iterations", ()) for one in given["exchanges"]]
             if all(ends):
@@ -104,6 +106,7 @@ def plan_file(path: Path) -> Maker:
         family=family,
         plans=plans,
         run=run,
+        digest=digest,
         planned=planned,
     )
 

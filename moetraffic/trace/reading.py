@@ -179,6 +179,11 @@ class TraceContents:
         return str(self.container.path) if self.container else "trace"
 
     @property
+    def digest(self) -> str:
+        """SHA-256 of the contents of the trace file; "" for a trace in memory."""
+        return self.container.digest if self.container else ""
+
+    @property
     def iterations(self) -> Int64:
         """Iteration numbers of the training steps, ``[n]`` int64, increasing."""
         return self._iterations("train")

@@ -200,7 +200,8 @@ def _circuits(path: Path, rate: float, delay: float, asked: dict[str, Any]) -> S
     with Trace.open(path) as opened:
         served, when = circuits(opened, **asked), opened.iterations
     limits = {"capacity_bytes_s": rate, "reconfigure_s": delay}
-    told = {"file": str(path), **report.circuits_as_dict(served, **limits)}
+    told = {"file": str(path), "digest": opened.digest}
+    told |= report.circuits_as_dict(served, **limits)
     lines = report.circuits_sentences(served, **limits)
     lines += report.planned_sentence(served, when)
     return told, lines, report.circuits_table(served, **limits), None

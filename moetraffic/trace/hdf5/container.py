@@ -10,6 +10,7 @@ panels are inflated by ``codec``.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import stat
@@ -86,6 +87,11 @@ class Container:
     def names(self) -> frozenset[str]:
         """Names of all links in the root group."""
         return frozenset(self._structure.links)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all checksums, in hexadecimal: the same for equal contents."""
+        return hashlib.sha256(repr(sorted(self._sums.items())).encode()).hexdigest()
 
     def close(self) -> None:
         """Close the file; its panels cannot be read afterwards."""
