@@ -49,7 +49,7 @@ docs: $(VENV)/.ready-docs
 lint: $(VENV)/.ready-test tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy  # -n 2 is faster, but loses its workers on a busy machine
+	$(BIN)/mypy  # -n 2 is faster, but can fail under load
 	$(BIN)/lint-imports
 
 $(VENV)/.ready: pyproject.toml constraints.txt

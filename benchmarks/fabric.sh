@@ -17,8 +17,8 @@ trap 'exit 143' TERM
 
 python=${PYTHON:-python3}
 "$python" -c 'import numpy, moetraffic' 2>/dev/null || {
-    echo "$python cannot import numpy and moetraffic: give the one of their" \
-        "environment, sudo PYTHON=\$PWD/.venv/bin/python $0" >&2
+    echo "$python cannot import numpy and moetraffic: run it with the Python" \
+        "of the environment that has them: sudo PYTHON=\$PWD/.venv/bin/python $0" >&2
     exit 2
 }
 "$python" "$here/fabric.py" "$@" &
