@@ -224,7 +224,7 @@ def test_nccl_is_refused_with_the_reason_where_there_is_no_device(forked):
 def test_nccl_is_refused_before_ranks_are_started(capsys):
     assert main(["all_reduce", "-e", "8", "--backend", "nccl"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("moetraffic bench: the backend nccl needs a CUDA device")
+    assert said.startswith("moetraffic: the backend nccl needs a CUDA device")
     assert said.count("\n") == 1
 
 
