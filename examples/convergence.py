@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from moetraffic.analysis import Analysis, Curve, analyze
+from moetraffic.analysis import Analysis, Curve, analyze, initial_transient
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.cli import main
 from moetraffic.report import figures
@@ -49,13 +49,14 @@ def table(runs: Mapping[str, Curves]) -> Table:
         for layer, one in layers.items():
             x, half = one.values, len(one.values) // 2
             parts = (x[:20], x[max(0, half - 10) : half + 10], x[-20:])
+            end = initial_transient(x)
             changes = [float(np.nanstd(np.diff(part))) for part in (x[:half], x[half:])]
             rows.append(
                 (
                     *(name, layer, *map(mean, parts)),
                     None if one.floor is None else mean(one.floor.mean),
                     *changes,
-                    int(one.transient.step) if bool(one.transient.ended) else "no",
+                    end.step if end.ended else "no",
                 )
             )
     means = ("first 20", "middle 20", "last 20", "noise floor")
@@ -80,16 +81,13 @@ def figure(runs: Mapping[str, Curves], source: str, *, window: int = 10) -> Char
         colors = line_colors(len(layers))
         floors = [mean(c.floor.mean) for c in layers.values() if c.floor is not None]
         drawn = list(zip(layers.items(), colors, strict=True))
-        rules = [
-            Rule(x=float(one.transient.step), color=color)
-            for (_, one), color in drawn
-            if bool(one.transient.ended)
-        ]
+        ends = [(initial_transient(one.values), color) for (_, one), color in drawn]
+        rules = [Rule(x=end.step, color=color) for end, color in ends if end.ended]
         panels.append(
             Panel(
                 name=(name,),
                 x=Axis(label="iteration"),
-                y=Axis(label="normalized entropy of the expert load"),
+                y=Axis(label="normalized entropy (1 = balanced)"),
                 series=tuple(
                     Series(
                         x=np.arange(len(one.values)),
