@@ -117,6 +117,7 @@ class Analysis(ShownAsTables):
     notes: tuple[str, ...] = ()  # reasons for missing statistics
     omitted: str = ""  # calls that ranks could not record, and how many; "": none
     unnamed: int = 0  # uneven all-to-alls of unknown layer, where no exchange is known
+    origin: str = "captured"  # of the trace, as in its metadata
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -334,6 +335,7 @@ def analyze(
         notes=tuple(dict.fromkeys(notes)),
         omitted=omitted,
         unnamed=0 if every else unnamed_exchanges(trace),
+        origin=trace.meta.origin,
     )
 
 

@@ -105,6 +105,7 @@ def present_trace(
     only: Sequence[str] = (),
     tables: bool = False,
     merged: Any = None,
+    following: str = "",
     **more: Any,
 ) -> None:
     """Print what a trace file contains, and what a merge had to leave out.
@@ -112,8 +113,8 @@ def present_trace(
     ``only`` and ``tables`` are as in :func:`present`, the parts those of
     :data:`TRACE_PARTS`.
     ``merged`` is the merge that made it, with the sentences ``missing``, ``remarks``
-    and ``contradictions``; ``more`` are further entries of the JSON object, which stand
-    first.
+    and ``contradictions``; ``following`` is a last sentence, of commands; ``more`` are
+    further entries of the JSON object, which stand first.
     """
     with Trace.open(path) as trace:
         notes = ("missing", "remarks", "contradictions") if merged else ()
@@ -123,6 +124,7 @@ def present_trace(
             {**more, **overview(trace, path), **found} if as_json else None,
             *([] if as_json else [overview_sentence(trace, path)]),
             run,
+            *([following] if following else []),
             as_json=as_json,
             parts=dict(zip(TRACE_PARTS, (sources, [calls]), strict=True)),
             only=only,

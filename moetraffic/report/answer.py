@@ -70,6 +70,12 @@ REGISTER = (
 )
 """Remedy where layers and phases of expert exchanges are unknown."""
 
+IMPORT = "import again with --experts E --k K (docs/import.md)"
+"""The same for an imported trace."""
+
+ROUTED = {"imported": "import a table of tokens (docs/import.md)"}
+"""Remedy where routing is unknown, by origin, if it is not a capture of the router."""
+
 QUANTILE = 0.99
 """Share of the iterations in which a capacity factor leaves no token out."""
 
@@ -124,6 +130,8 @@ def sentences(analysis: Analysis, *, file: str = "run.h5") -> list[str]:
     The reasons are the notes of the analysis.
     """
     steps = [str(one) for one in answer(analysis, file=file) if one.basis == STEP]
+    if analysis.unnamed and not steps:
+        steps = [str(_next(analysis, file))]
     return conclusions(analysis) + steps
 
 
@@ -158,9 +166,13 @@ def _data(analysis: Analysis) -> Line:
     text = (
         f"{lacks}{layers_of([e.layer for e in every])}"
         + (f" on {groups} groups" if groups > 1 else "")
-        + f"; {range_of(number, ',.0f')} iterations"
+        + f"; {range_of(number, ',.0f')} iteration{'s' * (number != [1])}"
         + (f", {left:,} left out as incomplete" if left else "")
-        + ("" if _known_experts(analysis) else f"; experts unknown: {_of_ranks(every)}")
+        + (
+            ""
+            if _known_experts(analysis)
+            else f"; loads of experts unknown: {_of_ranks(every)}"
+        )
         + f"; claims are tested (p < {LEVEL:g}), measured values are not"
         + "".join(f"; {n}" for n in analysis.notes if BEYOND in n or REPEATED in n)
     )
@@ -430,9 +442,10 @@ def _next(analysis: Analysis, file: str) -> Line:
     first = ""
     untested = [[c.untested for c in e.claims] for e in analysis.exchanges]
     if analysis.unnamed:
-        first = f"{REGISTER}; "
+        first = f"{IMPORT if analysis.origin == 'imported' else REGISTER}; "
     elif not _known_experts(analysis):
-        first = "register your router (docs/own-run.md); "
+        register = "register your router (docs/own-run.md)"
+        first = f"{ROUTED.get(analysis.origin, register)}; "
     elif untested and all(NO_TOKENS in each for each in untested):
         first = "give k, experts per token (Recorder(k=K), moetraffic run --k K); "
     verbs = {"analyze": "each layer", "evaluate": "circuits", "report": "charts"}

@@ -36,7 +36,7 @@ from moetraffic.report.console.options import (
 from moetraffic.report.console.terminal import refuse, run, say
 from moetraffic.trace.hdf5.durable import validate_output
 
-from .result import ENDINGS, Bench, sentences
+from .result import ENDINGS, Bench, following, sentences
 from .result import tables as measurements
 from .sweep import Sweep, matrix_rows, measure, size_range, validate_sweep
 
@@ -144,7 +144,8 @@ def command(
         print(result.to_json())
     else:
         parts = {"measurements": measurements(result)}
-        print_result(sentences(result), parts, names, tables=tables)
+        lines = [*sentences(result), following(result, output)]
+        print_result(lines, parts, names, tables=tables)
         if output is not None:
             print(f"written: {output}")
     if result.wrong:
@@ -199,7 +200,8 @@ def _matrix(
         except (OSError, UnicodeDecodeError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise ReplayError(
-                f"{path} is no CSV of numbers ({why}): give n rows of n bytes"
+                f"{path} cannot be read as a CSV of numbers ({why}): give n rows of n "
+                "byte counts"
             ) from None
         return matrix_rows(cells, str(path))
     if trace is None:

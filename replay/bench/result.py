@@ -18,11 +18,10 @@ from moetraffic.patterns.bandwidth.collective import wire_bytes
 from moetraffic.patterns.bandwidth.hockney import HockneyFit, hockney_fit
 from moetraffic.replay.results.output import to_json, write_text
 from moetraffic.tables import Table
-from moetraffic.units import byte_size
 
 ENDINGS = (".csv", ".json")
 PLACES = {"out": "out of place", "in": "in place"}
-SHOWN = 6
+SHOWN = 5
 """Collectives in the summary, which has at most eight lines."""
 
 
@@ -114,12 +113,12 @@ def hockney_fits(rows: Sequence[Row]) -> dict[tuple[str, str], HockneyFit]:
 
 
 def sentences(bench: Bench) -> list[str]:
-    """Summarize a benchmark in at most eight lines, collectives by bus bandwidth."""
+    """Summarize a benchmark in at most seven lines, collectives by bus bandwidth."""
     hosts = len(set(bench.nodes))
     lines = [
         f"Measured: {bench.backend}, {bench.ranks} ranks on {hosts} host"
-        f"{'s' if hosts > 1 else ''}, {bench.iterations} iterations after "
-        f"{bench.warmup}; wrong elements: {bench.wrong}."
+        f"{'s' if hosts > 1 else ''}, {bench.iterations} timed iterations after "
+        f"{bench.warmup} of warm-up; wrong elements: {bench.wrong}."
     ]
     fits = hockney_fits(bench.rows)
     names = list(dict.fromkeys(row.collective for row in bench.rows))
@@ -129,11 +128,24 @@ def sentences(bench: Bench) -> list[str]:
         kinds = [
             f"{PLACES[p]}: {_fitted(f)}" for (n, p), f in fits.items() if n == name
         ]
-        rate = f"busbw up to {best.busbw_gbs:.4g} GB/s, at {byte_size(best.size_bytes)}"
-        lines.append(f"{name}: {rate}; {'; '.join(kinds) or 'no fit below 3 sizes'}.")
+        rate = f"busbw up to {best.busbw_gbs:.4g} GB/s, at {best.size_bytes:,} B"
+        lines.append(
+            f"{name}: {rate}; {'; '.join(kinds) or 'no fit: fewer than 3 sizes'}."
+        )
     if left := names[SHOWN:]:
         lines.append(f"{len(left)} more collectives are in the tables.")
     return lines
+
+
+def following(bench: Bench, file: Path | None) -> str:
+    """Name the command that reads the measurements, or how to keep them."""
+    if file is None:
+        return "Next: give -o bench.csv, which moetraffic bandwidth and estimate read"
+    row = bench.rows[-1]
+    return (
+        f"Next: moetraffic bandwidth {file} --collective {row.collective} --ranks "
+        f"{bench.ranks} --size {row.size_bytes} (time of any size)"
+    )
 
 
 def tables(bench: Bench) -> list[Table]:
@@ -169,5 +181,9 @@ def _fitted(fit: HockneyFit) -> str:
     if not fit.usable:
         return f"no usable fit ({held_out})"
     beta = fit.model.beta_bytes_s / 1e9
-    rate = f"beta {beta:.4g} GB/s" if beta < float("inf") else "no beta (flat in size)"
-    return f"alpha {fit.model.alpha_s * 1e6:.4g} us a step, {rate}, {held_out}"
+    rate = (
+        f"bandwidth beta {beta:.4g} GB/s"
+        if beta < float("inf")
+        else "no beta (flat in size)"
+    )
+    return f"latency alpha {fit.model.alpha_s * 1e6:.4g} us a step, {rate}, {held_out}"

@@ -29,6 +29,25 @@ def test_import_writes_a_trace_and_tells_it(
     assert main(["import", str(table), "-o", str(output)]) == 2
     assert "give --force" in capsys.readouterr().err
     assert main(["import", str(table), "-o", str(output), "--force"]) == 0
+    assert f"Next: moetraffic analyze {output}" in capsys.readouterr().out
+    assert main(["analyze", str(output)]) == 0
+    said = capsys.readouterr().out
+    # routing is not in the file: no router can be registered any more
+    assert "import a table of tokens" in said
+    assert "register" not in said
+
+
+def test_matrices_without_a_layer_are_named_by_another_import(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, table = tmp_path / "run.h5", EXAMPLES / "matrix.txt"
+    assert main(["import", str(table), "-o", str(output)]) == 0
+    assert main(["analyze", str(output)]) == 0
+    assert "import again with --experts E --k K" in capsys.readouterr().out
+    again = ["--experts", "8", "--k", "2", "--force"]
+    assert main(["import", str(table), "-o", str(output), *again]) == 0
+    assert main(["analyze", str(output)]) == 0
+    assert "Data: layer 0; 1 iteration; " in capsys.readouterr().out
 
 
 def test_contradictions_write_nothing_unless_kept(

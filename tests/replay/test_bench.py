@@ -193,6 +193,7 @@ def test_the_command_starts_ranks_and_its_file_is_a_table(tmp_path):
     summary, _, table = ran.stdout.partition("all_reduce, float32")
     assert len(summary.splitlines()) <= 8
     assert "wrong elements: 0" in summary
+    assert "Next: " in summary
     assert "alpha" in summary or "no usable fit" in summary
     for name in ("size [B]", "count", "time [us]", "algbw [GB/s]", "busbw [GB/s]"):
         assert name in " ".join(table.split())

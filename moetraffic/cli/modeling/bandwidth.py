@@ -109,7 +109,7 @@ def bandwidth(
         how = "interpolated" if got.inside else "extrapolated"
         shown.insert(
             0,
-            f"{collective} of {size} B on {ranks} ranks: {time_us:.4g} us, "
+            f"{collective} of {size:,} B on {ranks} ranks: {time_us:.4g} us, busbw "
             f"{busbw_gbs:.4g} GB/s ({how}).",
         )
     chart = report.figure(found, str(table))

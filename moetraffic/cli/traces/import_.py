@@ -17,6 +17,7 @@ from moetraffic.report.console.options import (
     parts_of,
     trace_output,
 )
+from moetraffic.trace import ALL_TO_ALL
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.model import MOST_ROW_BYTES
 
@@ -105,6 +106,18 @@ def import_(
     )
     found, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
+    verbs = [f"analyze {output} (claims)"]
+    if any(site.operation == ALL_TO_ALL for site in merged.trace.sites):
+        verbs += [
+            f"fabric {output} --capacity 100Gbps (links)",
+            f"replay {output} -o again.h5",
+        ]
     present_trace(
-        output, as_json=as_json, only=names, tables=tables, merged=merged, format=found
+        output,
+        as_json=as_json,
+        only=names,
+        tables=tables,
+        merged=merged,
+        following=f"Next: {'; '.join(f'moetraffic {verb}' for verb in verbs)}",
+        format=found,
     )

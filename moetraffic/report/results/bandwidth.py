@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from moetraffic.patterns.bandwidth import BandwidthTable, Curve
+from moetraffic.patterns.bandwidth.hockney import USABLE
 from moetraffic.report.chart import Axis, Chart, Panel, Series, line_colors
 from moetraffic.tables import Table
 from moetraffic.units import byte_size, three_digits
@@ -54,10 +55,12 @@ def sentences(table: BandwidthTable) -> list[str]:
     for name, curves in of.items():
         best = max(curves, key=lambda one: one["busbw_gbs"])
         left = [abs(x) for one in curves for x in one["left_out"] or ()]
-        fit = f"; residual of sizes not fitted {np.median(left):.1%} (median)"
+        error = float(np.median(left)) if left else 0.0
+        fit = f"; {'no usable ' * (error > USABLE)}fit: {error:.0%} median error at "
+        fit += "sizes left out"
         lines.append(
             f"{name}: busbw {three_digits(best['busbw_gbs'])} GB/s on {best['ranks']} "
-            f"ranks, at {byte_size(best['largest_bytes'])}{fit if left else ''}."
+            f"ranks, at {best['largest_bytes']:,} B{fit if left else ''}."
         )
     rest = len(lines) - MOST_LINES
     more = [f"{rest} more collectives are in the table."] if rest > 0 else []

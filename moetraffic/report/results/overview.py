@@ -79,11 +79,11 @@ WIRE_WORDS = {"not seen": "not observed", "stored": "varies, recorded per call"}
 
 def sentence(trace: Trace, path: Path) -> str:
     """Summarize the trace of a file: completeness, iterations, layers and bytes."""
-    layers = len(trace.layers)
+    layers, iterations = len(trace.layers), len(trace.iterations)
     whole, kept = map(byte_size, all_to_all_bytes(trace))
     return (
         f"{path}: {'complete' if trace.meta.complete else 'incomplete'}, "
-        f"{len(trace.iterations):,} training iterations, "
+        f"{iterations:,} training iteration{'s' * (iterations != 1)}, "
         + (f"{layers} MoE layer{'s' * (layers > 1)}, " if layers else "")
         + f"{trace.meta.world} ranks; {whole} sent by all-to-alls, of which rank-local "
         f"(self) traffic: {kept}{_no_exchange(trace)}."
@@ -100,10 +100,10 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
     meta = trace.meta
     file = [] if path is None else [byte_size(path.stat().st_size)]
     counts = source_counts(trace)
-    stated = recorded(counts)
+    stated, error_us = recorded(counts), error_ns(trace.clocks) / 1e3
     file += [
         "complete" if meta.complete else "incomplete, see below",
-        f"clock error {error_ns(trace.clocks) / 1e3:.1f} us",
+        *([f"clock error {error_us:.1f} us"] if len(trace.clocks) else []),
         ", ".join(
             word + value
             for word, value in (
@@ -127,7 +127,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
             for word in (
                 f"{meta.origin}, {meta.world} ranks ({layout(trace)})",
                 "virtual" if meta.virtual else meta.backend,
-                meta.source if meta.origin == "generated" else "",
+                meta.source if meta.origin in ("generated", "imported") else "",
             )
             if word
         ),
@@ -149,10 +149,9 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         "file": "; ".join(file),
     }
     notes = [
-        f"{name}: {part}"
+        f"{name}: {said}"
         for name in ("inferred", "missing")
-        for part in getattr(meta, name).split("; ")
-        if part
+        if (said := getattr(meta, name))
     ]
     by_source = Table(
         title="Sources of layers, phases, directions and steps",
