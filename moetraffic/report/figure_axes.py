@@ -56,7 +56,8 @@ def set_axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
         of.set_ticks(range(len(axis.names)), names)
         axes.set(**{f"{side}lim": (-0.5, len(axis.names) - 0.5)})
     elif axis.label in COUNTED or axis.label.endswith("[iterations]"):
-        of.set_major_locator(integer_ticks(length_in))
+        tens = "iteration" in axis.label
+        of.set_major_locator(integer_ticks(length_in, tens=tens))
     if axis.limits:
         axes.set(**{f"{side}lim": axis.limits})
     elif axis.from_zero:
@@ -109,10 +110,14 @@ def chosen_ticks(names: Any, most: int) -> tuple[list[int], list[str]]:
     return at, [plain(str(names[n])) for n in at]
 
 
-def integer_ticks(length_in: float) -> MaxNLocator:
-    """Place few enough ticks that their numbers have space between them."""
+def integer_ticks(length_in: float, *, tens: bool = False) -> MaxNLocator:
+    """Place few enough ticks that their numbers have space between them.
+
+    Steps divide tens, as of iterations, or may be powers of 2, as of ranks.
+    """
     most = max(1, min(9, int(length_in / (5 * letter_in()))))
-    return MaxNLocator(most, integer=True)
+    steps = [1, 2, 2.5, 5, 10] if tens else [1, 2, 4, 5, 8, 10]
+    return MaxNLocator(most, integer=True, steps=steps)
 
 
 def letter_in() -> float:

@@ -296,7 +296,8 @@ def _panel(
         letters = int(size_in[0] / letter_in())
         name = textwrap.fill(plain(name), letters, break_long_words=False)
         size = points(1.0, "axes.titlesize")
-        axes.set_title(name, loc="left", fontsize=size, pad=16 if panel.rules else None)
+        pad = 16 if any(rule.text for rule in panel.rules) else None
+        axes.set_title(name, loc="left", fontsize=size, pad=pad)
     set_axis(axes, "x", panel.x, size_in[0])
     set_axis(axes, "y", panel.y, size_in[1])
     if image is None:

@@ -29,6 +29,7 @@ from moetraffic.report.chart import (
 )
 from moetraffic.report.figure_style import FigureStyle, inches
 from moetraffic.report.figures import draw, save
+from moetraffic.report.page.plotly import as_dict
 from moetraffic.report.results.pictures import matrix_chart
 from moetraffic.trace.model import PHASES
 
@@ -447,3 +448,13 @@ def test_labels_of_narrow_figures_have_at_most_two_lines():
     for axis in (axes.xaxis, axes.yaxis):
         assert axis.label.get_text().count("\n") <= 1
         assert axis.label.get_text().replace("\n", " ") == label
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 64, 1000])
+def test_the_page_has_no_tick_between_two_ranks(ranks: int) -> None:
+    bars = Series(kind="bars", x=np.ones(ranks), y=np.arange(ranks))
+    panel = Panel(x=Axis(label="time [ms]"), y=Axis(label="rank"), series=(bars,))
+    chart = Chart(title="Timeline", source=SOURCE, panels=(panel,))
+    axis = as_dict(chart)["views"][0]["layout"]["yaxis"]
+    assert isinstance(axis["dtick"], int)
+    assert ranks / 25 <= axis["dtick"] <= max(1, ranks / 12)

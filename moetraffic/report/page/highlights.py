@@ -52,7 +52,9 @@ def tiles(trace: Trace, analysis: Analysis) -> Iterator[Tile]:
     )
     if len(trace.layers):
         experts = f"{meta.experts} experts" if meta.experts else ""
-        yield Tile(value=str(len(trace.layers)), what="MoE layers", beside=experts)
+        number = len(trace.layers)
+        what = f"MoE layer{'s' * (number > 1)}"
+        yield Tile(value=str(number), what=what, beside=experts)
     bottleneck = mean(
         [mean(e.network.bottleneck_bytes) for e in analysis.exchanges if e.network]
     )

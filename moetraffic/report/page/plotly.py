@@ -28,6 +28,9 @@ BAND = "rgba(140,140,140,0.30)"
 PLAIN = 64
 """Arrays with fewer numbers than this are written as text."""
 
+MOST_TICKS = 12
+"""Ranks with a tick: about so many."""
+
 SYMBOLS = {"tick": "line-ns-open"}
 
 
@@ -225,6 +228,9 @@ def _axis(axis: Axis, series: tuple[Series, ...], side: str) -> dict[str, Any]:
     if axis.names:
         found |= {"tickvals": list(range(len(axis.names)))}
         found |= {"ticktext": [_shown(name) for name in axis.names]}
+    elif axis.label == "rank":  # no tick between two ranks
+        last = max((np.max(getattr(s, side), initial=0) for s in series), default=0)
+        found |= {"tick0": 0, "dtick": max(1, int(last) // MOST_TICKS)}
     if axis.limits:
         ends = np.log10(axis.limits) if axis.log else axis.limits
         found["range"] = [float(end) for end in ends]

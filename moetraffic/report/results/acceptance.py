@@ -244,7 +244,7 @@ def figure(found: Acceptance) -> Chart:
                 x=Axis(label="distance / limit", log=True),
                 y=Axis(names=tuple(names), reverse=True),
                 series=tuple(series),
-                rules=(Rule(x=1.0, dash="solid"),),
+                rules=(Rule(x=1.0, text="limit", dash="solid"),),
             ),
         ),
         width=950,

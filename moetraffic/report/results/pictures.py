@@ -147,14 +147,16 @@ def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:
         total = trace.demand(trace.complete(routed)).sum(axis=0)
         matrices[name] = total / len(chosen)
     mean = np.mean(list(matrices.values()))
+    rules = _rank_borders(trace, exchange)
+    lines = "; white lines: between ranks" if rules else ""
     return matrix_chart(
         matrices,
         title=f"Demand of layer {exchange.layer}",
         source=f"{about(trace)}. Mean token copies an iteration, dropped ones "
-        f"included; mean of all cells: {mean:.4g}",
+        f"included; mean of all cells: {mean:.4g}{lines}",
         unit="token copies",
         column="expert",
-        rules=_rank_borders(trace, exchange),
+        rules=rules,
     )
 
 

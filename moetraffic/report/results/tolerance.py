@@ -50,6 +50,7 @@ def figure(found: Tolerance, source: str) -> Chart:
     ]
     if found.p_star:
         rules.append(Rule(x=100 * found.p_star, text="p*", color=LINE_COLORS[2]))
+        source += ". p*: the largest share tolerated"
     increases = Series(
         x=[100 * i.share for i in every],
         y=[i.mean for i in every],
