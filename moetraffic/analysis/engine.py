@@ -111,8 +111,7 @@ class Analysis(ShownAsTables):
     exchanges: tuple[ExchangeAnalysis, ...]
     beats: OnOffStatistics  # on-off statistics of phases, layers and ranks
     leads: LeadTimes  # times of exchanges within an iteration
-    # forecasts of later traffic from an iteration's first dispatch
-    sights: tuple[WithinIteration, ...]
+    sights: tuple[WithinIteration, ...]  # forecasts of later traffic from the first
     occupation: TimeBreakdown | None = None  # time breakdown of ranks
     notes: tuple[str, ...] = ()  # reasons for missing statistics
     omitted: str = ""  # calls that ranks could not record, and how many; "": none
@@ -322,8 +321,7 @@ def analyze(
         notes += [note for *_, remarks in done for note in remarks]
         notes += found.notes
         begin("within")
-        loads = [load for _, load, _ in done]
-        sights = _within(loads, when) if "within" in parts else ()
+        sights = _within([n for _, n, _ in done], when) if "within" in parts else ()
     begin("occupation")
     spent = _occupation(trace, iterations, notes) if "occupation" in parts else None
     return Analysis(
