@@ -111,7 +111,7 @@ class Analysis(ShownAsTables):
     exchanges: tuple[ExchangeAnalysis, ...]
     beats: OnOffStatistics  # on-off statistics of phases, layers and ranks
     leads: LeadTimes  # times of exchanges within an iteration
-    sights: tuple[WithinIteration, ...]  # forecasts of later traffic from the first
+    sights: tuple[WithinIteration, ...]  # of later traffic, from the first dispatch
     occupation: TimeBreakdown | None = None  # time breakdown of ranks
     notes: tuple[str, ...] = ()  # reasons for missing statistics
     omitted: str = ""  # calls that ranks could not record, and how many; "": none

@@ -148,11 +148,8 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         f"MoE layer{'s' * (len(trace.layers) != 1)}": "; ".join(filter(None, layers)),
         "file": "; ".join(file),
     }
-    notes = [
-        f"{name}: {said}"
-        for name in ("inferred", "missing")
-        if (said := getattr(meta, name))
-    ]
+    notes = [f"inferred: {meta.inferred}"] if meta.inferred else []
+    notes += [f"missing: {part}" for part in meta.missing.split("; ") if part]
     by_source = Table(
         title="Sources of layers, phases, directions and steps",
         columns=dict.fromkeys(["of", *SOURCES], "") | {"of": "<"},
