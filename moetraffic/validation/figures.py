@@ -126,7 +126,7 @@ class FigureTest:
     real: tuple[float, ...]  # [n] the same of each real run
     own: tuple[float, ...]  # [n] distances of the real runs from their mean
     distance: float  # sqrt(F) of the synthetic run; 1 is usual for a real run
-    limit: float  # distance at which p is LEVEL over the number of figures
+    limit: float  # distance at which p is LEVEL over the number of passed figures
     p: float
     adjusted: float  # by Holm over the figures
 
@@ -273,6 +273,8 @@ def figure_tests(
         return ()
     p = [each.p(away[name]) for name, each in spread.items()]
     adjusted: Any = multipletests(p, method="holm")[1]
+    # the step at which Holm stops: what fails is above it, and all else below
+    level = LEVEL / max(1, int((adjusted >= LEVEL).sum()))
     found = []
     for (name, each), one, corrected in zip(spread.items(), p, adjusted, strict=True):
         far = np.linalg.norm(each.deviations, axis=1)
@@ -284,7 +286,7 @@ def figure_tests(
                 real=tuple(value(name, x) for x in real[name]),
                 own=tuple((far / unit if unit > 0 else far).tolist()),
                 distance=float(np.sqrt(each.ratio(away[name]))),
-                limit=float(np.sqrt(each.limit(LEVEL / len(spread)))),
+                limit=float(np.sqrt(each.limit(level))),
                 p=one,
                 adjusted=float(corrected),
             )

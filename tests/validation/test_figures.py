@@ -128,7 +128,7 @@ def test_the_figure_that_differs_is_the_first(
     assert "inter-host share" not in failed
     assert [t.p for t in found] == sorted(t.p for t in found)
     assert all(t.adjusted >= t.p for t in found)
-    assert all((t.distance > t.limit) <= (not t.passed) for t in found)
+    assert all((t.distance > t.limit) == (not t.passed) for t in found)
 
 
 def figure_test(p: float) -> FigureTest:

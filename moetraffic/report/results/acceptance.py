@@ -177,7 +177,7 @@ def tables(found: Acceptance) -> list[Table]:
         ],
         notes=[
             "means over sections and layers; distance: 1 is usual for a real run; "
-            f"limit: at p = {LEVEL:g} over all figures",
+            f"limit: at p = {LEVEL:g} over the figures that do not fail (Holm)",
             *(f"note: {note}" for note in found.notes),
             verdict(found),
         ],
