@@ -97,11 +97,25 @@ class Walk(Baseline):
         return lambda step, _: self.counts[order[step]]
 
 
+class Repeated(Baseline):
+    """Captured rows repeated: the run in its order; further ranks send what it sent.
+
+    Rank r of a sample sends what rank r modulo R of the run sent in that iteration.
+    """
+
+    def _draw(
+        self, scenario: Scenario, iterations: int, rng: np.random.Generator
+    ) -> Draw:
+        rows = np.arange(scenario.ranks) % self.scenario.ranks
+        return lambda step, _: self.counts[step % len(self.counts)][:, rows]
+
+
 def generators() -> dict[str, Callable[[Trace], Generator]]:
     """Return what fits each generator to a trace."""
     found: dict[str, Callable[[Trace], Generator]] = {
         "analog": Analog.fit,
         "parametric": TrafficModel.fit,
+        "repeated": Repeated.fit,
         "walk": Walk.fit,
         **{name: kind.fit for name, kind in BASELINES.items()},
     }
