@@ -337,7 +337,9 @@ def _of_runs(
     totals = [getattr(s, name) for s in sums]
     waiting = ratio.waiting
     if waiting is not None:
-        waiting = _pair([float((s.wait_s / s.inside_s).mean()) for s in sums if s])
+        waiting = _pair(
+            [float((s.wait_s / _positive(s.inside_s)).mean()) for s in sums if s]
+        )
     busy = bool(a.runs["busy"].any() or b.runs["busy"].any())
     interval, p = ratio_of_runs(*totals, busy=busy)
     return replace(
@@ -348,6 +350,11 @@ def _of_runs(
         waiting=waiting,
         runs=(len(totals[0]), len(totals[1])),
     )
+
+
+def _positive(values: Float64) -> Float64:
+    """Replace values of 0 by NaN, for a division."""
+    return np.where(values > 0, values, np.nan)
 
 
 def _with_busbw(
@@ -368,9 +375,12 @@ def _with_busbw(
             return ratio  # the runs have summed calls without bytes with these
         totals = sums[0].transfer_s, sums[1].transfer_s
         one, other = (
-            mean_of_runs(gb / s) for (gb, _), s in zip(moved, totals, strict=True)
+            mean_of_runs(gb / _positive(s))
+            for (gb, _), s in zip(moved, totals, strict=True)
         )
         rates, each = [one.value, other.value], (one, other)
+        if not np.isfinite(rates).all():  # a run took no time
+            return ratio
     return replace(ratio, busbw_gbs=_pair(rates), busbw_runs=each)
 
 

@@ -64,8 +64,8 @@ def sentences(
     took = []
     for ratio in comparison.times:
         exchanges = ratio.by == "operation" and ratio.label == "all_to_all"
-        if exchanges and ratio.busbw_gbs is not None and ratio.waiting is not None:
-            waits = " and ".join(f"{share:.0%}" for share in ratio.waiting)
+        if exchanges and ratio.measure == "transfer":
+            waits = " and ".join(f"{s:.0%}" for s in ratio.waiting or ()) or "unknown"
             took.append(
                 f"All-to-alls: busbw {_busbw(ratio)}, transfer {_ratio(ratio)}, "
                 f"waiting {waits}{_over_runs(ratio)}."
@@ -83,6 +83,8 @@ def sentences(
 def _ratio(ratio: TimeRatio) -> str:
     """Format a ratio of times with its interval, if it has one."""
     found = ratio.ratio
+    if np.isnan(found.value):
+        return "unknown"
     if ratio.runs is not None and not _determined(found):
         return f"{found.low:.3g} to {found.high:.3g} times the first's (not determined)"
     within = f" ({LEVEL:.0%} CI {found.low:.3g} to {found.high:.3g})"
@@ -93,8 +95,10 @@ def _ratio(ratio: TimeRatio) -> str:
 
 def _busbw(ratio: TimeRatio) -> str:
     """Format the busbw of two runs, or the means over those of two replays."""
+    if ratio.busbw_gbs is None:
+        return "unknown"
     if ratio.busbw_runs is None:
-        return " and ".join(f"{rate:.3g}" for rate in ratio.busbw_gbs or ()) + " GB/s"
+        return " and ".join(f"{rate:.3g}" for rate in ratio.busbw_gbs) + " GB/s"
     each = [
         f"{rate.value:.3g}"
         if _determined(rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -107,6 +108,23 @@ def test_two_replays_are_compared_over_all_their_runs(replay):
             assert found.waiting[0] == pytest.approx(found.waiting[1])
     far = compare_times(replay, slower(replay, 1_000_000))
     assert all(t.ratio.low > 1 for t in far)
+
+
+def test_times_of_zero_make_rates_and_ratios_unknown(replay):
+    """Of a run that took no time nothing is divided; what is unknown is named."""
+    table = replay.runs.copy()
+    for name in ("call_ns", "transfer_ns", "wait_ns", "inside_ns"):
+        table[name][table["number"] == 1] = 0
+    still = replay.replace(runs=table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = compare(replay, still)
+    assert all(t.busbw_gbs is None and np.isnan(t.ratio.value) for t in found.times)
+    (said,) = (s for s in sentences(found) if s.startswith("All-to-alls"))
+    assert said.startswith(
+        "All-to-alls: busbw unknown, transfer unknown, waiting unknown; over 3 and 3 "
+        "runs: no difference is shown (no test)"
+    )
 
 
 @pytest.mark.parametrize("p", [None, float("nan")])
