@@ -62,7 +62,7 @@ BEYOND = "go beyond the last one"
 """Part of the note about iterations that the run does not have."""
 
 REPEATED = "repeat captured ones"
-"""Part of the note about iterations of a synthetic trace that are left out."""
+"""What iterations and ranks of a synthetic trace do, in its provenance and in notes."""
 
 
 def new_iterations(
@@ -78,6 +78,9 @@ def new_iterations(
     AnalysisError
         If none is left.
     """
+    if trace.meta.origin == "generated":
+        parts = trace.meta.source.split("; ")
+        notes += [f"synthetic: {one}" for one in parts if one.endswith(REPEATED)]
     first, last = trace.meta.repeats_from, int(trace.iterations.max(initial=-1))
     if first < 0:
         return iterations

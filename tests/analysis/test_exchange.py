@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,13 @@ def test_iterations_that_repeat_others_are_left_out_and_named() -> None:
                 assert source.iterations[-1] == last
         with pytest.raises(AnalysisError, match="from 30 on repeat"):
             sources(trace, notes, iterations=range(30, 40))
+        more = "analog model fitted to run.h5; ranks 2 to 3 repeat captured ones"
+        many = trace.replace(meta=replace(trace.meta, source=more))
+        sources(many, ranks := list[str](), iterations=range(5, 20))
     assert notes == 2 * [
         "synthetic: iterations 30 to 39 repeat captured ones, left out"
     ]
+    assert ranks == ["synthetic: ranks 2 to 3 repeat captured ones"]
 
 
 def test_a_window_holds_the_sums_that_matrix_gives(captured: Path) -> None:

@@ -204,7 +204,7 @@ def generate(
                 seed=seed,
                 rhythm=model.rhythm if times else None,
                 dense=beside,
-                source=model.about,
+                source=demand.about,
                 rows=rows,
                 tick=tick,
                 force=force,
@@ -216,10 +216,10 @@ def generate(
     lines = [] if fit.judgment is None else judgment_lines(fit.judgment, fit.name)
     told["limits"] = list(demand.limits)
     if ep is None and demand.scenario.ep != model.scenario.ep:
-        told["limits"].append(
-            f"EP {demand.scenario.ep}, not {model.scenario.ep} as captured: the most "
+        told["limits"][0] += (
+            f"; EP {demand.scenario.ep}, not {model.scenario.ep} as captured: the most "
             f"that {demand.scenario.ranks} ranks and {demand.scenario.experts} experts "
-            "spread over evenly; --ep gives another"
+            "spread over evenly (--ep gives another)"
         )
     if fit.run is not None and fit.run.origin == "generated":
         told["limits"][0] += (

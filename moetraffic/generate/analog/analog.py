@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.analysis.exchange import REPEATED
 from moetraffic.arrays import Float64, Int32, Int64
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.generator import block_rows
@@ -111,15 +112,6 @@ class Analog:
         )
 
     @property
-    def about(self) -> str:
-        """Provenance for the metadata of samples."""
-        how = "presumed" if not self.reruns else f"that of {self.reruns + 1} runs"
-        return (
-            f"analog model fitted to {self.scenario.source}; correlation of an "
-            f"expert's smoothed load between seeds {self.correlation:.2f}, {how}"
-        )
-
-    @property
     def fitted(self) -> int:
         """Number of iterations T that it was fitted to."""
         return len(self.counts)
@@ -180,6 +172,19 @@ class AnalogDemand:
         return len(self.iteration)
 
     @property
+    def about(self) -> str:
+        """Provenance for the metadata of the sample."""
+        fitted = self.fitted
+        few, many = fitted.scenario.ranks, self.scenario.ranks
+        how = "presumed" if not fitted.reruns else f"that of {fitted.reruns + 1} runs"
+        added = f"; ranks {few} to {many - 1} {REPEATED}" if many > few else ""
+        return (
+            f"analog model fitted to {fitted.scenario.source}; correlation of an "
+            f"expert's smoothed load between seeds {fitted.correlation:.2f}, {how}"
+            f"{added}"
+        )
+
+    @property
     def repeats_from(self) -> int:
         """See :class:`~moetraffic.generate.generator.Demand`."""
         return self.fitted.fitted if self.iterations > self.fitted.fitted else -1
@@ -189,16 +194,21 @@ class AnalogDemand:
         """Sentences on what the sample shares with the run, and on what is unknown."""
         fitted = self.fitted
         few, many = fitted.scenario.ranks, self.scenario.ranks
-        added, alone = f"ranks {few} to {many - 1}", ""
+        added, alone, again = f"ranks {few} to {many - 1}", "", ""
+        if self.repeats_from >= 0:
+            again = (
+                f" ({self.repeats_from} to {self.iterations - 1} repeat the run's last "
+                "third: analyze and evaluate leave them out)"
+            )
         when = "in the same iteration"
         if (self.iteration != self.iteration[:, :1]).any():
             alone = f" and in which iteration {added} repeat"
             when = "in this iteration, the one before or the one after, which may come "
             when += "twice in a row"
         found = [
-            "Sample: the captured iterations in their order with experts relabeled; "
-            "100% of the rows (a rank's copies to each expert) are captured ones up to "
-            f"labels; other seeds differ only in labels{alone}"
+            f"Sample: the captured iterations in their order{again} with experts "
+            "relabeled; 100% of the rows (a rank's copies to each expert) are captured "
+            f"ones up to labels; other seeds differ only in labels{alone}"
         ]
         if many > few:
             found.append(
@@ -210,11 +220,6 @@ class AnalogDemand:
             "Use: to test schedulers against other labels and as a load on a network; "
             "not as a further independent run"
         )
-        if self.repeats_from >= 0:
-            found.append(
-                f"Iterations {self.repeats_from} to {self.iterations - 1} repeat the "
-                "run's last third: analyze and evaluate leave them out"
-            )
         if not fitted.reruns:
             found.append(
                 "Correlation between seeds of an expert's load by its label (mean of "

@@ -83,11 +83,6 @@ class TrafficModel:
             fitted=len(counts),
         )
 
-    @property
-    def about(self) -> str:
-        """Provenance for the metadata of samples."""
-        return f"parametric model fitted to {self.scenario.source}"
-
     def sample(
         self,
         *,

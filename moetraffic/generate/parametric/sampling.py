@@ -40,6 +40,11 @@ class SampledDemand:
     threads: int = 0  # 0: as many as the machine has; the counts do not depend on it
 
     @property
+    def about(self) -> str:
+        """Provenance for the metadata of the sample."""
+        return f"parametric model fitted to {self.fitted.source}"
+
+    @property
     def limits(self) -> list[str]:
         """Sentences on what is unknown of the sample."""
         found = [

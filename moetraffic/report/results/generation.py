@@ -39,7 +39,7 @@ def judgment_lines(judgment: Judgment, model: str) -> list[str]:
         verdict = f"all {count} figures as accepted; closest to the limit: " + _named(
             worst
         )
-    return [f"{model} model: {verdict}", _ground(judgment), COVERED]
+    return [f"{model} model: {verdict}", f"{_ground(judgment)}; {COVERED}"]
 
 
 def refusal(judgment: Judgment) -> str:
