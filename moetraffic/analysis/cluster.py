@@ -39,6 +39,7 @@ def connected(address: str) -> Iterator[Any]:
     """
     try:
         from distributed import Client
+        from distributed.comm.addressing import get_address_host_port, normalize_address
     except ImportError:
         raise AnalysisError(
             "a Dask cluster needs dask.distributed, which is not installed: "
@@ -46,6 +47,10 @@ def connected(address: str) -> Iterator[Any]:
         ) from None
     client: Any
     try:
+        where = normalize_address(address)
+        if not where.startswith("inproc:"):
+            # of a malformed address a client is not closed
+            get_address_host_port(where, strict=True)
         client = Client(  # type: ignore[no-untyped-call]
             address, timeout=CONNECT_S, set_as_default=False
         )

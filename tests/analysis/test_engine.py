@@ -262,8 +262,15 @@ def test_the_command_asks_a_cluster(
         assert main([*asked, "--dask", cluster.scheduler_address]) == 0
     assert json.loads(capsys.readouterr().out) == here
     assert [one["file"] for one in here] == [str(captured)] * 2
-    assert main([*asked, "--dask", "127.0.0.1:1"]) == 2
-    assert "does not answer" in capsys.readouterr().err
+    for where, why in (
+        ("127.0.0.1:1", "Timed out"),
+        ("nohost", "missing port number"),
+        ("nohost:abc", "invalid literal"),
+    ):
+        assert main([*asked, "--dask", where]) == 2
+        (told,) = capsys.readouterr().err.splitlines()
+        assert "does not answer" in told
+        assert why in told
 
 
 def test_an_output_is_refused_before_the_work(
