@@ -33,7 +33,7 @@ from . import configuration
 WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-LOG_WIDTH = 200
+LOG_WIDTH = 120
 """Characters of a line in a log or a pipe, which have no width of their own."""
 
 
