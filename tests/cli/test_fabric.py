@@ -54,6 +54,39 @@ def test_oversubscription_makes_the_same_bytes_slower(
     )
 
 
+def test_ratios_of_oversubscription_are_compared(
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
+) -> None:
+    """A list has the figures of each ratio alone, and one table and chart of all."""
+    asked = ("fabric", captured, "--spines", 2, "--iterations", "2:5")
+    table, picture = tmp_path / "loads.csv", tmp_path / "ratios.png"
+    files = ("-o", table, "--plot", picture, "--json")
+    several = told(capsys, *asked, *files, "--oversubscription", "1,2,4")["networks"]
+    assert isinstance(several, list)
+    alone = []
+    for ratio in (1, 2, 4):
+        made = told(capsys, *asked, "--json", "--oversubscription", ratio)
+        assert made.pop("file") == str(captured)
+        del made["schema_version"]
+        alone.append({"oversubscription": ratio, **made})
+    assert several == alone
+    written = pandas.read_csv(table)
+    assert written.groupby("oversubscription").bottleneck_s.max().tolist() == [
+        max(one["bottleneck_s"]) for one in several
+    ]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main([*map(str, asked), "--oversubscription", "1,2,4"]) == 0
+    verdict, title, *lines = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("Bottleneck by oversubscription, mean of 3 iterations")
+    assert "by oversubscription, all sent at once" in title
+    assert [line.split()[0] for line in lines if ":1 " in line[:30]][-3:] == [
+        *("1:1", "2:1", "4:1")
+    ]
+    # a single ratio, even twice, has its own answer
+    assert main([*map(str, asked), "--oversubscription", "4,4.0"]) == 0
+    assert "Slowest link by part" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -126,6 +159,11 @@ def test_the_picture_is_not_overwritten(
         (["--topology", "dragonfly"], "hosts a router"),
         (["--topology", "fat-tree", "--ports", "3"], "even number of ports"),
         (["--leaves", "3"], "choose a divisor of 4"),
+        (["--oversubscription", "1,two"], "ratios with commas between, not '1,two'"),
+        (["--oversubscription", "1,nan"], "ratios with commas between, not '1,nan'"),
+        (["--oversubscription", "1,0"], "a number above 0, or several"),
+        (["--oversubscription", "1,2", "--hot", "3"], "compared in one table, but"),
+        (["--topology", "single", "--oversubscription", "1,2"], "leave out --overs"),
         (["--hosts", "2"], "room for 2, but there are 4 ranks"),
         (["--slots", "0,1"], "4 slots with commas"),
         (["--slots", "0,0,1,2"], "a slot of its own"),
@@ -332,7 +370,7 @@ def test_a_network_of_links_with_different_rates_is_read_from_a_file(
     """The example of the page: a slow NIC and a slow uplink make the time theirs."""
     page = (Path(__file__).parents[2] / "docs" / "fabric.md").read_text()
     example = json.loads(page.partition("```json\n")[2].partition("```")[0])
-    file = tmp_path / "net.json"
+    file = tmp_path / "net.fabric"  # of any name, as for load_fabric
 
     def slowest(rates: dict[str, str]) -> dict[str, float]:
         file.write_text(json.dumps({**example, "rates": rates}))

@@ -15,7 +15,7 @@ from moetraffic.cli import main
 from moetraffic.data import path
 from moetraffic.replay import __main__ as replay
 from moetraffic.replay.bench import __main__ as bench
-from moetraffic.report.console.options import NEEDED, refuse_lone
+from moetraffic.report.console.options import NEEDED, refuse_idle, refuse_lone
 from moetraffic.report.console.terminal import run
 
 from .test_options import VERBS, every_option, options
@@ -238,3 +238,11 @@ def test_parts_of_what_is_printed_are_none_of_json(
 ) -> None:
     assert called([verb, *taken(verb), "--tables", "--json"]) == 2
     assert "--json prints all parts" in capsys.readouterr().err
+
+
+def test_a_name_that_is_no_option_is_a_programming_error() -> None:
+    """A renamed option would be accepted without effect."""
+    context = VERBS["info"].make_context("info", [str(SMALL)])
+    refuse_idle(context, ("tables",), "there are none")
+    with pytest.raises(KeyError, match="renamed"):
+        refuse_idle(context, ("tables", "renamed"), "there are none")

@@ -11,6 +11,7 @@ from moetraffic import Trace, load_fabric
 from moetraffic.data import path as data_path
 from moetraffic.fabric import Hosts, leaf_spine
 from moetraffic.fabric.assessment import assess
+from moetraffic.report import oversubscription as compared
 from moetraffic.report.chart import Chart
 from moetraffic.report.results import fabric as report
 
@@ -98,6 +99,41 @@ def test_oversubscription_is_compared_with_one_to_one() -> None:
     assert (
         "Oversubscription 4:1 takes as long as 1:1 with the same paths (1 s)." in said
     )
+
+
+def test_networks_that_differ_in_oversubscription_are_compared() -> None:
+    """A flow between leaves fills its NIC up to 2:1; at 4:1 its uplink is half that."""
+    hosts = Hosts(number=4, nic_bytes_s=1e9)
+    sent = np.zeros((2, 4, 4), np.int64)
+    sent[:, 0, 2] = 1_000_000_000
+    found = {
+        ratio: assess(
+            leaf_spine(hosts, leaves=2, spines=1, oversubscription=ratio),
+            *(range(4), sent),
+        )
+        for ratio in (1.0, 2.0, 4.0)
+    }
+    (line,) = compared.sentences(found)
+    assert line == (
+        "Bottleneck by oversubscription, mean of 2 iterations, ecmp routing: 1:1 1 s, "
+        "2:1 1 s (1.00 times as long as 1:1), 4:1 2 s (2.00 times), at 4:1 mostly "
+        "spine0 -> leaf1."  # as slow as leaf0 -> spine0
+    )
+    rows = compared.table(found).rows
+    assert [row[:4] for row in rows] == [
+        *(("1:1", 1.0, 1.0, 1.0), ("2:1", 1.0, 1.0, 1.0), ("4:1", 2.0, 2.0, 2.0))
+    ]
+    (panel,) = compared.figure(found, "Exact").panels
+    for series in panel.series:  # the cut is the largest bound, and is met
+        np.testing.assert_allclose(series.y, [1.0, 1.0, 2.0])
+    chosen = {
+        ratio: assess(
+            leaf_spine(hosts, leaves=2, oversubscription=ratio), range(4), sent
+        )
+        for ratio in (1.0, 2.0)
+    }
+    _, line = compared.sentences(chosen)
+    assert line.startswith("Spines: 2, 1, as many as make an uplink about as fast")
 
 
 def test_a_link_with_a_rate_of_its_own_has_it_at_one_to_one(tmp_path: Path) -> None:

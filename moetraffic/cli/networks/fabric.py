@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from moetraffic.report.console.options import (
     operation_names,
     option,
     parts_of,
+    positive_numbers,
     refuse_idle,
     takes,
 )
@@ -36,13 +38,6 @@ TOPOLOGIES = ("single", "leaf-spine", "rails", "fat-tree", "torus", "dragonfly")
 NETWORK, TRAFFIC = "Network", "Traffic"
 
 PARTS = ("network", "times", "links", "slowest", "collisions")
-
-
-OF_A_FILE = (
-    *("hosts", "ranks_per_host", "nics", "capacity", "inside", "leaves", "spines"),
-    *("oversubscription", "forwarding", "ports", "shape", "slots"),
-)
-"""Options that a JSON file of a network has."""
 
 
 @takes(look=APPEARANCE)
@@ -83,8 +78,11 @@ def fabric(
         shown="uplinks about as fast as NICs",
         min=1,
     ),
-    oversubscription: float | None = option(
-        None, "Ratio of a leaf's downlink to uplink capacity.", panel=NETWORK, shown="1"
+    oversubscription: str | None = option(
+        None,
+        "Ratio of a leaf's downlink to uplink capacity; several are compared: 1,2,4.",
+        panel=NETWORK,
+        shown="1",
     ),
     forwarding: str | None = option(
         None, "NIC selection for rails: own or rail.", panel=NETWORK, shown="rail"
@@ -131,22 +129,24 @@ def fabric(
     Example: moetraffic fabric run.h5 --topology leaf-spine --oversubscription 4
     """
     names = parts_of(only, PARTS, tables=tables)
-    named: dict[str, Any] = {
-        "leaves": leaves,
-        "spines": spines,
-        "oversubscription": oversubscription,
-        "forwarding": forwarding,
-        "shape": shape,
+    options: dict[str, Any] = {
+        **{"hosts": hosts, "ranks_per_host": ranks_per_host, "nics": nics},
+        **{"capacity": capacity, "inside": inside, "leaves": leaves, "spines": spines},
+        **{"oversubscription": oversubscription, "forwarding": forwarding},
+        **{"ports": ports, "shape": shape, "slots": slots},
     }
-    given = {"k": ports, **named}
-    options = {name: value for name, value in given.items() if value is not None}
-    from moetraffic.fabric.named import load_fabric, refuse_beside, refuse_options
-
-    is_file = topology not in TOPOLOGIES and topology.endswith(".json")
+    is_file = topology not in TOPOLOGIES
     if is_file:
-        refuse_beside(topology, given_options(ctx, OF_A_FILE))
-    else:
-        refuse_options(topology, options)
+        options = {name: options[name] for name in given_options(ctx, [*options])}
+    ratios: list[float | None] = [None]
+    if oversubscription is not None:
+        what = "--oversubscription takes ratios"
+        example = "a number above 0, or several such as 1,2,4"
+        given = positive_numbers(oversubscription, what, example, kind=float)
+        ratios = [*dict.fromkeys(given)]
+    if len(ratios) > 1:
+        why = "several ratios of --oversubscription are compared in one table"
+        refuse_idle(ctx, ("hot", "tables", "only"), why)
     if routing != "ecmp":
         why = f"flows are hashed by --routing ecmp, and --routing is {routing}"
         refuse_idle(ctx, ("flows", "seed"), why)
@@ -157,58 +157,65 @@ def fabric(
         world_matrices,
     )
     from moetraffic.fabric.assessment import assess
+    from moetraffic.fabric.named import load_fabric
+    from moetraffic.report import oversubscription as compared
     from moetraffic.report.results import fabric as report
 
     with Trace.open(trace) as opened:
         chosen = training_iterations(opened, iterations)
         world = opened.meta.world
-        if is_file:
-            network = load_fabric(topology, world)
-        else:
-            network = load_fabric(
-                topology,
-                world,
-                hosts=hosts,
-                ranks_per_host=ranks_per_host,
-                nics=nics,
-                capacity=capacity,
-                inside=inside,
-                slots=slots,
-                ports=ports,
-                **named,
-            )
+        networks = [
+            load_fabric(topology, world, **{**options, "oversubscription": ratio})
+            for ratio in ratios
+        ]
         matrices = world_matrices(
             opened,
             chosen,
             operations=operation_names(opened, operations),
             algorithm=algorithm,
         )
-        found = assess(
-            network.topology,
-            network.slots,
-            matrices,
-            routing=routing,
-            seed=seed,
-            flows=flows,
-            hot=hot,
-        )
-    shown = report.tables(found)
+        every = [
+            assess(
+                network,
+                network.slots,
+                matrices,
+                routing=routing,
+                seed=seed,
+                flows=flows,
+                hot=hot,
+            )
+            for network in networks
+        ]
     order = "as in the file" if is_file else slots
-    name = network.topology.name
-    source = f"{trace.name}: {world} ranks, {order}, on a {name}, {routing}"
-    data = {"file": str(trace), **report.as_dict(found, chosen)}
+    source = f"{trace.name}: {world} ranks, {order}, on a"
+    summary: list[Any]
+    parts: dict[str, list[Any]] = {}
+    if len(every) > 1:
+        by_ratio = {one.topology.oversubscription: one for one in every}
+        data = {"file": str(trace), **compared.as_dict(by_ratio, chosen)}
+        summary = [*compared.sentences(by_ratio), compared.table(by_ratio)]
+        chart = compared.figure(by_ratio, f"{source} {topology}, {routing}")
+        frame = partial(compared.to_frame, by_ratio, chosen)
+    else:
+        found = every[0]
+        data = {"file": str(trace), **report.as_dict(found, chosen)}
+        shown = report.tables(found)
+        summary = report.sentences(found)
+        parts = {name: [one] for name, one in zip(PARTS, shown, strict=False)}
+        chart = report.figure(
+            found, chosen, f"{source} {found.topology.name}, {routing}"
+        )
+        frame = partial(found.to_frame, chosen)
     if output is not None:
-        write_result(output, data, lambda: found.to_frame(chosen), force=force)
+        write_result(output, data, frame, force=force)
     present(
         data,
-        *report.sentences(found),
+        *summary,
         as_json=as_json,
-        parts={
-            name: shown[at : at + 1] for at, name in enumerate(PARTS) if at < len(shown)
-        },
+        parts=parts,
         only=names,
         tables=tables,
-        chart=report.figure(found, chosen, source),
+        chart=chart,
         plot=plot,
         look=look,
         written=(output,),

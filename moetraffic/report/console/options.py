@@ -23,7 +23,6 @@ T = TypeVar("T")
 PLAIN = (int, float, str, bool, Path)
 """Types that an option supports directly, or combined with None."""
 
-
 NO_TRACE = (".json", ".csv", ".parquet", ".xlsx", ".html", ".txt")
 """File extensions that promise another format than HDF5."""
 
@@ -319,7 +318,7 @@ def positive_numbers(
         found = [kind(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or not 0 < min(found) <= max(found) < below:
+    if not found or not all(0 < number < below for number in found):
         raise MoetrafficError(
             f"{what} with commas between, not {text!r}: give {example}"
         )
@@ -456,10 +455,10 @@ def refuse_lone(context: typer.Context) -> None:
             what = "drawn" if known == ["--plot"] else "written"
             why = f"without {' or '.join(known)} nothing is {what}"
             refuse_idle(context, [own[lone].name] if known else [], why)
-    if context.params.get("as_json") and context.command.name not in CHOOSING:
-        refuse_idle(context, ("tables", "only"), "--json prints all parts")
-    elif context.params.get("as_json"):
-        refuse_idle(context, ("tables",), "--json prints all parts")
+    if context.params.get("as_json"):
+        parts = ("tables",) if context.command.name in CHOOSING else ("tables", "only")
+        own_parts = [name for name in parts if name in context.params]
+        refuse_idle(context, own_parts, "--json prints all parts")
 
 
 def _writes(context: typer.Context, option: Any) -> bool:
@@ -469,7 +468,9 @@ def _writes(context: typer.Context, option: Any) -> bool:
 
 
 def given_options(context: typer.Context, names: Sequence[str]) -> list[str]:
-    """List those of the parameters ``names`` that are on the command line."""
+    """List which of the verb's parameters ``names`` are given; KeyError: no such."""
+    if unknown := {*names} - {p.name for p in context.command.params}:
+        raise KeyError(f"{context.command.name} has no options {sorted(unknown)}")
     return [
         name
         for name in names

@@ -122,7 +122,7 @@ def sentences(found: Assessment) -> list[str]:
             f"({duration(largest)}).",
         )
     lines.insert(-1, _by_part(found))
-    lines[-1:-1] = [*_oversubscribed(found), *_one_leaf(network)]
+    lines[-1:-1] = [*_oversubscribed(found), *one_leaf(network)]
     several = _colliding(found)
     if several:
         one = several[0]
@@ -171,7 +171,7 @@ def _oversubscribed(found: Assessment) -> list[str]:
     ]
 
 
-def _one_leaf(network: Topology) -> list[str]:
+def one_leaf(network: Topology) -> list[str]:
     """State that a leaf-spine has one leaf, so that no bytes cross a spine."""
     hosts = network.hosts.number
     if hosts == 1 or len(network.cuts.get("leaf", ())) != 1:
@@ -337,13 +337,17 @@ def _bound(name: str) -> str:
     return BOUNDS.get(name, name.replace("cut ", "cut around a "))
 
 
+def time_unit(longest_s: float) -> tuple[str, float]:
+    """Select the unit of an axis of times, and its seconds."""
+    return next((unit for unit in UNITS if longest_s >= unit[1]), UNITS[-1])
+
+
 def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Chart]:
     """Draw the bottleneck time with its bounds, and the links with most busy time.
 
     The assessment has one matrix per iteration.
     """
-    top = max(float(found.bottleneck_s.max(initial=0.0)), 1e-12)
-    unit, scale = next((u for u in UNITS if top >= u[1]), UNITS[-1])
+    unit, scale = time_unit(float(found.bottleneck_s.max(initial=0.0)))
     curves = _times(found)
     lines = tuple(
         Series(

@@ -1,0 +1,132 @@
+"""Compare the same traffic on networks that differ in their oversubscription."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moetraffic.fabric.assessment import Assessment
+from moetraffic.report.chart import LINE_COLORS, Axis, Chart, Panel, Series
+from moetraffic.report.results import fabric
+from moetraffic.tables import Table
+from moetraffic.units import duration, three_digits
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def as_dict(
+    found: Mapping[float, Assessment], iterations: Sequence[int]
+) -> dict[str, Any]:
+    """Convert the assessment of each ratio to plain data, in the order given."""
+    return {
+        "networks": [
+            {"oversubscription": ratio, **fabric.as_dict(one, iterations)}
+            for ratio, one in found.items()
+        ]
+    }
+
+
+def to_frame(
+    found: Mapping[float, Assessment], iterations: Sequence[int]
+) -> pandas.DataFrame:
+    """Build the table of link loads of all ratios, with a column for the ratio."""
+    import pandas
+
+    frames = {ratio: one.to_frame(iterations) for ratio, one in found.items()}
+    every = pandas.concat(frames, names=["oversubscription"])
+    return every.reset_index(level=0).reset_index(drop=True)
+
+
+def sentences(found: Mapping[float, Assessment]) -> list[str]:
+    """State the bottleneck time of each ratio, and how many times that of the first."""
+    mean = {ratio: float(one.bottleneck_s.mean()) for ratio, one in found.items()}
+    first, *others = mean
+    base, last = found[first], found[[*found][-1]]
+    text = f"{first:g}:1 {duration(mean[first])}"
+    like = f" times as long as {first:g}:1"
+    for ratio in others:
+        text += f", {ratio:g}:1 {duration(mean[ratio])}"
+        if mean[first]:
+            text += f" ({three_digits(mean[ratio] / mean[first])}{like})"
+            like = " times"
+    link = f", at {[*found][-1]:g}:1 mostly {last.hot[0].name}" if last.hot else ""
+    lines = [
+        f"Bottleneck by oversubscription, mean of {len(base.bottleneck_s)} iterations, "
+        f"{base.routing} routing: {text}{link}.",
+        *fabric.one_leaf(base.topology),
+    ]
+    spines = [_spines(one) for one in found.values()]
+    if len({*spines}) > 1:
+        lines.append(
+            f"Spines: {', '.join(map(str, spines))}, as many as make an uplink about "
+            "as fast as a NIC; --spines gives all networks the same number."
+        )
+    return lines
+
+
+def _spines(one: Assessment) -> int:
+    return sum(name.startswith("spine") for name in one.topology.switches)
+
+
+def _bound(one: Assessment) -> float:
+    """Return the largest mean lower bound, s."""
+    return max(float(bound.mean()) for bound in one.bounds_s.values())
+
+
+def table(found: Mapping[float, Assessment]) -> Table:
+    """Tabulate times and the bottleneck link, a row for each ratio."""
+    first = next(iter(found))
+    base = float(found[first].bottleneck_s.mean()) or np.nan
+    return Table(
+        title="Time of an iteration's traffic by oversubscription, all sent at once",
+        columns={
+            "oversubscription": ">",
+            **{"mean": "s", "max": "s", f"ratio to {first:g}:1": ".3f"},
+            **{"largest lower bound": "s", "bottleneck link": "", "spines": ">"},
+        },
+        rows=[
+            (
+                *(f"{ratio:g}:1", one.bottleneck_s.mean(), one.bottleneck_s.max()),
+                *(one.bottleneck_s.mean() / base, _bound(one)),
+                *(one.hot[0].name if one.hot else "", _spines(one)),
+            )
+            for ratio, one in found.items()
+        ],
+    )
+
+
+def figure(found: Mapping[float, Assessment], source: str) -> Chart:
+    """Draw the mean bottleneck time and the largest lower bound over the ratios."""
+    ratios = sorted(found)
+    means = [float(found[ratio].bottleneck_s.mean()) for ratio in ratios]
+    unit, scale = fabric.time_unit(max(means))
+    routing = found[ratios[0]].routing
+    lines = tuple(
+        Series(
+            x=ratios,
+            y=np.array(values) / scale,
+            name=name,
+            color=color,
+            dash=dash,
+            marked=True,
+        )
+        for name, values, color, dash in (
+            (f"bottleneck link, {routing} routing", means, LINE_COLORS[0], "solid"),
+            (
+                *("largest lower bound", [_bound(found[r]) for r in ratios]),
+                *(LINE_COLORS[1], "dash"),
+            ),
+        )
+    )
+    time = Axis(label=f"time [{unit}]", from_zero=True)
+    ratio = Axis(label="oversubscription (a leaf's NICs to uplinks)")
+    return Chart(
+        key="oversubscription",
+        title="Busy time of the bottleneck link by oversubscription",
+        source=f"{source}. Mean of iterations.",
+        columns=("oversubscription", f"time [{unit}]"),
+        panels=(Panel(x=ratio, y=time, series=lines),),
+    )
