@@ -458,3 +458,13 @@ def test_the_page_has_no_tick_between_two_ranks(ranks: int) -> None:
     axis = as_dict(chart)["views"][0]["layout"]["yaxis"]
     assert isinstance(axis["dtick"], int)
     assert ranks / 25 <= axis["dtick"] <= max(1, ranks / 12)
+
+
+def test_ranks_that_are_texts_are_categories_of_the_page() -> None:
+    """Ranks of a group have no number line, and so no distance of ticks."""
+    line = Series(kind="bars", x=[1.0, 2.0], y=["0 to 3", "4 to 7"])
+    panel = Panel(x=Axis(label="busy"), y=Axis(label="rank"), series=(line,))
+    chart = Chart(key="k", title="t", source="s", columns=("a", "b"), panels=(panel,))
+    axis = as_dict(chart)["views"][0]["layout"]["yaxis"]
+    assert axis["type"] == "category"
+    assert "dtick" not in axis

@@ -228,7 +228,7 @@ def _axis(axis: Axis, series: tuple[Series, ...], side: str) -> dict[str, Any]:
     if axis.names:
         found |= {"tickvals": list(range(len(axis.names)))}
         found |= {"ticktext": [_shown(name) for name in axis.names]}
-    elif axis.label == "rank":  # no tick between two ranks
+    elif axis.label == "rank" and "type" not in found:  # no tick between two ranks
         last = max((np.max(getattr(s, side), initial=0) for s in series), default=0)
         found |= {"tick0": 0, "dtick": max(1, int(last) // MOST_TICKS)}
     if axis.limits:
