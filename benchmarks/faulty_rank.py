@@ -34,6 +34,7 @@ class Fault:
     operation: int  # n-th of the rank's program, counted over both passes
     verify: str
     number: int  # the signal, for those that end a rank by one
+    options: tuple[str, ...]  # of all ranks
 
 
 class Tripwire:
@@ -191,7 +192,7 @@ class Kind:
     weight: float = 1.0
     and_above: bool = False  # whether the ranks above have it too
     start_timeout_s: float = 45.0  # torch alone may take 20 s to import
-    options: tuple[str, ...] = ()  # of all ranks
+    options: tuple[tuple[str, ...], ...] = ((),)  # of all ranks; one is drawn
 
 
 # torchrun and the shell have no supervisor that sees how a rank ended
@@ -335,12 +336,12 @@ FAULTS = {
     ),
     "other times": Kind(
         arm=other_trace("times.h5"),
-        about="a trace with the same bytes and other times, where the pace uses them",
+        about="a trace with the same bytes and other times, at any pace",
         reported="that times or groups differ",
         said="other captured times than rank",
         place="the agreement",
         weight=2,
-        options=("--pace", "captured"),
+        options=((), ("--pace", "captured")),
     ),
     "interrupted": Kind(
         arm=at_operation(interrupt),

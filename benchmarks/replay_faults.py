@@ -83,6 +83,7 @@ def draw(seed: int, number: int) -> Fault:
         operation=int(random.integers(passes * operations)),
         verify=("none", "full")[passes - 1],
         number=int(random.choice(ends)),
+        options=kind.options[int(random.integers(len(kind.options)))],
     )
 
 
@@ -125,7 +126,7 @@ def run(fault: Fault, folder: Path) -> Ending:
     }
     options = [str(trace), "-o", str(out), "--verify", fault.verify]
     kind = FAULTS[fault.kind]
-    options += ["--timeout", str(TIMEOUT_S), *kind.options]
+    options += ["--timeout", str(TIMEOUT_S), *fault.options]
     options += ["--start-timeout", str(kind.start_timeout_s)]
     began_s = time.monotonic()
     with taken(fault) as port, (folder / "said").open("w+") as said:

@@ -238,7 +238,6 @@ class Request:
             # NCCL requires one order of launches on communicators that overlap
             in_common=self.backend in ON_GPU
             or (scale is not None and scale.in_common_order),
-            timed=self.pace.timed,
         )
         if scale is not None:
             notes = scale.describe()

@@ -40,7 +40,6 @@ def make_plan(
     dense: bool = True,
     background: BackgroundTraffic | None = None,
     in_common: bool = False,
-    timed: bool = False,
 ) -> Plan:
     """Make the replay plan of a trace: its operations, and a program per rank.
 
@@ -64,8 +63,6 @@ def make_plan(
     in_common
         Whether all ranks follow one order of all operations, which keeps the order of
         each rank where these agree, instead of each rank its own.
-    timed
-        Whether the digest covers the captured times, because the pace uses them.
 
     Raises
     ------
@@ -94,7 +91,7 @@ def make_plan(
         chosen,
         requested,
         in_common=in_common or background is not None,
-        digest=hashed if timed else None,
+        digest=hashed,
     )
 
     # Step 1: the order of each requested rank, and arrays for its bytes

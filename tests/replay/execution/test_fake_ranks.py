@@ -62,7 +62,6 @@ def test_one_of_many_ranks_goes_through_its_program(world, forked, monkeypatch):
             ranks=(rank,),
             background=beside.traffic(world),
             in_common=True,
-            timed=True,
         )
         planned_s = time.thread_time() - begin
         more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
