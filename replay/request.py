@@ -19,6 +19,7 @@ from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.selection import FULL_VERIFICATION, Depth, Verification
 from moetraffic.trace.hdf5.durable import validate_other_than_input, validate_output
 from moetraffic.trace.rescaling import Scaling, rescale
+from moetraffic.trace.rescaling.rescaled_trace import rescaled
 from moetraffic.trace.rescaling.trace_scaling import TraceScale
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size, bytes_per_second
@@ -195,8 +196,7 @@ class Request:
 
     def rescaled(self, trace: Trace) -> Trace:
         """Return the trace that is replayed: on other ranks or with other bytes."""
-        scale = self.scaling.scale(trace)
-        return trace if scale is None else rescale(scale)
+        return rescale(trace, self.scaling)
 
     def plan(
         self,
@@ -217,7 +217,7 @@ class Request:
             If the replay cannot be planned with these options.
         """
         scale = self.scaling.scale(trace)
-        replayed = trace if scale is None else rescale(scale)
+        replayed = trace if scale is None else rescaled(scale)
         ranks_of = replayed.meta.world
         if scale is not None and world not in (None, ranks_of):
             raise ReplayError(
@@ -253,9 +253,8 @@ class Request:
 
         Missing records are completed in both by the same rule.
         """
-        completing = Scaling(missing=self.scaling.missing).scale(trace)
         made = make_plan(
-            trace if completing is None else rescale(completing),
+            rescale(trace, Scaling(missing=self.scaling.missing)),
             ranks=(),
             iterations=self.iterations,
             layers=self.layers,

@@ -37,8 +37,8 @@ _MESSAGE = "send_recv"
 _BLOCK_CELLS = 1 << 20  # cells of the source's matrices that are read at a time
 
 
-def rescale(scale: TraceScale) -> Trace:
-    """Compute the trace of the same run on other ranks, with other bytes.
+def rescaled(scale: TraceScale) -> Trace:
+    """Compute the trace of a scale: the same run on other ranks, with other bytes.
 
     It has the groups and sites of the source in the same order, without routings and
     demand, because no router ran on these ranks.  A rank to which several ranks are

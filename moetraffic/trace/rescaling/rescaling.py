@@ -12,6 +12,7 @@ from moetraffic.trace.trace import Trace
 
 from . import missing_rows, rank_map, sharing
 from .rank_map import RankMap
+from .rescaled_trace import rescaled
 from .trace_scaling import TraceScale
 
 
@@ -155,3 +156,18 @@ class Scaling:
         if self.rank_map:
             return rank_map.explicit(world, rank_map.map_of(self.rank_map))
         return rank_map.identity_map(world)
+
+
+def rescale(trace: Trace, scaling: Scaling) -> Trace:
+    """Compute the trace of the same run on other ranks, or with other bytes.
+
+    The result is read lazily from ``trace``, which must stay open; it is ``trace``
+    itself where nothing is asked for.
+
+    Raises
+    ------
+    ReplayError
+        If the trace's ranks cannot be mapped so.
+    """
+    scale = scaling.scale(trace)
+    return trace if scale is None else rescaled(scale)

@@ -16,8 +16,7 @@ from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.report.results.overview import about, layout
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME, Site
-from moetraffic.trace.rescaling import TraceScale, rescale
-from moetraffic.trace.rescaling.rank_map import expand, fold
+from moetraffic.trace.rescaling import Scaling, rescale
 from moetraffic.trace.trace import Trace
 
 BESIDE = BackgroundTraffic(
@@ -63,12 +62,12 @@ def saved(made: Trace, path) -> Trace:
 
 
 @pytest.mark.parametrize(
-    "ranks", [fold(4, 2), fold(4, 2, "strided"), expand(4, 8)], ids=lambda r: r.rule
+    "ranks", [{"fold": "2"}, {"fold": "2:strided"}, {"expand": "8"}], ids=str
 )
 def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
     trace = toy(world=4, groups=[(0, 2), (3, 1)], iterations=range(4))
     trace = trace.replace(meta=replace(trace.meta, virtual=True))
-    trace = rescale(TraceScale(trace, ranks, factor=Fraction(1, 2)))
+    trace = rescale(trace, Scaling(**ranks, factor=Fraction(1, 2)))
     plan = make_plan(trace, in_common=True)
     times = timed(plan)
     made = replayed_trace(
@@ -150,7 +149,7 @@ def test_why_a_replay_has_no_demand_is_true_of_every_replay(toy, change):
     trace = toy(world=2, iterations=range(4))
     rescaled, added = change == "ranks", BESIDE if change == "traffic" else None
     if rescaled:
-        trace = rescale(TraceScale(trace, expand(2, 4)))
+        trace = rescale(trace, Scaling(expand="4"))
     plan = make_plan(trace, in_common=True, background=added)
     nodes = ["n"] * plan.world
     made = replayed_trace(

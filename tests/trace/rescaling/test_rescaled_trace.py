@@ -6,7 +6,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,13 +14,14 @@ from moetraffic.trace import Group, Meta, Occurrences, Program, Site, Steps, Tra
 from moetraffic.trace.model import UNKNOWN_TIME, WireForm
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.rescaling import Scaling, TraceScale, rescale
-from moetraffic.trace.rescaling.rank_map import explicit, fold, identity_map
+from moetraffic.trace.rescaling.rank_map import explicit, identity_map
+from moetraffic.trace.rescaling.rescaled_trace import rescaled
 from tests.replay.conftest import make_trace
 
 
 def test_rank_for_rank_nothing_changes():
     trace = make_trace(world=4, groups=[(0, 2), (3, 1)])
-    same = make_plan(rescale(TraceScale(trace, identity_map(4))))
+    same = make_plan(rescaled(TraceScale(trace, identity_map(4))))
     plan = make_plan(trace)
     for rank, program in plan.programs.items():
         for name, values in vars(program).items():
@@ -46,7 +46,7 @@ def test_bytes_and_times_are_those_of_the_ranks_on_each(where, seed, factor):
     late = {w: rng.integers(0, 10**9, trace.panels[f"end_{w}"].shape) for w in (3, 6)}
     trace = trace.replace(issue=late, end={w: t + 7 for w, t in late.items()})
     scale = TraceScale(trace, explicit(6, where), factor=Fraction(factor))
-    made = rescale(scale)
+    made = rescaled(scale)
     for number, site in enumerate(made.sites):
         at = np.flatnonzero(made.occurrences.site == number)
         old = [
@@ -83,7 +83,7 @@ def test_bytes_and_times_are_those_of_the_ranks_on_each(where, seed, factor):
 
 def test_it_can_be_saved_and_is_planned_the_same(tmp_path):
     trace = make_trace(world=4, groups=[(0, 1), (2, 3)])
-    made = rescale(Scaling(fold="2:strided").scale(trace))
+    made = rescale(trace, Scaling(fold="2:strided"))
     made.save(tmp_path / "folded.h5")
     with Trace.open(tmp_path / "folded.h5") as found:
         assert found.meta.world == 2
@@ -96,12 +96,12 @@ def test_it_can_be_saved_and_is_planned_the_same(tmp_path):
 
 def test_a_record_is_missing_where_one_of_the_ranks_has_none():
     trace = make_trace(world=4, absent=[(3, 1)])
-    made = rescale(TraceScale(trace, fold(4, 2)))
+    made = rescale(trace, Scaling(fold="2"))
     at = made.find(phase="dispatch", kind=None)
     gone = made.occurrences.iteration[at] == 1
     np.testing.assert_array_equal(made.present(at)[:, 0], True)
     np.testing.assert_array_equal(made.present(at)[:, 1], ~gone)
-    whole = rescale(TraceScale(trace, fold(4, 2), missing="mean"))
+    whole = rescale(trace, Scaling(fold="2", missing="mean"))
     assert whole.present(at).all()
 
 
@@ -155,7 +155,7 @@ def pipeline() -> Trace:
 
 
 def test_messages_go_between_the_ranks_that_carry_their_ends():
-    made = rescale(TraceScale(pipeline(), fold(4, 2)))
+    made = rescale(pipeline(), Scaling(fold="2"))
     sent = [
         (made.sites[s].peers, made.volume(np.array([n]))[0].tolist())
         for n, s in enumerate(made.occurrences.site)
@@ -167,7 +167,7 @@ def test_messages_go_between_the_ranks_that_carry_their_ends():
     assert made.steps.tokens.tolist() == [[16, 16]]
     assert [p.sites for p in made.programs] == [(0, 1, 3, 4), (1, 2, 4, 5)]
     scale = TraceScale(pipeline(), explicit(4, [0, None, 1, 2]))
-    few = rescale(scale)
+    few = rescaled(scale)
     assert [few.sites[s].peers for s in few.occurrences.site] == [(1, 2), (2, 1)]
     assert scale.ledger.operations_left_out == 4
     plan = make_plan(few)

@@ -282,7 +282,7 @@ def test_bytes_are_multiplied_to_the_nearest_multiple_of_their_alignment(nbytes,
 )
 def test_offsets_in_buffers_stay_aligned(wide, scaling):
     # rows are of 16 float32: every cell, and so every offset, is a multiple of 16 bytes
-    made = rescale(scaling.scale(wide))
+    made = rescale(wide, scaling)
     for at, wire in exchanges(made).values():
         assert len(at)
         for axis in (1, 2):
