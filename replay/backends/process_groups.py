@@ -219,7 +219,7 @@ class GlooDuplex(Gloo):
 
 
 NCCL_TIMEOUT_S = 86_400.0
-"""Timeout of operations inside NCCL, in s.
+"""Timeout of operations inside NCCL beyond twice that of the replay, in s.
 
 NCCL counts it from the launch, and launches run ahead of the device by an iteration.
 The timed pass and the watchdog of the rank count from the last progress, end the rank
@@ -254,7 +254,7 @@ class Nccl(ProcessGroups):
             os.environ.setdefault(name, value)
         self.device = torch.device("cuda", gpu)
         torch.cuda.set_device(self.device)
-        super().start(rank_env, groups, max(timeout_s, NCCL_TIMEOUT_S))
+        super().start(rank_env, groups, NCCL_TIMEOUT_S + 2 * timeout_s)
 
     def bind(self, call: Call) -> Launch:
         """Bind an operation; a message is a batch of its own."""

@@ -12,10 +12,12 @@ import torch
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import RankEnvironment
+from moetraffic.replay import make_plan
 from moetraffic.replay.backend_conformance import conform
 from moetraffic.replay.backends import choice, process_groups, requirements
 from moetraffic.replay.backends.backend import Call, run
 from moetraffic.replay.backends.nccl_environment import NCCL_ENVIRONMENT
+from moetraffic.replay.request import LONGEST_S, silence_s
 
 BACKENDS = [
     "gloo",
@@ -142,6 +144,46 @@ def test_a_gpu_whose_memory_nccl_cannot_register_is_refused(monkeypatch):
     moves = process_groups.Nccl(registered=True)
     with pytest.raises(ReplayError, match=r"allocator is not .*: leave out --reg"):
         moves.empty(1000)
+
+
+@pytest.fixture
+def asked_of_torch(monkeypatch, tmp_path):
+    """Start NCCL on a rank without a device; returns what torch is asked to make."""
+    monkeypatch.setenv("MOETRAFFIC_FILESTORE", str(tmp_path / "store"))
+    monkeypatch.setattr(process_groups, "NCCL_ENVIRONMENT", {})
+    monkeypatch.setattr(process_groups, "own_gpu", lambda *_: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+
+    def start(rank, groups, timeout_s=60.0):
+        asked = []
+        torch_distributed = SimpleNamespace(
+            is_nccl_available=lambda: True,
+            init_process_group=lambda _, **options: asked.append(options),
+            new_group=lambda ranks, **options: asked.append({**options, "of": ranks}),
+        )
+        monkeypatch.setattr(process_groups, "dist", torch_distributed)
+        process_groups.Nccl().start(RankEnvironment(rank, 4, rank), groups, timeout_s)
+        return asked
+
+    return start
+
+
+def test_nccl_splits_the_groups_in_use_in_one_order_on_all_ranks(toy, asked_of_torch):
+    # without its gradients, the group of all ranks that the trace names is not used
+    trace = toy(world=4, groups=[(0, 2), (1, 3), (0, 1)])
+    for rank in range(4):
+        plan = make_plan(trace, ranks=(rank,), dense=False)
+        assert plan.used_groups[-1] == ()
+        world, *split = asked_of_torch(rank, (*plan.used_groups, (0, 1, 2, 3)))
+        # torch splits groups from a communicator that was made for a device
+        assert world["device_id"] == torch.device("cuda", 0)
+        assert [g["of"] for g in split] == [[0, 2], [1, 3], [0, 1], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("timeout_s", [1.0, 86_400.0, LONGEST_S])
+def test_a_replay_gives_up_before_nccl_does(asked_of_torch, timeout_s):
+    for made in asked_of_torch(0, [(0, 1)], timeout_s):
+        assert made["timeout"].total_seconds() > silence_s(timeout_s)
 
 
 def test_nccl_without_enough_devices_says_so():
