@@ -52,9 +52,9 @@ def measure_offset(
         if rank == 0:
             names = [_get(store, f"{key}/identity/{r}") for r in range(world)]
             _answer(store, key, [r for r in range(1, world) if names[r] != names[0]])
-            return _offset(rank, 0, 0)
+            return _offset(rank, now_ns(), 0, 0)
         if _get(store, f"{key}/identity/0") == own:
-            return _offset(rank, 0, 0)
+            return _offset(rank, now_ns(), 0, 0)
         return _ask(store, key, rank)
     except RuntimeError:  # DistError: a rank timed out, or the store is closed
         return np.zeros(0, CLOCK)
@@ -67,9 +67,10 @@ def _ask(store: Store, key: str, rank: int) -> npt.NDArray[Any]:
         store.set(f"{key}/ask/{rank}/{trip}", "1")
         answer = int(_get(store, f"{key}/answer/{rank}/{trip}"))
         back = now_ns()
-        trips.append(((back - sent + 1) // 2, answer - (sent + back) // 2))
-    error, offset = min(trips)
-    return _offset(rank, offset, error)
+        middle = (sent + back) // 2  # of this clock, which may drift until the last
+        trips.append(((back - sent + 1) // 2, answer - middle, middle))
+    error, offset, at = min(trips)
+    return _offset(rank, at, offset, error)
 
 
 def _answer(store: Store, key: str, ranks: Iterable[int]) -> None:
@@ -85,5 +86,5 @@ def _get(store: Store, key: str) -> str:
     return raw.decode()
 
 
-def _offset(rank: int, offset: int, error: int) -> npt.NDArray[Any]:
-    return np.array([(rank, now_ns(), offset, error)], CLOCK)
+def _offset(rank: int, at: int, offset: int, error: int) -> npt.NDArray[Any]:
+    return np.array([(rank, at, offset, error)], CLOCK)
