@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from moetraffic.errors import ReplayError
+from moetraffic.replay import local
 from moetraffic.replay.backends import choice
 from moetraffic.replay.backends.choice import backend
 from moetraffic.replay.backends.process_groups import Gloo
@@ -36,6 +37,7 @@ def installed(monkeypatch):
     deep_ep_stand_in.CALLS.clear()
     monkeypatch.setitem(sys.modules, "deep_ep", deep_ep_stand_in)
     monkeypatch.setattr(choice, "DeepEp", OnGloo)
+    monkeypatch.setattr(local, "validate_device", lambda _: None)  # it has no device
 
 
 def wide_rows(seed, k):
