@@ -295,3 +295,14 @@ def test_an_operation_that_does_not_end_is_named(toy, on_device):
         on_device(plan, durations=durations, timeout_s=2.0)
     assert error.value.operation == plan.name(int(program.operation[9]))
     assert "timed out" in str(error.value)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_operations_queued_for_longer_than_the_timeout_have_not_timed_out(
+    toy, on_device, graphs
+):
+    plan = make_plan(at_times(toy(iterations=range(3)), spaced))
+    durations = np.full(len(plan.programs[0]), 1500 * MS)
+    # the host launches an iteration ahead: the last of it waits for 9 s
+    assert durations[0] < 2e9 < np.bincount(plan.iteration).min() * durations[0]
+    assert_totals(on_device(plan, durations=durations, timeout_s=2.0, graphs=graphs))

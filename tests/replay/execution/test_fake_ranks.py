@@ -8,6 +8,8 @@ import time
 import numpy as np
 import pytest
 import torch.distributed as dist
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from moetraffic.launch import RankEnvironment
@@ -39,19 +41,23 @@ class FakeGroups(process_groups.ProcessGroups):
         monkeypatch.setattr(dist, "is_fake_available", lambda: True, raising=False)
 
 
-@pytest.mark.parametrize(
-    "world", [64, *(pytest.param(n, marks=pytest.mark.slow) for n in (256, 1024))]
-)
-def test_one_of_many_ranks_goes_through_its_program(world, forked, monkeypatch):
+def many(world):
+    """A trace of groups of 64 ranks, and background traffic of groups across them."""
     trace = make_trace(
         world=world,
         groups=[tuple(range(r, r + 64)) for r in range(0, world, 64)],
         iterations=range(3),
         largest=300,
     )
-    beside = BackgroundPattern(
-        layout=f"tp=4,pp=2,dp={world // 8},micro-batch=1", model="tiny"
-    )
+    layout = f"tp=4,pp=2,dp={world // 8},micro-batch=1"
+    return trace, BackgroundPattern(layout=layout, model="tiny").traffic(world)
+
+
+@pytest.mark.parametrize(
+    "world", [64, *(pytest.param(n, marks=pytest.mark.slow) for n in (256, 1024))]
+)
+def test_one_of_many_ranks_goes_through_its_program(world, forked, monkeypatch):
+    trace, background = many(world)
 
     def work(_):
         rank = world // 3
@@ -60,7 +66,7 @@ def test_one_of_many_ranks_goes_through_its_program(world, forked, monkeypatch):
         plan = make_plan(
             trace,
             ranks=(rank,),
-            background=beside.traffic(world),
+            background=background,
             in_common=True,
         )
         planned_s = time.thread_time() - begin
@@ -93,3 +99,24 @@ def test_one_of_many_ranks_goes_through_its_program(world, forked, monkeypatch):
     assert more_kib < 2**20
     assert ran == count + 1  # and the barrier at the start
     assert len(kinds) > 3
+
+
+@pytest.mark.parametrize("world", [64, pytest.param(1024, marks=pytest.mark.slow)])
+def test_launches_and_waits_of_all_ranks_together_have_no_cycle(world):
+    trace, background = many(world)
+    edges = []  # of operations: one that a rank launches, or waits for, before another
+    for first in range(0, world, 128):
+        ranks = range(first, min(first + 128, world))
+        plan = make_plan(trace, ranks=ranks, background=background, in_common=True)
+        for program in plan.programs.values():
+            order, waits = program.operation, program.after >= 0
+            edges += [
+                np.stack([order[:-1], order[1:]]),
+                np.stack([order[program.after[waits]], order[waits]]),
+            ]
+    before, then = np.unique(np.concatenate(edges, axis=1), axis=1)
+    assert (before != then).all()
+    graph = coo_matrix((np.ones(len(then)), (before, then)), shape=2 * (len(plan),))
+    components, _ = connected_components(graph, connection="strong")
+    print(f"{world} ranks: {len(then)} edges of {len(plan)} operations")
+    assert components == len(plan)
