@@ -22,7 +22,6 @@ from moetraffic.replay.plan.background import parse_background
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.selection import Verification
 from moetraffic.replay.results.console import print_result, progress_display
-from moetraffic.replay.results.expectation import expectation
 from moetraffic.replay.results.machine_load import load_now
 from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.result import Replay
@@ -47,7 +46,6 @@ from moetraffic.report.console.terminal import announce, run
 from moetraffic.trace.iterations import layer_numbers
 from moetraffic.trace.rescaling.byte_factor import factor_of
 from moetraffic.trace.rescaling.rescaling import Scaling
-from moetraffic.trace.trace import Trace
 
 from .failure import run_to_exit
 from .local import replay
@@ -262,33 +260,31 @@ def command(
         told = rank_env is None or (rank_env.rank == 0 and summary is None)
         if request.backend in ON_GPU and told:
             announce(nccl_settings(os.environ))
-        if rank_env is None:
-            with progress_display(live=live, metrics=request.metrics) as display:
+        shown = live if rank_env is None else False  # a rank sees only itself
+        with progress_display(live=shown, metrics=request.metrics) as display:
 
-                def planned(plan: Plan) -> None:
-                    """Print plan, duration and memory; warn if this machine is busy."""
-                    with Trace.open(request.trace) as opened:
-                        traced = request.rescaled(opened)
-                        expected = expectation(traced, plan, request)
-                    display.plan(plan, expected)
-                    before = load_now()
-                    if before is not None and before.busy:
-                        spread = ", or give --repeat 5 for the spread between runs"
-                        also = spread if request.repeat == 1 else ""
-                        announce(
-                            f"this machine is busy ({before}): {BUSY_REMEDY}{also}"
-                        )
+            def planned(plan: Plan, expected: str) -> None:
+                """Print plan, duration and memory; warn if this machine is busy."""
+                display.plan(plan, expected)
+                before = load_now()
+                if before is not None and before.busy:
+                    spread = ", or give --repeat 5 for the spread between runs"
+                    also = spread if request.repeat == 1 else ""
+                    announce(f"this machine is busy ({before}): {BUSY_REMEDY}{also}")
 
+            if rank_env is None:
                 result: Replay | None = replay(
                     request, nproc=nproc, on_plan=planned, on_event=display.event
                 )
-        else:
-            # its warnings are stack traces; errors are reported in a sentence here
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-            # torch takes seconds to import, and the parent of the ranks needs none
-            from .rank import run_rank
+            else:
+                # its log has stack traces; errors are reported in a sentence here,
+                # those of NCCL's threads apart
+                level = "ERROR" if request.backend in ON_GPU else "FATAL"
+                os.environ.setdefault("TORCH_CPP_LOG_LEVEL", level)
+                # torch takes seconds to import, and the parent of the ranks needs none
+                from .rank import run_rank
 
-            result = run_rank(request, rank_env)
+                result = run_rank(request, rank_env, planned if told else None)
         if result is not None and summary is None:
             write_reports(request, result)
         return result

@@ -20,6 +20,7 @@ from moetraffic.replay.execution.pace import Pace, parse_pace
 from moetraffic.replay.plan.background import parse_background
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.selection import Depth, Verification
+from moetraffic.replay.results.expectation import expectation
 from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.output import check_disk_space, from_json
 from moetraffic.replay.results.result import Replay
@@ -37,10 +38,12 @@ def replay(
     request: Request,
     *,
     nproc: int | None = None,
-    on_plan: Callable[[Plan], None] | None = None,
+    on_plan: Callable[[Plan, str], None] | None = None,
     on_event: Callable[[Heartbeat], None] | None = None,
 ) -> Replay:
     """Replay a trace on ranks that are started on this host.
+
+    ``on_plan`` gets the plan and its :func:`expectation` before ranks are started.
 
     Raises
     ------
@@ -58,7 +61,7 @@ def replay(
         if request.out is not None:
             check_disk_space(trace, request.trace, planned, request.out)
         if on_plan is not None:
-            on_plan(planned)
+            on_plan(planned, expectation(request.rescaled(trace), planned, request))
 
         def name(rank: int, n: int) -> str:
             """Return the name of a rank's n-th operation, counted over its passes."""
@@ -68,6 +71,9 @@ def replay(
                 return "a pass of a pair" if request.pairs else ""
             return planned.name(int(own.operation[n % len(own)]))
 
+        again = "start it again"
+        if request.resume is not None:
+            again = f"the same command goes on from the times in {request.resume}"
         return start_ranks(
             Replay,
             ["moetraffic.replay", *request.arguments()],
@@ -76,6 +82,7 @@ def replay(
             timeout_s=request.timeout_s,
             on_event=on_event,
             namer=name,
+            again=again,
         )
 
 
@@ -88,12 +95,14 @@ def start_ranks(
     timeout_s: float,
     on_event: Callable[[Heartbeat], None] | None,
     namer: OperationNamer,
+    again: str = "start it again",
 ) -> Result:
     """Run a Python module as ranks on this host and return the result of rank 0.
 
     The module gets ``program[1:]`` and an option ``--summary`` with the file to which
     rank 0 writes its result, a dataclass of type ``kind``.  A rank fails by itself if
-    an operation takes longer than ``timeout_s``.
+    an operation takes longer than ``timeout_s``.  ``again`` is the remedy after an
+    interruption.
 
     Raises
     ------
@@ -115,7 +124,7 @@ def start_ranks(
         )
         if outcome.interrupted:
             raise Interrupted(
-                "the replay was interrupted before it was done: start it again",
+                f"the replay was interrupted before it was done: {again}",
                 outcome.interrupted,
             )
         if not outcome.ok:

@@ -34,6 +34,7 @@ from moetraffic.replay.plan.selection import Depth
 from moetraffic.replay.plan.token_rows import TokenRouting
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.replay.rendezvous.store import PLACE
+from moetraffic.replay.results.expectation import expectation
 from moetraffic.replay.results.machine_load import LoadMeter, host_loads
 from moetraffic.replay.results.output import WRITING, WRITING_S
 from moetraffic.replay.results.result import Replay
@@ -53,8 +54,14 @@ pass, and runs one right after the other would share it."""
 Trial = tuple[Times, Times, Times]
 
 
-def run_rank(request: Request, rank_env: RankEnvironment) -> Replay | None:
+def run_rank(
+    request: Request,
+    rank_env: RankEnvironment,
+    on_plan: Callable[[Plan, str], None] | None = None,
+) -> Replay | None:
     """Run one rank of a replay; return the summary on rank 0, None on other ranks.
+
+    ``on_plan`` gets the plan and its :func:`expectation` when all ranks agree.
 
     Raises
     ------
@@ -80,7 +87,7 @@ def run_rank(request: Request, rank_env: RankEnvironment) -> Replay | None:
         lambda: heartbeat.latest().counted,
         lambda n: watchdog.namer(n) if watchdog.namer else "",
     ):
-        summary = _replay(request, rank_env, rendezvous, watchdog)
+        summary = _replay(request, rank_env, rendezvous, watchdog, on_plan)
     watchdog.stop()
     heartbeat.send("done")
     return summary
@@ -91,6 +98,7 @@ def _replay(
     rank_env: RankEnvironment,
     rendezvous: Rendezvous,
     watchdog: Watchdog,
+    on_plan: Callable[[Plan, str], None] | None,
 ) -> Replay | None:
     if rank_env.rank == 0:
         request.validate_outputs()
@@ -101,6 +109,9 @@ def _replay(
         watchdog.namer = lambda n: planned.name(
             int(program.operation[n % len(program)])
         )
+        expected = ""
+        if on_plan is not None:  # others wait longest for the agreement
+            expected = expectation(request.rescaled(trace), planned, request)
         nodes = rendezvous.agree(
             planned,
             {
@@ -124,6 +135,8 @@ def _replay(
         if moves.device.type != "cpu":
             free = torch.cuda.mem_get_info(moves.device)[0]
         agree_on_memory(planned, rank_env.rank, moves, nodes, free)
+        if on_plan is not None:
+            on_plan(planned, expected)
         rendezvous.ready = True
         store = rendezvous.store.client
         clocks = [gather_clocks(planned, rank_env.rank, moves, store, "start")]

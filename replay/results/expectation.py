@@ -11,16 +11,19 @@ from __future__ import annotations
 import numpy as np
 
 from moetraffic.arrays import Int64
-from moetraffic.replay.plan.program import Plan
+from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.replay.plan.program_builder import read_times
 from moetraffic.replay.plan.selection import Depth, blocks, takes_part
 from moetraffic.replay.request import Request
-from moetraffic.trace.model import UNKNOWN_TIME
+from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size, duration
 
 TIMES_BYTES = 5 * 8
 """Bytes that the times of one operation take on one rank."""
+
+PROGRAM_BYTES = 71
+"""Bytes of one operation in a rank's program, without those per pair of ranks."""
 
 _BLOCK_CELLS = 1 << 20
 
@@ -42,13 +45,21 @@ def captured_s(trace: Trace, plan: Plan) -> float:
 
 
 def memory_bytes(plan: Plan, runs: int) -> int:
-    """Return the most bytes that buffers and times of all ranks take.
+    """Return the most bytes that buffers, times and plans of all ranks take.
 
     Each stream has two buffers; each run of a rank keeps the times of its operations.
+    A rank has the plan's arrays, and of its own program those that
+    :class:`~moetraffic.replay.plan.program.Program` lists.
     """
     streams = max(1, len(np.unique(plan.stream)))
     buffers = 2 * int(plan.largest_bytes.max(initial=0)) * streams
-    return plan.world * (buffers + runs * len(plan) * TIMES_BYTES)
+    width = np.array([len(group) for group in plan.groups], np.int64)[plan.group]
+    members = np.where((plan.sender >= 0) & (plan.receiver >= 0), 2, width)
+    pairs = width[plan.kind == KINDS.index(ALL_TO_ALL)] ** 2
+    programs = PROGRAM_BYTES * int(members.sum()) + 2 * 8 * int(pairs.sum())
+    shared = sum(a.nbytes for a in vars(plan).values() if isinstance(a, np.ndarray))
+    of_rank = buffers + runs * len(plan) * TIMES_BYTES + shared + 8
+    return plan.world * of_rank + programs
 
 
 def transfers_s(trace: Trace, plan: Plan) -> float:
@@ -122,5 +133,6 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
     memory = byte_size(memory_bytes(plan, request.repeat))
     return (
         f"expected duration ({runs + quick:.3g} passes): {expected}; memory of all "
-        f"ranks: up to {memory} for buffers and times, and that of torch in each"
+        f"ranks: up to {memory} for buffers, times and plans, and that of torch in "
+        "each"
     )

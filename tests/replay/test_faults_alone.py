@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -224,6 +226,28 @@ def test_a_missing_rank_0_is_named_by_the_others(toy_file, unsupervised):
     for one in said[1:]:
         assert "cannot reach rank 0 at 127.0.0.1:" in one
         assert "within 1.6 s" in one
+        assert "without which other missing ranks are not seen: start rank 0" in one
+
+
+@pytest.mark.slow
+def test_a_missing_rank_0_is_one_line_without_torch_s_own(toy_file):
+    """A process of its own, as torch reads the level of its log when it is imported."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    alone = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    words = ["-m", "moetraffic.replay", str(toy_file()), "--start-timeout", "2"]
+    ran = subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, **alone},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("moetraffic: rank 1 at the rendezvous cannot reach")
+    assert ran.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 
 from moetraffic.replay import make_plan
 from moetraffic.replay.__main__ import main
+from moetraffic.replay.results.machine_load import HostLoad
 from moetraffic.trace.iterations import iteration_range
 from moetraffic.trace.trace import Trace
 
@@ -53,7 +54,11 @@ def test_it_starts_the_ranks_itself_and_writes_trace_and_figures(
     assert out.read_bytes() == before
 
 
-def test_as_ranks_of_another_launcher_rank_zero_tells(toy_file, forked, tmp_path):
+def test_as_ranks_of_another_launcher_rank_zero_tells(
+    toy_file, forked, tmp_path, monkeypatch
+):
+    busy = HostLoad(node="", cores=2, others=1.5)
+    monkeypatch.setattr("moetraffic.replay.__main__.load_now", lambda: busy)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -61,6 +66,7 @@ def test_as_ranks_of_another_launcher_rank_zero_tells(toy_file, forked, tmp_path
 
     def work(rank_env):
         sys.stdout = open(tmp_path / f"said-{rank_env.rank}", "w")  # noqa: SIM115
+        sys.stderr = open(tmp_path / f"before-{rank_env.rank}", "w")  # noqa: SIM115
         code = main([str(path), "-o", str(out), "--tables"])
         sys.stdout.flush()
         return code
@@ -74,6 +80,10 @@ def test_as_ranks_of_another_launcher_rank_zero_tells(toy_file, forked, tmp_path
     told, silent = ((tmp_path / f"said-{r}").read_text() for r in range(2))
     for word in ("18 all-to-alls", "busbw", "GB/s", "straggler", "p99"):
         assert word in told
+    assert silent == ""
+    told, silent = ((tmp_path / f"before-{r}").read_text() for r in range(2))
+    for word in ("21 operations of", "expected duration", "this machine is busy"):
+        assert told.count(word) == 1
     assert silent == ""
     with Trace.open(out) as made:
         assert made.meta.world == 2

@@ -154,8 +154,9 @@ def test_a_killed_replay_goes_on_and_says_so(toy, tmp_path):
     while ended() < 100 and time.monotonic() < deadline:
         time.sleep(0.02)
     first.send_signal(signal.SIGTERM)
-    first.communicate(timeout=30)
+    said = first.communicate(timeout=30)[1].decode()
     assert first.returncode == 128 + signal.SIGTERM
+    assert f"goes on from the times in {folder}" in said
     assert not out.exists()
     before = np.load(folder / "rank-1.run-1.npy")
     second = subprocess.run(words, capture_output=True, text=True, check=True)

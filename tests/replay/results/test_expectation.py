@@ -23,6 +23,7 @@ from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import take
 from moetraffic.trace.rescaling import Scaling
 from moetraffic.units import duration
+from tests.replay.plan.test_batches import messages
 
 
 @pytest.fixture
@@ -111,9 +112,23 @@ def test_unknown_times_make_the_duration_a_bound_or_unknown(run, toy_file):
     assert "unknown" in expectation(lacking, plan, request)
 
 
-def test_memory_is_of_the_buffers_and_times_of_all_ranks(run):
-    plan = make_plan(run)
-    need = sum(sum(p.buffer_bytes) for p in plan.programs.values())
-    times = 2 * len(plan) * 40
-    assert need + times <= memory_bytes(plan, 1)
-    assert memory_bytes(plan, 3) - memory_bytes(plan, 1) == 2 * times
+def array_bytes(holder) -> int:
+    return sum(a.nbytes for a in vars(holder).values() if isinstance(a, np.ndarray))
+
+
+@pytest.mark.parametrize("traffic", ["one group", "two groups", "messages"])
+def test_memory_is_of_buffers_times_and_plans_of_all_ranks(toy, traffic):
+    groups = None if traffic == "one group" else [(0, 1), (2, 3)]
+    run = toy(world=4, groups=groups)
+    if traffic == "messages":  # of two ranks, in a group of four
+        run = messages({(0, 1): (0, 1), (1, 2): (2, 3)}, iterations=3)
+    plan, alone = make_plan(run), make_plan(run, ranks=())
+    programs = plan.programs.values()
+    need = sum(sum(p.buffer_bytes) for p in programs)
+    times = 4 * len(plan) * 40
+    held = 4 * array_bytes(plan) + sum(map(array_bytes, programs))
+    announced = memory_bytes(alone, 1)
+    assert need + times + held <= announced
+    buffers = 4 * 2 * len(np.unique(plan.stream)) * int(plan.largest_bytes.max())
+    assert announced == buffers + times + held
+    assert memory_bytes(alone, 3) - announced == 2 * times
