@@ -70,9 +70,15 @@ $(VENV)/.ready-docs: $(VENV)/.ready
 	touch $@
 
 # the frameworks whose examples only test-all runs; without them its tests skip
+# PARAM's parser is copied: at this commit pip cannot build its folder
+PARAM := https://github.com/facebookresearch/param
+PARAM_AT := 1e115ffc62c6d048405d9b963191736c13811b1d
 $(VENV)/.ready-frameworks: $(VENV)/.ready-test
 	$(PIP) --editable '.[test,examples-megatron,examples-deepspeed,examples-torchtitan]' \
-	  && touch $@ || echo "some frameworks could not be installed: their tests will say so"
+	  && $(PIP) intervaltree pydot && rm -rf $(VENV)/param \
+	  && git clone --quiet $(PARAM) $(VENV)/param \
+	  && git -C $(VENV)/param checkout --quiet $(PARAM_AT) \
+	  && cp -r $(VENV)/param/et_replay $(VENV)/lib/python3*/site-packages/ && touch $@ || echo "some frameworks could not be installed: their tests will say so"
 
 # what tests need besides Python; without the rights to install it, they name it
 tools:

@@ -195,7 +195,11 @@ def param_calls(text: str, rank: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_param_s_own_parser_reads_the_calls(rank: int, tmp_path: Path) -> None:
-    """facebookresearch/param: pip install its folder et_replay."""
+    """It passed on both ranks with facebookresearch/param at 1e115ff.
+
+    Its folder et_replay must be importable, with intervaltree and pydot; pip cannot
+    build it at that commit, so ``make test-all`` copies it.
+    """
     parser = pytest.importorskip("et_replay.comm.commsTraceParser")
     with Trace.open(GOLDEN) as trace:
         options = ExportOptions(iterations=SOME)
