@@ -25,8 +25,9 @@ LENGTH = 21
 
 
 @pytest.fixture
-def unsupervised(forked, tmp_path):
+def unsupervised(forked, tmp_path, monkeypatch):
     """Run ranks that are started one by one, with a fault in each; what each says."""
+    monkeypatch.setattr("moetraffic.replay.__main__.load_now", lambda: None)
 
     def run(path, fault, world=3, *, port=0, **options) -> list[str]:
         if not port:
