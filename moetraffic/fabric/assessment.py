@@ -22,7 +22,6 @@ from .loads import (
     link_loads,
     link_times,
     port_bound,
-    spreading_bound,
 )
 from .named import Network
 from .routing import route
@@ -47,24 +46,8 @@ class Assessment(ShownAsTables):
     hot: tuple[BottleneckLink, ...]
     slowest: Mapping[str, BottleneckLink]  # by part of the network that carries bytes
     collisions: tuple[Collision, ...]  # ECMP only
-
-    @property
-    def without_oversubscription_s(self) -> Float64:
-        """Time of the bottleneck link if uplinks had 1:1, on the same paths, ``[n]``.
-
-        Links between switches carry the same bytes at ``oversubscription`` times their
-        capacity, but for those with a rate of their own; loads of a routing do not
-        depend on capacities.
-        """
-        network = self.topology
-        times = link_times(network, self.loads)
-        own = [
-            network.link_name(at) in network.rates for at in range(len(network.links))
-        ]
-        uplinks = network.between_switches & ~np.array(own, bool)
-        times[:, uplinks] /= network.oversubscription
-        longest: Float64 = times.max(axis=1, initial=0.0)
-        return longest
+    without_oversubscription_s: Float64  # [n] at 1:1, on the same paths
+    spreading_without_oversubscription_s: Float64  # [n] at 1:1, ideal routing
 
     def to_frame(self, iterations: Sequence[int] | None = None) -> pandas.DataFrame:
         """Build a tidy pandas table with one row per matrix and link.
@@ -147,7 +130,8 @@ def assess(
         bounds[f"cut {family}"] = times.max(axis=0)
         slowest_cut = int(times.mean(axis=1).argmax())
         cuts[f"cut {family}"] = topology.cuts[family][slowest_cut].name
-    bounds["spreading"] = spreading_bound(topology, slots, stack)
+    spread = link_loads(route(topology, slots, routing="ideal"), stack)
+    bounds["spreading"] = link_times(topology, spread).max(axis=1, initial=0.0)
     slowest = {
         part: link
         for part, among in topology.parts.items()
@@ -165,4 +149,21 @@ def assess(
         hot=tuple(hottest(topology, loads, most=hot)),
         slowest=slowest,
         collisions=tuple(collisions(routes, stack)) if routing == "ecmp" else (),
+        without_oversubscription_s=_at_one_to_one(topology, loads),
+        spreading_without_oversubscription_s=_at_one_to_one(topology, spread),
     )
+
+
+def _at_one_to_one(network: Topology, loads: npt.ArrayLike) -> Float64:
+    """Compute the time of the bottleneck link if uplinks had 1:1, ``[n]`` seconds.
+
+    Links between switches carry the same bytes at ``oversubscription`` times their
+    capacity, but for those with a rate of their own; loads of a routing do not depend
+    on capacities.
+    """
+    times = link_times(network, loads)
+    own = [network.link_name(at) in network.rates for at in range(len(network.links))]
+    uplinks = network.between_switches & ~np.array(own, bool)
+    times[:, uplinks] /= network.oversubscription
+    longest: Float64 = times.max(axis=1, initial=0.0)
+    return longest

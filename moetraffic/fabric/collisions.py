@@ -97,12 +97,20 @@ def expected_max_load(flows: int, links: int) -> float:
     return total
 
 
+SMALL = 0.01
+"""Share of the largest flow's bytes below which a flow is not counted.
+
+Before each exchange of tokens all ranks exchange their counts, of 8 bytes or so: these
+flows collide without any cost, and would hide how those with the bytes are spread.
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Collision:
     """ECMP hashing on one set of equal-cost links: means over matrices."""
 
     links: tuple[str, ...]  # names, all from one switch
-    flows: float  # m: flows with bytes to send
+    flows: float  # m: flows with at least SMALL of the bytes of the largest
     max_flows: float  # on the most loaded link
     expected_max_flows: float  # closed form, for m flows on n links
     no_collision: float  # probability, closed form
@@ -117,7 +125,8 @@ def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[Collision]:
     routes
         Routing by ECMP.
     matrices
-        ``[W, W]`` or ``[n, W, W]`` bytes; flows without bytes are not counted.
+        ``[W, W]`` or ``[n, W, W]`` bytes; flows with less than SMALL of those of the
+        matrix's largest hashed flow are not counted.
 
     Returns
     -------
@@ -137,13 +146,15 @@ def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[Collision]:
     given = byte_matrices(matrices, routes.ranks)
     stack = given.reshape(-1, routes.ranks**2)
     made = routes.flows
+    largest = stack[:, np.unique(made.pair)].max(axis=1, initial=0)
+    least = SMALL * np.asarray(largest, np.float64)[:, None]
     found = []
     for number, names in made.sets.items():
         mine = made.group == number
         # [flows of this set, links of this set]: 1 for the link that the flow took
         took = np.equal.outer(made.link[mine], np.array(names)).astype(np.float64)
         moved = np.asarray(stack[:, made.pair[mine]], np.float64)
-        counts, moves = (moved > 0) @ took, moved @ took
+        counts, moves = ((moved > 0) & (moved >= least)) @ took, moved @ took
         some = counts.sum(axis=1) > 0
         if not some.any():
             continue

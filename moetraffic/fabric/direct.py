@@ -44,8 +44,9 @@ def torus(hosts: Hosts, *, shape: Sequence[int]) -> Topology:
     """
     if not shape or min(shape) < 1 or prod(shape) != hosts.number:
         raise FabricError(
-            f"a torus has a host at each place, but the shape {list(shape)} is for "
-            f"{hosts.number} hosts: choose lengths whose product is {hosts.number}"
+            "a torus has a host at each place, but the shape "
+            f"{'x'.join(map(str, shape))} is for {prod(shape)} hosts, and there are "
+            f"{hosts.number}: choose lengths whose product is {hosts.number}"
         )
     draft = TopologyBuilder(hosts)
     places = list(product(*map(range, shape)))

@@ -49,6 +49,9 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 }
 """Kinds of the values of a description, by key."""
 
+_EXPECTED = {int: "a whole number", (int, float): "a number", str: "text"}
+"""Kinds in words."""
+
 _KEYS = ("topology", "capacity", "inside", "placement", "rates", *_KINDS)
 
 _WRITTEN = {"k": "ports", "placement": "slots"}
@@ -296,16 +299,23 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
         switch = topology.attached(host, hosts.nic_of(at))
         ends[f"rank{rank}"] = [(own, switch), (switch, own)]
     for name, rate in rates.items():
-        if name not in ends or not isinstance(rate, str):
+        if name not in ends:
             last = f"rank{len(slots) - 1}", f"host{hosts.number - 1}"
             raise FabricError(
-                f"in {asked}, a rate is text, of a rank (rank0 to {last[0]}), a host "
+                f"in {asked}, a rate is of a rank (rank0 to {last[0]}), a host "
                 f"(host0 to {last[1]}) or a link (such as {topology.link_name(0)}), "
-                f"but is {name[:60]!r}: {rate!r}: correct it"
+                f"but {name[:60]!r} is none of these: correct the name"
+            )
+        if not isinstance(rate, str):
+            raise FabricError(
+                f"in {asked}, a rate is text, but that of {name} is {rate!r:.60}: give "
+                "a rate such as 50Gbps"
             )
         for link in ends[name]:
             graph.edges[link]["capacity"] = bytes_per_second(rate)
-    made = replace(topology, graph=nx.freeze(graph), rates=rates)
+    # the ratio of the options is not that of links with other rates
+    name = topology.name.removesuffix(f" {topology.oversubscription:g}:1").rstrip(",")
+    made = replace(topology, name=name, graph=nx.freeze(graph), rates=rates)
     if "bisection" not in made.cuts:
         return made
     # a boundary through other links may be narrower now
@@ -349,7 +359,7 @@ def _read(asked: str) -> dict[str, Any]:
             not isinstance(said[name], kind) or isinstance(said[name], bool)
         ):
             raise FabricError(
-                f"in {asked}, {name} is {said[name]!r}, which is of another kind: "
-                "see docs/fabric.md for what a network is described by"
+                f"in {asked}, {name} is {_EXPECTED[kind]}, not {said[name]!r:.60}: "
+                f"give {_EXPECTED[kind]}"
             )
     return said

@@ -104,9 +104,13 @@ def route(
         raise FabricError(
             f"routing is one of {', '.join(ROUTINGS)}, not {routing!r}: choose one"
         )
-    if flows < 1 or (flows > 1 and routing != "ecmp"):
+    if flows < 1:
         raise FabricError(
-            f"ECMP hashes 1 or more flows a pair, but flows are {flows} with "
+            f"a pair of ranks has 1 or more flows, not {flows}: give 1 or more"
+        )
+    if flows > 1 and routing != "ecmp":
+        raise FabricError(
+            f"ECMP hashes several flows a pair, but flows are {flows} with "
             f"{routing}: give --flows with ecmp alone"
         )
     placed = explicit(np.asarray(slots).tolist(), topology.hosts)

@@ -128,9 +128,9 @@ def explicit(slots: Sequence[int], hosts: Hosts) -> Int64:
     """
     if len(slots) > hosts.slots:
         raise FabricError(
-            f"{hosts.number} hosts with {hosts.ranks} ranks each have room for "
-            f"{hosts.slots}, but there are {len(slots)} ranks: give more hosts or "
-            "larger ones"
+            f"{hosts.number} host{'s' * (hosts.number > 1)} with {hosts.ranks} "
+            f"rank{'s' * (hosts.ranks > 1)} each have room for {hosts.slots}, but "
+            f"there are {len(slots)} ranks: give more hosts or larger ones"
         )
     chosen = np.asarray(slots, np.int64)
     if (

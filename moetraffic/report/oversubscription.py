@@ -52,11 +52,11 @@ def sentences(found: Mapping[float, Assessment]) -> list[str]:
         if mean[first]:
             text += f" ({three_digits(mean[ratio] / mean[first])}{like})"
             like = " times"
-    link = f", at {[*found][-1]:g}:1 mostly {last.hot[0].name}" if last.hot else ""
+    often = fabric.most_often(last)
+    link = f", at {[*found][-1]:g}:1 {often}" if often else ""
     lines = [
         f"Bottleneck by oversubscription, mean of {len(base.bottleneck_s)} iterations, "
         f"{base.routing} routing: {text}{link}.",
-        *fabric.one_leaf(base.topology),
     ]
     spines = [_spines(one) for one in found.values()]
     if len({*spines}) > 1:
@@ -106,18 +106,22 @@ def figure(found: Mapping[float, Assessment], source: str) -> Chart:
     routing = found[ratios[0]].routing
     lines = tuple(
         Series(
+            kind="points",  # nothing is known between the ratios
             x=ratios,
             y=np.array(values) / scale,
             name=name,
             color=color,
-            dash=dash,
-            marked=True,
+            symbol=symbol,
+            size=size,
         )
-        for name, values, color, dash in (
-            (f"bottleneck link, {routing} routing", means, LINE_COLORS[0], "solid"),
+        for name, values, color, symbol, size in (
+            (
+                *(f"bottleneck link, {routing} routing", means),
+                *(LINE_COLORS[0], "circle", 12.0),  # seen behind an equal bound
+            ),
             (
                 *("largest lower bound", [_bound(found[r]) for r in ratios]),
-                *(LINE_COLORS[1], "dash"),
+                *(LINE_COLORS[1], "diamond", 6.0),
             ),
         )
     )

@@ -169,6 +169,15 @@ def test_the_picture_is_not_overwritten(
         (["--slots", "0,0,1,2"], "a slot of its own"),
         (["--routing", "valiant"], "ecmp, ideal, shortest"),
         (["--flows", "2", "--routing", "ideal"], "hashed by --routing ecmp"),
+        (["--flows", "0"], "'--flows': it must be at least 1"),
+        (["--topology", "torus", "--shape", "3x3"], "is for 9 hosts, and there are 4"),
+        (
+            [
+                *("--topology", "rails", "--ranks-per-host", "2"),
+                *("--oversubscription", "1,4"),
+            ],
+            "All 2 hosts share one pod, so no bytes cross a spine: give --leaves 2",
+        ),
         (["--iterations", "900:"], "has none in 900:"),
         (["--operations", "gossip"], "all_reduce"),
         (["--ranks-per-host", "0"], "at least 1"),
@@ -191,6 +200,22 @@ def test_impossible_fabrics(
     assert len(printed.err.splitlines()) == 1
     assert printed.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_range_beyond_the_trace_is_named(
+    capsys: pytest.CaptureFixture[str], captured: Path
+) -> None:
+    with Trace.open(captured) as trace:
+        there = trace.iterations.tolist()
+    for asked, beyond in (
+        ("2:400", True),
+        ("2:", False),
+        (f"2:{there[-1] + 1}", False),
+    ):
+        assert main(["fabric", str(captured), "--iterations", asked]) == 0
+        out = capsys.readouterr().out
+        note = f"Iterations 2:400: {len(there) - 2} exist, the last is {there[-1]}."
+        assert (note in out) == beyond
 
 
 def test_loads_of_links_are_written_as_a_table(

@@ -85,6 +85,30 @@ def test_hashed_flows_collide_as_often_as_balls() -> None:
     assert all(one.bytes_over_even == one.max_flows for one in found)
 
 
+def test_exchanges_of_counts_are_no_flows() -> None:
+    """Rank r sends to rank r + 4 only, after 8 bytes between all pairs."""
+    made = leaf_spine(Hosts(number=16, nic_bytes_s=1.0), leaves=4)
+    routes = route(made, block(16, made.hosts))
+    ranks = np.arange(16)
+    sent = np.zeros((16, 16), np.int64)
+    sent[ranks, (ranks + 4) % 16] = 1_000_000
+    counts = np.where(ranks == ranks[:, None], 0, 8)
+    alone, beside = (
+        {one.links: one for one in collisions(routes, bytes_)}
+        for bytes_ in (sent, sent + counts)
+    )
+    assert len(alone) == 4
+    assert alone.keys() == beside.keys()
+    for links, one in alone.items():
+        other = beside[links]
+        assert one.flows == other.flows == 4
+        assert one.max_flows == other.max_flows
+        assert one.expected_max_flows == other.expected_max_flows
+        assert one.bytes_over_even == pytest.approx(other.bytes_over_even, rel=1e-3)
+    (small,) = {one.flows for one in collisions(routes, counts)}
+    assert small == 48  # they are the traffic where there is no other
+
+
 def test_pairs_without_bytes_are_no_flows() -> None:
     made = leaf_spine(Hosts(number=4, nic_bytes_s=1.0), leaves=2)
     routes = route(made, block(4, made.hosts))

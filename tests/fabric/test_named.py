@@ -102,6 +102,7 @@ def test_the_arguments_are_the_options_of_fabric() -> None:
         ('{"capacity": "1Gbps", "inside": 7}', "rate inside a host .* inside is 7"),
         ('{"topology": "single", "capacity": "1Gbps", "k": 4}', "k is of fat-tree"),
         ('{"topology": "leaf-spine", "capacity": "1Gbps", "leaves": "2"}', "'2'"),
+        ('{"capacity": "1Gbps", "oversubscription": "1,4"}', "number, not '1,4'"),
         ('{"capacity": "1Gbps", "placement": "0,0,1,2"}', "at most once"),
         ('{"capacity": "1Gbps", "hosts": 2}', "have room for 2"),
         ('{"capacty": "1Gbps"}', "'capacty' is no key of a network, which has top"),
@@ -177,6 +178,8 @@ def test_halves_carry_what_the_narrowest_boundary_between_them_does(
     [
         ([1], "rates are an object"),
         ({"rank9": "1Gbps"}, "rank .rank0 to rank3., a host .host0 to host3"),
+        ({"rank9": "1Gbps"}, "'rank9' is none of these: correct the name"),
+        ({"rank1": 7}, "that of rank1 is 7: give a rate such as 50Gbps"),
     ],
 )
 def test_rates_of_unknown_ranks_are_refused(tmp_path, rates, sentence):

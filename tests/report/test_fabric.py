@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from moetraffic import Trace, load_fabric
 from moetraffic.data import path as data_path
-from moetraffic.fabric import Hosts, leaf_spine
+from moetraffic.fabric import Hosts, leaf_spine, rail_optimized, single_switch
 from moetraffic.fabric.assessment import assess
 from moetraffic.report import oversubscription as compared
 from moetraffic.report.chart import Chart
 from moetraffic.report.results import fabric as report
+from moetraffic.units import three_digits
 
 
 def test_tied_bounds_are_all_named_and_a_tied_link_beyond_the_listed_is_found() -> None:
@@ -46,6 +49,7 @@ def test_other_rates_and_halves_are_named(tmp_path: Path) -> None:
     sent = np.ones((4, 4), np.int64)
     found = assess(network, network.slots, sent)
     facts = dict(report.tables(found)[0].rows)
+    assert facts["network"] == "leaf-spine"  # its uplinks have no ratio in common
     assert facts["hosts"] == (
         "4, each 1 rank and 1 NIC; 100 Gbps NICs, rank2 25 Gbps, "
         "leaf0 -> spine0 10 Gbps"
@@ -101,6 +105,50 @@ def test_oversubscription_is_compared_with_one_to_one() -> None:
     )
 
 
+def test_the_comparison_of_one_hash_has_that_of_ideal_routing() -> None:
+    network = leaf_spine(
+        Hosts(number=8, nic_bytes_s=1e9), leaves=2, spines=4, oversubscription=4
+    )
+    sent = np.random.default_rng(0).integers(0, 1 << 20, (3, 8, 8))
+    ideal = assess(network, range(8), sent, routing="ideal")
+    ratio = ideal.bottleneck_s.sum() / ideal.without_oversubscription_s.sum()
+    words = f" of one hash seed; {three_digits(ratio)} times with ideal routing."
+    for found, stated in ((ideal, False), (assess(network, range(8), sent), True)):
+        (line,) = (one for one in report.sentences(found) if "Oversub" in one)
+        assert line.endswith(words) == stated
+
+
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        ({}, True),
+        ({"forwarding": "own"}, False),  # between rails
+        ({"pods": 2}, False),
+    ],
+)
+def test_rails_of_one_pod_have_no_comparison_of_uplinks(
+    options: dict[str, Any], idle: bool
+) -> None:
+    hosts = Hosts(number=4, ranks=2, nic_bytes_s=1e9)
+    network = rail_optimized(hosts, oversubscription=4, **options)
+    found = assess(network, range(8), np.ones((8, 8), np.int64))
+    assert found.loads[:, network.between_switches].any() != idle
+    said = "\n".join(report.sentences(found))
+    assert ("All 4 hosts share one pod, so no bytes cross a spine" in said) == idle
+    assert ("Oversubscription 4:1" in said) != idle
+
+
+def test_the_link_that_is_the_slowest_most_often_is_named() -> None:
+    """Not the one with the longest mean time."""
+    network = single_switch(Hosts(number=4, nic_bytes_s=1e9))
+    sent = np.zeros((3, 4, 4), np.int64)
+    sent[:2, 0, 1], sent[2, 2, 3] = 1_000, 1_000_000
+    first, *_ = report.sentences(assess(network, range(4), sent))
+    assert "(most often host0.nic0 -> switch, in 2 of 3 iterations)" in first
+    first, *_ = report.sentences(assess(network, range(4), sent[:2]))
+    assert "(always host0.nic0 -> switch)" in first
+
+
 def test_networks_that_differ_in_oversubscription_are_compared() -> None:
     """A flow between leaves fills its NIC up to 2:1; at 4:1 its uplink is half that."""
     hosts = Hosts(number=4, nic_bytes_s=1e9)
@@ -116,7 +164,7 @@ def test_networks_that_differ_in_oversubscription_are_compared() -> None:
     (line,) = compared.sentences(found)
     assert line == (
         "Bottleneck by oversubscription, mean of 2 iterations, ecmp routing: 1:1 1 s, "
-        "2:1 1 s (1.00 times as long as 1:1), 4:1 2 s (2.00 times), at 4:1 mostly "
+        "2:1 1 s (1.00 times as long as 1:1), 4:1 2 s (2.00 times), at 4:1 always "
         "spine0 -> leaf1."  # as slow as leaf0 -> spine0
     )
     rows = compared.table(found).rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import typer
 
 from moetraffic.cli.output import present, refuse_format, write_result
+from moetraffic.errors import FabricError
 from moetraffic.report.console.options import (
     APPEARANCE,
     Algorithm,
@@ -105,7 +107,9 @@ def fabric(
         panel=TRAFFIC,
     ),
     routing: str = option("ecmp", "Routing: ecmp, ideal or shortest.", panel=TRAFFIC),
-    flows: int = option(1, "Number of ECMP flows of a pair of ranks.", panel=TRAFFIC),
+    flows: int = option(
+        1, "Number of ECMP flows of a pair of ranks.", panel=TRAFFIC, min=1
+    ),
     seed: int = option(0, "Random seed of ECMP's hash.", panel=TRAFFIC, min=0),
     iterations: Iterations = None,
     operations: Operations = None,
@@ -168,6 +172,9 @@ def fabric(
             load_fabric(topology, world, **{**options, "oversubscription": ratio})
             for ratio in ratios
         ]
+        no_spine = report.without_spines(networks[0].topology)
+        if no_spine and len(ratios) > 1:
+            raise FabricError(no_spine[0].rstrip("."))
         matrices = world_matrices(
             opened,
             chosen,
@@ -206,6 +213,11 @@ def fabric(
             found, chosen, f"{source} {found.topology.name}, {routing}"
         )
         frame = partial(found.to_frame, chosen)
+    if iterations and chosen[-1] + 1 < iterations.stop < sys.maxsize:
+        summary.append(
+            f"Iterations {iterations.start}:{iterations.stop}: {len(chosen)} exist, "
+            f"the last is {chosen[-1]}."
+        )
     if output is not None:
         write_result(output, data, frame, force=force)
     present(

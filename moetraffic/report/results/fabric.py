@@ -99,7 +99,8 @@ def sentences(found: Assessment) -> list[str]:
     network, mean = found.topology, float(found.bottleneck_s.mean())
     bounds = {name: float(of.mean()) for name, of in found.bounds_s.items()}
     where = f"{network.name}, {_rates(network)}"
-    link = f" (mostly {found.hot[0].name})" if found.hot else ""
+    often = most_often(found)
+    link = f" ({often})" if often else ""
     lines = [
         f"Bottleneck, the slowest link of each iteration{link}: {duration(mean)} "
         f"(mean; at most "
@@ -122,7 +123,7 @@ def sentences(found: Assessment) -> list[str]:
             f"({duration(largest)}).",
         )
     lines.insert(-1, _by_part(found))
-    lines[-1:-1] = [*_oversubscribed(found), *one_leaf(network)]
+    lines[-1:-1] = without_spines(network) or _oversubscribed(found)
     several = _colliding(found)
     if several:
         one = several[0]
@@ -165,20 +166,45 @@ def _oversubscribed(found: Assessment) -> list[str]:
     what = f"takes {three_digits(ratio)} times as long as"
     if abs(ratio - 1) < _SAME:
         what = "takes as long as"
-    return [
+    text = (
         f"Oversubscription {factor:g}:1 {what} 1:1 with the same paths "
-        f"({duration(float(even.mean()))})."
-    ]
+        f"({duration(float(even.mean()))})"
+    )
+    if found.collisions:
+        spread = found.spreading_without_oversubscription_s.sum()
+        ideal = three_digits(found.bounds_s["spreading"].sum() / spread)
+        text += f" of one hash seed; {ideal} times with ideal routing"
+    return [f"{text}."]
 
 
-def one_leaf(network: Topology) -> list[str]:
-    """State that a leaf-spine has one leaf, so that no bytes cross a spine."""
+def most_often(found: Assessment) -> str:
+    """Name the link that is the slowest in most iterations, and in how many."""
+    times = link_times(found.topology, np.atleast_2d(found.loads))
+    slowest = times.max(axis=1, initial=0.0, keepdims=True)
+    first = ((times == slowest) & (slowest > 0)).sum(axis=0)
+    number, most = len(times), int(first.max(initial=0))
+    if not most:
+        return ""
+    # of links with as many iterations, that with the longest mean time
+    at = int(np.where(first == most, times.mean(axis=0), -1.0).argmax())
+    name = found.topology.link_name(at)
+    if most == number:
+        return f"always {name}"
+    return f"most often {name}, in {most} of {number} iterations"
+
+
+def without_spines(network: Topology) -> list[str]:
+    """State that all hosts share a leaf, or a pod of rails, and use no spine."""
     hosts = network.hosts.number
-    if hosts == 1 or len(network.cuts.get("leaf", ())) != 1:
+    rails = "rail0" in network.switches
+    apart = network.forwarding == "own" and network.hosts.nics > 1
+    one_leaf = len(network.cuts.get("leaf", ())) == 1
+    if hosts == 1 or not (one_leaf or (rails and not apart)):
         return []
     return [
-        f"All {hosts} hosts share one leaf, so no bytes cross a spine: give --leaves "
-        f"{hosts}, or another divisor of the hosts, for traffic over spines."
+        f"All {hosts} hosts share one {'pod' if rails else 'leaf'}, so no bytes cross "
+        f"a spine: give --leaves {hosts}, or another divisor of the hosts, for "
+        "traffic over spines."
     ]
 
 
@@ -289,6 +315,8 @@ def tables(found: Assessment) -> list[Table]:
     )
     several = _colliding(found)
     every = len(several)
+    whole_flows = all(one.flows.is_integer() for one in several)
+    whole_most = all(one.max_flows.is_integer() for one in several)
     note = (
         f"{SETS} of {every} sets of links with several flows: that of the bottleneck "
         "link, if it has several, then the least even"
@@ -299,8 +327,8 @@ def tables(found: Assessment) -> list[Table]:
                 title="ECMP collisions: flows on equal links",
                 columns={
                     "links": "",
-                    "flows": ".1f",
-                    "flows on the bottleneck link": ".2f",
+                    "flows": ".0f" if whole_flows else ".1f",
+                    "flows on the bottleneck link": ".0f" if whole_most else ".2f",
                     "expected under random hashing": ".2f",
                     "P(no collision)": ".2g",
                     "bytes, max/even": ".3f",
