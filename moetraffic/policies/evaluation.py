@@ -35,7 +35,7 @@ from .plan_file import FixedPlans
 from .scores import CURVES, Evaluation, PolicyScore
 from .service.cluster import Cluster
 from .service.layer import EXCHANGE, Scope
-from .service.networks import networks_of
+from .service.networks import described, networks_of
 from .service.optical import OpticalSwitch
 from .service.packet_network import PacketNetwork
 from .transmission.two_level import with_distinct_tokens
@@ -293,6 +293,11 @@ def evaluate(
         failures=tuple(failures),
         informed=_informed(makers, one, points),
         notes=one.notes,
+        networks={
+            name: text
+            for name in dict.fromkeys(s.network for s in scores[""])
+            if (text := described(networks[name]))
+        },
     )
 
 

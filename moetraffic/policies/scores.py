@@ -85,6 +85,7 @@ class Evaluation(ShownAsTables):
     # policies whose plans were made from exchanges that they serve, and which these are
     informed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # iterations that are left out, and why
+    networks: Mapping[str, str] = field(default_factory=dict)  # rates and delays
 
     def curve(self, name: str) -> tuple[PolicyScore, ...]:
         """Return the scores along one of CURVES; the main ones are part of it."""

@@ -24,8 +24,8 @@ SLOW = 20
 CONTROLS = ("oracle", "gate", "shuffled")
 """Forecasters that no deployed policy has, or would use."""
 
-MOST, WIDTH = 8, 160
-"""Lines of a summary, and characters of a line."""
+MOST, WIDTH = 8, 120
+"""Lines of a summary, and characters of a line: those of a table in a log."""
 
 TABLES = "More: moetraffic evaluate with --tables, or --json."
 """Last line of a summary that is longer."""
@@ -39,12 +39,13 @@ def verdict(found: Evaluation) -> str:
 def sentences(found: Evaluation, plans: Sequence[str] = ()) -> list[str]:
     """Summarize an evaluation in at most :data:`MOST` lines.
 
-    The best policy of each family and network comes first, then the policies named
-    ``plans``, then what limits the evaluation, then figures of each best policy, as
-    many as there is room for.
+    The best policy of each family and network comes first, then the rates and delays of
+    the networks, then the policies named ``plans``, then what limits the evaluation,
+    then figures of each best policy, as many as there is room for.
     """
     places = _places(found)
     lines = [line for _, (first, *_) in places for line in _wrapped(first)]
+    lines += _packed([f"Network {n}: {of}." for n, of in found.networks.items()])
     lines += _packed(
         [
             f"{s.policy} on {s.network}: {s.over_bound.value:.3g} times the bound."
@@ -155,8 +156,9 @@ def _planned(found: Evaluation, best: PolicyScore) -> str:
     elif best.regret.high < 0:
         less = _percent(best.regret, less=True)
         parts.append(
-            f"{plan} takes {less} less time than {truth}, which is not the best one "
-            "for it"
+            f"{plan} takes {less} less time than {truth}: {best.policy} is a "
+            "heuristic whose plan for the true traffic is not optimal, so this is no "
+            "gain of forecasting"
         )
     else:
         parts.append(
@@ -264,7 +266,8 @@ def _aged(found: Evaluation, best: PolicyScore) -> str:
         return ""
     oldest = max(older, key=lambda s: s.age)
     gap = difference(oldest, best)
-    text = f"a plan {oldest.age} iterations old costs {_percent(gap)} over that"
+    text = f"a plan {oldest.age} iterations old costs {_percent(gap)} over one that is "
+    text += f"{best.age} iteration{'s' * (best.age != 1)} old"
     return text + (", no evidence of a difference" if gap.low <= 0 <= gap.high else "")
 
 

@@ -282,6 +282,8 @@ def arrays_as_trace(
 ) -> T:
     """Build a trace from an array of token counts; see :meth:`Trace.from_arrays`."""
     counts = _integers("demand", demand)
+    if counts.ndim in (4, 5) and not len(counts):
+        raise TraceError("demand holds no iteration: give one or more")
     if counts.ndim not in (4, 5) or 0 in counts.shape:
         raise TraceError(
             f"demand has the shape {SHAPES}, but this one has {counts.shape}: reshape "

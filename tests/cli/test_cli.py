@@ -351,6 +351,13 @@ def test_experts_that_do_not_spread_over_the_ranks_are_refused(
     assert not made.exists()
 
 
+def test_a_shipped_model_that_is_taken_for_a_file_has_its_option_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ("generate", "top2-balanced-late", "-o", str(tmp_path / "made.h5"))
+    assert "give --from top2-balanced-late" in refused(capsys, *asked)
+
+
 def test_an_empty_name_between_commas_is_named(
     capsys: pytest.CaptureFixture[str], captured: Path
 ) -> None:

@@ -28,6 +28,7 @@ from moetraffic.policies.exchange_series import (
 from moetraffic.policies.policy import View
 from moetraffic.policies.scores import CURVES, PolicyScore, break_even_s
 from moetraffic.policies.service.cluster import Cluster
+from moetraffic.policies.service.networks import networks_of
 from moetraffic.policies.service.optical import (
     Matchings,
     Service,
@@ -255,7 +256,7 @@ def test_the_summary_has_at_most_eight_lines_and_the_verdict_first() -> None:
             )
             lines = sentences(made)
             assert len(lines) <= 8
-            assert max(map(len, lines)) <= 160
+            assert max(map(len, lines)) <= 120
             assert lines[0].startswith("Circuits on network0: ")
             whole = " ".join(lines)
             if networks < 5:
@@ -469,11 +470,29 @@ def test_the_verb_prints_a_verdict_a_table_and_curves(
     assert "Reconfiguration delay" in shown
     assert main([*asked, "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
+    usual = "circuits of 400 Gbps, 10 us to reconfigure, packets of 50 Gbps beside"
+    assert run["networks"] == {"optical": usual}
+    assert f"Network optical: {usual}." in shown
     frame = evaluate(Trace.open(path), ["rotation", "max-weight"]).to_frame()
     assert len(frame) == len(run["scores"]) == 5
     assert {"regret", "regret_low", "regret_high"} <= set(frame.columns)
     assert main([*asked, "--ages", "0"]) == 2
     assert main([*asked, "--packets", "0", "--rest", "packets"]) == 2
+
+
+def test_the_summary_states_the_rates_of_each_network() -> None:
+    usual = "Network optical: circuits of 1 Gbps, 10 us to reconfigure"
+    faster = "which are faster than a circuit: --packets sets their rate."
+    for packets, beside in (
+        ("50Gbps", f"packets of 50 Gbps beside, {faster}"),
+        ("1Gbps", "packets of 1 Gbps beside."),
+        ("0", "no packets beside."),
+    ):
+        made = networks_of(4, capacity="1Gbps", packets=packets)
+        found = evaluate(drawn(16), ["rotation", "shifted-rounds"], networks=made)
+        lines = " ".join(sentences(found))
+        assert f"{usual}, {beside}" in lines
+        assert "Network single: ports of 1 Gbps." in lines
 
 
 OWN = """
@@ -610,7 +629,8 @@ def test_every_built_in_policy_conforms() -> None:
         (
             -0.03,
             -0.01,
-            "takes 2% (1 to 3%) less time than one made from the true traffic",
+            "takes 2% (1 to 3%) less time than one made from the true traffic: "
+            "birkhoff is a heuristic",
         ),
         (
             -0.01,

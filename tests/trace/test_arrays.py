@@ -66,6 +66,7 @@ def test_given_placement_drops_and_numbers() -> None:
     ("given", "said"),
     [
         ({"demand": np.ones((2, 2, 2), int)}, "has the shape"),
+        ({"demand": DEMAND[:0]}, "holds no iteration: give one or more"),
         ({"demand": np.ones((1, 1, 2, 2))}, "of type float64"),
         ({"demand": -DEMAND}, "values from -95 to 0"),
         ({"placement": [0, 1, 2, 0]}, "the rank, below 2, of each expert"),

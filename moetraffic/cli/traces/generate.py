@@ -268,6 +268,11 @@ def _fitted(
             f"of {', '.join(preset_names())}, but {given} is given: give a file or "
             "--from"
         )
+    if source and str(source) in preset_names() and not source.exists():
+        raise LayoutError(
+            f"there is no file {source}: give --from {source} for the shipped model of "
+            "this name"
+        )
     if source is None or is_model(source):
         if kind == "analog" or reruns:
             raise LayoutError(

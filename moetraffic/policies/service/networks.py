@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from moetraffic.fabric.named import TOPOLOGIES, load_fabric
-from moetraffic.units import bytes_per_second, seconds
+from moetraffic.units import bit_rate, bytes_per_second, duration, seconds
 
 from .cluster import Cluster
 from .optical import OpticalSwitch
@@ -57,6 +57,30 @@ def networks_of(
             topology=fabric.topology, slots=fabric.slots, optimum=optimum
         )
     return found
+
+
+def described(network: Any) -> str:
+    """Describe the rates and the delay of a network; "" if it has no single ones.
+
+    Examples
+    --------
+    >>> described(OpticalSwitch(rate_bytes_s=12.5e9, delay_s=1e-5, packet_bytes_s=3e9))
+    'circuits of 100 Gbps, 10 us to reconfigure, packets of 24 Gbps beside'
+    """
+    if isinstance(network, Cluster):
+        return f"ports of {bit_rate(network.rate_bytes_s)}"
+    if isinstance(network, PacketNetwork):
+        return f"ports of {bit_rate(network.topology.nic_bytes_s)}"
+    if not isinstance(network, OpticalSwitch):
+        return ""
+    each = f"{network.circuits} circuits a port" if network.circuits > 1 else "circuits"
+    beside = f"packets of {bit_rate(network.packet_bytes_s)} beside"
+    if network.packet_bytes_s > network.rate_bytes_s:
+        beside += ", which are faster than a circuit: --packets sets their rate"
+    return (
+        f"{each} of {bit_rate(network.rate_bytes_s)}, {duration(network.delay_s)} to "
+        f"reconfigure, {beside if network.packet_bytes_s else 'no packets beside'}"
+    )
 
 
 def _read(value: str | float, of: Callable[[str], float]) -> float:
