@@ -39,13 +39,12 @@ def verdict(found: Evaluation) -> str:
 def sentences(found: Evaluation, plans: Sequence[str] = ()) -> list[str]:
     """Summarize an evaluation in at most :data:`MOST` lines.
 
-    The best policy of each family and network comes first, then the rates and delays of
-    the networks, then the policies named ``plans``, then what limits the evaluation,
+    The best policy of each family and network comes first, then the policies named
+    ``plans``, then what limits the evaluation, then rates and delays of the networks,
     then figures of each best policy, as many as there is room for.
     """
     places = _places(found)
     lines = [line for _, (first, *_) in places for line in _wrapped(first)]
-    lines += _packed([f"Network {n}: {of}." for n, of in found.networks.items()])
     lines += _packed(
         [
             f"{s.policy} on {s.network}: {s.over_bound.value:.3g} times the bound."
@@ -56,6 +55,7 @@ def sentences(found: Evaluation, plans: Sequence[str] = ()) -> list[str]:
     served = "iterations {:,} to {:,}".format(*found.iterations)
     lines += [f"Served: {served}; {note}." for note in found.notes]
     lines += [line for part in failed(found) for line in _wrapped(part)]
+    lines += _packed([f"Network {n}: {of}." for n, of in found.networks.items()])
     for name, (_, *rest) in places:
         whose = f"{name}: " if len(places) > 1 else ""
         lines += _packed([f"{whose}{part}" for part in rest])
