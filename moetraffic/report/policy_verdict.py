@@ -108,7 +108,8 @@ def _sentences(found: Evaluation, family: str, network: str) -> list[str]:
     if not usable:
         return [f"{of}: no policy without the oracle was evaluated."]
     best = min(usable, key=lambda s: s.completion_mean_s)
-    if family != "placement" and not best.transfer_s > 0:
+    sent = best.transfer_s != 0 and isfinite(best.over_bound.value)
+    if family != "placement" and not sent:  # the transfer is NaN without circuits
         return [f"{of}: no exchange sends bytes between ranks."]
     alone = len({(s.policy, s.forecaster) for s in usable}) == 1
     others = [s for s in usable if s.forecaster == NONE and s is not best]

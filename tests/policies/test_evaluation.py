@@ -493,6 +493,7 @@ def test_the_summary_states_the_rates_of_each_network() -> None:
         lines = " ".join(sentences(found))
         assert f"{usual}, {beside}" in lines
         assert "Network single: ports of 1 Gbps." in lines
+        assert "Transmission on single: " in lines
 
 
 OWN = """
