@@ -61,6 +61,12 @@ UNDECIDED = "Undecided"
 WIDTH = 160
 """Characters of a line, two of a terminal of 80 columns; details yield to it."""
 
+LONG = 240
+"""The same of claims, three lines; where names without details are longer, so is it."""
+
+VARIED = 2.0
+"""Variance of shares over that of sampling noise, above which it is always named."""
+
 STEP = "recommendation"
 """Basis of a line that names commands, not conclusions."""
 
@@ -97,9 +103,9 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
 
     What is stated stands in a line a topic, with the layers of which it is stated; what
     is not, in one line for missing evidence and one for missing data.  Figures and
-    layers that would make a line longer than :data:`WIDTH` are left to the table of
-    claims.  A line whose data the analysis lacks is left out, but for the share of
-    communication, whose absence has a reason.
+    layers that would make a line longer than :data:`WIDTH`, or :data:`LONG`, are left
+    to the table of claims.  A line whose data the analysis lacks is left out, but for
+    the share of communication, whose absence has a reason.
 
     Parameters
     ----------
@@ -208,13 +214,38 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
     basis = "claims" if items else "figure"
     if topic == "Skew" and (factor := _capacity_factor(every)):
         items.append((factor, factor))
+    varied = _varied(every) if topic == "Movement" else []
+    at = int("moves" in made)  # beside it, or in its place
+    items[at:at] = varied
     if not items:
         return []
     of = "" if _known_experts(analysis) else f"{_of_ranks(every)}: "
-    text = of + _fitted(f"{topic}: {of}", items)
-    if made and len(f"{topic}: {text}.") > WIDTH:
+    text = of + _fitted(f"{topic}: {of}", items, width=LONG)
+    if made and len(f"{topic}: {text}.") > LONG:
         text = of + _counted(f"{topic}: {of}", made, worse, every)
+        text = "; ".join([text, *(short for _, short in varied)])
     return [Line(topic=topic, text=text, basis=basis)]
+
+
+def _varied(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:
+    """State the variance of shares that are not stated to move, long and short.
+
+    "Moves" is about motion that lasts: loads that are drawn anew in each iteration vary
+    by more than sampling noise, but do not move.
+    """
+    found = [
+        (e, c)
+        for e in exchanges
+        for c in e.claims
+        if c.name == "moves" and not c.stated and c.figure > VARIED
+    ]
+    if not found:
+        return []
+    where = some_layers([e for e, _ in found], exchanges)
+    figure = figure_of([c for _, c in found]) + ", measured"
+    what, end = "varies from iteration to iteration", ", no evidence of persistence"
+    inside = "; ".join(filter(None, (figure, where)))
+    return [(detailed(what, inside) + end, detailed(what, where) + end)]
 
 
 def _worse_items(
@@ -236,7 +267,7 @@ def _counted(
     worse: Sequence[tuple[ExchangeAnalysis, Claim]],
     exchanges: Sequence[ExchangeAnalysis],
 ) -> str:
-    """Count the layers of each claim, with horizons if they fit into a line."""
+    """Count the layers of each claim, with horizons and MSE if they fit into a line."""
     counts = []
     for name, claims in made.items():
         figure = f" ({figure_of(nearest(claims)).removeprefix('MSE ')})"
@@ -246,17 +277,25 @@ def _counted(
         counts.append(_worse_items(worse, f" in {len(worse)}", made)[1])
     first, claims = next(iter(made.items()))
     near, rest = reach_of(first, claims, exchanges, counted=True)
-    ahead = [f"{first}{near} in {len(nearest(claims))}{rest}", *counts[1:]]
+    size = figure_of(nearest(claims)) if first == "predictable" else ""
+    what = detailed(f"{first}{near} in {len(nearest(claims))}{rest}", size)
+    ahead = [what, *counts[1:]]
     end = f" of {len(exchanges)} {unit_of(exchanges)}"
-    fits = len(f"{topic}{', '.join(ahead)}{end}.") <= WIDTH
+    fits = len(f"{topic}{', '.join(ahead)}{end}.") <= LONG
     return ", ".join(ahead if fits else counts) + end
 
 
-def _fitted(topic: str, items: Sequence[tuple[str, str]], between: str = "; ") -> str:
+def _fitted(
+    topic: str,
+    items: Sequence[tuple[str, str]],
+    between: str = "; ",
+    *,
+    width: int = WIDTH,
+) -> str:
     """Join items, each long or, from the last one on, short, to fit into a line."""
     texts = [long for long, _ in items]
     for at in reversed(range(len(items))):
-        if len(f"{topic}: {between.join(texts)}.") <= WIDTH:
+        if len(f"{topic}: {between.join(texts)}.") <= width:
             break
         texts[at] = items[at][1]
     return between.join(texts)
@@ -297,12 +336,12 @@ def _ahead(
     outcome: Outcome,
     asked: Sequence[int],
 ) -> str:
-    """Name a claim with the horizons of an outcome; one step ahead alone is implied.
+    """Name a claim with the horizons of an outcome.
 
     "Better than persistence" goes with "predictable".
     """
     ahead = sorted({c.horizon for _, c in claims if c.outcome is outcome})
-    if name == PERSISTENCE or list(asked) in ([-1], [1]):
+    if name == PERSISTENCE or list(asked) == [-1]:
         return name
     return f"{name} {range_of(ahead, 'd')} ahead"
 
@@ -355,21 +394,11 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         about = f"about {range_of(sorted(needs), ',.0f')}" if needs else "more"
         reason = f"needs {about} iterations: "
         rest = "; " + other if other else ""
-        undecided = reason + _listed(f"{UNDECIDED}: {reason}{rest}", few) + rest
-    found = {NOT_SHOWN: _listed(NOT_SHOWN, no_evidence), UNDECIDED: undecided or other}
+        before = f"{UNDECIDED}: {reason}{rest}"
+        undecided = reason + _fitted(before, few, ", ", width=LONG) + rest
+    lacking = _fitted(NOT_SHOWN, no_evidence, ", ", width=LONG)
+    found = {NOT_SHOWN: lacking, UNDECIDED: undecided or other}
     return [Line(topic=t, text=x, basis="claims") for t, x in found.items() if x]
-
-
-def _listed(topic: str, items: Sequence[tuple[str, str]]) -> str:
-    """List items, each long or short, and count those that do not fit into a line."""
-    text, left = "", 0
-    for left in range(len(items)):
-        last = f" and {left} more" if left else ""
-        shown = items[: len(items) - left]
-        text = _fitted(f"{topic}{last}", shown, ", ") + last
-        if len(f"{topic}: {text}.") <= WIDTH:
-            break
-    return text
 
 
 def figure_of(claims: Sequence[Claim]) -> str:

@@ -20,9 +20,9 @@ def reach_of(
 ) -> tuple[str, str]:
     """Name the nearest horizon at which a claim holds, and what holds at others.
 
-    The longest horizon is named with its layers where it holds in fewer; of those at
-    which it holds nowhere, the first and the last that were tested.  ``counted``: with
-    their number in place of the layers.
+    The longest horizon is named with its layers where it holds in fewer; then those
+    that were tested and at which it holds nowhere.  ``counted``: with their number in
+    place of the layers.
     """
     of: dict[int, list[ExchangeAnalysis]] = {
         c.horizon: [] for e in exchanges for c in e.claims if c.name == name
@@ -46,9 +46,10 @@ def reach_of(
         for c in e.claims
         if c.name == name and c.outcome is Outcome.NO_EVIDENCE
     }
-    lacking = [h for h in dict.fromkeys((asked[0], asked[-1])) if not of[h]]
-    without = [str(h) for h in lacking if h in tested]
-    text += f", not {' or '.join(without)}" if without else ""
+    without = [str(h) for h in asked if not of[h] and h in tested]
+    if without:
+        listed = " and ".join(filter(None, (", ".join(without[:-1]), without[-1])))
+        text += f", no evidence at {listed}"
     unit = "" if counted else f" iteration{'s' * (holds[0] > 1)}"
     return f" {holds[0]}{unit} ahead", text
 

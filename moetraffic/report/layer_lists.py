@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import trunc
 
 from moetraffic.analysis import ExchangeAnalysis
 from moetraffic.units import rank_span
@@ -53,9 +54,23 @@ def layers_of(layers: Sequence[int]) -> str:
 
 
 def range_of(values: Sequence[float], form: str) -> str:
-    """Format the smallest and the largest of some values."""
-    ends = list(dict.fromkeys(format(v, form) for v in (min(values), max(values))))
+    """Format the smallest and the largest of some values.
+
+    Examples
+    --------
+    >>> range_of([0.31, 0.996], ".0%"), range_of([1.0], ".0%")
+    ('31 to 99.6%', '100%')
+    """
+    ends = list(dict.fromkeys(_end(v, form) for v in (min(values), max(values))))
     return " to ".join([*(end.removesuffix("%") for end in ends[:-1]), ends[-1]])
+
+
+def _end(value: float, form: str) -> str:
+    """Format a value; a share below 1 is never rounded up to 100%."""
+    text = format(value, form)
+    if text.lstrip("+-") == "100%" and abs(value) < 1:
+        return format(trunc(value * 1000) / 1000, form.replace(".0", ".1"))
+    return text
 
 
 def detailed(what: str, inside: str) -> str:

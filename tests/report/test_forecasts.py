@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.table import Table as Grid
 
 from moetraffic.analysis import Analysis, OnOffStatistics, Subject
 from moetraffic.analysis.forecast.bounds import limits
 from moetraffic.analysis.forecast.forecasting import forecast
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.analysis.forecast.within_iteration import within_iteration
+from moetraffic.report.console.fitting import fitted
 from moetraffic.report.results.forecasts import forecast_tables, lead_time_table
 
 
@@ -47,9 +49,21 @@ def test_noise_is_as_good_as_its_mean_its_oracle_and_its_bound(scored: Subject) 
     assert later["estimated lower bound"] is None  # it is for one iteration ahead
     assert list(by_age.columns)[-5:] == ["1", "2", "5", "10", "20"]
     best, last = by_age.rows
-    assert (best[3], last[3]) == ("best forecast", "last values")
+    assert (best[3], last[3]) == ("chosen forecast", "last values")
     assert best[4].startswith(("+0.0", "-0.0"))
     assert last[4].startswith(("-0.9", "-1.0", "-1.1"))
+
+
+def test_a_table_that_is_continued_below_repeats_its_keys(scored: Subject) -> None:
+    """Horizons are numbers, but no row is identified without them."""
+    rows = [((n, "0 to 1", "load"), scored) for n in (0, 1)]
+    for table in forecast_tables(rows)[:2]:
+        blocks = [b for b in fitted(table, 70) if isinstance(b, Grid)]
+        assert len(blocks) > 1
+        for block in blocks:
+            heads = [str(column.header) for column in block.columns]
+            assert heads[:2] == ["layer", "it. ahead"]
+    assert "chosen" in forecast_tables(rows)[0].columns
 
 
 def test_a_bound_that_was_not_computed_has_no_column(scored: Subject) -> None:

@@ -125,7 +125,7 @@ def by_layer(analysis: Analysis) -> Table:
             "Means over the iterations; in brackets, the noise floor of a balanced "
             "router, where it is known. Bytes within 20%: share of the demand (of the "
             "wire bytes, where no router was observed) in cells forecast to within "
-            "±20% one iteration ahead by the best forecaster (by the persistence "
+            "±20% one iteration ahead by the chosen forecaster (by the persistence "
             "baseline). T, NT: temporal and non-temporal complexity. Converged: "
             "training step from which loads or matrix stay at one level, with swings "
             "of one size."

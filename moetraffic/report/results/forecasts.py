@@ -18,12 +18,15 @@ TOLERANCE = 0.2
 WHERE = {"layer": "<", "ranks": "", "quantity": ""}
 """First columns of a row: layer, ranks and quantity."""
 
+AHEAD = {**WHERE, "it. ahead": "<"}
+"""The same of tables by horizon: a key, and so aligned as text."""
+
 Row = tuple[object, ...]
 Scored = tuple[Row, int, Subject, HorizonScores, ForecastScore]
 
 
 def forecast_tables(subjects: Iterable[tuple[Row, Subject]]) -> list[Table]:
-    """Tabulate the errors of the best forecasts, their bounds, and skill by age.
+    """Tabulate the errors of the chosen forecasts, their bounds, and skill by age.
 
     Parameters
     ----------
@@ -68,36 +71,37 @@ def bound_table(subjects: Iterable[tuple[Row, Subject]]) -> Table:
 def _scored(
     subjects: Iterable[tuple[Row, Subject]],
 ) -> Iterator[Scored]:
-    """Yield each horizon with the first cells of its row and the best score."""
+    """Yield each horizon with the first cells of its row and the chosen score."""
     for where, subject in subjects:
         for horizon in subject.forecasts.horizons if subject.forecasts else ():
-            if (best := horizon.score()) is not None:
-                yield where, horizon.horizon, subject, horizon, best
+            if (chosen := horizon.score()) is not None:
+                yield where, horizon.horizon, subject, horizon, chosen
 
 
 def _errors(scored: Sequence[Scored]) -> Table:
     rows = []
-    for where, ahead, _, horizon, best in scored:
+    for where, ahead, _, horizon, chosen in scored:
         at = _tolerance(horizon)
         rows.append(
             (
-                *(*where, ahead, best.forecaster, best.mse, best.mape, best.within[at]),
-                *(horizon.verdict.unchanged[at], best.nmse),
-                (1 - best.skill.high, 1 - best.skill.low),
-                best.reduction.value,
-                (best.reduction.low, best.reduction.high),
+                *(*where, ahead, chosen.forecaster, chosen.mse, chosen.mape),
+                *(chosen.within[at], horizon.verdict.unchanged[at], chosen.nmse),
+                (1 - chosen.skill.high, 1 - chosen.skill.low),
+                chosen.reduction.value,
+                (chosen.reduction.low, chosen.reduction.high),
             )
         )
     return Table(
         title="Forecast errors on the last quarter of the run",
         columns={
-            **{**WHERE, "it. ahead": "", "best": ""},
+            **{**AHEAD, "chosen": ""},
             **{"MSE": ".4g", "MAPE": ".1%", "bytes within 20%": ".1%"},
             **{"persistence within 20%": ".1%", "NMSE": ".3f", "95% interval": ".3f"},
             **{"MSE below persistence": "+.2f", "95% interval of MSE below": "+.2f"},
         },
         rows=rows,
         notes=[
+            "chosen: the forecaster with the smallest MSE on the validation part",
             "MSE: token copies² of expert load and demand, bytes² of wire and received",
             "NMSE: MSE / MSE of the mean of the past, at the same origins",
             "bytes within 20%: share of bytes in cells forecast to within ±20%",
@@ -114,7 +118,7 @@ def _bounds(scored: Sequence[Scored]) -> Table:
     lower = ("estimated lower bound", "95% interval") if linear else ()
     rows = []
     notes: list[str] = []
-    for where, ahead, subject, horizon, best in scored:
+    for where, ahead, subject, horizon, chosen in scored:
         at, verdict = _tolerance(horizon), horizon.verdict
         bound = subject.limits if horizon.horizon == 1 else None
         if np.isnan(horizon.nmse_floor) and (bound is None or np.isnan(bound.nmse)):
@@ -123,14 +127,14 @@ def _bounds(scored: Sequence[Scored]) -> Table:
             continue
         rows.append(
             (
-                *(*where, ahead, best.nmse),
+                *(*where, ahead, chosen.nmse),
                 *((bound.nmse, (bound.low, bound.high)) if bound else (None,) * 2)[
                     : len(lower)
                 ],
                 *(horizon.nmse_floor, horizon.nmse_floor_error),
-                *(best.mape, horizon.mape_floor, horizon.mape_floor_error),
+                *(chosen.mape, horizon.mape_floor, horizon.mape_floor_error),
                 *(
-                    best.within[at],
+                    chosen.within[at],
                     verdict.oracle_bound[at],
                     verdict.oracle_bound_error[at],
                 ),
@@ -141,7 +145,7 @@ def _bounds(scored: Sequence[Scored]) -> Table:
     return Table(
         title="Bounds on the forecast errors, on the last quarter of the run",
         columns={
-            **{**WHERE, "it. ahead": ""},
+            **AHEAD,
             **dict.fromkeys(("NMSE", *lower, "oracle NMSE", "± (NMSE)"), ".3f"),
             **{"MAPE": ".1%", "oracle MAPE": ".1%", "± (MAPE)": ".1%"},
             **{"bytes within 20%": ".1%", "oracle": ".1%", "± (oracle)": ".1%"},
@@ -163,10 +167,10 @@ def _by_age(scored: Sequence[Scored]) -> Table:
     """Tabulate how much of its value a plan keeps as it ages."""
     ages: list[int] = []
     skills: dict[Row, dict[int, str]] = {}
-    for where, age, _, horizon, best in scored:
+    for where, age, _, horizon, chosen in scored:
         ages.append(age)
         unchanged = horizon.score("persistence")
-        for name, score in (("best forecast", best), ("last values", unchanged)):
+        for name, score in (("chosen forecast", chosen), ("last values", unchanged)):
             if score is not None and np.isfinite(score.skill.value):
                 found = score.skill
                 reach = f" ({found.low:+.2f} to {found.high:+.2f})"
