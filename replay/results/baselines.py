@@ -53,7 +53,7 @@ class Baselines:
     ports_s: Float64 | None = None
     model_s: Float64 | None = None
     bound_of: str = ""  # description of the network
-    model_of: str = ""  # the table
+    model_of: str = ""  # the table, and how many sizes are outside its range
     notes: tuple[str, ...] = ()
 
 
@@ -73,14 +73,16 @@ def captured_times(trace: Trace, plan: Plan) -> tuple[Float64, Float64]:
 
 def modeled(
     plan: Plan, table: BandwidthTable, nodes: Sequence[str]
-) -> tuple[Float64, tuple[str, ...]]:
+) -> tuple[Float64, tuple[str, ...], tuple[str, ...]]:
     """Estimate operation times from a table of measurements, ``[n]`` s, with notes.
 
-    An uneven all-to-all is looked up by the bytes of its busiest link, among uneven
-    ones if these were measured, otherwise among even ones.
+    The first notes count what lies outside the measured range, the others are of what
+    is not in the table.  An uneven all-to-all is looked up by the bytes of its busiest
+    link, among uneven ones if these were measured, otherwise among even ones.
     """
     out = np.full(len(plan), np.nan)
     measured = {key[0] for key in table.curves}
+    beyond: list[str] = []
     notes: list[str] = []
     width = np.array([len(g) for g in plan.groups], np.int64)
     span = np.array([len({nodes[r] for r in g}) for g in plan.groups], np.int64)
@@ -114,11 +116,11 @@ def modeled(
         out[at] = found.time_s
         outside = int((~found.inside).sum())
         if outside:
-            notes.append(
+            beyond.append(
                 f"{kind}: {outside} of {len(at)} sizes or ranks lie outside the "
                 "measured range"
             )
-    return out, tuple(notes)
+    return out, tuple(beyond), tuple(notes)
 
 
 # ---- the whole replay ------------------------------------------------------------
@@ -204,11 +206,11 @@ def by_table(plan: Plan, table: BandwidthTable, source: str, hosts: Int64) -> Es
 
     ``hosts`` ``[R]`` int64 is the host of each rank.
     """
-    took, notes = modeled(plan, table, [str(host) for host in hosts.tolist()])
+    took, beyond, notes = modeled(plan, table, [str(host) for host in hosts.tolist()])
     known = np.where(plan.bottleneck_bytes > 0, took, 0.0)
     return Estimate(
         operation_s=known,
         total_s=serialized_time(plan, known),
         source=source,
-        notes=notes,
+        notes=(*beyond, *notes),
     )

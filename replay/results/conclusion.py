@@ -91,8 +91,13 @@ def conclude(
     if ports is not None:
         limit = port_bounds(plan, operation_matrices(trace, plan), ports)
         faster = faster_than(network, ports) if network is not None else ""
-        notes = (*baselines.notes, *filter(None, [faster]))
-        baselines = replace(baselines, ports_s=limit, notes=notes)
+        baselines = replace(baselines, ports_s=limit)
+        if faster:
+            baselines = replace(
+                baselines,
+                bound_of=f"{baselines.bound_of}, which measured ports exceed",
+                notes=(*baselines.notes, faster),
+            )
     found = [
         audit(
             plan,
@@ -129,14 +134,17 @@ def _baselines(
 ) -> Baselines:
     notes: tuple[str, ...] = ()
     call, transfer = captured_times(trace, plan)
-    bound, whole, model, bound_of = None, float("nan"), None, ""
+    bound, whole, model, bound_of, model_of = None, float("nan"), None, "", ""
     if network is not None:
         bound = operation_bounds_s(trace, plan, network)
         bound_of = described(network)
         if not request.pace.timed:  # gaps are no time of the network
             whole = pass_bound_s(trace, plan, network)
     if request.bandwidth is not None:
-        model, notes = modeled(plan, read_table(request.bandwidth), nodes)
+        model, beyond, notes = modeled(plan, read_table(request.bandwidth), nodes)
+        model_of = str(request.bandwidth)
+        if beyond:
+            model_of += f" ({'; '.join(beyond)})"
     return Baselines(
         captured_call_s=call,
         captured_transfer_s=transfer,
@@ -144,6 +152,6 @@ def _baselines(
         pass_bound_s=whole,
         model_s=model,
         bound_of=bound_of,
-        model_of=str(request.bandwidth or ""),
+        model_of=model_of,
         notes=notes,
     )

@@ -62,26 +62,36 @@ def memory_bytes(plan: Plan, runs: int) -> int:
     return plan.world * of_rank + programs
 
 
-def transfers_s(trace: Trace, plan: Plan) -> float:
-    """Compute how long transfers were in progress in the capture, s; NaN if unknown.
+def transfers_s(trace: Trace, plan: Plan) -> tuple[float, int]:
+    """Compute how long transfers were in progress in the capture, s.
 
     Of the rank for which that is longest.  A transfer lasts from the last member's call
     to the last end; time in which several are in progress counts once.  Background
     traffic has no times, and counts nothing.
+
+    Returns
+    -------
+    float, int
+        Seconds, NaN if no transfer is known; number of captured operations of the plan
+        whose transfer is unknown.
     """
     (mine,) = np.nonzero(plan.occurrence >= 0)
     occurrences, least = plan.occurrence[mine], np.iinfo(np.int64).min
     spans: list[list[Int64]] = [[] for _ in range(plan.world)]  # [k, 2] ns
+    known = 0
     for at in blocks(trace, occurrences, _BLOCK_CELLS):
         these = occurrences[at]
         members, part = trace.members(these), takes_part(trace, these)
         issue, end = (read_times(trace, n, these, members) for n in ("issue", "end"))
-        if not ((issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) | ~part).all():
-            return float("nan")
+        timed = ((issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) | ~part).all(axis=1)
+        known += int(timed.sum())
         span = np.stack([np.where(part, t, least).max(axis=1) for t in (issue, end)], 1)
         for rank, of_rank in enumerate(spans):
-            of_rank.append(span[(part & (members == rank)).any(axis=1)])
-    return max(_covered_s(np.concatenate(s)) if s else float("nan") for s in spans)
+            of_rank.append(span[timed & (part & (members == rank)).any(axis=1)])
+    if not known:
+        return float("nan"), len(occurrences)
+    longest = max(_covered_s(np.concatenate(s)) for s in spans)
+    return longest, len(occurrences) - known
 
 
 def _covered_s(spans: Int64) -> float:
@@ -101,20 +111,26 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
     quick = (
         request.passes - request.repeat + min(request.warm_up, iterations) / iterations
     )
-    moved, whole = transfers_s(trace, plan), captured_s(trace, plan)
+    (moved, lacking), whole = transfers_s(trace, plan), captured_s(trace, plan)
     if request.pace.timed:
         paced = moved + max(whole - moved, 0.0) * request.pace.factor
         takes, rests = runs * paced + quick * moved, "iterations and transfers"
     else:
         takes, rests = (runs + quick) * moved, "transfers"
+    number = np.count_nonzero(plan.occurrence >= 0)
+    unknown = "no times of transfers"
+    if number and not lacking:
+        unknown = "no times of iterations"
+    elif lacking < number:
+        unknown = f"times of {number - lacking:,} of {number:,} transfers"
     parts = []
-    if np.isfinite(takes):
+    if np.isfinite(takes) and not lacking:
         parts.append(f"about {duration(takes)} if {rests} take as long as captured")
     elif np.isfinite(whole) and not trace.meta.virtual:  # no network took its time
         most = (runs + quick) * whole * max(1.0, request.pace.factor)
         parts.append(
             f"up to {duration(most)} where the network is as fast as the captured "
-            "run's, of which no transfer is known"
+            f"run's, which has {unknown}"
         )
     if request.topology is not None or request.capacity is not None:
         # the network model takes long to import
@@ -127,8 +143,7 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
             least = complete * pass_bound_s(trace, plan, network)
             parts.append(f"at least {duration(least)} on {described(network)}")
     expected = " and ".join(parts) or (
-        "unknown, as the trace has no times of transfers (--capacity 400Gbps has a "
-        "bound)"
+        f"unknown, as the trace has {unknown} (--capacity 400Gbps has a bound)"
     )
     memory = byte_size(memory_bytes(plan, request.repeat))
     return (

@@ -23,7 +23,7 @@ from moetraffic.arrays import Float64, Int64
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.sizes import Matrices
 from moetraffic.tables import Table
-from moetraffic.units import bit_rate
+from moetraffic.units import bit_rate, byte_size
 
 from .ratio import Ratio, between_runs
 
@@ -94,9 +94,10 @@ class Ports:
         others = f"{who} at {' to '.join(span)}" if rest else ""
         text = ", ".join(filter(None, [*named, others]))
         title = f"Slow port{'s' * (len(named) > 1)}" if named else "Ports"
+        each = self.bench_bytes // len({p.rank for p in self.rates})
         return (
-            f"{title}: {text}; even all-to-all busbw {self.bench_busbw_gbs:.3g} GB/s "
-            "as nccl-tests measures"
+            f"{title}: {text}; even all-to-all of {byte_size(each)} a pair: busbw "
+            f"{bit_rate(1e9 * self.bench_busbw_gbs)} as nccl-tests measures"
         )
 
     def table(self) -> Table:

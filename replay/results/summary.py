@@ -153,7 +153,18 @@ def _over_ports(r: Replay) -> str:
     if part is None or math.isnan(part.over_ports.value):
         return text
     who = "they take" if text else "the operations take"
-    return f"{text}; {who} {interval(part.over_ports, 'x')} the bound of these ports"
+    over = _times(part.over_ports, r.fidelity)
+    return f"{text}; {who} {over} the bound of these ports"
+
+
+def _times(ratio: Ratio, found: Fidelity) -> str:
+    """Format a ratio with its interval: over iterations if there is one run."""
+    text = interval(ratio, "x")
+    if found.runs > 1 or math.isnan(ratio.low):
+        return text
+    if ratio.determined:
+        return f"{text[:-1]} over iterations)"
+    return text.replace("(", "over iterations (")
 
 
 def _value(ratio: Ratio, unit: str) -> str:
@@ -203,15 +214,15 @@ def _durations(r: Replay) -> str:
     ratios = []
     if walls is not None and not math.isnan(walls.over_bound.value):
         ratios.append(
-            f"{interval(walls.over_bound, 'x')} the lower bound of a pass "
+            f"{_times(walls.over_bound, found)} the lower bound of a pass "
             f"({duration(found.pass_bound_s)}){_below(walls.over_bound, found)}"
         )
     if whole is not None and not math.isnan(whole.transfer_over_captured.value):
         ratios.append(
-            f"{interval(whole.transfer_over_captured, 'x')} the captured transfer times"
+            f"{_times(whole.transfer_over_captured, found)} the captured transfer times"
         )
     if whole is not None and not math.isnan(whole.over_model.value):
-        ratios.append(f"{interval(whole.over_model, 'x')} those of {found.model_of}")
+        ratios.append(f"{_times(whole.over_model, found)} those of {found.model_of}")
     return "; ".join([line, *ratios]) + "."
 
 

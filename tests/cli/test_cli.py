@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import h5py
@@ -339,6 +339,31 @@ def test_a_collective_is_interpolated_in_a_table(
 ) -> None:
     said = refused(capsys, "bandwidth", "--collective", "all_reduce")
     assert "give its file, or big-red-200" in said
+
+
+@pytest.mark.parametrize(
+    ("times", "origin"),
+    [
+        ((10, 20, 110, 1010), "(interpolated)."),
+        ((900, 10, 900, 10), "(interpolated between measured sizes or ranks, no usab"),
+    ],
+)
+def test_the_time_of_a_size_says_that_no_fit_is_usable(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    times: Sequence[int],
+    origin: str,
+) -> None:
+    table = tmp_path / "links.csv"
+    sizes = zip((1000, 10_000, 100_000, 1_000_000), times, strict=True)
+    rows = "".join(f"broadcast,2,{size},{took}\n" for size, took in sizes)
+    table.write_text(f"collective,ranks,size_bytes,time_us\n{rows}")
+    asked = ["bandwidth", str(table), "--collective", "broadcast", "--size", "20000"]
+    assert main(asked) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("broadcast of 20,000 B on 2 ranks: ")
+    assert origin in said
+    assert ("no usable fit" in said) == ("no usab" in origin)
 
 
 def test_experts_that_do_not_spread_over_the_ranks_are_refused(

@@ -226,7 +226,11 @@ def test_the_traffic_of_the_best_layout_is_a_command(
 ) -> None:
     asked = ["estimate", *of.split(), "--best", "--platform", "polaris"]
     assert main(asked) == 0
-    (line,) = re.findall(r"traffic: moetraffic (.*)", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    batch = 8 * int(of.split("--gpus ")[1].split()[0])
+    first = " ".join(said.split()).partition("Layout:")[0]
+    assert f": {batch:,} sequences an iteration, 8 a GPU (--global-batch)." in first
+    (line,) = re.findall(r"traffic: moetraffic (.*)", said)
     assert main([*asked, "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["best"][0]
     assert main([*line.split(), "--json"]) == 0

@@ -19,6 +19,7 @@ from moetraffic.replay.backends.process_groups import Gloo
 from moetraffic.replay.bench import __main__ as bench
 from moetraffic.replay.bench import operations, rank, sweep
 from moetraffic.replay.bench.__main__ import main
+from moetraffic.replay.bench.result import Bench, Row, following
 from moetraffic.replay.bench.sweep import ONLY_OUT, Sweep, matrix_rows, size_range
 from moetraffic.replay.results.output import from_json, to_json
 from moetraffic.trace import Trace
@@ -38,6 +39,35 @@ def everything(**more):
             **more,
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("factors", "promised"),
+    [
+        ((1, 1, 1, 1), "(time of any size)"),
+        ((90, 1, 9, 0.01), "(time between measured sizes, no usable fit)"),
+        ((1, 1), "(time between measured sizes, no usable fit)"),
+    ],
+)
+def test_any_size_is_promised_only_with_a_usable_fit(factors, promised):
+    rows = tuple(
+        Row(
+            **dict.fromkeys(("platform", "protocol"), ""),
+            **{"collective": "broadcast", "ranks": 2, "span": 1, "place": "out"},
+            **{"size_bytes": size, "wire_bytes": size, "count": size // 4},
+            **{"dtype": "float32", "redop": "none", "root": 0, "wrong": 0},
+            **{"time_us": factor * (5 + size / 100), "algbw_gbs": 1, "busbw_gbs": 1},
+        )
+        for size, factor in zip(
+            (1000, 10_000, 100_000, 1_000_000), factors, strict=False
+        )
+    )
+    made = Bench(
+        **{"backend": "gloo", "ranks": 2, "nodes": ("a", "a"), "rows": rows},
+        **{"warmup": 1, "iterations": 1, "check": 1},
+        **dict.fromkeys(("moetraffic", "torch", "created"), ""),
+    )
+    assert following(made, Path("links.csv")).endswith(promised)
 
 
 # ---- what is measured ----------------------------------------------------------------

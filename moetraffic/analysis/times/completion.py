@@ -28,6 +28,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from moetraffic.analysis.claim import LEVEL as TESTED
 from moetraffic.analysis.resampling import Interval, ratio
 from moetraffic.arrays import Bool, Float64, Int64, Integer
 from moetraffic.patterns.bandwidth.moved_bytes import sizes, traffic_bytes
@@ -253,6 +254,7 @@ class TimeRatio:
     runs: tuple[int, int] | None = None  # of two replays: timed runs of each
     p: float | None = None  # of no difference between the runs of two replays
     busy: bool = False  # whether other processes used their hosts: interval is wider
+    ratio_tested: Interval | None = None  # over runs, of the test's confidence level
     busbw_runs: tuple[Interval, Interval] | None = None  # over the runs of each, GB/s
 
 
@@ -342,14 +344,9 @@ def _of_runs(
         )
     busy = bool(a.runs["busy"].any() or b.runs["busy"].any())
     interval, p = ratio_of_runs(*totals, busy=busy)
-    return replace(
-        ratio,
-        ratio=interval,
-        p=p,
-        busy=busy,
-        waiting=waiting,
-        runs=(len(totals[0]), len(totals[1])),
-    )
+    tested, _ = ratio_of_runs(*totals, busy=busy, level=1 - TESTED)
+    ratio = replace(ratio, ratio=interval, ratio_tested=tested, p=p, busy=busy)
+    return replace(ratio, waiting=waiting, runs=(len(totals[0]), len(totals[1])))
 
 
 def _positive(values: Float64) -> Float64:

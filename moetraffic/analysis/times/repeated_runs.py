@@ -101,7 +101,7 @@ def mean_of_runs(values: Float64) -> Interval:
 
 
 def ratio_of_runs(
-    below: Float64, above: Float64, *, busy: bool = False
+    below: Float64, above: Float64, *, busy: bool = False, level: float = LEVEL
 ) -> tuple[Interval, float]:
     """Compute the ratio of geometric means of a total in runs of two replays.
 
@@ -111,8 +111,8 @@ def ratio_of_runs(
     Returns
     -------
     Interval, float
-        Of LEVEL, by Welch's t, and the p-value of equal means; unknown (NaN) if a total
-        is 0.
+        Of ``level``, by Welch's t, and the p-value of equal means; unknown (NaN) if a
+        total is 0.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def ratio_of_runs(
     degrees = shares.sum() ** 2 / sum(
         share**2 / (len(of) - 1) for share, of in zip(shares, logs, strict=True)
     )
-    wide = stdtrit(degrees, (1 + LEVEL) / 2) * math.sqrt(shares.sum())
+    wide = stdtrit(degrees, (1 + level) / 2) * math.sqrt(shares.sum())
     factor = float(np.exp(wide))
     p = 2 * stdtr(degrees, -abs(math.log(value)) / math.sqrt(shares.sum()))
     return Interval(value=value, low=value / factor, high=value * factor), float(p)

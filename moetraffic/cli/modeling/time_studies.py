@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 SHOWN, DRAWN = 12, 6
 """Number of best configurations in the table, and in the picture."""
 
+EACH = 8
+"""Sequences a GPU in an iteration of a search, without a global batch."""
+
 DOUBLINGS = 10
 """How often the number of GPUs is doubled where no configuration fits."""
 
@@ -212,7 +215,7 @@ def best_layouts(
     its fields are shared by every layout.
     """
     number = int(config.world) if gpus is None else gpus
-    whole = 8 * number if batch is None else batch
+    whole = EACH * number if batch is None else batch
     assert isinstance(config.model, ModelShape)  # an option names one model
     among: dict[str, Sequence[float]] = {}
     if config.fused_attention:  # which computes again what "selective" would
@@ -240,12 +243,15 @@ def best_layouts(
             + (f"--gpus {enough} is enough" if enough else "give --memory-gb")
         )
     names, common = report.search_names(found, DRAWN)
-    title = f"Best of {number} GPUs, {whole} sequences an iteration"
+    of_batch = f"{whole:,} sequences an iteration"
+    title = f"Best of {number} GPUs, {of_batch}"
+    if batch is None:
+        of_batch += f", {EACH} a GPU (--global-batch)"
     rows = found.rows(SHOWN)
     times = found.estimate.iteration[found.order[: len(rows)]].tolist()
     data = [{**row, "iteration_s": t} for row, t in zip(rows, times, strict=True)]
     shown = _study(
-        report.search_sentences(found, f"{title}, {source}"),
+        report.search_sentences(found, of_batch, f"Best of {number} GPUs, {source}"),
         report.search_table(found, SHOWN, f"{title}: {source}"),
         report.figure(
             found.estimate,
@@ -269,7 +275,7 @@ def _enough(
     """Return twice, four times ... as many GPUs with a configuration that fits."""
     for more in (gpus << power for power in range(1, DOUBLINGS + 1)):
         try:
-            found = searched(gpus=more, global_batch=batch or 8 * more)
+            found = searched(gpus=more, global_batch=batch or EACH * more)
         except LayoutError:  # of the batch or of what is fixed: others may do
             continue
         if len(found.order):

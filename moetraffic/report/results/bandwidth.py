@@ -54,17 +54,39 @@ def sentences(table: BandwidthTable) -> list[str]:
     lines = []
     for name, curves in of.items():
         best = max(curves, key=lambda one: one["busbw_gbs"])
-        left = [abs(x) for one in curves for x in one["left_out"] or ()]
-        error = float(np.median(left)) if left else 0.0
-        fit = f"; {'no usable ' * (error > USABLE)}fit: {error:.0%} median error at "
-        fit += "sizes left out"
+        fit = _fit_words(curves)
         lines.append(
             f"{name}: busbw {three_digits(best['busbw_gbs'])} GB/s on {best['ranks']} "
-            f"ranks, at {best['largest_bytes']:,} B{fit if left else ''}."
+            f"ranks, at {best['largest_bytes']:,} B{f'; {fit}' * bool(fit)}."
         )
     rest = len(lines) - MOST_LINES
     more = [f"{rest} more collectives are in the table."] if rest > 0 else []
     return lines[:MOST_LINES] + more
+
+
+def _fit_words(curves: list[dict[str, Any]]) -> str:
+    """State the median error of the fits of some curves, and whether they are usable.
+
+    "" if no curve has enough sizes for a fit.
+    """
+    left = [abs(x) for one in curves for x in one["left_out"] or ()]
+    error = float(np.median(left)) if left else 0.0
+    words = f"fit: {error:.0%} median error at sizes left out"
+    return f"{'no usable ' * (error > USABLE)}{words}" if left else ""
+
+
+def origin_words(table: BandwidthTable, collective: str, *, inside: bool) -> str:
+    """State how the time of a size comes from a table, and why not to rely on it.
+
+    ``inside`` is whether the size and the ranks are in the measured range.
+    """
+    how = "interpolated" if inside else "extrapolated"
+    mine = [one for one in records(table) if one["collective"] == collective]
+    fit = _fit_words(mine)
+    if not fit.startswith("no"):
+        return how
+    where = "between" if inside else "beyond"
+    return f"{how} {where} measured sizes or ranks, {fit}"
 
 
 def sheet(table: BandwidthTable) -> Table:

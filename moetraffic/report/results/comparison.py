@@ -85,11 +85,14 @@ def _ratio(ratio: TimeRatio) -> str:
     found = ratio.ratio
     if np.isnan(found.value):
         return "unknown"
+    # beside a test, the interval that excludes 1 where the test rejects equal means
+    tested = ratio.ratio_tested
+    ends, level = (found, LEVEL) if tested is None else (tested, 1 - CLAIMED)
+    within = f"{level:.0%} CI {ends.low:.3g} to {ends.high:.3g}"
     if ratio.runs is not None and not _determined(found):
-        return f"{found.low:.3g} to {found.high:.3g} times the first's (not determined)"
-    within = f" ({LEVEL:.0%} CI {found.low:.3g} to {found.high:.3g})"
-    return f"{found.value:.3g} times the first's" + within * bool(
-        found.low <= found.high
+        return f"{within} times the first's (not determined)"
+    return f"{found.value:.3g} times the first's" + f" ({within})" * bool(
+        ends.low <= ends.high
     )
 
 

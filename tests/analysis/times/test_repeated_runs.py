@@ -157,6 +157,16 @@ def test_a_difference_is_stated_only_with_its_interval(replay):
     assert "duration of" not in same
     far = " ".join(sentences(compare(replay, slower(replay, 1_000_000))))
     assert "over 3 and 3 runs: a difference is shown" in far
+    # the interval beside the test is of its level, and agrees with it
+    for factor in (1, 2, 3, 1_000_000):
+        made = compare(replay, slower(replay, factor))
+        (said,) = (s for s in sentences(made) if "busbw" in s)
+        assert "99% CI" in said
+        assert "95% CI" not in said
+        for found in made.times:
+            tested = found.ratio_tested
+            assert tested.low <= found.ratio.low <= found.ratio.high <= tested.high
+            assert (found.p < 0.01) == (not tested.low <= 1 <= tested.high)
     busy = replay.runs.copy()
     busy["busy"] = 1
     loaded = replay.replace(runs=busy)

@@ -41,7 +41,7 @@ def test_passes_take_as_long_as_captured_transfers_or_iterations(run, toy_file):
     some = make_plan(run, ranks=(), iterations=range(1, 3))
     assert captured_s(run, some) == pytest.approx(5.0)
     # each of 21 operations takes 20 ns, one after another
-    assert transfers_s(run, plan) == pytest.approx(21 * 20e-9)
+    assert transfers_s(run, plan)[0] == pytest.approx(21 * 20e-9)
     # one verifying pass, two runs, and one iteration of three as warm-up
     request = Request(trace=toy_file(), repeat=2, capacity="8Mbps")
     said = expectation(run, plan, request)
@@ -68,14 +68,14 @@ def test_a_late_member_is_no_transfer(run):
     # rank 0 calls 5 us before rank 1, and ends with it
     late = run.replace(issue={2: issue - [5000, 0]}, end={2: end})
     plan = make_plan(late, ranks=())
-    assert transfers_s(late, plan) == pytest.approx(21 * 20e-9)
+    assert transfers_s(late, plan)[0] == pytest.approx(21 * 20e-9)
 
 
 def test_transfers_of_other_ranks_and_overlapping_ones_count_once(toy):
     trace = toy(world=4, groups=[(0, 1), (2, 3)], iterations=(0,))
     # a rank has 6 exchanges of 20 ns, and an all-reduce with all others
     plan = make_plan(trace, ranks=())
-    assert transfers_s(trace, plan) == pytest.approx(7 * 20e-9)
+    assert transfers_s(trace, plan)[0] == pytest.approx(7 * 20e-9)
     # each of them lasts until 15 ns after the next was called
     ends = {
         n: take(p, np.arange(p.shape[0])) + 25
@@ -83,7 +83,7 @@ def test_transfers_of_other_ranks_and_overlapping_ones_count_once(toy):
         if n.startswith("end")
     }
     longer = trace.replace(end={int(n.split("_")[1]): p for n, p in ends.items()})
-    apart = transfers_s(longer, plan)
+    apart, _ = transfers_s(longer, plan)
     assert 7 * 20e-9 < apart < 7 * 45e-9
 
 
@@ -101,6 +101,16 @@ def test_unknown_times_make_the_duration_a_bound_or_unknown(run, toy_file):
     lacking = run.replace(issue={2: unknown})
     said = expectation(lacking, make_plan(lacking, ranks=()), request)
     assert "up to 20 s where" in said
+    assert "captured run's, which has no times of transfers;" in said
+    # one operation is unknown: the others are not said to be
+    some = take(run.panels["issue_2"], np.arange(21)).copy()
+    some[4] = UNKNOWN_TIME
+    partly = run.replace(issue={2: some})
+    plan = make_plan(partly, ranks=())
+    assert transfers_s(partly, plan) == (pytest.approx(20 * 20e-9), 1)
+    said = expectation(partly, plan, request)
+    assert "up to 20 s where" in said
+    assert "captured run's, which has times of 20 of 21 transfers;" in said
     # no network took the wall time of a virtual run
     virtual = lacking.replace(meta=replace(lacking.meta, virtual=True))
     assert "unknown" in expectation(virtual, make_plan(virtual, ranks=()), request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,7 +79,11 @@ def test_a_slow_port_is_named_with_its_rate():
     assert text.startswith("Slow port: rank 2 sends at 48 Mbps (4")
     assert "others at 192 Mbps to 200 Mbps" in text
     assert ports_of([[1e6] * 3] * 2).slow == ()
-    assert "Ports: all at 8 Mbps;" in ports_of([[1e6] * 3] * 2).sentence()
+    even = replace(ports_of([[1e6] * 3] * 2), bench_bytes=15_000, bench_busbw_gbs=0.225)
+    assert even.sentence() == (
+        "Ports: all at 8 Mbps; even all-to-all of 5.00 kB a pair: busbw 1.8 Gbps as "
+        "nccl-tests measures"
+    )
 
 
 def test_a_port_that_the_others_cannot_fill_has_a_lower_bound():
@@ -177,6 +182,8 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_pa
     even = made.ports.bench_busbw_gbs
     assert float(share[1]) == pytest.approx(100 * exchanges / even, abs=0.5)
     assert "exceed the given network" in said
+    (line,) = (s for s in sentences(made) if s.startswith("all-to-all busbw"))
+    assert "transfer time (1 Mbps a rank, which measured ports exceed)" in line
     written = json.loads(file.read_text())
     assert written["ports"] == json.loads(made.to_json())["ports"]
     assert part.over_ports.low <= part.over_ports.value <= part.over_ports.high
