@@ -65,7 +65,7 @@ from .exchange_claims import exchange_claims, load_peaks
 from .expert_statistics import expert_statistics
 from .network_statistics import network, packet_complexity
 from .observation import joined, observe, observe_loads
-from .omissions import omitted_calls, unnamed_exchanges
+from .omissions import omitted_calls, rows_that_differ, unnamed_exchanges
 from .records import frame, records
 from .token_choices import token_choices
 
@@ -216,7 +216,7 @@ def analyze(
             f"parts are {', '.join(PARTS)}, not {', '.join(unknown)}: choose among them"
         )
     validate_sources(rhythm_by)
-    notes, omitted = list[str](), omitted_calls(trace)
+    notes, omitted = rows_that_differ(trace), omitted_calls(trace)
     if omitted:  # what depends on the times of all calls would be false
         lost = [part for part in ALL_CALLS if part in parts]
         lost += ["claims about the bursts of a rank"] * ("claims" in parts)

@@ -1,4 +1,4 @@
-"""State which calls of a run a trace lacks, or has without layer and phase."""
+"""State which calls a trace lacks, has without layer, or whose rows contradict it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, Trace, WireForm
+from moetraffic.trace.model import ROWS_DIFFER
 from moetraffic.units import rank_span
 
 _BY_RANKS = re.compile(r"\branks? (\d+(?:, \d+)*) left out ")
@@ -51,6 +52,13 @@ def _recorded(trace: Trace, operation: str) -> Counter[int]:
             counts = trace.recorded(calls).sum(axis=0).tolist()
             total.update(dict(zip(group.ranks, counts, strict=True)))
     return total
+
+
+def rows_that_differ(trace: Trace) -> list[str]:
+    """Repeat what the trace states of rows that contradict the routing, once."""
+    found = [part for part in trace.meta.schedule.split("; ") if ROWS_DIFFER in part]
+    more = f" ({len(found)} layers in all)" * (len(found) > 1)
+    return [part + more for part in found[:1]]
 
 
 def unnamed_exchanges(trace: Trace) -> int:

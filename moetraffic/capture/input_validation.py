@@ -229,7 +229,8 @@ def _no_expert(chosen: int, experts: int) -> str:
         return f"expert {chosen} was chosen, but ids are from 0 on: give -1 for none"
     return (
         f"expert {chosen} was chosen, but capture.router, or an attribute of the "
-        f"router, says experts={experts}: give experts={chosen + 1}, or more"
+        f"router, says experts={experts}: give experts={chosen + 1}, or more, or "
+        "register a narrower class if this one matches other layers (an output head)"
     )
 
 

@@ -15,10 +15,12 @@ from moetraffic.analysis.forecast.usefulness import WORSE
 from moetraffic.analysis.noise.skew_claims import NO_TOKENS
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
+from moetraffic.trace.model import ROWS_DIFFER
 
 from .forecast_horizons import nearest, reach_of, worse_than_persistence
 from .layer_lists import detailed, layers_of, range_of, rounded_up, some_layers, unit_of
 
+IN_DATA = (BEYOND, REPEATED, ROWS_DIFFER)  # in notes that the line on data repeats
 REDUCED = "MSE reduced by"
 """Name of a figure that is negative where the MSE is increased."""
 
@@ -144,13 +146,14 @@ def sentences(analysis: Analysis, *, file: str = "run.h5") -> list[str]:
 def conclusions(analysis: Analysis) -> list[str]:
     """Format the lines of :func:`answer` without the commands that come next."""
     if not analysis.claims:
+        data = str(_data(analysis))
         if analysis.unnamed:
-            return [str(_data(analysis))]
-        why = "; ".join(analysis.notes) or (
+            return [data]
+        why = "; ".join(note for note in analysis.notes if note not in data) or (
             "claims need iterations with complete records of an expert exchange, or "
             "bursts of a rank with known times"
         )
-        return [str(_data(analysis)), f"Claims: none. {why[:1].upper()}{why[1:]}."]
+        return [data, f"Claims: none. {why[:1].upper()}{why[1:]}."]
     return [str(line) for line in answer(analysis) if line.basis != STEP]
 
 
@@ -158,7 +161,8 @@ def _data(analysis: Analysis) -> Line:
     every = analysis.exchanges
     lacks = f"incomplete: {analysis.omitted}; " if analysis.omitted else ""
     if not every:
-        text = "no expert exchange"
+        unrouted = (note for note in analysis.notes if "no demand" in note)
+        text = next(unrouted, "no expert exchange")
         if analysis.unnamed:
             text = (
                 f"expert exchanges are not named: layer and phase of "
@@ -180,7 +184,7 @@ def _data(analysis: Analysis) -> Line:
             else f"; loads of experts unknown: {_of_ranks(every)}"
         )
         + f"; claims are tested (p < {LEVEL:g}), measured values are not"
-        + "".join(f"; {n}" for n in analysis.notes if BEYOND in n or REPEATED in n)
+        + "".join(f"; {n}" for n in analysis.notes if any(x in n for x in IN_DATA))
     )
     return Line(topic="Data", text=text, basis="data")
 
@@ -396,7 +400,8 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         rest = "; " + other if other else ""
         before = f"{UNDECIDED}: {reason}{rest}"
         undecided = reason + _fitted(before, few, ", ", width=LONG) + rest
-    lacking = _fitted(NOT_SHOWN, no_evidence, ", ", width=LONG)
+    of = "" if _known_experts(analysis) or not no_evidence else f"{_of_ranks(every)}: "
+    lacking = of + _fitted(f"{NOT_SHOWN}: {of}", no_evidence, ", ", width=LONG)
     found = {NOT_SHOWN: lacking, UNDECIDED: undecided or other}
     return [Line(topic=t, text=x, basis="claims") for t, x in found.items() if x]
 

@@ -30,6 +30,9 @@ ROUTING = "routing"
 
 ALL_TO_ALL = "all_to_all"
 
+ROWS_DIFFER = "token copies were routed"
+"""Part of a remark of the schedule that the rows sent contradict the routing."""
+
 STEP_KINDS = ("train", "evaluation", "skipped")
 
 DIRECTIONS = ("forward", "backward", "recompute")

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moetraffic.analysis import analyze
 from moetraffic.arrays import Int64
 from moetraffic.trace import ROUTING, Trace
-from moetraffic.trace.model import Source
+from moetraffic.trace.model import ROWS_DIFFER, Source
 from moetraffic.trace.provenance import source_counts
 
 HERE = Path(__file__).parent
@@ -98,6 +99,8 @@ def test_a_dispatch_of_more_rows_than_routed_copies_is_named(
             "a dispatch of layer 0 sends 128 rows, but 64 token copies were routed"
             in trace.meta.schedule
         )
+        (note,) = (n for n in analyze(trace, parts="claims").notes if ROWS_DIFFER in n)
+        assert note in trace.meta.schedule
 
 
 def test_count_exchanges_are_inferred_beside_annotated_calls(

@@ -66,6 +66,19 @@ def analysis(*exchanges: ExchangeAnalysis, bursts: tuple[Claim, ...] = ()) -> An
     )
 
 
+RECEIVED = Subject(
+    name="received",
+    about="bytes",
+    unit="bytes",
+    cells=2,
+    followed=2,
+    curves={},
+    forecasts=None,
+    limits=None,
+    memory=None,
+)
+
+
 def line(found: Analysis, topic: str) -> str:
     (text,) = (str(one) for one in answer(found) if one.topic == topic)
     return text
@@ -239,24 +252,13 @@ def test_a_level_that_begins_with_the_run_has_no_iteration() -> None:
 
 
 def test_where_experts_are_unknown_the_load_is_that_of_ranks() -> None:
-    subject = Subject(
-        name="received",
-        about="bytes",
-        unit="bytes",
-        cells=2,
-        followed=2,
-        curves={},
-        forecasts=None,
-        limits=None,
-        memory=None,
-    )
-    pair = replace(
-        exchange(0, claim("level change", STATED, 60)),
-        ranks=(0, 1),
-        subjects=(subject,),
-    )
+    claims = claim("level change", STATED, 60), claim("moves")
+    pair = replace(exchange(0, *claims), ranks=(0, 1), subjects=(RECEIVED,))
     assert line(analysis(pair), "Movement") == (
         "Movement: bytes received by 2 ranks: level change (at iteration 60)."
+    )
+    assert line(analysis(pair), "No evidence of") == (
+        "No evidence of: bytes received by 2 ranks: moves."
     )
     assert "experts unknown: bytes received by 2 ranks" in line(analysis(pair), "Data")
 
@@ -498,6 +500,15 @@ def test_the_figure_of_the_matrix_stands_there_also_where_it_shows_nothing() -> 
         "No evidence of: matrix predictable 1 ahead (cells, not port sums: MSE changed "
         "by +2%)."
     )
+
+
+def test_the_data_line_names_missing_demand_and_rows_that_differ() -> None:
+    none = "layer 0, group 0: no demand, for no router was seen: register yours"
+    found = replace(analysis(bursts=(claim("periodic"),)), notes=(none,))
+    assert line(found, "Data") == f"Data: {none}."
+    more = "layer 0: more rows than token copies were routed"
+    found = replace(analysis(exchange(0, claim("moves"))), notes=(more,))
+    assert line(found, "Data").endswith(f"; {more}.")
 
 
 def test_claims_and_summary_stand_in_json_tables_and_frame() -> None:

@@ -61,6 +61,7 @@ def burst_claims(
     end: npt.ArrayLike,
     *,
     marks: npt.ArrayLike | None = None,
+    observed: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     about: str,
     seed: int = 0,
 ) -> tuple[Claim, ...]:
@@ -72,6 +73,8 @@ def burst_claims(
         ``[n]`` int64 ns, of events.
     marks
         ``[m]`` int64 ns, where steps begin; None: unknown.
+    observed
+        Starts and ends of uninterrupted training, as of :func:`.step_time.step_spans`.
 
     Returns
     -------
@@ -89,7 +92,8 @@ def burst_claims(
     if marks is None:
         found = repetition(first, last)
         return (claim_of_bursts(found, bursts=len(first), about=about),)
-    begin, finish = step_spans(marks, within=extent(first, last))
+    within = extent(first, last)
+    begin, finish = step_spans(marks, within=within, observed=observed)
     on = shares_on(first, last, begin, finish)
     return (claim_of_steps(on, finish - begin, about=about, seed=seed),)
 

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from moetraffic.analysis.claim import Claim
-from moetraffic.analysis.times.call_times import on_the_wire, step_starts
+from moetraffic.analysis.times.call_times import (
+    observed_steps,
+    on_the_wire,
+    step_starts,
+)
 from moetraffic.trace import Trace
 
 from .burst_claims import burst_claims
@@ -51,5 +55,6 @@ def rank_claims(
         first,
         last,
         marks=marks if marks is not None and len(marks) >= MARKS else None,
+        observed=observed_steps(trace, rank, iterations),
         about=f"all-to-alls of rank {rank}",
     )

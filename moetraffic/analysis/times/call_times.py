@@ -14,7 +14,7 @@ import numpy as np
 
 from moetraffic.arrays import Bool, Int64
 from moetraffic.errors import TraceError
-from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Source, Trace
 from moetraffic.trace.clock import to_common
 
 CELLS = 1 << 21
@@ -159,12 +159,35 @@ def step_starts(trace: Trace, rank: int, iterations: range | None = None) -> Int
 
 def step_ns(trace: Trace, rank: int) -> float:
     """Compute the median duration of a rank's training steps, ns; NaN if unknown."""
-    steps = trace.steps
     train = training_steps(trace, None)
-    start, end = steps.start[train, rank], steps.end[train, rank]
+    start, end = (times[train, rank] for times in step_bounds(trace))
     known = (start != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (end > start)
     lengths = (end - start)[known]
     return float(np.median(lengths)) if len(lengths) >= 4 else float("nan")
+
+
+def step_bounds(trace: Trace) -> tuple[Int64, Int64]:
+    """Find when steps begin and end, also those inferred from the calls.
+
+    An inferred step is recorded from its first to its last call; computation outside
+    belongs to no step.  Where the next iteration is a training step as well, it lasts
+    until that one begins; else its end is unknown.
+
+    Returns
+    -------
+    start, end
+        int64 ``[S, R]`` ns of each rank's clock, or UNKNOWN_TIME.
+    """
+    steps, end = trace.steps, trace.steps.end.copy()
+    inferred = steps.source == Source.INFERRED
+    until = np.full_like(end, UNKNOWN_TIME)
+    train = training_steps(trace, None)
+    follows = np.flatnonzero(train[:-1] & train[1:] & (np.diff(steps.iteration) == 1))
+    after = steps.start[follows + 1]
+    known = after != UNKNOWN_TIME
+    until[follows] = np.where(known, np.maximum(end[follows], after), UNKNOWN_TIME)
+    end[inferred] = until[inferred]
+    return steps.start, end
 
 
 def observed_steps(

@@ -30,7 +30,7 @@ from moetraffic.patterns.time_model import (
 )
 from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 
-from .call_times import times_in_blocks, training_steps
+from .call_times import step_bounds, times_in_blocks, training_steps
 from .iteration_traffic import world_matrices
 
 PEAK_FLOPS = 1e12
@@ -154,8 +154,8 @@ def step_times(trace: Trace, *, warm_up: int = 3) -> StepTimes:
         If no training step has times.
     """
     steps = trace.steps
-    known = (steps.start != UNKNOWN_TIME).all(axis=1)
-    known &= (steps.end > steps.start).all(axis=1)
+    start, end = step_bounds(trace)
+    known = (start != UNKNOWN_TIME).all(axis=1) & (end > start).all(axis=1)
     there = np.flatnonzero(training_steps(trace, None) & known)
     there = there[warm_up:] if len(there) > warm_up else there
     if not len(there):
@@ -164,7 +164,7 @@ def step_times(trace: Trace, *, warm_up: int = 3) -> StepTimes:
             "Recorder.step"
         )
     chosen = steps.iteration[there]
-    whole = (steps.end[there] - steps.start[there]) / 1e9
+    whole = (end[there] - start[there]) / 1e9
     shape = whole.shape
     calls = _calls(trace, chosen)
     kinds = sorted({trace.groups[s.group].kind for s in trace.sites})

@@ -32,7 +32,7 @@ from moetraffic.errors import AnalysisError
 from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.trace.clock import to_common
 
-from .call_times import times_in_blocks, training_steps
+from .call_times import step_bounds, times_in_blocks, training_steps
 from .intervals import merge_intervals
 
 Events = tuple[npt.ArrayLike, npt.ArrayLike]
@@ -127,7 +127,8 @@ def occupation(trace: Trace, *, iterations: range | None = None) -> TimeBreakdow
     if not known.any():
         raise AnalysisError(
             "the parts of a step's time need steps with a start and an end, but "
-            f"{trace.name} has none: capture a run that marks its steps"
+            f"{trace.name} has none (an inferred step ends where the next training "
+            "step begins): capture a run that marks its steps"
         )
     start, end = np.where(known, start, 0), np.where(known, end, 0)
     parts = np.zeros((4, len(iteration), world), np.int64)
@@ -179,7 +180,7 @@ def _steps(trace: Trace, iterations: range | None) -> tuple[Int64, Int64, Int64]
     """Read training steps: iteration ``[S]``, start and end ``[S, R]``, ns."""
     steps = trace.steps
     keep = training_steps(trace, iterations)
-    start, end = steps.start[keep], steps.end[keep]
+    start, end = (times[keep] for times in step_bounds(trace))
     ranks = np.broadcast_to(np.arange(start.shape[1]), start.shape)
     return (
         np.asarray(steps.iteration[keep], np.int64),

@@ -69,7 +69,7 @@ def analyze(
         "Sources of on-off statistics: phase, layer, exchange, rank, link, nic.",
         panel=METHOD,
     ),
-    threads: Threads = 0,
+    threads: Threads = None,
     dask: str | None = option(
         None, "Compute on the dask cluster with the scheduler HOST:PORT."
     ),

@@ -66,7 +66,7 @@ def report(
         max=MOST_MB,
     ),
     force: Force = False,
-    threads: Threads = 0,
+    threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Write an HTML report of a trace, which opens in any browser without a network.

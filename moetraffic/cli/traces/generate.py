@@ -96,11 +96,11 @@ def generate(
         "NPZ file for the true gate probabilities of the sample (parametric "
         "model), for evaluate --probabilities.",
     ),
-    threads: int = option(
-        0,
+    threads: int | None = option(
+        None,
         "Number of threads; the file does not depend on it.",
         shown="all cores",
-        min=0,
+        min=1,
     ),
     force: bool = option(
         False, "Overwrite existing outputs, and write what the judgment refuses."
@@ -181,7 +181,7 @@ def generate(
             seed=seed,
             **asdict(size),
             knobs=knobs,
-            threads=threads,
+            threads=threads or 0,
         )
     else:
         demand = model.sample(iterations=count, seed=seed, ranks=ranks, ep=ep)

@@ -271,8 +271,8 @@ Algorithm = Annotated[
     ),
 ]
 Threads = Annotated[
-    int,
-    option(..., "Number of threads that read and compute.", shown="all cores", min=0),
+    int | None,
+    option(..., "Number of threads that read and compute.", shown="all cores", min=1),
 ]
 
 

@@ -20,6 +20,7 @@ from moetraffic.errors import TraceError
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
+    ROWS_DIFFER,
     TRANSPOSED_PHASES,
     Presence,
     Site,
@@ -148,7 +149,7 @@ def more_sent(trace: Trace) -> list[str]:
                 int(excess[at]),
                 (
                     f"a dispatch of layer {site.layer} sends {rows[at]} rows, but "
-                    f"{copies[at]} token copies were routed: rows are padded, or the "
+                    f"{copies[at]} {ROWS_DIFFER}: rows are padded, or the "
                     "recorded routing is not that of the layer"
                 ),
             )

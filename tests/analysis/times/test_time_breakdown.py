@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from moetraffic.analysis.times.time_breakdown import distribution, occupation
 from moetraffic.errors import AnalysisError
 from moetraffic.report.results.rhythm import time_chart, time_table
 from moetraffic.trace import Trace
-from moetraffic.trace.model import Group, Meta, Occurrences, Site, Steps
+from moetraffic.trace.model import Group, Meta, Occurrences, Site, Source, Steps
 from moetraffic.trace.panel import ArrayPanel
 
 
@@ -121,6 +123,26 @@ def test_a_step_without_times_is_refused_or_left_out():
     found = occupation(made([], steps=((unknown, unknown), (0, 5))))
     assert found.known.tolist() == [[False, False], [True, True]]
     assert found.total.tolist() == [[0, 0], [5, 5]]
+
+
+def test_inferred_steps_last_until_the_next_training_step_or_are_unknown():
+    """Each step has 30 ns of calls, and 10 ns of compute after its last call."""
+    starts = [0, 100, 200, 300, 400, 500]
+    calls = [(n, [(at, at, at + 30)] * 2) for n, at in enumerate(starts)]
+    trace = made(calls, steps=[(at, at + 90) for at in starts])
+    kind = ("train", "train", "evaluation", "train", "train", "train")
+    source = np.full(6, Source.INFERRED, np.uint8)
+    steps = replace(trace.steps, kind=kind, source=source)
+    found = occupation(trace.replaced(steps=steps))
+    assert found.iteration.tolist() == [0, 1, 3, 4, 5]
+    assert found.known[:, 0].tolist() == [True, False, True, True, False]
+    assert parts(found, 0, 0) == [70, 30, 0, 0]
+    assert found.collective_fraction == pytest.approx([0.3, 0.3])
+    marked = replace(steps, source=np.full(6, Source.LINKED, np.uint8))
+    assert occupation(trace.replaced(steps=marked)).known.all()
+    alone = replace(steps, kind=("train", "evaluation") * 3)
+    with pytest.raises(AnalysisError, match="an inferred step ends where the next"):
+        occupation(trace.replaced(steps=alone))
 
 
 def test_a_captured_run_adds_up_and_is_drawn(captured, tmp_path):
