@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import beta
 
 import moetraffic
 from moetraffic.cli import main
@@ -343,25 +344,39 @@ def test_examples_in_docstrings_are_true() -> None:
 
 
 CLAIM_ROW = re.compile(r"(false|found): (\d+)%?.*? / (\d+)")
+ERRORS = re.compile(
+    r"\*Errors: false[^()]*? in (?:at most )?(\d+) of (\d+) / (\d+) of (\d+) runs"
+    r"(?: of each of (\d+) processes)? \([^()]*?upper limits (\S+) / (\S+)%[^()]*\)"
+    r".*?; found in at least (\d+)%[^/]* / (\d+)%"
+)
 
 
-def errors_of(name: str) -> str:
-    """The line of docs/statistics.md that sums up the column of docs/claims.md."""
+def errors_of(name: str) -> list[float]:
+    """What sums up a column of docs/claims.md: counts, limits, smallest shares."""
     page = (ROOT / "docs" / "claims.md").read_text()
-    table = page[page.index("| process | skewed |") :].split("\n\n")[0].splitlines()
-    column = [cell.strip() for cell in table[0].split("|")].index(name)
-    cells = [CLAIM_ROW.match(row.split("|")[column].strip()) for row in table[2:]]
+    made = re.search(
+        r"^(\d+) runs of each process of 300 .*?, (\d+) of 1,000", page, re.M
+    )
+    assert made is not None
+    runs = [int(number) for number in made.groups()]
+    cells = []
+    for begin in ("| process | skewed |", "| process | periodic |\n"):
+        table = page[page.index(begin) :].split("\n\n")[0].splitlines()
+        names = [cell.strip() for cell in table[0].split("|")]
+        if name in names:
+            column = names.index(name)
+            cells += [CLAIM_ROW.match(r.split("|")[column].strip()) for r in table[2:]]
     kinds: dict[str, list[tuple[int, int]]] = {"false": [], "found": []}
     for cell in filter(None, cells):
         kinds[cell[1]].append((int(cell[2]), int(cell[3])))
     worst = [max(ends) for ends in zip(*kinds["false"], strict=True)]
+    limits = [
+        round(100 * float(beta.ppf(0.975, w + 1, n - w)), 1)
+        for w, n in zip(worst, runs, strict=True)
+    ]
     least = [min(ends) for ends in zip(*kinds["found"], strict=True)]
-    number = len(kinds["false"])
-    of = f"each of {number} processes" if number > 1 else "1 process"
-    return (
-        f"*Errors: false in at most {worst[0]} / {worst[1]} of 300 runs of {of}; "
-        f"found in at least {least[0]}% / {least[1]}%.*"
-    )
+    counts = [worst[0], runs[0], worst[1], runs[1], len(kinds["false"])]
+    return [*counts, *limits, *least]
 
 
 def test_each_statistic_has_the_error_rates_of_the_benchmark() -> None:
@@ -371,7 +386,9 @@ def test_each_statistic_has_the_error_rates_of_the_benchmark() -> None:
     assert names is not None
     for name in names[1].split(" | "):
         section = page.split(f"\n## {name.capitalize()}\n")[1].split("\n## ")[0]
-        assert errors_of(name) in section, name
+        found = ERRORS.search(section)
+        assert found is not None, name
+        assert [float(part or 1) for part in found.groups()] == errors_of(name), name
         for part in ("Test: ", "Example: ", "It misleads: "):
             assert f"- {part}" in section
 

@@ -288,7 +288,7 @@ def test_an_output_is_refused_before_the_work(
     assert there.read_text().startswith("file,layer")
     assert main([*asked, str(tmp_path / "x.ods")]) == 2
     assert main([*asked, str(tmp_path / "y.csv"), "--threads", "-1"]) == 2
-    assert "at least 0, but is -1" in capsys.readouterr().err
+    assert "at least 1, but is -1" in capsys.readouterr().err
     assert main([*asked, str(tmp_path / "x.json")]) == 0
     assert json.loads((tmp_path / "x.json").read_text())["exchanges"]
 

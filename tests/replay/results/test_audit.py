@@ -267,30 +267,34 @@ def test_the_slowdown_is_that_of_the_all_to_alls_alone(toy):
 
 
 @pytest.mark.parametrize(
-    ("by_operations", "by_bytes", "states"),
+    ("by_operations", "by_bytes", "states", "least"),
     [
-        (1.0, 1.3, "its bytes slow them (1.30x"),
-        (1.3, 1.0, "no effect of its bytes is shown"),
-        (1.3, 1.2, "its bytes slow them (1.20x"),
+        (1.0, 1.3, "its bytes slow them (1.30x", 1),
+        # the interval is of 95%: in 1 of 40 draws it lies above 1 by chance
+        (1.3, 1.0, "no effect of its bytes is shown", 8),
+        (1.3, 1.2, "its bytes slow them (1.20x", 1),
     ],
 )
 def test_pairs_state_whether_bytes_or_operations_slow(
-    toy, by_operations, by_bytes, states
+    toy, by_operations, by_bytes, states, least
 ):
     plan = make_plan(toy(world=2, iterations=range(12)))
     rng = np.random.default_rng(secrets.randbits(32))
-    triples = []
-    for _ in range(6):
-        noise = [rng.integers(9900, 10100, len(plan)) for _ in range(3)]
-        factors = 1.0, by_operations * by_bytes, by_operations
-        triples.append(
-            tuple(
-                timed(plan, lambda r, o, n=n, f=f: int(f * n[o]))
-                for n, f in zip(noise, factors, strict=True)
+    stated = 0
+    for _ in range(1 if least == 1 else 12):
+        triples = []
+        for _ in range(6):
+            noise = [rng.integers(9900, 10100, len(plan)) for _ in range(3)]
+            factors = 1.0, by_operations * by_bytes, by_operations
+            triples.append(
+                tuple(
+                    timed(plan, lambda r, o, n=n, f=f: int(f * n[o]))
+                    for n, f in zip(noise, factors, strict=True)
+                )
             )
-        )
-    found = said(plan, triples[0][1], pairs=triples)
-    assert states in _beside(found, found.slowdown)
+        found = said(plan, triples[0][1], pairs=triples)
+        stated += states in _beside(found, found.slowdown)
+    assert stated >= least
     one = said(plan, triples[0][1], pairs=triples[:1])
     assert "one pair has no interval" in _beside(one, one.slowdown)
     unknown = _beside(replace(found, slowdown_by_bytes=UNKNOWN_RATIO), found.slowdown)
