@@ -98,10 +98,7 @@ class Walk(Baseline):
 
 
 class Repeated(Baseline):
-    """Captured rows repeated: the run in its order; further ranks send what it sent.
-
-    Rank r of a sample sends what rank r modulo R of the run sent in that iteration.
-    """
+    """The captured run in its order; rank r sends the rows of its rank r modulo R."""
 
     def _draw(
         self, scenario: Scenario, iterations: int, rng: np.random.Generator

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moetraffic.cli.networks.fabric import NETWORK, fabric
 from moetraffic.cli.networks.fabric import TOPOLOGIES as HELPED
-from moetraffic.cli.networks.fabric import fabric
 from moetraffic.errors import FabricError
 from moetraffic.fabric import Hosts, cut_bounds, leaf_spine, port_bound
 from moetraffic.fabric.loads import bisection
@@ -84,8 +84,12 @@ def test_the_arguments_are_the_options_of_fabric() -> None:
     assert load_fabric("fat-tree", 2, capacity="1Gbps", ports=4).topology.hosts
     assert load_fabric("dragonfly", 8, capacity="1Gbps", shape="2x4x2")
     parameters = set(inspect.signature(load_fabric).parameters)
-    options = set(inspect.signature(fabric).parameters)
-    assert parameters - {"asked", "ranks"} <= options
+    shown = {
+        name
+        for name, one in inspect.signature(fabric).parameters.items()
+        if getattr(one.default, "rich_help_panel", "") == NETWORK
+    }
+    assert parameters - {"asked", "ranks"} == {*shown, "slots"} - {"topology"}
     with pytest.raises(FabricError, match="leave out --ports"):
         load_fabric("single", 2, capacity="1Gbps", ports=4)
 
@@ -177,8 +181,11 @@ def test_halves_carry_what_the_narrowest_boundary_between_them_does(
     ("rates", "sentence"),
     [
         ([1], "rates are an object"),
-        ({"rank9": "1Gbps"}, "rank .rank0 to rank3., a host .host0 to host3"),
-        ({"rank9": "1Gbps"}, "'rank9' is none of these: correct the name"),
+        (
+            {"rank9": "1Gbps"},
+            "rank .rank0 to rank3., a host .host0 to host3.*"
+            "'rank9' is none of these: correct the name",
+        ),
         ({"rank1": 7}, "that of rank1 is 7: give a rate such as 50Gbps"),
     ],
 )

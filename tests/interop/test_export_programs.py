@@ -197,8 +197,7 @@ def param_calls(text: str, rank: int) -> list[dict[str, Any]]:
 def test_param_s_own_parser_reads_the_calls(rank: int, tmp_path: Path) -> None:
     """It passed on both ranks with facebookresearch/param at 1e115ff.
 
-    Its folder et_replay must be importable, with intervaltree and pydot; pip cannot
-    build it at that commit, so ``make test-all`` copies it.
+    ``make test-all`` installs it.
     """
     parser = pytest.importorskip("et_replay.comm.commsTraceParser")
     with Trace.open(GOLDEN) as trace:

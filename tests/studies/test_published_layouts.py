@@ -44,7 +44,7 @@ def test_published_layouts_beat_the_median_layout() -> None:
     # of the 18.4B model 22 and 42%: half of its layouts have uneven stages
     assert (regret < 0.53 * median).all()
     beyond = np.flatnonzero(regret >= median / 2)
-    assert all("18.4B on 256" in str(table.rows[at][0]) for at in beyond)
+    assert ["18.4B on 256" in str(table.rows[at][0]) for at in beyond] in ([], [True])
     assert np.median(regret) < 0.06
     errors = {str(row[0]): float(row[-1]) for row in times.rows}  # type: ignore[arg-type]
     # whether its TFLOP/s count all of the attention matrices is not stated: a published

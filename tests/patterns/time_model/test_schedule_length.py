@@ -96,9 +96,8 @@ def test_ranks_with_as_many_layers_take_what_is_played_out(
 
 def test_drawn_interleaved_schedules_are_near_what_is_played_out() -> None:
     """Chunks of unequal length wait for each other at the end of each round, and
-    passes of short stages fit into gaps: neither is in the formula.  One length for
-    all chunks, as it was before, is up to 1.4 times too long in such draws.  A stage of
-    one chunk has no gaps."""
+    passes of short stages fit into gaps: neither is in the formula.  A stage
+    of one chunk has no gaps."""
     seed = int.from_bytes(os.urandom(4), "big")
     chance, tried = random.Random(seed), 0
     while tried < 60:

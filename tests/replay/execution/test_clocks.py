@@ -41,7 +41,7 @@ def test_offset_and_drift_of_a_clock_are_found_within_their_error(
         found = []
         for moment in ("start", "run 0", "run 1"):
             found.append(gather_clocks(plan, rank, moves, store, moment).tolist())
-            time.sleep(0.1)
+            time.sleep(0.3)
         moves.stop()
         return found
 
@@ -54,9 +54,8 @@ def test_offset_and_drift_of_a_clock_are_found_within_their_error(
     local, offset, error = (knots[n] for n in ("local_ns", "offset_ns", "error_ns"))
     elsewhere = begin + (local - begin - AHEAD_NS) / (1 + DRIFT)
     assert (np.abs(offset - (elsewhere - local)) <= error).all()
-    span = local[-1] - local[0]
-    drift = (offset[-1] - offset[0]) / span
-    assert abs(drift + DRIFT / (1 + DRIFT)) <= (error[0] + error[-1]) / span
+    # the drift is seen: it exceeds the error
+    assert error.max() < abs(offset[-1] - offset[0]) / 2
     # and at any time between
     first, last = elsewhere[[0, -1]].astype(int).tolist()
     now = np.linspace(first + 10, last - 10, 50).astype(np.int64)[:, None]

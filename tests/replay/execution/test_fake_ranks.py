@@ -116,7 +116,9 @@ def test_launches_and_waits_of_all_ranks_together_have_no_cycle(world):
             ]
     before, then = np.unique(np.concatenate(edges, axis=1), axis=1)
     assert (before != then).all()
-    graph = coo_matrix((np.ones(len(then)), (before, then)), shape=2 * (len(plan),))
+    graph = coo_matrix(
+        (np.ones(len(then)), (before, then)), shape=(len(plan), len(plan))
+    )
     components, _ = connected_components(graph, connection="strong")
     print(f"{world} ranks: {len(then)} edges of {len(plan)} operations")
     assert components == len(plan)
