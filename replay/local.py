@@ -71,7 +71,7 @@ def replay(
                 return "a pass of a pair" if request.pairs else ""
             return planned.name(int(own.operation[n % len(own)]))
 
-        again = "start it again"
+        again = ""
         if request.resume is not None:
             again = f"the same command goes on from the times in {request.resume}"
         return start_ranks(
@@ -95,14 +95,14 @@ def start_ranks(
     timeout_s: float,
     on_event: Callable[[Heartbeat], None] | None,
     namer: OperationNamer,
-    again: str = "start it again",
+    again: str = "",
 ) -> Result:
     """Run a Python module as ranks on this host and return the result of rank 0.
 
     The module gets ``program[1:]`` and an option ``--summary`` with the file to which
     rank 0 writes its result, a dataclass of type ``kind``.  A rank fails by itself if
     an operation takes longer than ``timeout_s``.  ``again`` is the remedy after an
-    interruption.
+    interruption, "" for a new start.
 
     Raises
     ------
@@ -124,7 +124,8 @@ def start_ranks(
         )
         if outcome.interrupted:
             raise Interrupted(
-                f"the replay was interrupted before it was done: {again}",
+                f"the replay was interrupted before it was done: "
+                f"{again or 'start it again'}",
                 outcome.interrupted,
             )
         if not outcome.ok:

@@ -31,8 +31,8 @@ from .results.ports import (
 
 PLACE = "the measurement of ports"
 LONG_S = 0.2
-"""Time that a measurement of the larger size aims at, s.  With 0.06 s the start of TCP
-connections made rates of sending ports wrong by up to 11%."""
+"""Time that a measurement of the larger size aims at, s; with 0.06 s rates of
+sending ports were off by up to 11%, presumably by TCP's slow start."""
 
 PART = 4
 """The larger of two sizes over the smaller."""

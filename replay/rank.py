@@ -110,7 +110,9 @@ def _replay(
             int(program.operation[n % len(program)])
         )
         expected = ""
-        if on_plan is not None:  # others wait longest for the agreement
+        if on_plan is not None:
+            # before agree(), whose timeout is the longest, because the other ranks
+            # wait meanwhile
             expected = expectation(request.rescaled(trace), planned, request)
         nodes = rendezvous.agree(
             planned,

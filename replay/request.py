@@ -261,8 +261,7 @@ class Request:
             dense=False,
         )
         captured = int(made.total_bytes.sum())
-        ledger = scale.ledger
-        moved = ledger.captured + ledger.from_peers + ledger.by_mean
+        moved = scale.ledger.present
         ratio = f" ({moved / captured:.2f}x)" if captured else ""
         completed = " and completed" * bool(self.scaling.missing)
         return (

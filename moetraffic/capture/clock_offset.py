@@ -67,7 +67,8 @@ def _ask(store: Store, key: str, rank: int) -> npt.NDArray[Any]:
         store.set(f"{key}/ask/{rank}/{trip}", "1")
         answer = int(_get(store, f"{key}/answer/{rank}/{trip}"))
         back = now_ns()
-        middle = (sent + back) // 2  # of this clock, which may drift until the last
+        # when the offset was measured; the clock may drift until the last trip
+        middle = (sent + back) // 2
         trips.append(((back - sent + 1) // 2, answer - middle, middle))
     error, offset, at = min(trips)
     return _offset(rank, at, offset, error)

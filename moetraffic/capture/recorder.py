@@ -182,7 +182,7 @@ class Recorder(Recording):
             self.put = self._journal.put
             # the committer holds the lock of the folder as well
             on_failure.callback(self._journal.close, even_empty=False)
-            completion = CompletionTracker(self.put, device, native)
+            self._completion = CompletionTracker(self.put, device, native)
             self._measure_clock("start")
             on_failure.callback(self._undo.close)
             steps = OptimizerSteps(self._optimizer_stepped, self._failed)
@@ -192,13 +192,13 @@ class Recorder(Recording):
                 meet=self._meet,
                 number=self._journal.number,
                 before=device.ahead_of,
-                launched=completion.launched,
-                waiting=completion.waiting,
+                launched=self._completion.launched,
+                waiting=self._completion.waiting,
                 failed=self._failed,
                 blocks=BlockSearch(),
             )
             self._undo.callback(hook.install(sink, native))
-            self._undo.callback(completion.install())
+            self._undo.callback(self._completion.install())
             sampled = self._token_sample > 0
             self._sample = TokenSample(self._token_sample, self._rank)
             self._undo.callback(subscribe(self._routing, choices=sampled))
@@ -324,6 +324,7 @@ class Recorder(Recording):
         if self._folder is None:
             return None
         self._undo.close()
+        self._completion.settle()
         running.discard(self)
         if not self._shared_clock:
             self._measure_clock("end")

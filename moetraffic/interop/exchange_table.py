@@ -37,6 +37,7 @@ from moetraffic.trace import (
 )
 from moetraffic.trace.model import TRANSPOSED_PHASES
 from moetraffic.trace.provenance import source_name
+from moetraffic.units import rank_span
 
 from .imported_call import ImportedCall, RankRecord
 from .importer import ImportedFiles, Importer, ImportOptions, too_few_ranks
@@ -130,8 +131,15 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         for name, group in groups.items()
     }
     placed: dict[tuple[int, Group], Sequence[int]] = {}
+    inferred: tuple[str, ...] = ()
     if options.row_bytes:
-        placed = _add_exchanges(calls, groups, max(experts), options.row_bytes)
+        placed, own = _add_exchanges(calls, groups, max(experts), options.row_bytes)
+        inferred += (BY_ROW_BYTES,) * bool(placed)
+        if own:
+            layers = f"layer{'s' * (len(own) > 1)} {rank_span(own)}"
+            inferred += (
+                f"--row-bytes adds no exchanges to {layers}: the table has its own",
+            )
     records = [RankRecord(rank=rank, source=files[0].name) for rank in range(world)]
     for key in sorted(calls):
         group = groups[key.group]
@@ -156,7 +164,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
             world_by="the highest rank in the table",
             experts=max(experts),
             placed=placed,
-            inferred=(BY_ROW_BYTES,) if placed else (),
+            inferred=inferred,
         ),
         options,
     )
@@ -164,19 +172,21 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
 
 def _add_exchanges(
     calls: Calls, groups: Mapping[str, Group], experts: int, row_bytes: int
-) -> dict[tuple[int, Group], Sequence[int]]:
+) -> tuple[dict[tuple[int, Group], Sequence[int]], list[int]]:
     """Add the four exchanges of each routing, with contiguous blocks of experts.
 
     A layer and group of which the files hold exchanges, or whose group has exchanges of
     an unknown layer, gets none.  Returns the placement: the ranks of the experts by
-    layer and group.
+    layer and group; and the layers that get none.
     """
     placed: dict[tuple[int, Group], Sequence[int]] = {}
+    own: set[int] = set()
     held_by = {(k.layer, frozenset(groups[k.group].ranks)) for k in calls if k.stage}
     for key, pairs in [item for item in calls.items() if not item[0].stage]:
         group = groups[key.group]
         members = frozenset(group.ranks)
         if held_by & {(key.layer, members), (-1, members)}:
+            own.add(key.layer)
             continue
         held, rest = divmod(experts, len(group.ranks))
         if rest or not held:
@@ -202,7 +212,7 @@ def _add_exchanges(
             calls[exchange] = {
                 (b, a) if turned else (a, b): (n, 0) for (a, b), n in sent.items()
             }
-    return placed
+    return placed, sorted(own)
 
 
 def _add_rows(path: Path, into: Calls) -> None:

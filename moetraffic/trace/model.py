@@ -31,7 +31,8 @@ ROUTING = "routing"
 ALL_TO_ALL = "all_to_all"
 
 ROWS_DIFFER = "token copies were routed"
-"""Part of a remark of the schedule that the rows sent contradict the routing."""
+"""Part of a remark of the schedule that the rows sent contradict the routing, by which
+:func:`~moetraffic.analysis.omissions.rows_that_differ` finds it."""
 
 STEP_KINDS = ("train", "evaluation", "skipped")
 

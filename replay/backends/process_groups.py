@@ -219,7 +219,7 @@ class GlooDuplex(Gloo):
 
 
 NCCL_TIMEOUT_S = 86_400.0
-"""Timeout of operations inside NCCL beyond twice that of the replay, in s.
+"""Added to twice the replay's timeout to give NCCL's own timeout, s.
 
 NCCL counts it from the launch, and launches run ahead of the device by an iteration.
 The timed pass and the watchdog of the rank count from the last progress, end the rank

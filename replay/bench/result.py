@@ -142,13 +142,16 @@ def following(bench: Bench, file: Path | None) -> str:
     if file is None:
         return "Next: give -o bench.csv, which moetraffic bandwidth and estimate read"
     row = bench.rows[-1]
-    fit = hockney_fits(bench.rows).get((row.collective, row.place))
+    # the command reads times out of place by default
+    fit = hockney_fits(bench.rows).get((row.collective, "out"))
     of = (
-        "of any size" if fit and fit.usable else "between measured sizes, no usable fit"
+        "time of any size"
+        if fit and fit.usable
+        else "interpolates between measured sizes only: no usable fit"
     )
     return (
         f"Next: moetraffic bandwidth {file} --collective {row.collective} --ranks "
-        f"{bench.ranks} --size {row.size_bytes} (time {of})"
+        f"{bench.ranks} --size {row.size_bytes} ({of})"
     )
 
 

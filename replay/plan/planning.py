@@ -124,7 +124,7 @@ def make_plan(
         **{f.name: made[f.name] for f in fields(Plan) if f.name in made},
         source=trace.name,
         world=ranks_of,
-        first=int(trace.occurrences.iteration.min()),
+        first=min(trace.iterations.tolist(), default=-1),
         rank_bytes=rank_bytes,
         digest=hashed.hexdigest(),
         left_out=left_out,

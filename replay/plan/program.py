@@ -159,7 +159,7 @@ class Plan:
         Int64  # [n] index into the trace's occurrences; -1 for background traffic
     )
     iteration: Int64  # [n]
-    first: int  # first iteration of the trace, of which these may be a part
+    first: int  # first training step of the trace, of which these may be a part
     site: Int32  # [n] index into sites
     kind: Int8  # [n] index into KINDS
     group: Int32  # [n] index into groups

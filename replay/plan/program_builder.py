@@ -66,8 +66,8 @@ def read_issue_order(
         issue, end = (
             read_times(trace, name, these, members) for name in ("issue", "end")
         )
-        # at every pace: each rank's order, waits and batches follow from them, also
-        # those between groups, which no exchange in a group could compare
+        # at every pace, because each rank's order, waits and batches follow from the
+        # times, also between groups, which no exchange in a group could compare
         digest.update(issue.astype("<i8").tobytes() + end.astype("<i8").tobytes())
         known = issue != UNKNOWN_TIME
         ordered &= bool(known[part].all())

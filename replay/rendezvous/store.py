@@ -146,8 +146,8 @@ def _unreachable(
     rank_env: RankEnvironment, patience_s: float, reason: str
 ) -> RankError:
     return RankError(
-        f"cannot reach rank 0 at {where()} within {patience_s:.2g} s ({reason}), "
-        "without which other missing ranks are not seen: start rank 0, or set "
+        f"cannot reach rank 0 at {where()} within {patience_s:.2g} s ({reason}); other "
+        "missing ranks are reported only once rank 0 is reached: start rank 0, or set "
         "MASTER_ADDR and MASTER_PORT to its host and a free port of it",
         rank=rank_env.rank,
         operation=PLACE,

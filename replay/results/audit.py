@@ -70,8 +70,10 @@ def audit(
         slowdown_by_bytes=slowdown_by_bytes(plan, passes) if pairs else None,
         pairs=len(pairs),
         bound_of=base.bound_of,
+        bound_exceeded=base.bound_exceeded,
         pass_bound_s=base.pass_bound_s,
         model_of=base.model_of,
+        model_beyond=base.model_beyond,
         clock_error_s=float(clocks["error_ns"].max()) / 1e9 if len(clocks) else 0.0,
         notes=base.notes,
     )

@@ -53,7 +53,9 @@ class Baselines:
     ports_s: Float64 | None = None
     model_s: Float64 | None = None
     bound_of: str = ""  # description of the network
-    model_of: str = ""  # the table, and how many sizes are outside its range
+    bound_exceeded: bool = False  # by measured ports
+    model_of: str = ""  # the table
+    model_beyond: str = ""  # how many sizes are outside its range
     notes: tuple[str, ...] = ()
 
 

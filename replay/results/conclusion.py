@@ -95,7 +95,7 @@ def conclude(
         if faster:
             baselines = replace(
                 baselines,
-                bound_of=f"{baselines.bound_of}, which measured ports exceed",
+                bound_exceeded=True,
                 notes=(*baselines.notes, faster),
             )
     found = [
@@ -135,6 +135,7 @@ def _baselines(
     notes: tuple[str, ...] = ()
     call, transfer = captured_times(trace, plan)
     bound, whole, model, bound_of, model_of = None, float("nan"), None, "", ""
+    beyond: tuple[str, ...] = ()
     if network is not None:
         bound = operation_bounds_s(trace, plan, network)
         bound_of = described(network)
@@ -143,8 +144,6 @@ def _baselines(
     if request.bandwidth is not None:
         model, beyond, notes = modeled(plan, read_table(request.bandwidth), nodes)
         model_of = str(request.bandwidth)
-        if beyond:
-            model_of += f" ({'; '.join(beyond)})"
     return Baselines(
         captured_call_s=call,
         captured_transfer_s=transfer,
@@ -153,5 +152,6 @@ def _baselines(
         model_s=model,
         bound_of=bound_of,
         model_of=model_of,
+        model_beyond="; ".join(beyond),
         notes=notes,
     )

@@ -58,6 +58,7 @@ def memory_bytes(plan: Plan, runs: int) -> int:
     pairs = width[plan.kind == KINDS.index(ALL_TO_ALL)] ** 2
     programs = PROGRAM_BYTES * int(members.sum()) + 2 * 8 * int(pairs.sum())
     shared = sum(a.nbytes for a in vars(plan).values() if isinstance(a, np.ndarray))
+    # 8: a program's ``first`` has an entry more than there are operations
     of_rank = buffers + runs * len(plan) * TIMES_BYTES + shared + 8
     return plan.world * of_rank + programs
 
@@ -72,26 +73,25 @@ def transfers_s(trace: Trace, plan: Plan) -> tuple[float, int]:
     Returns
     -------
     float, int
-        Seconds, NaN if no transfer is known; number of captured operations of the plan
-        whose transfer is unknown.
+        Seconds, NaN if a transfer is unknown or there is none; number of captured
+        operations of the plan whose transfer is unknown.
     """
     (mine,) = np.nonzero(plan.occurrence >= 0)
     occurrences, least = plan.occurrence[mine], np.iinfo(np.int64).min
     spans: list[list[Int64]] = [[] for _ in range(plan.world)]  # [k, 2] ns
-    known = 0
+    lacking = 0
     for at in blocks(trace, occurrences, _BLOCK_CELLS):
         these = occurrences[at]
         members, part = trace.members(these), takes_part(trace, these)
         issue, end = (read_times(trace, n, these, members) for n in ("issue", "end"))
         timed = ((issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) | ~part).all(axis=1)
-        known += int(timed.sum())
+        lacking += int((~timed).sum())
         span = np.stack([np.where(part, t, least).max(axis=1) for t in (issue, end)], 1)
         for rank, of_rank in enumerate(spans):
             of_rank.append(span[timed & (part & (members == rank)).any(axis=1)])
-    if not known:
-        return float("nan"), len(occurrences)
-    longest = max(_covered_s(np.concatenate(s)) for s in spans)
-    return longest, len(occurrences) - known
+    if lacking or not len(occurrences):
+        return float("nan"), lacking
+    return max(_covered_s(np.concatenate(s)) for s in spans), 0
 
 
 def _covered_s(spans: Int64) -> float:
@@ -118,13 +118,14 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
     else:
         takes, rests = (runs + quick) * moved, "transfers"
     number = np.count_nonzero(plan.occurrence >= 0)
-    unknown = "no times of transfers"
-    if number and not lacking:
-        unknown = "no times of iterations"
-    elif lacking < number:
+    if lacking == number:
+        unknown = "no times of transfers"
+    elif lacking:
         unknown = f"times of {number - lacking:,} of {number:,} transfers"
+    else:
+        unknown = "no times of iterations"
     parts = []
-    if np.isfinite(takes) and not lacking:
+    if np.isfinite(takes):
         parts.append(f"about {duration(takes)} if {rests} take as long as captured")
     elif np.isfinite(whole) and not trace.meta.virtual:  # no network took its time
         most = (runs + quick) * whole * max(1.0, request.pace.factor)

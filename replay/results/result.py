@@ -135,8 +135,10 @@ class Fidelity:
     slowdown_by_bytes: Ratio | None = None  # with these bytes over without, over pairs
     pairs: int  # pairs of passes of the slowdown
     bound_of: str  # the network of the lower bound, "" for none
+    bound_exceeded: bool = False  # by measured ports
     pass_bound_s: float = float("nan")  # lower bound of a pass, all operations together
     model_of: str  # the table of measurements, "" for none
+    model_beyond: str = ""  # how many sizes are outside its range, "" for none
     clock_error_s: float  # of converting times to one clock; 0: all share one
     notes: tuple[str, ...]
 

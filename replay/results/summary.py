@@ -76,7 +76,10 @@ def quotation(replay: Replay) -> str:
     line = f"{name} busbw {_value(part.busbw, ' GB/s')}"
     if not math.isnan(part.over_bound.value):
         over = _value(part.over_bound, "x")
-        line += f", {over} the lower bound by transfer time ({found.bound_of})"
+        exceeded = ", which measured ports exceed" * found.bound_exceeded
+        line += (
+            f", {over} the lower bound by transfer time ({found.bound_of}{exceeded})"
+        )
     if not math.isnan(part.waiting):
         line += f", waiting {part.waiting:.0%}"
     apart = ""
@@ -159,12 +162,7 @@ def _over_ports(r: Replay) -> str:
 
 def _times(ratio: Ratio, found: Fidelity) -> str:
     """Format a ratio with its interval: over iterations if there is one run."""
-    text = interval(ratio, "x")
-    if found.runs > 1 or math.isnan(ratio.low):
-        return text
-    if ratio.determined:
-        return f"{text[:-1]} over iterations)"
-    return text.replace("(", "over iterations (")
+    return interval(ratio, "x", over=" over iterations" * (found.runs == 1))
 
 
 def _value(ratio: Ratio, unit: str) -> str:
@@ -222,7 +220,9 @@ def _durations(r: Replay) -> str:
             f"{_times(whole.transfer_over_captured, found)} the captured transfer times"
         )
     if whole is not None and not math.isnan(whole.over_model.value):
-        ratios.append(f"{_times(whole.over_model, found)} those of {found.model_of}")
+        beyond = f" ({found.model_beyond})" if found.model_beyond else ""
+        over = _times(whole.over_model, found)
+        ratios.append(f"{over} those of {found.model_of}{beyond}")
     return "; ".join([line, *ratios]) + "."
 
 

@@ -145,7 +145,8 @@ def _ratios(fidelity: Fidelity) -> Table:
         rows=[row for row in rows if any(row[1:])],
         notes=[
             "iteration: wall times over those captured; the time of the pass over the "
-            "lower bound of all its bytes"
+            "lower bound of all its bytes",
+            *filter(None, [fidelity.model_beyond]),
         ],
     )
 
@@ -177,8 +178,8 @@ def _schedule(p: Punctuality) -> Table:
     return Table(title="deviation from the schedule", rows=rows)
 
 
-def interval(ratio: Ratio, unit: str = "") -> str:
-    """Format a ratio with its interval; "" if unknown.
+def interval(ratio: Ratio, unit: str = "", *, over: str = "") -> str:
+    """Format a ratio with its interval, ``over`` behind it; "" if unknown.
 
     Examples
     --------
@@ -186,6 +187,8 @@ def interval(ratio: Ratio, unit: str = "") -> str:
     '1.23x (1.10 to 1.30x)'
     >>> interval(Ratio(value=2.0, low=0.1, high=40.0), "x")
     '0.100 to 40.0x (not determined)'
+    >>> interval(Ratio(value=2.0, low=0.1, high=40.0), "x", over=" over runs")
+    '0.100 to 40.0x over runs (not determined)'
     """
     if math.isnan(ratio.value):
         return ""
@@ -193,5 +196,5 @@ def interval(ratio: Ratio, unit: str = "") -> str:
     if math.isnan(ratio.low):
         return f"{value}{unit}"
     if not ratio.determined:
-        return f"{low} to {high}{unit} (not determined)"
-    return f"{value}{unit} ({low} to {high}{unit})"
+        return f"{low} to {high}{unit}{over} (not determined)"
+    return f"{value}{unit} ({low} to {high}{unit}{over})"

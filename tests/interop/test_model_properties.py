@@ -160,6 +160,11 @@ def test_exchanges_of_the_files_are_not_added_again(
     assert len(trace.find(operation=ALL_TO_ALL)) == (2 + 4 * added) * 3
     inferred = "from routed tokens and --row-bytes" in trace.meta.inferred
     assert inferred == bool(added)
+    own = "layer 3" if added else "layers 0, 3"
+    assert (
+        f"--row-bytes adds no exchanges to {own}: the table has its own"
+        in trace.meta.inferred
+    )
 
 
 @pytest.mark.parametrize(

@@ -45,22 +45,22 @@ def everything(**more):
     ("factors", "promised"),
     [
         ((1, 1, 1, 1), "(time of any size)"),
-        ((90, 1, 9, 0.01), "(time between measured sizes, no usable fit)"),
-        ((1, 1), "(time between measured sizes, no usable fit)"),
+        ((90, 1, 9, 0.01), "(interpolates between measured sizes only: no usable fit)"),
+        ((1, 1), "(interpolates between measured sizes only: no usable fit)"),
     ],
 )
 def test_any_size_is_promised_only_with_a_usable_fit(factors, promised):
     rows = tuple(
         Row(
             **dict.fromkeys(("platform", "protocol"), ""),
-            **{"collective": "broadcast", "ranks": 2, "span": 1, "place": "out"},
+            **{"collective": "broadcast", "ranks": 2, "span": 1, "place": place},
             **{"size_bytes": size, "wire_bytes": size, "count": size // 4},
             **{"dtype": "float32", "redop": "none", "root": 0, "wrong": 0},
             **{"time_us": factor * (5 + size / 100), "algbw_gbs": 1, "busbw_gbs": 1},
         )
-        for size, factor in zip(
-            (1000, 10_000, 100_000, 1_000_000), factors, strict=False
-        )
+        # the named command is of the rows out of place
+        for place, of in (("out", factors), ("in", (90, 1, 9, 0.01)))
+        for size, factor in zip((1000, 10_000, 100_000, 1_000_000), of, strict=False)
     )
     made = Bench(
         **{"backend": "gloo", "ranks": 2, "nodes": ("a", "a"), "rows": rows},

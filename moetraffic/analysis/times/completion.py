@@ -414,11 +414,11 @@ def link_bytes(trace: Trace, occurrences: Int64) -> Float64:
 
 
 def start_up(iteration: Int64, site: Integer, *, first: int) -> Bool:
-    """Mark calls of sites that are called in the run's first iteration alone, ``[n]``.
+    """Mark calls of sites that only the run's first training step calls, ``[n]``.
 
     With fewer than FEWEST iterations, none: too few to distinguish them.
 
-    ``first``: The run's first iteration; the calls may be of later ones alone.
+    ``first``: The run's first training step; the calls may be of later ones alone.
     """
     if len(np.unique(iteration)) < FEWEST:
         return np.zeros(len(site), bool)

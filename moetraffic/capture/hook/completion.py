@@ -126,7 +126,6 @@ class CompletionTracker:
     def install(self) -> Callable[[], None]:
         """Install hooks on ``Work.wait`` and ``wait_tensor``; return the remover."""
         installed = contextlib.ExitStack()
-        installed.callback(self._settle)
         installed.callback(self._works.clear)
         installed.callback(self._by_output.clear)
         kinds: list[Any] = [dist.Work, *dist.Work.__subclasses__()]
@@ -207,7 +206,7 @@ class CompletionTracker:
         self._put((END, number, UNKNOWN_TIME, now_ns()))
         self._called_back.discard(number)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Wait for pending callbacks: at the end of the interpreter they abort.
 
         A thread of the backend that takes the interpreter's lock then is ended within

@@ -59,6 +59,11 @@ class Ledger:
         self.sent += int(sent.sum())
 
     @property
+    def present(self) -> int:
+        """Bytes of the trace with those that were completed."""
+        return self.captured + self.from_peers + self.by_mean
+
+    @property
     def kept(self) -> int:
         """Bytes that the replay moves, before the factor."""
         return self.between + self.inside
@@ -70,7 +75,6 @@ class Ledger:
 
     def lines(self) -> tuple[str, ...]:
         """The ledger in sentences for people; what is zero is left out."""
-        there = self.captured + self.from_peers + self.by_mean
         before = _exactly(self.captured - self.captured_inside)
         kept = [f"{_exactly(self.between)} between ranks (before {before})"]
         if self.inside:
@@ -81,7 +85,7 @@ class Ledger:
             "of self traffic": self.self_left_out,
         }
         told = [
-            f"bytes kept {_exactly(self.kept)} of {_exactly(there)} in "
+            f"bytes kept {_exactly(self.kept)} of {_exactly(self.present)} in "
             f"{self.matrices} all-to-alls: {', '.join(kept)}"
         ]
         if any(moved.values()):

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Bool, Int64
 from moetraffic.errors import ReplayError
 from moetraffic.trace.model import TRANSPOSED_PHASES, DroppedForm, Site, WireForm
 from moetraffic.trace.trace import Trace
@@ -85,10 +85,11 @@ class TraceScale:
         Ranks are ascending in both; ``occurrences`` ``[b]`` says which these are.
         Returns ``[b, W', W']`` bytes.
         """
+        known = wire
         if self.missing:  # a row of demand may be there without the call's record
-            there = missing_rows.known_rows(self.trace, occurrences)
-            wire = wire * there[:, self._ascending(group)][:, :, None]
-        known = self._completed(group, wire, occurrences)
+            there = self._recorded(group, occurrences)
+            wire = wire * there[:, :, None]
+            known = self._completed(group, wire, there, occurrences)
         members = np.sort(np.array(self.trace.groups[group].ranks, np.int64))
         keep = self.needs(group)
         whole = known[:, keep[:, None], keep]
@@ -118,8 +119,7 @@ class TraceScale:
         keep = self.needs(group)
         whole = nbytes[:, keep]
         if self.missing and kind != "send_recv":
-            there = missing_rows.known_rows(self.trace, occurrences)
-            there = there[:, self._ascending(group)][:, keep]
+            there = self._recorded(group, occurrences)[:, keep]
             most = np.where(there, whole, 0).max(axis=1, initial=0)
             whole = np.where(there, whole, most[:, None])
         kept = [members[at] for at in keep.tolist()]
@@ -155,10 +155,15 @@ class TraceScale:
     def _ascending(self, group: int) -> Int64:
         return np.argsort(self.trace.groups[group].ranks)
 
-    def _completed(self, group: int, wire: Int64, occurrences: Int64) -> Int64:
-        if not self.missing or not len(wire):
-            return wire
-        if missing_rows.known_rows(self.trace, occurrences).all():
+    def _recorded(self, group: int, occurrences: Int64) -> Bool:
+        """Whose bytes are known, ``[b, W]``, ranks ascending."""
+        known = missing_rows.known_rows(self.trace, occurrences)
+        return known[:, self._ascending(group)]
+
+    def _completed(
+        self, group: int, wire: Int64, there: Bool, occurrences: Int64
+    ) -> Int64:
+        if there.all():
             return wire
         order = self._ascending(group)
         back = np.argsort(order)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -136,6 +138,11 @@ def test_operations_of_the_first_iteration_alone_are_start_up(toy):
     # of a part of the run, whose first iteration is not that of the run
     alone = trace.select(np.flatnonzero(~gradient | (rows.iteration == 1)))
     assert not start_up(make_plan(alone, iterations=range(1, 4))).any()
+    # an evaluation before it is no training step
+    steps = replace(trace.steps, kind=("evaluation", *trace.steps.kind[1:]))
+    later = make_plan(alone.replace(steps=steps))
+    (one,) = np.flatnonzero(start_up(later))
+    assert later.name(one) == "iteration 1, gradient_sync, call 0"
 
 
 def test_operations_one_after_another_take_as_long_as_the_busiest_rank_needs(toy):

@@ -184,6 +184,8 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_pa
     assert "exceed the given network" in said
     (line,) = (s for s in sentences(made) if s.startswith("all-to-all busbw"))
     assert "transfer time (1 Mbps a rank, which measured ports exceed)" in line
+    assert made.fidelity.bound_exceeded
+    assert made.fidelity.bound_of == "1 Mbps a rank"  # a name, and a column's header
     written = json.loads(file.read_text())
     assert written["ports"] == json.loads(made.to_json())["ports"]
     assert part.over_ports.low <= part.over_ports.value <= part.over_ports.high

@@ -217,6 +217,19 @@ def test_a_pass_faster_than_its_bound_shows_a_faster_network(toy):
         assert f"below 1: the network is faster than {faster}" in said
 
 
+def test_sizes_beyond_the_measured_ones_are_counted_beside_the_ratio(toy):
+    made = three_runs(toy, [0.2, 0.22, 0.21])
+    ratio = Ratio(value=1.5, low=1.4, high=1.6)
+    parts = tuple(replace(p, over_model=ratio) for p in made.fidelity.parts)
+    found = replace(made.fidelity, parts=parts, model_of="a.csv", model_beyond="3 of 8")
+    made = replace(made, fidelity=found)
+    said = "\n".join(sentences(made))
+    assert "1.50x (1.40 to 1.60x) those of a.csv (3 of 8)" in said
+    (table,) = replay_tables(made)["ratios"]
+    assert "transfer time / measurements (a.csv)" in table.columns
+    assert "3 of 8" in table.notes
+
+
 def test_answers_have_three_significant_digits(toy):
     assert interval(Ratio(value=9.3931, low=6.8712, high=12.8391), "x") == (
         "9.39x (6.87 to 12.8x)"
