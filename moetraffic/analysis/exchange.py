@@ -98,6 +98,14 @@ def new_iterations(
     return range(asked.start, min(first, asked.stop))
 
 
+def beyond_last(iterations: range | None, last: int) -> list[str]:
+    """Note that a range, whose end may be open, goes beyond the last iteration."""
+    if iterations is None or not last < iterations.stop - 1 < 1 << 60:
+        return []
+    a, b = iterations.start, iterations.stop
+    return [f"iterations {a}:{b} {BEYOND}, {last:,}: {a}:{last + 1} are used"]
+
+
 def sources(
     trace: Trace,
     notes: list[str],
@@ -149,10 +157,7 @@ def sources(
             f"{int(there.max(initial=-1))}: choose among these"
         )
     iterations = new_iterations(trace, iterations, notes)
-    last = int(there.max(initial=-1))
-    if iterations is not None and last < iterations.stop - 1 < 1 << 60:
-        a, b = iterations.start, iterations.stop
-        notes.append(f"iterations {a}:{b} {BEYOND}, {last:,}: {a}:{last + 1} are used")
+    notes += beyond_last(iterations, int(there.max(initial=-1)))
     if not chosen:
         notes.append(
             "no skew and no predictability: the trace shows no routing and no labeled "

@@ -278,7 +278,7 @@ def capture_command(
         given = {n: value for n, value in given.items() if n not in ("dp", "ep")}
     given |= changed
     if describe(ranks, {**own, **given}).gating.dispatch == "dropless":
-        given.pop("capacity_factor", None)  # which has no effect
+        given.pop("capacity_factor", None)  # capture refuses it
     words = [f"moetraffic capture -o {output} --nproc {ranks}"]
     words += [f"--{name.replace('_', '-')}" for name, is_on in own.items() if is_on]
     words += [f"--every {every}"] * (every > 1)

@@ -32,7 +32,6 @@ from .loads import (
     link_loads,
     link_times,
     port_bound,
-    spreading_bound,
 )
 from .routing import ROUTINGS, route
 from .topology import Hosts, Topology, block, explicit, strided
@@ -67,7 +66,6 @@ __all__ = [
     "route",
     "score",
     "single_switch",
-    "spreading_bound",
     "strided",
     "stuffing",
     "torus",

@@ -21,6 +21,7 @@ from .loads import (
     hottest,
     link_loads,
     link_times,
+    longest_time,
     port_bound,
 )
 from .named import Network
@@ -131,7 +132,7 @@ def assess(
         slowest_cut = int(times.mean(axis=1).argmax())
         cuts[f"cut {family}"] = topology.cuts[family][slowest_cut].name
     spread = link_loads(route(topology, slots, routing="ideal"), stack)
-    bounds["spreading"] = link_times(topology, spread).max(axis=1, initial=0.0)
+    bounds["spreading"] = longest_time(topology, spread)
     slowest = {
         part: link
         for part, among in topology.parts.items()
@@ -143,7 +144,7 @@ def assess(
         loads=loads,
         bytes_between_hosts=np.where(apart, stack, 0).sum(axis=(1, 2)).astype(float),
         bytes_inside_hosts=np.where(beside, stack, 0).sum(axis=(1, 2)).astype(float),
-        bottleneck_s=link_times(topology, loads).max(axis=1, initial=0.0),
+        bottleneck_s=longest_time(topology, loads),
         bounds_s=bounds,
         cuts=cuts,
         hot=tuple(hottest(topology, loads, most=hot)),

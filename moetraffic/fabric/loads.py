@@ -31,7 +31,7 @@ from scipy.sparse import csr_array
 from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.errors import FabricError
 
-from .routing import Routes, host_links, route
+from .routing import Routes, host_links
 from .topology import Cut, Topology
 
 AT_ONCE = 1 << 25
@@ -96,6 +96,12 @@ def link_times(topology: Topology, loads: npt.ArrayLike) -> Float64:
     return np.asarray(np.asarray(loads) / topology.capacity, np.float64)
 
 
+def longest_time(topology: Topology, loads: npt.ArrayLike) -> Float64:
+    """Compute the time of the bottleneck link of ``[..., L]`` bytes, seconds."""
+    times = link_times(topology, loads)
+    return np.asarray(times.max(axis=-1, initial=0.0), np.float64)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BottleneckLink:
     """Load and time of one of the most loaded links."""
@@ -152,7 +158,7 @@ def port_bound(topology: Topology, slots: Int64, matrices: npt.ArrayLike) -> Flo
     """
     inside = csr_array(host_links(topology, slots).inside)
     fixed = Routes(topology=topology, slots=slots, routing="", factors=(inside,))
-    return _bottleneck(topology, fixed, matrices)
+    return longest_time(topology, link_loads(fixed, matrices))
 
 
 def cut_bounds(
@@ -181,16 +187,6 @@ def cut_times(
     }
 
 
-def spreading_bound(
-    topology: Topology, slots: Int64, matrices: npt.ArrayLike
-) -> Float64:
-    """Compute the time of the bottleneck link under even splitting, seconds.
-
-    Arguments and result are as of :func:`port_bound`.
-    """
-    return _bottleneck(topology, route(topology, slots, routing="ideal"), matrices)
-
-
 def bisection(topology: Topology) -> tuple[str, float, float]:
     """Return the halves of least capacity, and that out of and into the first, bytes/s.
 
@@ -216,12 +212,6 @@ def bisection_bytes_s(topology: Topology) -> float:
     """
     _, out, back = bisection(topology)
     return min(out, back)
-
-
-def _bottleneck(topology: Topology, routes: Routes, matrices: npt.ArrayLike) -> Float64:
-    """Return the largest transfer time over the links, seconds."""
-    times = link_times(topology, link_loads(routes, matrices))
-    return np.asarray(times.max(axis=-1, initial=0.0), np.float64)
 
 
 def _cut_time(

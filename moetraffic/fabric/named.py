@@ -10,7 +10,7 @@ between switches in one direction (``"leaf0 -> spine1"``).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -215,7 +215,12 @@ def load_fabric(
         said["topology"] = asked
     else:
         described = _read(asked)
-        refuse_beside(asked, [_WRITTEN.get(key, key) for key in said])
+        if names := [_WRITTEN.get(key, key).replace("_", "-") for key in said]:
+            are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+            raise FabricError(
+                f"{asked} describes the whole network, but --{', --'.join(names)} "
+                f"{are} given: leave {them} out"
+            )
         said = described
     rate, rate_inside = said.pop("capacity", None), said.pop("inside", "450GB/s")
     if rate is None and by_name:
@@ -252,20 +257,6 @@ def load_fabric(
         slots=where,
         file="" if by_name else asked,
     )
-
-
-def refuse_beside(file: str, given: Collection[str]) -> None:
-    """Raise an error for options given beside the file of a whole network.
-
-    ``file`` is no name of TOPOLOGIES; ``given`` are names of options or arguments.
-    """
-    if given:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        are, them = ("is", "it") if len(given) == 1 else ("are", "them")
-        raise FabricError(
-            f"{file} describes the whole network, but {named} {are} given: leave "
-            f"{them} out"
-        )
 
 
 def _bytes_s(rate: str | float) -> float:

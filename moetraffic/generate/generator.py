@@ -30,6 +30,11 @@ class Demand(Protocol):
         ...
 
     @property
+    def about(self) -> str:
+        """Provenance for the metadata of the sample."""
+        ...
+
+    @property
     def repeats_from(self) -> int:
         """First iteration that repeats those of the fitted run again; -1: none does."""
         ...

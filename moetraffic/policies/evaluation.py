@@ -150,8 +150,7 @@ def evaluate(
             )
     if not limit_s > 0:
         raise AnalysisError(
-            f"a plan has some CPU time, but its limit is {limit_s:g} s: give --limit "
-            "10s"
+            f"limit must be above 0 s, but is {limit_s:g} s: give --limit 10s"
         )
     if "best" in forecasters:
         warn(f"the forecaster best is now named {CHOSEN}", FutureWarning, stacklevel=2)

@@ -273,7 +273,8 @@ def figure_tests(
         return ()
     p = [each.p(away[name]) for name, each in spread.items()]
     adjusted: Any = multipletests(p, method="holm")[1]
-    # the step at which Holm stops: what fails is above it, and all else below
+    # Holm's level where it stops: a figure fails if its distance is beyond that of
+    # this p
     level = LEVEL / max(1, int((adjusted >= LEVEL).sum()))
     found = []
     for (name, each), one, corrected in zip(spread.items(), p, adjusted, strict=True):

@@ -24,7 +24,7 @@ def test_iterations_that_repeat_others_are_left_out_and_named() -> None:
                 assert source.iterations[-1] == last
         with pytest.raises(AnalysisError, match="from 30 on repeat"):
             sources(trace, notes, iterations=range(30, 40))
-        more = "analog model fitted to run.h5; ranks 2 to 3 repeat captured ones"
+        more = "ranks 2 to 3 repeat captured ones; analog model fitted to run.h5"
         many = trace.replace(meta=replace(trace.meta, source=more))
         sources(many, ranks := list[str](), iterations=range(5, 20))
     assert notes == 2 * [

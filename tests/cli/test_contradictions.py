@@ -18,7 +18,7 @@ from .test_published_layouts import PARTS
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("estimate --gpus 8", "--gpus is given: leave it out"),
+        ("estimate --gpus 8", "--gpus is given: add --best, or leave it out"),
         ("estimate --sizes 1,2", "--sizes is given: leave it out"),
         ("estimate --sweep weak --dp 4", "weak scaling is over dp"),
         ("estimate --sweep large-batch --global-batch 8", "--sizes are the batches"),

@@ -178,6 +178,10 @@ def test_the_picture_is_not_overwritten(
             ],
             "All 2 hosts share one pod, so no bytes cross a spine: give --leaves 2",
         ),
+        (
+            ["--ranks-per-host", "4", "--oversubscription", "1,4"],
+            "All ranks share a host, so none uses a spine: lower --ranks-per-host",
+        ),
         (["--iterations", "900:"], "has none in 900:"),
         (["--operations", "gossip"], "all_reduce"),
         (["--ranks-per-host", "0"], "at least 1"),
@@ -207,6 +211,8 @@ def test_a_range_beyond_the_trace_is_named(
 ) -> None:
     with Trace.open(captured) as trace:
         there = trace.iterations.tolist()
+    last = there[-1]
+    note = f"Iterations 2:400 go beyond the last one, {last}: 2:{last + 1} are used."
     for asked, beyond in (
         ("2:400", True),
         ("2:", False),
@@ -214,8 +220,24 @@ def test_a_range_beyond_the_trace_is_named(
     ):
         assert main(["fabric", str(captured), "--iterations", asked]) == 0
         out = capsys.readouterr().out
-        note = f"Iterations 2:400: {len(there) - 2} exist, the last is {there[-1]}."
         assert (note in out) == beyond
+        assert ("beyond" in out) == beyond
+
+
+def test_a_range_that_ends_between_captured_iterations_is_not_beyond(
+    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
+) -> None:
+    """Of a sparse capture, the last chosen iteration is not the last one."""
+    with Trace.open(captured) as trace:
+        steps, kept = trace.steps, (0, 10, 20)
+        kind = tuple("train" if i in kept else "evaluation" for i in range(24))
+        sparse = trace.replace(steps=replace(steps, kind=kind))
+        sparse.save(tmp_path / "sparse.h5")
+    asked = ["fabric", str(tmp_path / "sparse.h5"), "--iterations"]
+    assert main([*asked, "0:15"]) == 0
+    assert "Iterations" not in capsys.readouterr().out
+    assert main([*asked, "0:25"]) == 0
+    assert "beyond the last one, 20: 0:21 are used." in capsys.readouterr().out
 
 
 def test_loads_of_links_are_written_as_a_table(
@@ -410,5 +432,9 @@ def test_a_network_of_links_with_different_rates_is_read_from_a_file(
     for name in ("host1.nic0 -> leaf0", "leaf0 -> host1.nic0"):
         assert ratio.pop(name) == pytest.approx(4)
     assert list(ratio.values()) == pytest.approx([1] * len(ratio))
-    assert main(["fabric", str(captured), "--topology", str(file), "--hosts", "4"]) == 2
+    table = tmp_path / "run.toml"  # which serves other runs, too
+    table.write_text("[fabric]\noversubscription = 4\n")
+    asked = ["fabric", str(captured), "--topology", str(file)]
+    assert main(["--config", str(table), *asked]) == 0
+    assert main([*asked, "--hosts", "4"]) == 2
     assert "describes the whole network, but --hosts is" in capsys.readouterr().err

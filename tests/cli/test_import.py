@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_import_writes_a_trace_and_tells_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "run.h5"
+    output = tmp_path / "my run.h5"
     table = EXAMPLES / "exchange.csv"
     assert main(["import", str(table), "-o", str(output), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -29,7 +29,7 @@ def test_import_writes_a_trace_and_tells_it(
     assert main(["import", str(table), "-o", str(output)]) == 2
     assert "give --force" in capsys.readouterr().err
     assert main(["import", str(table), "-o", str(output), "--force"]) == 0
-    assert f"Next: moetraffic analyze {output}" in capsys.readouterr().out
+    assert f"Next: moetraffic analyze '{output}'" in capsys.readouterr().out
     assert main(["analyze", str(output)]) == 0
     said = capsys.readouterr().out
     # routing is not in the file: no router can be registered any more

@@ -196,7 +196,7 @@ def test_an_algorithm_changes_what_is_drawn_of_all_reduces(
         (["--algorithm", "direct"], "--algorithm is given"),
         (
             ["--operations", "all_to_all", "--algorithm", "direct"],
-            "no bytes of all-reduces or the like are drawn: see --operations, but",
+            "no collective whose bytes depend on an algorithm is drawn (--operations),",
         ),
         (["--only", "entropy", "--iterations", "3"], "--iterations is given"),
     ],

@@ -88,10 +88,15 @@ def test_a_capture_is_projected_by_the_formula(
 
 
 def test_an_efficiency_is_measured_by_bench(
-    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    captured: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file = bench(tmp_path / "bench.json", {4: 8.0, 8: 2.0})
-    asked = ("--project", captured, "--sizes", "4,8", "--efficiency", file)
+    """Also by a file whose name begins with a digit."""
+    file = bench(tmp_path / "200gbe.json", {4: 8.0, 8: 2.0})
+    monkeypatch.chdir(tmp_path)
+    asked = ("--project", captured, "--sizes", "4,8", "--efficiency", file.name)
     found = told(capsys, *asked)["projection"]
     assert isinstance(found, dict)
     # the same buffers: 7/8 in place of 3/4 of them are sent, at a quarter of the rate
@@ -101,13 +106,16 @@ def test_an_efficiency_is_measured_by_bench(
 
 
 def test_a_platform_may_be_a_file_of_measurements(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = bench(tmp_path / "bench.json", {4: 8.0, 8: 2.0})
     how = ("--model", "gpt-350m", "--dp", 8, "--gpu", "H100")
     found = told(capsys, *how, "--platform", file)["estimate"]
     same = told(capsys, *how, "--bandwidth", file)["estimate"]
     flat = told(capsys, *how, "--bandwidth", "2GB/s")["estimate"]
+    monkeypatch.chdir(tmp_path)
+    named = ("--bandwidth", file.rename("8gpus.json").name, "--gpus-per-node", 8)
+    assert told(capsys, *how, *named)["estimate"] == same
     assert isinstance(found, dict)
     assert isinstance(flat, dict)
     assert found == same

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import FabricError
 from moetraffic.fabric import (
     ROUTINGS,
@@ -26,9 +27,13 @@ from moetraffic.fabric import (
     rail_optimized,
     route,
     single_switch,
-    spreading_bound,
     torus,
 )
+from moetraffic.fabric.assessment import assess
+
+
+def spreading(network: Topology, slots: Int64, sent: Int64) -> Float64:
+    return np.squeeze(assess(network, slots, sent).bounds_s["spreading"])
 
 
 def hosts(number: int, ranks: int = 1, nics: int = 0) -> Hosts:
@@ -83,7 +88,7 @@ def test_oversubscription_of_four_makes_uniform_traffic_four_times_slower() -> N
     for ratio in (1, 4):
         made = leaf_spine(hosts(ranks), leaves=2, oversubscription=ratio)
         placed = block(ranks, made.hosts)
-        took[ratio] = float(spreading_bound(made, placed, sent))
+        took[ratio] = float(spreading(made, placed, sent))
         assert float(port_bound(made, placed, sent)) == 80.0  # 800 bytes at 10
         assert float(cut_bounds(made, placed, sent)["leaf"]) == pytest.approx(
             80.0 * ratio
@@ -197,7 +202,7 @@ def test_ideal_spreading_is_the_mean_of_ecmp(network: Topology) -> None:
         link_times(network, link_loads(route(network, placed, seed=s), sent)).max()
         for s in range(20)
     ]
-    assert float(spreading_bound(network, placed, sent)) <= np.mean(worst) * (1 + 1e-9)
+    assert float(spreading(network, placed, sent)) <= np.mean(worst) * (1 + 1e-9)
 
 
 @given(seed=st.integers(0, 2**32), ratio=st.sampled_from([1, 2, 4]))
@@ -210,7 +215,7 @@ def test_no_hash_beats_ideal_spreading_between_leaves(seed: int, ratio: int) -> 
         sent = bytes_between(ranks, seed % 1000)
         placed = block(ranks, made.hosts)
         hashed = link_times(made, link_loads(route(made, placed, seed=seed), sent))
-        ideal = spreading_bound(made, placed, sent)
+        ideal = spreading(made, placed, sent)
         assert (ideal <= hashed.max(axis=1) * (1 + 1e-9)).all()
 
 
@@ -220,7 +225,7 @@ def test_spreading_bounds_the_mean_of_ecmp_and_not_a_single_hash() -> None:
     slots = block(4, made.hosts)
     sent = np.zeros((4, 4), np.int64)
     sent[0, 1] = sent[0, 3] = 8
-    spread = spreading_bound(made, slots, sent)
+    spread = spreading(made, slots, sent)
     times = [
         float(link_times(made, link_loads(route(made, slots, seed=seed), sent)).max())
         for seed in range(64)
@@ -254,7 +259,7 @@ def test_more_flows_a_pair_come_closer_to_ideal() -> None:
         )
         for f in (1, 64)
     ]
-    ideal = float(spreading_bound(made, placed, sent))
+    ideal = float(spreading(made, placed, sent))
     assert ideal <= took[1] < took[0]
     assert took[1] < 1.1 * ideal
 

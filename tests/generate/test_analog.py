@@ -189,7 +189,7 @@ def test_more_ranks_send_what_captured_ones_send_beside(tmp_path: Path) -> None:
         assert (mine == named).all()
     assert (many.scenario.ranks, many.scenario.ep) == (10, 2)
     assert "in which iteration ranks 4 to 9 repeat" in many.limits[0]
-    assert many.about == f"{few.about}; ranks 4 to 9 repeat captured ones"
+    assert many.about == f"ranks 4 to 9 repeat captured ones; {few.about}"
     assert "Not covered: ranks 4 to 9, which repeat what 4 captured" in many.limits[1]
     assert many.limits[1].endswith("so this is a scenario")
     assert many.limits[2:] == few.limits[1:] == part.limits[1:]

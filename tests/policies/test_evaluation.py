@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from moetraffic.policies.exchange_series import (
 from moetraffic.policies.policy import View
 from moetraffic.policies.scores import CURVES, PolicyScore, break_even_s
 from moetraffic.policies.service.cluster import Cluster
-from moetraffic.policies.service.networks import networks_of
+from moetraffic.policies.service.networks import described, networks_of
 from moetraffic.policies.service.optical import (
     Matchings,
     Service,
@@ -445,7 +446,8 @@ def test_bad_input_is_one_sentence() -> None:
     with pytest.raises(AnalysisError, match="age must be at least 1"):
         evaluate(drawn(), ["rotation"], age=0)
     for limit in (0.0, -1.0, float("nan")):
-        with pytest.raises(AnalysisError, match="give --limit 10s"):
+        why = f"limit must be above 0 s, but is {limit:g} s: give --limit 10s"
+        with pytest.raises(AnalysisError, match=re.escape(why)):
             evaluate(drawn(), ["rotation"], limit_s=limit)
 
 
@@ -494,6 +496,13 @@ def test_the_summary_states_the_rates_of_each_network() -> None:
         assert f"{usual}, {beside}" in lines
         assert "Network single: ports of 1 Gbps." in lines
         assert "Transmission on single: " in lines
+
+
+def test_single_rates_of_a_packet_network_are_described() -> None:
+    made = load_fabric("single", 4, capacity="1Gbps")
+    slow = replace(made.topology, rates={"rank2": "30Mbps"})
+    network = PacketNetwork(topology=slow, slots=made.slots)
+    assert described(network) == "ports of 1 Gbps, rank2 30 Mbps"
 
 
 OWN = """

@@ -13,6 +13,7 @@ from moetraffic.errors import AnalysisError
 from moetraffic.report.chart import FILE_FORMATS, Missing
 from moetraffic.report.console.options import (
     APPEARANCE,
+    SUMMED,
     Algorithm,
     AsJson,
     Force,
@@ -67,7 +68,7 @@ def plot(
     ),
     operations: str | None = option(
         None,
-        "Collectives whose traffic is summed, such as all_to_all,all_reduce.",
+        SUMMED,
         shown="dispatches, or all collectives where there are none",
     ),
     algorithm: Algorithm = "ring",
@@ -112,7 +113,8 @@ def plot(
         chosen = _iterations(iterations, opened)
         of = operation_names(opened, operations)
         if not pictures.spread(opened, of):
-            why = "no bytes of all-reduces or the like are drawn: see --operations"
+            why = "no collective whose bytes depend on an algorithm is drawn"
+            why += " (--operations)"
             refuse_idle(context, ["algorithm"], why)
         made: dict[str, Chart | Missing] = {}
         if "traffic" in names:

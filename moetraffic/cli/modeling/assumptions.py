@@ -112,6 +112,11 @@ def is_file(platform: str) -> bool:
     return platform.endswith((".csv", ".json"))
 
 
+def is_table(text: str) -> bool:
+    """Whether a rate or an efficiency is a file of measurements in place of numbers."""
+    return is_file(text) or Path(text).is_file()
+
+
 def _of_gpu(gpu: Gpu, *, roofline: bool) -> dict[str, Any]:
     return {
         "gpu": gpu if roofline else None,
@@ -148,7 +153,7 @@ def read_bandwidth(text: str, gpus_per_node: int) -> Any:
     if "=" in text:
         rates = named_values(text.split(","), "a bandwidth", "dp=25GB/s")
         return {kind: bytes_per_second(rate) for kind, rate in rates.items()}
-    if not (is_file(text) or Path(text).is_file()):
+    if not is_table(text):
         return bytes_per_second(text)
     from moetraffic.patterns.bandwidth.measurements import read_table
     from moetraffic.patterns.time_model import MeasuredLinks

@@ -36,6 +36,7 @@ from .assumptions import (
     SYSTEM,
     fused_by_default,
     is_file,
+    is_table,
     measured_imbalance,
     nominal,
     of_protocol,
@@ -244,6 +245,9 @@ def estimate(
             "only one of --sweep, --zero-stages, --sensitivity, --best and several "
             "bandwidths is allowed at a time: leave out the others"
         )
+    if not best:
+        why, add = "the number of GPUs is only for --best", "add --best, or "
+        refuse_idle(ctx, ("gpus",), why, instead=add, error=LayoutError)
     for holds, names, why in (
         (calibrate is not None, OF_A_CAPTURE, "--calibrate takes these from a run"),
         (
@@ -253,7 +257,6 @@ def estimate(
         ),
         (bool(platform and bandwidth and is_file(platform)), ("bandwidth",), LINKS),
         (imbalance_from is not None, ("imbalance",), "--imbalance-from measures it"),
-        (not best, ("gpus",), "the number of GPUs is only for --best"),
         (not sweep, ("sizes",), "sizes are those of --sweep or --project"),
         (True, ("efficiency",), "an efficiency is for --project"),
         (sweep == "size", ("model", *SHAPE_OPTIONS), "--sizes are the models"),
@@ -269,9 +272,8 @@ def estimate(
         (
             parallelism["dispatcher"] == "plain"
             and (
-                not (is_file(platform) or bandwidth)
-                or "=" in bandwidth
-                or bandwidth[:1].isdigit()
+                "=" in bandwidth
+                or not (is_table(bandwidth) if bandwidth else is_file(platform))
             ),
             ("gpus_per_node",),
             "GPUs of a node are those of a file of measurements (--bandwidth), or of a "
@@ -403,11 +405,10 @@ def estimate(
     if calibrate is not None:
         asked_for = options_of(config)
     if asked_for is not None:
-        stated = [n for n in LAYOUT if n not in time_model.COLUMNS and given(n)]
-        stated = [n for n in stated if n in chosen]
+        free = [n for n in LAYOUT if n in chosen and n not in time_model.COLUMNS]
         idle = [f"--{n}" for n in ("imbalance", "convention") if given(n)]
         idle += ["--imbalance-from"] * (imbalance_from is not None)
-        asked_for |= {n: chosen[n] for n in stated}
+        asked_for |= {n: chosen[n] for n in free if given(n)}
         traced = its_traffic(of_what, at, asked_for, idle)
         shown = replace(shown, summary=[*shown.summary, *traced])
     if fit is not None:

@@ -28,6 +28,7 @@ from moetraffic.report.trained import model_words
 from moetraffic.trace import Trace
 from moetraffic.units import bytes_per_second
 
+from .assumptions import is_table
 from .model_shape import model_of
 
 if TYPE_CHECKING:
@@ -352,7 +353,7 @@ def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> S
         )
     with Trace.open(path) as trace:
         found = profile(trace)
-    if efficiency[0].isdigit() or efficiency[0] == ".":
+    if not is_table(efficiency):
         what = "efficiencies are numbers above 0"
         given = positive_numbers(efficiency, what, "--efficiency 0.8,0.6", kind=float)
         if len(given) not in (1, len(ranks)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,10 +142,10 @@ def fabric(
     if is_file:
         options = {name: options[name] for name in given_options(ctx, [*options])}
     ratios: list[float | None] = [None]
-    if oversubscription is not None:
+    if (text := options.get("oversubscription")) is not None:
         what = "--oversubscription takes ratios"
         example = "a number above 0, or several such as 1,2,4"
-        given = positive_numbers(oversubscription, what, example, kind=float)
+        given = positive_numbers(text, what, example, kind=float)
         ratios = [*dict.fromkeys(given)]
     if len(ratios) > 1:
         why = "several ratios of --oversubscription are compared in one table"
@@ -156,6 +155,7 @@ def fabric(
         refuse_idle(ctx, ("flows", "seed"), why)
     validate_outputs((plot, output), (trace,), force=force)
     refuse_format(output)
+    from moetraffic.analysis.exchange import beyond_last
     from moetraffic.analysis.times.iteration_traffic import (
         training_iterations,
         world_matrices,
@@ -167,6 +167,7 @@ def fabric(
 
     with Trace.open(trace) as opened:
         chosen = training_iterations(opened, iterations)
+        beyond = beyond_last(iterations, int(opened.iterations[-1]))
         world = opened.meta.world
         networks = [
             load_fabric(topology, world, **{**options, "oversubscription": ratio})
@@ -213,11 +214,7 @@ def fabric(
             found, chosen, f"{source} {found.topology.name}, {routing}"
         )
         frame = partial(found.to_frame, chosen)
-    if iterations and chosen[-1] + 1 < iterations.stop < sys.maxsize:
-        summary.append(
-            f"Iterations {iterations.start}:{iterations.stop}: {len(chosen)} exist, "
-            f"the last is {chosen[-1]}."
-        )
+    summary += [f"{note.capitalize()}." for note in beyond]
     if output is not None:
         write_result(output, data, frame, force=force)
     present(

@@ -296,8 +296,6 @@ def _next(
     output: Path | None, source: Path | None, run: Meta | None, size: Scenario
 ) -> str | None:
     """Say what a validation of a sample of another size needs; None: nothing else."""
-    from moetraffic.validation.acceptance import FEWEST
-
     if output is None or run is None:
         return None
     made = replace(
@@ -305,6 +303,8 @@ def _next(
     )
     if (made.world, made.experts, made.k) == (run.world, run.experts, run.k):
         return None
+    from moetraffic.validation.acceptance import FEWEST
+
     return (
         f"validation at this size (moetraffic validate {output} --against rerun*.h5) "
         f"needs {lacking_runs(FEWEST, str(source), [run], made, resized=True)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from moetraffic.report.console.options import (
     parts_of,
     trace_output,
 )
-from moetraffic.trace import ALL_TO_ALL
+from moetraffic.trace import ALL_TO_ALL, ROUTING
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.model import MOST_ROW_BYTES
 
@@ -106,12 +107,13 @@ def import_(
     )
     found, merged = import_files(files, format=format or "", options=options, keep=keep)
     merged.trace.save(output, force=force)
-    verbs = [f"analyze {output} (claims)"]
-    if any(site.operation == ALL_TO_ALL for site in merged.trace.sites):
-        verbs += [
-            f"fabric {output} --capacity 100Gbps (links)",
-            f"replay {output} -o again.h5",
-        ]
+    path = shlex.quote(str(output))
+    verbs = [f"analyze {path} (claims)"]
+    operations = {site.operation for site in merged.trace.sites}
+    if operations - {ROUTING}:
+        verbs.append(f"fabric {path} --capacity 100Gbps (links)")
+    if ALL_TO_ALL in operations:
+        verbs.append(f"replay {path} -o again.h5")
     present_trace(
         output,
         as_json=as_json,

@@ -175,14 +175,18 @@ class AnalogDemand:
     def about(self) -> str:
         """Provenance for the metadata of the sample."""
         fitted = self.fitted
-        few, many = fitted.scenario.ranks, self.scenario.ranks
         how = "presumed" if not fitted.reruns else f"that of {fitted.reruns + 1} runs"
-        added = f"; ranks {few} to {many - 1} {REPEATED}" if many > few else ""
+        added = f"{self._added} {REPEATED}; " if self._added else ""
         return (
-            f"analog model fitted to {fitted.scenario.source}; correlation of an "
-            f"expert's smoothed load between seeds {fitted.correlation:.2f}, {how}"
-            f"{added}"
+            f"{added}analog model fitted to {fitted.scenario.source}; correlation of "
+            f"an expert's smoothed load between seeds {fitted.correlation:.2f}, {how}"
         )
+
+    @property
+    def _added(self) -> str:
+        """Ranks beyond the captured ones as text, "" if there are none."""
+        few, many = self.fitted.scenario.ranks, self.scenario.ranks
+        return f"ranks {few} to {many - 1}" if many > few else ""
 
     @property
     def repeats_from(self) -> int:
@@ -193,8 +197,7 @@ class AnalogDemand:
     def limits(self) -> list[str]:
         """Sentences on what the sample shares with the run, and on what is unknown."""
         fitted = self.fitted
-        few, many = fitted.scenario.ranks, self.scenario.ranks
-        added, alone, again = f"ranks {few} to {many - 1}", "", ""
+        added, alone, again = self._added, "", ""
         if self.repeats_from >= 0:
             again = (
                 f" ({self.repeats_from} to {self.iterations - 1} repeat the run's last "
@@ -210,11 +213,12 @@ class AnalogDemand:
             "relabeled; 100% of the rows (a rank's copies to each expert) are captured "
             f"ones up to labels; other seeds differ only in labels{alone}"
         ]
-        if many > few:
+        if added:
             found.append(
-                f"Not covered: {added}, which repeat what {few} captured ones send "
-                f"{when}: forecasts of their cells are not the run's; what a training "
-                f"of {many} ranks learns otherwise is unknown, so this is a scenario"
+                f"Not covered: {added}, which repeat what {fitted.scenario.ranks} "
+                f"captured ones send {when}: forecasts of their cells are not the "
+                f"run's; what a training of {self.scenario.ranks} ranks learns "
+                "otherwise is unknown, so this is a scenario"
             )
         found.append(
             "Use: to test schedulers against other labels and as a load on a network; "

@@ -20,12 +20,12 @@ import numpy.typing as npt
 from moetraffic import __version__
 from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError, TraceError
-from moetraffic.generate.analog.analog import Analog, AnalogDemand
+from moetraffic.generate.analog.analog import Analog
 from moetraffic.generate.fit import Size, fit_trace
 from moetraffic.generate.generator import Demand
 from moetraffic.generate.parametric.model import TrafficModel
 from moetraffic.generate.parametric.presets import preset_model
-from moetraffic.generate.parametric.sampling import SampledDemand, write_probabilities
+from moetraffic.generate.parametric.sampling import write_probabilities
 from moetraffic.generate.parametric.what_if import Knobs
 from moetraffic.generate.scenario import Scenario
 from moetraffic.patterns import Parallelism
@@ -217,9 +217,7 @@ def generate_trace(
     asked: dict[str, Any] = {"ranks": ranks, "ep": ep}
     if isinstance(model, TrafficModel):
         asked = {**asdict(size), "knobs": knobs or Knobs()}
-    demand: AnalogDemand | SampledDemand = model.sample(
-        iterations=count, seed=seed, **asked
-    )
+    demand: Demand = model.sample(iterations=count, seed=seed, **asked)
     if probabilities is not None:
         write_probabilities(demand, probabilities, force=force)
     rhythm = model.rhythm if times else None

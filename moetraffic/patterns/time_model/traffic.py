@@ -218,7 +218,7 @@ def _handed_on(c: Configuration, parts: LayerCalls) -> list[Traffic]:
 def _fully_sharded(model: ModelShape, tp: int, shards: int) -> int:
     """Parameters outside experts of all shards of a tensor rank, each tensor padded as
     FSDP does."""
-    tp, shards = max(tp, 1), max(shards, 1)  # where there is no such layout
+    tp, shards = max(tp, 1), max(shards, 1)  # no layout has less: its time is NaN
     each = counted_tensors(model, vocabulary_split=tp)
     return shards * sum(
         times * shard_elements(tensor.on_rank(tp=tp), shards)

@@ -41,9 +41,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "capacity_factor": (-LARGEST_NUMBER, 1_000_000),  # where it counts: above 0
     "balance": (0, 1_000_000),
     "z_loss": (0, 1_000_000),
-    # the layout: products of three are integers of numpy; its rules say what is least
-    **dict.fromkeys(SIZES, (-1_000_000, 1_000_000)),
-    "pp": (-1_000_000, 10_000),
+    # the layout: products of three are integers of numpy
+    **dict.fromkeys(SIZES, (1, 1_000_000)),
+    "pp": (1, 10_000),
+    **dict.fromkeys(("etp", "zero", "shard", "ulysses"), (0, 1_000_000)),
     # the training
     "iterations": (1, 1_000_000_000_000),
     "micro_batch": (1, 1_000_000_000),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moetraffic.fabric.named import TOPOLOGIES, load_fabric
+from moetraffic.fabric.named import TOPOLOGIES, load_fabric, other_rates
 from moetraffic.units import bit_rate, bytes_per_second, duration, seconds
 
 from .cluster import Cluster
@@ -60,7 +60,7 @@ def networks_of(
 
 
 def described(network: Any) -> str:
-    """Describe the rates and the delay of a network; "" if it has no single ones.
+    """Describe the rates and the delay of a network; "" of one of another kind.
 
     Examples
     --------
@@ -70,7 +70,8 @@ def described(network: Any) -> str:
     if isinstance(network, Cluster):
         return f"ports of {bit_rate(network.rate_bytes_s)}"
     if isinstance(network, PacketNetwork):
-        return f"ports of {bit_rate(network.topology.nic_bytes_s)}"
+        made = network.topology
+        return ", ".join([f"ports of {bit_rate(made.nic_bytes_s)}", *other_rates(made)])
     if not isinstance(network, OpticalSwitch):
         return ""
     each = f"{network.circuits} circuits a port" if network.circuits > 1 else "circuits"

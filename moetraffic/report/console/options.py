@@ -254,14 +254,8 @@ Of = Annotated[
         shown="both",
     ),
 ]
-Operations = Annotated[
-    str | None,
-    option(
-        ...,
-        "Collectives whose traffic is summed, such as all_to_all,all_reduce.",
-        shown="all",
-    ),
-]
+SUMMED = "Collectives whose traffic is summed, such as all_to_all,all_reduce."
+Operations = Annotated[str | None, option(..., SUMMED, shown="all")]
 Algorithm = Annotated[
     str,
     option(
@@ -484,15 +478,19 @@ def refuse_idle(
     names: Sequence[str],
     why: str,
     *,
+    instead: str = "",
     error: type[MoetrafficError] = MoetrafficError,
 ) -> None:
     """Reject options that have no effect in combination with the others.
 
     Raises an error of class ``error``, which explains with ``why`` when the options
-    have an effect, if one of the parameters ``names`` is on the command line.
+    have an effect, if one of the parameters ``names`` is on the command line; an
+    ``instead`` such as "add --best, or " is a remedy that keeps them.
     """
     spelled = {p.name: max(p.opts, key=len) for p in context.command.params}
     idle = [spelled[name] for name in given_options(context, names)]
     if idle:
         verb, them = ("is", "it") if len(idle) == 1 else ("are", "them")
-        raise error(f"{why}, but {', '.join(idle)} {verb} given: leave {them} out")
+        raise error(
+            f"{why}, but {', '.join(idle)} {verb} given: {instead}leave {them} out"
+        )

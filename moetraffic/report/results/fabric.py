@@ -123,7 +123,8 @@ def sentences(found: Assessment) -> list[str]:
             f"({duration(largest)}).",
         )
     lines.insert(-1, _by_part(found))
-    lines[-1:-1] = without_spines(network) or _oversubscribed(found)
+    if network.hosts.number > 1:
+        lines[-1:-1] = without_spines(network) or _oversubscribed(found)
     several = _colliding(found)
     if several:
         one = several[0]
@@ -194,13 +195,15 @@ def most_often(found: Assessment) -> str:
 
 
 def without_spines(network: Topology) -> list[str]:
-    """State that all hosts share a leaf, or a pod of rails, and use no spine."""
+    """State that all hosts share a leaf, or a pod of rails, or are one: no spine."""
     hosts = network.hosts.number
     rails = "rail0" in network.switches
     apart = network.forwarding == "own" and network.hosts.nics > 1
     one_leaf = len(network.cuts.get("leaf", ())) == 1
-    if hosts == 1 or not (one_leaf or (rails and not apart)):
+    if not (one_leaf or (rails and not apart)):
         return []
+    if hosts == 1:
+        return ["All ranks share a host, so none uses a spine: lower --ranks-per-host."]
     return [
         f"All {hosts} hosts share one {'pod' if rails else 'leaf'}, so no bytes cross "
         f"a spine: give --leaves {hosts}, or another divisor of the hosts, for "

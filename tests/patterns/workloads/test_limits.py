@@ -56,8 +56,14 @@ def made(part: str, **fields: Any) -> Workload:
             )
             for size in (most + 1, 10**20)
         ),
-        ("layout", "dp", -1_000_000, "size must be at least 1, but dp is -1000000"),
-        ("layout", "tp", -(10**20), "tp must be at least"),
+        (
+            "layout",
+            "dp",
+            -1_000_000,
+            "dp must be at least 1, but is -1000000: give --dp",
+        ),
+        ("layout", "shard", -(10**20), "shard must be at least 0"),
+        ("layout", "tp", -(10**20), "tp must be at least 1, but"),
         ("model", "layers", 100_000_000, "layers must be at most 10000"),
         ("model", "experts", 1_000_000_000, "experts must be at most 1000000"),
         ("model", "hidden", 0, "hidden must be at least 1, but is 0: give --hidden a"),
