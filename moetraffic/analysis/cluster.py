@@ -49,7 +49,7 @@ def connected(address: str) -> Iterator[Any]:
     try:
         where = normalize_address(address)
         if not where.startswith("inproc:"):
-            # of a malformed address a client is not closed
+            # Client does not clean up after a malformed address: check it before
             get_address_host_port(where, strict=True)
         client = Client(  # type: ignore[no-untyped-call]
             address, timeout=CONNECT_S, set_as_default=False

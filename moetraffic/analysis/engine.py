@@ -220,7 +220,7 @@ def analyze(
     if omitted:  # what depends on the times of all calls would be false
         lost = [part for part in ALL_CALLS if part in parts]
         lost += ["claims about the bursts of a rank"] * ("claims" in parts)
-        notes += [f"no {part}: unknown: {omitted}" for part in lost]
+        notes += [f"no {part}: {omitted}" for part in lost]
         parts = tuple(part for part in parts if part not in ALL_CALLS)
     parts = consecutive_parts(trace, parts, notes)
     chosen: dict[str, Any] = {"layers": layers, "phase": phase, "of": of}
@@ -247,8 +247,8 @@ def analyze(
         remarks: list[str] = []
         rows = observed(source, mapper, report=progress.report)
         rows |= stated_tokens(trace, source)
-        levels = load_levels(rows) if {"claims", "limits"} & set(parts) else None
         begin("forecasts", source.where)
+        levels = load_levels(rows) if {"claims", "limits"} & set(parts) else None
         subjects = conclude(
             source,
             rows,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -64,10 +63,16 @@ def exchange_claims(
         tokens = counts.sum(axis=1) if known else None
         k, about = 1, f"bytes received, {source.phase} of {where}"
     name, matrix = CLAIMED["demand.load" in rows]
-    moving: dict[str, Any] = {"at": source.iterations, "levels": levels}
     of_load = (
         *skew_claims(counts, tokens=tokens, k=k, about=about),
-        *level_claims(counts, tokens=tokens, k=k, about=about, **moving),
+        *level_claims(
+            counts,
+            tokens=tokens,
+            k=k,
+            at=source.iterations,
+            about=about,
+            levels=levels,
+        ),
     )
     found = [replace(claim, subject=name) for claim in of_load]
     since = levels.last

@@ -13,8 +13,8 @@ from moetraffic.units import rank_span
 
 _BY_RANKS = re.compile(r"\branks? (\d+(?:, \d+)*) left out ")
 _CALLS = re.compile(r"(\d+) x call of (\w+)")
-OPERATIONS = {"alltoall_base_": ALL_TO_ALL, "alltoall_": ALL_TO_ALL}
-"""Operations of the collectives that may be counted beside the recorded ones."""
+EXCHANGES = ("alltoall_base_", "alltoall_")
+"""Names of all-to-alls, which may be counted beside the recorded ones."""
 
 MOST_READ = 256
 """Unnamed all-to-alls whose bytes are read to decide whether any is uneven."""
@@ -29,12 +29,12 @@ def omitted_calls(trace: Trace) -> str:
     """
     found = []
     _, *parts = _BY_RANKS.split(trace.meta.missing)
+    recorded = _recorded(trace) if parts else Counter[int]()
     for by, what in zip(parts[::2], parts[1::2], strict=True):
         ranks = [int(rank) for rank in by.split(", ")]
         for number, name in _CALLS.findall(what):
             text = f"{int(number):,}"
-            if name in OPERATIONS:
-                recorded = _recorded(trace, OPERATIONS[name])
+            if name in EXCHANGES:
                 kept = {recorded[rank] for rank in ranks}
                 if len(kept) == 1:
                     text += f" of {int(number) + kept.pop():,}"
@@ -43,11 +43,11 @@ def omitted_calls(trace: Trace) -> str:
     return ", ".join(found)
 
 
-def _recorded(trace: Trace, operation: str) -> Counter[int]:
-    """Count the calls of an operation that each rank recorded, in all of its groups."""
+def _recorded(trace: Trace) -> Counter[int]:
+    """Count the all-to-alls that each rank recorded, in all of its groups."""
     total: Counter[int] = Counter()
     for number, group in enumerate(trace.groups):
-        calls = trace.find(operation=operation, group=number, kind=None)
+        calls = trace.find(operation=ALL_TO_ALL, group=number, kind=None)
         if len(calls):
             counts = trace.recorded(calls).sum(axis=0).tolist()
             total.update(dict(zip(group.ranks, counts, strict=True)))

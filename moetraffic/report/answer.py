@@ -64,25 +64,13 @@ WIDTH = 160
 """Characters of a line, two of a terminal of 80 columns; details yield to it."""
 
 LONG = 240
-"""The same of claims, three lines; where names without details are longer, so is it."""
+"""Characters of a line of claims; a line of claim names alone may be longer."""
 
 VARIED = 2.0
 """Variance of shares over that of sampling noise, above which it is always named."""
 
 STEP = "recommendation"
 """Basis of a line that names commands, not conclusions."""
-
-REGISTER = (
-    "register your router: capture.router(Router, lambda inputs, output: output[1], "
-    "experts=E) (docs/own-run.md)"
-)
-"""Remedy where layers and phases of expert exchanges are unknown."""
-
-IMPORT = "import again with --experts E --k K (docs/import.md)"
-"""The same for an imported trace."""
-
-ROUTED = {"imported": "import a table of tokens (docs/import.md)"}
-"""Remedy where routing is unknown, by origin, if it is not a capture of the router."""
 
 QUANTILE = 0.99
 """Share of the iterations in which a capacity factor leaves no token out."""
@@ -447,7 +435,7 @@ def _inside_collectives(spent: TimeBreakdown) -> str:
     known = np.isfinite(spent.collective_fraction)
 
     def span(shares: Float64) -> str:
-        return range_of((100 * shares[known]).tolist(), ".0f") + "%"
+        return range_of(shares[known].tolist(), ".0%")
 
     hidden = span(spent.hidden_fraction) if spent.overlapped.any() else "none"
     ranks = " (by rank)" if known.sum() > 1 else ""
@@ -471,20 +459,31 @@ def _capacity_factor(exchanges: Sequence[ExchangeAnalysis]) -> str:
     return f"capacity factor {factor} holds all tokens in {share} {how}"
 
 
+def _remedy(analysis: Analysis) -> str:
+    """State what makes layers, experts or tokens known; "" where nothing does."""
+    untested = [[c.untested for c in e.claims] for e in analysis.exchanges]
+    if _known_experts(analysis) and not analysis.unnamed:
+        lacks_k = untested and all(NO_TOKENS in each for each in untested)
+        k = "give k, experts per token (Recorder(k=K), moetraffic run --k K)"
+        return k if lacks_k else ""
+    if analysis.origin == "replayed":
+        return ""  # a replay has no router
+    if analysis.origin == "imported":
+        how = (
+            "again with --experts E --k K" if analysis.unnamed else "a table of tokens"
+        )
+        return f"import {how} (docs/import.md)"
+    how = ": capture.router(Router, lambda inputs, output: output[1], experts=E)"
+    return f"register your router{how if analysis.unnamed else ''} (docs/own-run.md)"
+
+
 def _next(analysis: Analysis, file: str) -> Line:
     """Recommend the next commands; a long path is named once, or left out."""
-    first = ""
-    untested = [[c.untested for c in e.claims] for e in analysis.exchanges]
-    if analysis.unnamed:
-        first = f"{IMPORT if analysis.origin == 'imported' else REGISTER}; "
-    elif not _known_experts(analysis):
-        register = "register your router (docs/own-run.md)"
-        first = f"{ROUTED.get(analysis.origin, register)}; "
-    elif untested and all(NO_TOKENS in each for each in untested):
-        first = "give k, experts per token (Recorder(k=K), moetraffic run --k K); "
-    verbs = {"analyze": "each layer", "evaluate": "circuits", "report": "charts"}
-    if all(len(e.ranks) == 1 for e in analysis.exchanges):
-        del verbs["evaluate"]
+    first = f"{remedy}; " if (remedy := _remedy(analysis)) else ""
+    verbs = {"analyze": "each layer"} if analysis.exchanges else {}
+    if any(len(e.ranks) > 1 for e in analysis.exchanges):
+        verbs["evaluate"] = "circuits"
+    verbs["report"] = "charts"
     text = ""
     for names in ((file, ""), ("$T", f"T={file}; ")), (("FILE", "for this FILE: "),):
         for described, (name, where) in product((True, False), names):

@@ -39,6 +39,9 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 MOST_NAMED = 18
 """Above this number of lines, only every n-th is named in the legend."""
 
+COUNTED = ("iteration", "iterations ahead", "rank", "expert")
+"""Labels of axes of whole numbers, whose ticks are whole, too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
@@ -50,6 +53,11 @@ class Axis:
     from_zero: bool = False
     reverse: bool = False  # increasing downwards, or to the left
     names: tuple[str, ...] = ()  # of the positions 0, 1, ...
+
+    @property
+    def whole(self) -> bool:
+        """Whether values are whole numbers, and so the ticks."""
+        return self.label in COUNTED or self.label.endswith("[iterations]")
 
 
 @dataclass(frozen=True, kw_only=True)

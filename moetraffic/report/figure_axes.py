@@ -31,9 +31,6 @@ FEW_DECADES = 2.0
 NAMES = 0.4
 """Largest share of a panel's width for the names of its rows."""
 
-COUNTED = ("iteration", "iterations ahead", "rank", "expert")
-"""Labels of axes of whole numbers, whose ticks are whole, too."""
-
 LETTER = 0.58
 """Mean width of a letter, relative to the font size."""
 
@@ -55,7 +52,7 @@ def set_axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
         names = [broken_name(name, letters) for name in axis.names]
         of.set_ticks(range(len(axis.names)), names)
         axes.set(**{f"{side}lim": (-0.5, len(axis.names) - 0.5)})
-    elif axis.label in COUNTED or axis.label.endswith("[iterations]"):
+    elif axis.whole:
         tens = "iteration" in axis.label
         of.set_major_locator(integer_ticks(length_in, tens=tens))
     if axis.limits:
@@ -113,7 +110,7 @@ def chosen_ticks(names: Any, most: int) -> tuple[list[int], list[str]]:
 def integer_ticks(length_in: float, *, tens: bool = False) -> MaxNLocator:
     """Place few enough ticks that their numbers have space between them.
 
-    Steps divide tens, as of iterations, or may be powers of 2, as of ranks.
+    Steps divide tens if ``tens``, as of iterations; else powers of 2 are among them.
     """
     most = max(1, min(9, int(length_in / (5 * letter_in()))))
     steps = [1, 2, 2.5, 5, 10] if tens else [1, 2, 4, 5, 8, 10]

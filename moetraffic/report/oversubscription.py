@@ -44,7 +44,7 @@ def sentences(found: Mapping[float, Assessment]) -> list[str]:
     """State the bottleneck time of each ratio, and how many times that of the first."""
     mean = {ratio: float(one.bottleneck_s.mean()) for ratio, one in found.items()}
     first, *others = mean
-    base, last = found[first], found[[*found][-1]]
+    *_, last = found
     text = f"{first:g}:1 {duration(mean[first])}"
     like = f" times as long as {first:g}:1"
     for ratio in others:
@@ -52,11 +52,11 @@ def sentences(found: Mapping[float, Assessment]) -> list[str]:
         if mean[first]:
             text += f" ({three_digits(mean[ratio] / mean[first])}{like})"
             like = " times"
-    often = fabric.most_often(last)
-    link = f", at {[*found][-1]:g}:1 {often}" if often else ""
+    often = fabric.most_often(found[last])
+    link = f", at {last:g}:1 {often}" if often else ""
     lines = [
-        f"Bottleneck by oversubscription, mean of {len(base.bottleneck_s)} iterations, "
-        f"{base.routing} routing: {text}{link}.",
+        f"Bottleneck by oversubscription, mean of {len(found[first].bottleneck_s)} "
+        f"iterations, {found[first].routing} routing: {text}{link}.",
     ]
     spines = [_spines(one) for one in found.values()]
     if len({*spines}) > 1:
@@ -69,11 +69,6 @@ def sentences(found: Mapping[float, Assessment]) -> list[str]:
 
 def _spines(one: Assessment) -> int:
     return sum(name.startswith("spine") for name in one.topology.switches)
-
-
-def _bound(one: Assessment) -> float:
-    """Return the largest mean lower bound, s."""
-    return max(float(bound.mean()) for bound in one.bounds_s.values())
 
 
 def table(found: Mapping[float, Assessment]) -> Table:
@@ -90,7 +85,7 @@ def table(found: Mapping[float, Assessment]) -> Table:
         rows=[
             (
                 *(f"{ratio:g}:1", one.bottleneck_s.mean(), one.bottleneck_s.max()),
-                *(one.bottleneck_s.mean() / base, _bound(one)),
+                *(one.bottleneck_s.mean() / base, fabric.largest_bound(one)),
                 *(one.hot[0].name if one.hot else "", _spines(one)),
             )
             for ratio, one in found.items()
@@ -120,7 +115,10 @@ def figure(found: Mapping[float, Assessment], source: str) -> Chart:
                 *(LINE_COLORS[0], "circle", 12.0),  # seen behind an equal bound
             ),
             (
-                *("largest lower bound", [_bound(found[r]) for r in ratios]),
+                *(
+                    "largest lower bound",
+                    [fabric.largest_bound(found[r]) for r in ratios],
+                ),
                 *(LINE_COLORS[1], "diamond", 6.0),
             ),
         )

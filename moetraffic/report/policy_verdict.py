@@ -16,6 +16,7 @@ from moetraffic.policies.scores import (
     break_even_s,
     difference,
 )
+from moetraffic.report.console.terminal import LOG_WIDTH
 from moetraffic.units import duration
 
 SLOW = 20
@@ -24,8 +25,8 @@ SLOW = 20
 CONTROLS = ("oracle", "gate", "shuffled")
 """Forecasters that no deployed policy has, or would use."""
 
-MOST, WIDTH = 8, 120
-"""Lines of a summary, and characters of a line: those of a table in a log."""
+MOST = 8
+"""Lines of a summary."""
 
 TABLES = "More: moetraffic evaluate with --tables, or --json."
 """Last line of a summary that is longer."""
@@ -63,14 +64,16 @@ def sentences(found: Evaluation, plans: Sequence[str] = ()) -> list[str]:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, LOG_WIDTH, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _packed(parts: Sequence[str]) -> list[str]:
     """Join sentences to lines, of which none is too long."""
     lines = list[str]()
     for part in parts:
-        if lines and len(lines[-1]) + 1 + len(part) <= WIDTH:
+        if lines and len(lines[-1]) + 1 + len(part) <= LOG_WIDTH:
             lines[-1] += f" {part}"
         else:
             lines += _wrapped(part)

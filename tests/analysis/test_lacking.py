@@ -297,7 +297,7 @@ def test_what_omitted_calls_forbid_is_named_if_it_was_asked_for(
     found = analyze(lacking(made(drawn(30, 4, 8)), text), parts=parts)
     unknown = [note for note in found.notes if "left out by" in note]
     assert unknown == [
-        f"no {each}: unknown: 3 calls of barrier left out by rank 1" for each in named
+        f"no {each}: 3 calls of barrier left out by rank 1" for each in named
     ]
 
 

@@ -366,6 +366,22 @@ def test_the_time_of_a_size_says_that_no_fit_is_usable(
     assert ("no usable fit" in said) == ("no usab" in origin)
 
 
+def test_the_fit_of_another_number_of_nodes_does_not_count(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table, sizes = tmp_path / "links.csv", (1000, 10_000, 100_000, 1_000_000)
+    rows = "collective,ranks,span,size_bytes,time_us\n"
+    for span, times in ((1, (10, 20, 110, 1010)), (2, (900, 10, 900, 10))):
+        for size, took in zip(sizes, times, strict=True):
+            rows += f"broadcast,2,{span},{size},{took}\n"
+    table.write_text(rows)
+    asked = ["bandwidth", str(table), "--collective", "broadcast", "--size", "20000"]
+    for span in (1, 2):
+        assert main([*asked, "--span", str(span)]) == 0
+        said = " ".join(capsys.readouterr().out.split()).partition(").")[0]
+        assert ("no usable fit" in said) == (span == 2)
+
+
 def test_experts_that_do_not_spread_over_the_ranks_are_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

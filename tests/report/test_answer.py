@@ -247,6 +247,10 @@ def test_transfer_and_waiting_for_late_ranks_are_stated_apart() -> None:
     some = replace(spent, overlapped=np.array([[10, 0]]))
     found = replace(analysis(exchange(0, claim("skewed"))), occupation=some)
     assert "0 to 17% behind compute" in line(found, "Communication")
+    most = {"compute": [[3, 4]], "transfer": [[990, 990]], "waiting": [[7, 6]]}
+    nearly = {name: np.array(of, np.int64) for name, of in most.items()}
+    found = replace(found, occupation=replace(spent, **nearly))
+    assert "99.6 to 99.7% of a step" in line(found, "Communication")
 
 
 def test_a_level_that_begins_with_the_run_has_no_iteration() -> None:
@@ -270,6 +274,26 @@ def test_where_experts_are_unknown_the_load_is_that_of_ranks() -> None:
         "No evidence of: bytes received by 2 ranks: moves."
     )
     assert "experts unknown: bytes received by 2 ranks" in line(analysis(pair), "Data")
+
+
+@pytest.mark.parametrize("unnamed", [0, 7])
+def test_a_replay_has_no_router_to_register(unnamed: int) -> None:
+    pair = replace(exchange(0, claim("moves")), subjects=(RECEIVED,))
+    for origin, remedy in (
+        *(("captured", "register your router"), ("imported", "import ")),
+        ("replayed", "moetraffic "),
+    ):
+        found = replace(analysis(pair), origin=origin, unnamed=unnamed)
+        assert line(found, "Next").startswith(f"Next: {remedy}")
+
+
+def test_without_exchanges_no_command_about_layers_is_recommended() -> None:
+    found = replace(analysis(), unnamed=7)
+    last = sentences(found)[-1]
+    assert last.startswith("Next: register your router")
+    assert last.endswith("; moetraffic report run.h5 (charts).")
+    assert "analyze" not in last
+    assert "evaluate" not in last
 
 
 def test_an_analysis_without_claims_has_no_summary() -> None:
@@ -558,7 +582,7 @@ def test_a_trace_that_lacks_calls_states_no_share_of_communication() -> None:
     lost += ", 3 calls of barrier left out by rank 1"
     first, *rest = sentences(found)
     assert first.startswith(f"Data: incomplete: {lost}; ")
-    assert f"Communication: unavailable: unknown: {lost}." in rest
+    assert f"Communication: unavailable: {lost}." in rest
     assert found.occupation is None
     assert not found.beats.claims
     told = as_dict(found)

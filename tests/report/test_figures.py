@@ -460,6 +460,17 @@ def test_the_page_has_no_tick_between_two_ranks(ranks: int) -> None:
     assert ranks / 25 <= axis["dtick"] <= max(1, ranks / 12)
 
 
+@pytest.mark.parametrize("label", ["iteration", "expert", "half-life [iterations]"])
+def test_the_page_has_no_tick_between_two_iterations(label: str) -> None:
+    for first, number, step in ((0, 3, 1), (1000, 4, 1), (0, 1000, None)):
+        line = Series(x=first + np.arange(number), y=np.full(number, np.nan))
+        panel = Panel(x=Axis(label=label), y=Axis(label="time [ms]"), series=(line,))
+        chart = Chart(title="t", source=SOURCE, panels=(panel,))
+        layout = as_dict(chart)["views"][0]["layout"]
+        assert layout["xaxis"].get("dtick") == step
+        assert "dtick" not in layout["yaxis"]
+
+
 def test_ranks_that_are_texts_are_categories_of_the_page() -> None:
     """Ranks of a group have no number line, and so no distance of ticks."""
     line = Series(kind="bars", x=[1.0, 2.0], y=["0 to 3", "4 to 7"])

@@ -85,8 +85,10 @@ def level_claims(
     >>> found[1].statement
     'its level is stable from iteration 97 on at the latest'
     """
-    given: Part = {"at": at, "about": about, "levels": levels, "seed": seed}
-    return decided(counts, tokens=tokens, k=k, **given)[1]
+    _, claims = decided(
+        counts, tokens=tokens, k=k, at=at, about=about, levels=levels, seed=seed
+    )
+    return claims
 
 
 def decided(

@@ -164,8 +164,8 @@ class _Fits:
     def misfit(self, power: Float64) -> Float64:
         """Compute the fitted level times the geometric mean of the spectrum.
 
-        Of spectra ``[bins, S]`` at all settings, ``[rates, kappas, S]``: the likelihood
-        falls with it, so that only the smallest needs a logarithm.
+        Of spectra ``[bins, S]`` at all settings, ``[rates, kappas, S]``.  The
+        likelihood decreases in it, so ratios need the logarithm of the minimum only.
         """
         found: Float64 = self._weights.reshape(-1, len(power)) @ power
         return found.reshape(*self._weights.shape[:2], -1)

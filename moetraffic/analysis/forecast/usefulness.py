@@ -119,8 +119,10 @@ def compared(found: Ratio, other: str) -> str:
 
 
 def _plain(percent: float) -> str:
-    """Format a percentage: below 10 with two significant digits, else as an integer."""
-    return f"{percent:.0f}" if abs(percent) >= 9.95 else f"{percent + 0.0:.2g}"
+    """Format a percentage: two significant digits below 10, 0 below 0.01."""
+    if abs(percent) < 0.01:
+        return "0"
+    return f"{percent:.0f}" if abs(percent) >= 9.95 else f"{percent:.2g}"
 
 
 def decided(found: Ratio, verdict: Verdict) -> Outcome:

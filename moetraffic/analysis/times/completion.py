@@ -28,7 +28,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from moetraffic.analysis.claim import LEVEL as TESTED
+from moetraffic.analysis.claim import LEVEL as CLAIMED
 from moetraffic.analysis.resampling import Interval, ratio
 from moetraffic.arrays import Bool, Float64, Int64, Integer
 from moetraffic.patterns.bandwidth.moved_bytes import sizes, traffic_bytes
@@ -330,28 +330,24 @@ def _of_runs(
 
     ``of_a`` and ``of_b`` are the sites of the calls.
     """
-    sums = run_sums(a, of_a), run_sums(b, of_b)
-    if sums[0] is None or sums[1] is None:
+    one, other = run_sums(a, of_a), run_sums(b, of_b)
+    if one is None or other is None:
         alone = Interval(value=ratio.ratio.value, low=np.nan, high=np.nan)
-        runs = tuple(1 if s is None else len(s) for s in sums)
-        return replace(ratio, ratio=alone, runs=(runs[0], runs[1]))
+        runs = (len(one) if one else 1, len(other) if other else 1)
+        return replace(ratio, ratio=alone, runs=runs)
+    sums = one, other
     name = "transfer_s" if ratio.measure == "transfer" else "call_s"
     totals = [getattr(s, name) for s in sums]
     waiting = ratio.waiting
     if waiting is not None:
-        waiting = _pair(
-            [float((s.wait_s / _positive(s.inside_s)).mean()) for s in sums if s]
-        )
+        known = all(s.inside_s.all() for s in sums)
+        shares = [float((s.wait_s / s.inside_s).mean()) for s in sums if known]
+        waiting = _pair(shares) if known else None
     busy = bool(a.runs["busy"].any() or b.runs["busy"].any())
     interval, p = ratio_of_runs(*totals, busy=busy)
-    tested, _ = ratio_of_runs(*totals, busy=busy, level=1 - TESTED)
+    tested, _ = ratio_of_runs(*totals, busy=busy, level=1 - CLAIMED)
     ratio = replace(ratio, ratio=interval, ratio_tested=tested, p=p, busy=busy)
-    return replace(ratio, waiting=waiting, runs=(len(totals[0]), len(totals[1])))
-
-
-def _positive(values: Float64) -> Float64:
-    """Replace values of 0 by NaN, for a division."""
-    return np.where(values > 0, values, np.nan)
+    return replace(ratio, waiting=waiting, runs=(len(one), len(other)))
 
 
 def _with_busbw(
@@ -361,24 +357,24 @@ def _with_busbw(
 
     Of two replays whose runs are known, it is the geometric mean over the runs.
     """
-    rates = [
-        gb / float(calls.transfer_s.sum()) if calls.transfer_s.any() else np.nan
-        for gb, calls in moved
-    ]
-    each = None
-    if ratio.runs is not None and min(ratio.runs) > 1 and np.isfinite(rates).all():
-        sums = [run_sums(t, c.site) for t, (_, c) in zip((a, b), moved, strict=True)]
-        if sums[0] is None or sums[1] is None:
-            return ratio  # the runs have summed calls without bytes with these
-        totals = sums[0].transfer_s, sums[1].transfer_s
-        one, other = (
-            mean_of_runs(gb / _positive(s))
-            for (gb, _), s in zip(moved, totals, strict=True)
-        )
-        rates, each = [one.value, other.value], (one, other)
-        if not np.isfinite(rates).all():  # a run took no time
-            return ratio
-    return replace(ratio, busbw_gbs=_pair(rates), busbw_runs=each)
+    (gb, calls), (other_gb, other_calls) = moved
+    if not (calls.transfer_s.any() and other_calls.transfer_s.any()):
+        return ratio
+    rates = _pair(
+        [
+            float(gb / calls.transfer_s.sum()),
+            float(other_gb / other_calls.transfer_s.sum()),
+        ]
+    )
+    if rates is None or ratio.runs is None or min(ratio.runs) < 2:
+        return replace(ratio, busbw_gbs=rates)
+    one, other = run_sums(a, calls.site), run_sums(b, other_calls.site)
+    if one is None or other is None:
+        return ratio  # the runs have summed calls without bytes with these
+    if not (one.transfer_s.all() and other.transfer_s.all()):
+        return ratio  # a run took no time
+    x, y = mean_of_runs(gb / one.transfer_s), mean_of_runs(other_gb / other.transfer_s)
+    return replace(ratio, busbw_gbs=(x.value, y.value), busbw_runs=(x, y))
 
 
 def link_bytes(trace: Trace, occurrences: Int64) -> Float64:

@@ -106,7 +106,7 @@ def bandwidth(
             "busbw_gbs": busbw_gbs,
             "measured_around": bool(got.inside),
         }
-        how = report.origin_words(found, collective, inside=bool(got.inside))
+        how = report.origin_words(found, collective, span=span, inside=bool(got.inside))
         shown.insert(
             0,
             f"{collective} of {size:,} B on {ranks} ranks: {time_us:.4g} us, busbw "

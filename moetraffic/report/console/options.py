@@ -210,17 +210,23 @@ def _look(
 
 APPEARANCE = {
     "width_in": _look(
-        *("width", float | None, None),
+        "width",
+        float | None,
+        None,
         "Width of each picture, such as 3.4in, 86mm or 252pt.",
         shown="9 to 12 in",
         read=_width,
     ),
     "no_title": _look(
-        *("no_title", bool, False),
+        "no_title",
+        bool,
+        False,
         "Write no headline and no description of the data.",
     ),
     "style": _look(
-        *("style", str, ""),
+        "style",
+        str,
+        "",
         "Style of matplotlib, or a .mplstyle file.",
         shown="yours, from matplotlibrc",
         read=_drawable,

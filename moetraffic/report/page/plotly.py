@@ -228,9 +228,12 @@ def _axis(axis: Axis, series: tuple[Series, ...], side: str) -> dict[str, Any]:
     if axis.names:
         found |= {"tickvals": list(range(len(axis.names)))}
         found |= {"ticktext": [_shown(name) for name in axis.names]}
-    elif axis.label == "rank" and "type" not in found:  # no tick between two ranks
-        last = max((np.max(getattr(s, side), initial=0) for s in series), default=0)
-        found |= {"tick0": 0, "dtick": max(1, int(last) // MOST_TICKS)}
+    elif axis.whole and "type" not in found:
+        at = np.concatenate([[], *(np.ravel(getattr(s, side)) for s in series)])
+        at = at[np.isfinite(at)]
+        step = max(1, int(np.ptp(at)) // MOST_TICKS if at.size else 0)
+        if step == 1 or axis.label == "rank":  # longer axes have whole ticks anyway
+            found |= {"tick0": 0, "dtick": step}
     if axis.limits:
         ends = np.log10(axis.limits) if axis.log else axis.limits
         found["range"] = [float(end) for end in ends]

@@ -54,7 +54,7 @@ def sentences(table: BandwidthTable) -> list[str]:
     lines = []
     for name, curves in of.items():
         best = max(curves, key=lambda one: one["busbw_gbs"])
-        fit = _fit_words(curves)
+        fit = _fit_words(_median_error(curves))
         lines.append(
             f"{name}: busbw {three_digits(best['busbw_gbs'])} GB/s on {best['ranks']} "
             f"ranks, at {best['largest_bytes']:,} B{f'; {fit}' * bool(fit)}."
@@ -64,29 +64,38 @@ def sentences(table: BandwidthTable) -> list[str]:
     return lines[:MOST_LINES] + more
 
 
-def _fit_words(curves: list[dict[str, Any]]) -> str:
-    """State the median error of the fits of some curves, and whether they are usable.
-
-    "" if no curve has enough sizes for a fit.
-    """
+def _median_error(curves: list[dict[str, Any]]) -> float:
+    """Return the median error of fits at sizes left out; NaN if there is no fit."""
     left = [abs(x) for one in curves for x in one["left_out"] or ()]
-    error = float(np.median(left)) if left else 0.0
+    return float(np.median(left)) if left else np.nan
+
+
+def _fit_words(error: float) -> str:
+    """State a median error, and whether the fits are usable; "" if it is unknown."""
     words = f"fit: {error:.0%} median error at sizes left out"
-    return f"{'no usable ' * (error > USABLE)}{words}" if left else ""
+    return f"{'no usable ' * (error > USABLE)}{words}" * (not np.isnan(error))
 
 
-def origin_words(table: BandwidthTable, collective: str, *, inside: bool) -> str:
+def origin_words(
+    table: BandwidthTable, collective: str, *, span: int | None, inside: bool
+) -> str:
     """State how the time of a size comes from a table, and why not to rely on it.
 
-    ``inside`` is whether the size and the ranks are in the measured range.
+    ``span`` is the number of nodes; None: any.  ``inside`` is whether the size and the
+    ranks are in the measured range.
     """
     how = "interpolated" if inside else "extrapolated"
-    mine = [one for one in records(table) if one["collective"] == collective]
-    fit = _fit_words(mine)
-    if not fit.startswith("no"):
+    error = _median_error(
+        [
+            one
+            for one in records(table)
+            if one["collective"] == collective and span in (None, one["span"])
+        ]
+    )
+    if not error > USABLE:
         return how
     where = "between" if inside else "beyond"
-    return f"{how} {where} measured sizes or ranks, {fit}"
+    return f"{how} {where} measured sizes or ranks, {_fit_words(error)}"
 
 
 def sheet(table: BandwidthTable) -> Table:

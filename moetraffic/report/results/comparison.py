@@ -89,7 +89,7 @@ def _ratio(ratio: TimeRatio) -> str:
     tested = ratio.ratio_tested
     ends, level = (found, LEVEL) if tested is None else (tested, 1 - CLAIMED)
     within = f"{level:.0%} CI {ends.low:.3g} to {ends.high:.3g}"
-    if ratio.runs is not None and not _determined(found):
+    if ratio.runs is not None and not _determined(ends):
         return f"{within} times the first's (not determined)"
     return f"{found.value:.3g} times the first's" + f" ({within})" * bool(
         ends.low <= ends.high

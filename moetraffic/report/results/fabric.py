@@ -17,6 +17,7 @@ from moetraffic.fabric.loads import (
     BottleneckLink,
     bisection,
     bisection_bytes_s,
+    hottest,
     link_times,
 )
 from moetraffic.fabric.named import Network, other_rates
@@ -110,7 +111,7 @@ def sentences(found: Assessment) -> list[str]:
         f"{len(found.bottleneck_s)} iterations, all sent at once.",
     ]
     if bounds and mean:
-        largest = max(bounds.values())
+        largest = largest_bound(found)
         over = three_digits(mean / (largest or mean))
         tied = ", ".join(
             _bound(name) + (f" ({found.cuts[name]})" if name in found.cuts else "")
@@ -180,18 +181,19 @@ def _oversubscribed(found: Assessment) -> list[str]:
 
 def most_often(found: Assessment) -> str:
     """Name the link that is the slowest in most iterations, and in how many."""
-    times = link_times(found.topology, np.atleast_2d(found.loads))
-    slowest = times.max(axis=1, initial=0.0, keepdims=True)
-    first = ((times == slowest) & (slowest > 0)).sum(axis=0)
-    number, most = len(times), int(first.max(initial=0))
-    if not most:
+    every = hottest(found.topology, found.loads, most=len(found.topology.links))
+    if not every:
         return ""
     # of links with as many iterations, that with the longest mean time
-    at = int(np.where(first == most, times.mean(axis=0), -1.0).argmax())
-    name = found.topology.link_name(at)
-    if most == number:
-        return f"always {name}"
-    return f"most often {name}, in {most} of {number} iterations"
+    worst, number = max(every, key=lambda hot: hot.bottleneck), len(found.bottleneck_s)
+    if worst.bottleneck == number:
+        return f"always {worst.name}"
+    return f"most often {worst.name}, in {worst.bottleneck} of {number} iterations"
+
+
+def largest_bound(found: Assessment) -> float:
+    """Return the largest mean lower bound, s."""
+    return max(float(bound.mean()) for bound in found.bounds_s.values())
 
 
 def without_spines(network: Topology) -> list[str]:

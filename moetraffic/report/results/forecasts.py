@@ -121,16 +121,14 @@ def _bounds(scored: Sequence[Scored]) -> Table:
     for where, ahead, subject, horizon, chosen in scored:
         at, verdict = _tolerance(horizon), horizon.verdict
         bound = subject.limits if horizon.horizon == 1 else None
+        if bound is not None and bound.reason:
+            notes.append(f"lower bound unavailable: {bound.reason}")
         if np.isnan(horizon.nmse_floor) and (bound is None or np.isnan(bound.nmse)):
-            if bound is not None:
-                notes.append(f"lower bound unavailable: {bound.reason}")
             continue
+        lowest = (bound.nmse, (bound.low, bound.high)) if bound else (None, None)
         rows.append(
             (
-                *(*where, ahead, chosen.nmse),
-                *((bound.nmse, (bound.low, bound.high)) if bound else (None,) * 2)[
-                    : len(lower)
-                ],
+                *(*where, ahead, chosen.nmse, *lowest[: len(lower)]),
                 *(horizon.nmse_floor, horizon.nmse_floor_error),
                 *(chosen.mape, horizon.mape_floor, horizon.mape_floor_error),
                 *(
@@ -140,8 +138,6 @@ def _bounds(scored: Sequence[Scored]) -> Table:
                 ),
             )
         )
-        if bound is not None and bound.reason:
-            notes.append(f"lower bound unavailable: {bound.reason}")
     return Table(
         title="Bounds on the forecast errors, on the last quarter of the run",
         columns={

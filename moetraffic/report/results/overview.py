@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.analysis.exchange import REPEATED
 from moetraffic.tables import Table, tables_of
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
@@ -141,7 +142,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
             else ""
         )
         + (
-            f"; from iteration {meta.repeats_from} on they repeat captured ones"
+            f"; from iteration {meta.repeats_from} on they {REPEATED}"
             if meta.repeats_from >= 0
             else ""
         ),

@@ -274,7 +274,7 @@ def search_sentences(found: Search, batch: str, title: str) -> list[str]:
     return [
         f"T_iter {duration(float(best.iteration[at]))}, {best.tokens_s[at]:,.0f} "
         f"tokens/s, communication {best.comm_share[at]:.1%}, memory "
-        f"{byte_size(best.memory.total[at])}: {batch}.",
+        f"{byte_size(best.memory.total[at])}; batch: {batch}.",
         f"Layout: {layout}; {model_words(best.config)}.",
         *(f"{note[:1].upper()}{note[1:]}." for note in search_notes(found)),
         f"{title}.",

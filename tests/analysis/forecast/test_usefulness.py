@@ -94,6 +94,7 @@ def test_what_is_so_is_said(change, said):
         (-0.0003, -0.0996, 0.0, "MSE 0.03% above it (95% CI 0 to 10%)"),
         (0.0996, 0.0994, 0.348, "MSE 10% below it (95% CI 9.9 to 35%)"),
         (0.00316, np.nan, np.nan, "MSE 0.32% below it"),
+        (3.2e-08, -0.0996, 0.0996, "MSE 0% below it (95% CI -10 to 10%)"),
     ],
 )
 def test_a_small_gain_is_not_rounded_to_nothing(value, low, high, said):

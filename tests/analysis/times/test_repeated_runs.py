@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from moetraffic.analysis.comparison import compare
+from moetraffic.analysis.resampling import Interval
 from moetraffic.analysis.times.completion import compare_times, completion
 from moetraffic.analysis.times.repeated_runs import (
     BETWEEN_COMMANDS,
@@ -78,6 +79,15 @@ def test_what_a_replay_does_not_determine_a_comparison_does_not_either(replay):
     assert said.count("(not determined)") == 2  # the first's busbw, and the ratio
     (said,) = (s for s in sentences(compare(other, other)) if "busbw" in s)
     assert "not determined" not in said
+
+
+def test_the_interval_that_is_printed_decides_whether_a_ratio_is_determined(replay):
+    """Ends of the 95% interval may be within a factor that those of 99% exceed."""
+    found = compare(replay, replay)
+    near, far = (Interval(value=1, low=1 / x, high=x) for x in (1.5, 2.5))
+    times = [replace(t, ratio=near, ratio_tested=far) for t in found.times]
+    (said,) = (s for s in sentences(replace(found, times=times)) if "busbw" in s)
+    assert "99% CI 0.4 to 2.5 times the first's (not determined)" in said
 
 
 @pytest.fixture
