@@ -1,8 +1,11 @@
-"""Escape text from files and users before it is displayed."""
+"""Text before it is displayed: width of a line, escapes of what others wrote."""
 
 from __future__ import annotations
 
 from html import escape
+
+LOG_WIDTH = 120
+"""Characters of a line in a log or a pipe, which have no width of their own."""
 
 
 def visible(value: object, *, lines: bool = False) -> str:

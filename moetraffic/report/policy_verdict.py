@@ -16,7 +16,7 @@ from moetraffic.policies.scores import (
     break_even_s,
     difference,
 )
-from moetraffic.report.console.terminal import LOG_WIDTH
+from moetraffic.text import LOG_WIDTH
 from moetraffic.units import duration
 
 SLOW = 20

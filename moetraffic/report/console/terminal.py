@@ -24,17 +24,13 @@ from rich.segment import Segment
 
 from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
 from moetraffic.launch import current_rank
-from moetraffic.text import visible
+from moetraffic.text import LOG_WIDTH, visible
 from moetraffic.trace.hdf5.durable import remedy
 
 from . import configuration
 
 # typer bundles click or uses the installed one: this is the class in both cases
 WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]
-
-
-LOG_WIDTH = 120
-"""Characters of a line in a log or a pipe, which have no width of their own."""
 
 
 class Paper(Console):
