@@ -218,10 +218,7 @@ APPEARANCE = {
         read=_width,
     ),
     "no_title": _look(
-        "no_title",
-        bool,
-        False,
-        "Write no headline and no description of the data.",
+        "no_title", bool, False, "Write no headline and no description of the data."
     ),
     "style": _look(
         "style",
