@@ -16,6 +16,7 @@ import numpy.typing as npt
 from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace, WireForm
+from moetraffic.trace.model import REPEATED
 from moetraffic.units import rank_span
 
 Rows = dict[str, npt.NDArray[np.generic]]
@@ -60,9 +61,6 @@ class Window:
 
 BEYOND = "go beyond the last one"
 """Part of the note about iterations that the run does not have."""
-
-REPEATED = "repeat captured ones"
-"""What iterations and ranks of a synthetic trace do, in its provenance and in notes."""
 
 
 def new_iterations(

@@ -10,12 +10,12 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.claim import LEVEL, Claim, Outcome
-from moetraffic.analysis.exchange import BEYOND, REPEATED
+from moetraffic.analysis.exchange import BEYOND
 from moetraffic.analysis.forecast.usefulness import WORSE
 from moetraffic.analysis.noise.skew_claims import NO_TOKENS
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
-from moetraffic.trace.model import ROWS_DIFFER
+from moetraffic.trace.model import REPEATED, ROWS_DIFFER
 
 from .forecast_horizons import nearest, reach_of, worse_than_persistence
 from .layer_lists import detailed, layers_of, range_of, rounded_up, some_layers, unit_of

@@ -30,6 +30,9 @@ ROUTING = "routing"
 
 ALL_TO_ALL = "all_to_all"
 
+REPEATED = "repeat captured ones"
+"""What iterations and ranks of a synthetic trace do, in its provenance and in notes."""
+
 ROWS_DIFFER = "token copies were routed"
 """Part of a remark of the schedule that the rows sent contradict the routing, by which
 :func:`~moetraffic.analysis.omissions.rows_that_differ` finds it."""

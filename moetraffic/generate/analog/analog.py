@@ -19,13 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.analysis.exchange import REPEATED
 from moetraffic.arrays import Float64, Int32, Int64
 from moetraffic.generate.chance import Use, generator
 from moetraffic.generate.generator import block_rows
 from moetraffic.generate.scenario import Scenario, refuse_length, stacked_rows
 from moetraffic.generate.writing.rhythm import Rhythm
 from moetraffic.trace import Trace
+from moetraffic.trace.model import REPEATED
 
 from .analog_fit import (
     ERROR,

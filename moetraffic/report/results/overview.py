@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis.exchange import REPEATED
 from moetraffic.tables import Table, tables_of
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
-from moetraffic.trace.model import Meta
+from moetraffic.trace.model import REPEATED, Meta
 from moetraffic.trace.provenance import SOURCES, recorded, site_sources, source_counts
 from moetraffic.trace.totals import all_to_all_bytes
 from moetraffic.units import byte_size, rank_span
