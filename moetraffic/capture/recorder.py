@@ -463,7 +463,7 @@ class Recorder(Recording):
     def _warn_of_losses(self, report: Mapping[str, Any]) -> None:
         """Log the errors that the journal and the committer process reported."""
         lost = ""
-        if report.get("error"):
+        if report.get("error") and report["error"] != report.get("left"):
             lost = (
                 f"{report['lost_windows']} windows of rank {self._rank} are lost: "
                 f"{report['error']}"

@@ -78,3 +78,15 @@ def test_a_window_that_cannot_be_built_costs_itself_alone(
 def test_experts_per_token_are_from_1_on(k: Any) -> None:
     with pytest.raises(CaptureError, match="per token, a whole number from 1 on, but"):
         Recorder("run.h5", k=k)
+
+
+def test_a_reason_of_a_loss_is_stated_once(tmp_path: Path) -> None:
+    """What cannot be written may be found while it trains, and again at its end."""
+    recorder = Recorder(tmp_path / "run.h5").start()
+    recorder.step(loss=1.0)
+    gone = "the folder was removed: the records in it are lost"
+    recorder._warn_of_losses({"left": gone, "error": gone, "lost_windows": 2})
+    assert recorder.warnings == [f"rank 0: {gone}"]
+    recorder._warn_of_losses({"left": "", "error": "a defect", "lost_windows": 2})
+    assert recorder.warnings[1:] == ["2 windows of rank 0 are lost: a defect"]
+    recorder.close()
