@@ -59,7 +59,7 @@ def test_info_refuses_what_is_no_trace(
         (["capture", "--ep", "3"], "ep must divide dp"),
         (["capture", "--tp", "3"], "there are 4 for 1 x 3 x 1 x 1"),
         (["capture", "--dp", "2"], "there are 4 for 2 x 1 x 1 x 1"),
-        (["capture", "--pp", "0"], "pp is 0"),
+        (["capture", "--pp", "0"], "pp must be at least 1, but is 0"),
         (["capture", "--zero", "4"], "the ZeRO stage is one of 0, 1, 2, 3"),
         (["capture", "--pp", "2", "--zero", "3"], "ZeRO stage 0 or 1"),
         (["capture", "--order", "tp-pp"], "the order must name"),
