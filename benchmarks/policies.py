@@ -30,9 +30,9 @@ from moetraffic.fabric import Hosts, block
 from moetraffic.fabric.named import named_topology
 from moetraffic.generate import preset_names
 from moetraffic.policies.evaluation import OPTICAL
-from moetraffic.policies.exchange_series import byte_series
 from moetraffic.policies.service.optical import crossing, line_bytes
 from moetraffic.policies.service.packet_network import PacketNetwork
+from moetraffic.policies.trace_series import byte_series
 
 BEGIN = "<!-- policies: benchmarks/policies.py -->"
 END = "<!-- end of policies -->"

@@ -19,9 +19,10 @@ from page import save
 from moetraffic import generate_trace
 from moetraffic.fabric import Hosts, block, single_switch
 from moetraffic.policies.evaluation import evaluate
-from moetraffic.policies.exchange_series import ExchangeSeries, byte_series
+from moetraffic.policies.exchange_series import ExchangeSeries
 from moetraffic.policies.service.cluster import Cluster
 from moetraffic.policies.service.packet_network import PacketNetwork
+from moetraffic.policies.trace_series import byte_series
 
 RANKS = 32
 PRESETS = ("top1-unbalanced-late", "top2-balanced-late", "top8-lossfree-late")

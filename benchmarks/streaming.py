@@ -168,8 +168,8 @@ def child(path: Path, what: str, plain: bool) -> None:
     if plain:
         sys.modules["isal"] = None  # type: ignore[assignment]
     from moetraffic.analysis import analyze
-    from moetraffic.analysis.engine import in_threads, observed
     from moetraffic.analysis.exchange import sources
+    from moetraffic.analysis.mapper import in_threads, observed
 
     spent: list[float] = []
     for _ in range(ROUNDS if what == "demand" else 1):

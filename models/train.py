@@ -21,6 +21,7 @@ from moetraffic.models.parallelism.gradients import (
 from moetraffic.models.parallelism.groups import ParallelGroups, connect
 from moetraffic.models.parallelism.optimizer import learning_rate
 from moetraffic.patterns import Training, Workload
+from moetraffic.spelling import check_choice
 
 from .corpus import Corpus, batch, text
 from .gpt import GPT, Losses
@@ -246,10 +247,7 @@ def _placed(model: GPT, plan: Training) -> tuple[GPT, torch.device]:
             "device cuda needs a CUDA GPU and a torch built for it, but torch "
             f"{torch.__version__} sees none: use --device cpu"
         )
-    if plan.dtype not in DTYPES:
-        raise LayoutError(
-            f"the dtype is one of {', '.join(DTYPES)}, not {plan.dtype!r}: see --dtype"
-        )
+    check_choice("the dtype", plan.dtype, DTYPES, LayoutError)
     device = torch.device(plan.device)
     if plan.device == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())

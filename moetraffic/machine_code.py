@@ -24,11 +24,6 @@ def compiled(function: Callable[..., Any], *signature: Any, kept: bool = True) -
         numba signature to compile immediately; without one, the first call compiles.
     kept
         Cache the machine code on disk for later processes, if a folder is writable.
-
-    Returns
-    -------
-    callable
-        The compiled function.
     """
     numba: Any = import_module("numba")
     how = {"nogil": True, "error_model": "numpy"}

@@ -46,6 +46,23 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]}, or " if near else ""
 
 
+def check_choice(
+    what: str, name: object, known: Iterable[str], error: type[Exception]
+) -> None:
+    """Raise an ``error`` for a name that is none of those that are known.
+
+    It names these, and the nearest one; "" may be among them.
+    """
+    names = list(known)
+    if name not in names:
+        named = list(filter(None, names))
+        given = name[:40] if isinstance(name, str) else name
+        raise error(
+            f"{what} is one of {', '.join(named)}, not {given!r}: "
+            f"{nearest(str(given), named)}choose one"
+        )
+
+
 @cache
 def _warn(name: str) -> None:
     logging.getLogger("moetraffic").warning(

@@ -74,13 +74,7 @@ class Table:
         return [""] * width
 
     def texts(self) -> list[list[str]]:
-        """Format all cells as text without control characters.
-
-        Returns
-        -------
-        list of list of str
-            One list per row.
-        """
+        """Format all cells as text without control characters."""
         return [
             [
                 written(cell, form)

@@ -28,6 +28,7 @@ from moetraffic.replay.results.result import Replay
 from moetraffic.replay.results.summary import sentences
 from moetraffic.replay.results.summary_tables import PARTS, replay_tables
 from moetraffic.report.console.command import Command
+from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -38,7 +39,6 @@ from moetraffic.report.console.options import (
     only_option,
     option,
     parts_of,
-    refuse_idle,
     takes,
     trace_output,
 )

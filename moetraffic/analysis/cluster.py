@@ -20,7 +20,7 @@ from .exchange import OF, Rows, Source, read, sources
 from .observation import joined, observe
 
 if TYPE_CHECKING:
-    from .engine import Mapper
+    from .mapper import Mapper
 
 AT_A_TASK = 4
 """Number of windows per task of a worker."""
@@ -82,11 +82,6 @@ def on_cluster(
         Client from :func:`connected`.
     path
         Trace file, at the same path on every worker.
-
-    Returns
-    -------
-    Mapper
-        To be passed to :func:`.engine.analyze`.
     """
     chosen = (
         None if layers is None else tuple(layers),

@@ -26,7 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moetraffic.analysis.times.completion import TimeRatio, compare_times, completion
+from moetraffic.analysis.times.completion import completion
+from moetraffic.analysis.times.time_ratios import (
+    TimeRatio,
+    compare_times,
+)
 from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
@@ -39,8 +43,9 @@ from .distances import (
     total_variation,
     wasserstein,
 )
-from .engine import Tick, in_threads, observed
+from .engine import Tick
 from .exchange import OF, Rows, Source, read, sources, windows
+from .mapper import in_threads, observed
 from .observation import SKEW
 from .resampling import LEVEL, block_means, block_values
 
@@ -302,11 +307,8 @@ def durations(trace: Trace, iterations: range | None = None) -> dict[str, Float6
 
     ``trace``: Trace with call times.
 
-    Returns
-    -------
-    dict
-        By phase (those without one: "all-to-alls without a phase"), ``[n]`` float64 in
-        the order of the iterations.
+    By phase (those without one: "all-to-alls without a phase"), ``[n]`` float64 in the
+    order of the iterations.
     """
     calls = completion(trace, iterations)
     exchanges = np.array([s.operation == ALL_TO_ALL for s in trace.sites], bool)

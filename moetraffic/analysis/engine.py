@@ -10,9 +10,8 @@ are computed at a time, in threads.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -50,34 +49,17 @@ from .conclusion import (
     load_levels,
     tokens_of,
 )
-from .exchange import (
-    OF,
-    Rows,
-    Source,
-    Window,
-    new_iterations,
-    read,
-    sources,
-    stated_tokens,
-    windows,
-)
+from .exchange import OF, Source, new_iterations, sources, stated_tokens, windows
 from .exchange_claims import exchange_claims, load_peaks
 from .expert_statistics import expert_statistics
+from .mapper import Mapper, in_threads, observed
 from .network_statistics import network, packet_complexity
-from .observation import joined, observe, observe_loads
 from .omissions import omitted_calls, rows_that_differ, unnamed_exchanges
 from .records import frame, records
 from .token_choices import token_choices
 
 if TYPE_CHECKING:
     import pandas
-
-
-Mapper = Callable[[Source, Sequence[range]], Iterator[Rows]]
-"""Function that yields the rows of windows of an exchange, in order."""
-
-Watch = Callable[[Source, Window, Rows], None]
-"""Callback that receives each window read and its rows."""
 
 SUMMARY_PARTS = ("claims", "occupation")
 """Parts that the summary of an analysis consists of."""
@@ -425,76 +407,3 @@ def effort(
     every = sources(trace, [], layers=layers, phase=phase, iterations=iterations, of=of)
     number = sum(len(windows(source)) for source in every)
     return number + stages * (len(STAGES) * len(every) + len(RUN_STAGES))
-
-
-def observed(
-    source: Source, mapper: Mapper, *, report: Callable[[str], None] | None = None
-) -> Rows:
-    """Compute the rows of all iterations of an exchange.
-
-    Parameters
-    ----------
-    mapper
-        Function that computes the rows of windows, such as from :func:`in_threads`.
-    report
-        Progress callback: the exchange, after each window.
-
-    Returns
-    -------
-    Rows
-        As from :func:`.observation.observe`.
-    """
-    parts: list[Rows] = []
-    for part in mapper(source, windows(source)):
-        parts.append(part)
-        if report is not None:
-            report(source.where)
-    return joined(parts)
-
-
-def in_threads(
-    trace: Trace,
-    threads: int,
-    *,
-    watch: Watch | None = None,
-    cells: bool = True,
-    loads_only: bool = False,
-) -> Mapper:
-    """Create a mapper that computes rows in threads, with few windows in memory.
-
-    Parameters
-    ----------
-    watch
-        Callback that receives every window with its rows, from several threads at once
-        and in any order.
-    cells
-        Whether cells are tracked over time.
-    loads_only
-        Whether only loads are computed, as by :func:`.observation.observe_loads`.
-    """
-
-    def rows(source: Source, parts: Sequence[range]) -> Iterator[Rows]:
-        def work(window: range) -> Rows:
-            seen = read(trace, source, window)
-            found = (
-                observe_loads(source, seen)
-                if loads_only
-                else observe(source, seen, cells=cells)
-            )
-            if watch is not None:
-                watch(source, seen, found)
-            return found
-
-        if threads <= 1 or len(parts) <= 1:
-            yield from map(work, parts)
-            return
-        with ThreadPoolExecutor(threads) as pool:
-            waiting: deque[Future[Rows]] = deque()
-            for part in parts:
-                waiting.append(pool.submit(work, part))
-                if len(waiting) > threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-
-    return rows

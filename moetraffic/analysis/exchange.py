@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import AnalysisError
+from moetraffic.spelling import check_choice
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace, WireForm
 from moetraffic.trace.model import REPEATED
 from moetraffic.units import rank_span
@@ -138,10 +139,7 @@ def sources(
             f"statistics are of MoE layers, but {unknown} are none: this trace has "
             f"{list(trace.layers)}"
         )
-    if phase not in PHASES:
-        raise AnalysisError(
-            f"a phase is one of {', '.join(PHASES)}, not {phase!r}: choose one"
-        )
+    check_choice("a phase", phase, PHASES, AnalysisError)
     if not of or set(of) - set(OF):
         raise AnalysisError(
             f"statistics are of demand or of wire, not of {', '.join(of) or 'nothing'}"
@@ -278,11 +276,9 @@ def _source(
 def stated_tokens(trace: Trace, source: Source) -> Rows:
     """Read the tokens per rank that an import states for each iteration.
 
-    Returns
-    -------
-    dict of ndarray
-        ``step.tokens``, ``[T]`` int64, the mean over the ranks of the exchange; empty
-        if they are unknown, or the trace was captured: its tokens are in the demand.
+    ``step.tokens`` are ``[T]`` int64, the mean over the ranks of the exchange; there
+    are none if they are unknown, or the trace was captured: its tokens are in the
+    demand.
     """
     steps = trace.steps
     at = np.searchsorted(steps.iteration, source.iterations)
@@ -295,15 +291,10 @@ def stated_tokens(trace: Trace, source: Source) -> Rows:
 
 
 def windows(source: Source, *, size_bytes: int = WINDOW_BYTES) -> list[range]:
-    """Split the iterations of an exchange into windows of bounded size.
+    """Split ``source.iterations`` into windows of bounded size, indices in order.
 
     ``size_bytes``: Maximum bytes of the matrices of a window, as int64; at least one
     iteration.
-
-    Returns
-    -------
-    list of range
-        Indices into ``source.iterations``, in order.
     """
     width = len(source.ranks)
     cells = width * max(source.experts, width)

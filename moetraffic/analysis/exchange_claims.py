@@ -108,11 +108,8 @@ def exchange_claims(
 def load_peaks(rows: Rows) -> Float64 | None:
     """Compute the largest load over the mean load of each iteration.
 
-    Returns
-    -------
-    ndarray or None
-        ``[T]`` of the experts if the demand is known, else of the bytes received by
-        ranks; None where neither is known.
+    ``[T]``, of the experts if the demand is known, else of the bytes received by ranks;
+    None where neither is known.
     """
     for name in ("demand.load", "wire.received"):
         if name in rows:

@@ -147,11 +147,8 @@ def _ep_degrees(load: Int64, tokens: Int64 | None, k: int) -> tuple[EpDegree, ..
 def _correlation(load: Int64) -> tuple[tuple[int, int] | None, float, float]:
     """Find the two experts whose load shares are correlated most over iterations.
 
-    Returns
-    -------
-    tuple
-        The experts, their correlation, and the mean correlation of all pairs; None and
-        NaN where loads do not vary.
+    Returns the experts, their correlation, and the mean correlation of all pairs; None
+    and NaN where loads do not vary.
     """
     unknown = (None, float("nan"), float("nan"))
     if load.shape[0] < 3 or load.shape[1] < 2:

@@ -50,10 +50,7 @@ class Sample:
 def sample(cells: int, iterations: int) -> Sample:
     """Choose the matrix cells to track over time: all, or a random sample.
 
-    Returns
-    -------
-    Sample
-        Drawn without replacement, the same for the same arguments.
+    It is drawn without replacement, the same for the same arguments.
     """
     fit = min(MOST_CELLS, max(64, SAMPLED_VALUES // max(1, iterations)))
     if cells <= fit:

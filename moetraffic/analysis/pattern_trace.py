@@ -18,7 +18,6 @@ from moetraffic.patterns.pattern import Call, Pattern
 from moetraffic.patterns.traffic import exchange_matrix
 from moetraffic.trace import (
     ALL_TO_ALL,
-    UNKNOWN_TIME,
     Group,
     Meta,
     Occurrences,
@@ -28,8 +27,8 @@ from moetraffic.trace import (
     Trace,
     WireForm,
 )
-from moetraffic.trace.model import MOST_SITES, PLACEMENT, Presence, Source
-from moetraffic.trace.panel import ArrayPanel
+from moetraffic.trace.model import MOST_SITES, PLACEMENT, Source
+from moetraffic.trace.rows import recorded
 
 SENDS = "send_recv"
 
@@ -39,10 +38,7 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
 
     ``tokens``: Tokens per rank and iteration; -1: unknown.
 
-    Returns
-    -------
-    Trace
-        In memory; its ``meta.origin`` is "generated".
+    The trace is in memory; its ``meta.origin`` is "generated".
 
     Raises
     ------
@@ -66,23 +62,13 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
         site=np.repeat(np.arange(len(sites), dtype=np.int32), iterations),
         sequence=programs.sequence(iterations),
     )
-    unknown = np.full((iterations, world), UNKNOWN_TIME, np.int64)
     return Trace(
         meta=_meta(pattern),
         groups=programs.groups,
         sites=sites,
         occurrences=occurrences,
-        panels=programs.panels(iterations),
-        steps=Steps(
-            iteration=np.arange(iterations, dtype=np.int64),
-            kind=("train",) * iterations,
-            loss=np.full((iterations, world), np.nan),
-            tokens=np.full((iterations, world), tokens, np.int64),
-            start=unknown,
-            end=unknown.copy(),
-            source=np.full(iterations, Source.ANNOTATED, np.uint8),
-            kind_source=np.full(iterations, Source.ANNOTATED, np.uint8),
-        ),
+        panels={**recorded(programs.groups, sites, occurrences.site)},
+        steps=Steps.of_training(np.arange(iterations), world, tokens=tokens),
         programs=[
             Program(rank=rank, kind="train", sites=tuple(order))
             for rank, order in enumerate(programs.orders)
@@ -175,25 +161,6 @@ class _Programs:
         each = np.bincount(group[index[:, 0] >= 0], minlength=len(self.groups))
         number = index + np.arange(iterations) * each[group][:, None]
         return np.where(index < 0, -1, number).ravel()
-
-    def panels(self, iterations: int) -> dict[str, ArrayPanel]:
-        """Build the presence panels and the panels of unknown times."""
-        widths = np.array([len(self.groups[s.group].ranks) for s in self.sites])
-        made: dict[str, ArrayPanel] = {}
-        for width in np.unique(widths).tolist():
-            here = np.flatnonzero(widths == width)
-            present = np.full((len(here), width), Presence.RECORDED, np.uint8)
-            for row, number in enumerate(here.tolist()):
-                peers = self.sites[number].peers
-                if peers[0] >= 0:
-                    present[row] = Presence.ABSENT
-                    present[row, list(peers)] = Presence.RECORDED
-            present = np.repeat(present, iterations, axis=0)
-            made[f"present_{width}"] = ArrayPanel(present)
-            for name in ("issue", "start", "end"):
-                times = np.full(present.shape, UNKNOWN_TIME, np.int64)
-                made[f"{name}_{width}"] = ArrayPanel(times)
-        return made
 
 
 def _meta(pattern: Pattern) -> Meta:

@@ -66,10 +66,7 @@ def records(
 
     ``file``: Name of the trace, to distinguish several.
 
-    Returns
-    -------
-    list of Record
-        One row per iteration of a curve; one row for any other value.
+    A curve has one row per iteration, any other value one row.
     """
     found: list[Record] = []
     for exchange in exchanges:

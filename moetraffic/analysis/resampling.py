@@ -25,6 +25,9 @@ DRAWS = 400
 
 LEVEL = 0.95
 
+WIDEST = 3.0
+"""Ratio of an interval's ends above which its value is not determined."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
@@ -34,8 +37,13 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def determined(self) -> bool:
+        """Whether the ends differ by at most a factor of WIDEST, or are unknown."""
+        return not self.high > WIDEST * self.low
 
-UNTOLD = Interval(value=float("nan"), low=float("nan"), high=float("nan"))
+
+UNKNOWN = Interval(value=float("nan"), low=float("nan"), high=float("nan"))
 
 
 def block_length(total: int) -> int:
@@ -105,7 +113,7 @@ def ratio(below: npt.ArrayLike, above: npt.ArrayLike, *, seed: int = 0) -> Inter
     pairs = np.stack([np.asarray(below, np.float64), np.asarray(above, np.float64)], 1)
     total = pairs.sum(axis=0)
     if not (len(pairs) and total[0] > 0):
-        return UNTOLD
+        return UNKNOWN
     value = float(total[1] / total[0])
     if len(pairs) < 3:
         return Interval(value=value, low=float("nan"), high=float("nan"))

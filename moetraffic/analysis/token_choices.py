@@ -51,10 +51,7 @@ def token_choices(trace: Trace, source: Source) -> TokenChoices | None:
 
     ``source``: Exchange to read; its iterations are used that have sampled tokens.
 
-    Returns
-    -------
-    TokenChoices or None
-        None where the trace has no sample of this exchange.
+    None where the trace has no sample of this exchange.
     """
     numbers = host_numbers(source.experts, len(source.ranks))
     pairs = PairCounts(source.experts)
@@ -114,10 +111,7 @@ def balanced_hosts(experts: int, hosts: int, k: int) -> float:
     ``experts``, ``hosts``, ``k``: E, H hosts with E/H experts each, and distinct
     experts per token.
 
-    Returns
-    -------
-    float
-        NaN where H does not divide E, or k is not among 1 ... E.
+    NaN where H does not divide E, or k is not among 1 ... E.
 
     Examples
     --------

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moetraffic.errors import CaptureError
+from moetraffic.spelling import check_choice
 
 if TYPE_CHECKING:
     import torch
@@ -97,11 +98,7 @@ def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
     CaptureError
         If the phase is unknown, or the layer or the label is invalid.
     """
-    if phase not in PHASES:
-        raise CaptureError(
-            f"a phase is one of {', '.join(sorted(PHASES - {''}))}, or empty, not "
-            f"{phase!r}: choose one"
-        )
+    check_choice("a phase", phase, sorted(PHASES), CaptureError)
     if not is_layer(layer) and layer != -1:
         raise CaptureError(
             f"a layer is an index from 0 on, or -1 for none, not {layer!r}: change it"

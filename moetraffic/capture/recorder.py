@@ -24,6 +24,7 @@ from moetraffic.capture.routers.direct_exchanges import DirectExchangeHooks
 from moetraffic.capture.routers.router_hooks import watch_routers
 from moetraffic.errors import CaptureError
 from moetraffic.patterns import Workload
+from moetraffic.spelling import check_choice
 from moetraffic.trace.model import ROUTING, STEP_KINDS
 from moetraffic.trace.segments.segment import PATTERN, rank_folder
 from moetraffic.trace.segments.store import RankFolder, segments_folder
@@ -263,11 +264,8 @@ class Recorder(Recording):
         CaptureError
             If ``kind`` has another value.
         """
-        if kind is not None and kind not in STEP_KINDS:
-            raise CaptureError(
-                f"a step's kind is one of {', '.join(STEP_KINDS)}, not {kind!r}: "
-                "choose one"
-            )
+        if kind is not None:
+            check_choice("a step's kind", kind, STEP_KINDS, CaptureError)
         if self._folder is None:
             return
         value = loss_of(loss, self._left_out)

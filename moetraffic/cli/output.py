@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rich.progress import (
     BarColumn,
@@ -19,6 +21,14 @@ from rich.progress import (
 )
 
 from moetraffic.errors import AnalysisError, MoetrafficError
+from moetraffic.report.console.options import (
+    APPEARANCE,
+    AllTables,
+    AsJson,
+    only_option,
+    parts_of,
+    takes,
+)
 from moetraffic.report.console.selection import selected
 from moetraffic.report.console.terminal import Paper, say
 from moetraffic.report.results.overview import overview
@@ -26,13 +36,15 @@ from moetraffic.report.results.overview import sentence as overview_sentence
 from moetraffic.report.results.overview import tables as overview_tables
 from moetraffic.tables import SCHEMA_VERSION, plain
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_whole
+from moetraffic.trace.hdf5.durable import remedy, validate_folder, write_text
 
 if TYPE_CHECKING:
     import pandas
 
     from moetraffic.report.chart import Chart
     from moetraffic.report.figure_style import FigureStyle
+
+T = TypeVar("T")
 
 console = Paper()
 
@@ -51,6 +63,59 @@ class Shown:
     parts: dict[str, list[Any]]  # tables by part; they may be in the summary, too
     chart: Chart | None  # None: no picture is asked for
     data: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Printing:
+    """How a verb prints its result, from the options that :func:`printed` adds."""
+
+    only: tuple[str, ...]  # parts whose tables replace the summary; empty: none
+    tables: bool  # whether the tables of all parts follow the summary
+    as_json: bool
+    plot: Path | None = None  # picture to write
+    look: Mapping[str, Any] = field(default_factory=dict)  # values of APPEARANCE
+
+    def present(self, data: Any, *shown: Any, **more: Any) -> None:
+        """Print a result as requested; the other arguments of :func:`present`."""
+        present(data, *shown, **vars(self), **more)
+
+
+def printed(
+    parts: Sequence[str], *, plot: Any = None
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Add the options of how a result is printed to a verb, as one :class:`Printing`.
+
+    The parameter is ``printing``. ``parts`` are the names that ``--only`` takes;
+    ``plot`` is the annotated type of the option that names a picture.
+    """
+    kinds: dict[str, tuple[Any, Any]] = {
+        "tables": (AllTables, False),
+        "only": (str | None, only_option(None, parts)),
+        "as_json": (AsJson, False),
+    }
+    if plot is not None:
+        kinds["plot"] = plot, None
+    options = {
+        name: inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
+        )
+        for name, (kind, default) in kinds.items()
+    }
+    drawn = {} if plot is None else APPEARANCE
+
+    def printing(verb: Callable[..., T]) -> Callable[..., T]:
+        @takes(printing=options, look=drawn)
+        @functools.wraps(verb)
+        def with_printing(
+            *, printing: dict[str, Any], look: dict[str, Any], **given: Any
+        ) -> T:
+            only = parts_of(printing["only"], parts, tables=printing["tables"])
+            chosen = Printing(**{**printing, "only": only}, look=look)
+            return verb(printing=chosen, **given)
+
+        return with_printing
+
+    return printing
 
 
 class Tick(Protocol):
@@ -88,7 +153,7 @@ def present(
 
         figures.save(chart, plot, figure_style(**(look or {})))
     if output is not None:
-        write_output(output, json_text(data) + "\n")
+        write_text(output, json_text(data) + "\n")
     if as_json:
         print(json_text(data))
         return
@@ -100,18 +165,15 @@ def present(
 
 def present_trace(
     path: Path,
+    printing: Printing,
     *,
-    as_json: bool,
-    only: Sequence[str] = (),
-    tables: bool = False,
     merged: Any = None,
     following: str = "",
     **more: Any,
 ) -> None:
     """Print what a trace file contains, and what a merge had to leave out.
 
-    ``only`` and ``tables`` are as in :func:`present`, the parts those of
-    :data:`TRACE_PARTS`.
+    The parts of ``printing`` are :data:`TRACE_PARTS`.
     ``merged`` is the merge that made it, with the sentences ``missing``, ``remarks``
     and ``contradictions``; ``following`` is a last sentence, of commands; ``more`` are
     further entries of the JSON object, which stand first.
@@ -120,15 +182,13 @@ def present_trace(
         notes = ("missing", "remarks", "contradictions") if merged else ()
         found = {name: list(getattr(merged, name)) for name in notes}
         run, *sources, calls = overview_tables(trace, path)
-        present(
+        as_json = printing.as_json
+        printing.present(
             {**more, **overview(trace, path), **found} if as_json else None,
             *([] if as_json else [overview_sentence(trace, path)]),
             run,
             *([following] if following else []),
-            as_json=as_json,
             parts=dict(zip(TRACE_PARTS, (sources, [calls]), strict=True)),
-            only=only,
-            tables=tables,
         )
     for sentence in merged.contradictions if merged and not as_json else ():
         console.print(f"contradiction: {sentence}", style="red", soft_wrap=True)
@@ -162,16 +222,6 @@ def make_folder(folder: Path, names: Sequence[str], *, force: bool) -> None:
         ) from None
 
 
-def write_output(path: Path, text: str) -> None:
-    """Write a text file that appears under its name complete, or not at all."""
-    try:
-        write_whole(path, text.encode())
-    except OSError as error:
-        raise MoetrafficError(
-            f"{path} cannot be written ({error.strerror or error}): {remedy(error)}"
-        ) from None
-
-
 def refuse_format(path: Path | None) -> None:
     """Refuse a file that is neither JSON nor a table, by its extension.
 
@@ -192,7 +242,7 @@ def write_result(
 ) -> None:
     """Write a result as JSON or as a flat table, by the file's extension."""
     if path.suffix == ".json":
-        write_output(path, json_text(data) + "\n")
+        write_text(path, json_text(data) + "\n")
         return
     from moetraffic.report.plain_data import write_records
 

@@ -53,6 +53,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.errors import FabricError
+from moetraffic.spelling import check_choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +138,7 @@ def decompose(demand: npt.ArrayLike, *, matching: str = "max-min") -> Decomposit
     >>> found.terms, found.weights.tolist()
     (2, [3, 3])
     """
-    if matching not in MATCHINGS:
-        raise FabricError(
-            f"the matching is one of {', '.join(MATCHINGS)}, not {matching!r}: "
-            "choose one"
-        )
+    check_choice("the matching", matching, MATCHINGS, FabricError)
     d = _square(demand)
     slack = stuffing(d)
     left, real = d + slack, d.copy()

@@ -20,6 +20,7 @@ import networkx as nx
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import FabricError
+from moetraffic.spelling import check_choice
 from moetraffic.units import bit_rate, bytes_per_second
 
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
@@ -69,11 +70,7 @@ class Network:
 
 def refuse_options(topology: str, given: Mapping[str, Any]) -> None:
     """Raise an error for an unknown topology or an option it does not accept."""
-    if topology not in TOPOLOGIES:
-        raise FabricError(
-            f"the topology is one of {', '.join(TOPOLOGIES)}, not {topology!r}: "
-            "choose one"
-        )
+    check_choice("the topology", topology, TOPOLOGIES, FabricError)
     for name in sorted(set(given) - set(TOPOLOGIES[topology])):
         takers = [t for t, names in TOPOLOGIES.items() if name in names]
         raise FabricError(

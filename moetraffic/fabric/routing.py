@@ -17,6 +17,7 @@ from scipy.sparse import csr_array, hstack, vstack
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import FabricError
+from moetraffic.spelling import check_choice
 
 from .paths import Choices, all_paths, choices, flow_keys, single_paths
 from .topology import Topology, bus_name, explicit, nic_name, slot_name
@@ -100,10 +101,7 @@ def route(
     FabricError
         If there is no such routing, or a placement is impossible.
     """
-    if routing not in ROUTINGS:
-        raise FabricError(
-            f"routing is one of {', '.join(ROUTINGS)}, not {routing!r}: choose one"
-        )
+    check_choice("routing", routing, ROUTINGS, FabricError)
     if flows < 1:
         raise FabricError(
             f"a pair of ranks has 1 or more flows, not {flows}: give 1 or more"

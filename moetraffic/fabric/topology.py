@@ -31,6 +31,7 @@ import numpy as np
 
 from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.errors import FabricError
+from moetraffic.spelling import check_choice
 
 FORWARDING = ("own", "rail")
 
@@ -362,11 +363,7 @@ class TopologyBuilder:
         self, name: str, *, forwarding: str = "own", oversubscription: float = 1.0
     ) -> Topology:
         """Build the topology, with a cut around each host besides the named cuts."""
-        if forwarding not in FORWARDING:
-            raise FabricError(
-                f"forwarding is one of {', '.join(FORWARDING)}, not {forwarding!r}: "
-                "choose one"
-            )
+        check_choice("forwarding", forwarding, FORWARDING, FabricError)
         for host in range(self.hosts.number):
             self.cut("host", f"host{host}", [host], [])
         cuts = {family: tuple(made) for family, made in self._cuts.items()}

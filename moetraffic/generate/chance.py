@@ -36,14 +36,7 @@ class Use(enum.IntEnum):
 def generator(
     seed: int, use: Use, iteration: int = 0, exchange: int = 0
 ) -> np.random.Generator:
-    """Random generator of one stream.
-
-    Parameters
-    ----------
-    seed
-        From 0 to MOST_SEED.
-    use, iteration, exchange
-        What is drawn, and for what.
+    """Random generator of one stream; a seed is from 0 to MOST_SEED.
 
     Raises
     ------

@@ -12,6 +12,7 @@ import numpy as np
 
 from moetraffic import __version__
 from moetraffic.errors import TraceError
+from moetraffic.spelling import check_choice
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Group, Meta, Trace
 from moetraffic.trace.merge.merging import Merged, merge_segments
 from moetraffic.trace.model import Presence
@@ -65,11 +66,7 @@ MOST_CELLS = 1 << 28  # total cells of matrices: 2 GiB
 
 def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
     """List the files to import, and detect their common format."""
-    if format and format not in FORMATS:
-        raise TraceError(
-            f"a format is one of {', '.join(FORMATS)}, not {format[:40]!r}: change "
-            "--from"
-        )
+    check_choice("a format", format, ("", *FORMATS), TraceError)
     files: list[Path] = []
     found: set[str] = set()
     for path in paths:

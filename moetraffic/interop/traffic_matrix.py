@@ -16,6 +16,7 @@ import numpy as np
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
+from moetraffic.spelling import check_choice
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME, Group, Source
 
 from .imported_call import ImportedCall, RankRecord
@@ -33,10 +34,7 @@ AS_DISPATCH = "each matrix as the dispatch of layer 0, as --experts or --k is gi
 def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
     """Read each traffic matrix as one iteration with one all-to-all."""
     unit = options.unit or "KiB"
-    if unit not in UNITS:
-        raise TraceError(
-            f"a unit is one of {', '.join(UNITS)}, not {unit[:40]!r}: change --unit"
-        )
+    check_choice("a unit", unit, UNITS, TraceError)
     matrices = [m for f in files for m in _matrices(f, UNITS[unit])]
     world = len(matrices[0])
     if any(len(m) != world for m in matrices):

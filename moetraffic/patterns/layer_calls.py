@@ -159,15 +159,8 @@ class LayerCalls:
         )
 
     def norms(self, elements: Values, gradient: Values) -> list[Part]:
-        """Gradients of parameters that see a rank's own tokens alone, once an iteration
-        (``finalize_model_grads.py``).
-
-        Parameters
-        ----------
-        elements
-            Of these parameters, on a rank.
-        gradient
-            Bytes of an element.
+        """Gradients of so many elements that see a rank's own tokens alone, of so many
+        bytes each, once an iteration (``finalize_model_grads.py``).
         """
         if not anywhere(self._spread):
             return []

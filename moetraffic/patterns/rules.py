@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from moetraffic.errors import LayoutError
-from moetraffic.spelling import nearest
+from moetraffic.spelling import check_choice
 
 from .values import Values, anywhere
 
@@ -63,12 +63,7 @@ def choose(what: str, name: str, known: Iterable[str]) -> None:
     LayoutError
         With the known names, and the nearest of them.
     """
-    if name not in known:
-        names = [one for one in known if one]
-        raise LayoutError(
-            f"{what} is one of {', '.join(names)}, not {name!r}: "
-            f"{nearest(str(name), names)}choose one"
-        )
+    check_choice(what, name, known, LayoutError)
 
 
 def sentences(rules: Sequence[Rule]) -> list[Broken]:

@@ -163,11 +163,8 @@ class ModelShape:
 def broken_rules(shape: ModelShape) -> list[Broken]:
     """The rules that a shape breaks.
 
-    Returns
-    -------
-    list of (str, str)
-        Each broken rule with its values, and the remedy.  If a size is out of range,
-        only such rules: the others rely on them.
+    Returns each broken rule with its values, and the remedy.  If a size is out of
+    range, only such rules: the others rely on them.
     """
     return _out_of_range(shape) or _contradictions(shape)
 

@@ -303,15 +303,7 @@ class Stage:
 def pattern_of(
     stages: list[Stage], about: Mapping[str, object] | None = None
 ) -> Pattern:
-    """The pattern of all stages of a pipeline.
-
-    Parameters
-    ----------
-    stages
-        In order.
-    about
-        Further properties of the run.
-    """
+    """The pattern of all stages of a pipeline, with further properties of the run."""
     first = stages[0]
     shape, gating = first.shape, first.gating
     known: dict[str, object] = {

@@ -32,13 +32,7 @@ class ModelTensor:
         return prod(self.sizes)
 
     def on_rank(self, *, tp: int = 1, ep: int = 1) -> ModelTensor:
-        """What one rank holds of it.
-
-        Parameters
-        ----------
-        tp, ep
-            Ranks that share a matrix (of an expert: etp), and that share the experts.
-        """
+        """What one rank holds of it, of ``tp`` (of an expert: etp) and ``ep`` ranks."""
         sizes = list(self.sizes)
         if self.part == "expert":
             sizes[0] //= ep
@@ -85,11 +79,6 @@ def counted_tensors(
     shape: ModelShape, *, vocabulary_split: int = 0
 ) -> Iterator[tuple[ModelTensor, int]]:
     """Each different parameter of a model once, with how many are like it.
-
-    Parameters
-    ----------
-    shape, vocabulary_split
-        As of :func:`model_tensors`.
 
     Yields
     ------

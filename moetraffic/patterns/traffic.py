@@ -27,23 +27,11 @@ TRANSPOSED = ("combine", "dispatch_grad")
 def call_matrix(
     call: Call, members: int, algorithm: str, nodes: Sequence[int] | None = None
 ) -> Int64:
-    """Bytes between the members of one collective.
+    """Bytes between the members of one collective, under one of ALGORITHMS.
 
-    Parameters
-    ----------
-    call
-        The collective.
-    members
-        Ranks n of its group.
-    algorithm
-        One of :data:`~moetraffic.patterns.algorithms.ALGORITHMS`.
-    nodes
-        The node of each member, which "hierarchical" needs.
+    ``nodes`` are those of the members, which "hierarchical" needs.
 
-    Returns
-    -------
-    ndarray
-        ``[n, n]`` int64; row sends, column receives; nothing on the diagonal.
+    The matrix is ``[n, n]`` int64; row sends, column receives; nothing on the diagonal.
     """
     if call.operation == "send_recv":
         out = np.zeros((members, members), np.int64)
@@ -182,18 +170,7 @@ def _sparse(
 
 
 def gloo_matrix(pattern: Pattern) -> Int64:
-    """What the kernel counts between ranks in an iteration on gloo, headers included.
-
-    Parameters
-    ----------
-    pattern
-        The collectives.
-
-    Returns
-    -------
-    ndarray
-        ``[R, R]`` int64 bytes of TCP's payload.
-    """
+    """Bytes ``[R, R]`` of TCP's payload in an iteration on gloo, headers included."""
     world = pattern.grid.world
     out = np.zeros((world, world), np.int64)
     for call, groups, times in pattern.calls():

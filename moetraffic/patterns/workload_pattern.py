@@ -18,12 +18,16 @@ from typing import ClassVar
 from .element_types import element_bytes
 from .layer_calls import LayerCalls, Part
 from .layouts.configuration import Configuration
+from .layouts.parallelism import Parallelism
 from .layouts.violations import synchronization_rules
 from .pattern import Call, Pattern
 from .rules import refuse
+from .shape import ModelShape
 from .stage import Stage, control, pattern_of
 from .tensors import ModelTensor, model_tensors
 from .workloads.router_table import ROUTERS
+from .workloads.routers import Gating
+from .workloads.training import Training
 from .workloads.workload import Workload
 
 LIBRARIES = ("all-reduce", "oss", "sharded-ddp", "fsdp2")
@@ -63,6 +67,25 @@ def workload_pattern(workload: Workload) -> Pattern:
     ]
     about = {"seed": workload.training.seed, "workload": workload.to_json()}
     return pattern_of(stages, about)
+
+
+def trained_pattern(shape: ModelShape, plan: Parallelism, gating: Gating) -> Pattern:
+    """The collectives of one iteration of a model that this library trains so.
+
+    Raises
+    ------
+    LayoutError
+        If it cannot be trained so.
+    """
+    training = Training(
+        micro_batch=plan.micro_batch,
+        accumulation=plan.accumulation,
+        dtype=plan.dtype,
+        recompute=plan.recompute == "full",
+    )
+    return workload_pattern(
+        Workload(model=shape, gating=gating, layout=plan, training=training)
+    )
 
 
 class FairscaleCalls(LayerCalls):

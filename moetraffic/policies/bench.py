@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis.resampling import UNTOLD, ratio
+from moetraffic.analysis.resampling import UNKNOWN, ratio
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
@@ -215,7 +215,7 @@ class Bench:
         each = sums if self.scope.name == "iteration" else took
         demand = sum(one.demand_bytes for one in flat)
         planned = sum(one.planned_bytes for one in flat)
-        regret = UNTOLD
+        regret = UNKNOWN
         if best is not None:
             regret = longer(sums, best.sum(axis=1), span=max(age, self.hold))
         return PolicyScore(

@@ -24,9 +24,7 @@ from .exchange_series import (
     GATE,
     MOST_SERVED,
     ExchangeSeries,
-    byte_series,
     number_of,
-    token_series,
 )
 from .family import FAMILIES
 from .harness import PolicyFailure
@@ -38,6 +36,10 @@ from .service.layer import EXCHANGE, Scope
 from .service.networks import described, networks_of
 from .service.optical import OpticalSwitch
 from .service.packet_network import PacketNetwork
+from .trace_series import (
+    byte_series,
+    token_series,
+)
 from .transmission.two_level import with_distinct_tokens
 
 OPTICAL = OpticalSwitch(

@@ -174,10 +174,7 @@ def foresight(
 
     ``seed``: Of the points, the layer and the order.
 
-    Returns
-    -------
-    str
-        Sentence with the policy's name.
+    Otherwise it is a sentence with the policy's name.
 
     Raises
     ------

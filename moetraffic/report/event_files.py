@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from moetraffic.errors import MoetrafficError, install_command
-from moetraffic.trace.hdf5.durable import remedy
+from moetraffic.trace.hdf5.durable import write_errors
 from moetraffic.watch import Snapshot
 
 from .figures import draw
@@ -53,17 +53,13 @@ class StepLog(ABC):
             return
         if when[-1] < self._last:  # another capture has replaced the run
             self._last = self._drawn = -1
-        try:
+        with write_errors(self.target):
             self._scalars(snapshot, np.flatnonzero(when > self._last).tolist())
             if when[0] > self._drawn or (snapshot.ended and when[-1] > self._drawn):
                 self._heatmap(snapshot)
                 self._drawn = int(when[-1])
             self._last = int(when[-1])
             self._flush()
-        except OSError as error:
-            raise MoetrafficError(
-                f"{self.target} cannot be written ({error.strerror}): {remedy(error)}"
-            ) from None
 
     def _scalars(self, snapshot: Snapshot, rows: list[int]) -> None:
         values = {tag: getattr(snapshot, name) for tag, name in OF_STEP.items()}
@@ -123,12 +119,8 @@ class EventFiles(StepLog):
                 "event files need the package tensorboard, which is not installed: "
                 f"run {install_command('tensorboard')}"
             ) from None
-        try:
+        with write_errors(folder):
             self._writer: Any = SummaryWriter(str(folder))
-        except OSError as error:
-            raise MoetrafficError(
-                f"{folder} cannot be written ({error.strerror}): {remedy(error)}"
-            ) from None
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         for tag, value in values.items():

@@ -13,7 +13,7 @@ from moetraffic.analysis.times.time_breakdown import PARTS as TIME_PARTS
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.errors import AnalysisError, install_command
 from moetraffic.tables import SCHEMA_VERSION, plain
-from moetraffic.trace.hdf5.durable import remedy, replacing, validate_output
+from moetraffic.trace.hdf5.durable import replacing, validate_output, write_errors
 
 from .answer import answer
 
@@ -135,7 +135,7 @@ def write_records(frame: Any, path: Path, *, force: bool = False) -> None:
             f"{len(frame):,}: choose a .parquet or .csv, or --only some parts"
         )
     try:
-        with replacing(path) as temporary:
+        with write_errors(path, error=AnalysisError), replacing(path) as temporary:
             if path.suffix == ".csv":
                 frame.to_csv(temporary, index=False)
             elif path.suffix == ".xlsx":
@@ -148,8 +148,4 @@ def write_records(frame: Any, path: Path, *, force: bool = False) -> None:
         raise AnalysisError(
             f"{path.suffix} files are written by {package}, which is not installed: "
             f"{install_command('tables')}, or choose a .csv"
-        ) from None
-    except OSError as error:
-        raise AnalysisError(
-            f"{path} cannot be written ({error.strerror or error}): {remedy(error)}"
         ) from None

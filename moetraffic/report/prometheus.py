@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from moetraffic.errors import MoetrafficError
-from moetraffic.trace.hdf5.durable import remedy, write_whole
+from moetraffic.trace.hdf5.durable import write_errors, write_whole
 
 Samples = Iterable[tuple[Mapping[str, object], float]]
 """Labels and value of each sample."""
@@ -130,10 +130,6 @@ def write_metrics(
     MoetrafficError
         If the file cannot be written.
     """
-    try:
+    with write_errors(path, error=error):
         write_whole(path, exposition(metrics, prefix, common).encode())
         path.chmod(0o644)
-    except OSError as failure:
-        raise error(
-            f"{path} cannot be written ({failure.strerror}): {remedy(failure)}"
-        ) from None

@@ -238,10 +238,7 @@ def korthikanti_table4() -> tuple[list[str], Float64, Float64]:
 
     The all-reduces of backward, or its reduce-scatters, are hidden, as in table 5.
 
-    Returns
-    -------
-    list of str, ndarray, ndarray
-        Each row's name, its published and its estimated time ``[n]``, ms.
+    Returns each row's name, its published and its estimated time ``[n]``, ms.
     """
     c = _columns("korthikanti22_table4")
     half, model = (

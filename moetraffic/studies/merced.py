@@ -125,10 +125,7 @@ def speedup(protocol: str) -> Float64:
 
     Compute is the same for both, so T / T_RDMA = (1 - f_RDMA) / (1 - f).
 
-    Returns
-    -------
-    ndarray
-        ``[16]``: 4 workloads, strong then weak scaling, in the table's order.
+    ``[16]``: 4 workloads, strong then weak scaling, in the table's order.
     """
     main = [c for c in cells() if CELL_SETS[MAIN](c)]
     base = {_place(c): c.fraction for c in main if c.protocol == "RDMA"}
@@ -221,17 +218,8 @@ def left_out(
     affine: bool = True,
     predicted: Chooses | None = None,
 ) -> tuple[tuple[Cell, float], ...]:
-    """Predict each cell with a network fitted to the other workloads.
-
-    Parameters
-    ----------
-    chosen
-        Cells that are fitted.
-    falling, affine
-        As of :func:`fitted`.
-    predicted
-        Cells that are predicted; None: those that are fitted.
-    """
+    """Predict each cell with a network fitted to the other workloads: see
+    :func:`fitted`; ``predicted`` None predicts the cells that are fitted."""
     predicted, found = predicted or chosen, []
     for protocol in PROTOCOLS:
         mine = [c for c in cells() if c.protocol == protocol and not c.oom]
@@ -409,14 +397,7 @@ def _utilization() -> Table:
 def needed_bytes(workload: str, samples: float, *, scores: bool) -> float:
     """Estimate the peak memory of a data-parallel rank, bytes.
 
-    Parameters
-    ----------
-    workload
-        One of MODELS.
-    samples
-        Of the micro-batch.
-    scores
-        Whether attention keeps its scores for backward.
+    ``scores``: whether attention keeps its scores for backward.
     """
     config = Configuration(
         model=preset(MODELS[workload]).model,

@@ -17,9 +17,9 @@ from moetraffic.errors import TraceError
 from moetraffic.trace.hdf5.container import Container
 from moetraffic.trace.hdf5.durable import (
     DeferredErrorFile,
-    remedy,
     replacing,
     validate_output,
+    write_errors,
 )
 from moetraffic.trace.hdf5.image import Image
 from moetraffic.trace.hdf5.tables import (
@@ -105,15 +105,14 @@ PANEL_NAME = re.compile(
 def save(trace: TraceContents, path: Path, *, force: bool) -> None:
     """Write a trace to a file; see :meth:`Trace.save`."""
     validate_output(path, force=force, error=TraceError, overwrite="give force=True")
-    try:
-        with replacing(path) as temporary, DeferredErrorFile(temporary) as file:
-            with Image(file, OWN | meta_attributes(trace.meta)) as image:
-                _write(image, trace)
-            file.settle()
-    except OSError as error:
-        raise TraceError(
-            f"{path} cannot be written ({error.strerror or error}): {remedy(error)}"
-        ) from None
+    with (
+        write_errors(path, error=TraceError),
+        replacing(path) as temporary,
+        DeferredErrorFile(temporary) as file,
+    ):
+        with Image(file, OWN | meta_attributes(trace.meta)) as image:
+            _write(image, trace)
+        file.settle()
 
 
 def load(path: Path, kind: type[T]) -> T:

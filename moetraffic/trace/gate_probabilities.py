@@ -19,7 +19,7 @@ import numpy as np
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import TraceError
 
-from .hdf5.durable import remedy, validate_output, write_whole
+from .hdf5.durable import validate_output, write_errors, write_whole
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,12 +93,8 @@ class GateProbabilities:
         here = "give force=True"
         validate_output(path, force=force, error=TraceError, overwrite=here)
         np.savez_compressed(data, **vars(self))
-        try:
+        with write_errors(path, error=TraceError):
             write_whole(path, data.getvalue())
-        except OSError as error:
-            raise TraceError(
-                f"{path} cannot be written ({error.strerror}): {remedy(error)}"
-            ) from None
 
     @classmethod
     def load(cls, path: str | Path) -> GateProbabilities:

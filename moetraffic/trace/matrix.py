@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
+from moetraffic.spelling import check_choice
 from moetraffic.tables import Table
 
 from .model import ALL_TO_ALL, PHASES, ROUTING, TRANSPOSED_PHASES, Source
@@ -78,10 +79,7 @@ def exchange_matrix(
         (unit, ("bytes", "tokens"), "unit"),
         (of, ("demand", "wire"), "of"),
     ):
-        if value not in choices:
-            raise TraceError(
-                f"{name} is one of {', '.join(choices)}, not {value!r}: choose one"
-            )
+        check_choice(name, value, choices, TraceError)
 
     for number, name in ((iteration, "iteration"), (layer, "layer")):
         if not isinstance(number, int | np.integer):

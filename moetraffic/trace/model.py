@@ -251,6 +251,21 @@ class Steps:
                 unknown = np.full(len(self.iteration), Source.UNKNOWN, np.uint8)
                 object.__setattr__(self, name, unknown)
 
+    @classmethod
+    def of_training(cls, iterations: Int64, world: int, *, tokens: int = -1) -> Steps:
+        """Build training steps, stated as such, whose losses and times are unknown."""
+        shape, stated = (len(iterations), world), [Source.ANNOTATED] * len(iterations)
+        return cls(
+            iteration=iterations,
+            kind=("train",) * len(iterations),
+            loss=np.full(shape, np.nan),
+            tokens=np.full(shape, tokens, np.int64),
+            start=np.full(shape, UNKNOWN_TIME),
+            end=np.full(shape, UNKNOWN_TIME),
+            source=np.array(stated, np.uint8),
+            kind_source=np.array(stated, np.uint8),
+        )
+
     def joined(self, origins: Sequence[Sequence[int]]) -> Steps:
         """Join the steps of the ranks that each new rank carries.
 

@@ -23,7 +23,6 @@ from .model import (
     PHASES,
     ROUTING,
     TRANSPOSED_PHASES,
-    UNKNOWN_TIME,
     DroppedForm,
     Group,
     Meta,
@@ -37,12 +36,9 @@ from .model import (
 from .panel import ArrayPanel
 from .placement import contiguous_placement
 from .reading import T
-from .rows import TIMES
+from .rows import recorded
 
 SHAPES = "[iterations, layers, ranks, experts], or with micro-batches after the layers"
-TIMES_OF_CALLS = {"present": np.uint8(1)} | dict.fromkeys(TIMES, np.int64(UNKNOWN_TIME))
-"""Values of the panels of calls whose times are unknown."""
-
 COUNT_BYTES = 8  # bytes of an entry (int64) in the exchange of counts
 
 
@@ -98,7 +94,6 @@ def trace_of_routing(
     for number, group in enumerate(groups):
         order[number] = []
         for at, layer in enumerate(layers):
-            width = len(group.ranks)
             for step, site in _sites_of(
                 layer, number, group, placements, len(sites), parts
             ):
@@ -106,9 +101,6 @@ def trace_of_routing(
                 order[number].append((place, len(sites)))
                 sites.append(site)
                 when.append(layer.iteration)
-                for name, value in TIMES_OF_CALLS.items():
-                    unknown = np.full((len(layer.iteration), width), value)
-                    parts.setdefault(f"{name}_{width}", []).append(unknown)
     position = np.full(len(sites), -1, np.int64)  # index among its group's collectives
     for called_here in order.values():
         called = [n for _, n in sorted(called_here) if sites[n].operation != ROUTING]
@@ -118,6 +110,7 @@ def trace_of_routing(
     index = np.searchsorted(steps.iteration, iteration)
     sequence = index * (position.max(initial=0) + 1) + position[site_of]
     sequence[position[site_of] < 0] = -1
+    stored = {name: ArrayPanel(np.concatenate(p)) for name, p in parts.items()}
     return kind(
         meta=meta,
         groups=groups,
@@ -125,7 +118,7 @@ def trace_of_routing(
         occurrences=Occurrences(
             iteration=iteration, site=site_of.astype(np.int32), sequence=sequence
         ),
-        panels={name: ArrayPanel(np.concatenate(p)) for name, p in parts.items()},
+        panels={**recorded(groups, sites, site_of), **stored},
         steps=steps,
         programs=[
             Program(
@@ -332,16 +325,7 @@ def arrays_as_trace(
             k=k,
             moetraffic=__version__,
         ),
-        steps=Steps(
-            iteration=when,
-            kind=("train",) * steps,
-            loss=np.full((steps, ranks), np.nan),
-            tokens=np.full((steps, ranks), -1),
-            start=np.full((steps, ranks), UNKNOWN_TIME),
-            end=np.full((steps, ranks), UNKNOWN_TIME),
-            source=np.full(steps, Source.ANNOTATED, np.uint8),
-            kind_source=np.full(steps, Source.ANNOTATED, np.uint8),
-        ),
+        steps=Steps.of_training(when, ranks),
         kind=kind,
     )
 

@@ -10,10 +10,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Int64, Integer
 from moetraffic.errors import TraceError
 
-from .model import ALL_TO_ALL, ROUTING, DroppedForm, Group, Occurrences, Site, WireForm
+from .model import (
+    ALL_TO_ALL,
+    ROUTING,
+    UNKNOWN_TIME,
+    DroppedForm,
+    Group,
+    Occurrences,
+    Presence,
+    Site,
+    WireForm,
+)
+from .panel import ArrayPanel
 
 TIMES = ("issue", "start", "end")
 
@@ -108,6 +119,31 @@ class Rows:
             for name in names:
                 want[name] = want.get(name, 0) + int(counts[number])
         return want
+
+
+def recorded(
+    groups: Sequence[Group], sites: Sequence[Site], site: Integer
+) -> dict[str, ArrayPanel]:
+    """Build the panels of calls that each member recorded, with unknown times.
+
+    ``site`` is the site of each occurrence, ``[O]``.  A message has two members,
+    whatever its group.
+    """
+    width = np.array([len(groups[s.group].ranks) for s in sites], np.int64)
+    panels: dict[str, ArrayPanel] = {}
+    for size in np.unique(width[site]).tolist():
+        of = np.flatnonzero(width == size)
+        present = np.full((len(of), size), Presence.RECORDED, np.uint8)
+        for row, peers in enumerate(sites[n].peers for n in of.tolist()):
+            if peers[0] >= 0:
+                present[row] = Presence.ABSENT
+                present[row, list(peers)] = Presence.RECORDED
+        rows = np.searchsorted(of, site[width[site] == size])
+        panels[f"present_{size}"] = ArrayPanel(present[rows])
+        for name in TIMES:
+            unknown = np.full((len(rows), size), UNKNOWN_TIME, np.int64)
+            panels[f"{name}_{size}"] = ArrayPanel(unknown)
+    return panels
 
 
 def count_equal(key: Int64) -> Int64:

@@ -124,15 +124,8 @@ def bottleneck_copies(
 ) -> Int64:
     """Compute the token copies through the bottleneck port of each dispatch.
 
-    Parameters
-    ----------
-    counts, holder, width
-        As of :func:`downstream`.
-
-    Returns
-    -------
-    int64 array ``[T, L]``
-        Largest sum of a row or column, without rank-local copies, of all groups.
+    ``[T, L]``: the largest sum of a row or column, without rank-local copies, of all
+    groups.
     """
     counts, held, group = placed_counts(counts, holder, width)
     total, depth, ranks, _ = counts.shape
@@ -151,10 +144,7 @@ def difference(
 ) -> dict[str, float]:
     """Compute the signed difference of each figure of a run to that of another.
 
-    Returns
-    -------
-    dict of str to float
-        Positive where ``figures`` has the larger value; NaN where one is unknown.
+    It is positive where ``figures`` has the larger value; NaN where one is unknown.
     """
     found = {}
     for name in FIGURES:

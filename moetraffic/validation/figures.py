@@ -320,14 +320,7 @@ def tempered(run: Features, change: float) -> Features:
 
     The figures of the load follow; those of the rows stay as they are.  Where the load
     cannot be made as uneven (max over mean is at most E), the change is downward, by
-    mixing with an even load.
-
-    Parameters
-    ----------
-    run
-        A real run.
-    change
-        0.2: by 20%.
+    mixing with an even load.  A ``change`` of 0.2 is 20%.
     """
     from scipy.optimize import brentq
 

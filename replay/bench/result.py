@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from moetraffic.errors import ReplayError
 from moetraffic.patterns.bandwidth.collective import wire_bytes
 from moetraffic.patterns.bandwidth.hockney import HockneyFit, hockney_fit
-from moetraffic.replay.results.output import to_json, write_text
+from moetraffic.replay.results.output import to_json
 from moetraffic.tables import Table
+from moetraffic.trace.hdf5.durable import write_text
 
 ENDINGS = (".csv", ".json")
 PLACES = {"out": "out of place", "in": "in place"}
@@ -93,7 +95,8 @@ class Bench:
         ReplayError
             If the file cannot be written.
         """
-        write_text(path, self.to_json() if path.suffix == ".json" else self.to_csv())
+        text = self.to_json() if path.suffix == ".json" else self.to_csv()
+        write_text(path, text, error=ReplayError)
 
 
 def hockney_fits(rows: Sequence[Row]) -> dict[tuple[str, str], HockneyFit]:

@@ -44,10 +44,7 @@ def exchange(
     ``parts`` are W arrays whose bytes are sent; ``receive_bytes`` ``[W]`` are bytes
     from each member.
 
-    Returns
-    -------
-    list of ndarray
-        ``W`` uint8 arrays, one received from each member.
+    Each member receives ``W`` uint8 arrays, one from each member.
     """
     flat = [np.ascontiguousarray(p).view(np.uint8).ravel() for p in parts]
     size = sum(receive_bytes)
@@ -219,11 +216,8 @@ def gather_clocks(
     :func:`moetraffic.trace.clock.to_common` interpolates.  ``moment`` names the
     measurement, and is used once.
 
-    Returns
-    -------
-    ndarray
-        ``[R]`` of type CLOCK on rank 0, without ranks whose clock could not be read;
-        ``[0]`` on other ranks.
+    ``[R]`` of type CLOCK on rank 0, without ranks whose clock could not be read;
+    ``[0]`` on other ranks.
     """
     own = np.zeros(1, CLOCK)
     own["rank"] = -1

@@ -130,10 +130,8 @@ def verify(
     ``received`` ``[sum(sizes)]`` uint8 holds the parts of all ``sources`` (world ranks)
     in order; ``destination`` is None where each source sends the same to all.
 
-    Returns
-    -------
-    WrongByte or None
-        The first wrong byte of the first source that has one; None if all are right.
+    Returns the first wrong byte of the first source that has one; None if all are
+    right.
     """
     at = 0
     for source, size in zip(sources, sizes, strict=True):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,13 +33,13 @@ from .program import Plan, Program
 
 if TYPE_CHECKING:
     # importing patterns is slow, and few replays have background traffic
-    from moetraffic.patterns import Preset
     from moetraffic.patterns.pattern import Call, Pattern
 
 _EXCHANGES = 0  # index of the stream of expert exchanges
 MAX_PAIRS = 1000
 
-_SIZES = ("tp", "pp", "dp", "cp", "ep", "etp", "micro-batch", "accumulation", "zero")
+_GRID = ("tp", "pp", "dp", "cp", "ep")
+_SIZES = (*_GRID, "etp", "micro-batch", "accumulation", "zero")
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "dtype": (),
     "sequence-parallel": ("0", "1"),
@@ -113,35 +113,26 @@ class BackgroundPattern:
         LayoutError
             If the model is unknown, or the layout does not fit it.
         """
-        from moetraffic.patterns import (
-            Parallelism,
-            megatron_pattern,
-            preset,
-        )
+        from moetraffic.patterns import Parallelism, megatron_pattern, preset
+        from moetraffic.patterns.workload_pattern import trained_pattern
 
-        found = preset(self.model)
-        size = {name: int(self.options.get(name, 1)) for name in _SIZES}
-        size["accumulation"] = int(self.options.get("accumulation", size["pp"]))
-        size["micro-batch"] = int(self.options.get("micro-batch", found.micro_batch))
-        if self.options.get("library", "megatron") == "moetraffic":
-            return _workload(found, size, self.options)
+        found, given = preset(self.model), self.options
+        own = given.get("library") == "moetraffic"
+        size: dict[str, Any] = {name: int(given.get(name, 1)) for name in _GRID}
         # tensor-parallel experts need sequence parallelism to hold each token once
-        split = bool(found.model.experts) and size["tp"] > 1
+        split = found.model.experts and size["tp"] > 1 and not own
         plan = Parallelism(
-            tp=size["tp"],
-            cp=size["cp"],
-            dp=size["dp"],
-            pp=size["pp"],
-            ep=size["ep"],
-            etp=int(self.options.get("etp", 0)),
-            micro_batch=size["micro-batch"],
-            accumulation=size["accumulation"],
-            zero=int(self.options.get("zero", 0)),
-            sequence_parallel=self.options.get("sequence-parallel", f"{split:d}")
-            == "1",
-            recompute=self.options.get("recompute", "none"),
-            dtype=self.options.get("dtype", "bfloat16"),
+            **size,
+            etp=int(given.get("etp", 0)),
+            micro_batch=int(given.get("micro-batch", found.micro_batch)),
+            accumulation=int(given.get("accumulation", size["pp"])),
+            zero=int(given.get("zero", 0)),
+            sequence_parallel=given.get("sequence-parallel", "01"[bool(split)]) == "1",
+            recompute=given.get("recompute", "none"),
+            dtype=given.get("dtype", "bfloat16"),
         )
+        if own:
+            return trained_pattern(found.model, plan, found.gating)
         return megatron_pattern(found.model, plan, found.gating)
 
     def traffic(self, world: int) -> BackgroundTraffic:
@@ -182,33 +173,6 @@ def parse_background(layout: str, model: str) -> BackgroundPattern | None:
             f"{'--model' if layout else '--background'} is missing: give both"
         )
     return BackgroundPattern(layout=layout, model=model)
-
-
-def _workload(
-    found: Preset, size: Mapping[str, int], options: Mapping[str, str]
-) -> Pattern:
-    """Build the pattern of training with ``moetraffic.models`` (fairscale, torch)."""
-    from moetraffic.patterns import Parallelism, Training, Workload, workload_pattern
-
-    layout = Parallelism(
-        dp=size["dp"],
-        tp=size["tp"],
-        pp=size["pp"],
-        ep=size["ep"],
-        cp=size["cp"],
-        zero=int(options.get("zero", 0)),
-    )
-    training = Training(
-        micro_batch=size["micro-batch"],
-        accumulation=size["accumulation"],
-        dtype=options.get("dtype", "bfloat16"),
-        recompute=options.get("recompute") == "full",
-    )
-    return workload_pattern(
-        Workload(
-            model=found.model, gating=found.gating, layout=layout, training=training
-        )
-    )
 
 
 def background_traffic(pattern: Pattern, *, identity: str) -> BackgroundTraffic:

@@ -214,11 +214,8 @@ class Verification:
     def chosen(self, plan: Plan) -> Bool:
         """Select the operations of a plan whose bytes are verified.
 
-        Returns
-        -------
-        ndarray
-            ``[n]`` bool: all operations; none; or ceil(share m) of the m operations
-            of each site, and the largest of each group.
+        ``[n]`` bool: all operations; none; or ceil(share m) of the m operations of each
+        site, and the largest of each group.
         """
         if self.depth is Depth.FULL:
             return np.ones(len(plan), bool)

@@ -83,14 +83,9 @@ class Rendezvous:
     # ---- agreement ---------------------------------------------------------------
 
     def agree(self, plan: Plan, settings: Mapping[str, str]) -> tuple[str, ...]:
-        """Check that all ranks have the same plan, options and versions.
+        """Check that all ranks have the same plan, options and versions; return hosts.
 
         ``settings`` must be equal on all ranks; the most important comes first.
-
-        Returns
-        -------
-        tuple of str
-            Host of each rank.
 
         Raises
         ------
@@ -411,11 +406,8 @@ def find_mismatch(
 ) -> RankError | tuple[int, int] | None:
     """Find a rank whose settings differ from those of most other ranks.
 
-    Returns
-    -------
-    RankError, tuple of int, or None
-        Error that names the rank; or (usual, other) ranks if only the plans differ;
-        None if all agree.
+    Returns an error that names the rank; or (usual, other) ranks if only the plans
+    differ; None if all agree.
     """
     names = list(dict.fromkeys(name for o in handshakes for name in o.terms))
     for name in names:

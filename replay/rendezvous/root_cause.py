@@ -36,10 +36,7 @@ def find_root_cause(
     ``missing`` are ranks without a report; ``seen`` are current states of the other
     ranks of this host, as :attr:`Report.seen`.
 
-    Returns
-    -------
-    RankError
-        Error that names the rank; its reporter is the lowest rank with a report.
+    The error names the rank; its reporter is the lowest rank with a report.
     """
     states_seen: dict[str, str] = {}
     for report in reports.values():

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.resampling import ratio
+from moetraffic.analysis.resampling import UNKNOWN, Interval, ratio
 from moetraffic.analysis.times.completion import by_iteration, quantiles
+from moetraffic.analysis.times.repeated_runs import mean_of_runs
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.program import KINDS, Plan, Timing
@@ -26,10 +26,8 @@ from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 
 from .baselines import Baselines
 from .call_times import NO_CLOCKS, Measured, measure, parts
-from .ratio import UNKNOWN_RATIO, Ratio, between_runs
 from .result import (
     LATE_S,
-    DurationQuantiles,
     Fidelity,
     PartFidelity,
     Punctuality,
@@ -79,7 +77,7 @@ def audit(
     )
 
 
-def slowdown(plan: Plan, pairs: Sequence[tuple[Float64, Float64]]) -> Ratio:
+def slowdown(plan: Plan, pairs: Sequence[tuple[Float64, Float64]]) -> Interval:
     """Compute the slowdown of all-to-alls by dense traffic, a ratio of total times.
 
     Both passes of a pair follow each other, so that other load of the machine affects
@@ -88,10 +86,7 @@ def slowdown(plan: Plan, pairs: Sequence[tuple[Float64, Float64]]) -> Ratio:
     ``pairs`` are transfer times of the plan's operations, each ``[n]`` s: of a pass of
     the all-to-alls alone, and of one of all operations.
 
-    Returns
-    -------
-    Ratio
-        Sum of the transfer times with dense traffic over the sum without.
+    It is the sum of the transfer times with dense traffic over the sum without.
 
     Raises
     ------
@@ -112,20 +107,20 @@ def slowdown(plan: Plan, pairs: Sequence[tuple[Float64, Float64]]) -> Ratio:
         for into, call in zip(sums, taken, strict=True):
             into.append(by_iteration(call, plan.iteration[at]))
     without, with_dense = (np.concatenate(s) for s in sums)
-    return _ratio(without, with_dense)
+    return ratio(without, with_dense)
 
 
-def slowdown_by_bytes(plan: Plan, pairs: Sequence[Sequence[Float64]]) -> Ratio:
+def slowdown_by_bytes(plan: Plan, pairs: Sequence[Sequence[Float64]]) -> Interval:
     """Compute the slowdown of all-to-alls by the bytes of dense traffic alone.
 
     ``pairs`` are transfer times, ``[n]`` s, of the three passes of :func:`audit`.  The
     transfer time beside the traffic is divided by that beside its operations without
     bytes, of the same pair; the interval is between pairs
-    (:func:`~.ratio.between_runs`), unknown for one.
+    (:func:`~moetraffic.analysis.times.repeated_runs.mean_of_runs`), unknown for one.
     """
     exchanges = _exchanges(plan)
     sums = [np.nansum(_both(exchanges, p[2], p[1]), axis=1) for p in pairs]
-    return between_runs([with_bytes / without for without, with_bytes in sums])
+    return mean_of_runs([with_bytes / without for without, with_bytes in sums])
 
 
 def _exchanges(plan: Plan) -> Int64:
@@ -147,10 +142,7 @@ def punctuality(times: Times, *, absolute: bool = False) -> Punctuality | None:
     due a gap after the end of another: a slow network delays due times, and the length
     of the schedule is the duration on the rank minus its errors, which add up.
 
-    Returns
-    -------
-    Punctuality or None
-        None if no operation has a due time.
+    None if no operation has a due time.
     """
     errors: list[Int64] = []
     behind = (float("-inf"), -1)
@@ -207,13 +199,13 @@ def _part(
         by_iteration(link_bytes[crossed] / 1e9, when),
     )
 
-    def over(baseline: Float64 | None, own: Float64) -> Ratio:
+    def over(baseline: Float64 | None, own: Float64) -> Interval:
         if baseline is None:
-            return UNKNOWN_RATIO
+            return UNKNOWN
         other = baseline[at]
         both = np.isfinite(other) & (other > 0)
         when = plan.iteration[at][both]
-        return _ratio(by_iteration(other[both], when), by_iteration(own[both], when))
+        return ratio(by_iteration(other[both], when), by_iteration(own[both], when))
 
     return PartFidelity(
         by=by,
@@ -221,8 +213,8 @@ def _part(
         number=len(at),
         total_bytes=int(plan.total_bytes[at].sum()),
         network_bytes=int(plan.network_bytes[at].sum()),
-        time_s=_quantiles(call),
-        transfer_s=_quantiles(transfer),
+        time_s=quantiles(call),
+        transfer_s=quantiles(transfer),
         **_straggler(measured.last[at]),
         waiting=measured.waiting(at),
         busbw_gbs=busbw.value,
@@ -255,12 +247,12 @@ def _iterations(
         number=len(own),
         total_bytes=int(plan.total_bytes.sum()),
         network_bytes=int(plan.network_bytes.sum()),
-        time_s=_quantiles(own),
+        time_s=quantiles(own),
         **_straggler(measured.wall_rank[known]),
         waiting=measured.waiting(),
         shown_waiting=measured.waiting(),
-        over_captured=_ratio(before[both], own[both]),
-        over_bound=Ratio(value=over, low=math.nan, high=math.nan),
+        over_captured=ratio(before[both], own[both]),
+        over_bound=Interval(value=over, low=math.nan, high=math.nan),
     )
 
 
@@ -271,11 +263,3 @@ def _straggler(ranks: Int64) -> dict[str, Any]:
         return {"straggler": -1, "straggler_share": 0.0}
     share = float(times.max() / times.sum())
     return {"straggler": int(times.argmax()), "straggler_share": share}
-
-
-def _ratio(below: Float64, above: Float64) -> Ratio:
-    return Ratio(**asdict(ratio(below, above)))
-
-
-def _quantiles(values: Float64) -> DurationQuantiles:
-    return DurationQuantiles(**asdict(quantiles(values)))

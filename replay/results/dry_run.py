@@ -24,7 +24,7 @@ from moetraffic.replay.plan.program import KINDS, Plan, Program
 from moetraffic.replay.request import Request
 from moetraffic.report.console.terminal import Paper
 from moetraffic.tables import Table
-from moetraffic.trace.hdf5.durable import validate_output
+from moetraffic.trace.hdf5.durable import validate_output, write_text
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size, duration, rank_span
 
@@ -35,7 +35,6 @@ from .lower_bound import (
     pass_bound_s,
     requested_network,
 )
-from .output import write_text
 
 FORMATS = (".json", ".csv")
 """File name suffixes of the formats in which programs are written."""
@@ -199,7 +198,7 @@ class DryRun:
             for row in rows:
                 writer.writerow({name: _cell(value) for name, value in row.items()})
             text = out.getvalue()
-        write_text(path, text)
+        write_text(path, text, error=ReplayError)
 
 
 def estimate_plan(

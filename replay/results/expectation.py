@@ -70,11 +70,8 @@ def transfers_s(trace: Trace, plan: Plan) -> tuple[float, int]:
     to the last end; time in which several are in progress counts once.  Background
     traffic has no times, and counts nothing.
 
-    Returns
-    -------
-    float, int
-        Seconds, NaN if a transfer is unknown or there is none; number of captured
-        operations of the plan whose transfer is unknown.
+    Returns seconds, NaN if a transfer is unknown or there is none; and the number of
+    captured operations of the plan whose transfer is unknown.
     """
     (mine,) = np.nonzero(plan.occurrence >= 0)
     occurrences, least = plan.occurrence[mine], np.iinfo(np.int64).min

@@ -102,10 +102,7 @@ def faster_than(network: Network, ports: Ports) -> str:
     Rates are of payload, which is less than what a port carries.  Hosts with several
     ranks are left out: bytes inside a host cross no port.
 
-    Returns
-    -------
-    str
-        "" if none does, by the lower end of its interval.
+    "" if none does, by the lower end of its interval.
     """
     topology = network.topology
     if topology.hosts.ranks > 1:

@@ -17,9 +17,10 @@ from moetraffic.launch import Heartbeat
 from moetraffic.replay.request import Request
 from moetraffic.report import prometheus
 from moetraffic.report.prometheus import gauge, metric
+from moetraffic.trace.hdf5.durable import write_text
 from moetraffic.units import duration
 
-from .output import plain, to_json, write_text
+from .output import to_json
 from .result import Fidelity, Replay
 
 STAGES = {"verify": "verifying", "replay": "replaying"}
@@ -255,8 +256,8 @@ def write_reports(request: Request, replay: Replay) -> None:
         If a file cannot be written.
     """
     if request.fidelity is not None and replay.fidelity is not None:
-        found = {**plain(replay.fidelity), "ports": plain(replay.ports)}
+        found = {**vars(replay.fidelity), "ports": replay.ports}
         text = to_json("moetraffic replay fidelity", found, indent=2)
-        write_text(request.fidelity, text + "\n")
+        write_text(request.fidelity, text + "\n", error=ReplayError)
     if request.metrics is not None:
         write_metrics(request.metrics, result_metrics(replay), replay.source)

@@ -9,7 +9,6 @@ In JSON, NaN is null, and null is NaN where a float is expected.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -22,29 +21,13 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from moetraffic.errors import ReplayError, TraceError
 from moetraffic.replay.failure import RankError
 from moetraffic.replay.plan.program import Plan
-from moetraffic.trace.hdf5.durable import remedy, write_whole
+from moetraffic.tables import plain
 from moetraffic.trace.trace import Trace
 from moetraffic.units import byte_size
 
 WRITING = "the writing of the trace"
 WRITING_S = 900.0
 """Longest time, in s, that writing the trace may take."""
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically.
-
-    Raises
-    ------
-    ReplayError
-        If the file cannot be written.
-    """
-    try:
-        write_whole(path, text.encode())
-    except OSError as error:
-        raise ReplayError(
-            f"{path} cannot be written ({error.strerror}): {remedy(error)}"
-        ) from None
 
 
 def check_disk_space(trace: Trace, file: Path, plan: Plan, out: Path) -> None:
@@ -112,19 +95,6 @@ def _save_elsewhere(trace: Trace, out: Path) -> Path | None:
 
 
 Record = TypeVar("Record")
-
-
-def plain(value: Any) -> Any:
-    """Convert dataclasses to dicts, tuples to lists, and values not finite to None."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def to_json(kind: str, value: Any, *, indent: int | None = None) -> str:

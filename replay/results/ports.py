@@ -19,13 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.analysis.resampling import Interval
+from moetraffic.analysis.times.repeated_runs import mean_of_runs
 from moetraffic.arrays import Float64, Int64
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.sizes import Matrices
 from moetraffic.tables import Table
 from moetraffic.units import bit_rate, byte_size
-
-from .ratio import Ratio, between_runs
 
 DIRECTIONS = ("send", "receive")
 SLOW = 0.8
@@ -49,7 +49,7 @@ class PortRate:
 
     rank: int
     direction: str  # of DIRECTIONS
-    rate: Ratio  # with the interval over repetitions
+    rate: Interval  # with the interval over repetitions
     at_least: bool  # the other ranks together are not faster: a lower bound
 
 
@@ -181,12 +181,12 @@ def settled(pairs: Sequence[Pair]) -> bool:
     return all(times[1] <= AGREED * times[0] for times in sizes)
 
 
-def best_rate(pairs: Sequence[Pair]) -> Ratio:
+def best_rate(pairs: Sequence[Pair]) -> Interval:
     """Compute the rate of a port, bytes/s, from (bytes, s) of two sizes, repeatedly."""
     small, large = (min((p[at] for p in pairs), key=lambda m: m[1]) for at in (0, 1))
-    value, spread = slope(small, large), between_runs([slope(*p) for p in pairs])
+    value, spread = slope(small, large), mean_of_runs([slope(*p) for p in pairs])
     wide = spread.high / spread.value
-    return Ratio(value=value, low=value / wide, high=value * wide)
+    return Interval(value=value, low=value / wide, high=value * wide)
 
 
 def port_rates(

@@ -29,13 +29,12 @@ from moetraffic.trace.model import (
     Group,
     Meta,
     Occurrences,
-    Presence,
     Site,
     Steps,
     WireForm,
 )
 from moetraffic.trace.panel import ArrayPanel, Panel
-from moetraffic.trace.rows import TIMES
+from moetraffic.trace.rows import TIMES, recorded
 from moetraffic.trace.trace import Trace
 
 from .call_times import NO_CLOCKS, Measured
@@ -151,6 +150,7 @@ def _build(trace: Trace, plan: Plan) -> tuple[Trace, Int64]:
     place = np.empty(len(plan), np.int64)
     place[order] = np.arange(len(plan))
     used, site = np.unique(plan.site[order], return_inverse=True)
+    site = site.reshape(-1)
     members = [len(g) for g in plan.groups]
     first = np.searchsorted(plan.site[order], used)
     sites, inputs = [], []
@@ -162,20 +162,10 @@ def _build(trace: Trace, plan: Plan) -> tuple[Trace, Int64]:
     width = np.array([members[s.group] for s in sites], np.int64)[site]
     square = np.array([s.operation == ALL_TO_ALL for s in sites], bool)[site]
     stored = np.array([s.wire == WireForm.STORED for s in sites], bool)[site]
-    panels: dict[str, Panel] = {}
+    groups = _groups(trace, plan)
+    panels: dict[str, Panel] = {**recorded(groups, sites, site)}
     for size in np.unique(width).tolist():
         here = width == size
-        present = np.full((int(here.sum()), size), Presence.RECORDED, np.uint8)
-        # a message has two members, whatever its group
-        for line, at in enumerate(np.flatnonzero(here).tolist()):
-            if sites[site[at]].peers[0] >= 0:
-                present[line] = Presence.ABSENT
-                present[line, list(sites[site[at]].peers)] = Presence.RECORDED
-        panels[f"present_{size}"] = ArrayPanel(present)
-        for name in TIMES:
-            panels[f"{name}_{size}"] = ArrayPanel(
-                np.full((int(here.sum()), size), UNKNOWN_TIME, np.int64)
-            )
         if (here & square).any():
             count = int((here & square).sum())
             panels[f"wire_{size}"] = ArrayPanel(np.zeros((count, size, size), np.int64))
@@ -192,11 +182,11 @@ def _build(trace: Trace, plan: Plan) -> tuple[Trace, Int64]:
         panel.read(0, panel.shape[0])[row_of[place[read]]] = wire
     base = Trace(
         meta=_meta(trace, plan),
-        groups=_groups(trace, plan),
+        groups=groups,
         sites=sites,
         occurrences=Occurrences(
             iteration=plan.iteration[order],
-            site=site.reshape(-1).astype(np.int32),
+            site=site.astype(np.int32),
             sequence=np.full(len(plan), -1, np.int64),
         ),
         panels=panels,

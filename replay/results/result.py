@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moetraffic.analysis.resampling import UNKNOWN, Interval
+from moetraffic.analysis.times.completion import Quantiles
 from moetraffic.arrays import Float64
 from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.tables import ShownAsTables
@@ -35,7 +37,6 @@ from .call_times import Measured, start_up
 from .machine_load import HostLoad
 from .output import to_json
 from .ports import Ports
-from .ratio import UNKNOWN_RATIO, Ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,17 +44,6 @@ if TYPE_CHECKING:
 
 LATE_S = 1e-3
 """Delay after the due time, in s, above which an operation counts as late."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DurationQuantiles:
-    """Quantiles and sum of the durations of operations, s."""
-
-    p50: float
-    p90: float
-    p99: float
-    max: float
-    total: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +61,8 @@ class PartFidelity:
     number: int  # operations, or iterations
     total_bytes: int  # bytes of the operations, also those of ranks to themselves
     network_bytes: int  # bytes between different ranks
-    time_s: DurationQuantiles  # on the slowest member; of iterations, first to last
-    transfer_s: DurationQuantiles | None = None  # from the last call; None: iterations
+    time_s: Quantiles  # on the slowest member; of iterations, first to last
+    transfer_s: Quantiles | None = None  # from the last call; None: iterations
     straggler: int  # rank most often last; of iterations, most often slowest
     straggler_share: float  # share of the operations, or iterations, in which it is
     waiting: float = float("nan")  # share of the members' time in calls
@@ -81,18 +71,18 @@ class PartFidelity:
     busbw_high_gbs: float = float("nan")
     shown_waiting: float = float("nan")  # of the shown run, as the times are
     shown_busbw_gbs: float = float("nan")
-    over_captured: Ratio  # call time, or wall time, over the captured run's
-    transfer_over_captured: Ratio = UNKNOWN_RATIO
-    over_bound: Ratio = UNKNOWN_RATIO  # transfer times over the operations' lower
+    over_captured: Interval  # call time, or wall time, over the captured run's
+    transfer_over_captured: Interval = UNKNOWN
+    over_bound: Interval = UNKNOWN  # transfer times over the operations' lower
     # bounds; of iterations, time of the pass over that of all its bytes
-    over_ports: Ratio = UNKNOWN_RATIO  # transfer over the bound of measured ports
-    over_model: Ratio = UNKNOWN_RATIO  # transfer over the table of measurements
+    over_ports: Interval = UNKNOWN  # transfer over the bound of measured ports
+    over_model: Interval = UNKNOWN  # transfer over the table of measurements
 
     @property
-    def busbw(self) -> Ratio:
+    def busbw(self) -> Interval:
         """Busbw with its interval, GB/s."""
         low, high = self.busbw_low_gbs, self.busbw_high_gbs
-        return Ratio(value=self.busbw_gbs, low=low, high=high)
+        return Interval(value=self.busbw_gbs, low=low, high=high)
 
     @property
     def name(self) -> str:
@@ -130,9 +120,11 @@ class Fidelity:
     runs: int = 1  # timed passes
     shown_run: int = 0  # the run of the median transfer time, whose times are shown
     punctuality: Punctuality | None  # None if issued as soon as possible
-    slowdown: Ratio | None  # of all-to-alls with dense traffic over without
-    control: Ratio | None = None  # the same with dense operations without bytes
-    slowdown_by_bytes: Ratio | None = None  # with these bytes over without, over pairs
+    slowdown: Interval | None  # of all-to-alls with dense traffic over without
+    control: Interval | None = None  # the same with dense operations without bytes
+    slowdown_by_bytes: Interval | None = (
+        None  # with these bytes over without, over pairs
+    )
     pairs: int  # pairs of passes of the slowdown
     bound_of: str  # the network of the lower bound, "" for none
     bound_exceeded: bool = False  # by measured ports

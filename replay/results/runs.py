@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .ratio import between_runs
+from moetraffic.analysis.times.repeated_runs import mean_of_runs
+
 from .result import RATIOS, Fidelity, PartFidelity
 
 
@@ -36,9 +37,9 @@ def merge(runs: Sequence[Fidelity], shown: int) -> Fidelity:
 
 
 def _merged(part: Sequence[PartFidelity], shown: int) -> PartFidelity:
-    busbw = between_runs([p.busbw_gbs for p in part])
+    busbw = mean_of_runs([p.busbw_gbs for p in part])
     ratios: dict[str, Any] = {
-        n: between_runs([getattr(p, n).value for p in part]) for n in RATIOS
+        n: mean_of_runs([getattr(p, n).value for p in part]) for n in RATIOS
     }
     return replace(
         part[shown],

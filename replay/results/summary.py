@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 
-from moetraffic.analysis.resampling import LEVEL
-from moetraffic.analysis.times.repeated_runs import WIDEST
+from moetraffic.analysis.resampling import LEVEL, WIDEST, Interval
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import byte_size, duration, three_digits
 
 from .call_times import WITHOUT_PHASE
-from .ratio import Ratio
 from .result import LATE_S, Fidelity, PartFidelity, Replay
 from .summary_tables import counts, interval, replay_tables, verification
 
@@ -93,7 +91,7 @@ def quotation(replay: Replay) -> str:
     return f"{line}; {_interval(found, part)}{apart}."
 
 
-def _beside(found: Fidelity, slowdown: Ratio) -> str:
+def _beside(found: Fidelity, slowdown: Interval) -> str:
     """State how dense traffic slows all-to-alls, and whether its bytes do."""
     text = (
         f"All-to-alls take {interval(slowdown, 'x')} as long beside dense traffic "
@@ -134,7 +132,7 @@ def _last_to_call(r: Replay) -> list[str]:
     return [text + slow * bool(r.ports is not None and r.ports.slow) + "."]
 
 
-def _below(ratio: Ratio, found: Fidelity) -> str:
+def _below(ratio: Interval, found: Fidelity) -> str:
     """State what a time of a pass below its lower bound on a network shows."""
     high = ratio.value if math.isnan(ratio.high) else ratio.high
     if not high < 1:
@@ -160,12 +158,12 @@ def _over_ports(r: Replay) -> str:
     return f"{text}; {who} {over} the bound of these ports"
 
 
-def _times(ratio: Ratio, found: Fidelity) -> str:
+def _times(ratio: Interval, found: Fidelity) -> str:
     """Format a ratio with its interval: over iterations if there is one run."""
     return interval(ratio, "x", over=" over iterations" * (found.runs == 1))
 
 
-def _value(ratio: Ratio, unit: str) -> str:
+def _value(ratio: Interval, unit: str) -> str:
     """Format a value, or its interval if that is all that is known."""
     if ratio.determined:
         return f"{three_digits(ratio.value)}{unit}"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from moetraffic.analysis.resampling import LEVEL
+from moetraffic.analysis.resampling import LEVEL, Interval
 from moetraffic.tables import Table
 from moetraffic.units import duration, three_digits
 
-from .ratio import Ratio
 from .result import LATE_S, Fidelity, Punctuality, Replay
 
 _QUANTILES = ("min", "p50", "mean", "p90", "p99", "max")
@@ -178,16 +177,16 @@ def _schedule(p: Punctuality) -> Table:
     return Table(title="deviation from the schedule", rows=rows)
 
 
-def interval(ratio: Ratio, unit: str = "", *, over: str = "") -> str:
+def interval(ratio: Interval, unit: str = "", *, over: str = "") -> str:
     """Format a ratio with its interval, ``over`` behind it; "" if unknown.
 
     Examples
     --------
-    >>> interval(Ratio(value=1.2341, low=1.1, high=1.3), "x")
+    >>> interval(Interval(value=1.2341, low=1.1, high=1.3), "x")
     '1.23x (1.10 to 1.30x)'
-    >>> interval(Ratio(value=2.0, low=0.1, high=40.0), "x")
+    >>> interval(Interval(value=2.0, low=0.1, high=40.0), "x")
     '0.100 to 40.0x (not determined)'
-    >>> interval(Ratio(value=2.0, low=0.1, high=40.0), "x", over=" over runs")
+    >>> interval(Interval(value=2.0, low=0.1, high=40.0), "x", over=" over runs")
     '0.100 to 40.0x over runs (not determined)'
     """
     if math.isnan(ratio.value):

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moetraffic.analysis.engine import in_threads, observed
 from moetraffic.analysis.exchange import read, sources, windows
+from moetraffic.analysis.mapper import in_threads, observed
 from moetraffic.analysis.observation import joined, observe, sample, samples
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError

@@ -15,7 +15,11 @@ from moetraffic.cli import main
 from moetraffic.data import path
 from moetraffic.replay import __main__ as replay
 from moetraffic.replay.bench import __main__ as bench
-from moetraffic.report.console.options import NEEDED, refuse_idle, refuse_lone
+from moetraffic.report.console.idle_options import (
+    NEEDED,
+    refuse_idle,
+    refuse_lone,
+)
 from moetraffic.report.console.terminal import run
 
 from .test_options import VERBS, every_option, options

@@ -23,7 +23,6 @@ from moetraffic.policies.exchange_series import (
     FORECASTERS,
     ExchangeSeries,
     MatrixWindow,
-    byte_series,
     forecast_points,
 )
 from moetraffic.policies.policy import View
@@ -38,6 +37,7 @@ from moetraffic.policies.service.optical import (
     max_weight_matchings,
 )
 from moetraffic.policies.service.packet_network import PacketNetwork
+from moetraffic.policies.trace_series import byte_series
 from moetraffic.report.policy_scores import chart
 from moetraffic.report.policy_verdict import sentences, verdict
 

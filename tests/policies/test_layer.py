@@ -14,7 +14,6 @@ from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
 from moetraffic.policies.circuits.birkhoff import birkhoff
 from moetraffic.policies.evaluation import evaluate
-from moetraffic.policies.exchange_series import byte_series
 from moetraffic.policies.family import CIRCUITS, TRANSMISSION
 from moetraffic.policies.service.cluster import (
     Cluster,
@@ -36,6 +35,7 @@ from moetraffic.policies.service.packet_network import (
     serve_rounds,
 )
 from moetraffic.policies.service.relays import hops_violations
+from moetraffic.policies.trace_series import byte_series
 from moetraffic.policies.transmission.two_level import TwoLevel
 
 from .conftest import A, B, view_of

@@ -17,7 +17,6 @@ from moetraffic import Trace, load_fabric
 from moetraffic.errors import FabricError, LayoutError
 from moetraffic.patterns.layouts.placement import place
 from moetraffic.policies.evaluation import OPTICAL, evaluate
-from moetraffic.policies.exchange_series import byte_series, token_series
 from moetraffic.policies.placement.affinity import beside_tokens
 from moetraffic.policies.placement.load_balancer import balance, pack
 from moetraffic.policies.placement.popularity import simplex, transitions
@@ -32,6 +31,10 @@ from moetraffic.policies.service.cluster import (
     serve_placement,
 )
 from moetraffic.policies.service.packet_network import PacketNetwork
+from moetraffic.policies.trace_series import (
+    byte_series,
+    token_series,
+)
 from moetraffic.trace.relocation import Relocation, relocate
 
 from .conftest import view_of

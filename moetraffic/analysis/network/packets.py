@@ -54,10 +54,7 @@ def expand(counts: Int64, *, seed: int = 0) -> Int64:
 
     ``counts``: ``[n, P]``: packets of each of P cells in each of n matrices.
 
-    Returns
-    -------
-    ndarray
-        ``[sum of counts]`` int64: the cell of each packet.
+    The cells of the packets are ``[sum of counts]`` int64.
 
     Examples
     --------

@@ -15,19 +15,10 @@ from .measures import max_over_mean
 def rank_loads(trace: Trace, ep: int) -> Int64:
     """Count the token copies of each expert-parallel rank.
 
-    Rank i of ``ep`` holds the i-th of as many equal parts of the experts, in order.
+    Rank i of ``ep``, a divisor of the experts, holds the i-th of as many equal parts of
+    them, in order.
 
-    Parameters
-    ----------
-    trace
-        With routing.
-    ep
-        Expert-parallel ranks, a divisor of the experts.
-
-    Returns
-    -------
-    ndarray
-        ``[n, ep]`` int64 of each layer, micro-batch and iteration.
+    ``[n, ep]`` int64 of each layer, micro-batch and iteration.
 
     Raises
     ------
@@ -56,10 +47,7 @@ def rank_imbalance(trace: Trace, ep: int) -> float:
     The ratio of :func:`rank_loads` is taken for each layer, micro-batch and iteration,
     and averaged: a layer waits for its busiest rank.
 
-    Returns
-    -------
-    float
-        From 1 (balanced) to ``ep`` (one rank has all).
+    From 1 (balanced) to ``ep`` (one rank has all).
     """
     return float(np.nanmean(max_over_mean(rank_loads(trace, ep))))
 

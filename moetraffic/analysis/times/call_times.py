@@ -173,10 +173,7 @@ def step_bounds(trace: Trace) -> tuple[Int64, Int64]:
     belongs to no step.  Where the next iteration is a training step as well, it lasts
     until that one begins; else its end is unknown.
 
-    Returns
-    -------
-    start, end
-        int64 ``[S, R]`` ns of each rank's clock, or UNKNOWN_TIME.
+    Starts and ends are int64 ``[S, R]`` ns of each rank's clock, or UNKNOWN_TIME.
     """
     steps, end = trace.steps, trace.steps.end.copy()
     inferred = steps.source == Source.INFERRED
@@ -198,10 +195,7 @@ def observed_steps(
     An interval lasts from the first start to the last end of consecutive steps; an
     evaluation step, a skipped step, or a step without times separates two intervals.
 
-    Returns
-    -------
-    start, end
-        int64 ``[m]`` ns of rank 0's clock.
+    Their starts and ends are int64 ``[m]`` ns of rank 0's clock.
     """
     steps = trace.steps
     start, end = steps.start[:, rank], steps.end[:, rank]

@@ -27,10 +27,7 @@ def merge_intervals(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int64, In
 
     ``start``, ``end``: ``[n]`` integers, ns.  Events of zero length are excluded.
 
-    Returns
-    -------
-    start, end
-        int64 ``[m]``, ns: bursts in time order, each apart from the next.
+    Their starts and ends are int64 ``[m]`` ns, in time order, each apart from the next.
 
     Raises
     ------
@@ -87,10 +84,7 @@ def checked_events(start: npt.ArrayLike, end: npt.ArrayLike) -> tuple[Int64, Int
 def observed_span(start: npt.ArrayLike, end: npt.ArrayLike) -> Span | None:
     """Return the span from the first burst's start to the last burst's start, ns.
 
-    Returns
-    -------
-    tuple of int, or None
-        None with fewer than two bursts: no complete cycle.
+    None with fewer than two bursts: there is no complete cycle.
 
     Examples
     --------

@@ -1,8 +1,14 @@
-r"""Ratios of two replays with intervals over their timed runs.
+r"""Figures of a replay, and ratios of two, with intervals over their timed runs.
 
 Calls of one run share what differs between runs (the load of the machine, connections,
-the state of the network), so that an interval over the iterations of one run each is
-too narrow for a comparison of two replays.  With :math:`m_i, s_i^2, n_i` the mean, the
+the state of the network), so that their number does not shorten an interval: the run is
+the unit.  A figure x > 0 of n runs has the geometric mean g and, with s the standard
+deviation of log x,
+
+.. math:: g \exp(\pm t_{n-1, 0.975} \, s / \sqrt{n})
+
+as interval (Student's t on logarithms: ratios and rates are positive, and skewed).  Of
+two replays, with :math:`m_i, s_i^2, n_i` the mean, the
 variance and the number of the logarithms of a total time in the runs of replay i, the
 ratio of the second to the first is
 
@@ -23,11 +29,12 @@ variances are involved", Biometrika 34 (1947) 28.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from moetraffic.analysis.resampling import LEVEL, Interval
+from moetraffic.analysis.resampling import LEVEL, UNKNOWN, Interval
 from moetraffic.arrays import Float64, Int64
 from moetraffic.trace import Trace
 
@@ -36,9 +43,6 @@ BETWEEN_COMMANDS = 0.3
 
 From F = 1 + 5 c = 2.5, the larger of two measurements with 5 runs a command
 (``benchmarks/replay_reruns.py``)."""
-
-WIDEST = 3.0
-"""Ratio of an interval's ends above which its value is not determined."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +91,28 @@ def run_sums(trace: Trace, sites: Int64) -> RunSums | None:
 _NAMES = ("call", "transfer", "wait", "inside")
 
 
-def mean_of_runs(values: Float64) -> Interval:
-    """Compute the geometric mean of ``[n]`` positive values of runs, two or more.
+def mean_of_runs(values: Sequence[float] | Float64) -> Interval:
+    """Compute the geometric mean of a figure of each run with its interval.
 
-    With Student's t interval of LEVEL on their logarithms.
+    Returns
+    -------
+    Interval
+        Without ends for one run; unknown if a value is unknown or not positive.
+
+    Examples
+    --------
+    >>> found = mean_of_runs([1.0, 2.0, 4.0])
+    >>> round(found.value, 6), round(found.low, 3), round(found.high, 3)
+    (2.0, 0.357, 11.19)
     """
+    every = np.asarray(values, np.float64)
+    if not (len(every) and np.isfinite(every).all() and (every > 0).all()):
+        return UNKNOWN
+    if len(every) < 2:
+        return Interval(value=float(every[0]), low=math.nan, high=math.nan)
     from scipy.special import stdtrit  # slow import
 
-    logs = np.log(values)
+    logs = np.log(every)
     value, wide = float(np.exp(logs.mean())), logs.std(ddof=1) / math.sqrt(len(logs))
     factor = float(np.exp(stdtrit(len(logs) - 1, (1 + LEVEL) / 2) * wide))
     return Interval(value=value, low=value / factor, high=value * factor)
@@ -120,7 +138,7 @@ def ratio_of_runs(
     (Interval(value=2.0, low=2.0, high=2.0), 0.0)
     """
     if not ((below > 0).all() and (above > 0).all()):
-        return Interval(value=math.nan, low=math.nan, high=math.nan), math.nan
+        return UNKNOWN, math.nan
     logs = np.log(below), np.log(above)
     more = BETWEEN_COMMANDS * busy
     shares = np.array([of.var(ddof=1) * (1 / len(of) + more) for of in logs])

@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moetraffic.cli.output import present, progress, refuse_format, write_result
+from moetraffic.cli.output import (
+    Printing,
+    present,
+    printed,
+    progress,
+    refuse_format,
+    write_result,
+)
 from moetraffic.errors import AnalysisError
+from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
-    AllTables,
-    AsJson,
     Force,
     Iterations,
     Layers,
     Of,
     Phase,
     Threads,
-    only_option,
     option,
-    parts_of,
     positive_numbers,
-    refuse_idle,
     selection,
 )
 from moetraffic.report.console.selection import selected
@@ -49,6 +52,7 @@ NEEDS = {
 """Parts that options have an effect on, of which ``--only`` names one or more."""
 
 
+@printed(PARTS)
 def analyze(
     context: typer.Context,
     traces: Annotated[list[Path], typer.Argument(help="Trace files.")],
@@ -56,8 +60,6 @@ def analyze(
     phase: Phase = "dispatch",
     iterations: Iterations = None,
     of: Of = None,
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
     horizons: str | None = option(
         None,
         "Forecast horizons in iterations, separated by commas.",
@@ -79,7 +81,8 @@ def analyze(
         *("-o", "--output"),
     ),
     force: Force = False,
-    as_json: AsJson = False,
+    *,
+    printing: Printing,
 ) -> None:
     """Summarize traces in a few lines; with --tables, --json or -o, all statistics.
 
@@ -87,12 +90,12 @@ def analyze(
 
     Example: moetraffic analyze run.h5 --layers 1 --iterations 100:200 -o figures.csv
     """
-    names = parts_of(only, PARTS, tables=tables)
+    names, tables, as_json = printing.only, printing.tables, printing.as_json
     for name, needed in NEEDS.items():
         if names and not needed & {*names}:
             listed = ", ".join(part for part in PARTS if part in needed)
-            why = f"--only {only} has none of the parts {listed}, which this option"
-            refuse_idle(context, (name,), f"{why} changes")
+            why = f"--only {','.join(names)} has none of the parts {listed}, which"
+            refuse_idle(context, (name,), f"{why} this option changes")
     from moetraffic.analysis import analyze as analyzed
     from moetraffic.analysis import effort
     from moetraffic.analysis.engine import SUMMARY_PARTS

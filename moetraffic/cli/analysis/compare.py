@@ -8,18 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetraffic.cli.output import present, progress
+from moetraffic.cli.output import Printing, printed, progress
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
-    AllTables,
-    AsJson,
     Iterations,
     Layers,
     Of,
     Phase,
-    only_option,
     option,
-    parts_of,
     selection,
 )
 from moetraffic.trace import Trace
@@ -37,6 +33,7 @@ BEYOND = 1
 """Exit code where the interval of a distance lies above its threshold."""
 
 
+@printed(PARTS)
 def compare(
     first: Annotated[Path, typer.Argument(help="Trace file.")],
     second: Annotated[Path, typer.Argument(help="Trace file to compare with.")],
@@ -49,15 +46,13 @@ def compare(
         "Threshold such as shares=0.05, amounts=0.1 or skew=0.02; may be given "
         "again. Exit code 1 if the interval of a distance lies above it.",
     ),
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
-    as_json: AsJson = False,
+    *,
+    printing: Printing,
 ) -> None:
     """Compare two runs: claims, and distances with intervals and within-run noise.
 
     Example: moetraffic compare run.h5 other.h5 --at-most shares=0.05
     """
-    names = parts_of(only, PARTS, tables=tables)
     from moetraffic.analysis import analyze
     from moetraffic.analysis.comparison import compare as compared
     from moetraffic.analysis.comparison import worst
@@ -69,13 +64,15 @@ def compare(
     thresholds = _thresholds(at_most or [])
     with Trace.open(first) as a, Trace.open(second) as b:
         total = sum(effort(trace, **chosen, stages=False) for trace in (a, b))
-        with progress("reading both", total, quiet=as_json or total < 8) as tick:
+        with progress(
+            "reading both", total, quiet=printing.as_json or total < 8
+        ) as tick:
             found = compared(a, b, **chosen, tick=tick)
         replays = [t for t in (a, b) if t.meta.origin == "replayed"]
         partial = [] if iterations else _partial(a, b)
         sources = [f"{t.name}: replay of {t.meta.source}." for t in replays]
         claimed: list[tuple[Claim, ...]] = [(), ()]
-        if not names or "claims" in names:
+        if not printing.only or "claims" in printing.only:
             claimed = [analyze(t, parts=("claims",), **chosen).claims for t in (a, b)]
     beyond = worst(found, thresholds)
     data = {
@@ -95,21 +92,18 @@ def compare(
         "notes": list(found.notes),
     }
     distances, *times = report.tables(found, beyond)
-    present(
+    printing.present(
         data,
         *partial,
         *report.sentences(found, beyond, times_first=len(replays) == 2),
         *([f"Both are one file: {first.name}."] if first.samefile(second) else []),
         *sources,
         report.claim_sentence(*claimed),
-        as_json=as_json,
         parts={
             "claims": report.claims(*claimed),
             "distances": [distances],
             "times": times,
         },
-        only=names,
-        tables=tables,
     )
     if beyond:
         raise typer.Exit(BEYOND)

@@ -11,6 +11,7 @@ import typer
 from moetraffic.cli.output import figure_style, make_folder, present
 from moetraffic.errors import AnalysisError
 from moetraffic.report.chart import FILE_FORMATS, Missing
+from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
     APPEARANCE,
     SUMMED,
@@ -22,7 +23,6 @@ from moetraffic.report.console.options import (
     operation_names,
     option,
     parts_of,
-    refuse_idle,
     takes,
 )
 from moetraffic.trace import Trace

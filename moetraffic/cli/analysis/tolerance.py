@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moetraffic.cli.output import json_text, present, progress, write_output
+from moetraffic.cli.output import json_text, present, progress
 from moetraffic.cli.workload import WORKLOAD, asked_for
 from moetraffic.errors import Interrupted
 from moetraffic.launch.lossy_training import final_losses
@@ -26,7 +26,7 @@ from moetraffic.report.console.options import (
     positive_numbers,
     takes,
 )
-from moetraffic.trace.hdf5.durable import validate_outputs
+from moetraffic.trace.hdf5.durable import validate_outputs, write_text
 
 LOSS = field_options(
     Dropping,
@@ -93,7 +93,7 @@ def tolerance(
 
         def keep(done: int, run: Mapping[str, Any]) -> None:
             told["runs"].append(dict(run))
-            write_output(output, json_text(told) + "\n")
+            write_text(output, json_text(told) + "\n")
             tick(done, f"{run['share']:.3%} dropped: loss {run['loss']:.4f}")
 
         try:
@@ -109,7 +109,7 @@ def tolerance(
 
     found = estimate(shares, losses)
     told |= report.as_dict(found)
-    write_output(output, json_text(told) + "\n")
+    write_text(output, json_text(told) + "\n")
     title = f"{dropping.pattern} dropped at {dropping.site}"
     title += ", compensated" if dropping.compensate else ""
     steps, ranks = base.training.iterations, base.layout.world

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from moetraffic.cli.output import present
+from moetraffic.cli.output import Printing, printed
 from moetraffic.errors import AnalysisError
+from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
-    APPEARANCE,
-    AllTables,
-    AsJson,
     Force,
     Plot,
-    only_option,
     option,
-    parts_of,
-    refuse_idle,
-    takes,
 )
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -32,7 +25,7 @@ PRESETS = ("platforms", "protocols")
 PARTS = ("fits", *PRESETS)
 
 
-@takes(look=APPEARANCE)
+@printed(PARTS, plot=Plot)
 def bandwidth(
     context: typer.Context,
     table: Annotated[
@@ -53,20 +46,15 @@ def bandwidth(
     place: str = option(
         "out", "Measurements out of place or in place.", choices=("out", "in")
     ),
-    plot: Plot = None,
     force: Force = False,
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
-    as_json: AsJson = False,
     *,
-    look: dict[str, Any],
+    printing: Printing,
 ) -> None:
     """Show measured collectives with fits, residuals and interpolated bandwidths.
 
     Example: moetraffic bandwidth bench.csv --collective all_reduce --size 300000
     """
-    validate_outputs((plot,), (table,), force=force, error=AnalysisError)
-    names = parts_of(only, PARTS, tables=tables)
+    validate_outputs((printing.plot,), (table,), force=force, error=AnalysisError)
     if collective is None:
         why = "a point is interpolated for --collective"
         refuse_idle(context, ("ranks", "size", "span"), why, error=AnalysisError)
@@ -74,9 +62,9 @@ def bandwidth(
         why = f"a table of measurements is needed: give its file, or {BIG_RED_200}"
         of_a_table = ("collective", "place", "plot")
         refuse_idle(context, of_a_table, why, error=AnalysisError)
-        _presets(as_json, names, tables)
+        _presets(printing)
         return
-    if {*names} & {*PRESETS}:
+    if {*printing.only} & {*PRESETS}:
         raise AnalysisError(
             f"{', '.join(PRESETS)} are of the presets, but {table} is named, too: "
             "leave one out"
@@ -114,19 +102,10 @@ def bandwidth(
         )
     chart = report.figure(found, str(table))
     parts = {"fits": [report.sheet(found)]}
-    present(
-        *(data, *shown),
-        as_json=as_json,
-        parts=parts,
-        only=names,
-        tables=tables,
-        chart=chart,
-        plot=plot,
-        look=look,
-    )
+    printing.present(data, *shown, parts=parts, chart=chart)
 
 
-def _presets(as_json: bool, only: Sequence[str], tables: bool) -> None:
+def _presets(printing: Printing) -> None:
     from moetraffic.patterns.bandwidth.platforms import platforms, protocols
 
     found = {
@@ -150,4 +129,4 @@ def _presets(as_json: bool, only: Sequence[str], tables: bool) -> None:
         f"{part.capitalize()}: {', '.join(row['name'] for row in rows)}."
         for part, rows in found.items()
     ]
-    present(found, *summary, as_json=as_json, parts=parts, only=only, tables=tables)
+    printing.present(found, *summary, parts=parts)

@@ -9,23 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from moetraffic.cli.output import Shown, present
+from moetraffic.cli.output import Printing, Shown, printed
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, parameter_count, time_model
 from moetraffic.patterns.bandwidth.platforms import protocols
 from moetraffic.patterns.time_model import GPUS, Configuration, System
 from moetraffic.report import run_calibration as report
+from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
     APPEARANCE,
-    AllTables,
-    AsJson,
     Force,
     Plot,
-    only_option,
     option,
-    parts_of,
     positive_numbers,
-    refuse_idle,
     takes,
 )
 from moetraffic.trace import Trace
@@ -90,7 +86,8 @@ OF_THE_GPUS = ("pp", "tp", "dp", "cp")
 STUDY = "What to estimate"
 
 
-@takes(look=APPEARANCE, shape=SHAPE, parallelism=ESTIMATED, assumed=ASSUMED)
+@printed(PARTS, plot=Plot)
+@takes(shape=SHAPE, parallelism=ESTIMATED, assumed=ASSUMED)
 def estimate(
     ctx: typer.Context,
     model: str = option("gpt-1.3b", MODEL_HELP),
@@ -201,39 +198,31 @@ def estimate(
         panel=STUDY,
         shown="pp x tp x dp x cp",
     ),
-    plot: Plot = None,
     output: Path | None = option(None, "JSON file to write.", "-o", "--output"),
     force: Force = False,
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
-    as_json: AsJson = False,
     *,
     shape: dict[str, Any],
     parallelism: dict[str, Any],
     assumed: dict[str, Any],
-    look: dict[str, Any],
+    printing: Printing,
 ) -> None:
     """Estimate the time of an iteration, a scaling sweep or the best configuration.
 
     Example: moetraffic estimate --model gpt-3b --pp 4 --tp 2 --dp 4 --platform polaris
     """
-    asked = parts_of(only, PARTS, tables=tables)
 
     def show(shown: Shown, **more: Any) -> None:
-        present(
+        printing.present(
             {**more, **shown.data},
             *shown.summary,
-            as_json=as_json,
             parts=shown.parts,
-            only=asked,
-            tables=tables,
             output=output,
             chart=shown.chart,
-            plot=plot,
-            look=look,
         )
 
-    validate_outputs((plot, output), (calibrate, imbalance_from, project), force=force)
+    validate_outputs(
+        (printing.plot, output), (calibrate, imbalance_from, project), force=force
+    )
     if project is not None:
         rest = [n for n in ctx.params if n not in OF_A_PROJECTION]
         refuse_idle(ctx, rest, "--project takes all from a run", error=LayoutError)

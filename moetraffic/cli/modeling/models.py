@@ -7,17 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from moetraffic.cli.output import present
+from moetraffic.cli.output import Printing, printed
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import PRESETS, Preset, preset
-from moetraffic.report.console.options import (
-    AllTables,
-    AsJson,
-    only_option,
-    parts_of,
-    refuse_idle,
-    takes,
-)
+from moetraffic.report.console.idle_options import refuse_idle
+from moetraffic.report.console.options import takes
 from moetraffic.tables import Table
 from moetraffic.units import short_count as number
 
@@ -26,21 +20,19 @@ from .model_shape import SHAPE, SHAPE_OPTIONS, model_of
 PARTS = ("models",)
 
 
+@printed(PARTS)
 @takes(shape=SHAPE)
 def models(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Preset to show with all fields.")] = "",
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
-    as_json: AsJson = False,
     *,
     shape: dict[str, Any],
+    printing: Printing,
 ) -> None:
     """List the model presets, or show one with all its fields, or with other sizes.
 
     Example: moetraffic models mixtral-8x7b
     """
-    names = parts_of(only, PARTS, tables=tables)
     if not name:
         why = "sizes are those of a NAME"
         refuse_idle(ctx, SHAPE_OPTIONS, why, error=LayoutError)
@@ -48,7 +40,7 @@ def models(
     data = {"models": {one.name: as_dict(one) for one in found}}
     shown = [described(found[0])] if name else named(found)
     parts = {"models": [details(found[0]) if name else listing(found)]}
-    present(data, *shown, as_json=as_json, parts=parts, only=names, tables=tables)
+    printing.present(data, *shown, parts=parts)
 
 
 def _sized(found: Preset, chosen: dict[str, Any]) -> Preset:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from moetraffic.cli.output import Shown, present
+from moetraffic.cli.output import Printing, Shown, printed
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import (
     Gating,
     ModelShape,
     Parallelism,
     ParameterCount,
-    Training,
-    Workload,
     parameter_count,
 )
 from moetraffic.patterns.algorithms import ALGORITHMS
@@ -26,20 +24,15 @@ from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.rules import choose
 from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
-from moetraffic.patterns.workload_pattern import workload_pattern
+from moetraffic.patterns.workload_pattern import trained_pattern
 from moetraffic.patterns.workloads.router_spec import DISPATCH_FORMS
+from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
-    APPEARANCE,
-    AllTables,
-    AsJson,
     Force,
     Plot,
     Setting,
     field_options,
-    only_option,
     option,
-    parts_of,
-    refuse_idle,
     takes,
     trace_output,
 )
@@ -102,7 +95,8 @@ ROUTING = field_options(
 )
 
 
-@takes(look=APPEARANCE, shape=SHAPE, grid=GRID, training=TRAINING, routing=ROUTING)
+@printed(PARTS, plot=Plot)
+@takes(shape=SHAPE, grid=GRID, training=TRAINING, routing=ROUTING)
 def pattern(
     ctx: typer.Context,
     model: str = option("gpt2-large", MODEL_HELP),
@@ -128,26 +122,21 @@ def pattern(
         panel="Routing",
         shown="equal shares",
     ),
-    plot: Plot = None,
     output: Path | None = trace_output(None),
     iterations: int = option(1, "Number of iterations in the trace."),
     force: Force = False,
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
-    as_json: AsJson = False,
     *,
     shape: dict[str, Any],
     grid: dict[str, Any],
     training: dict[str, Any],
     routing: dict[str, Any],
-    look: dict[str, Any],
+    printing: Printing,
 ) -> None:
     """Compute the collectives of an iteration: bytes, groups, order and matrices.
 
     Example: moetraffic pattern --model gpt2-large --pp 4 --tp 2 --dp 4 --plot m.png
     """
-    names = parts_of(only, PARTS, tables=tables)
-    validate_outputs((plot, output), (imbalance_from,), force=force)
+    validate_outputs((printing.plot, output), (imbalance_from,), force=force)
     if output is None:
         why = "iterations are those of a trace (-o)"
         refuse_idle(ctx, ("iterations",), why, error=LayoutError)
@@ -196,18 +185,15 @@ def pattern(
         made_trace = pattern_trace(made, iterations=iterations, tokens=tokens)
         made_trace.save(output, force=force)
     count = parameter_count(of, k=gating.k)
-    shown = _shown(of, count, made, matrices, plan, algorithm, as_json, [plot, output])
-    present(
+    written = [printing.plot, output]
+    as_json = printing.as_json
+    shown = _shown(of, count, made, matrices, plan, algorithm, as_json, written)
+    printing.present(
         shown.data,
         *shown.summary,
-        as_json=as_json,
         parts=shown.parts,
-        only=names,
-        tables=tables,
         written=(output,),
         chart=shown.chart,
-        plot=plot,
-        look=look,
     )
 
 
@@ -232,15 +218,7 @@ def _made(
             "moetraffic's own training does not have --imbalance-from: leave it out, "
             "or use --library megatron"
         )
-    training = Training(
-        micro_batch=plan.micro_batch,
-        accumulation=plan.accumulation,
-        dtype=plan.dtype,
-        recompute=plan.recompute == "full",
-    )
-    return workload_pattern(
-        Workload(model=shape, gating=gating, layout=plan, training=training)
-    )
+    return trained_pattern(shape, plan, gating)
 
 
 def _shown(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.cli.output import json_text, make_folder, present, write_output
+from moetraffic.cli.output import json_text, make_folder, present
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -16,6 +16,7 @@ from moetraffic.report.console.options import (
     option,
     parts_of,
 )
+from moetraffic.trace.hdf5.durable import write_text
 
 ALL = "all"
 
@@ -58,7 +59,7 @@ def reproduce(
 
         for one, said in zip(found, told, strict=True):
             path = output / f"{one.name}.json"
-            write_output(path, json_text(said) + "\n")
+            write_text(path, json_text(said) + "\n")
             written.append(path)
             for table in one.tables:
                 if report.drawable(table):

@@ -8,24 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moetraffic.cli.output import present, progress
+from moetraffic.cli.output import Printing, printed, progress
 from moetraffic.errors import AnalysisError
 from moetraffic.policies.defaults import DEFAULT_POLICIES
+from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
-    APPEARANCE,
-    AllTables,
-    AsJson,
     Force,
     Iterations,
     Layers,
-    only_option,
     option,
-    parts_of,
     picture,
     positive_numbers,
-    refuse_idle,
     selection,
-    takes,
 )
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -68,16 +62,6 @@ def _size(text: str) -> int:
     return 0 if text == "0" else byte_count(text)
 
 
-def _shares(text: str | None) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")] if text else []
-    except ValueError:
-        raise AnalysisError(
-            f"shares of the tokens are numbers with commas, but are {text!r}: give "
-            "--token-shares 0.5,0.1"
-        ) from None
-
-
 def _names(given: list[str]) -> list[str]:
     names = list(dict.fromkeys(name for one in given for name in one.split(",")))
     if "" in names:
@@ -88,7 +72,17 @@ def _names(given: list[str]) -> list[str]:
     return names
 
 
-@takes(look=APPEARANCE)
+ScoresPlot = Annotated[
+    Path | None,
+    option(
+        ...,
+        "PNG, PDF or SVG picture of one trace's scores and curves to write.",
+        callback=picture,
+    ),
+]
+
+
+@printed(PARTS, plot=ScoresPlot)
 def evaluate(
     context: typer.Context,
     traces: Annotated[
@@ -238,23 +232,15 @@ def evaluate(
     phase: str = option(PHASES[0], f"Phase: {', '.join(PHASES)}."),
     iterations: Iterations = None,
     output: Path | None = option(None, "JSON file to write.", "-o", "--output"),
-    plot: Path | None = option(
-        None,
-        "PNG, PDF or SVG picture of one trace's scores and curves to write.",
-        callback=picture,
-    ),
     force: Force = False,
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
-    as_json: AsJson = False,
     *,
-    look: dict[str, Any],
+    printing: Printing,
 ) -> None:
     """Evaluate scheduling policies: plan from the past, serve the true traffic.
 
     Example: moetraffic evaluate run.h5 --policy rotation,max-weight --ages 5,20
     """
-    parts = parts_of(only, PARTS, tables=tables)
+    plot, quiet = printing.plot, printing.as_json
     validate_outputs((output, plot), traces, force=force)
     from moetraffic.policies.catalog import policy_family
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
@@ -281,7 +267,11 @@ def evaluate(
         )
         if circuit_counts
         else (),
-        "token_shares": _shares(token_shares),
+        "token_shares": positive_numbers(
+            token_shares, "shares are numbers", "--token-shares 0.5,0.1", kind=float
+        )
+        if token_shares
+        else (),
         "probabilities": probabilities,
         "progress": progress_too,
         "scope": Scope(
@@ -323,7 +313,7 @@ def evaluate(
     if shifts:
         found = _together(
             *(traces, shifts, network, capacity, communication),
-            quiet=as_json,
+            quiet=quiet,
             **{k: v for k, v in asked.items() if k not in JOBLESS},
         )
         told.append({"file": found.run, **report.as_dict(found)})
@@ -334,7 +324,7 @@ def evaluate(
     for path in traces if names else []:
         with (
             Trace.open(path) as trace,
-            progress(str(path), len(names), quiet=as_json) as tick,
+            progress(str(path), len(names), quiet=quiet) as tick,
         ):
             networks = networks_of(
                 trace.meta.world,
@@ -366,17 +356,12 @@ def evaluate(
         scores += report.tables(found)
     if not verdicts:
         raise AnalysisError("policies are evaluated on traces: name one or more")
-    present(
+    printing.present(
         {"runs": told},
         *verdicts,
-        as_json=as_json,
         parts={"scores": scores},
-        only=parts,
-        tables=tables,
         output=output,
         chart=None if plot is None else report.chart(found),
-        plot=plot,
-        look=look,
     )
 
 

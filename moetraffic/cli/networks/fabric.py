@@ -10,6 +10,10 @@ import typer
 
 from moetraffic.cli.output import present, refuse_format, write_result
 from moetraffic.errors import FabricError
+from moetraffic.report.console.idle_options import (
+    given_options,
+    refuse_idle,
+)
 from moetraffic.report.console.options import (
     APPEARANCE,
     Algorithm,
@@ -20,13 +24,11 @@ from moetraffic.report.console.options import (
     Operations,
     Plot,
     TraceFile,
-    given_options,
     only_option,
     operation_names,
     option,
     parts_of,
     positive_numbers,
-    refuse_idle,
     takes,
 )
 from moetraffic.trace import Trace

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from moetraffic.cli.output import present
+from moetraffic.cli.output import Printing, printed
 from moetraffic.patterns import Parallelism
 from moetraffic.patterns.layouts.placement import PLACEMENTS
 from moetraffic.report.console.options import (
-    AllTables,
-    AsJson,
     Force,
     TraceFile,
-    only_option,
     option,
-    parts_of,
     trace_output,
 )
 from moetraffic.tables import Table
@@ -27,6 +23,7 @@ from moetraffic.units import byte_size
 PARTS = ("totals",)
 
 
+@printed(PARTS)
 def place(
     trace: TraceFile,
     output: Path = trace_output(...),
@@ -56,9 +53,8 @@ def place(
         "Order of the parallel axes over ranks, fastest-varying first.",
     ),
     force: Force = False,
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
-    as_json: AsJson = False,
+    *,
+    printing: Printing,
 ) -> None:
     """Compute a run's traffic under another EP degree, placement or replication.
 
@@ -67,7 +63,6 @@ def place(
 
     Example: moetraffic place run.h5 --ep 2 --placement greedy --every 50 -o placed.h5
     """
-    names = parts_of(only, PARTS, tables=tables)
     validate_outputs((output,), (trace,), force=force)
     from moetraffic.analysis.expert_placement import place as place_experts
 
@@ -102,12 +97,9 @@ def place(
         f"{after['busiest_rank_over_mean']:.3f} (captured: "
         f"{before['busiest_rank_over_mean']:.3f})."
     )
-    present(
+    printing.present(
         {"file": str(output), **sums},
         line,
-        as_json=as_json,
         parts={"totals": [table]},
-        only=names,
-        tables=tables,
         written=(output,),
     )

@@ -7,21 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from moetraffic.cli.output import present
+from moetraffic.cli.output import Printing, printed
 from moetraffic.errors import FabricError
+from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
-    APPEARANCE,
-    AllTables,
-    AsJson,
     Force,
     Iterations,
-    only_option,
     option,
-    parts_of,
     picture,
-    refuse_idle,
     selection,
-    takes,
 )
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -51,7 +45,18 @@ def _matrices(text: str) -> int | None:
     return int(text)
 
 
-@takes(look=APPEARANCE)
+JobsPlot = Annotated[
+    Path | None,
+    option(
+        ...,
+        "PNG, PDF or SVG picture of the jobs to write.",
+        callback=picture,
+        panel=SHIFTS,
+    ),
+]
+
+
+@printed(PARTS, plot=JobsPlot)
 def schedule(
     context: typer.Context,
     traces: Annotated[
@@ -101,24 +106,14 @@ def schedule(
     output: Path | None = option(
         None, "JSON file to write, for a scheduler.", "-o", "--output"
     ),
-    plot: Path | None = option(
-        None,
-        "PNG, PDF or SVG picture of the jobs to write.",
-        callback=picture,
-        panel=SHIFTS,
-    ),
     force: Force = False,
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
-    as_json: AsJson = False,
     *,
-    look: dict[str, Any],
+    printing: Printing,
 ) -> None:
     """Schedule one run's all-to-alls on circuits, or shift several runs on one link.
 
     Example: moetraffic schedule a.h5 b.h5 --capacity 400Gbps -o shifts.json
     """
-    names = parts_of(only, PARTS, tables=tables)
     single = len(traces) == 1
     refuse_idle(
         context,
@@ -126,7 +121,7 @@ def schedule(
         f"these options are for {'several traces' if single else 'one trace'}",
         error=FabricError,
     )
-    validate_outputs((output, plot), traces, force=force)
+    validate_outputs((output, printing.plot), traces, force=force)
     if single:
         asked = selection(layers, iterations, phase)
         asked |= {"matching": matching, "matrices": matrices}
@@ -135,18 +130,8 @@ def schedule(
         data, lines, table, chart = _shifts(
             traces, capacity, demand, tolerance, iterations
         )
-    present(
-        data,
-        *lines,
-        as_json=as_json,
-        parts={PARTS[not single]: [table]},
-        only=names,
-        tables=tables,
-        output=output,
-        chart=chart,
-        plot=plot,
-        look=look,
-    )
+    parts = {PARTS[not single]: [table]}
+    printing.present(data, *lines, parts=parts, output=output, chart=chart)
 
 
 def _shifts(

@@ -11,7 +11,13 @@ from typing import Any, NoReturn
 
 import typer
 
-from moetraffic.cli.output import TRACE_PARTS, present_trace, progress
+from moetraffic.cli.output import (
+    TRACE_PARTS,
+    Printing,
+    present_trace,
+    printed,
+    progress,
+)
 from moetraffic.cli.workload import WORKLOAD, asked_for
 from moetraffic.errors import LayoutError
 from moetraffic.launch import Outcome, RankEnvironment, current_rank
@@ -21,15 +27,11 @@ from moetraffic.launch.root_cause import AFTERMATH
 from moetraffic.launch.training import RankEnded, capture_run
 from moetraffic.patterns import Workload, preset
 from moetraffic.report.console.options import (
-    AllTables,
-    AsJson,
     Every,
     Force,
     MaxSize,
     TokenSample,
-    only_option,
     option,
-    parts_of,
     takes,
     trace_output,
 )
@@ -41,6 +43,7 @@ RANKS = 4
 OVERWRITE = "give --force"
 
 
+@printed(TRACE_PARTS)
 @takes(chosen=WORKLOAD)
 def capture(
     output: Path = trace_output(Path("run.h5")),
@@ -65,11 +68,9 @@ def capture(
     most_bytes: MaxSize = None,
     token_sample: TokenSample = 0,
     force: Force = False,
-    tables: AllTables = False,
-    only: str | None = only_option(None, TRACE_PARTS),
-    as_json: AsJson = False,
     *,
     chosen: dict[str, Any],
+    printing: Printing,
 ) -> None:
     """Train a MoE GPT under expert parallelism and record every collective.
 
@@ -78,7 +79,6 @@ def capture(
 
     Example: moetraffic capture -o run.h5 --nproc 4 --experts 8 --iterations 200
     """
-    names = parts_of(only, TRACE_PARTS, tables=tables)
     rank_env = current_rank()
     if nproc is None:
         nproc = (chosen["ep"] if virtual else None) or RANKS
@@ -103,7 +103,7 @@ def capture(
         here = ranks if rank_env is None else _local_ranks(rank_env)
         check_workload(workload, ranks=here)
     steps, elsewhere = workload.training.iterations, rank_env is not None
-    quiet = as_json or not (rank_env is None or rank_env.rank == 0)
+    quiet = printing.as_json or not (rank_env is None or rank_env.rank == 0)
     with (
         progress("training", steps, quiet=quiet, plain=elsewhere) as tick,
         nullcontext() if quiet else forecasting(output, announce, iterations=steps),
@@ -124,8 +124,8 @@ def capture(
             _leave(error.outcome)
     if trace is not None:  # rank 0 prints
         trace.close()
-        present_trace(output, as_json=as_json, only=names, tables=tables)
-        if not (as_json or virtual):
+        present_trace(output, printing)
+        if not (printing.as_json or virtual):
             offer()
 
 

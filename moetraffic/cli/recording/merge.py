@@ -8,28 +8,21 @@ from typing import Annotated
 import typer
 
 from moetraffic.capture.records.recovery import recover
-from moetraffic.cli.output import TRACE_PARTS, present_trace
+from moetraffic.cli.output import TRACE_PARTS, Printing, present_trace, printed
 from moetraffic.errors import CaptureError
-from moetraffic.report.console.options import (
-    AllTables,
-    AsJson,
-    Force,
-    only_option,
-    parts_of,
-    trace_output,
-)
+from moetraffic.report.console.options import Force, trace_output
 from moetraffic.text import visible
 from moetraffic.trace.hdf5.durable import SEGMENTS, validate_output
 from moetraffic.trace.merge.merging import merge_into
 
 
+@printed(TRACE_PARTS)
 def merge(
     folder: Annotated[Path, typer.Argument(help="Folder of segments.")],
     output: Path | None = trace_output(None, shown="run.h5 for run.h5.segments"),
     force: Force = False,
-    tables: AllTables = False,
-    only: str | None = only_option(None, TRACE_PARTS),
-    as_json: AsJson = False,
+    *,
+    printing: Printing,
 ) -> None:
     """Merge the segments of an interrupted capture into a trace.
 
@@ -38,7 +31,6 @@ def merge(
 
     Example: moetraffic merge run.h5.segments -o run.h5
     """
-    names = parts_of(only, TRACE_PARTS, tables=tables)
     folder = folder.absolute()
     if output is None:
         if not folder.name.endswith(SEGMENTS):
@@ -51,4 +43,4 @@ def merge(
     for failure in recover(folder, patience_s=0.0):
         typer.echo(visible(failure), err=True)
     merged = merge_into(folder, output, force=force)
-    present_trace(output, as_json=as_json, only=names, tables=tables, merged=merged)
+    present_trace(output, printing, merged=merged)

@@ -12,16 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moetraffic.cli.lacking_runs import lacking_runs
-from moetraffic.cli.output import present, progress
+from moetraffic.cli.output import Printing, printed, progress
 from moetraffic.errors import AnalysisError, Interrupted, LayoutError
-from moetraffic.report.console.options import (
-    AllTables,
-    AsJson,
-    only_option,
-    option,
-    parts_of,
-    trace_output,
-)
+from moetraffic.report.console.options import option, trace_output
 from moetraffic.trace import Meta, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_size
@@ -40,6 +33,7 @@ PARTS = ("figures",)
 CAPTURED, SCENARIO = "as captured", "Scenario"
 
 
+@printed(PARTS)
 def generate(
     source: Annotated[
         Path | None,
@@ -105,9 +99,8 @@ def generate(
     force: bool = option(
         False, "Overwrite existing outputs, and write what the judgment refuses."
     ),
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
-    as_json: AsJson = False,
+    *,
+    printing: Printing,
 ) -> None:
     """Fit a generator to a trace and sample a synthetic trace from it.
 
@@ -132,7 +125,6 @@ def generate(
         refusal,
     )
 
-    names = parts_of(only, PARTS, tables=tables)
     outputs = (output, save_model, probabilities)
     validate_outputs(outputs, (source, *(rerun or [])), force=force)
     if source and source.resolve() in {other.resolve() for other in rerun or []}:
@@ -168,7 +160,7 @@ def generate(
         size,
         rerun or [],
         judged=judged,
-        quiet=as_json,
+        quiet=printing.as_json,
     )
     model = fit.model
     if fit.judgment is not None and (failure := refusal(fit.judgment)) and not force:
@@ -197,7 +189,7 @@ def generate(
     }
     if output is not None:
         rows = min(block_rows(demand.scenario.cells, 0), max(1, count // 20))
-        with progress("generating", count, quiet=as_json) as tick:
+        with progress("generating", count, quiet=printing.as_json) as tick:
             written = write_synthetic_trace(
                 demand,
                 output,
@@ -228,15 +220,12 @@ def generate(
         )
     lines += told["limits"]
     told["next"] = _next(output, source, fit.run, demand.scenario)
-    present(
+    printing.present(
         told,
         *lines,
         *_written(told, output),
         *([f"Next: {told['next']}"] if told["next"] else []),
-        as_json=as_json,
         parts={"figures": [] if fit.judgment is None else [figure_table(fit.judgment)]},
-        only=names,
-        tables=tables,
     )
     if output is not None and not written.complete:
         raise Interrupted(

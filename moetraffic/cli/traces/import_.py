@@ -8,16 +8,8 @@ from typing import Annotated
 
 import typer
 
-from moetraffic.cli.output import TRACE_PARTS, present_trace
-from moetraffic.report.console.options import (
-    AllTables,
-    AsJson,
-    Force,
-    only_option,
-    option,
-    parts_of,
-    trace_output,
-)
+from moetraffic.cli.output import TRACE_PARTS, Printing, present_trace, printed
+from moetraffic.report.console.options import Force, option, trace_output
 from moetraffic.trace import ALL_TO_ALL, ROUTING
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.model import MOST_ROW_BYTES
@@ -26,6 +18,7 @@ MOST = 1 << 16
 MOST_TOKENS = 1 << 31
 
 
+@printed(TRACE_PARTS)
 def import_(
     files: Annotated[
         list[Path],
@@ -81,9 +74,8 @@ def import_(
         False, "Write the trace even if files contradict each other.", "--keep"
     ),
     force: Force = False,
-    tables: AllTables = False,
-    only: str | None = only_option(None, TRACE_PARTS),
-    as_json: AsJson = False,
+    *,
+    printing: Printing,
 ) -> None:
     """Convert profiles, execution traces, router traces, matrices or CSV to a trace.
 
@@ -92,7 +84,6 @@ def import_(
 
     Example: moetraffic import profiles/*.json.gz -o run.h5
     """
-    names = parts_of(only, TRACE_PARTS, tables=tables)
     from moetraffic.interop import ImportOptions, import_files
 
     validate_outputs((output,), files, force=force)
@@ -116,9 +107,7 @@ def import_(
         verbs.append(f"replay {path} -o again.h5")
     present_trace(
         output,
-        as_json=as_json,
-        only=names,
-        tables=tables,
+        printing,
         merged=merged,
         following=f"Next: {'; '.join(f'moetraffic {verb}' for verb in verbs)}",
         format=found,

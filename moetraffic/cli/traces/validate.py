@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moetraffic.cli.lacking_runs import lacking_runs
-from moetraffic.cli.output import present, progress
-from moetraffic.report.console.options import (
-    APPEARANCE,
-    AllTables,
-    AsJson,
-    Force,
-    Iterations,
-    Layers,
-    Plot,
-    only_option,
-    option,
-    parts_of,
-    takes,
-)
+from moetraffic.cli.output import Printing, printed, progress
+from moetraffic.report.console.options import Force, Iterations, Layers, Plot, option
 from moetraffic.trace import Meta, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.iterations import layer_numbers
@@ -34,7 +22,7 @@ PARTS = ("tests",)
 EXIT_CODES = {"passed": 0, "failed": 1, "cannot be judged": 3}
 
 
-@takes(look=APPEARANCE)
+@printed(PARTS, plot=Plot)
 def validate(
     synthetic: Annotated[Path, typer.Argument(help="Synthetic trace.")],
     more: Annotated[
@@ -60,13 +48,9 @@ def validate(
         "Number of consecutive ranks per host, for the inter-host share.",
         shown="half of the expert-parallel ranks",
     ),
-    plot: Plot = None,
     force: Force = False,
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
-    as_json: AsJson = False,
     *,
-    look: dict[str, Any],
+    printing: Printing,
 ) -> None:
     """Test whether a synthetic trace differs from real runs.
 
@@ -76,18 +60,17 @@ def validate(
 
     Example: moetraffic validate synthetic.h5 --against run1.h5 run2.h5 run3.h5
     """
-    names = parts_of(only, PARTS, tables=tables)
     from moetraffic.report.results import acceptance as report
     from moetraffic.validation.acceptance import accept, accept_fits
     from moetraffic.validation.features import Features, trace_features
 
     paths = runs_named(synthetic, more or [], against or [], fits=fits)
-    validate_outputs((plot,), paths, force=force)
+    validate_outputs((printing.plot,), paths, force=force)
     for path in paths:  # before the first is read as a whole, which takes a while
         Trace.open(path).close()
     runs: list[Features] = []
     metas: list[Meta] = []
-    with progress("runs", len(paths), quiet=as_json) as tick:
+    with progress("runs", len(paths), quiet=printing.as_json) as tick:
         for path in paths:
             with Trace.open(path) as trace:
                 metas.append(trace.meta)
@@ -101,17 +84,12 @@ def validate(
                 )
             tick(len(runs), str(path))
     found = accept_fits(runs[::2], runs[1::2]) if fits else accept(runs[0], runs[1:])
-    present(
+    printing.present(
         report.as_dict(found),
         *report.sentences(found),
         *_needed(found, str(paths[1]), metas[1:], metas[0]),
-        as_json=as_json,
         parts={"tests": report.tables(found)},
-        only=names,
-        tables=tables,
         chart=report.figure(found),
-        plot=plot,
-        look=look,
     )
     if not found.passed:
         raise typer.Exit(EXIT_CODES[found.outcome])

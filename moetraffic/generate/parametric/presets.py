@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import resources
 
 from moetraffic.errors import LayoutError
+from moetraffic.spelling import check_choice
 
 from .model import TrafficModel
 
@@ -32,11 +33,7 @@ def preset_model(name: str) -> TrafficModel:
     LayoutError
         If there is none of this name.
     """
-    names = preset_names()
-    if name not in names:
-        raise LayoutError(
-            f"a shipped model is one of {', '.join(names)}, not {name!r}: choose one"
-        )
+    check_choice("a shipped model", name, preset_names(), LayoutError)
     entry = resources.files("moetraffic.data") / f"{PREFIX}{name}{SUFFIX}"
     with resources.as_file(entry) as path:
         return TrafficModel.load(path)

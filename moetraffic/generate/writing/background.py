@@ -29,13 +29,6 @@ class Background:
     def of(cls, model: str, scenario: Scenario) -> Background:
         """Compute the background traffic of a preset on the scenario's ranks.
 
-        Parameters
-        ----------
-        model
-            A preset of :mod:`moetraffic.patterns`.
-        scenario
-            Its ranks and expert-parallel groups.
-
         Raises
         ------
         LayoutError
@@ -72,11 +65,6 @@ class Background:
         order
             ``[S]`` int64: which collective of its group's iteration each site is, -1
             for none.
-
-        Returns
-        -------
-        tuple
-            The same four, longer.
         """
         its = self.pattern
         keep = [n for n, s in enumerate(its.sites) if s.operation not in EXCHANGES]

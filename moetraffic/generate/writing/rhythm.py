@@ -39,15 +39,7 @@ class Rhythm:
 
     @classmethod
     def fit(cls, trace: Trace, scenario: Scenario) -> Rhythm | None:
-        """Fit to the times of a trace; None if they are unknown.
-
-        Parameters
-        ----------
-        trace
-            The run.
-        scenario
-            Its exchanges.
-        """
+        """Fit to the times of a trace; None if they are unknown."""
         calls = _calls(trace, scenario)
         if not calls:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,8 +40,9 @@ from moetraffic.trace import (
     Trace,
 )
 from moetraffic.trace.hdf5.durable import validate_output
-from moetraffic.trace.model import PLACEMENT, Presence, Source
+from moetraffic.trace.model import Presence
 from moetraffic.trace.panel import ArrayPanel, Panel
+from moetraffic.trace.placement import contiguous_placement
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 from moetraffic.trace.rows import TIMES, Rows
 
@@ -304,7 +305,7 @@ class _Builder:
 
     def trace(self, *, dense: Background | None, source: str) -> Trace:
         """The trace of what is done; its panels are read from the scratch file."""
-        count, frame, scene = self.done, self.frame, self.scene
+        count, frame = self.done, self.frame
         sites, programs = list(frame.sites), list(frame.programs)
         groups, order = list(self.groups), _positions(frame)
         if dense is not None:
@@ -326,7 +327,7 @@ class _Builder:
             sites=sites,
             occurrences=occurrences,
             panels=self._panels(sites, groups, occurrences),
-            steps=self._steps(count, scene),
+            steps=self._steps(),
             programs=programs,
             placements=frame.placements,
         )
@@ -355,23 +356,14 @@ class _Builder:
                 )
         return panels
 
-    def _steps(self, count: int, scene: Scenario) -> Steps:
-        shape = (count, scene.ranks)
-        begin = np.full(shape, UNKNOWN_TIME, np.int64)
-        end = begin.copy()
-        if self.step_times:
-            both = np.concatenate(self.step_times)[:count]  # [n, 2, R]
-            begin, end = both[:, 0].copy(), both[:, 1].copy()
-        return Steps(
-            iteration=np.arange(count, dtype=np.int64),
-            kind=("train",) * count,
-            loss=np.full(shape, np.nan),
-            tokens=np.full(shape, scene.tokens * len(scene.slots), np.int64),
-            start=begin,
-            end=end,
-            source=np.full(count, Source.ANNOTATED, np.uint8),
-            kind_source=np.full(count, Source.ANNOTATED, np.uint8),
-        )
+    def _steps(self) -> Steps:
+        scene, iterations = self.scene, np.arange(self.done)
+        tokens = scene.tokens * len(scene.slots)
+        steps = Steps.of_training(iterations, scene.ranks, tokens=tokens)
+        if not self.step_times:
+            return steps
+        both = np.concatenate(self.step_times)[: self.done]  # [n, 2, R]
+        return replace(steps, start=both[:, 0].copy(), end=both[:, 1].copy())
 
 
 def _frame(scene: Scenario, groups: Sequence[Group]) -> Trace:
@@ -394,26 +386,12 @@ def _frame(scene: Scenario, groups: Sequence[Group]) -> Trace:
         )
         for x in scene.exchanges
     ]
-    rows = [
-        (g, layer, e, 0, group.ranks[e * scene.ep // scene.experts], 0)
-        for g, group in enumerate(groups)
-        for layer in scene.layers
-        for e in range(scene.experts)
-    ]
-    unknown = np.full((1, scene.ranks), UNKNOWN_TIME, np.int64)
     return trace_of_routing(
         layers,
         groups=groups,
-        placements=np.array(rows, PLACEMENT),
+        placements=contiguous_placement(groups, scene.layers, scene.experts),
         meta=Meta(world=scene.ranks),
-        steps=Steps(
-            iteration=np.zeros(1, np.int64),
-            kind=("train",),
-            loss=np.full((1, scene.ranks), np.nan),
-            tokens=np.full((1, scene.ranks), -1, np.int64),
-            start=unknown,
-            end=unknown.copy(),
-        ),
+        steps=Steps.of_training(np.zeros(1, np.int64), scene.ranks),
         kind=Trace,
     )
 

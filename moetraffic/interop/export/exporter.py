@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moetraffic.errors import TraceError
+from moetraffic.spelling import check_choice
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import (
     remedy,
@@ -55,11 +56,7 @@ class ExportOptions:
             ("of", self.of, CONTENTS),
             ("pace", self.pace, PACES),
         ):
-            if value not in allowed:
-                raise TraceError(
-                    f"{name} is one of {', '.join(a for a in allowed if a)}, not "
-                    f"{value[:40]!r}: choose one"
-                )
+            check_choice(name, value, allowed, TraceError)
         if self.every_ns < 0:
             raise TraceError(
                 f"calls begin one after another, but every is {self.every_ns} ns: "

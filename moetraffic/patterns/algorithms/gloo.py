@@ -50,13 +50,7 @@ class Sent:
 
 
 def framing(messages: Int64) -> Int64:
-    """Bytes of headers: two to where a message goes, one the other way, at most.
-
-    Parameters
-    ----------
-    messages
-        ``[n, n]`` how many each rank sends another.
-    """
+    """Bytes of headers: two to where a message goes, one the other way, at most."""
     return HEADER * (2 * messages + messages.T)
 
 
@@ -65,15 +59,6 @@ def segments(size: int, ranks: int, element: int) -> Int64:
 
     There are two at least of each part, so that one is added up while another travels,
     and each is a megabyte at most.
-
-    Parameters
-    ----------
-    size
-        Bytes of the buffer.
-    ranks
-        Number of ranks n.
-    element
-        Bytes of an element.
     """
     most = element * max(1, SEGMENT // element)
     each = ceil(max(ceil(size / most), 2 * ranks) / ranks)
@@ -95,11 +80,6 @@ def all_reduce(size: int, ranks: int, element: int = 4) -> Sent:
         payload[rank, before] += 2 * size - int(kept) - int(known)
         messages[rank, before] += 2 * sum(filled) - filled[rank] - filled[rank - 1]
     return Sent(payload=payload, messages=messages)
-
-
-def reduce_scatter(size: int, ranks: int, element: int = 4) -> Sent:
-    """An all-reduce of the whole input."""
-    return all_reduce(size, ranks, element)
 
 
 def reduce(size: int, ranks: int, root: int = 0, element: int = 4) -> Sent:
@@ -132,13 +112,7 @@ def broadcast(size: int, ranks: int, root: int = 0) -> Sent:
 
 
 def all_to_all(payload: Int64) -> Sent:
-    """Each pair by itself.
-
-    Parameters
-    ----------
-    payload
-        ``[n, n]`` bytes; the diagonal is not sent.
-    """
+    """Each pair by itself."""
     payload = payload.copy()
     np.fill_diagonal(payload, 0)
     return Sent(payload=payload, messages=1 - np.eye(len(payload), dtype=np.int64))
@@ -187,10 +161,8 @@ def collective(
         If gloo has no such collective.
     """
     ranks, size = len(volumes), int(volumes.max(initial=0))
-    if operation == "all_reduce":
+    if operation in ("all_reduce", "reduce_scatter"):  # of the whole input
         return all_reduce(size, ranks, element)
-    if operation == "reduce_scatter":
-        return reduce_scatter(size, ranks, element)
     if operation == "all_gather":
         return all_gather(volumes)
     if operation == "broadcast":

@@ -30,19 +30,7 @@ from .ring import chunks, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 def hierarchical_matrix(operation: str, volumes: Int64, nodes: Sequence[int]) -> Int64:
     """The matrix of an all-reduce, reduce-scatter or all-gather in two levels.
 
-    Parameters
-    ----------
-    operation
-        "all_reduce", "reduce_scatter" or "all_gather".
-    volumes
-        ``[n]`` bytes of each member's input.
-    nodes
-        The node of each member.
-
-    Returns
-    -------
-    ndarray
-        ``[n, n]`` int64.
+    ``volumes`` are bytes of each member's input, ``nodes`` the node of each.
 
     Raises
     ------
@@ -74,14 +62,7 @@ def hierarchical_matrix(operation: str, volumes: Int64, nodes: Sequence[int]) ->
 
 
 def hierarchical_all_to_all(matrix: Int64, nodes: Sequence[int]) -> Int64:
-    """The matrix of an all-to-all in two levels.
-
-    Parameters
-    ----------
-    matrix
-        ``[n, n]`` bytes for each member.
-    nodes
-        The node of each member.
+    """The matrix ``[n, n]`` of an all-to-all in two levels; ``nodes`` as above.
 
     Raises
     ------

@@ -1,8 +1,7 @@
 """Who sends whom how much in a collective, under a named algorithm.
 
 A collective fixes what every rank ends up with, not how the bytes travel; these are
-the common ways.  Matrices are ``[n, n]`` int64 bytes, row sends, column receives, ranks
-in the order of the group.
+the common ways, with ranks in the order of the group.
 
 References
 ----------

@@ -19,15 +19,7 @@ from moetraffic.arrays import Int64
 
 
 def recursive_doubling_all_reduce(size: int, ranks: int) -> Int64:
-    """Whole buffers with every partner: ``log2(n) size`` a rank, few rounds.
-
-    Parameters
-    ----------
-    size
-        Bytes of the buffer that is reduced.
-    ranks
-        Number of ranks n.
-    """
+    """Whole buffers with every partner: ``log2(n) size`` a rank, few rounds."""
     places, out = _folded(size, ranks)
     for mine, rank in enumerate(places):
         for bit in _bits(len(places)):
@@ -36,24 +28,12 @@ def recursive_doubling_all_reduce(size: int, ranks: int) -> Int64:
 
 
 def halving_reduce_scatter(parts: Int64) -> Int64:
-    """Each round half of what is left goes to a partner, the farthest first.
-
-    Parameters
-    ----------
-    parts
-        ``[n]`` bytes that each rank ends up with.
-    """
+    """Each round half of what is left goes to a partner, the farthest first."""
     return recursive_doubling_all_gather(parts).T.copy()
 
 
 def recursive_doubling_all_gather(parts: Int64) -> Int64:
-    """Each round everything gathered so far goes to a partner, the nearest first.
-
-    Parameters
-    ----------
-    parts
-        ``[n]`` bytes that each rank contributes.
-    """
+    """Each round everything gathered so far goes to a partner, the nearest first."""
     ranks = len(parts)
     total = int(parts.sum())
     places, held, out = _represented(parts)
@@ -72,13 +52,6 @@ def halving_doubling_all_reduce(size: int, ranks: int) -> Int64:
     """Rabenseifner's: recursive halving, then recursive doubling.
 
     ``2 (n-1)/n size`` a rank where n is a power of two.
-
-    Parameters
-    ----------
-    size
-        Bytes of the buffer that is reduced.
-    ranks
-        Number of ranks n.
     """
     places, out = _folded(size, ranks)
     base, rest = divmod(size, len(places))

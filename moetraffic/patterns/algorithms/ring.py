@@ -20,41 +20,19 @@ def chunks(size: int, ranks: int) -> Int64:
 
 
 def ring_reduce_scatter(size: int, ranks: int) -> Int64:
-    """Each rank sends its neighbor every chunk but the neighbor's own predecessor's.
-
-    Parameters
-    ----------
-    size
-        Bytes of a rank's whole input, of which it keeps an n-th.
-    ranks
-        Number of ranks n.
-    """
+    """Each rank sends its neighbor every chunk but the neighbor's own predecessor's."""
     # the chunk that a rank ends up with is the one that it never passes on
     return _to_next(size - chunks(size, ranks))
 
 
 def ring_all_gather(parts: Int64) -> Int64:
-    """Each rank passes on every part but the one that its neighbor began with.
-
-    Parameters
-    ----------
-    parts
-        ``[n]`` bytes that each rank contributes.
-    """
+    """Each rank passes on every part but the one that its neighbor began with."""
     others = np.asarray(parts, np.int64).sum() - parts
     return _to_next(np.roll(others, -1))
 
 
 def ring_all_reduce(size: int, ranks: int) -> Int64:
-    """A ring reduce-scatter, then a ring all-gather: ``2 (n-1)/n size`` a rank.
-
-    Parameters
-    ----------
-    size
-        Bytes of the buffer that is reduced.
-    ranks
-        Number of ranks n.
-    """
+    """A ring reduce-scatter, then a ring all-gather: ``2 (n-1)/n size`` a rank."""
     parts = chunks(size, ranks)
     return _to_next(2 * size - parts - np.roll(parts, -1))
 

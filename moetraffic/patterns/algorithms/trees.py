@@ -23,13 +23,6 @@ def parents(ranks: int, tree: int = 0) -> tuple[int, ...]:
     The first tree is the in-order binary tree: a rank's lowest set bit is its height.
     The second is the first mirrored (n even) or shifted by one (n odd).
 
-    Parameters
-    ----------
-    ranks
-        Number of ranks n.
-    tree
-        0 or 1.
-
     Examples
     --------
     >>> parents(4), parents(4, 1)
@@ -52,20 +45,7 @@ def parents(ranks: int, tree: int = 0) -> tuple[int, ...]:
 
 
 def double_tree_all_reduce(size: int, ranks: int) -> Int64:
-    """Half of the buffer up and down each of two trees.
-
-    Parameters
-    ----------
-    size
-        Bytes of the buffer that is reduced.
-    ranks
-        Number of ranks n.
-
-    Returns
-    -------
-    ndarray
-        ``[n, n]`` int64.
-    """
+    """Half of the buffer up and down each of two trees."""
     out = np.zeros((ranks, ranks), np.int64)
     for tree, half in enumerate((size - size // 2, size // 2)):
         for rank, above in enumerate(parents(ranks, tree)):
@@ -76,22 +56,8 @@ def double_tree_all_reduce(size: int, ranks: int) -> Int64:
 
 
 def binomial_broadcast(size: int, ranks: int, root: int = 0) -> Int64:
-    """A tree in which those who have the buffer double each round.
-
-    Parameters
-    ----------
-    size
-        Bytes of the buffer.
-    ranks
-        Number of ranks n.
-    root
-        The rank that has it.
-
-    Returns
-    -------
-    ndarray
-        ``[n, n]`` int64; transposed it is a reduce.
-    """
+    """A tree in which those who have the buffer double each round; transposed it is a
+    reduce."""
     out = np.zeros((ranks, ranks), np.int64)
     have = 1
     while have < ranks:

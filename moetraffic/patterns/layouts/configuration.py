@@ -71,15 +71,7 @@ class Configuration(Parallelism):
         gating: Gating | None = None,
         **more: Values,
     ) -> Configuration:
-        """Describe a model's training as its pattern is described.
-
-        Parameters
-        ----------
-        shape, plan, gating
-            As of :func:`~moetraffic.patterns.megatron_pattern`.
-        **more
-            Further fields, or others in place of these.
-        """
+        """Describe a training as a pattern is; ``more`` are further fields."""
         gating = gating or Gating(k=1)
         padded = shape.experts and gating.dispatch == "padded"
         held = {f.name: getattr(plan, f.name) for f in fields(Parallelism)}

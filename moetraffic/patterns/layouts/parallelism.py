@@ -238,15 +238,8 @@ class Parallelism:
         return element_bytes(self.dispatched)
 
     def row_bytes(self, hidden: Values, *, dispatched: bool = False) -> Values:
-        """Bytes of a token's vector, with the scales of one in 8 bits.
-
-        Parameters
-        ----------
-        hidden
-            Its elements.
-        dispatched
-            Whether it goes to an expert.
-        """
+        """Bytes of a token's vector of ``hidden`` elements, with the scales of one in 8
+        bits; ``dispatched``: of one that goes to an expert."""
         size = self.dispatched_bytes if dispatched else self.element_bytes
         scales = where(size == 1, -(-hidden // FLOAT8_TILE), 0)
         return hidden * size + 4 * scales
@@ -260,12 +253,7 @@ class Parallelism:
         return tuple(rank // step % self.pp for rank in range(self.world))
 
     def groups(self, kind: str) -> Groups:
-        """Process groups of one kind.
-
-        Parameters
-        ----------
-        kind
-            One of :data:`KINDS`.
+        """Process groups of one kind, one of :data:`KINDS`.
 
         Returns
         -------

@@ -93,17 +93,7 @@ def schedule_rules(
     schedule: Values,
     shard: Values = 0,
 ) -> list[Rule]:
-    """The rules of a schedule, or of arrays of them.
-
-    Parameters
-    ----------
-    pp, accumulation, virtual
-        Stages, micro-batches, and chunks of a rank.
-    schedule
-        Place in SCHEDULES.
-    shard
-        Copies among which ZeRO shards; 0: all.
-    """
+    """The rules of a schedule (its place in SCHEDULES), or of arrays of them."""
     several, twice = virtual > 1, schedule == SCHEDULES.index("dualpipe")
     return [
         positive(virtual, "virtual"),
@@ -146,10 +136,7 @@ def handed_on(
     last stage's next chunk is on the first stage, the wrap-around of an interleaved
     schedule.
 
-    Returns
-    -------
-    pair or None, pair or None
-        Before the pass, and behind it; None where the model begins or ends.
+    The pairs are before the pass and behind it; None where the model begins or ends.
     """
     if schedule == "dualpipe" and one.chunk:  # the mirrored pipeline
         mirrored = handed_on(one._replace(chunk=0), stages - 1 - stage, stages)

@@ -167,17 +167,7 @@ def synchronization_rules(c: Configuration) -> list[Rule]:
 
 
 def split_rules(c: Parallelism, m: ModelSizes, virtual: Values = 1) -> list[Rule]:
-    """The rules of a model that is split, whoever trains it.
-
-    Parameters
-    ----------
-    c
-        Sizes of a layout.
-    m
-        Numbers of the model.
-    virtual
-        Chunks of layers on each stage.
-    """
+    """The rules of a model that is split, whoever trains it."""
     return [
         Rule(
             m.experts % np.maximum(c.ep, 1) != 0,
@@ -240,19 +230,7 @@ def training_rules(
 ) -> list[Broken]:
     """The rules that a model and its training by this library break under a layout.
 
-    Parameters
-    ----------
-    layout
-        The layout.
-    shape
-        A sound shape of the model.
-    accumulation
-        Micro-batches of a step.
-
-    Returns
-    -------
-    list of (str, str)
-        Each broken rule with its values, and the remedy.
+    Returns each broken rule with its values, and the remedy.
     """
     p, m, usual = layout, shape, Parallelism()
     if broken := sentences(layout_rules(p)):

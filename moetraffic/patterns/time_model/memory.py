@@ -54,11 +54,6 @@ def memory(config: Configuration) -> Memory:
     of their chunks.  Of ZeRO 3 the layer that computes is whole, and those gathered
     ahead of it.  A last stage has the logits in fp32; a stage alone is the last
     one.  Weights are those of the stage that has most, which need not be the first.
-
-    Parameters
-    ----------
-    config
-        Any.
     """
     c = config
     parts = []

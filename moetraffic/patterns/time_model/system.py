@@ -99,15 +99,7 @@ class System:
         *,
         overlap: Mapping[str, Values] | None = None,
     ) -> System:
-        """Make the system of a GPU, whose roofline decides the computing time.
-
-        Parameters
-        ----------
-        gpu
-            One of :mod:`.roofline`, or any other.
-        bandwidth, overlap
-            As of a system.
-        """
+        """Make the system of a GPU, whose roofline decides the computing time."""
         return cls(
             peak_flops=gpu.peak_flops,
             gpu=gpu,

@@ -33,15 +33,7 @@ written), read for a norm; divided by the ranks (read and written) and copied.""
 
 
 def list_time(calls: Traffic, memory_bytes_s: Values) -> Float64:
-    """Seconds that lists of tensors add to collectives; 0 where buffers are flat.
-
-    Parameters
-    ----------
-    calls
-        Any; with ``entries`` they are of lists.
-    memory_bytes_s
-        Of the GPU, as copies reach it.
-    """
+    """Seconds that lists of tensors add to collectives; 0 where buffers are flat."""
     if not np.any(calls.entries):
         return np.zeros(())  # most often: searches have no lists
     passes = GATHERED if calls.collective == "all_gather" else SCATTERED

@@ -19,10 +19,7 @@ def least_bytes(workload: Workload) -> int:
     pass keeps the input of each layer, which activation checkpointing keeps too, and
     the logits of one micro-batch.
 
-    Returns
-    -------
-    int
-        A lower bound: a run that needs more than this may still not fit.
+    It is a lower bound: a run that needs more than this may still not fit.
     """
     shape, training = workload.model, workload.training
     element = int(element_bytes(training.dtype))

@@ -64,11 +64,6 @@ def regional(matrix: npt.ArrayLike, *, circuits: int, stop: bool = True) -> Int6
         Whether to end at the first pair without free circuits at both ports; False goes
         on with the next pair.
 
-    Returns
-    -------
-    int64 array ``[W, W]``
-        Circuits between two ports, symmetric.
-
     Examples
     --------
     >>> matrix = [[0, 6, 3, 1], [2, 0, 7, 1], [1, 3, 0, 6], [7, 1, 0, 0]]

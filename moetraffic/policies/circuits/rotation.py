@@ -50,10 +50,7 @@ def slot_bytes(past: Float64, switch: OpticalSwitch) -> float:
 
     ``past``: ``[n, W, W]`` bytes; only the largest entry of each matrix is used.
 
-    Returns
-    -------
-    float
-        Largest entry of an average exchange over 1 to MOST_CYCLES.
+    It is the largest entry of an average exchange over 1 to MOST_CYCLES.
     """
     largest = np.array([crossing(one).max(initial=0.0) for one in past])
     if not largest.any():

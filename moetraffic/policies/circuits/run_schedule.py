@@ -11,7 +11,7 @@ import numpy as np
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError, FabricError
 from moetraffic.fabric import Decomposition, decompose
-from moetraffic.policies.exchange_series import known_sites
+from moetraffic.policies.trace_series import known_sites
 from moetraffic.trace import ALL_TO_ALL, Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers
 

@@ -9,8 +9,9 @@ import numpy as np
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric import Topology, route
-from moetraffic.policies.exchange_series import ExchangeSeries, byte_series
+from moetraffic.policies.exchange_series import ExchangeSeries
 from moetraffic.policies.service.shared_links import SharedLinks, alone_s
+from moetraffic.policies.trace_series import byte_series
 from moetraffic.trace import PHASES, Trace
 
 

@@ -78,10 +78,8 @@ def profiles(sent: Float64, network: SharedLinks, link: int) -> list[Job]:
 
     ``sent``: ``[J, C, L]`` bytes of each exchange on each link.
 
-    Returns
-    -------
-    list of Job
-        With BINS bins; an exchange sends at a constant rate, as long as it takes alone.
+    They have BINS bins; an exchange sends at a constant rate, as long as it takes
+    alone.
     """
     made = []
     each = alone_s(sent, network)

@@ -47,13 +47,8 @@ class LoadBalancer:
 def pack(weights: npt.ArrayLike, packs: int) -> Int64:
     """Pack items, heaviest first, each into the lightest pack with room.
 
-    ``weights``: ``[n]``; n is a multiple of ``packs``, and every pack gets as many
-    items.
-
-    Returns
-    -------
-    int64 array ``[n]``
-        Pack of each item.
+    ``weights``: ``[n]``; the result is the pack of each.  n is a multiple of
+    ``packs``, and every pack gets as many items.
 
     Examples
     --------

@@ -59,11 +59,8 @@ def expanded(
 
     ``load``: ``[E]`` load of each expert.
 
-    Returns
-    -------
-    ExpertPlacement or None
-        That with the least load of the busiest rank, of all experts of this rank and
-        all slots whose expert has another replica; None if there are none.
+    Returns that with the least load of the busiest rank, of all experts of this rank
+    and all slots whose expert has another replica; None if there are none.
 
     Examples
     --------

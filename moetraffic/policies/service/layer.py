@@ -141,11 +141,8 @@ def layer_parts(
 ) -> tuple[list[tuple[bool, Any]], float]:
     """List the further exchanges of a layer and its compute.
 
-    Returns
-    -------
-    list of (transposed, network), float
-        Each exchange after the first, on a network that hides the compute before it;
-        seconds of compute.
+    Returns each exchange after the first, on a network that hides the compute before
+    it, and seconds of compute.
     """
     if scope.name == "exchange":
         return [], 0.0

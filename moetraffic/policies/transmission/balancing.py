@@ -58,11 +58,8 @@ def rail_shares(rows: Float64) -> Float64:
 
     ``rows``: ``[H, g, H]`` bytes from rank g of a host to other hosts.
 
-    Returns
-    -------
-    float64 array ``[H, g, H, g]``
-        Share of a rank's bytes for a host that leaves by each rank, so that all ranks
-        send equal bytes; as little as possible changes its rank.
+    ``[H, g, H, g]``: the share of a rank's bytes for a host that leaves by each rank,
+    so that all ranks send equal bytes; as little as possible changes its rank.
 
     Examples
     --------

@@ -65,12 +65,8 @@ class RailSpray:
 def longest_first(sizes: npt.ArrayLike, machines: int) -> Int64:
     """Give each item, longest first, to the least loaded machine (LPT).
 
-    ``sizes``: ``[n]``; ties keep their order, and go to the lower machine.
-
-    Returns
-    -------
-    int64 array ``[n]``
-        Machine of each item.
+    ``sizes``: ``[n]``; the result is the machine of each.  Ties keep their order, and
+    go to the lower machine.
 
     Examples
     --------

@@ -72,11 +72,9 @@ def round_shares(matrix: npt.ArrayLike) -> Float64:
 
     ``matrix``: ``[n, n]`` bytes, rounded to whole ones.
 
-    Returns
-    -------
-    float64 array ``[K + 1, n, n]``
-        Share of each pair's bytes in each round, shortest permutation first; those of a
-        pair sum to 1.  Pairs without bytes are in the last round.
+    ``[K + 1, n, n]``: the share of each pair's bytes in each round, shortest
+    permutation first; those of a pair sum to 1.  Pairs without bytes are in the last
+    round.
     """
     left = crossing(np.rint(matrix))
     whole = left.copy()

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from .options import refuse_lone
+from .idle_options import refuse_lone
 
 
 class Command(TyperCommand):

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from moetraffic.analysis import analyze, compare
-from moetraffic.analysis.engine import Tick, in_threads
+from moetraffic.analysis.engine import Tick
 from moetraffic.analysis.exchange import OF, sources
+from moetraffic.analysis.mapper import in_threads
 from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.fabric.named import Network
 from moetraffic.policies.evaluation import evaluate

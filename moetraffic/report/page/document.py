@@ -21,7 +21,7 @@ from moetraffic.report.chart import Missing
 from moetraffic.tables import Table, plain
 from moetraffic.text import html_text as escape
 from moetraffic.trace import Trace
-from moetraffic.trace.hdf5.durable import remedy, validate_output, write_whole
+from moetraffic.trace.hdf5.durable import validate_output, write_text
 
 from .content import Content, Section, content
 from .matrices import Matrices
@@ -121,12 +121,7 @@ def write_report(
     replay = None if replay is None else Trace.open(replay)
     other = None if other is None else Trace.open(other)
     found = content(trace, fabric, replay=replay, other=other, **asked)
-    try:
-        write_whole(output, document(found).encode())
-    except OSError as error:
-        raise AnalysisError(
-            f"{output} cannot be written ({error.strerror or error}): {remedy(error)}"
-        ) from None
+    write_text(output, document(found), error=AnalysisError)
     return found
 
 

@@ -10,9 +10,8 @@ import numpy as np
 from moetraffic.analysis.claim import LEVEL as CLAIMED
 from moetraffic.analysis.claim import Claim, Outcome
 from moetraffic.analysis.comparison import SCALES, Comparison, Distance
-from moetraffic.analysis.resampling import LEVEL, Interval
-from moetraffic.analysis.times.completion import TimeRatio
-from moetraffic.analysis.times.repeated_runs import WIDEST
+from moetraffic.analysis.resampling import LEVEL
+from moetraffic.analysis.times.time_ratios import TimeRatio
 from moetraffic.report.answer import REDUCED, TOPICS
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import amount
@@ -89,7 +88,7 @@ def _ratio(ratio: TimeRatio) -> str:
     tested = ratio.ratio_tested
     ends, level = (found, LEVEL) if tested is None else (tested, 1 - CLAIMED)
     within = f"{level:.0%} CI {ends.low:.3g} to {ends.high:.3g}"
-    if ratio.runs is not None and not _determined(ends):
+    if ratio.runs is not None and not ends.determined:
         return f"{within} times the first's (not determined)"
     return f"{found.value:.3g} times the first's" + f" ({within})" * bool(
         ends.low <= ends.high
@@ -104,17 +103,12 @@ def _busbw(ratio: TimeRatio) -> str:
         return " and ".join(f"{rate:.3g}" for rate in ratio.busbw_gbs) + " GB/s"
     each = [
         f"{rate.value:.3g}"
-        if _determined(rate)
+        if rate.determined
         else f"{rate.low:.3g} to {rate.high:.3g} (not determined)"
         for rate in ratio.busbw_runs
     ]
     n, m = ratio.runs or (0, 0)
     return f"{' and '.join(each)} GB/s (geometric means of {n} and {m} runs)"
-
-
-def _determined(found: Interval) -> bool:
-    """Whether the ends differ by at most a factor of WIDEST, or are unknown."""
-    return not found.high > WIDEST * found.low
 
 
 def _over_runs(ratio: TimeRatio) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
-from moetraffic.analysis.engine import in_threads, observed
 from moetraffic.analysis.exchange import sources
+from moetraffic.analysis.mapper import in_threads, observed
 from moetraffic.analysis.skew.measures import shares
 from moetraffic.analysis.times.iteration_traffic import SEND_RECV, world_matrices
 from moetraffic.errors import AnalysisError, TraceError

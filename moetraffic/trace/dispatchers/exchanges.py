@@ -40,6 +40,7 @@ import numpy.typing as npt
 
 from moetraffic.arrays import Float64, Int64, UInt8
 from moetraffic.errors import TraceError
+from moetraffic.spelling import check_choice
 from moetraffic.trace.choices import unpack
 from moetraffic.trace.model import (
     ALL_TO_ALL,
@@ -115,11 +116,7 @@ def redispatch(
         If the dispatcher is unknown, the trace has no demand or no nodes, or tokens of
         several experts are to be de-duplicated and the trace has no sample of tokens.
     """
-    if dispatcher not in DISPATCHERS:
-        raise TraceError(
-            f"the dispatcher is one of {', '.join(DISPATCHERS)}, not "
-            f"{dispatcher[:40]!r}: choose one"
-        )
+    check_choice("the dispatcher", dispatcher, DISPATCHERS, TraceError)
     routings = [_routing(trace, site) for site in trace.sites]
     exchanges = [n for n, routing in enumerate(routings) if routing >= 0]
     if not exchanges:

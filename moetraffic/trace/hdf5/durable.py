@@ -37,6 +37,20 @@ def remedy(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "choose another path")
 
 
+@contextmanager
+def write_errors(
+    path: Path | str, *, error: type[MoetrafficError] = MoetrafficError
+) -> Iterator[None]:
+    """Raise what prevents writing ``path`` as an error of one sentence."""
+    try:
+        yield
+    except OSError as failure:
+        raise error(
+            f"{path} cannot be written ({failure.strerror or failure}): "
+            f"{remedy(failure)}"
+        ) from None
+
+
 def validate_output(
     path: Path,
     *,
@@ -168,6 +182,17 @@ def write_whole(path: Path, data: memoryview | bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_text(
+    path: Path, text: str, *, error: type[MoetrafficError] = MoetrafficError
+) -> None:
+    """Write a text file that appears under its name complete, or not at all.
+
+    Raises an error of class ``error`` if it cannot be written.
+    """
+    with write_errors(path, error=error):
+        write_whole(path, text.encode())
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
+from moetraffic.spelling import check_choice
 
 LEFT_OUT = "-"
 """What stands in a rank map for a rank that is left out."""
@@ -109,7 +110,7 @@ def identity_map(world: int) -> RankMap:
 
 def fold(world: int, ranks: int, rule: str = "contiguous") -> RankMap:
     """Ranks of the trace, ``world``, meet on fewer, by one of :data:`FOLDS`."""
-    _refuse_rule(rule, FOLDS)
+    check_choice("the rule", rule, FOLDS, ReplayError)
     if not 1 <= ranks <= world:
         raise ReplayError(
             f"a fold is onto 1 to {world} ranks, as many as the trace has, but --fold "
@@ -252,10 +253,3 @@ def _is_rank(text: str) -> bool:
 def _listed(ranks: Sequence[int]) -> str:
     shown = ",".join(map(str, ranks[:8]))
     return shown + (f",... ({len(ranks)})" if len(ranks) > 8 else "")
-
-
-def _refuse_rule(rule: str, known: Mapping[str, object]) -> None:
-    if rule not in known:
-        raise ReplayError(
-            f"the rule is one of {', '.join(known)}, not {rule[:40]!r}: choose one"
-        )

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from moetraffic.analysis.comparison import compare
 from moetraffic.analysis.resampling import ratio
 from moetraffic.analysis.times.completion import (
-    compare_times,
     completion,
+    parts,
+    wall_times,
+)
+from moetraffic.analysis.times.time_ratios import (
+    compare_times,
     link_bytes,
     matched,
-    parts,
     site_keys,
-    wall_times,
 )
 from moetraffic.report.results.comparison import sentences
 from moetraffic.trace import UNKNOWN_TIME, Trace

@@ -12,12 +12,13 @@ from scipy import stats
 
 from moetraffic.analysis.comparison import compare
 from moetraffic.analysis.resampling import Interval
-from moetraffic.analysis.times.completion import compare_times, completion
+from moetraffic.analysis.times.completion import completion
 from moetraffic.analysis.times.repeated_runs import (
     BETWEEN_COMMANDS,
     ratio_of_runs,
     run_sums,
 )
+from moetraffic.analysis.times.time_ratios import compare_times
 from moetraffic.data import path
 from moetraffic.report.results.comparison import sentences
 from moetraffic.trace import Trace

@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moetraffic.analysis.resampling import UNKNOWN
 from moetraffic.analysis.times.completion import (
-    compare_times,
     completion,
     wall_times,
 )
+from moetraffic.analysis.times.time_ratios import compare_times
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.bandwidth import BandwidthTable, Sample
 from moetraffic.patterns.bandwidth.collective import wire_bytes
@@ -31,7 +32,6 @@ from moetraffic.replay.results.baselines import (
 from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.conclusion import conclude
 from moetraffic.replay.results.output import from_json, to_json
-from moetraffic.replay.results.ratio import UNKNOWN_RATIO
 from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.replay.results.result import Fidelity
 from moetraffic.replay.results.summary import _beside
@@ -298,7 +298,7 @@ def test_pairs_state_whether_bytes_or_operations_slow(
     assert stated >= least, seed
     one = said(plan, triples[0][1], pairs=triples[:1])
     assert "one pair has no interval" in _beside(one, one.slowdown)
-    unknown = _beside(replace(found, slowdown_by_bytes=UNKNOWN_RATIO), found.slowdown)
+    unknown = _beside(replace(found, slowdown_by_bytes=UNKNOWN), found.slowdown)
     assert unknown.endswith("(processor alone).")  # of several pairs
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moetraffic.analysis.resampling import Interval
 from moetraffic.fabric.named import load_fabric
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.sizes import operation_matrices
@@ -27,7 +28,6 @@ from moetraffic.replay.results.ports import (
     single_cells,
     slope,
 )
-from moetraffic.replay.results.ratio import Ratio
 from moetraffic.replay.results.summary import sentences
 
 
@@ -192,7 +192,7 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_pa
 
 
 def test_a_rate_is_of_one_direction():
-    rate = Ratio(value=1.0, low=0.9, high=1.1)
+    rate = Interval(value=1.0, low=0.9, high=1.1)
     port = PortRate(rank=0, direction="send", rate=rate, at_least=False)
     only = Ports(rates=(port,), bench_bytes=1, bench_busbw_gbs=1.0)
     assert only.bytes_s("send").tolist() == [1.0]

@@ -10,7 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetraffic.analysis.times.completion import compare_times
+from moetraffic.analysis.resampling import Interval
+from moetraffic.analysis.times.repeated_runs import mean_of_runs
+from moetraffic.analysis.times.time_ratios import compare_times
 from moetraffic.errors import ReplayError
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.program import Timing
@@ -19,7 +21,6 @@ from moetraffic.replay.results.audit import audit
 from moetraffic.replay.results.baselines import Baselines
 from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.machine_load import HostLoad, LoadMeter, host_loads
-from moetraffic.replay.results.ratio import Ratio, between_runs
 from moetraffic.replay.results.result import summarize
 from moetraffic.replay.results.runs import median_run, merge
 from moetraffic.replay.results.summary import quotation, sentences
@@ -32,13 +33,13 @@ ENDS = ("low", "high")
 
 
 def test_an_interval_of_runs_is_students_on_logarithms():
-    found = between_runs([2.0, 2.0, 2.0])
+    found = mean_of_runs([2.0, 2.0, 2.0])
     assert (found.value, found.low, found.high) == pytest.approx((2, 2, 2))
-    assert between_runs([3.0]).value == pytest.approx(3)
-    assert math.isnan(between_runs([3.0]).low)
-    assert math.isnan(between_runs([1.0, math.nan]).value)
+    assert mean_of_runs([3.0]).value == pytest.approx(3)
+    assert math.isnan(mean_of_runs([3.0]).low)
+    assert math.isnan(mean_of_runs([1.0, math.nan]).value)
     # t of one degree of freedom at 97.5% is 12.706
-    pair = between_runs([1.0, math.e])
+    pair = mean_of_runs([1.0, math.e])
     assert math.log(pair.high) == pytest.approx(0.5 + 12.706 / 2, rel=1e-3)
 
 
@@ -47,7 +48,7 @@ def test_the_interval_covers_the_mean_of_runs_at_its_level():
     rng = np.random.default_rng(seed)
     covered = 0
     for spread in rng.uniform(0.01, 1.0, 1500):
-        found = between_runs(np.exp(spread * rng.standard_normal(5)))
+        found = mean_of_runs(np.exp(spread * rng.standard_normal(5)))
         covered += found.low <= 1 <= found.high
     assert covered / 1500 == pytest.approx(0.95, abs=0.025), seed
 
@@ -109,7 +110,7 @@ def test_ratios_of_runs_are_their_means_and_times_those_of_one(toy):
     fidelity = merge([f for *_, f in found], 2)
     assert (fidelity.runs, fidelity.shown_run) == (3, 2)
     part = fidelity.part("all")
-    want = between_runs(factors)
+    want = mean_of_runs(factors)
     for name in ("value", "low", "high"):
         assert getattr(part.over_bound, name) == pytest.approx(
             getattr(want, name), rel=1e-3
@@ -160,7 +161,7 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     one = quotation(replay_of(found[0][2]))
     assert "n = 1 run, no interval between runs (--repeat 5 has one)" in one
     # its other intervals are over its iterations, and say so
-    ratio = Ratio(value=0.0769, low=0.0604, high=0.1)
+    ratio = Interval(value=0.0769, low=0.0604, high=0.1)
     for fidelity, over in ((found[0][2], " over iterations"), (three.fidelity, "")):
         parts = [replace(p, transfer_over_captured=ratio) for p in fidelity.parts]
         made = replace(fidelity, parts=tuple(parts))
@@ -181,7 +182,7 @@ def three_runs(toy, slower):
 
 def test_a_value_is_stated_only_if_its_interval_is_narrow(toy):
     lines = sentences(three_runs(toy, [2.0, 40.0, 5.0]))
-    low, high = (three_digits(getattr(between_runs([2, 40, 5]), e)) for e in ENDS)
+    low, high = (three_digits(getattr(mean_of_runs([2, 40, 5]), e)) for e in ENDS)
     assert lines[0].startswith("all-to-all busbw 0.00")
     assert f" GB/s (not determined), {low} to {high}x (not determined) the " in lines[0]
     assert f"GB/s, {low} to {high}x;" in lines[0]
@@ -203,7 +204,7 @@ def test_the_last_to_call_is_a_straggler_only_if_it_is_always_the_same(toy):
 def test_a_pass_faster_than_its_bound_shows_a_faster_network(toy):
     made = three_runs(toy, [0.2, 0.22, 0.21])
     wall = made.fidelity.part("iteration")
-    ratio = Ratio(value=0.5, low=0.4, high=0.6)
+    ratio = Interval(value=0.5, low=0.4, high=0.6)
     parts = [
         replace(part, over_bound=ratio) if part is wall else part
         for part in made.fidelity.parts
@@ -219,7 +220,7 @@ def test_a_pass_faster_than_its_bound_shows_a_faster_network(toy):
 
 def test_sizes_beyond_the_measured_ones_are_counted_beside_the_ratio(toy):
     made = three_runs(toy, [0.2, 0.22, 0.21])
-    ratio = Ratio(value=1.5, low=1.4, high=1.6)
+    ratio = Interval(value=1.5, low=1.4, high=1.6)
     parts = tuple(replace(p, over_model=ratio) for p in made.fidelity.parts)
     found = replace(made.fidelity, parts=parts, model_of="a.csv", model_beyond="3 of 8")
     made = replace(made, fidelity=found)
@@ -231,7 +232,7 @@ def test_sizes_beyond_the_measured_ones_are_counted_beside_the_ratio(toy):
 
 
 def test_answers_have_three_significant_digits(toy):
-    assert interval(Ratio(value=9.3931, low=6.8712, high=12.8391), "x") == (
+    assert interval(Interval(value=9.3931, low=6.8712, high=12.8391), "x") == (
         "9.39x (6.87 to 12.8x)"
     )
     lines = sentences(three_runs(toy, [2.0, 2.2123, 2.1]))
