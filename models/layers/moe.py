@@ -167,13 +167,12 @@ class MixtureOfExperts(nn.Module):
         ]
         routings = self._balanced(routings, sequences // count)
         demand = torch.stack([r.demand() for r in routings])
-        drops = None
+        drops = torch.zeros_like(demand)
         if self.dispatch != "dropless":
             drops = torch.stack([r.dropped() for r in routings])
         if shards is None:
-            dropped = None if drops is None else drops[0]
             chosen = routings[0].chosen()
-            report_routing(self.layer, demand[0], dropped, self.group, chosen=chosen)
+            report_routing(self.layer, demand[0], drops[0], self.group, chosen=chosen)
             return routings[0]
         padded = routings[0].capacity if self.dispatch == "padded" else 0
         shard_routing(

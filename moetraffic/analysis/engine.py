@@ -54,7 +54,7 @@ from .exchange_claims import exchange_claims, load_peaks
 from .expert_statistics import expert_statistics
 from .mapper import Mapper, in_threads, observed
 from .network_statistics import network, packet_complexity
-from .omissions import omitted_calls, rows_that_differ, unnamed_exchanges
+from .omissions import demand_remarks, omitted_calls, unnamed_exchanges
 from .records import frame, records
 from .token_choices import token_choices
 
@@ -198,7 +198,7 @@ def analyze(
             f"parts are {', '.join(PARTS)}, not {', '.join(unknown)}: choose among them"
         )
     validate_sources(rhythm_by)
-    notes, omitted = rows_that_differ(trace), omitted_calls(trace)
+    notes, omitted = demand_remarks(trace), omitted_calls(trace)
     if omitted:  # what depends on the times of all calls would be false
         lost = [part for part in ALL_CALLS if part in parts]
         lost += ["claims about the bursts of a rank"] * ("claims" in parts)

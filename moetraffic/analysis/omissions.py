@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 
-from moetraffic.trace import ALL_TO_ALL, Trace, WireForm
+from moetraffic.trace import ALL_TO_ALL, DroppedForm, Trace, WireForm
 from moetraffic.trace.model import ROWS_DIFFER
 from moetraffic.units import rank_span
 
@@ -15,6 +15,9 @@ _BY_RANKS = re.compile(r"\branks? (\d+(?:, \d+)*) left out ")
 _CALLS = re.compile(r"(\d+) x call of (\w+)")
 EXCHANGES = ("alltoall_base_", "alltoall_")
 """Names of all-to-alls, which may be counted beside the recorded ones."""
+
+UNCOUNTED = "what a router drops before its output"
+"""Part of the remark that a demand may lack copies over a capacity."""
 
 MOST_READ = 256
 """Unnamed all-to-alls whose bytes are read to decide whether any is uneven."""
@@ -54,11 +57,15 @@ def _recorded(trace: Trace) -> Counter[int]:
     return total
 
 
-def rows_that_differ(trace: Trace) -> list[str]:
-    """Repeat what the trace states of rows that contradict the routing, once."""
+def demand_remarks(trace: Trace) -> list[str]:
+    """State which rows contradict the routing, once, and which copies it may lack."""
     found = [part for part in trace.meta.schedule.split("; ") if ROWS_DIFFER in part]
     more = f" ({len(found)} layers in all)" * (len(found) > 1)
-    return [part + more for part in found[:1]]
+    sites = (s for s in trace.sites if s.dropped == DroppedForm.UNCOUNTED)
+    layers = ", ".join(map(str, sorted({site.layer for site in sites})))
+    return [part + more for part in found[:1]] + [
+        f"{UNCOUNTED} is unknown: the demand is what was sent (layers {layers})"
+    ] * bool(layers)
 
 
 def unnamed_exchanges(trace: Trace) -> int:

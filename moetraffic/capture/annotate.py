@@ -135,8 +135,9 @@ def routing(
         ``[E]`` integer token copies that this rank routed to each expert, experts in
         global order, copies over capacity included.
     dropped
-        ``[E]`` integer token copies of these that were dropped because of the capacity;
-        None where nothing can be dropped.
+        ``[E]`` integer token copies of these that were dropped because of the capacity,
+        zeros where nothing can be dropped.  If it is left out, the trace has zeros
+        where the bytes sent equal the demand; otherwise drops are unknown.
     group
         The expert-parallel process group; None: the default group.
     chosen

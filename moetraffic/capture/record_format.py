@@ -22,8 +22,8 @@ Fields of the records, after kind and length:
 - ``OPTIMIZER``: end, in_backward (1 within a backward pass), skipped (1 if the
   parameters were not updated)
 - ``ROUTED``: issue, group, layer, label, thread, in_backward, grad, experts,
-  has_dropped, tokens of the sample (0: none); token copies by expert follow, dropped
-  copies, and the bytes of the tokens' bit sets, filled up to whole words
+  has_dropped (0: unknown), tokens of the sample (0: none); token copies by expert
+  follow, dropped copies, and the bytes of the tokens' bit sets, in whole words
 - ``GAP``: number of lost calls
 - ``PAUSE``: 1 if iterations that begin later are not recorded, 0 if they are
 
@@ -42,7 +42,7 @@ import numpy as np
 
 from moetraffic.arrays import Int64
 
-VERSION = 2
+VERSION = 3
 WORDS, MESSAGE = 1, 2
 HEADER = struct.Struct("<iIq")
 

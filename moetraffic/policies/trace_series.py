@@ -15,7 +15,7 @@ from moetraffic.errors import AnalysisError
 from moetraffic.spelling import check_choice
 from moetraffic.trace import ALL_TO_ALL, PHASES, Trace, WireForm
 from moetraffic.trace.gate_probabilities import GateProbabilities
-from moetraffic.trace.model import ROUTING, TRANSPOSED_PHASES
+from moetraffic.trace.model import ROUTING, TRANSPOSED_PHASES, DroppedForm
 from moetraffic.trace.placement import between_ranks
 
 from .exchange_series import GATE, HELD_BYTES, ExchangeSeries, LayerKey, MatrixWindow
@@ -143,7 +143,8 @@ def token_series(
     ``trace``: With known routing; micro-batches are summed.
 
     Copies that are sent are ``[T, W, E]``, of the ranks of an expert-parallel group;
-    each group of a layer holds all experts and has a series of its own.
+    each group of a layer holds all experts and has a series of its own.  Where drops
+    are unknown all copies that are routed count as sent, which a note states.
 
     Raises
     ------
@@ -184,7 +185,7 @@ def token_series(
             mine = mine[trace.occurrences.site[mine] == number]
             mine = mine[np.isin(trace.occurrences.iteration[mine], when)]
             kept = trace.demand(mine).astype(np.float64)
-            if trace.any_dropped(mine):
+            if trace.sites[number].dropped == DroppedForm.STORED:
                 kept -= trace.dropped(mine)
             if key not in found:
                 found[key] = np.zeros((len(when), *kept.shape[1:]))
@@ -194,6 +195,12 @@ def token_series(
                 mean = _expected_copies(trace, probabilities, mine)
                 own = expected.setdefault(key, np.zeros_like(found[key]))
                 np.add.at(own, rows, mean)
+    forms = {trace.sites[n].dropped for of in sites.values() for n in of}
+    if DroppedForm.UNKNOWN in forms:
+        notes.append(
+            "dropped copies are unknown: all token copies that were routed count as "
+            "sent"
+        )
     rows_of = (
         site.row_bytes
         for site in trace.sites

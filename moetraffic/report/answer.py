@@ -13,6 +13,7 @@ from moetraffic.analysis.claim import LEVEL, Claim, Outcome
 from moetraffic.analysis.exchange import BEYOND
 from moetraffic.analysis.forecast.usefulness import WORSE
 from moetraffic.analysis.noise.skew_claims import NO_TOKENS
+from moetraffic.analysis.omissions import UNCOUNTED
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
 from moetraffic.trace.model import REPEATED, ROWS_DIFFER
@@ -204,7 +205,7 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
         where = some_layers([e for e, _ in worse], every)
         items.append(_worse_items(worse, f" in {where}" * bool(where), made))
     basis = "claims" if items else "figure"
-    if topic == "Skew" and (factor := _capacity_factor(every)):
+    if topic == "Skew" and (factor := _capacity_factor(analysis)):
         items.append((factor, factor))
     varied = _varied(every) if topic == "Movement" else []
     at = int("moves" in made)  # beside it, or in its place
@@ -446,17 +447,17 @@ def _inside_collectives(spent: TimeBreakdown) -> str:
     )
 
 
-def _capacity_factor(exchanges: Sequence[ExchangeAnalysis]) -> str:
+def _capacity_factor(analysis: Analysis) -> str:
     """Return the capacity factors that drop no token in nearly all iterations."""
-    peaks = [
-        e.peaks for e in exchanges if e.peaks is not None and np.isfinite(e.peaks).any()
-    ]
-    if not peaks or all(s.name != "expert_load" for e in exchanges for s in e.subjects):
+    every = (e.peaks for e in analysis.exchanges if e.peaks is not None)
+    peaks = [each for each in every if np.isfinite(each).any()]
+    names = {s.name for e in analysis.exchanges for s in e.subjects}
+    if not peaks or "expert_load" not in names:
         return ""
     most = [float(np.nanquantile(each, QUANTILE)) for each in peaks]
-    factor, share = range_of(most, ".2f"), f"{QUANTILE:.0%} of iterations"
-    how = "(measured, summed over ranks)"
-    return f"capacity factor {factor} holds all tokens in {share} {how}"
+    share = f"{QUANTILE:.0%} of iterations (measured, summed over ranks)"
+    sent = " sent" * any(UNCOUNTED in note for note in analysis.notes)
+    return f"capacity factor {range_of(most, '.2f')} holds all tokens{sent} in {share}"
 
 
 def _remedy(analysis: Analysis) -> str:

@@ -54,7 +54,7 @@ from .reading import T, TraceContents
 
 KIND = "moetraffic"
 VERSION = 1
-MINOR = 4  # additions to version 1, which readers of version 1.0 ignore
+MINOR = 5  # additions to version 1, which readers of version 1.0 ignore
 
 OWN = {
     "format": KIND,

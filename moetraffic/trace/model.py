@@ -35,7 +35,7 @@ REPEATED = "repeat captured ones"
 
 ROWS_DIFFER = "token copies were routed"
 """Part of a remark of the schedule that the rows sent contradict the routing, by which
-:func:`~moetraffic.analysis.omissions.rows_that_differ` finds it."""
+:func:`~moetraffic.analysis.omissions.demand_remarks` finds it."""
 
 STEP_KINDS = ("train", "evaluation", "skipped")
 
@@ -92,6 +92,12 @@ class DroppedForm(enum.IntEnum):
     UNKNOWN = 0
     NONE = 1  # no copy was dropped in any occurrence
     STORED = 2
+    UNCOUNTED = 3  # unknown; demand is what was sent, without copies dropped before
+
+    @property
+    def known(self) -> bool:
+        """Whether the number of dropped copies is known."""
+        return self in (DroppedForm.NONE, DroppedForm.STORED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

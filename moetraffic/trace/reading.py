@@ -313,11 +313,12 @@ class TraceContents:
         shape = self._routing_panel("demand", occurrences).shape[1:]
         sites = self.occurrences.site[occurrences]
         forms = self.rows.dropped_form[sites]
-        if (forms == DroppedForm.UNKNOWN).any():
+        unknown = np.isin(forms, (DroppedForm.UNKNOWN, DroppedForm.UNCOUNTED))
+        if unknown.any():
             raise TraceError(
                 "dropped token copies are unavailable: the router of layer "
-                f"{self.sites[int(sites[0])].layer} did not report them: use the "
-                "demand alone"
+                f"{self.sites[int(sites[unknown][0])].layer} did not report them: use "
+                "the demand alone, or report them with capture.routing(..., dropped=)"
             )
         out = np.zeros((len(occurrences), *shape), np.int32)
         stored = np.flatnonzero(forms == DroppedForm.STORED)
@@ -356,9 +357,9 @@ class TraceContents:
         return take(panel, self.rows.numbers("choices")[occurrences])
 
     def any_dropped(self, occurrences: Int64) -> bool:
-        """Return whether a routing site of the occurrences has or may have drops."""
+        """Return whether the demand of occurrences has or may have dropped copies."""
         forms = self.rows.dropped_form[np.unique(self.occurrences.site[occurrences])]
-        return bool((forms != DroppedForm.NONE).any())
+        return bool(np.isin(forms, (DroppedForm.UNKNOWN, DroppedForm.STORED)).any())
 
     # ---- relations between occurrences ------------------------------------------
 

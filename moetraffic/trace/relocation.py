@@ -18,7 +18,17 @@ from moetraffic.arrays import Float64, Int32, Int64
 from moetraffic.errors import LayoutError, TraceError
 
 from .choices import packed_bytes, resized
-from .model import ALL_TO_ALL, PHASES, PLACEMENT, ROUTING, Group, Site, Steps, WireForm
+from .model import (
+    ALL_TO_ALL,
+    PHASES,
+    PLACEMENT,
+    ROUTING,
+    DroppedForm,
+    Group,
+    Site,
+    Steps,
+    WireForm,
+)
 from .routed import RoutedLayer, trace_of_routing
 from .trace import Trace
 
@@ -131,13 +141,17 @@ def _routed(trace: Trace, layer: int, slot: int, world: int) -> RoutedLayer:
     for occurrences in found[1:]:
         when = np.intersect1d(when, every.iteration[occurrences])
     experts = trace.sites[numbers[0]].experts
+    forms = sorted({trace.sites[n].dropped for n in numbers})
+    # padding does not depend on what was dropped
+    padded = trace.meta.dispatch == "padded" and DroppedForm.UNKNOWN in forms
     demand = np.zeros((len(when), world, experts), np.int32)
     dropped = np.zeros_like(demand)
     for number, occurrences in zip(numbers, found, strict=True):
         these = occurrences[np.isin(every.iteration[occurrences], when)]
         members = list(trace.groups[trace.sites[number].group].ranks)
         demand[:, members] = trace.demand(these)
-        dropped[:, members] = trace.dropped(these)
+        if trace.any_dropped(these) and not padded:
+            dropped[:, members] = trace.dropped(these)
     choices = None
     sampled = {trace.sites[n].choices for n in numbers}
     if sampled != {0}:
@@ -169,6 +183,7 @@ def _routed(trace: Trace, layer: int, slot: int, world: int) -> RoutedLayer:
         iteration=when,
         demand=demand,
         dropped=dropped if dropped.any() else None,
+        unreported=next((f for f in forms if not f.known), DroppedForm.NONE),
         row_bytes=first.row_bytes,
         dtype=first.dtype,
         padded=_padded_rows(trace, first, experts),

@@ -50,11 +50,12 @@ class RoutedLayer:
     slot: int  # micro-batch of a step
     iteration: Int64  # [n], strictly increasing
     demand: Int32  # [n, R, E] token copies that rank r routes to expert e
-    dropped: Int32 | None  # [n, R, E] of these, dropped ones; None: no drops
+    dropped: Int32 | None  # [n, R, E] of these, dropped ones; None: see unreported
     row_bytes: int  # bytes of a token copy on the wire
     dtype: str  # element type on the wire
     padded: int = 0  # fixed rows from each rank to each expert; 0: not padded
     choices: UInt8 | None = None  # [n, R, S, B] experts of sampled tokens, bit sets
+    unreported: DroppedForm = DroppedForm.NONE  # what dropped=None means
     phases: tuple[str, ...] = PHASES  # the exchanges that the layer has
     source: Source = Source.ANNOTATED  # of its layer, phases and directions
 
@@ -183,7 +184,7 @@ def _sites_of(
         layer=layer.layer,
         slot=layer.slot,
         experts=experts,
-        dropped=DroppedForm.NONE,
+        dropped=layer.unreported,
     ).with_sources(layer.source, layer.source, layer.source)
     parts.setdefault(f"demand_{width}x{experts}", []).append(layer.demand[:, ranks])
     if layer.dropped is not None and layer.dropped[:, ranks].any():

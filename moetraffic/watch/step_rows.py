@@ -206,7 +206,7 @@ def _load(trace: Trace, mine: Int64, when: Int64) -> tuple[str, Int64, Float64]:
             demand = trace.demand(part).sum(axis=1)
             np.add.at(load[:, : demand.shape[1]], at, demand)
             form = trace.sites[int(trace.occurrences.site[part[0]])].dropped
-            if form == DroppedForm.UNKNOWN:
+            if not form.known:
                 dropped[at] = np.nan
             elif form == DroppedForm.STORED:
                 np.add.at(dropped, at, trace.dropped(part).sum(axis=(1, 2)))

@@ -14,14 +14,17 @@ import pytest
 
 from moetraffic.analysis import analyze
 from moetraffic.arrays import Int64
-from moetraffic.trace import ROUTING, Trace
+from moetraffic.errors import TraceError
+from moetraffic.trace import ROUTING, DroppedForm, Trace, WireForm
 from moetraffic.trace.model import ROWS_DIFFER, Source
 from moetraffic.trace.provenance import source_counts
+from moetraffic.watch.step_rows import step_rows
 
 HERE = Path(__file__).parent
 CASES = (
     *("right", "too few experts", "first choices", "weights", "no such output"),
-    *("experts unknown", "annotated"),
+    *("experts unknown", "annotated", "all sent", "capacity", "accumulation", "once"),
+    *("routed again", "to others", "padded", "demand of all", "demand", "drops"),
 )
 
 
@@ -35,9 +38,16 @@ class Captured:
         number = CASES.index(case) + 1
         return Trace.open(self.folder / f"run{f'-{number}' * (number > 1)}.h5")
 
-    def routed(self, case: str) -> Int64:
+    def routed(self, case: str, layer: int = 0) -> Int64:
+        return self._log("routed", case, layer).swapaxes(0, 1)
+
+    def sent(self, case: str, layer: int = 0) -> Int64:
+        """Rows of the dispatches ``[step, rank]``."""
+        return self._log("sent", case, layer).T
+
+    def _log(self, kind: str, case: str, layer: int) -> Int64:
         logs = [json.loads((self.folder / f"{r}.json").read_text()) for r in (0, 1)]
-        return np.array([log[case] for log in logs]).transpose(1, 0, 2)
+        return np.array([log[kind][case][layer] for log in logs])
 
     @property
     def messages(self) -> str:
@@ -101,6 +111,83 @@ def test_a_dispatch_of_more_rows_than_routed_copies_is_named(
         )
         (note,) = (n for n in analyze(trace, parts="claims").notes if ROWS_DIFFER in n)
         assert note in trace.meta.schedule
+
+
+@pytest.mark.parametrize(
+    ("case", "layers"),
+    [("capacity", 1), ("accumulation", 2), ("once", 2), ("demand", 1)],
+)
+def test_fewer_rows_than_routed_copies_are_counted_in_each_layer(
+    captured: Captured, case: str, layers: int
+) -> None:
+    with captured.trace(case) as trace:
+        said = [s for s in trace.meta.schedule.split("; ") if ROWS_DIFFER in s]
+        for layer, sentence in zip(range(layers), said, strict=True):
+            rows = int(captured.sent(case, layer).sum())
+            copies = int(captured.routed(case, layer).sum())
+            assert rows < copies
+            assert sentence == (
+                f"the dispatches of layer {layer} send {rows:,} rows, but {copies:,} "
+                f"token copies were routed ({1 - rows / copies:.1%} fewer): possible "
+                "causes are a capacity (report drops by capture.routing(..., "
+                "dropped=)), rows sent once for several experts, or a routing that is "
+                "not that of the layer"
+            )
+        (note,) = (n for n in analyze(trace, parts="claims").notes if ROWS_DIFFER in n)
+        assert note.removesuffix(" (2 layers in all)") == said[0]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("right", "all sent", "demand of all", "drops"),  # nothing to say
+        *("routed again", "to others", "padded"),  # what was to be sent is unknown
+    ],
+)
+def test_nothing_is_said_of_rows_that_are_as_many_or_not_comparable(
+    captured: Captured, case: str
+) -> None:
+    with captured.trace(case) as trace:
+        assert ROWS_DIFFER not in trace.meta.schedule
+
+
+UNCOUNTED, UNKNOWN = DroppedForm.UNCOUNTED, DroppedForm.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [
+        ("all sent", UNCOUNTED),  # a hook may read what is left after a capacity
+        *((case, UNKNOWN) for case in ("capacity", "accumulation", "once")),
+        *((case, UNKNOWN) for case in ("to others", "padded", "demand")),
+        ("demand of all", DroppedForm.NONE),
+        ("drops", DroppedForm.STORED),
+    ],
+)
+def test_dropped_copies_are_known_only_where_they_were_reported_or_all_were_sent(
+    captured: Captured, case: str, form: DroppedForm
+) -> None:
+    with captured.trace(case) as trace:
+        routed = trace.find(operation=ROUTING, kind=None)
+        used = {trace.sites[n] for n in trace.occurrences.site[routed].tolist()}
+        assert {site.dropped for site in used} == {form}
+        wires = {site.wire for site in trace.sites if site.phase}
+        follows = wires == {WireForm.DEMAND}
+        assert follows == (form != UNKNOWN)
+        watched = step_rows(trace, trace.iterations).layers.values()
+        shown = np.array([rows.dropped for rows in watched])
+        if form == DroppedForm.NONE:
+            assert not trace.dropped(routed).any()
+            assert not shown.any()
+        elif form == DroppedForm.STORED:
+            kept = trace.demand(routed) - trace.dropped(routed)
+            assert kept.max() == 12
+            assert kept.sum() == captured.sent(case).sum()
+            assert shown.sum() == trace.dropped(routed).sum()
+        else:
+            with pytest.raises(TraceError, match=r"capture\.routing"):
+                trace.dropped(routed)
+            assert np.isnan(shown).all()
 
 
 def test_count_exchanges_are_inferred_beside_annotated_calls(

@@ -10,7 +10,8 @@ import pytest
 
 from moetraffic.analysis.times.completion import completion
 from moetraffic.data import path
-from moetraffic.trace import PHASES, ROUTING, Trace, file_format
+from moetraffic.errors import TraceError
+from moetraffic.trace import PHASES, ROUTING, DroppedForm, Trace, file_format
 from moetraffic.trace.model import RUN
 from moetraffic.trace.panel import take
 
@@ -94,6 +95,21 @@ def test_the_golden_file_of_version_1_4_says_which_iterations_are_repeated() -> 
         assert trace.meta.repeats_from == 30
     with Trace.open(path("golden-v1.3.h5")) as trace:
         assert trace.meta.repeats_from == -1
+
+
+def test_the_golden_file_of_version_1_5_has_drops_that_no_hook_sees() -> None:
+    with Trace.open(path("golden-v1.5.h5")) as trace:
+        routed = trace.find(operation=ROUTING, direction="forward")
+        forms = {trace.sites[n].dropped for n in trace.occurrences.site[routed]}
+        assert forms == {DroppedForm.UNCOUNTED}
+        with pytest.raises(TraceError, match="dropped token copies are unavailable"):
+            trace.dropped(routed)
+        # the bytes follow the demand nevertheless
+        dispatches = trace.find(phase="dispatch")
+        rows = trace.wire(dispatches).sum(axis=2) // 64
+        assert np.array_equal(rows, trace.demand(routed).sum(axis=2))
+    with Trace.open(path("golden-v1.4.h5")) as trace:
+        assert {s.dropped for s in trace.sites if s.experts} == {DroppedForm.NONE}
 
 
 def test_the_golden_file_of_version_1_3_has_the_runs_of_a_replay() -> None:

@@ -67,12 +67,12 @@ class RecordWindow:
     ) -> int:
         """Store a routing; return its row number.
 
-        ``words`` are token copies by expert, dropped copies if ``has_dropped`` is 1,
-        and the bit sets of ``tokens`` sampled tokens.
+        ``words`` are token copies by expert, dropped copies if ``has_dropped`` is 1
+        (else unknown: -1), and the bit sets of ``tokens`` sampled tokens.
         """
         self.bytes += 8 * len(words)
         counts, behind = words[:experts], words[experts:]
-        dropped = behind[:experts] if has_dropped else np.zeros_like(counts)
+        dropped = behind[:experts] if has_dropped else np.full_like(counts, -1)
         rows = self.demand.setdefault(experts, [])
         rows.append((counts, dropped))
         size = tokens * packed_bytes(experts)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError, install_command
-from moetraffic.trace import ALL_TO_ALL, ROUTING, DroppedForm, Source, Trace
+from moetraffic.trace import ALL_TO_ALL, ROUTING, Source, Trace
 from moetraffic.trace.provenance import (
     recorded,
     site_sources,
@@ -83,7 +83,7 @@ def _blocks(trace: Trace, found: Int64) -> Iterator[Columns]:
                 for name in ("row_bytes", "dtype", "label"):
                     block[name] = getattr(site, name)
                 block["direction"] = site.direction or "unknown"
-            elif site.dropped == DroppedForm.UNKNOWN:
+            elif not site.dropped.known:
                 block["dropped"] = None
             else:
                 block["dropped"] = trace.dropped(part).astype(np.int64).reshape(-1)

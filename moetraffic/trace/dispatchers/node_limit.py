@@ -48,10 +48,11 @@ def limit_nodes(trace: Trace, most: int, node_of: Int64) -> Trace:
         site = trace.sites[number]
         at = np.flatnonzero(trace.occurrences.site == number)
         if len(at) and (not site.choices or trace.any_dropped(at)):
+            dropped = "copies that are, or may be, dropped"
             raise TraceError(
                 "a limit of nodes needs the experts of single tokens, and no dropped "
                 f"copies, but {trace.name} has "
-                f"{'dropped copies' if site.choices else 'no sample of tokens'}: "
+                f"{dropped if site.choices else 'no sample of tokens'}: "
                 "capture with --token-sample and without a capacity"
             )
         ranks = trace.groups[site.group].ranks

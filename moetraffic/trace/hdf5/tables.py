@@ -66,14 +66,22 @@ def write_groups(image: Image, groups: Sequence[Group]) -> None:
 def write_sites(image: Image, sites: Sequence[Site]) -> None:
     """Write call sites; the constant bytes of all sites form one flat column."""
     image.column("site", np.arange(len(sites)), "<i4")
+    before = [s.dropped == DroppedForm.UNCOUNTED for s in sites]
     for name, (attribute, dtype) in SITE_COLUMNS.items():
         values = [getattr(s, attribute) for s in sites]
+        if name == "site_dropped":  # readers before format 1.5 know three forms
+            values = [
+                DroppedForm.NONE if b else v
+                for b, v in zip(before, values, strict=True)
+            ]
         data, kind = as_text(values) if dtype == TEXT else (values, dtype)
         image.column(name, data, kind, axis="site")
     for attribute in SITE_SOURCES:
         values = [getattr(s, attribute) for s in sites]
         image.column(f"site_{attribute}", values, "|u1", axis="site")
     image.column("site_choices", [s.choices for s in sites], "<i4", axis="site")
+    if any(before):
+        image.column("site_dropped_before", before, "|u1", axis="site")
     for at, name in enumerate(("site_source", "site_destination")):
         image.column(name, [s.peers[at] for s in sites], "<i4", axis="site")
     image.column("site_constants", [len(s.constant) for s in sites], "<i4", axis="site")
@@ -135,6 +143,10 @@ def read_sites(container: Container) -> list[Site]:
             columns[attribute] = container.column(name, dtype, count).tolist()
     columns["wire"] = [WireForm(v) for v in columns["wire"]]
     columns["dropped"] = [DroppedForm(v) for v in columns["dropped"]]
+    if container.has("site_dropped_before"):
+        before = container.column("site_dropped_before", "|u1", count)
+        for number in np.flatnonzero(before).tolist():
+            columns["dropped"][number] = DroppedForm.UNCOUNTED
     for attribute in SITE_SOURCES:
         columns[attribute] = read_sources(container, f"site_{attribute}", count)
     columns["choices"] = [0] * count

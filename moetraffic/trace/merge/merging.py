@@ -52,8 +52,9 @@ from moetraffic.trace.segments.store import RANKS, RECORDS, recording
 from moetraffic.trace.trace import Trace
 
 from .assembly import Events, assemble_events
+from .row_counts import differing_rows
 from .virtual_ranks import trace_of_shards
-from .wire_encoding import encode_bytes, more_sent
+from .wire_encoding import encode_bytes
 
 MOST_CELLS = 1 << 20  # steps x ranks accepted without check
 MOST_ABSENT = 64  # largest accepted ratio of cells to recorded cells
@@ -160,7 +161,7 @@ def _merged(record: Record, *, recover: bool) -> tuple[Trace, list[str]]:
         clocks=np.unique(np.concatenate([s.clocks for s in record.segments])),
     )
     trace, wrong = encode_bytes(draft, events, recover=recover)
-    schedule = "; ".join(filter(None, (trace.meta.schedule, *more_sent(trace))))
+    schedule = "; ".join(filter(None, (trace.meta.schedule, *differing_rows(trace))))
     return trace.replaced(meta=replace(trace.meta, schedule=schedule)), wrong
 
 
@@ -430,7 +431,7 @@ def _panels(events: Events) -> tuple[dict[str, Panel], list[Site]]:
             dropped = routed[:, :, 1]
             form = DroppedForm.STORED if dropped.any() else DroppedForm.NONE
             if (dropped < 0).any():
-                form = DroppedForm.UNKNOWN
+                form = DroppedForm.UNKNOWN  # settled by the bytes, or not at all
             sites[number] = replace(site, dropped=form)
             shape = f"{width[number]}x{site.experts}"
             parts.setdefault(f"demand_{shape}", []).append(routed[:, :, 0])

@@ -10,6 +10,7 @@ all occurrences, store no matrices.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,8 +21,8 @@ from moetraffic.errors import TraceError
 from moetraffic.trace.model import (
     ALL_TO_ALL,
     ROUTING,
-    ROWS_DIFFER,
     TRANSPOSED_PHASES,
+    DroppedForm,
     Presence,
     Site,
     WireForm,
@@ -35,9 +36,6 @@ from .assembly import Events, out_of_step
 
 FOLLOWS_DEMAND = ("dropped", "dropless")
 """Dispatch modes in which the bytes are determined by the routing."""
-
-LARGEST_ELEMENT = 8
-"""Bytes of the largest element type of a tensor."""
 
 Layer = tuple[int, int, int]  # group, layer, slot
 
@@ -57,6 +55,8 @@ def encode_bytes(
     presence: dict[int, UInt8] = {}  # by width
     dispatched: dict[Layer, tuple[Site, Int64, Int64]] = {}
     routings = _routings(sites)
+    kept = _as_if_nothing_was_dropped(draft)
+    dispatches = Counter(_layer(site) for site in sites if _is_dispatch(site))
     for number, site in enumerate(draft.sites):
         if site.operation == ROUTING:
             continue
@@ -85,7 +85,11 @@ def encode_bytes(
             when = draft.occurrences.iteration[of[whole]]
             wrong += _not_transposed(site, when, values[whole], dispatched)
             routing = routings.get(_layer(site), -1)
-            if _follows_demand(draft, site, routing, when, values[whole]):
+            follows = _follows_demand(kept, site, routing, when, values[whole])
+            sole = _is_dispatch(site) and dispatches[_layer(site)] == 1
+            if follows and sole and draft.meta.origin == "captured":
+                sites[routing] = _settled(sites[routing], values[whole])
+            if follows and sites[routing].dropped != DroppedForm.UNKNOWN:
                 sites[number] = replace(
                     site,
                     wire=WireForm.DEMAND,
@@ -116,44 +120,31 @@ def encode_bytes(
     return draft.replaced(sites=sites, panels=panels), wrong
 
 
-def more_sent(trace: Trace) -> list[str]:
-    """Describe the dispatches that send more rows than token copies were routed.
+def _as_if_nothing_was_dropped(draft: Trace) -> Trace:
+    """Copy a trace with the assumption that all copies of unknown form were kept."""
+    unknown = DroppedForm.UNKNOWN
+    sites = [
+        replace(s, dropped=DroppedForm.NONE) if s.dropped == unknown else s
+        for s in draft.sites
+    ]
+    return draft.replaced(sites=sites)
 
-    Of each layer, the largest excess of a rank.  Dispatches in equal parts may be
-    padded, and rows of one element are no token copies.
+
+def _settled(routing: Site, sent: Int64) -> Site:
+    """Settle a routing without reported drops whose demand equals the bytes sent.
+
+    A program reports copies over a capacity too: all were kept.  A hook on a router may
+    read what is left after the capacity.  Equal parts may be padded: they settle
+    nothing.
     """
-    found: dict[int, tuple[int, str]] = {}
-    when, routings = trace.occurrences.iteration, _routings(trace.sites)
-    for number, site in enumerate(trace.sites):
-        routing = routings.get(_layer(site), -1)
-        forward = site.phase == "dispatch" and site.direction == "forward"
-        if not forward or site.wire != WireForm.STORED or routing < 0:
-            continue
-        if trace.meta.dispatch or site.row_bytes <= LARGEST_ELEMENT:
-            continue
-        sent, routed = (
-            trace.complete(np.flatnonzero(trace.occurrences.site == n))
-            for n in (number, routing)
-        )
-        _, mine, its = np.intersect1d(when[sent], when[routed], return_indices=True)
-        if not len(mine):
-            continue
-        wire = trace.wire(sent[mine])
-        rows = wire.sum(axis=2) // site.row_bytes
-        copies = trace.demand(routed[its]).sum(axis=2, dtype=np.int64)
-        uneven = (wire != wire[:, :1, :1]).any(axis=(1, 2))
-        excess = np.where(uneven[:, None], rows - copies, 0)
-        at = np.unravel_index(excess.argmax(), excess.shape)
-        if excess[at] > found.get(site.layer, (0, ""))[0]:
-            found[site.layer] = (
-                int(excess[at]),
-                (
-                    f"a dispatch of layer {site.layer} sends {rows[at]} rows, but "
-                    f"{copies[at]} {ROWS_DIFFER}: rows are padded, or the "
-                    "recorded routing is not that of the layer"
-                ),
-            )
-    return [sentence for _, sentence in found.values()]
+    if routing.dropped != DroppedForm.UNKNOWN or (sent == sent[:, :1, :1]).all():
+        return routing
+    form = DroppedForm.UNCOUNTED if routing.label else DroppedForm.NONE
+    return replace(routing, dropped=form)
+
+
+def _is_dispatch(site: Site) -> bool:
+    return site.phase == "dispatch" and site.direction == "forward"
 
 
 def _routings(sites: Sequence[Site]) -> dict[Layer, int]:
@@ -220,7 +211,7 @@ def _not_transposed(
 ) -> list[str]:
     """Report iterations in which an exchange contradicts its layer's dispatch."""
     key = _layer(site)
-    if site.phase == "dispatch" and site.direction == "forward":
+    if _is_dispatch(site):
         dispatched[key] = (site, when, sent)
         return []
     if key not in dispatched:

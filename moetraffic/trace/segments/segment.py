@@ -133,7 +133,7 @@ class Segment:
     kinds: tuple[str, ...]  # [s] kind of each step
     # negative bytes and counts are unknown; a captured segment has none
     splits: Mapping[int, Int64]  # W -> [m, 2, W] bytes sent to and received from each
-    demand: Mapping[int, Int32]  # E -> [m, 2, E] token copies routed, and dropped
+    demand: Mapping[int, Int32]  # E -> [m, 2, E] copies routed; dropped, -1: unknown
     # E -> [m, S, B] experts of sampled tokens as bit sets, a row for each of demand;
     # of virtual ranks likewise; absent where no tokens are sampled
     choices: Mapping[int, UInt8] = field(default_factory=dict)
@@ -222,7 +222,7 @@ def _read(container: Container) -> Segment:
             sampled = kind == "choices"
             inner = (None, packed_bytes(int(width))) if sampled else (2, int(width))
             shape = (None, *inner)
-            panel = container.panel(name, dtype, shape, counts=not sampled)
+            panel = container.panel(name, dtype, shape, counts=kind == "splits")
             size = math.prod(panel.shape) * panel.dtype.itemsize
             if size > max(MOST_PANEL_BYTES, MOST_PANEL_RATIO * panel.stored_bytes):
                 raise container.damaged(f"{name} inflates to {size} bytes")
@@ -269,6 +269,13 @@ def _rules(segment: Segment) -> Iterator[tuple[object, str]]:
     yield (
         all(0 <= s.row_bytes <= MOST_ROW_BYTES and s.experts >= 0 for s in sites),
         "a site has an impossible number of experts or bytes of a row",
+    )
+    yield (
+        all(
+            within(rows[:, 0], 0, 1 << 31) and within(rows[:, 1], -1, 1 << 31)
+            for rows in segment.demand.values()
+        ),
+        "a count of token copies is below zero",
     )
     yield (
         all(

@@ -1,0 +1,119 @@
+"""Compare the rows that dispatches send with the token copies that were routed.
+
+A dispatch is compared with the routing of its micro-batch.  Nothing is stated where
+records or row sizes are missing, or where all parts are equal, which may be padded;
+and of fewer rows nothing where a layer has other routings than dispatches, or its ranks
+do not send the rows for themselves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from moetraffic.arrays import Bool, Int64
+from moetraffic.trace.model import ROUTING, ROWS_DIFFER, DroppedForm, WireForm
+from moetraffic.trace.trace import Trace
+
+LARGEST_ELEMENT = 8
+"""Bytes of the largest element type of a tensor: rows of this size are no copies."""
+
+
+class RowCounts(NamedTuple):
+    """Rows and token copies of a layer in one group, 0 where not comparable."""
+
+    most: tuple[int, int, int] = (0, 0, 0)  # largest excess of a rank, rows, copies
+    rows: int = 0  # of all dispatches that are paired
+    copies: int = 0
+
+
+def differing_rows(trace: Trace) -> list[str]:
+    """Describe the layers whose dispatches send more or fewer rows than copies.
+
+    More: the largest excess of a rank in a dispatch.  Fewer: the sums of a layer whose
+    routers did not report dropped copies.
+    """
+    if trace.meta.dispatch:
+        return []
+    layers: dict[int, dict[int, tuple[list[int], list[int]]]] = {}
+    for number, site in enumerate(trace.sites):
+        routing = site.operation == ROUTING
+        if site.direction == "forward" and (routing or site.phase == "dispatch"):
+            groups = layers.setdefault(site.layer, {})
+            groups.setdefault(site.group, ([], []))[routing].append(number)
+    found = []
+    for layer, of in layers.items():
+        counts = [_counts(trace, *numbers) for numbers in of.values()]
+        excess, rows, copies = max(each.most for each in counts)
+        if excess > 0:
+            found.append(
+                f"a dispatch of layer {layer} sends {rows} rows, but {copies} "
+                f"{ROWS_DIFFER}: rows are padded, or the recorded routing is not that "
+                "of the layer"
+            )
+            continue
+        rows = sum(each.rows for each in counts)
+        copies = sum(each.copies for each in counts)
+        if rows < copies:
+            found.append(
+                f"the dispatches of layer {layer} send {rows:,} rows, but {copies:,} "
+                f"{ROWS_DIFFER} ({1 - rows / copies:.1%} fewer): possible causes are a "
+                "capacity (report drops by capture.routing(..., dropped=)), rows sent "
+                "once for several experts, or a routing that is not that of the layer"
+            )
+    return found
+
+
+def _counts(trace: Trace, sending: list[int], routings: list[int]) -> RowCounts:
+    """Count the rows and copies of a layer's dispatches in one group."""
+    sites, of = trace.sites, trace.occurrences.site
+    most, rows, copies, uneven, own = (0, 0, 0), 0, 0, False, False
+    sent, routed, paired = _pairs(trace, sending, routings)
+    if not len(sent):
+        return RowCounts()
+    for number, routing in np.unique(np.stack([of[sent], of[routed]]), axis=1).T:
+        size = sites[number].row_bytes
+        if sites[number].wire == WireForm.UNKNOWN or size <= LARGEST_ELEMENT:
+            return RowCounts()
+        here = (of[sent] == number) & (of[routed] == routing)
+        wire = trace.wire(sent[here])
+        row = wire.sum(axis=2) // size
+        copy = trace.demand(routed[here]).sum(axis=2, dtype=np.int64)
+        unequal = (wire != wire[:, :1, :1]).any(axis=(1, 2))
+        excess = np.where(unequal[:, None], row - copy, 0)
+        at = np.unravel_index(excess.argmax(), excess.shape)
+        most = max(most, (int(excess[at]), int(row[at]), int(copy[at])))
+        uneven |= bool(unequal.any())
+        own |= bool(wire.diagonal(axis1=1, axis2=2).any())
+        rows += int(row[paired[here]].sum())
+        copies += int(copy[paired[here]].sum())
+    reported = any(sites[n].dropped == DroppedForm.STORED for n in routings)
+    if reported or not (uneven and own):
+        return RowCounts(most)
+    return RowCounts(most, rows, copies)
+
+
+def _pairs(
+    trace: Trace, sending: list[int], routings: list[int]
+) -> tuple[Int64, Int64, Bool]:
+    """Pair a layer's dispatches with the routings of their micro-batches.
+
+    Returns the occurrence numbers of both, which all members recorded, ``[n]`` each;
+    and a mask ``[n]`` of the iterations in which every micro-batch has one of each.
+    """
+    every = trace.occurrences
+    slot = np.array([site.slot for site in trace.sites], np.int64)
+    width = int(slot.max()) + 1
+    calls = [np.flatnonzero(np.isin(every.site, of)) for of in (sending, routings)]
+    places = [every.iteration[c] * width + slot[every.site[c]] for c in calls]
+    counted = [np.unique(place, return_counts=True) for place in places]
+    alone = np.setxor1d(*(place for place, _ in counted))
+    doubled = np.concatenate([place[number > 1] for place, number in counted])
+    whole = [np.isin(c, trace.complete(c)) for c in calls]
+    lacking = np.concatenate([p[~w] for p, w in zip(places, whole, strict=True)])
+    kept = [p[w] for p, w in zip(places, whole, strict=True)]
+    common, *at = np.intersect1d(kept[0], kept[1], return_indices=True)
+    sent, routed = (c[w][i] for c, w, i in zip(calls, whole, at, strict=True))
+    wrong = np.concatenate([alone, doubled, lacking]) // width
+    return sent, routed, ~np.isin(common // width, wrong)
