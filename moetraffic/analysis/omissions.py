@@ -16,7 +16,7 @@ _CALLS = re.compile(r"(\d+) x call of (\w+)")
 EXCHANGES = ("alltoall_base_", "alltoall_")
 """Names of all-to-alls, which may be counted beside the recorded ones."""
 
-UNCOUNTED = "what a router drops before its output"
+UNCOUNTED = "token copies dropped before a router's output"
 """Part of the remark that a demand may lack copies over a capacity."""
 
 MOST_READ = 256
@@ -62,9 +62,10 @@ def demand_remarks(trace: Trace) -> list[str]:
     found = [part for part in trace.meta.schedule.split("; ") if ROWS_DIFFER in part]
     more = f" ({len(found)} layers in all)" * (len(found) > 1)
     sites = (s for s in trace.sites if s.dropped == DroppedForm.UNCOUNTED)
-    layers = ", ".join(map(str, sorted({site.layer for site in sites})))
+    layers = sorted({site.layer for site in sites})
+    of = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
     return [part + more for part in found[:1]] + [
-        f"{UNCOUNTED} is unknown: the demand is what was sent (layers {layers})"
+        f"{of}: {UNCOUNTED} are unknown, the demand is what was sent"
     ] * bool(layers)
 
 

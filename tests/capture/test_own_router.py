@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis import analyze
+from moetraffic.analysis.omissions import UNCOUNTED as DROPPED_BEFORE
+from moetraffic.analysis.omissions import demand_remarks
 from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
 from moetraffic.trace import ROUTING, DroppedForm, Trace, WireForm
@@ -171,6 +173,10 @@ def test_dropped_copies_are_known_only_where_they_were_reported_or_all_were_sent
         routed = trace.find(operation=ROUTING, kind=None)
         used = {trace.sites[n] for n in trace.occurrences.site[routed].tolist()}
         assert {site.dropped for site in used} == {form}
+        stated = [note for note in demand_remarks(trace) if DROPPED_BEFORE in note]
+        assert stated == [
+            f"layers 0, 1: {DROPPED_BEFORE} are unknown, the demand is what was sent"
+        ] * (form == UNCOUNTED)
         wires = {site.wire for site in trace.sites if site.phase}
         follows = wires == {WireForm.DEMAND}
         assert follows == (form != UNKNOWN)

@@ -132,7 +132,7 @@ def test_a_capacity_factor_is_of_the_experts_load_from_all_ranks() -> None:
     text += "in 99% of iterations (measured, summed over ranks)"
     assert text in line(found, "Skew")
     # of copies dropped before the router's output nothing is known
-    uncounted = replace(found, notes=(f"{UNCOUNTED} is unknown",))
+    uncounted = replace(found, notes=(f"layer 1: {UNCOUNTED} are unknown",))
     assert text.replace("tokens", "tokens sent") in line(uncounted, "Skew")
 
 
