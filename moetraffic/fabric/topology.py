@@ -94,6 +94,12 @@ def positive(value: float, name: str) -> None:
         )
 
 
+def not_negative(value: float, name: str) -> None:
+    """Raise an error if a value is negative or not finite."""
+    if not 0 <= value < float("inf"):
+        raise FabricError(f"{name} is 0 or more and finite, but is {value}: correct it")
+
+
 def block(ranks: int, hosts: Hosts) -> Int64:
     """Place consecutive ranks on the same host, as launchers number them.
 

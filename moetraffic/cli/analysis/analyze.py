@@ -109,12 +109,10 @@ def analyze(
         validate_output(output, force=force, error=AnalysisError)
     programs = as_json or output is not None  # which find all statistics in them
     what = "horizons are iterations ahead, 1 or more,"
-    ahead = None
-    if horizons is not None:
-        ahead = positive_numbers(horizons, what, "--horizons 1,10,100")
+    ahead = positive_numbers(horizons, what, "--horizons 1,10,100")
     how: dict[str, Any] = {
         "parts": names or (PARTS if tables or programs else SUMMARY_PARTS),
-        "horizons": None if ahead is None else tuple(dict.fromkeys(ahead)),
+        "horizons": tuple(dict.fromkeys(ahead)) or None,
         "rhythm_by": tuple(rhythm_by.split(",")),
         "threads": threads or os.cpu_count() or 1,
     }

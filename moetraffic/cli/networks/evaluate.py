@@ -258,20 +258,14 @@ def evaluate(
         "forecasters": forecaster.split(","),
         "age": age,
         "hold": hold,
-        "ages": positive_numbers(ages, "ages are iterations", "--ages 2,5,10")
-        if ages
-        else (),
+        "ages": positive_numbers(ages, "ages are iterations", "--ages 2,5,10"),
         "delays_s": [seconds(part) for part in delays.split(",")] if delays else (),
         "circuits": positive_numbers(
             circuit_counts, "circuits are numbers", "--circuit-counts 2,4"
-        )
-        if circuit_counts
-        else (),
+        ),
         "token_shares": positive_numbers(
             token_shares, "shares are numbers", "--token-shares 0.5,0.1", kind=float
-        )
-        if token_shares
-        else (),
+        ),
         "probabilities": probabilities,
         "progress": progress_too,
         "scope": Scope(

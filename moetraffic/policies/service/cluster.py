@@ -26,8 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.arrays import Float64, Int64
-from moetraffic.errors import FabricError
-from moetraffic.fabric.topology import positive
+from moetraffic.fabric.topology import at_least, not_negative, positive
 
 from .layer import BACKWARD
 from .optical import Service, crossing, line_bytes
@@ -55,15 +54,10 @@ class Cluster:
 
     def __post_init__(self) -> None:
         positive(self.rate_bytes_s, "the rate of a port")
-        for name, least in (
-            *(("row_bytes", 0), ("token_s", 0), ("expert_bytes", 0), ("other_s", 0)),
-            *(("replicas", 0), ("nodes", 1), ("groups", 1)),
-        ):
-            value = getattr(self, name)
-            if not least <= value < float("inf"):
-                raise FabricError(
-                    f"{name} is {least} or more and finite, but is {value}: correct it"
-                )
+        for name in ("row_bytes", "token_s", "expert_bytes", "other_s", "replicas"):
+            not_negative(getattr(self, name), name)
+        at_least(1, self.nodes, "the number of nodes")
+        at_least(1, self.groups, "the number of groups")
 
     def layer_seconds(self, line: float, load: float) -> float:
         """Time of a layer by its largest line sum, bytes, and a rank's most copies.

@@ -29,6 +29,8 @@ from scipy.sparse import csr_array
 
 from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
+from moetraffic.fabric.topology import not_negative
+from moetraffic.spelling import check_choice
 
 from .optical import HeldCircuits, Matchings, OpticalSwitch, Service
 from .packet_network import PacketNetwork, Rounds
@@ -48,7 +50,9 @@ class Scope:
     Raises
     ------
     AnalysisError
-        If there is no such scope, or a time is negative or infinite.
+        If there is no such scope, or an exchange has compute.
+    FabricError
+        If a time is negative or infinite.
     """
 
     name: str = "exchange"  # one of SCOPES
@@ -56,17 +60,10 @@ class Scope:
     other_s: float = 0.0  # forward compute of a layer beside its experts
 
     def __post_init__(self) -> None:
-        if self.name not in SCOPES:
-            raise AnalysisError(
-                f"completion is of one of {', '.join(SCOPES)}, not {self.name!r}: "
-                "choose one"
-            )
+        check_choice("the scope of completion", self.name, SCOPES, AnalysisError)
         for name in ("token_s", "other_s"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise AnalysisError(
-                    f"{name} is 0 or more and finite, but is {value}: correct it"
-                )
+            not_negative(value, name)
             if value and self.name == "exchange":
                 raise AnalysisError(
                     f"an exchange has no compute, but {name} is {value}: give "

@@ -34,7 +34,8 @@ from scipy.optimize import linear_sum_assignment
 
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import FabricError
-from moetraffic.fabric.topology import at_least, positive
+from moetraffic.fabric.topology import at_least, not_negative, positive
+from moetraffic.spelling import check_choice
 
 RESTS = ("replan", "repeat", "packets", "packets after")
 """How bytes are sent that a plan does not carry: by matchings computed for these bytes
@@ -66,16 +67,8 @@ class OpticalSwitch:
         positive(self.rate_bytes_s, "the rate of a circuit")
         at_least(1, self.circuits, "the number of circuits of a port")
         for name in ("delay_s", "packet_bytes_s", "window_s"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise FabricError(
-                    f"{name} is 0 or more and finite, but is {value}: correct it"
-                )
-        if self.rest not in RESTS:
-            raise FabricError(
-                f"the rest is sent by one of {', '.join(RESTS)}, not {self.rest!r}: "
-                "choose one"
-            )
+            not_negative(getattr(self, name), name)
+        check_choice("the way to send the rest", self.rest, RESTS, FabricError)
         if self.rest.startswith("packets") and not self.packet_bytes_s:
             raise FabricError(
                 "packets need a packet switch, but its rate is 0: give --packets "

@@ -302,15 +302,17 @@ def operation_names(trace: Trace, given: str | None) -> list[str] | None:
 
 
 def positive_numbers(
-    text: str, what: str, example: str, *, kind: type = int, below: float = inf
+    text: str | None, what: str, example: str, *, kind: type = int, below: float = inf
 ) -> list[Any]:
-    """Parse positive numbers with commas between.
+    """Parse positive numbers with commas between; none where the text is None.
 
     Raises
     ------
     MoetrafficError
         If the text is not a list of such numbers; the message begins with ``what``.
     """
+    if text is None:
+        return []
     try:
         found = [kind(part) for part in text.split(",")]
     except ValueError:
