@@ -191,7 +191,7 @@ def present_trace(
             parts=dict(zip(TRACE_PARTS, (sources, [calls]), strict=True)),
         )
     for sentence in merged.contradictions if merged and not as_json else ():
-        console.print(f"contradiction: {sentence}", style="red", soft_wrap=True)
+        console.say(f"contradiction: {sentence}", style="red")
 
 
 def make_folder(folder: Path, names: Sequence[str], *, force: bool) -> None:

@@ -23,6 +23,7 @@ from .loads import (
     link_times,
     longest_time,
     port_bound,
+    ties,
 )
 from .named import Network
 from .routing import route
@@ -38,12 +39,13 @@ class Assessment(ShownAsTables):
 
     topology: Topology
     routing: str
+    seed: int  # of ECMP's hash
     loads: npt.NDArray[np.generic]  # [n, L] bytes
     bytes_between_hosts: Float64  # [n]
     bytes_inside_hosts: Float64  # [n], without rank-local (self) traffic
     bottleneck_s: Float64  # [n] time of the bottleneck link
     bounds_s: Mapping[str, Float64]  # [n] by name, such as "port", "cut host"
-    cuts: Mapping[str, str]  # by bound, the cut of the longest mean time
+    cuts: Mapping[str, tuple[str, ...]]  # by bound, those of the longest mean time
     hot: tuple[BottleneckLink, ...]
     slowest: Mapping[str, BottleneckLink]  # by part of the network that carries bytes
     collisions: tuple[Collision, ...]  # ECMP only
@@ -126,11 +128,13 @@ def assess(
     apart = host[:, None] != host
     beside = ~apart & ~np.eye(len(slots), dtype=bool)
     bounds = {"port": port_bound(topology, slots, stack)}
-    cuts = dict[str, str]()
+    cuts = dict[str, tuple[str, ...]]()
     for family, times in cut_times(topology, slots, stack).items():
         bounds[f"cut {family}"] = times.max(axis=0)
-        slowest_cut = int(times.mean(axis=1).argmax())
-        cuts[f"cut {family}"] = topology.cuts[family][slowest_cut].name
+        mean = times.mean(axis=1)
+        slow = np.flatnonzero(ties(mean, mean.max()))
+        names = (topology.cuts[family][at].name for at in slow.tolist())
+        cuts[f"cut {family}"] = tuple(dict.fromkeys(names))
     spread = link_loads(route(topology, slots, routing="ideal"), stack)
     bounds["spreading"] = longest_time(topology, spread)
     slowest = {
@@ -141,6 +145,7 @@ def assess(
     return Assessment(
         topology=topology,
         routing=routing,
+        seed=seed,
         loads=loads,
         bytes_between_hosts=np.where(apart, stack, 0).sum(axis=(1, 2)).astype(float),
         bytes_inside_hosts=np.where(beside, stack, 0).sum(axis=(1, 2)).astype(float),
@@ -158,13 +163,9 @@ def assess(
 def _at_one_to_one(network: Topology, loads: npt.ArrayLike) -> Float64:
     """Compute the time of the bottleneck link if uplinks had 1:1, ``[n]`` seconds.
 
-    Links between switches carry the same bytes at ``oversubscription`` times their
-    capacity, but for those with a rate of their own; loads of a routing do not depend
-    on capacities.
+    The uplinks of a leaf carry the same bytes, with capacities that add up to that of
+    its NICs; loads of a routing do not depend on capacities.
     """
-    times = link_times(network, loads)
-    own = [network.link_name(at) in network.rates for at in range(len(network.links))]
-    uplinks = network.between_switches & ~np.array(own, bool)
-    times[:, uplinks] /= network.oversubscription
+    times = link_times(network, loads) / network.uplink_ratios
     longest: Float64 = times.max(axis=1, initial=0.0)
     return longest

@@ -69,9 +69,7 @@ def leaf_spine(
     elif hosts.number > 1:
         halves = sides("host", hosts.number)
         draft.cut("bisection", halves, range(hosts.number // 2), [])
-    return draft.finish(
-        f"leaf-spine {oversubscription:g}:1", oversubscription=oversubscription
-    )
+    return draft.finish(f"leaf-spine {oversubscription:g}:1")
 
 
 def rail_optimized(
@@ -122,9 +120,7 @@ def rail_optimized(
         halves = sides("host", hosts.number)
         draft.cut("bisection", halves, range(hosts.number // 2), [])
     return draft.finish(
-        f"rail-optimized, {oversubscription:g}:1",
-        forwarding=forwarding,
-        oversubscription=oversubscription,
+        f"rail-optimized, {oversubscription:g}:1", forwarding=forwarding
     )
 
 

@@ -102,6 +102,11 @@ def longest_time(topology: Topology, loads: npt.ArrayLike) -> Float64:
     return np.asarray(times.max(axis=-1, initial=0.0), np.float64)
 
 
+def ties(times: npt.ArrayLike, longest: npt.ArrayLike) -> Bool:
+    """Return whether times are the longest; even loads may differ by rounding."""
+    return np.asarray(np.isclose(times, longest, rtol=1e-9, atol=0))
+
+
 @dataclass(frozen=True, kw_only=True)
 class BottleneckLink:
     """Load and time of one of the most loaded links."""
@@ -130,7 +135,7 @@ def hottest(
     times = link_times(topology, carried)
     mean = times.mean(axis=0)
     slowest = times.max(axis=1, keepdims=True)
-    first = ((times == slowest) & (slowest > 0)).sum(axis=0)
+    first = (ties(times, slowest) & (slowest > 0)).sum(axis=0)
     order = np.argsort(-mean, kind="stable")
     order = order[:most] if among is None else order[among[order]][:most]
     return [

@@ -10,6 +10,7 @@ between switches in one direction (``"leaf0 -> spine1"``).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
@@ -302,7 +303,7 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
         for link in ends[name]:
             graph.edges[link]["capacity"] = bytes_per_second(rate)
     # the ratio of the options is not that of links with other rates
-    name = topology.name.removesuffix(f" {topology.oversubscription:g}:1").rstrip(",")
+    name = re.sub(r",? \S+:1$", "", topology.name)
     made = replace(topology, name=name, graph=nx.freeze(graph), rates=rates)
     if "bisection" not in made.cuts:
         return made

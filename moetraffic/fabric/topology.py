@@ -176,7 +176,6 @@ class Topology:
     graph: nx.DiGraph  # node: kind; edge: capacity [bytes/s], cost
     cuts: Mapping[str, tuple[Cut, ...]] = field(default_factory=dict)  # by family
     forwarding: str = "own"
-    oversubscription: float = 1.0  # capacity of a leaf's NICs over that of its uplinks
     rates: Mapping[str, str] = field(default_factory=dict)  # other than the capacity
 
     @cached_property
@@ -193,6 +192,32 @@ class Topology:
     def capacity(self) -> Float64:
         """Capacity of each link, ``[L]`` float64, bytes/s."""
         return np.array([self.graph.edges[e]["capacity"] for e in self.links])
+
+    @cached_property
+    def uplink_ratios(self) -> Float64:
+        """Capacity of a leaf's NICs over that of its uplinks, by uplink, ``[L]``.
+
+        A leaf is a switch with NICs, and its uplinks lead to switches without.  1 for
+        other links, and where the network has other than these two tiers.
+        """
+        graph, kind = self.graph, self.graph.nodes(data="kind")
+        leaves = {b for a, b in self.links if (kind[a], kind[b]) == ("nic", "switch")}
+        ratios = np.ones(len(self.links))
+        for at in np.flatnonzero(self.between_switches):
+            if len(leaves & {*self.links[at]}) != 1:
+                return ratios
+        for leaf in leaves:
+            ways = graph.in_edges, graph.out_edges
+            for below, above in (ways, ways[::-1]):
+                nics, uplinks = 0.0, {}
+                for *link, room in below(leaf, data="capacity"):
+                    nics += room * ("nic" in (kind[link[0]], kind[link[1]]))
+                for *link, room in above(leaf, data="capacity"):
+                    if kind[link[0]] == kind[link[1]]:
+                        uplinks[self.number_of[link[0], link[1]]] = room
+                if uplinks:
+                    ratios[[*uplinks]] = nics / sum(uplinks.values())
+        return ratios
 
     @cached_property
     def switches(self) -> tuple[str, ...]:
@@ -365,9 +390,7 @@ class TopologyBuilder:
             Cut(name=name, hosts=inside, nodes=frozenset(nodes))
         )
 
-    def finish(
-        self, name: str, *, forwarding: str = "own", oversubscription: float = 1.0
-    ) -> Topology:
+    def finish(self, name: str, *, forwarding: str = "own") -> Topology:
         """Build the topology, with a cut around each host besides the named cuts."""
         check_choice("forwarding", forwarding, FORWARDING, FabricError)
         for host in range(self.hosts.number):
@@ -379,5 +402,4 @@ class TopologyBuilder:
             graph=nx.freeze(self.graph),
             cuts={"host": cuts.pop("host"), **cuts},
             forwarding=forwarding,
-            oversubscription=oversubscription,
         )

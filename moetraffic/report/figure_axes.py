@@ -31,6 +31,9 @@ FEW_DECADES = 2.0
 NAMES = 0.4
 """Largest share of a panel's width for the names of its rows."""
 
+LINE = 1.2
+"""Height of a line of text, relative to the font size."""
+
 LETTER = 0.58
 """Mean width of a letter, relative to the font size."""
 
@@ -54,7 +57,8 @@ def set_axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
         axes.set(**{f"{side}lim": (-0.5, len(axis.names) - 0.5)})
     elif axis.whole:
         tens = "iteration" in axis.label
-        of.set_major_locator(integer_ticks(length_in, tens=tens))
+        rows = side == "y"
+        of.set_major_locator(integer_ticks(length_in, tens=tens, rows=rows))
     if axis.limits:
         axes.set(**{f"{side}lim": axis.limits})
     elif axis.from_zero:
@@ -107,14 +111,20 @@ def chosen_ticks(names: Any, most: int) -> tuple[list[int], list[str]]:
     return at, [plain(str(names[n])) for n in at]
 
 
-def integer_ticks(length_in: float, *, tens: bool = False) -> MaxNLocator:
+def integer_ticks(
+    length_in: float, *, tens: bool = False, rows: bool = False
+) -> MaxNLocator:
     """Place few enough ticks that their numbers have space between them.
 
     Steps divide tens if ``tens``, as of iterations; else powers of 2 are among them.
+    The numbers of ``rows`` are below each other, those of columns side by side.
     """
-    most = max(1, min(9, int(length_in / (5 * letter_in()))))
+    if rows:
+        most = max(1, int(length_in / (LINE * rcParams["font.size"] / 72)))
+    else:
+        most = max(1, min(9, int(length_in / (5 * letter_in()))))
     steps = [1, 2, 2.5, 5, 10] if tens else [1, 2, 4, 5, 8, 10]
-    return MaxNLocator(most, integer=True, steps=steps)
+    return MaxNLocator(most, integer=True, steps=steps, min_n_ticks=1)
 
 
 def letter_in() -> float:

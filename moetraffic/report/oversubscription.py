@@ -56,7 +56,8 @@ def sentences(found: Mapping[float, Assessment]) -> list[str]:
     link = f", at {last:g}:1 {often}" if often else ""
     lines = [
         f"Bottleneck by oversubscription, mean of {len(found[first].bottleneck_s)} "
-        f"iterations, {found[first].routing} routing: {text}{link}.",
+        f"iterations, {fabric.routing_of(found[first])}: {text}{link}.",
+        *_ideal(found),
     ]
     spines = [_spines(one) for one in found.values()]
     if len({*spines}) > 1:
@@ -65,6 +66,17 @@ def sentences(found: Mapping[float, Assessment]) -> list[str]:
             "as fast as a NIC; --spines gives all networks the same number."
         )
     return lines
+
+
+def _ideal(found: Mapping[float, Assessment]) -> list[str]:
+    """Compare the ratios with ideal routing, which no seed of a hash changes."""
+    mean = {r: float(one.bounds_s["spreading"].mean()) for r, one in found.items()}
+    first, *others = mean
+    if not mean[first] or not any(one.collisions for one in found.values()):
+        return []
+    times = (f"{r:g}:1 {three_digits(mean[r] / mean[first])} times" for r in others)
+    like = f"as long as {first:g}:1 ({duration(mean[first])})"
+    return [f"With ideal routing: {', '.join(times)} {like}."]
 
 
 def _spines(one: Assessment) -> int:

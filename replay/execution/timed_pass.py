@@ -40,6 +40,17 @@ PREPARED = 1 << 16
 
 BLOCK = 4096
 
+LAUNCH_BYTES = 1900
+"""Memory of a prepared collective: callable, options, and two views of buffers.
+
+Of gloo, measured with CPython 3.11 and torch 2.13; that of an all-to-all has
+:data:`SIZE_BYTES` for each number of bytes, that of a gather or scatter
+:data:`VIEW_BYTES` for each member's part.
+"""
+
+SIZE_BYTES = 40
+VIEW_BYTES = 450
+
 _SQUARE = KINDS.index(ALL_TO_ALL)
 
 

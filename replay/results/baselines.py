@@ -73,19 +73,25 @@ def captured_times(trace: Trace, plan: Plan) -> tuple[Float64, Float64]:
     return found[0], found[1]
 
 
-def modeled(
-    plan: Plan, table: BandwidthTable, nodes: Sequence[str]
-) -> tuple[Float64, tuple[str, ...], tuple[str, ...]]:
-    """Estimate operation times from a table of measurements, ``[n]`` s, with notes.
+@dataclass(frozen=True, kw_only=True)
+class Modeled:
+    """Times of operations that a table of measurements gives."""
 
-    The first notes count what lies outside the measured range, the others are of what
-    is not in the table.  An uneven all-to-all is looked up by the bytes of its busiest
-    link, among uneven ones if these were measured, otherwise among even ones.
+    operation_s: Float64  # [n]; NaN: unknown
+    beyond: tuple[str, ...]  # how many operations are outside the measured range
+    lacking: tuple[str, ...]  # what is not in the table
+
+
+def modeled(plan: Plan, table: BandwidthTable, nodes: Sequence[str]) -> Modeled:
+    """Estimate operation times from a table of measurements.
+
+    An uneven all-to-all is looked up by the bytes of its busiest link, among uneven
+    ones if these were measured, otherwise among even ones.
     """
     out = np.full(len(plan), np.nan)
     measured = {key[0] for key in table.curves}
     beyond: list[str] = []
-    notes: list[str] = []
+    lacking: list[str] = []
     width = np.array([len(g) for g in plan.groups], np.int64)
     span = np.array([len({nodes[r] for r in g}) for g in plan.groups], np.int64)
     keys = np.stack([plan.kind.astype(np.int64), span[plan.group]], axis=1)
@@ -95,7 +101,7 @@ def modeled(
         at = np.flatnonzero((keys == [number, hosts]).all(axis=1) & moved)
         name = UNEVEN if kind == ALL_TO_ALL and UNEVEN in measured else kind
         if name not in COLLECTIVES or name not in measured:
-            notes.append(f"{kind}: not in the table")
+            lacking.append(f"{kind}: not in the table")
             continue
         ranks = width[plan.group[at]]
         if kind == ALL_TO_ALL:
@@ -104,7 +110,7 @@ def modeled(
             size = (plan.size[at] * np.where(kind in _WHOLE, ranks, 1)).astype(float)
         spans = sorted({key[3] for key in table.curves if key[0] == name})
         if hosts not in spans:
-            notes.append(
+            lacking.append(
                 f"{kind} over {hosts} hosts: not in the table, estimated from those "
                 f"over {spans[0]}"
             )
@@ -113,7 +119,7 @@ def modeled(
                 name, ranks, size, span=hosts if hosts in spans else spans[0]
             )
         except AnalysisError as error:
-            notes.append(str(error))
+            lacking.append(str(error))
             continue
         out[at] = found.time_s
         outside = int((~found.inside).sum())
@@ -122,7 +128,7 @@ def modeled(
                 f"{kind}: {outside} of {len(at)} sizes or ranks lie outside the "
                 "measured range"
             )
-    return out, tuple(beyond), tuple(notes)
+    return Modeled(operation_s=out, beyond=tuple(beyond), lacking=tuple(lacking))
 
 
 # ---- the whole replay ------------------------------------------------------------
@@ -208,11 +214,11 @@ def by_table(plan: Plan, table: BandwidthTable, source: str, hosts: Int64) -> Es
 
     ``hosts`` ``[R]`` int64 is the host of each rank.
     """
-    took, beyond, notes = modeled(plan, table, [str(host) for host in hosts.tolist()])
-    known = np.where(plan.bottleneck_bytes > 0, took, 0.0)
+    found = modeled(plan, table, [str(host) for host in hosts.tolist()])
+    known = np.where(plan.bottleneck_bytes > 0, found.operation_s, 0.0)
     return Estimate(
         operation_s=known,
         total_s=serialized_time(plan, known),
         source=source,
-        notes=(*beyond, *notes),
+        notes=(*found.beyond, *found.lacking),
     )

@@ -132,26 +132,24 @@ def _baselines(
     nodes: Sequence[str],
     network: Network | None,
 ) -> Baselines:
-    notes: tuple[str, ...] = ()
     call, transfer = captured_times(trace, plan)
     bound, whole, model, bound_of, model_of = None, float("nan"), None, "", ""
-    beyond: tuple[str, ...] = ()
     if network is not None:
         bound = operation_bounds_s(trace, plan, network)
         bound_of = described(network)
         if not request.pace.timed:  # gaps are no time of the network
             whole = pass_bound_s(trace, plan, network)
     if request.bandwidth is not None:
-        model, beyond, notes = modeled(plan, read_table(request.bandwidth), nodes)
+        model = modeled(plan, read_table(request.bandwidth), nodes)
         model_of = str(request.bandwidth)
     return Baselines(
         captured_call_s=call,
         captured_transfer_s=transfer,
         bound_s=bound,
         pass_bound_s=whole,
-        model_s=model,
+        model_s=model and model.operation_s,
         bound_of=bound_of,
         model_of=model_of,
-        model_beyond="; ".join(beyond),
-        notes=notes,
+        model_beyond="; ".join(model.beyond) if model else "",
+        notes=model.lacking if model else (),
     )

@@ -11,6 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from moetraffic.arrays import Int64
+from moetraffic.replay.execution.timed_pass import (
+    BLOCK,
+    LAUNCH_BYTES,
+    PREPARED,
+    SIZE_BYTES,
+    VIEW_BYTES,
+)
 from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.replay.plan.program_builder import read_times
 from moetraffic.replay.plan.selection import Depth, blocks, takes_part
@@ -44,8 +51,10 @@ def captured_s(trace: Trace, plan: Plan) -> float:
     return float("nan") if missing else float(took.sum()) / 1e9
 
 
-def memory_bytes(plan: Plan, runs: int) -> int:
-    """Return the most bytes that buffers, times and plans of all ranks take.
+def memory_bytes(plan: Plan, runs: int, *, backend: str = "gloo") -> int:
+    """Return the most bytes that all ranks allocate, without those of torch itself.
+
+    These are buffers, times, plans and :func:`launch_bytes`.
 
     Each stream has two buffers; each run of a rank keeps the times of its operations.
     A rank has the plan's arrays, and of its own program those that
@@ -60,7 +69,32 @@ def memory_bytes(plan: Plan, runs: int) -> int:
     shared = sum(a.nbytes for a in vars(plan).values() if isinstance(a, np.ndarray))
     # 8: a program's ``first`` has an entry more than there are operations
     of_rank = buffers + runs * len(plan) * TIMES_BYTES + shared + 8
-    return plan.world * of_rank + programs
+    return plan.world * of_rank + programs + launch_bytes(plan, backend=backend)
+
+
+def launch_bytes(plan: Plan, *, backend: str = "gloo") -> int:
+    """Return the most bytes that the prepared launches of all ranks take.
+
+    Long programs are prepared in blocks: of each stream, or two of the program.
+    """
+    width = np.array([len(group) for group in plan.groups], np.int64)[plan.group]
+    parts = np.isin(plan.kind, [KINDS.index(name) for name in ("gather", "scatter")])
+    sizes = np.where(plan.kind == KINDS.index(ALL_TO_ALL), 2 * width, 0)
+    each = LAUNCH_BYTES + SIZE_BYTES * sizes + VIEW_BYTES * width * parts
+    if backend == "gloo-duplex":  # both directions of an all-to-all
+        each = each + (LAUNCH_BYTES + SIZE_BYTES * sizes) * (sizes > 0)
+    number, total = np.zeros((2, plan.world), np.int64)
+    message = (plan.sender >= 0) & (plan.receiver >= 0)
+    for group, ranks in enumerate(plan.groups):
+        mine = (plan.group == group) & ~message
+        number[list(ranks)] += np.count_nonzero(mine)
+        total[list(ranks)] += each[mine].sum()
+    for end in (plan.sender[message], plan.receiver[message]):
+        np.add.at(number, end, 1)
+        np.add.at(total, end, each[message])
+    at_once = BLOCK * max(2, len(np.unique(plan.stream)))
+    blocks = at_once * int(each.max(initial=0))
+    return int(np.where(number > PREPARED, blocks, total).sum())
 
 
 def transfers_s(trace: Trace, plan: Plan) -> tuple[float, int]:
@@ -143,9 +177,9 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
     expected = " and ".join(parts) or (
         f"unknown, as the trace has {unknown} (--capacity 400Gbps has a bound)"
     )
-    memory = byte_size(memory_bytes(plan, request.repeat))
+    memory = byte_size(memory_bytes(plan, request.repeat, backend=request.backend))
     return (
         f"expected duration ({runs + quick:.3g} passes): {expected}; memory of all "
-        f"ranks: up to {memory} for buffers, times and plans, and that of torch in "
-        "each"
+        f"ranks: up to {memory} for buffers, times, plans and prepared calls, and that "
+        "of torch in each"
     )

@@ -17,6 +17,7 @@ from moetraffic.cli import main
 from moetraffic.cli.analysis import analyze as verb
 from moetraffic.data import path
 from moetraffic.trace import Trace
+from tests.cli.printed import unwrapped
 
 GOLDEN = str(path("golden-v1.h5"))
 
@@ -27,7 +28,7 @@ def test_the_summary_comes_first(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["analyze", GOLDEN]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = unwrapped(capsys.readouterr().out).splitlines()
     assert 3 <= len(lines) <= 8
     assert lines[0].startswith("Data: ")
     assert lines[1].startswith("Skew: ")
@@ -36,16 +37,16 @@ def test_the_summary_comes_first(
     assert GOLDEN in lines[-1]
     monkeypatch.chdir(path("golden-v1.h5").parent)
     assert main(["analyze", "golden-v1.h5"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    assert unwrapped(capsys.readouterr().out).splitlines() == [
         *lines[:-1],
         "Next: moetraffic analyze golden-v1.h5 --tables (each layer); moetraffic "
         "evaluate golden-v1.h5 (circuits); moetraffic report golden-v1.h5 (charts).",
     ]
     assert main(["analyze", GOLDEN, "--tables"]) == 0
-    everything = capsys.readouterr().out
+    everything = unwrapped(capsys.readouterr().out)
     assert everything.splitlines()[: len(lines)] == lines
     assert main(["analyze", GOLDEN, "--only", "skew"]) == 0
-    skew = capsys.readouterr().out
+    skew = unwrapped(capsys.readouterr().out)
     assert "Load skew" in skew
     assert "Data: " not in skew
     assert "Convergence and hot" not in skew

@@ -20,7 +20,10 @@ from moetraffic.data import path
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.launch.training import StepProgress
+from moetraffic.patterns.bandwidth.measurements import read_table
+from moetraffic.report.results import bandwidth as bandwidth_report
 from moetraffic.trace import Trace
+from tests.cli.printed import unwrapped
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -210,16 +213,16 @@ def test_info_tells_what_was_captured(
     capsys: pytest.CaptureFixture[str], captured: Path
 ) -> None:
     assert main(["info", str(captured)]) == 0
-    shown = capsys.readouterr().out
+    shown = unwrapped(capsys.readouterr().out)
     assert "24, of which training: 24" in shown
     assert "dispatch (all_to_all)" not in shown
     assert len([line for line in shown.splitlines() if line]) <= 8
     assert "--only sources,calls" in shown
     assert main(["info", str(captured), "--only", "calls"]) == 0
-    calls = capsys.readouterr().out
+    calls = unwrapped(capsys.readouterr().out)
     assert "24, of which training: 24" not in calls
     assert main(["info", str(captured), "--tables"]) == 0
-    everything = capsys.readouterr().out
+    everything = unwrapped(capsys.readouterr().out)
     assert calls.strip() in everything
     assert "Sources of layers" in everything
     assert "leave one out" in refused(
@@ -363,7 +366,14 @@ def test_the_time_of_a_size_says_that_no_fit_is_usable(
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("broadcast of 20,000 B on 2 ranks: ")
     assert origin in said
-    assert ("no usable fit" in said) == ("no usab" in origin)
+    unusable = "no usab" in origin
+    assert ("no usable fit" in said) == unusable
+    # and the picture has points alone, and says so
+    chart = bandwidth_report.figure(read_table(table), "links.csv")
+    (panel,) = chart.panels
+    assert [one.kind for one in panel.series] == ["points"] + ["line"] * (not unusable)
+    assert ("broadcast has no usable fit: " in chart.source) == unusable
+    assert ("lines: Hockney's fit" in chart.source) != unusable
 
 
 def test_the_fit_of_another_number_of_nodes_does_not_count(

@@ -13,6 +13,7 @@ from moetraffic.cli.modeling.estimate import (
     OF_A_PROJECTION,
     OF_THE_GPUS,
 )
+from tests.cli.printed import unwrapped
 
 from .test_options import options
 from .test_published_layouts import PARTS
@@ -114,14 +115,14 @@ def test_both_verbs_describe_the_same_iteration_by_default(
     of: str, batch: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["estimate", *of.split(), "--platform", "dgx-h100"]) == 0
-    first, *others = capsys.readouterr().out.splitlines()
+    first, *others = unwrapped(capsys.readouterr().out).splitlines()
     assert batch in first
     (line,) = re.findall(r"^Its traffic: moetraffic (.*)", "\n".join(others), re.M)
     assert main(["pattern", *of.split()]) == 0
-    said = capsys.readouterr().out
+    said = unwrapped(capsys.readouterr().out)
     assert batch in said.splitlines()[0]
     assert main(line.split()) == 0
-    assert capsys.readouterr().out == said
+    assert unwrapped(capsys.readouterr().out) == said
     estimated = told(capsys, *of.split(), "--platform", "dgx-h100")["estimate"]
     assert main(["pattern", *of.split(), "--json"]) == 0
     traffic = json.loads(capsys.readouterr().out)["traffic"]
@@ -158,7 +159,7 @@ def test_the_verdict_is_first_and_the_traffic_last(
     asked = ["estimate", *SUMMARIES[name]]
     asked += ["--platform", "dgx-a100"] * (name == "size")
     assert main(asked) == 0
-    *lines, traffic, _ = capsys.readouterr().out.splitlines()
+    *lines, traffic, _ = unwrapped(capsys.readouterr().out).splitlines()
     assert lines[0].startswith("T_iter ")
     assert len(lines) <= 6
     assert max(map(len, lines)) <= 160

@@ -16,6 +16,7 @@ from moetraffic.errors import MoetrafficError
 from moetraffic.fabric import Hosts, bisection_bytes_s, leaf_spine, torus
 from moetraffic.fabric.assessment import assess
 from moetraffic.report.results import fabric as report
+from tests.cli.printed import unwrapped
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, object]:
@@ -76,7 +77,9 @@ def test_ratios_of_oversubscription_are_compared(
     ]
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main([*map(str, asked), "--oversubscription", "1,2,4"]) == 0
-    verdict, title, *lines = capsys.readouterr().out.splitlines()
+    printed = unwrapped(capsys.readouterr().out)
+    verdict, ideal, title, *lines = printed.splitlines()
+    assert ideal.startswith("With ideal routing: 2:1 ")
     assert verdict.startswith("Bottleneck by oversubscription, mean of 3 iterations")
     assert "by oversubscription, all sent at once" in title
     assert [line.split()[0] for line in lines if ":1 " in line[:30]][-3:] == [
@@ -129,7 +132,7 @@ def test_the_slowest_link_of_the_network_is_named_beside_that_inside_hosts() -> 
     }
     assert found.slowest["NICs to switches"].mean_s == pytest.approx(1.0)
     (line,) = (one for one in report.sentences(found) if one.startswith("Slowest"))
-    assert "host0.nic1 -> leaf0 (1 s)" in line
+    assert "host0.nic1 -> leaf0 and leaf1 -> host1.nic1 (1 s)" in line
     sent[1, 3] = 0
     alone = assess(two, range(4), sent)
     assert list(alone.slowest) == ["inside hosts"]

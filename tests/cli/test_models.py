@@ -11,15 +11,16 @@ from moetraffic.cli import main
 from moetraffic.cli.workload import describe
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import PRESETS, Workload, preset
+from tests.cli.printed import unwrapped
 
 
 def test_the_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = unwrapped(capsys.readouterr().out).splitlines()
     assert len(lines) <= 8
     assert lines[0].startswith(f"{len(PRESETS)} presets of ")
     assert main(["models", "--tables"]) == 0
-    shown = capsys.readouterr().out
+    shown = unwrapped(capsys.readouterr().out)
     for found in PRESETS.values():
         (row,) = [
             line for line in shown.splitlines() if line.split()[:1] == [found.name]

@@ -16,6 +16,7 @@ from moetraffic.patterns import PRESETS
 from moetraffic.patterns.bandwidth.measurements import big_red_200
 from moetraffic.patterns.time_model import Configuration
 from moetraffic.replay.bench.result import Bench, Row
+from tests.cli.printed import unwrapped
 
 GB = 1e9
 
@@ -225,5 +226,5 @@ def test_the_source_of_a_protocol_stands_beside_its_estimate(
 ) -> None:
     asked = ["estimate", "--model", "gpt-350m", "--platform", "polaris", "--dp", "32"]
     assert main([*asked, "--protocol", "TCP/IP"]) == 0
-    said = capsys.readouterr().out
+    said = unwrapped(capsys.readouterr().out)
     assert "NICs at 90% of their rate, as published for TCP/IP on 10 Gbps" in said

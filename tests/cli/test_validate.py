@@ -16,6 +16,7 @@ from moetraffic.cli.workload import describe
 from moetraffic.trace import Group, Meta, Steps, Trace
 from moetraffic.trace.model import PLACEMENT
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
+from tests.cli.printed import unwrapped
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 T, LAYERS, RANKS, EXPERTS, TOKENS = 110, (1, 3), 4, 4, 64
@@ -89,7 +90,7 @@ def test_further_runs_pass_but_for_false_alarms(
     for further in range(5):
         others = [f"run{seed}.h5" for seed in range(5) if seed != further]
         codes.append(main(["validate", f"run{further}.h5", "--against", *others]))
-        lines = capsys.readouterr().out.splitlines()
+        lines = unwrapped(capsys.readouterr().out).splitlines()
         assert len(lines) <= 8
         first.append(lines[0])
     assert set(codes) <= {0, 1, 3}
@@ -114,7 +115,7 @@ def test_an_even_run_fails_with_exit_code_1(
     monkeypatch.chdir(folder)
     asked = ["validate", "even.h5", "--against", "run1.h5", "run2.h5", "run3.h5"]
     assert main([*asked, "--layer", "3"]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = unwrapped(capsys.readouterr().out).splitlines()
     assert "failed: " in lines[0]
     assert "real runs " in lines[1]
     assert any(line.startswith("power: ") for line in lines)
@@ -143,7 +144,7 @@ def test_one_run_is_too_few_with_exit_code_3(
 ) -> None:
     monkeypatch.chdir(folder)
     assert main(["validate", "even.h5", "--against", "run1.h5"]) == 3
-    said = capsys.readouterr().out
+    said = unwrapped(capsys.readouterr().out)
     assert "cannot be judged: too few real runs (needs 3, has 1)" in said
     assert "needed: 2 further real runs; the command that captures one like" in said
     assert "unknown: moetraffic capture did not train them" in said
@@ -180,7 +181,7 @@ def test_another_expert_parallel_degree_fails_first(
     run_of(0, ep=2).save(Path("pairs.h5"))
     asked = ["validate", "pairs.h5", "--against", "run1.h5", "run2.h5", "run3.h5"]
     assert main([*asked, "--plot", "sizes.png"]) == 1
-    first, second = capsys.readouterr().out.splitlines()[:2]
+    first, second = unwrapped(capsys.readouterr().out).splitlines()[:2]
     assert "failed: EP 2 against 4, ranks of a group 2 against 4" in first
     assert "nothing else is compared" in second
     assert main([*asked, "--json"]) == 1

@@ -27,6 +27,7 @@ from moetraffic.data import path
 from moetraffic.report.console.terminal import Paper
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
+from tests.cli.printed import unwrapped
 
 RUN, OTHER = path("golden-v1.h5"), path("golden-v1.1.h5")
 WIDTHS = (80, 100, 120)
@@ -179,7 +180,7 @@ def test_a_verdict_is_sentences_in_at_most_eight_lines(
     assert main([verb, *(str(a).format(tmp_path) for a in arguments)]) == 0
     *lines, hint = (
         line
-        for line in capsys.readouterr().out.splitlines()
+        for line in unwrapped(capsys.readouterr().out).splitlines()
         if not line.startswith("written:")
     )
     assert 1 <= len(lines) <= 8
@@ -225,6 +226,21 @@ def test_every_cell_of_any_table_is_shown_whole(
     seen = Counter(shown.split())
     for word in {w for row in table.texts() for cell in row for w in cell.split()}:
         assert seen[word] or seen[f"{word};"] or seen[f"{word}."]
+
+
+def test_sentences_in_a_log_are_as_wide_as_its_tables(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All lines but the first are indented, and commands are whole."""
+    commands = [f"moetraffic {verb} runs/first.h5 --tables" for verb in VERBS]
+    said = f"Next: {'; '.join(commands)}. {'x' * 200} is longer than a line."
+    Paper().say(said)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("  ") for line in others)
+    assert " ".join(line.strip() for line in (first, *others)) == said
+    assert all(len(line) <= 120 or "x" * 200 in line for line in (first, *others))
+    for command in commands:
+        assert any(command in line for line in (first, *others))
 
 
 def test_a_log_has_the_same_width_whatever_the_terminal(

@@ -28,7 +28,7 @@ def test_tied_bounds_are_all_named_and_a_tied_link_beyond_the_listed_is_found() 
     (line,) = (one for one in report.sentences(found) if "lower bound" in one)
     bounds = {name: float(values[0]) for name, values in found.bounds_s.items()}
     assert bounds["port"] == bounds["cut leaf"] == bounds["cut host"]
-    for name in ("bottleneck port of a host", "cut around a leaf (leaf0)"):
+    for name in ("bottleneck port of a host", "cut around a leaf (leaf0 and leaf1)"):
         assert name in line
     # the slowest link is found by its load, however few links are listed
     few, all_links = (
@@ -144,9 +144,25 @@ def test_the_link_that_is_the_slowest_most_often_is_named() -> None:
     sent = np.zeros((3, 4, 4), np.int64)
     sent[:2, 0, 1], sent[2, 2, 3] = 1_000, 1_000_000
     first, *_ = report.sentences(assess(network, range(4), sent))
-    assert "(most often host0.nic0 -> switch, in 2 of 3 iterations)" in first
+    both = "host0.nic0 -> switch and switch -> host1.nic0"
+    assert f"(most often {both}, each in 2 of 3 iterations)" in first
     first, *_ = report.sentences(assess(network, range(4), sent[:2]))
-    assert "(always host0.nic0 -> switch)" in first
+    assert f"(always {both})" in first
+
+
+def test_links_and_cuts_that_tie_are_not_one_winner() -> None:
+    """Equal bytes between all ranks make all ports, cuts and uplinks equally slow."""
+    network = leaf_spine(Hosts(number=8, nic_bytes_s=1e9), leaves=4, spines=2)
+    sent = np.full((3, 8, 8), 1_000_000)
+    said = "\n".join(report.sentences(assess(network, range(8), sent, routing="ideal")))
+    assert "(equal for all 16 links, NICs to switches)" in said
+    assert "cut around a host (equal for all 8)" in said
+    assert "NICs to switches equal for all 16 (7 ms)" in said
+    assert "between switches equal for all 16 (6 ms)" in said
+    sent[:, 0, 1:] += 1
+    said = "\n".join(report.sentences(assess(network, range(8), sent, routing="ideal")))
+    assert "(always host0.nic0 -> leaf0)" in said
+    assert "between switches leaf0 -> spine0 and leaf0 -> spine1 (6 ms)" in said
 
 
 def test_networks_that_differ_in_oversubscription_are_compared() -> None:
@@ -165,7 +181,7 @@ def test_networks_that_differ_in_oversubscription_are_compared() -> None:
     assert line == (
         "Bottleneck by oversubscription, mean of 2 iterations, ecmp routing: 1:1 1 s, "
         "2:1 1 s (1.00 times as long as 1:1), 4:1 2 s (2.00 times), at 4:1 always "
-        "spine0 -> leaf1."  # as slow as leaf0 -> spine0
+        "spine0 -> leaf1 and leaf0 -> spine0."
     )
     rows = compared.table(found).rows
     assert [row[:4] for row in rows] == [
@@ -180,18 +196,43 @@ def test_networks_that_differ_in_oversubscription_are_compared() -> None:
         )
         for ratio in (1.0, 2.0)
     }
-    _, line = compared.sentences(chosen)
+    first, ideal, line = compared.sentences(chosen)
+    assert "ecmp routing (hash seed 0): " in first
+    assert ideal == "With ideal routing: 2:1 1.00 times as long as 1:1 (1 s)."
     assert line.startswith("Spines: 2, 1, as many as make an uplink about as fast")
 
 
-def test_a_link_with_a_rate_of_its_own_has_it_at_one_to_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rates", "took", "states"),
+    [
+        ({}, [1.0, 1.0], "Oversubscription 2:1 takes as long as 1:1"),
+        # uplinks of leaf0 have an eighth of its NICs, those of leaf1 half
+        (
+            {"leaf0 -> spine0": "2Gbps"},
+            [4.0, 1.0],
+            "Oversubscription 2:1 to 8:1 (by leaf and direction) takes 2.50 times",
+        ),
+        # half as many bytes as NICs could send, but each NIC has half of its rate, too
+        (
+            {f"host{host}": "4Gbps" for host in range(4)},
+            [2.0, 2.0],
+            "",
+        ),
+    ],
+)
+def test_a_network_file_is_compared_with_uplinks_as_fast_as_its_nics(
+    tmp_path: Path, rates: dict[str, str], took: list[float], states: str
+) -> None:
     path = tmp_path / "network.json"
     said = {"topology": "leaf-spine", "capacity": "8Gbps", "leaves": 2, "spines": 1}
-    said |= {"oversubscription": 2, "rates": {"leaf0 -> spine0": "2Gbps"}}
-    path.write_text(json.dumps(said))
+    path.write_text(json.dumps({**said, "oversubscription": 2, "rates": rates}))
     network = load_fabric(str(path), 4)
     sent = np.zeros((2, 4, 4), np.int64)
     sent[0, 0, 2] = sent[1, 2, 0] = 1_000_000_000
     found = assess(network, network.slots, sent)
-    np.testing.assert_allclose(found.bottleneck_s, [4.0, 1.0])
-    np.testing.assert_allclose(found.without_oversubscription_s, [4.0, 1.0])
+    np.testing.assert_allclose(found.bottleneck_s, took)
+    alone = 1.0 if states else 2.0  # a NIC's time
+    np.testing.assert_allclose(found.without_oversubscription_s, alone)
+    lines = [one for one in report.sentences(found) if "Oversubscription" in one]
+    assert bool(lines) == bool(states)
+    assert all(line.startswith(states) for line in lines)

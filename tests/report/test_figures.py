@@ -15,6 +15,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from moetraffic.analysis.times.time_breakdown import PARTS, TimeBreakdown
 from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.report.chart import (
     LINE_COLORS,
@@ -31,6 +32,7 @@ from moetraffic.report.figure_style import FigureStyle, inches
 from moetraffic.report.figures import draw, save
 from moetraffic.report.page.plotly import as_dict
 from moetraffic.report.results.pictures import matrix_chart
+from moetraffic.report.results.rhythm import time_chart
 from moetraffic.trace.model import PHASES
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -448,6 +450,29 @@ def test_labels_of_narrow_figures_have_at_most_two_lines():
     for axis in (axes.xaxis, axes.yaxis):
         assert axis.label.get_text().count("\n") <= 1
         assert axis.label.get_text().replace("\n", " ") == label
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16, 64, 300])
+@pytest.mark.parametrize("width_in", [None, 3.4])
+def test_every_rank_is_named_where_there_is_room(
+    ranks: int, width_in: float | None
+) -> None:
+    """In a picture, and in the page of the same chart."""
+    parts = {name: np.ones((2, ranks), np.int64) for name in PARTS}
+    known = np.ones((2, ranks), bool)
+    chart = time_chart(TimeBreakdown(iteration=np.arange(2), known=known, **parts))
+    assert isinstance(chart, Chart)
+    figure = draw(chart, FigureStyle(width_in=width_in))
+    figure.draw_without_rendering()
+    labels = [t for t in figure.axes[0].get_yticklabels() if t.get_text()]
+    named = [int(t.get_text()) for t in labels if 0 <= t.get_position()[1] < ranks]
+    step = named[1] - named[0] if len(named) > 1 else 1
+    assert named == list(range(0, ranks, step))
+    assert step == 1 or ranks > (16 if width_in is None else 4)
+    boxes = sorted((t.get_window_extent() for t in labels), key=lambda box: box.y0)
+    assert all(a.y1 <= b.y0 for a, b in itertools.pairwise(boxes))
+    axis = as_dict(chart)["views"][0]["layout"]["yaxis"]
+    assert axis["dtick"] == 1 or ranks > 16
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 64, 1000])

@@ -198,13 +198,14 @@ def fabric(
         ]
     order = "as in the file" if is_file else slots
     source = f"{trace.name}: {world} ranks, {order}, on a"
+    routed = report.routing_of(every[0])
     summary: list[Any]
     parts: dict[str, list[Any]] = {}
     if len(every) > 1:
-        by_ratio = {one.topology.oversubscription: one for one in every}
+        by_ratio = dict(zip(filter(None, ratios), every, strict=True))
         data = {"file": str(trace), **compared.as_dict(by_ratio, chosen)}
         summary = [*compared.sentences(by_ratio), compared.table(by_ratio)]
-        chart = compared.figure(by_ratio, f"{source} {topology}, {routing}")
+        chart = compared.figure(by_ratio, f"{source} {topology}, {routed}")
         frame = partial(compared.to_frame, by_ratio, chosen)
     else:
         found = every[0]
@@ -213,7 +214,7 @@ def fabric(
         summary = report.sentences(found)
         parts = {name: [one] for name, one in zip(PARTS, shown, strict=False)}
         chart = report.figure(
-            found, chosen, f"{source} {found.topology.name}, {routing}"
+            found, chosen, f"{source} {found.topology.name}, {routed}"
         )
         frame = partial(found.to_frame, chosen)
     summary += [f"{note.capitalize()}." for note in beyond]

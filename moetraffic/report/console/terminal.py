@@ -6,6 +6,7 @@ Messages go to standard error, tables to standard output; a closed pipe is no er
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -33,11 +34,18 @@ from . import configuration
 WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]
 
 
+COMMAND = re.compile(r"moetraffic (?:[^.,:;(]|[.,:](?=\S))+(?<! )")
+"""A command in a sentence, up to the mark that ends it."""
+
+INDENT = "  "
+
+
 class Paper(Console):
     """Console that prints text literally: no markup, no control characters.
 
-    Names in files may look like markup or contain terminal escape sequences.  A table
-    is as wide as the terminal, and in a log or a pipe always of the same width.
+    Names in files may look like markup or contain terminal escape sequences.  Tables
+    and sentences are as wide as the terminal, and in a log or a pipe always of the same
+    width.
     """
 
     def __init__(self, *, width: int | None = None, **options: Any) -> None:
@@ -53,18 +61,27 @@ class Paper(Console):
         width = self._fixed or (found.width if self.is_terminal else LOG_WIDTH)
         return ConsoleDimensions(width, found.height)
 
-    def say(self, sentence: str) -> None:
-        """Print sentences: wrapped on a terminal, one line each in a log, for grep."""
+    def say(self, sentence: str, *, style: str = "") -> None:
+        """Print sentences, wrapped: all lines but the first are indented.
+
+        Commands are not broken where they fit into a line, and in a log a line that
+        ends with one is left as it is, so that they can be copied.
+        """
+
+        def unbroken(found: re.Match[str]) -> str:
+            fits = len(found[0]) + len(INDENT) <= self.width
+            return found[0].replace(" ", "\0") if fits else found[0]
+
         for line in sentence.split("\n"):
-            if self.is_terminal:
-                line = textwrap.fill(
-                    line,
-                    self.width,
-                    subsequent_indent="  ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-            self.print(line, soft_wrap=True)
+            ends = any(found.end() == len(line) for found in COMMAND.finditer(line))
+            text = textwrap.fill(
+                COMMAND.sub(unbroken, line),
+                self.width if self.is_terminal or not ends else len(line),
+                subsequent_indent=INDENT,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            self.print(text.replace("\0", " "), soft_wrap=True, style=style)
 
     def show(self, results: Iterable[Any]) -> None:
         """Print tables and sentences."""

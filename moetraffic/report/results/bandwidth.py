@@ -47,12 +47,8 @@ MOST_LINES = 5  # collectives in the summary
 
 def sentences(table: BandwidthTable) -> list[str]:
     """State the highest busbw of each collective, and the residual of its fits."""
-    of: dict[str, list[dict[str, Any]]] = {}
-    for one in records(table):
-        where = (one[name] for name in ("collective", "platform", "protocol"))
-        of.setdefault(" ".join(filter(None, where)), []).append(one)
     lines = []
-    for name, curves in of.items():
+    for name, curves in _by_name(table).items():
         best = max(curves, key=lambda one: one["busbw_gbs"])
         fit = _fit_words(_median_error(curves))
         lines.append(
@@ -62,6 +58,15 @@ def sentences(table: BandwidthTable) -> list[str]:
     rest = len(lines) - MOST_LINES
     more = [f"{rest} more collectives are in the table."] if rest > 0 else []
     return lines[:MOST_LINES] + more
+
+
+def _by_name(table: BandwidthTable) -> dict[str, list[dict[str, Any]]]:
+    """List the records of each collective, platform and protocol."""
+    of: dict[str, list[dict[str, Any]]] = {}
+    for one in records(table):
+        where = (one[name] for name in ("collective", "platform", "protocol"))
+        of.setdefault(" ".join(filter(None, where)), []).append(one)
+    return of
 
 
 def _median_error(curves: list[dict[str, Any]]) -> float:
@@ -130,7 +135,12 @@ def sheet(table: BandwidthTable) -> Table:
 
 
 def figure(table: BandwidthTable, source: str = "") -> Chart:
-    """Draw bus bandwidth over message size: measurements as points, fits as lines."""
+    """Draw bus bandwidth over message size: measurements as points, fits as lines.
+
+    A collective without a usable fit has points alone.
+    """
+    errors = {name: _median_error(of) for name, of in _by_name(table).items()}
+    unfit = {name: error for name, error in errors.items() if error > USABLE}
     named = [
         (" ".join(t for t in (c, platform, protocol) if t), span, curve)
         for (c, platform, protocol, span), curves in table.curves.items()
@@ -139,23 +149,27 @@ def figure(table: BandwidthTable, source: str = "") -> Chart:
     series = []
     for (name, span, curve), color in zip(named, line_colors(len(named)), strict=True):
         node = f"{span} node{'s' if span > 1 else ''}"
-        sizes = np.geomspace(curve.size[0], curve.size[-1], 200)
-        even = curve.even(sizes)
-        time = curve.model.time_s(curve.collective, curve.ranks, even)
-        series += [
+        series.append(
             Series(
                 kind="points",
                 x=curve.size,
                 y=_busbw(curve),
                 name=f"{name}, {curve.ranks} ranks, {node}",
                 color=color,
-            ),
-            Series(x=sizes, y=curve.factor * sizes / time / 1e9, color=color, width=1),
-        ]
-    lines = "lines: Hockney's fit"
+            )
+        )
+        if curve.fit is None or name in unfit:
+            continue
+        sizes = np.geomspace(curve.size[0], curve.size[-1], 200)
+        time = curve.model.time_s(curve.collective, curve.ranks, curve.even(sizes))
+        busbw = curve.factor * sizes / time / 1e9
+        series.append(Series(x=sizes, y=busbw, color=color, width=1))
+    drawn = any(one.kind == "line" for one in series)
+    notes = [source, "lines: Hockney's fit" * drawn]
+    notes += [f"{name} has {_fit_words(error)}" for name, error in unfit.items()]
     return Chart(
         title="Bus bandwidth over message size",
-        source=f"{source}; {lines}" if source else lines,
+        source="; ".join(filter(None, notes)),
         panels=(
             Panel(
                 x=Axis(label="size [B]", log=True),

@@ -19,6 +19,7 @@ from moetraffic.fabric.loads import (
     bisection_bytes_s,
     hottest,
     link_times,
+    ties,
 )
 from moetraffic.fabric.named import Network, other_rates
 from moetraffic.fabric.topology import Topology
@@ -63,10 +64,12 @@ def as_dict(found: Assessment, iterations: Sequence[int]) -> dict[str, Any]:
             "bisection_bytes_s": bisection_bytes_s(found.topology),
         },
         "routing": found.routing,
+        "hash_seed": found.seed if found.routing == "ecmp" else None,
         "iterations": list(iterations),
         "bytes_between_hosts": found.bytes_between_hosts,
         "bytes_inside_hosts": found.bytes_inside_hosts,
         "bottleneck_s": found.bottleneck_s,
+        "without_oversubscription_s": found.without_oversubscription_s,
         "lower_bounds_s": dict(found.bounds_s),
         "hottest_links": [_as_dict(hot) for hot in found.hot],
         "slowest_links": {part: _as_dict(hot) for part, hot in found.slowest.items()},
@@ -104,8 +107,8 @@ def sentences(found: Assessment) -> list[str]:
     link = f" ({often})" if often else ""
     lines = [
         f"Bottleneck, the slowest link of each iteration{link}: {duration(mean)} "
-        f"(mean; at most "
-        f"{duration(float(found.bottleneck_s.max()))}) on {where}, {found.routing}.",
+        f"(mean; at most {duration(float(found.bottleneck_s.max()))}) on {where}, "
+        f"{routing_of(found)}.",
         f"Traffic: {byte_size(found.bytes_between_hosts.mean())} an iteration between "
         f"hosts, {byte_size(found.bytes_inside_hosts.mean())} inside, mean of "
         f"{len(found.bottleneck_s)} iterations, all sent at once.",
@@ -114,7 +117,7 @@ def sentences(found: Assessment) -> list[str]:
         largest = largest_bound(found)
         over = three_digits(mean / (largest or mean))
         tied = ", ".join(
-            _bound(name) + (f" ({found.cuts[name]})" if name in found.cuts else "")
+            _bound(name) + _cuts(found, name)
             for name, of in bounds.items()
             if math.isclose(of, largest)
         )
@@ -149,10 +152,16 @@ def _by_part(found: Assessment) -> str:
             "No bytes cross the network: all ranks with traffic share one host; place "
             "them on several with a smaller --ranks-per-host."
         )
-    parts = (
-        f"{part} {hot.name} ({duration(hot.mean_s)})"
-        for part, hot in found.slowest.items()
-    )
+    mean = link_times(found.topology, np.atleast_2d(found.loads)).mean(axis=0)
+    parts = []
+    for part, hot in found.slowest.items():
+        among = found.topology.parts[part]
+        slow = np.flatnonzero(among & ties(mean, hot.mean_s)).tolist()
+        names = [found.topology.link_name(at) for at in slow]
+        which = _several(names)
+        if 1 < len(slow) == np.count_nonzero(among):
+            which = f"equal for all {len(slow)}"
+        parts.append(f"{part} {which} ({duration(hot.mean_s)})")
     return (
         "Slowest link by part, with its own mean over all iterations: "
         f"{', '.join(parts)}."
@@ -161,15 +170,19 @@ def _by_part(found: Assessment) -> str:
 
 def _oversubscribed(found: Assessment) -> list[str]:
     """Compare the slowest links with those of the same network at 1:1, if it is not."""
-    factor, even = found.topology.oversubscription, found.without_oversubscription_s
-    if factor == 1 or not even.any():
+    network, even = found.topology, found.without_oversubscription_s
+    ratios = network.uplink_ratios[network.between_switches]
+    if np.allclose(ratios, 1) or not even.any():
         return []
+    factor = f"{ratios.max():.4g}:1"
+    if not np.allclose(ratios, ratios.max()):
+        factor = f"{ratios.min():.4g}:1 to {factor} (by leaf and direction)"
     ratio = found.bottleneck_s.sum() / even.sum()
     what = f"takes {three_digits(ratio)} times as long as"
     if abs(ratio - 1) < _SAME:
         what = "takes as long as"
     text = (
-        f"Oversubscription {factor:g}:1 {what} 1:1 with the same paths "
+        f"Oversubscription {factor} {what} 1:1 with the same paths "
         f"({duration(float(even.mean()))})"
     )
     if found.collisions:
@@ -180,15 +193,46 @@ def _oversubscribed(found: Assessment) -> list[str]:
 
 
 def most_often(found: Assessment) -> str:
-    """Name the link that is the slowest in most iterations, and in how many."""
-    every = hottest(found.topology, found.loads, most=len(found.topology.links))
-    if not every:
+    """Name the links that are the slowest in most iterations, and in how many."""
+    network, number = found.topology, len(found.bottleneck_s)
+    every = hottest(network, found.loads, most=len(network.links))
+    most = max((hot.bottleneck for hot in every), default=0)
+    # of links with as many iterations, that with the longest mean time comes first
+    names = [hot.name for hot in every if hot.bottleneck == most]
+    if not names:
         return ""
-    # of links with as many iterations, that with the longest mean time
-    worst, number = max(every, key=lambda hot: hot.bottleneck), len(found.bottleneck_s)
-    if worst.bottleneck == number:
-        return f"always {worst.name}"
-    return f"most often {worst.name}, in {worst.bottleneck} of {number} iterations"
+    for part, among in network.parts.items():
+        links = {network.link_name(at) for at in np.flatnonzero(among).tolist()}
+        if most == number and len(links) > 1 and links == {*names}:
+            return f"equal for all {len(links)} links, {part}"
+    if most == number:
+        return f"always {_several(names)}"
+    each = "each " * (len(names) > 1)
+    return f"most often {_several(names)}, {each}in {most} of {number} iterations"
+
+
+def _several(names: Sequence[str]) -> str:
+    """Name one or two of a kind, or the first and how many are equal to it."""
+    first, *others = names
+    if len(others) > 1:
+        return f"{first} and {len(others)} others"
+    return " and ".join(names)
+
+
+def _cuts(found: Assessment, bound: str) -> str:
+    """Name the cuts with the longest time of a bound, in parentheses."""
+    names = found.cuts.get(bound, ())
+    among = found.topology.cuts.get(bound.removeprefix("cut "), ())
+    if 2 < len(names) == len({cut.name for cut in among}):
+        return f" (equal for all {len(names)})"
+    return f" ({_several(names)})" if names else ""
+
+
+def routing_of(found: Assessment) -> str:
+    """Name the routing, and the seed of its hash where flows have several paths."""
+    return f"{found.routing} routing" + f" (hash seed {found.seed})" * bool(
+        found.collisions
+    )
 
 
 def largest_bound(found: Assessment) -> float:
@@ -222,8 +266,7 @@ def _colliding(found: Assessment) -> list[Collision]:
 
 def _of_bottleneck(found: Assessment, one: Collision) -> bool:
     times = link_times(found.topology, np.atleast_2d(found.loads)).mean(axis=0)
-    # links with the same load differ by rounding
-    slowest = np.flatnonzero(np.isclose(times, times.max(), rtol=1e-9, atol=0))
+    slowest = np.flatnonzero(ties(times, times.max()))
     return any(found.topology.link_name(int(link)) in one.links for link in slowest)
 
 

@@ -40,6 +40,11 @@ UNROUTED = (
     "(docs/own-run.md), or draw --only traffic"
 )
 
+OVER_TIME = tuple(
+    f"{what} over iterations" for what in ("5% quantile", "mean", "95% quantile")
+)
+"""Panels of the load."""
+
 PARTS = {
     "demand": "skew",
     "load": "skew",
@@ -117,10 +122,10 @@ def load(trace: Trace, analysis: Analysis, source: str) -> Chart | Missing:
     for number, layer in enumerate(found.values()):
         cells[:, number, : layer.shape[1]] = layer
     return matrix_chart(
-        dict(zip(("5% quantile", "mean", "95% quantile"), cells, strict=True)),
+        dict(zip(OVER_TIME, cells, strict=True)),
         title=title,
         source=f"{source}. Token copies of each expert, relative to a balanced layer "
-        "(1): quantiles and mean over the iterations",
+        "(1)",
         unit="load / balanced load",
         column="expert",
         row="",

@@ -199,21 +199,21 @@ def test_a_table_tells_the_time_of_what_it_measured(toy):
         for size in (100, 10_000, 1_000_000)
     ]
     table = BandwidthTable(rows)
-    model, beyond, notes = modeled(plan, table, ["a"] * 4)
+    model = modeled(plan, table, ["a"] * 4)
     exchanges = (plan.kind == 0) & (plan.bottleneck_bytes > 0)
     want = 5e-6 + plan.bottleneck_bytes[exchanges] / 1e9
     sizes = plan.bottleneck_bytes[exchanges] / wire_bytes("all_to_all", 4, 1.0)
     outside = int(((sizes < 100) | (sizes > 1e6)).sum())
-    assert beyond == (
+    assert model.beyond == (
         f"all_to_all: {outside} of {len(sizes)} sizes or ranks lie outside the "
         "measured range",
     )
-    np.testing.assert_allclose(model[exchanges], want, rtol=1e-3)
-    assert np.isnan(model[plan.kind != 0]).all()
-    assert "all_reduce: not in the table" in notes
+    np.testing.assert_allclose(model.operation_s[exchanges], want, rtol=1e-3)
+    assert np.isnan(model.operation_s[plan.kind != 0]).all()
+    assert "all_reduce: not in the table" in model.lacking
     # hosts that were not measured are said, not hidden
-    _, _, notes = modeled(plan, table, ["a", "b", "c", "d"])
-    assert any("over 4 hosts: not in the table" in note for note in notes)
+    apart = modeled(plan, table, ["a", "b", "c", "d"])
+    assert any("over 4 hosts: not in the table" in note for note in apart.lacking)
 
 
 def test_punctuality_is_issue_minus_due():

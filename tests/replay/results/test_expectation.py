@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from moetraffic.fabric.named import load_fabric
+from moetraffic.launch.environment import FILE_STORE
 from moetraffic.replay import make_plan
 from moetraffic.replay.execution.pace import parse_pace
+from moetraffic.replay.execution.timed_pass import (
+    BLOCK,
+    LAUNCH_BYTES,
+    PREPARED,
+    SIZE_BYTES,
+)
 from moetraffic.replay.plan.selection import Depth, Verification
 from moetraffic.replay.request import Request
 from moetraffic.replay.results.expectation import (
     captured_s,
     expectation,
+    launch_bytes,
     memory_bytes,
     transfers_s,
 )
@@ -140,5 +151,76 @@ def test_memory_is_of_buffers_times_and_plans_of_all_ranks(toy, traffic):
     announced = memory_bytes(alone, 1)
     assert need + times + held <= announced
     buffers = 4 * 2 * len(np.unique(plan.stream)) * int(plan.largest_bytes.max())
-    assert announced == buffers + times + held
+    sizes = sum(len(p.send_bytes) + len(p.receive_bytes) for p in programs)
+    calls = LAUNCH_BYTES * sum(map(len, programs)) + SIZE_BYTES * sizes
+    assert launch_bytes(alone) == calls
+    assert announced == buffers + times + held + calls
     assert memory_bytes(alone, 3) - announced == 2 * times
+
+
+def test_long_programs_are_prepared_in_blocks(toy):
+    run = toy(world=2)
+    plan = make_plan(run, ranks=())
+    few = launch_bytes(plan)
+    times = PREPARED // len(plan) + 1
+    longer = replace(
+        plan,
+        **{
+            name: np.tile(array, times)
+            for name, array in vars(plan).items()
+            if isinstance(array, np.ndarray) and len(array) == len(plan)
+        },
+    )
+    assert len(longer) > PREPARED
+    streams = max(2, len(np.unique(plan.stream)))
+    most = LAUNCH_BYTES + 4 * SIZE_BYTES  # two sizes each way
+    assert launch_bytes(longer) == 2 * BLOCK * streams * most < few * times
+
+
+CALLS = """
+import os, sys
+import torch
+from moetraffic.launch import RankEnvironment
+from moetraffic.replay.backends.backend import Call
+from moetraffic.replay.backends.process_groups import BUILT_IN
+
+name, width, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+moves = BUILT_IN[name]()
+moves.start(RankEnvironment(rank=0, world=1, local_rank=0), [(0,)], 30.0)
+moves._members = [tuple(range(width))]  # a group of several, of which this is one
+buffer = torch.zeros(1 << 20, dtype=torch.uint8)
+
+def launch(n):
+    # sizes differ, so that no number is shared
+    gives, gets = ([start + n + at for at in range(width)] for start in (500, 900))
+    call = Call(kind="all_to_all", group=0, send=buffer[: sum(gives)],
+                receive=buffer[: sum(gets)], send_bytes=gives, receive_bytes=gets)
+    return moves.bind(call)
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+kept = [launch(n) for n in range(100)]
+before = resident()
+kept += [launch(n) for n in range(number)]
+print(resident() - before)
+"""
+
+
+@pytest.mark.parametrize(("backend", "width"), [("gloo", 2), ("gloo-duplex", 16)])
+def test_prepared_calls_take_the_memory_that_is_announced(backend, width, tmp_path):
+    """Measured in a process of its own, whose memory nothing else changes."""
+    number = 8000
+    taken = int(
+        subprocess.run(
+            [sys.executable, "-c", CALLS, backend, str(width), str(number)],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, FILE_STORE: str(tmp_path / "store")},
+        ).stdout
+    )
+    each = LAUNCH_BYTES + SIZE_BYTES * 2 * width
+    announced = number * each * (1 + (backend == "gloo-duplex"))
+    assert 0.75 * announced < taken <= announced
