@@ -147,7 +147,7 @@ def _baselines(
         captured_transfer_s=transfer,
         bound_s=bound,
         pass_bound_s=whole,
-        model_s=model and model.operation_s,
+        model_s=model.operation_s if model else None,
         bound_of=bound_of,
         model_of=model_of,
         model_beyond="; ".join(model.beyond) if model else "",
