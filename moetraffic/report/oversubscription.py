@@ -9,6 +9,7 @@ import numpy as np
 
 from moetraffic.fabric.assessment import Assessment
 from moetraffic.report.chart import LINE_COLORS, Axis, Chart, Panel, Series
+from moetraffic.report.link_charts import time_unit
 from moetraffic.report.results import fabric
 from moetraffic.tables import Table
 from moetraffic.units import duration, three_digits
@@ -109,7 +110,7 @@ def figure(found: Mapping[float, Assessment], source: str) -> Chart:
     """Draw the mean bottleneck time and the largest lower bound over the ratios."""
     ratios = sorted(found)
     means = [float(found[ratio].bottleneck_s.mean()) for ratio in ratios]
-    unit, scale = fabric.time_unit(max(means))
+    unit, scale = time_unit(max(means))
     routing = found[ratios[0]].routing
     lines = tuple(
         Series(

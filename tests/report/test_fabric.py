@@ -13,6 +13,7 @@ from moetraffic import Trace, load_fabric
 from moetraffic.data import path as data_path
 from moetraffic.fabric import Hosts, leaf_spine, rail_optimized, single_switch
 from moetraffic.fabric.assessment import assess
+from moetraffic.report import link_charts
 from moetraffic.report import oversubscription as compared
 from moetraffic.report.chart import Chart
 from moetraffic.report.results import fabric as report
@@ -73,7 +74,7 @@ def test_a_host_with_one_rank_is_named_so_in_tables_and_charts() -> None:
     with Trace.open(data_path("golden-v1.h5")) as trace:
         for ranks in (1, 2):
             network = load_fabric("single", 2, capacity="1Gbps", ranks_per_host=ranks)
-            chart, _ = report.links(trace, network)
+            chart, _ = link_charts.links(trace, network)
             assert isinstance(chart, Chart)
             said[ranks] = chart.source
     assert "Hosts: 2, each 1 rank and 1 NIC; 1 Gbps NICs." in said[1]

@@ -165,6 +165,7 @@ def fabric(
     from moetraffic.fabric.assessment import assess
     from moetraffic.fabric.named import load_fabric
     from moetraffic.report import oversubscription as compared
+    from moetraffic.report.link_charts import figure
     from moetraffic.report.results import fabric as report
 
     with Trace.open(trace) as opened:
@@ -213,9 +214,7 @@ def fabric(
         shown = report.tables(found)
         summary = report.sentences(found)
         parts = {name: [one] for name, one in zip(PARTS, shown, strict=False)}
-        chart = report.figure(
-            found, chosen, f"{source} {found.topology.name}, {routed}"
-        )
+        chart = figure(found, chosen, f"{source} {found.topology.name}, {routed}")
         frame = partial(found.to_frame, chosen)
     summary += [f"{note.capitalize()}." for note in beyond]
     if output is not None:

@@ -15,11 +15,10 @@ from moetraffic.analysis.mapper import in_threads
 from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.fabric.named import Network
 from moetraffic.policies.evaluation import evaluate
-from moetraffic.report import policy_scores
+from moetraffic.report import link_charts, policy_scores
 from moetraffic.report.chart import Chart, Missing
 from moetraffic.report.results import (
     comparison,
-    fabric,
     predictability,
     rhythm,
     schedule,
@@ -141,8 +140,7 @@ def content(
         Section(
             key="skew",
             title="Load balance",
-            about="Outside the gray band: more imbalance than a balanced router's "
-            "sampling noise (±2 sd).",
+            about="How the load is shared by the experts of a layer.",
             parts=(
                 skew.curves(found),
                 skew.loads(
@@ -186,7 +184,7 @@ def content(
                     complexities(found),
                     reason="; ".join(n for n in notes if "complexity" in n),
                 ),
-                *fabric.links(part, network),
+                *link_charts.links(part, network),
                 schedule.circuits_chart(
                     found,
                     {key: seen.wires() for key, seen in kept.seen.items()},

@@ -209,7 +209,7 @@ def _part(part: Any) -> str:
         f'<div class="plot" style="height:{height}px" role="img" '
         f'aria-label="{escape(part.title)}"></div>'
         '<p class="aside" aria-live="polite"></p>'
-        f'<p class="source">{escape(part.source)}</p>'
+        f'<p class="source">{escape(part.source.rstrip("."))}.</p>'
         '<p class="downloads"></p>'
         f'<script type="application/json" id="data-{part.key}">{data_text(data)}'
         "</script></article>"

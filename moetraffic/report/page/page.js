@@ -92,7 +92,7 @@
             reach(trace.error_x, i, x[i], -1), reach(trace.error_x, i, x[i], 1),
             reach(trace.error_y, i, y[i], -1), reach(trace.error_y, i, y[i], 1),
           ] : [];
-          row(...view.name, trace.name, x[i], y[i], ...(bars ? [base[i]] : []), ...more);
+          row(...view.name, trace.name.replaceAll("<br>", " "), x[i], y[i], ...(bars ? [base[i]] : []), ...more);
         }
       }
     }

@@ -14,6 +14,7 @@ plotly.js, ``src/lib/array.js``, ``decodeTypedArraySpec``: ``dtype``, ``bdata``,
 from __future__ import annotations
 
 import base64
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,8 +29,13 @@ BAND = "rgba(140,140,140,0.30)"
 PLAIN = 64
 """Arrays with fewer numbers than this are written as text."""
 
+ROWS = ("rank", "expert")
+
 MOST_TICKS = 12
 """Ranks with a tick: about so many."""
+
+LONGEST = 48
+"""Letters of a line in the legend: so many fit on a phone."""
 
 SYMBOLS = {"tick": "line-ns-open"}
 
@@ -98,7 +104,8 @@ def _traces(of: Series) -> Iterator[dict[str, Any]]:
     common = {
         "x": x,
         "y": y,
-        "name": _shown(of.name),
+        # the legend does not break lines by itself
+        "name": "<br>".join(textwrap.wrap(_shown(of.name), LONGEST)),
         "showlegend": of.legend and bool(of.name),
         **({"hovertemplate": of.hover} if of.hover else {}),
         **({"meta": "floor"} if of.reference else {}),
@@ -225,6 +232,8 @@ def _axis(axis: Axis, series: tuple[Series, ...], side: str) -> dict[str, Any]:
         found["type"] = "log"
     elif any(np.asarray(getattr(s, side)).dtype.kind == "U" for s in series):
         found["type"] = "category"
+    if axis.names or axis.label in ROWS:
+        found["zeroline"] = False  # the first row is no origin
     if axis.names:
         found |= {"tickvals": list(range(len(axis.names)))}
         found |= {"ticktext": [_shown(name) for name in axis.names]}

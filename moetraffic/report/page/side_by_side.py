@@ -40,7 +40,7 @@ def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Miss
         key=f"{key}-ratios",
         title=f"Call times of {second} relative to {first}",
         reason="; ".join(notes) or "no call has times in both traces",
-        source=f"Sums over the {number} calls that both runs have; intervals over "
+        source=f"Sums over the {number:,} calls that both runs have; intervals over "
         "iterations resampled for both together, of two replays over their runs. Call: "
         "from issue to the end on the slowest member; transfer: from the last member's "
         "issue.",

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from moetraffic.analysis.times.iteration_traffic import world_matrices
-from moetraffic.errors import MoetrafficError
-from moetraffic.fabric.assessment import Assessment, assess
+from moetraffic.fabric.assessment import Assessment
 from moetraffic.fabric.collisions import Collision
 from moetraffic.fabric.loads import (
     BottleneckLink,
@@ -21,36 +18,18 @@ from moetraffic.fabric.loads import (
     link_times,
     ties,
 )
-from moetraffic.fabric.named import Network, other_rates
+from moetraffic.fabric.named import other_rates
 from moetraffic.fabric.topology import Topology
-from moetraffic.report.chart import (
-    DASHES,
-    Axis,
-    Chart,
-    Missing,
-    Panel,
-    Series,
-    line_colors,
-)
 from moetraffic.tables import Table, tables_of
-from moetraffic.trace import Trace
 from moetraffic.units import bit_rate, byte_size, duration, three_digits
 
-DRAWN = 8  # links in the chart
 SETS = 6  # of links, in the table of collisions
-
-MOST_BYTES = 1 << 27
-"""Limit of the matrices that are assessed at once."""
-
-MOST_ITERATIONS = 200
 
 BOUNDS = {
     "port": "bottleneck port of a host",
     "spreading": "even spreading over all shortest paths",
     "cut bisection": "cut between two halves",
 }
-
-UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
 _SAME = 0.005  # a ratio this close to 1 is stated as equal
@@ -285,7 +264,7 @@ def _rates(network: Topology) -> str:
     return ", ".join([text, *other_rates(network)])
 
 
-def _hosts(network: Topology) -> str:
+def hosts_of(network: Topology) -> str:
     """State the number of hosts, the ranks and NICs of each, and their rates."""
     hosts = network.hosts
     ranks, nics = ("s" * (number > 1) for number in (hosts.ranks, hosts.nics))
@@ -307,7 +286,7 @@ def tables(found: Assessment) -> list[Table]:
         )
     facts = {
         "network": network.name,
-        "hosts": _hosts(network),
+        "hosts": hosts_of(network),
         "switches": f"{len(network.switches)}, "
         f"{int(network.between_switches.sum())} links between them",
         "bisection": f"{each_way}, {halves}" if halves else "",
@@ -324,7 +303,7 @@ def tables(found: Assessment) -> list[Table]:
             columns={"quantity": "", "mean": "s", "max": "s", ratio: ".3f"},
             rows=[
                 (name, values.mean(), values.max(), values.mean() / whole)
-                for name, values in _times(found)
+                for name, values in times_of(found)
             ],
         ),
         Table(
@@ -401,7 +380,7 @@ def tables(found: Assessment) -> list[Table]:
     return made
 
 
-def _times(found: Assessment) -> list[tuple[str, Any]]:
+def times_of(found: Assessment) -> list[tuple[str, Any]]:
     """List bottleneck time and lower bounds, by name."""
     return [(f"bottleneck link, {found.routing} routing", found.bottleneck_s)] + [
         (f"lower bound: {_bound(name)}", bound)
@@ -411,103 +390,3 @@ def _times(found: Assessment) -> list[tuple[str, Any]]:
 
 def _bound(name: str) -> str:
     return BOUNDS.get(name, name.replace("cut ", "cut around a "))
-
-
-def time_unit(longest_s: float) -> tuple[str, float]:
-    """Select the unit of an axis of times, and its seconds."""
-    return next((unit for unit in UNITS if longest_s >= unit[1]), UNITS[-1])
-
-
-def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Chart]:
-    """Draw the bottleneck time with its bounds, and the links with most busy time.
-
-    The assessment has one matrix per iteration.
-    """
-    unit, scale = time_unit(float(found.bottleneck_s.max(initial=0.0)))
-    curves = _times(found)
-    lines = tuple(
-        Series(
-            x=list(iterations),
-            y=values / scale,
-            name=name,
-            color=color,
-            # decreasing widths keep coinciding lines visible
-            width=max(1.2, 4.0 - 0.6 * number),
-            dash=DASHES[number % 4],
-        )
-        for number, ((name, values), color) in enumerate(
-            zip(curves, line_colors(len(curves)), strict=True)
-        )
-    )
-    times = link_times(found.topology, np.atleast_2d(found.loads))
-    order = np.argsort(-times.mean(axis=0), kind="stable")[:DRAWN]
-    heat = Series(
-        kind="heatmap",
-        x=list(iterations),
-        y=[found.topology.link_name(int(link)) for link in order],
-        z=times[:, order].T / scale,
-        unit=f"busy time [{unit}]",
-        hover=f"%{{y}}<br>iteration %{{x}}<br>%{{z:.4g}} {unit}<extra></extra>",
-    )
-    iteration = Axis(label="iteration")
-    time = Axis(label=f"time [{unit}]")
-    return [
-        Chart(
-            key="bottleneck",
-            title="Busy time of the bottleneck link",
-            source=f"{source} Bounds of ports and cuts hold for any "
-            "routing, even spreading for the mean of ECMP over hashes.",
-            columns=("iteration", f"time [{unit}]"),
-            panels=(Panel(x=iteration, y=time, series=lines),),
-        ),
-        Chart(
-            key="links",
-            title="Bottleneck links",
-            source=f"{source} The {len(order)} links with the longest mean busy time.",
-            columns=("iteration", "link", f"busy time [{unit}]"),
-            panels=(Panel(x=iteration, y=Axis(reverse=True), series=(heat,)),),
-            height=150 + 20 * len(order),
-        ),
-    ]
-
-
-def figure(found: Assessment, iterations: Sequence[int], source: str) -> Chart:
-    """Draw both charts of :func:`charts` below each other, equal curves once."""
-    times, links = charts(found, iterations, f"{source.rstrip('.')}.")
-    curves: dict[tuple[float, ...], Series] = {}
-    for line in times.panels[0].series:
-        key = tuple(np.round(line.y, 9).tolist())
-        if key in curves:
-            line = replace(curves[key], name=f"{curves[key].name} = {line.name}")
-        curves[key] = line
-    idle = curves.pop((0.0,) * len(iterations), None) if len(curves) > 1 else None
-    left_out = f" Always 0, not drawn: {idle.name}." if idle else ""
-    lines = tuple(replace(line, width=1.6) for line in curves.values())
-    return replace(
-        times,
-        title="Busy time of links",
-        source=links.source + left_out,
-        panels=(replace(times.panels[0], series=lines), *links.panels),
-        height=400,
-    )
-
-
-def links(trace: Trace, network: Network) -> list[Chart | Missing]:
-    """Draw the busy time of the bottleneck link with bounds, and the busiest links."""
-    title = "Busy time of links"
-    every = trace.iterations
-    fit = int(np.clip(MOST_BYTES // (8 * trace.meta.world**2), 1, MOST_ITERATIONS))
-    chosen = every[:: max(1, -(-len(every) // fit))].tolist()
-    try:
-        found = assess(network.topology, network.slots, world_matrices(trace, chosen))
-    except MoetrafficError as error:
-        return [Missing(title=title, reason=str(error))]
-    if not found.bottleneck_s.any():
-        why = "no bytes between different ranks are known"
-        return [Missing(title=title, reason=why)]
-    source = (
-        f"All collectives of an iteration, sent at once, on a {network.topology.name}, "
-        f"{found.routing} routing; all-reduces as rings. Hosts: "
-        f"{_hosts(network.topology)}. {len(chosen)} of {len(every)} iterations."
-    )
-    return [*charts(found, chosen, source)]

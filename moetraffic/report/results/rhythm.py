@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -219,6 +220,16 @@ def statistics_tables(
             steps.append((name, t.steps, *(x / 1e9 for x in lengths), t.cv, *tail))
         bursty.append((name, *r.dispersion, *r.byte_dispersion, r.hurst))
     more = len(every) - len(on_off)
+    measures = [
+        *(f"dispersion of bursts, {n} steps" for n in WINDOWS),
+        *(f"dispersion of bytes, {n} steps" for n in WINDOWS),
+        "Hurst exponent",
+    ]
+    # longer windows than the run has steps are in no row
+    known = [
+        any(v is not None and np.isfinite(v) for v in of)
+        for of in zip(*(row[1:] for row in bursty), strict=True)
+    ]
     about = analysis.beats.about
     return [
         Table(
@@ -254,13 +265,8 @@ def statistics_tables(
         ),
         Table(
             title="Burstiness",
-            columns={
-                "source": "",
-                **{f"dispersion of bursts, {n} steps": ".2f" for n in WINDOWS},
-                **{f"dispersion of bytes, {n} steps": ".2f" for n in WINDOWS},
-                "Hurst exponent": ".2f",
-            },
-            rows=bursty,
+            columns={"source": "", **dict.fromkeys(compress(measures, known), ".2f")},
+            rows=[(name, *compress(row, known)) for name, *row in bursty],
             notes=[
                 "Index of dispersion: variance over mean of counts in windows, 1 for a "
                 "Poisson process; of bytes in units of a burst's mean bytes. Hurst "

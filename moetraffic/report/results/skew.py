@@ -99,8 +99,8 @@ def curves(analysis: Analysis) -> Chart | Missing:
             if smoothed
             else ""
         )
-        + "Gray: noise floor of a balanced router, mean ± 2 standard deviations."
-        + thinned(step),
+        + "Gray: noise floor of a balanced router, mean ± 2 standard deviations; "
+        "outside, imbalance is more than sampling noise." + thinned(step),
         columns=("iteration", "value (dimensionless)"),
         choices=("quantity", "metric"),
         panels=tuple(panels),
