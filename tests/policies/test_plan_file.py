@@ -16,6 +16,7 @@ from moetraffic.policies.evaluation import OPTICAL, evaluate
 from moetraffic.policies.plan_file import plan_file
 from moetraffic.policies.service.cluster import Cluster
 from moetraffic.policies.service.packet_network import PacketNetwork
+from tests.cli.printed import unwrapped
 
 
 @pytest.fixture
@@ -54,7 +55,8 @@ def test_a_plan_that_knows_the_served_iterations_is_not_ranked(
     for chosen, told in (([], True), (["--iterations", "0:10"], False)):
         ran = ["schedule", str(trace), "-o", str(made), "--force", *chosen]
         assert main(ran) == 0
-        assert ("give --iterations 0:10." in capsys.readouterr().out) == told
+        printed = unwrapped(capsys.readouterr().out)
+        assert ("give --iterations 0:10." in printed) == told
         assert main(asked) == 0
         verdict = " ".join(capsys.readouterr().out.splitlines())
         assert (known in verdict) == told

@@ -60,7 +60,8 @@ def figure(found: Tolerance, source: str) -> Chart:
     )
     return Chart(
         title="Loss increase by dropped share of the bytes",
-        source=f"{source}. Dashed: standard deviation over seeds without loss",
+        source=f"{source[:1].upper()}{source[1:]}. Dashed: standard deviation over "
+        "seeds without loss",
         panels=(
             Panel(
                 x=Axis(label="dropped share of the bytes [%]", log=True),
