@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Optional, TypeVar, get_type_hints
 
 import typer
 
@@ -373,7 +373,8 @@ def field_options(
     heading in the help text. With ``optional``, an omitted option is None instead of
     the field's default.
     """
-    hints = get_type_hints(kind)
+    # Python 3.10 takes InitVar[...] for no type, and it is no field
+    hints = get_type_hints(kind, localns={"InitVar": Optional})
     defaults = {f.name: f.default for f in fields(kind)}
     found = {}
     for name, setting in settings.items():
