@@ -56,7 +56,7 @@ def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Ch
             y=np.array(values),
             name=_joined(equal),
             color=color,
-            dash=DASHES[number % 4],
+            dash=DASHES[0] if number == 0 else DASHES[1 + (number - 1) % 3],
         )
         for number, ((values, equal), color) in enumerate(
             zip(names.items(), line_colors(len(names)), strict=True)
