@@ -18,6 +18,9 @@ NAN = float("nan")
 NOT_TESTED = "not tested: "
 """Beginning of the flag of a claim that was not tested, before the reason."""
 
+ALL_EXPERTS = NOT_TESTED + "every token goes to every expert"
+"""Flag of a claim about loads that cannot differ."""
+
 
 class Outcome(Enum):
     """What a test decided."""

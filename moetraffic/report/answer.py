@@ -35,7 +35,8 @@ THROUGHOUT = "one level throughout"
 """In place of the figure of "converged" where the level begins with the run."""
 
 TOPICS = {
-    "Skew": {"skewed": ("CV of the mean load {}", ".2f")}
+    "Skew": {"imbalanced": ("CV {} in an iteration", ".2f")}
+    | {"skewed": ("CV of the mean load {}", ".2f")}
     | {"hot set retained": ("{} of the hottest 1/8 stay so", ".0%")}
     | {"collapsed": ("k experts take {}", ".0%"), "co-activated": ("lift {}", ".2f")},
     "Movement": {"moves": ("{} times the variance of sampling noise", ".3g")}

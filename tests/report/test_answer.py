@@ -31,7 +31,7 @@ from moetraffic.report.results.summary import by_part
 from moetraffic.trace import Trace
 
 STATED, NOT, FEW = Outcome.STATED, Outcome.NO_EVIDENCE, Outcome.NOT_ENOUGH_DATA
-LOAD = ("skewed", "hot set retained", "collapsed", "moves", "converged")
+LOAD = ("imbalanced", "skewed", "hot set retained", "collapsed", "moves", "converged")
 LOAD += ("level change", "trend", "mean-reverting", "periodic", "predictable")
 LOAD += ("better than persistence", "matrix predictable")
 

@@ -15,6 +15,7 @@ from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .level_changes import Levels, levels_of
+from .mean_load import skewed
 from .motion import Motion
 from .movement import DRIFT, HALF_LIVES, SHORTEST, Movement, movement
 
@@ -67,7 +68,8 @@ def level_claims(
     Returns
     -------
     tuple of Claim
-        One of each name of :data:`NULLS`, in this order; times in iterations.
+        "skewed", of the part whose level is stable if there is one, and one of each
+        name of :data:`NULLS`, in this order; times in iterations.
 
     Raises
     ------
@@ -81,14 +83,15 @@ def level_claims(
     >>> counts = np.array([rng.multinomial(2000, row) for row in p])
     >>> found = level_claims(counts, tokens=2000, about="expert load")
     >>> [claim.name for claim in found if claim.stated]
-    ['moves', 'converged', 'level change']
-    >>> found[1].statement
+    ['skewed', 'moves', 'converged', 'level change']
+    >>> found[2].statement
     'its level is stable from iteration 97 on at the latest'
     """
-    _, claims = decided(
+    found, claims = decided(
         counts, tokens=tokens, k=k, at=at, about=about, levels=levels, seed=seed
     )
-    return claims
+    begin = found.begin if found is not None and found.converged else 0
+    return skewed(counts, k=k, at=at, begin=begin, about=about), *claims
 
 
 def decided(

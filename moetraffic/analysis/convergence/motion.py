@@ -35,6 +35,7 @@ _ROWS = 16  # lowest frequencies that the number of independent columns is of
 _KAPPA = np.concatenate(([0.0], np.geomspace(1e-6, 1e4, 51)))
 _RATES = 33
 _HALF_DROP = 3.841 / 2  # of the log-likelihood at the ends of a 95% interval
+_BOTH_DROP = 5.991 / 2  # at the border of a 95% region of phi and kappa
 _ONE_SIDED = 2.706 / 2
 
 
@@ -55,6 +56,61 @@ class Motion:
     kappa: float  # variance of its steps over that of the noise
     walk: float  # upper 95% limit of a random walk's standard deviation over the n
     # steps, over that of the noise of one step
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanNoise:
+    """How far motion and noise move the mean of series over n steps from zero.
+
+    In units of n times the mean square of the columns' means.
+    """
+
+    expected: float  # by the best fit
+    high: float  # by the worst of a 95% region of phi and kappa, or of a smooth drift
+    columns: float  # effective number of independent columns
+
+    def p(self, measured: float, noise: float | None = None) -> float:
+        """Compute the chance of a value if all columns have the mean zero.
+
+        By the worst of the region, or by another noise.
+        """
+        over = measured / (self.high if noise is None else noise)
+        return float(gammaincc(self.columns / 2, over * self.columns / 2))
+
+
+def mean_noise(series: Float64) -> MeanNoise:
+    r"""Estimate the noise of the mean of series that move.
+
+    A stationary autoregression of coefficient :math:`\phi` under white noise of
+    variance r leaves
+
+    .. math:: r \Big(1 + \frac{\kappa}{1 - \phi^2} \Big[\frac{1 + \phi}{1 - \phi}
+        - \frac{2 \phi (1 - \phi^n)}{n (1 - \phi)^2}\Big]\Big)
+
+    and a random walk that begins at zero :math:`r (1 + \kappa n^2 / 3)`, which is
+    :math:`\pi^2 / 3` times what it leaves at the lowest frequency.  A drift that is
+    smoother than a walk has less at all others: it counts as this many times its own.
+
+    ``series``: ``[n, D]``, step first, whose columns vary.
+    """
+    n = len(series)
+    coefficients = dct(series - series.mean(axis=0), axis=0, norm="ortho")[1:]
+    columns = _independent(coefficients)
+    angle, used = np.pi * np.arange(1, n) / n, np.ones(n - 1, dtype=bool)
+    power, weight, shape = _binned((coefficients**2).mean(axis=1), angle, used)
+    fit = _Fits(angle=shape, weight=weight, columns=columns, steps=n)
+    found = fit.likelihood(power[:, None])[..., 0]
+    phi = fit.phi[:-1]
+    ended = 2 * phi * (1 - phi**n) / (n * (1 - phi) ** 2)
+    gain = np.append(((1 + phi) / (1 - phi) - ended) / (1 - phi**2), n**2 / 3)
+    level = (power / fit.spectrum) @ weight / fit.number
+    noise = level * (1 + np.outer(gain, _KAPPA))
+    region = noise[found >= found.max() - _BOTH_DROP]
+    return MeanNoise(
+        expected=float(noise.flat[found.argmax()]),
+        high=max(float(region.max()), float(power[0]) * np.pi**2 / 3),
+        columns=columns,
+    )
 
 
 def motion(

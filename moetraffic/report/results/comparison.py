@@ -252,6 +252,7 @@ def claim_sentence(first: Sequence[Claim], second: Sequence[Claim]) -> str:
 
 
 _FIGURES = {
+    "imbalanced": "CV in an iteration",
     "skewed": "CV of the mean load",
     "hot set retained": "share",
     "collapsed": "share",

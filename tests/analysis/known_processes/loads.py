@@ -346,6 +346,52 @@ def accumulation(rng: np.random.Generator, steps: int) -> Loads:
     return _counts(np.repeat(change.cumsum(axis=0), every, axis=0)[:steps], rng)
 
 
+def redrawn(rng: np.random.Generator, steps: int) -> Loads:
+    """Shares are drawn anew in each iteration, from one law for all experts."""
+    law = np.full(_experts(rng), np.exp(rng.uniform(0, 4)))
+    return _counts(np.log(rng.dirichlet(law, steps)), rng)
+
+
+def _evenly_used(rng: np.random.Generator, ways: int) -> Float64:
+    """Draw uneven shares ``[ways, E]`` whose mean is the same for all experts."""
+    experts = _experts(rng)
+    shares = np.exp(rng.normal(0, rng.uniform(0.3, 1.0), (ways, experts)))
+    for _ in range(200):  # Sinkhorn's balancing
+        shares /= shares.mean(axis=0)
+        shares /= shares.sum(axis=1, keepdims=True)
+    return shares
+
+
+def documents(rng: np.random.Generator, steps: int) -> Loads:
+    """Batches of documents, whose topics together use all experts alike."""
+    topics, number = int(rng.integers(2, 13)), int(rng.choice([4, 16, 64]))
+    batch = rng.multinomial(number, np.full(topics, 1 / topics), steps) / number
+    return _counts(np.log(batch @ _evenly_used(rng, topics)), rng)
+
+
+def even_regimes(rng: np.random.Generator, steps: int) -> Loads:
+    """Two levels alternate, each for 30 iterations, and their mean is even."""
+    state = (rng.integers(2) + np.cumsum(rng.uniform(size=steps) < 1 / 30)) % 2
+    return _counts(np.log(_evenly_used(rng, 2))[state], rng)
+
+
+def _about_equal(rng: np.random.Generator, steps: int, half_life: float) -> Loads:
+    experts, phi = _experts(rng), 0.5 ** (1 / half_life)
+    size = rng.uniform(0.1, 0.5)
+    states = size * _returning(rng, steps, experts, phi)
+    return _counts(states, rng, half_life=half_life, stationary=1)
+
+
+def short_swings(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits are an AR(1) about equal shares, with a half-life of 2 iterations."""
+    return _about_equal(rng, steps, 2)
+
+
+def long_swings(rng: np.random.Generator, steps: int) -> Loads:
+    """Logits are an AR(1) about equal shares, with a half-life of 20 iterations."""
+    return _about_equal(rng, steps, 20)
+
+
 PROCESSES: dict[str, Callable[[np.random.Generator, int], Loads]] = {
     function.__name__.replace("_", " "): function
     for function in (
@@ -355,6 +401,6 @@ PROCESSES: dict[str, Callable[[np.random.Generator, int], Loads]] = {
         *(transient, period, jittered_period, collapse, drifting_hot_set),
         *(regime_switch, fading_swings, damped_oscillation, early_training),
         *(two_in_turn, three_in_turn, every_nth, slipping_turns, random_turns),
-        accumulation,
+        *(accumulation, redrawn, documents, even_regimes, short_swings, long_swings),
     )
 }
