@@ -25,7 +25,7 @@ WIDER = 2
 """Factor of the longer means in which a jump must be significant as well."""
 
 _SHAPES = np.geomspace(0.25, 64, 200)
-_QUANTILES = gammaincinv(_SHAPES[:, None], np.array([0.25, 0.5, 0.75, 0.9]))
+_QUANTILES = gammaincinv(_SHAPES[:, None], np.array([0.5, 0.9]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +168,11 @@ def _changes(levels: Float64, width: int) -> tuple[Float64, Float64]:
     if not change.max() > 0:
         return change, np.ones(len(change))
     change = np.maximum(change, 1e-12 * change.max())
-    logs = np.log(np.quantile(change, [0.25, 0.5, 0.75, 0.9]))
-    fits = np.log(_QUANTILES)
-    quartiles = np.abs(fits[:, 2] - fits[:, 0] - (logs[2] - logs[0])).argmin()
-    upper = np.abs(fits[:, 3] - fits[:, 1] - (logs[3] - logs[1])).argmin()
+    middle, upper = np.quantile(change, [0.5, 0.9])
+    ratio = np.log(_QUANTILES[:, 1] / _QUANTILES[:, 0])
+    fitted = _SHAPES[np.abs(ratio - np.log(upper / middle)).argmin()]
     # windows overlap: the shape is known to within a part of itself, taken off here
     known = 1 + 1.5 * np.sqrt(width / steps)
-    shape = int(np.abs(_SHAPES - _SHAPES[min(quartiles, upper)] / known).argmin())
-    unit = np.exp(logs[1]) / _QUANTILES[shape, 1]
+    shape = int(np.abs(_SHAPES - fitted / known).argmin())
+    unit = middle / _QUANTILES[shape, 0]
     return change, np.minimum(1, len(change) * gammaincc(_SHAPES[shape], change / unit))

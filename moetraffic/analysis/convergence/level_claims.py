@@ -68,8 +68,9 @@ def level_claims(
     Returns
     -------
     tuple of Claim
-        "skewed", of the part whose level is stable if there is one, and one of each
-        name of :data:`NULLS`, in this order; times in iterations.
+        "skewed", where one level change or a transient comes before a stable level of
+        this level alone, and one of each name of :data:`NULLS`, in this order; times in
+        iterations.
 
     Raises
     ------
@@ -90,7 +91,11 @@ def level_claims(
     found, claims = decided(
         counts, tokens=tokens, k=k, at=at, about=about, levels=levels, seed=seed
     )
-    begin = found.begin if found is not None and found.converged else 0
+    begin = 0
+    if found is not None and found.converged:
+        # several level changes are motion, as between regimes
+        once = len(found.changes) == 1 or (not found.changes and found.before >= 0)
+        begin = found.begin if once else 0
     return skewed(counts, k=k, at=at, begin=begin, about=about), *claims
 
 

@@ -1,6 +1,6 @@
 """Movement of levels over a run: jumps, period, stable part and trend, in one order.
 
-Jumps come first, and are taken off; then the period, whose frequencies are left out of
+Jumps come first; then the period, whose frequencies are left out of
 what follows; then the part after the last jump and the transient, which is stable if it
 does not move or returns to a level, with swings of one size; then a trend, if no part
 is stable.  So no two findings contradict each other.
@@ -52,7 +52,7 @@ class Movement:
     period: Period | None  # the strongest line; None: run too short
     line: bool  # whether it is a line
     phase: Phase | None  # of a line; None: there is none
-    whole: Motion  # of all steps, jumps taken off
+    whole: Motion  # of all steps
     moves: bool  # whether there is any motion beyond white noise, or a transient
     p_start: float  # of no transient; 1: none is seen
     begin: int  # first step of the stable part, or of what was tested as such
@@ -84,27 +84,24 @@ class Movement:
 
 def movement(levels: Levels, *, seed: int = 0) -> Movement:
     """Decide how levels move, of at least :data:`SHORTEST` steps."""
-    steps = len(levels.values)
-    # Step 1: jumps.
-    changes, rest = levels.changes, levels.values.copy()
-    for change in changes:
-        rest[change.index :] -= change.jump
-    # Step 2: the period.
-    period = strongest_period(rest)
+    values, changes = levels.values, levels.changes
+    steps = len(values)
+    # Step 1: the period.
+    period = strongest_period(values)
     bands, kept = None, None
     if period is not None and period.p < LEVEL:
         bands = period.bands
-        kept = phase(rest, period.period, line=period.line, seed=seed)
+        kept = phase(values, period.period, line=period.line, seed=seed)
     line = kept is not None
-    whole = motion(rest, without=bands, seed=seed)
-    # Step 3: the part after the last jump and the transient.
+    whole = motion(values, without=bands, seed=seed)
+    # Step 2: the part after the last jump and the transient.
     moves = bool(changes) or line or whole.p_still < LEVEL
     begin, before = changes[-1].index if changes else 0, -1
     level, lasting = begin, False
     stable, returns, still, p_start = None, False, False, 1.0
     enough = max(SHORTEST, STABLE * steps)
     if steps - begin >= enough:
-        start = onset(rest[begin:], without=bands, seed=seed)
+        start = onset(values[begin:], without=bands, seed=seed)
         lasting = steps - begin - max(start.begin, start.faded) < enough
         level = begin + start.begin
         if start.seen:
@@ -112,30 +109,30 @@ def movement(levels: Levels, *, seed: int = 0) -> Movement:
         if start.seen and not lasting:
             # what is left of a transient may still be seen where it is small
             before, begin = begin, begin + start.faded
-        stable = motion(rest[begin:], without=bands, seed=seed) if begin else whole
+        stable = motion(values[begin:], without=bands, seed=seed) if begin else whole
         returns, still = (False, False) if lasting else _outcome(stable)
-    # Step 4: of this part, the one from which its swings are of one size.
+    # Step 3: of this part, the one from which its swings are of one size.
     uneven = False
     if returns:
         later = begin
-        while steps - later >= enough and _swings(rest[later:]) < LEVEL:
+        while steps - later >= enough and _swings(values[later:]) < LEVEL:
             later += (steps - later) // (BLOCKS // 2)
         uneven = steps - later < enough
         if uneven:
             returns = False
         elif later > begin:
             begin, level = later, max(level, later)
-            stable = motion(rest[later:], without=bands, seed=seed)
+            stable = motion(values[later:], without=bands, seed=seed)
             returns, still = _outcome(stable)
     # a periodic function returns, too: what its best fits leave moves all the same
     p_cycle = float("nan")
     if returns:
-        fits = without_period(rest[begin:])
+        fits = without_period(values[begin:])
         p_cycle = max(motion(x, without=gone, seed=seed).p_still for x, gone in fits)
-    # Step 5: a trend of the whole run.
+    # Step 4: a trend of the whole run.
     slope, trend = None, False
     if moves and not changes and not (returns or still or uneven):
-        slope = motion(rest, without=bands, line=True, seed=seed)
+        slope = motion(values, without=bands, line=True, seed=seed)
         trend = slope.p_trend < DRIFT and any(_outcome(slope, drift=False))
     return Movement(
         changes=changes,

@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 
 from moetraffic.arrays import Float64
 
-HARMONICS = (1, 3, 8)
+HARMONICS = (1, 8)
 """Numbers of harmonics of the functions with a real period."""
 
 FEWEST_CYCLES = 2

@@ -45,7 +45,7 @@ def test_p_values_of_a_balanced_router_are_uniform(experts, k, tokens) -> None:
         assert np.mean(p) == pytest.approx(0.5, abs=0.07)
 
 
-def test_the_interval_of_the_imbalance_holds_the_probabilities_that_were_drawn() -> None:
+def test_the_interval_of_the_imbalance_holds_the_true_probabilities() -> None:
     rng = np.random.default_rng(5)
     share = rng.dirichlet(np.full(16, 4.0))
     cv = float(share.std() / share.mean())
