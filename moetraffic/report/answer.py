@@ -406,8 +406,7 @@ def figure_of(claims: Sequence[Claim]) -> str:
     if figure == REDUCED and min(known) < 0:
         return f"MSE changed by {range_of([-value for value in known], '+.0%')}"
     if figure == REDUCED:
-        named_by_claim = claims[0].name == PERSISTENCE
-        below = "lower" if named_by_claim else f"below {PAST_MEAN}"
+        below = "lower" if claims[0].name == PERSISTENCE else f"below {PAST_MEAN}"
         return f"MSE {range_of(known, form)} {below}"
     return figure.format(range_of(known, form))
 
