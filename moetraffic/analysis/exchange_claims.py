@@ -71,6 +71,7 @@ def exchange_claims(
             k=k,
             at=source.iterations,
             about=about,
+            item="expert" if "demand.load" in rows else "rank",
             levels=levels,
         ),
     )

@@ -43,6 +43,7 @@ def level_claims(
     k: int = 1,
     at: npt.ArrayLike | None = None,
     about: str,
+    item: str = "expert",
     levels: Levels | None = None,
     seed: int = 0,
 ) -> tuple[Claim, ...]:
@@ -62,6 +63,8 @@ def level_claims(
         ``[T]`` strictly increasing iteration numbers; None: 0, 1, 2 ...
     about
         Subject of the claims: "expert load of layer 0".
+    item
+        What a column is of, for "skewed".
     levels
         Of these counts, as of :func:`.level_changes.levels_of`; None: computed.
 
@@ -96,7 +99,7 @@ def level_claims(
         # several level changes are motion, as between regimes
         once = len(found.changes) == 1 or (not found.changes and found.before >= 0)
         begin = found.begin if once else 0
-    return skewed(counts, k=k, at=at, begin=begin, about=about), *claims
+    return skewed(counts, k=k, at=at, begin=begin, about=about, item=item), *claims
 
 
 def decided(

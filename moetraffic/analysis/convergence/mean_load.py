@@ -34,6 +34,7 @@ def skewed(
     at: npt.ArrayLike | None = None,
     begin: int = 0,
     about: str,
+    item: str = "expert",
 ) -> Claim:
     """Test whether experts have different mean shares.
 
@@ -50,6 +51,8 @@ def skewed(
         First iteration with copies that is used, an index of these.
     about
         Subject of the claim: "expert load of layer 0".
+    item
+        What a column is of.
 
     Returns
     -------
@@ -108,7 +111,7 @@ def skewed(
     if p > LEVEL:
         return claim
     statement = (
-        "it is skewed: the mean loads of experts differ by more than motion and noise "
-        f"explain, CV {cv:.3g}, max/mean {mean.max():.2f} (expert {mean.argmax()})"
+        f"it is skewed: the mean loads of {item}s differ by more than motion and noise "
+        f"explain, CV {cv:.3g}, max/mean {mean.max():.2f} ({item} {mean.argmax()})"
     )
     return replace(claim, outcome=Outcome.STATED, statement=statement)

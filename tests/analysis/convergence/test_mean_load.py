@@ -77,6 +77,9 @@ def test_loads_that_are_uneven_in_turn_are_not_skewed() -> None:
     counts[:, 0] += 100
     assert skew(counts).stated
     assert "(expert 0)" in skew(counts).statement
+    of_ranks = skewed(counts, about="bytes received", item="rank").statement
+    assert "loads of ranks differ" in of_ranks
+    assert "(rank 0)" in of_ranks
 
 
 def test_loads_that_never_vary_are_skewed_unless_they_are_even() -> None:
