@@ -25,7 +25,8 @@ from moetraffic.replay.failure import RankError
 from moetraffic.trace.model import UNKNOWN_TIME
 
 from .pace import Schedule
-from .timed_pass import BLOCK, HEARTBEAT_EVERY_NS, PREPARED, TimedPass
+from .prepared import BLOCK, PREPARED
+from .timed_pass import HEARTBEAT_EVERY_NS, TimedPass
 
 _POLL_S = 0.1  # interval at which a waiting thread checks whether another failed
 

@@ -28,28 +28,13 @@ from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 
 from . import payload
 from .pace import Pace, Schedule, wait_until
+from .prepared import BLOCK, PREPARED
 
 HEARTBEAT_EVERY_NS = 200_000_000
 """Shortest interval between heartbeats, in ns; each costs some microseconds."""
 
 HEARTBEAT_WINDOW = 4096
 """Largest number of operations that a heartbeat summarizes, to bound its cost."""
-
-PREPARED = 1 << 16
-"""Operations prepared before timing; longer programs are prepared in blocks."""
-
-BLOCK = 4096
-
-LAUNCH_BYTES = 1900
-"""Memory of a prepared collective: callable, options, and two views of buffers.
-
-Of gloo, measured with CPython 3.11 and torch 2.13; that of an all-to-all has
-:data:`SIZE_BYTES` for each number of bytes, that of a gather or scatter
-:data:`VIEW_BYTES` for each member's part.
-"""
-
-SIZE_BYTES = 40
-VIEW_BYTES = 450
 
 _SQUARE = KINDS.index(ALL_TO_ALL)
 

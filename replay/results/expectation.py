@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from moetraffic.arrays import Int64
-from moetraffic.replay.execution.timed_pass import (
+from moetraffic.replay.execution.prepared import (
     BLOCK,
     LAUNCH_BYTES,
     PREPARED,

@@ -145,7 +145,7 @@ def test_a_part_of_a_run_is_compared_with_the_same_iterations(
         kept = trace.select(np.flatnonzero((when >= 4) & (when < 8)))
         kept.replace(steps=Steps(**rows)).save(part)
     assert main(["compare", golden, part]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+    first = capsys.readouterr().out.replace("\n  ", " ").splitlines()[0]
     assert "has 4 of the 12 iterations" in first
     assert "--iterations 4:8" in first
     assert main(["compare", golden, part, "--iterations", "4:8"]) == 0

@@ -83,7 +83,7 @@ def test_estimate_goes_on_from_a_capture(
 ) -> None:
     asked = ["estimate", "--calibrate", str(captured), "--dp", "8", "--ep", "8"]
     assert main(asked) == 0
-    said = capsys.readouterr().out
+    said = capsys.readouterr().out.replace("\n  ", " ")
     verdict, fit, *_ = said.splitlines()
     assert verdict.startswith("T_iter")
     assert fit.startswith("Calibrated on")

@@ -14,7 +14,7 @@ from moetraffic.fabric.named import load_fabric
 from moetraffic.launch.environment import FILE_STORE
 from moetraffic.replay import make_plan
 from moetraffic.replay.execution.pace import parse_pace
-from moetraffic.replay.execution.timed_pass import (
+from moetraffic.replay.execution.prepared import (
     BLOCK,
     LAUNCH_BYTES,
     PREPARED,
