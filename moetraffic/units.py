@@ -153,6 +153,33 @@ def byte_count(text: str) -> int:
     )
 
 
+_POWER = re.compile(r"(\d+(?:\.\d+)?)([KMGkmg]?)i?[Bb]?")
+
+
+def message_size(text: str, *, error: type[MoetrafficError] = MoetrafficError) -> int:
+    """Parse a size in bytes as nccl-tests does: K, M, G are powers of 1024.
+
+    Raises
+    ------
+    MoetrafficError
+        Of the type ``error``, if the size is invalid, or 0.
+
+    Examples
+    --------
+    >>> message_size("8"), message_size("1.5K"), message_size("32M")
+    (8, 1536, 33554432)
+    """
+    found = _POWER.fullmatch(text)
+    power = {"": 0, "k": 1, "m": 2, "g": 3}
+    size = int(float(found[1]) * 1024 ** power[found[2].lower()]) if found else 0
+    if size < 1:
+        raise error(
+            f"a size is a positive number with K, M or G for powers of 1024, not "
+            f"{text!r}: give such as 8, 64K or 32M"
+        )
+    return size
+
+
 def seconds(text: str) -> float:
     """Parse a time with its unit to seconds.
 

@@ -51,6 +51,13 @@ class Assessment(ShownAsTables):
     collisions: tuple[Collision, ...]  # ECMP only
     without_oversubscription_s: Float64  # [n] at 1:1, on the same paths
     spreading_without_oversubscription_s: Float64  # [n] at 1:1, ideal routing
+    without_rates_s: Float64  # [n] without rates of single NICs and links, same paths
+
+    @property
+    def bounding(self) -> Mapping[str, Float64]:
+        """Lower bounds ``[n]`` s by name, without the time of the routing itself."""
+        own = "spreading" if self.routing == "ideal" else ""
+        return {name: of for name, of in self.bounds_s.items() if name != own}
 
     def to_frame(self, iterations: Sequence[int] | None = None) -> pandas.DataFrame:
         """Build a tidy pandas table with one row per matrix and link.
@@ -65,7 +72,7 @@ class Assessment(ShownAsTables):
 
         number, links = self.loads.shape
         ends = pandas.MultiIndex.from_tuples(self.topology.links)
-        bound = np.max([*self.bounds_s.values()], axis=0)
+        bound = np.max([*self.bounding.values()], axis=0)
         return pandas.DataFrame(
             {
                 "matrix" if iterations is None else "iteration": np.repeat(
@@ -157,6 +164,7 @@ def assess(
         collisions=tuple(collisions(routes, stack)) if routing == "ecmp" else (),
         without_oversubscription_s=_at_one_to_one(topology, loads),
         spreading_without_oversubscription_s=_at_one_to_one(topology, spread),
+        without_rates_s=longest_time(topology.without_rates or topology, loads),
     )
 
 

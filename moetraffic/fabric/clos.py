@@ -191,9 +191,12 @@ def _each(hosts: Hosts, parts: int, name: str) -> int:
     """Return the number of hosts per part, or raise if they do not divide evenly."""
     at_least(1, parts, name)
     if hosts.number % parts:
+        are, remedy = f"are {hosts.number} hosts", f"a divisor of {hosts.number}"
+        if hosts.number == 1:
+            are, remedy = "is 1 host", "1, or have fewer ranks on each of more hosts"
         raise FabricError(
-            f"{name} share the hosts evenly, but there are {hosts.number} hosts for "
-            f"{parts} {name}: choose a divisor of {hosts.number}"
+            f"{name} share the hosts evenly, but there {are} for {parts} {name}: "
+            f"choose {remedy}"
         )
     return hosts.number // parts
 

@@ -287,7 +287,8 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
         own = nic_name(host, hosts.nic_of(at))
         switch = topology.attached(host, hosts.nic_of(at))
         ends[f"rank{rank}"] = [(own, switch), (switch, own)]
-    for name, rate in rates.items():
+    owner: dict[tuple[str, str], str] = {}  # whose rate each link has
+    for name, rate in sorted(rates.items(), key=lambda item: _specific(item[0])):
         if name not in ends:
             last = f"rank{len(slots) - 1}", f"host{hosts.number - 1}"
             raise FabricError(
@@ -301,16 +302,35 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
                 "a rate such as 50Gbps"
             )
         for link in ends[name]:
-            graph.edges[link]["capacity"] = bytes_per_second(rate)
+            room, other = bytes_per_second(rate), owner.setdefault(link, name)
+            same = _specific(other) == _specific(name)
+            if same and room != bytes_per_second(rates[other]):
+                raise FabricError(
+                    f"in {asked}, {other} and {name} have the same NIC, but the rates "
+                    f"{rates[other]} and {rate}: give one of them"
+                )
+            graph.edges[link]["capacity"], owner[link] = room, name
+    in_force = {name: rates[name] for name in rates if name in owner.values()}
     # the ratio of the options is not that of links with other rates
     name = re.sub(r",? \S+:1$", "", topology.name)
-    made = replace(topology, name=name, graph=nx.freeze(graph), rates=rates)
+    made = replace(
+        topology,
+        name=name,
+        graph=nx.freeze(graph),
+        rates=in_force,
+        without_rates=topology,
+    )
     if "bisection" not in made.cuts:
         return made
     # a boundary through other links may be narrower now
     halves = (made.narrowest(cut) for cut in made.cuts["bisection"])
     cuts = {**made.cuts, "bisection": tuple(cut for both in halves for cut in both)}
     return replace(made, cuts=cuts)
+
+
+def _specific(name: str) -> int:
+    """Order the names of rates: a host, a rank, a link; the last one is in force."""
+    return 2 if " -> " in name else int(name.startswith("rank"))
 
 
 def other_rates(topology: Topology, most: int = 3) -> list[str]:
@@ -327,9 +347,18 @@ def other_rates(topology: Topology, most: int = 3) -> list[str]:
     return [*named[:most], *rest]
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object of JSON whose keys differ, or raise ValueError."""
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"the key {twice[0][:60]!r} is repeated, with one value each")
+    return dict(pairs)
+
+
 def _read(asked: str) -> dict[str, Any]:
     try:
-        said = json.loads(Path(asked).read_text(encoding="utf-8"))
+        text = Path(asked).read_text(encoding="utf-8")
+        said = json.loads(text, object_pairs_hook=_once)
         if not isinstance(said, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:

@@ -177,6 +177,7 @@ class Topology:
     cuts: Mapping[str, tuple[Cut, ...]] = field(default_factory=dict)  # by family
     forwarding: str = "own"
     rates: Mapping[str, str] = field(default_factory=dict)  # other than the capacity
+    without_rates: Topology | None = None  # the same network without ``rates``
 
     @cached_property
     def links(self) -> tuple[tuple[str, str], ...]:

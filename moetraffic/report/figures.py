@@ -59,6 +59,9 @@ LEAST_HEATMAP_IN = 1.0
 HIGHEST_STACKED_IN = 1.7
 """Largest height of panels that are drawn below instead of beside each other."""
 
+INSIDE = 0.7
+"""Share of a panel's height that is inside its axes."""
+
 SCALE = 12
 """Letters as wide as axis and color scale beside heatmaps that are side by side."""
 
@@ -133,7 +136,7 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
     # four letters are as wide as numbers on the axis
     panel_in = (
         size[0] / across * 0.8 - max(0, beside - 4) * letter_in(),
-        size[1] * 0.7,
+        size[1] * INSIDE,
     )
     if _kinds(chart) == {"heatmap"} and across > 1:
         panel_in = ((size[0] - SCALE * letter_in()) / across * 0.9, panel_in[1])
@@ -370,7 +373,10 @@ def _heatmap(
         extent=(at[0] - step / 2, at[-1] + step / 2, rows - 0.5, -0.5),
     )
     width_in, height_in = size_in
-    lines = int(height_in * 72 / (1.7 * rcParams["font.size"]))
+    line = rcParams["font.size"] / 72
+    lines = int(height_in / (1.7 * line))
+    if isinstance(series.y[0], str):  # _layout has space for all names of a few rows
+        lines = int(max(height_in, height_in / INSIDE - 6 * line) / (1.3 * line))
     axes.set_yticks(*chosen_ticks(series.y, max(2, min(MOST_ROWS, lines))))
     if isinstance(series.x[0], str):
         axes.set_xticks(*chosen_ticks(series.x, 16 if width_in > 3 else 6))

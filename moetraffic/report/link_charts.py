@@ -21,7 +21,12 @@ from moetraffic.report.chart import (
     Series,
     line_colors,
 )
-from moetraffic.report.results.fabric import hosts_of, routing_of, times_of
+from moetraffic.report.results.fabric import (
+    hosts_of,
+    ratios_of,
+    routing_of,
+    times_of,
+)
 from moetraffic.trace import Trace
 
 DRAWN = 8  # links in the chart
@@ -104,7 +109,11 @@ def _joined(names: Sequence[str]) -> str:
 
 def figure(found: Assessment, iterations: Sequence[int], source: str) -> Chart:
     """Draw both charts of :func:`charts` below each other."""
-    times, links = charts(found, iterations, f"{source.rstrip('.')}.")
+    network = found.topology
+    where = f"{source.rstrip('.')}. Hosts: {hosts_of(network)}."
+    if ratios := ratios_of(network):
+        where += f" Oversubscription {ratios}."
+    times, links = charts(found, iterations, where)
     return replace(
         times,
         title="Busy time of links",

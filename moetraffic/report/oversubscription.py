@@ -109,6 +109,7 @@ def table(found: Mapping[float, Assessment]) -> Table:
 def figure(found: Mapping[float, Assessment], source: str) -> Chart:
     """Draw the mean bottleneck time and the largest lower bound over the ratios."""
     ratios = sorted(found)
+    hosts = fabric.hosts_of(found[ratios[0]].topology)
     means = [float(found[ratio].bottleneck_s.mean()) for ratio in ratios]
     unit, scale = time_unit(max(means))
     routing = found[ratios[0]].routing
@@ -141,7 +142,7 @@ def figure(found: Mapping[float, Assessment], source: str) -> Chart:
     return Chart(
         key="oversubscription",
         title="Busy time of the bottleneck link by oversubscription",
-        source=f"{source}. Mean of iterations.",
+        source=f"{source}. Hosts: {hosts}. Mean of iterations.",
         columns=("oversubscription", f"time [{unit}]"),
         panels=(Panel(x=ratio, y=time, series=lines),),
     )

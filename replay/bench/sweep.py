@@ -7,7 +7,6 @@ powers of 1024, and a size is rounded down to whole elements per rank.
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN, uneven
 from moetraffic.replay.backends.requirements import validate_device
 from moetraffic.replay.local import start_ranks
 from moetraffic.replay.results.output import to_json
+from moetraffic.units import message_size
 
 from .result import Bench
 
@@ -39,7 +39,6 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 BACKENDS = ("gloo", "nccl")
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGkmg]?)i?[Bb]?")
 _MOST_SIZES = 1000
 _START_S = 120.0  # to import torch and connect, on a busy host
 
@@ -191,8 +190,8 @@ def size_range(
     >>> size_range("8", "20", factor=None, step="8")
     (8, 16)
     """
-    first, last = size_bytes(begin), size_bytes(end)
-    adding = size_bytes(step) if step is not None else 0
+    first, last = (message_size(text, error=ReplayError) for text in (begin, end))
+    adding = message_size(step, error=ReplayError) if step is not None else 0
     times = factor if factor is not None else (0.0 if adding else 2.0)
     grows = bool(adding) != bool(times) and (bool(adding) or times > 1)
     if not (grows and first <= last):
@@ -217,30 +216,6 @@ def size_range(
         f"at most {_MOST_SIZES} sizes are measured, but from {begin} to {end} there "
         "are more: raise -f or -i"
     )
-
-
-def size_bytes(text: str) -> int:
-    """Parse a size as nccl-tests does: K, M, G are powers of 1024.
-
-    Raises
-    ------
-    ReplayError
-        If the size is invalid, or 0.
-
-    Examples
-    --------
-    >>> size_bytes("8"), size_bytes("1.5K"), size_bytes("32M")
-    (8, 1536, 33554432)
-    """
-    found = _SIZE.fullmatch(text)
-    power = {"": 0, "k": 1, "m": 2, "g": 3}
-    size = int(float(found[1]) * 1024 ** power[found[2].lower()]) if found else 0
-    if size < 1:
-        raise ReplayError(
-            f"a size is a positive number with K, M or G for powers of 1024, not "
-            f"{text!r}: give such as 8, 64K or 32M"
-        )
-    return size
 
 
 def matrix_rows(

@@ -376,6 +376,25 @@ def test_the_time_of_a_size_says_that_no_fit_is_usable(
     assert ("lines: Hockney's fit" in chart.source) != unusable
 
 
+def test_bandwidth_beyond_the_measurements_says_by_how_far(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table = tmp_path / "links.csv"
+    rows = "".join(f"broadcast,2,{1024 * n},{1000 * n}\n" for n in (1, 8, 64))
+    table.write_text(f"collective,ranks,size_bytes,time_us\n{rows}")
+    asked = ["bandwidth", str(table), "--collective", "broadcast", "--size"]
+    for size, ranks, states in (
+        ("64K", 2, "65,536 B on 2 ranks: 64 ms, busbw"),
+        ("64K", 2, "(interpolated)"),
+        ("20M", 64, "(extrapolated to 32 times the largest number of ranks and 320"),
+        ("20M", 64, "and 320 times the largest size measured)"),
+        ("512", 2, "(extrapolated to 0.5 times the smallest size measured)"),
+    ):
+        assert main([*asked, size, "--ranks", str(ranks)]) == 0
+        assert states in " ".join(capsys.readouterr().out.split())
+    assert "a size is a positive number with K" in refused(capsys, *asked, "20 apples")
+
+
 def test_the_fit_of_another_number_of_nodes_does_not_count(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

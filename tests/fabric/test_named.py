@@ -109,6 +109,11 @@ def test_the_arguments_are_the_options_of_fabric() -> None:
         ('{"capacity": "1Gbps", "oversubscription": "1,4"}', "number, not '1,4'"),
         ('{"capacity": "1Gbps", "placement": "0,0,1,2"}', "at most once"),
         ('{"capacity": "1Gbps", "hosts": 2}', "have room for 2"),
+        ('{"capacity": "1Gbps", "leaves": 1, "leaves": 4}', "'leaves' is repeated"),
+        (
+            '{"capacity": "1Gbps", "rates": {"rank1": "1Gbps", "rank1": "2Gbps"}}',
+            "'rank1' is repeated",
+        ),
         ('{"capacty": "1Gbps"}', "'capacty' is no key of a network, which has top"),
     ],
 )
@@ -175,6 +180,35 @@ def test_halves_carry_what_the_narrowest_boundary_between_them_does(
     wire[0, :2, 2:] = wire[1, 2:, :2] = 1_000_000
     bound = cut_bounds(made.topology, made.slots, wire)["bisection"]
     assert bound == pytest.approx(4 / np.array(bytes_s) * 1e6)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_rate_of_a_rank_wins_over_that_of_its_host(tmp_path, reverse):
+    """And that of a link over both; only what is in force is listed."""
+    rates = {"rank1": "1Gbps", "host1": "50Gbps", "host0": "20Gbps"}
+    rates["host0.nic0 -> switch"] = "5Gbps"
+    if reverse:
+        rates = dict(reversed(rates.items()))
+    path = tmp_path / "network.json"
+    path.write_text(json.dumps({"capacity": "100Gbps", "rates": rates}))
+    topology = load_fabric(str(path), 2).topology
+    gbps = {
+        (a, b): topology.graph.edges[a, b]["capacity"] * 8 / 1e9
+        for a, b in (
+            *(("host0.nic0", "switch"), ("switch", "host0.nic0")),
+            *(("host1.nic0", "switch"), ("switch", "host1.nic0")),
+        )
+    }
+    assert [*gbps.values()] == [5, 20, 1, 1]
+    assert {*topology.rates} == {*rates} - {"host1"}
+
+
+def test_different_rates_of_ranks_that_share_a_nic_are_refused(tmp_path):
+    path = tmp_path / "network.json"
+    said = {"capacity": "8Gbps", "ranks_per_host": 2, "nics": 1}
+    path.write_text(json.dumps({**said, "rates": {"rank0": "1Gbps", "rank1": "2Gbps"}}))
+    with pytest.raises(FabricError, match="rank0 and rank1 have the same NIC"):
+        load_fabric(str(path), 4)
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,10 @@ def test_placements() -> None:
         (lambda: torus(hosts(6), shape=(2, 2)), "product is 6"),
         (lambda: leaf_spine(hosts(6), leaves=4), "choose a divisor of 6"),
         (lambda: leaf_spine(hosts(6), leaves=2, oversubscription=0), "positive"),
+        (
+            lambda: leaf_spine(hosts(1), leaves=2),
+            "there is 1 host for 2 leaves: choose 1,",
+        ),
         (lambda: hosts(2, 4, 3), "choose a divisor of 4"),
         (lambda: hosts(0), "at least 1"),
         (lambda: Hosts(number=1, nic_bytes_s=float("nan")), "positive and finite"),

@@ -16,6 +16,8 @@ from moetraffic.fabric.assessment import assess
 from moetraffic.report import link_charts
 from moetraffic.report import oversubscription as compared
 from moetraffic.report.chart import Chart
+from moetraffic.report.figure_style import FigureStyle
+from moetraffic.report.figures import draw
 from moetraffic.report.results import fabric as report
 from moetraffic.units import three_digits
 
@@ -211,17 +213,19 @@ def test_networks_that_differ_in_oversubscription_are_compared() -> None:
         (
             {"leaf0 -> spine0": "2Gbps"},
             [4.0, 1.0],
-            "Oversubscription 2:1 to 8:1 (by leaf and direction) takes 2.50 times",
+            "Rates of single NICs and links (leaf0 -> spine0 2 Gbps): the bottleneck "
+            "takes 2.50 times as long as without them",
         ),
         # half as many bytes as NICs could send, but each NIC has half of its rate, too
         (
             {f"host{host}": "4Gbps" for host in range(4)},
             [2.0, 2.0],
-            "",
+            "Rates of single NICs and links (host0 4 Gbps, host1 4 Gbps, host2 4 Gbps, "
+            "1 other rate): the bottleneck takes 2.00 times as long as without them",
         ),
     ],
 )
-def test_a_network_file_is_compared_with_uplinks_as_fast_as_its_nics(
+def test_a_network_file_is_compared_with_the_network_without_rates_of_its_own(
     tmp_path: Path, rates: dict[str, str], took: list[float], states: str
 ) -> None:
     path = tmp_path / "network.json"
@@ -232,8 +236,52 @@ def test_a_network_file_is_compared_with_uplinks_as_fast_as_its_nics(
     sent[0, 0, 2] = sent[1, 2, 0] = 1_000_000_000
     found = assess(network, network.slots, sent)
     np.testing.assert_allclose(found.bottleneck_s, took)
-    alone = 1.0 if states else 2.0  # a NIC's time
+    alone = 2.0 if "host0" in rates else 1.0  # a NIC's time
     np.testing.assert_allclose(found.without_oversubscription_s, alone)
-    lines = [one for one in report.sentences(found) if "Oversubscription" in one]
-    assert bool(lines) == bool(states)
-    assert all(line.startswith(states) for line in lines)
+    np.testing.assert_allclose(found.without_rates_s, 1.0)
+    starts = "Oversubscription", "Rates of single"
+    (line,) = (one for one in report.sentences(found) if one.startswith(starts))
+    assert line.startswith(states)
+
+
+def test_ideal_routing_is_not_compared_with_itself() -> None:
+    network = leaf_spine(Hosts(number=4, nic_bytes_s=1e9), leaves=2, spines=2)
+    sent = np.zeros((4, 4), np.int64)
+    sent[0, 1:] = sent[1, 3] = 1_000_000
+    found = assess(network, range(4), sent, routing="ideal")
+    assert "spreading" in found.bounds_s
+    assert "spreading" not in found.bounding
+    line = report.sentences(found)[1]
+    assert "largest lower bound: bottleneck port of a host" in line
+    assert "spreading" not in line
+    (one,) = found.to_frame()["bound_s"].unique()
+    assert (
+        one
+        == report.largest_bound(found)
+        == max(
+            float(of[0]) for name, of in found.bounds_s.items() if name != "spreading"
+        )
+    )
+
+
+def test_the_caption_names_rates_and_oversubscription(tmp_path: Path) -> None:
+    path = tmp_path / "network.json"
+    said = {"topology": "leaf-spine", "capacity": "8Gbps", "leaves": 2, "spines": 1}
+    rates = {"leaf0 -> spine0": "2Gbps"}
+    path.write_text(json.dumps({**said, "rates": rates}))
+    network = load_fabric(str(path), 4)
+    found = assess(network, network.slots, np.ones((4, 4), np.int64))
+    caption = link_charts.figure(found, [0], "run.h5: 4 ranks").source
+    assert "8 Gbps NICs, leaf0 -> spine0 2 Gbps." in caption
+    assert "Oversubscription 1:1 to 8:1 (by leaf and direction)." in caption
+
+
+@pytest.mark.parametrize("width", [None, 3.4, 7.0])
+def test_every_drawn_link_is_named(width: float | None) -> None:
+    network = leaf_spine(Hosts(number=8, nic_bytes_s=1e9), leaves=2, spines=2)
+    found = assess(network, range(8), np.ones((3, 8, 8), np.int64))
+    chart = link_charts.figure(found, [0, 1, 2], "run.h5")
+    axes = draw(chart, FigureStyle(width_in=width)).axes[1]
+    named = [label.get_text() for label in axes.get_yticklabels()]
+    assert named == [*chart.panels[1].series[0].y]
+    assert len(named) == link_charts.DRAWN

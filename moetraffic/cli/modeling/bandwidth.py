@@ -18,6 +18,7 @@ from moetraffic.report.console.options import (
 )
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_outputs
+from moetraffic.units import duration, message_size
 
 from .assumptions import BIG_RED_200
 
@@ -39,7 +40,11 @@ def bandwidth(
         None, "Collective whose time and bandwidth are estimated."
     ),
     ranks: int = option(2, "Number of ranks of --collective.", min=1),
-    size: int = option(1 << 20, "Size of --collective in bytes.", min=1),
+    size: int = option(
+        "1M",
+        "Size of --collective in bytes; K, M, G are powers of 1024.",
+        read=message_size,
+    ),
     span: int | None = option(
         None, "Number of nodes of --collective.", shown="as measured", min=1
     ),
@@ -85,19 +90,24 @@ def bandwidth(
     shown = report.sentences(found)
     if collective is not None:
         got = found.effective(collective, ranks, size, span=span)
-        time_us, busbw_gbs = float(got.time_s) * 1e6, float(got.bytes_s) / 1e9
+        time_s, busbw_gbs = float(got.time_s), float(got.bytes_s) / 1e9
         data["answer"] = {
             "collective": collective,
             "ranks": ranks,
             "size_bytes": size,
-            "time_us": time_us,
+            "time_us": time_s * 1e6,
             "busbw_gbs": busbw_gbs,
             "measured_around": bool(got.inside),
         }
-        how = report.origin_words(found, collective, span=span, inside=bool(got.inside))
+        beyond = (
+            ""
+            if got.inside
+            else report.beyond_words(found, collective, ranks, size, span=span)
+        )
+        how = report.origin_words(found, collective, span=span, beyond=beyond)
         shown.insert(
             0,
-            f"{collective} of {size:,} B on {ranks} ranks: {time_us:.4g} us, busbw "
+            f"{collective} of {size:,} B on {ranks} ranks: {duration(time_s)}, busbw "
             f"{busbw_gbs:.4g} GB/s ({how}).",
         )
     chart = report.figure(found, str(table))

@@ -129,7 +129,7 @@ def fabric(
     *,
     look: dict[str, Any],
 ) -> None:
-    """Simulate a run's traffic on a network: link loads, bounds and ECMP collisions.
+    """Compute link loads of a run's traffic on a network, bounds and ECMP collisions.
 
     Example: moetraffic fabric run.h5 --topology leaf-spine --oversubscription 4
     """

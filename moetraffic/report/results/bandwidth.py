@@ -82,14 +82,13 @@ def _fit_words(error: float) -> str:
 
 
 def origin_words(
-    table: BandwidthTable, collective: str, *, span: int | None, inside: bool
+    table: BandwidthTable, collective: str, *, span: int | None, beyond: str
 ) -> str:
     """State how the time of a size comes from a table, and why not to rely on it.
 
-    ``span`` is the number of nodes; None: any.  ``inside`` is whether the size and the
-    ranks are in the measured range.
+    ``span`` is the number of nodes; None: any.  ``beyond`` are the
+    :func:`beyond_words` of a point outside the measured range, "" inside.
     """
-    how = "interpolated" if inside else "extrapolated"
     error = _median_error(
         [
             one
@@ -97,10 +96,40 @@ def origin_words(
             if one["collective"] == collective and span in (None, one["span"])
         ]
     )
-    if not error > USABLE:
-        return how
-    where = "between" if inside else "beyond"
-    return f"{how} {where} measured sizes or ranks, {_fit_words(error)}"
+    usable = not error > USABLE
+    between = "" if usable else " between measured sizes or ranks"
+    how = f"extrapolated to {beyond}" if beyond else f"interpolated{between}"
+    return how if usable else f"{how}, {_fit_words(error)}"
+
+
+def beyond_words(
+    table: BandwidthTable, collective: str, ranks: int, size: int, *, span: int | None
+) -> str:
+    """State how far ranks and bytes are outside the measured range of a collective."""
+    curves = [
+        curve
+        for (of, _, _, nodes), several in table.curves.items()
+        for curve in several
+        if of == collective and span in (None, nodes)
+    ]
+    nearest = min(curves, key=lambda curve: abs(np.log(curve.ranks / ranks)))
+    measured = [curve.ranks for curve in curves]
+    words = []
+    for asked, every, what in (
+        (ranks, measured, "number of ranks"),
+        (size, nearest.size, "size"),
+    ):
+        for end, edge, outside in (
+            ("largest", max(every), asked > max(every)),
+            ("smallest", min(every), asked < min(every)),
+        ):
+            if outside:
+                words.append(f"{_factor(asked / edge)} times the {end} {what}")
+    return f"{' and '.join(words)} measured" if words else "other sizes than measured"
+
+
+def _factor(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
 def sheet(table: BandwidthTable) -> Table:

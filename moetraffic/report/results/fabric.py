@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.fabric.assessment import Assessment
 from moetraffic.fabric.collisions import Collision
 from moetraffic.fabric.loads import (
@@ -49,6 +50,7 @@ def as_dict(found: Assessment, iterations: Sequence[int]) -> dict[str, Any]:
         "bytes_inside_hosts": found.bytes_inside_hosts,
         "bottleneck_s": found.bottleneck_s,
         "without_oversubscription_s": found.without_oversubscription_s,
+        "without_rates_s": found.without_rates_s,
         "lower_bounds_s": dict(found.bounds_s),
         "hottest_links": [_as_dict(hot) for hot in found.hot],
         "slowest_links": {part: _as_dict(hot) for part, hot in found.slowest.items()},
@@ -80,7 +82,7 @@ def _as_dict(hot: BottleneckLink) -> dict[str, Any]:
 def sentences(found: Assessment) -> list[str]:
     """Summarize an assessment: the bottleneck and its bound, traffic, collisions."""
     network, mean = found.topology, float(found.bottleneck_s.mean())
-    bounds = {name: float(of.mean()) for name, of in found.bounds_s.items()}
+    bounds = {name: float(of.mean()) for name, of in found.bounding.items()}
     where = f"{network.name}, {_rates(network)}"
     often = most_often(found)
     link = f" ({often})" if often else ""
@@ -108,6 +110,7 @@ def sentences(found: Assessment) -> list[str]:
     lines.insert(-1, _by_part(found))
     if network.hosts.number > 1:
         lines[-1:-1] = without_spines(network) or _oversubscribed(found)
+        lines[-1:-1] = _rated(found)
     several = _colliding(found)
     if several:
         one = several[0]
@@ -147,28 +150,53 @@ def _by_part(found: Assessment) -> str:
     )
 
 
+def ratios_of(network: Topology) -> str:
+    """State the oversubscription of the leaves; "" if it is 1 at all of them."""
+    ratios = network.uplink_ratios[network.between_switches]
+    if np.allclose(ratios, 1):
+        return ""
+    least, most = (f"{ratio:.4g}:1" for ratio in (ratios.min(), ratios.max()))
+    same = np.allclose(ratios, ratios.max())
+    return most if same else f"{least} to {most} (by leaf and direction)"
+
+
 def _oversubscribed(found: Assessment) -> list[str]:
     """Compare the slowest links with those of the same network at 1:1, if it is not."""
     network, even = found.topology, found.without_oversubscription_s
     ratios = network.uplink_ratios[network.between_switches]
     if np.allclose(ratios, 1) or not even.any():
         return []
-    factor = f"{ratios.max():.4g}:1"
     if not np.allclose(ratios, ratios.max()):
-        factor = f"{ratios.min():.4g}:1 to {factor} (by leaf and direction)"
-    ratio = found.bottleneck_s.sum() / even.sum()
-    what = f"takes {three_digits(ratio)} times as long as"
-    if abs(ratio - 1) < _SAME:
-        what = "takes as long as"
+        return []  # uplinks with rates of their own: _rated
     text = (
-        f"Oversubscription {factor} {what} 1:1 with the same paths "
-        f"({duration(float(even.mean()))})"
+        f"Oversubscription {ratios.max():.4g}:1 {_times(found, even)} 1:1 with the "
+        f"same paths ({duration(float(even.mean()))})"
     )
     if found.collisions:
         spread = found.spreading_without_oversubscription_s.sum()
         ideal = three_digits(found.bounds_s["spreading"].sum() / spread)
         text += f" of one hash seed; {ideal} times with ideal routing"
     return [f"{text}."]
+
+
+def _rated(found: Assessment) -> list[str]:
+    """Compare the slowest links with those without rates of single NICs and links."""
+    network, without = found.topology, found.without_rates_s
+    if not network.rates or not without.any():
+        return []
+    return [
+        f"Rates of single NICs and links ({', '.join(other_rates(network))}): the "
+        f"bottleneck {_times(found, without)} without them, with the same paths "
+        f"({duration(float(without.mean()))})."
+    ]
+
+
+def _times(found: Assessment, other: Float64) -> str:
+    """Compare the bottleneck's times with others, ``[n]`` s: "takes as long as"."""
+    ratio = found.bottleneck_s.sum() / other.sum()
+    if abs(ratio - 1) < _SAME:
+        return "takes as long as"
+    return f"takes {three_digits(ratio)} times as long as"
 
 
 def most_often(found: Assessment) -> str:
@@ -216,7 +244,7 @@ def routing_of(found: Assessment) -> str:
 
 def largest_bound(found: Assessment) -> float:
     """Return the largest mean lower bound, s."""
-    return max(float(bound.mean()) for bound in found.bounds_s.values())
+    return max(float(bound.mean()) for bound in found.bounding.values())
 
 
 def without_spines(network: Topology) -> list[str]:

@@ -52,7 +52,7 @@ def calls_table(pattern: Pattern) -> Table:
     return Table(
         columns={
             **{"traffic": "", "group": "", "collective": "", "call": "", "pass": ""},
-            **{"stages": "<", "payload": ">", "count": "", "bytes per rank": ">"},
+            **{"stages": "<", "payload": ">", "count": "", "payload per rank": ">"},
         },
         rows=rows,
     )
