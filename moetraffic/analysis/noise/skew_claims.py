@@ -162,7 +162,10 @@ def _imbalanced(load: Int64, tokens: Float64 | None, k: int) -> Claim:
         return _too_few(claim, 1)
     if tokens is None:
         return replace(claim, flags=(NOT_TESTED + NO_TOKENS,))
-    copies = np.maximum(tokens * k / experts, 1e-300)
+    there = tokens > 0  # fewer copies than tokens have can round to none
+    if not there.any():
+        return _too_few(claim, 1)
+    load, copies = load[there], tokens[there] * k / experts
     unit = copies * (experts - k) / (experts - 1)
     deviation = load - load.mean(axis=1, keepdims=True)
     ratio = (deviation**2).sum(axis=1) / unit
