@@ -179,6 +179,8 @@ class WandbRun(StepLog):
         self._run.log(values, step=step)
 
     def _draw(self, step: int, figure: Figure) -> None:
+        import matplotlib.pyplot  # noqa: F401  # wandb takes it as imported
+
         self._run.log({"load": self._image(figure)}, step=step)
 
     def _flush(self) -> None:

@@ -6,6 +6,7 @@ import itertools
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 
 import matplotlib as mpl
 import numpy as np
@@ -16,6 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from moetraffic.analysis.times.time_breakdown import PARTS, TimeBreakdown
+from moetraffic.cli.analysis.plot import _iterations
+from moetraffic.data import path
 from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.report.chart import (
     LINE_COLORS,
@@ -31,8 +34,9 @@ from moetraffic.report.chart import (
 from moetraffic.report.figure_style import FigureStyle, inches
 from moetraffic.report.figures import draw, save
 from moetraffic.report.page.plotly import as_dict
-from moetraffic.report.results.pictures import matrix_chart
-from moetraffic.report.results.rhythm import time_chart
+from moetraffic.report.results.pictures import matrix_chart, traffic
+from moetraffic.report.results.rhythm import _in_a_row, time_chart
+from moetraffic.trace import Trace
 from moetraffic.trace.model import PHASES
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -504,3 +508,16 @@ def test_ranks_that_are_texts_are_categories_of_the_page() -> None:
     axis = as_dict(chart)["views"][0]["layout"]["yaxis"]
     assert axis["type"] == "category"
     assert "dtick" not in axis
+
+
+def test_pictures_are_of_training_and_of_an_evaluation_that_is_asked_for() -> None:
+    with Trace.open(path("golden-v1.h5")) as trace:
+        kinds = np.array(trace.steps.kind, object)
+        kinds[[8, 11]] = "evaluation"
+        mixed = trace.replaced(steps=replace(trace.steps, kind=kinds))
+        training = set(mixed.iterations.tolist())
+        assert 11 not in training
+        assert set(_iterations(None, mixed)) <= training
+        assert set(_in_a_row(mixed.iterations)) <= training
+        asked = traffic(mixed, [11], layers=[3])
+        assert np.nansum(asked.panels[0].series[0].z) > 0

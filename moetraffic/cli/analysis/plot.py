@@ -189,7 +189,8 @@ def _iterations(asked: str | None, trace: Trace) -> list[int]:
     if not there:
         raise AnalysisError(f"{trace.name} has no step, so there is nothing to draw")
     if asked is None:
-        return sorted({there[0], there[len(there) // 2], there[-1]})
+        training = trace.iterations.tolist() or there
+        return sorted({training[0], training[len(training) // 2], training[-1]})
     chosen = list(number_list(asked, "iterations"))
     if not set(chosen) <= set(there):
         raise AnalysisError(

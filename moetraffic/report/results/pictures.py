@@ -302,7 +302,7 @@ def _of_layers(
     trace: Trace, iterations: Sequence[int], layers: Sequence[int], phase: str | None
 ) -> np.ndarray:
     """Sum the wire matrices of layers and phases, ``[n, R, R]`` bytes."""
-    found = trace.find(operation=ALL_TO_ALL)
+    found = trace.find(operation=ALL_TO_ALL, kind=None)
     sites = [trace.sites[int(n)] for n in trace.occurrences.site[found]]
     phases = {s.phase for s in sites if s.phase}
     if phase is not None and phase not in phases:
@@ -318,6 +318,7 @@ def _of_layers(
                 operation=ALL_TO_ALL,
                 layer=layer,
                 iterations=range(iteration, iteration + 1),
+                kind=None,  # of evaluations, too, where they are asked for
             )
             for o in here.tolist():
                 site = trace.sites[int(trace.occurrences.site[o])]

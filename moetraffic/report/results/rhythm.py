@@ -71,6 +71,17 @@ def calls(
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
+def _in_a_row(when: npt.NDArray[np.int64]) -> range:
+    """Return the SHOWN training iterations nearest the middle, no other between."""
+    if not len(when):
+        return range(SHOWN)
+    first = when[: max(1, len(when) - SHOWN + 1)]
+    last = when[min(SHOWN, len(when)) - 1 :]
+    apart = np.abs(np.arange(len(first)) - (len(when) // 2 - 1))
+    at = int(np.lexsort((apart, last - first))[0])
+    return range(int(first[at]), int(first[at]) + SHOWN)
+
+
 def timeline(
     trace: Trace,
     *,
@@ -85,9 +96,7 @@ def timeline(
     has no times, if known.
     """
     title = "On-off timeline of the all-to-alls"
-    when = trace.iterations
-    first = int(when[max(0, len(when) // 2 - 1)]) if len(when) else 0
-    chosen = range(first, first + SHOWN)
+    chosen = _in_a_row(trace.iterations)
     start, end, rank, phases = calls(trace, chosen, layers=layers, phase=phase)
     if not len(start):
         why = reason or UNTIMED
