@@ -18,6 +18,9 @@ NAN = float("nan")
 NOT_TESTED = "not tested: "
 """Beginning of the flag of a claim that was not tested, before the reason."""
 
+SINCE = "of iterations from "
+"""Beginning of the flag of a claim about the end of a run, before the iteration."""
+
 ALL_EXPERTS = NOT_TESTED + "every token goes to every expert"
 """Flag of a claim about loads that cannot differ."""
 
@@ -43,6 +46,7 @@ class Claim:
     null: str  # hypothesis that the claim must reject: "a random walk of the shares"
     p: float = NAN  # of the null hypothesis; NaN where not tested
     figure: float = NAN  # size of what is claimed
+    chance: float = NAN  # figure that is expected by chance
     unit: str = ""  # of the figure: "iterations", "" for a ratio
     low: float = NAN  # 95% interval of the figure
     high: float = NAN
@@ -61,6 +65,12 @@ class Claim:
         """Why the claim was not tested; "" if it was."""
         reasons = (f for f in self.flags if f.startswith(NOT_TESTED))
         return next(reasons, "").removeprefix(NOT_TESTED)
+
+    @property
+    def since(self) -> int | None:
+        """First iteration that the claim is of, if earlier ones are left out."""
+        of = next((f for f in self.flags if f.startswith(SINCE)), None)
+        return None if of is None else int(of.removeprefix(SINCE).split()[0])
 
     @property
     def sentence(self) -> str:

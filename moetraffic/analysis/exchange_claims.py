@@ -10,7 +10,7 @@ import numpy as np
 from moetraffic.arrays import Float64
 from moetraffic.trace import Meta
 
-from .claim import Claim
+from .claim import SINCE, Claim
 from .conclusion import CLAIMED, Subject, load_counts, sent_tokens, tokens_of
 from .convergence.level_changes import Levels
 from .convergence.level_claims import level_claims
@@ -87,7 +87,7 @@ def exchange_claims(
             ahead = [each.horizon for each in judged.horizons]
             judged = forecast(series[subject.name][since:], horizons=ahead)
             begin = source.iterations[since]
-            limits = (f"of iterations from {begin} on, as the level changes before",)
+            limits = (f"{SINCE}{begin} on, as the level changes before",)
         made = (
             forecast_claims(judged, about=about)
             if subject.name == name

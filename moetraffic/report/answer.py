@@ -18,8 +18,14 @@ from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
 from moetraffic.trace.model import REPEATED, ROWS_DIFFER
 
-from .forecast_horizons import nearest, reach_of, worse_than_persistence
+from .forecast_horizons import (
+    named_ahead,
+    nearest,
+    reach_of,
+    worse_than_persistence,
+)
 from .layer_lists import detailed, layers_of, range_of, rounded_up, some_layers, unit_of
+from .level_words import level_of, since
 
 IN_DATA = (BEYOND, REPEATED, ROWS_DIFFER)  # in notes that the line on data repeats
 REDUCED = "MSE reduced by"
@@ -37,7 +43,7 @@ THROUGHOUT = "one level throughout"
 TOPICS = {
     "Skew": {"imbalanced": ("CV {} in an iteration", ".2f")}
     | {"skewed": ("CV of the mean load {}", ".2f")}
-    | {"hot set retained": ("{} of the hottest 1/8 stay so", ".0%")}
+    | {"hot set retained": ("{} stay hot", ".0%")}
     | {"collapsed": ("k experts take {}", ".0%"), "co-activated": ("lift {}", ".2f")},
     "Movement": {"moves": ("{} times the variance of sampling noise", ".3g")}
     | {
@@ -90,7 +96,9 @@ class Line:
         return f"{self.topic}: {self.text}."
 
 
-def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
+def answer(
+    analysis: Analysis, *, file: str = "run.h5", options: str = ""
+) -> tuple[Line, ...]:
     """Summarize what an analysis found, and what to do next.
 
     What is stated stands in a line a topic, with the layers of which it is stated; what
@@ -105,6 +113,8 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
         With the parts :data:`moetraffic.analysis.engine.SUMMARY_PARTS` or more.
     file
         Name of the trace in the commands that are recommended.
+    options
+        Options of the selection, which these commands repeat: "--iterations 9:99".
 
     Returns
     -------
@@ -118,18 +128,21 @@ def answer(analysis: Analysis, *, file: str = "run.h5") -> tuple[Line, ...]:
         *(line for topic in TOPICS for line in _topic(analysis, topic)),
         *_communication(analysis),
         *_not_shown(analysis),
-        _next(analysis, file),
+        _next(analysis, file, options),
     )
 
 
-def sentences(analysis: Analysis, *, file: str = "run.h5") -> list[str]:
+def sentences(
+    analysis: Analysis, *, file: str = "run.h5", options: str = ""
+) -> list[str]:
     """Format the lines of :func:`answer`, or why there are none.
 
     The reasons are the notes of the analysis.
     """
-    steps = [str(one) for one in answer(analysis, file=file) if one.basis == STEP]
+    lines = answer(analysis, file=file, options=options)
+    steps = [str(one) for one in lines if one.basis == STEP]
     if analysis.unnamed and not steps:
-        steps = [str(_next(analysis, file))]
+        steps = [str(_next(analysis, file, options))]
     return conclusions(analysis) + steps
 
 
@@ -250,7 +263,7 @@ def _worse_items(
     """State that forecasts are worse than persistence, and the same in short."""
     inside = f"{range_of([-c.figure for _, c in worse], '.0%')} higher"
     ahead = worse[0][1].horizon
-    what = WORSE + f" {ahead} ahead" * (ahead > 1) + where
+    what = WORSE + f" {ahead} ahead" * (ahead > 0) + where
     short = what.replace(WORSE, "worse") if PERSISTENCE in made else what
     return detailed(what, inside), detailed(short, inside)
 
@@ -265,8 +278,9 @@ def _counted(
     counts = []
     for name, claims in made.items():
         figure = f" ({figure_of(nearest(claims)).removeprefix('MSE ')})"
-        number = len({(e.layer, e.group) for e, _ in claims})
-        counts.append(f"{name} in {number}{figure if name == PERSISTENCE else ''}")
+        near, _ = reach_of(name, claims, exchanges, counted=True)
+        what = f"{name}{since(claims, exchanges)}{near} in {len(nearest(claims))}"
+        counts.append(f"{what}{figure if name == PERSISTENCE else ''}")
     if worse:
         counts.append(_worse_items(worse, f" in {len(worse)}", made)[1])
     first, claims = next(iter(made.items()))
@@ -302,42 +316,25 @@ def _stated(
 ) -> tuple[str, str]:
     """State a claim with its figure and layers, and without its figure.
 
-    Of claims about forecasts these are of the nearest horizon, and what holds at the
-    others is named; what a line states before, its horizons and baseline, it does not
-    repeat.  The gain over persistence is never left out.
+    Of forecasts these are of the nearest horizon.  Their horizon is never left out.
     """
     first, ahead = next(iter(made)), min(c.horizon for _, c in made[name])
     near = [(e, c) for e, c in made[name] if c.horizon == ahead]
     where = some_layers([e for e, _ in near], exchanges)
     reach, rest = reach_of(name, made[name], exchanges)
-    same = name != first and reach == reach_of(first, made[first], exchanges)[0]
-    what = name + reach * (not same)
+    if name != first:
+        reach = reach.replace(" iterations", "").replace(" iteration", "")
+    what = name + since(near, exchanges) + reach
     full = what + rest
-    if name != first and rest == reach_of(first, made[first], exchanges)[1]:
-        full = what
     figure = figure_of([c for _, c in near])
+    if name == "converged":
+        figure = level_of(figure, near, made.get("periodic", ()), exchanges)
     if name != first == "predictable":
         figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
     details = "; ".join(filter(None, (figure, where)))
     if name == PERSISTENCE:
         return detailed(full, details), detailed(what, figure)
     return detailed(full, details), detailed(full, where)
-
-
-def _ahead(
-    name: str,
-    claims: Sequence[tuple[ExchangeAnalysis, Claim]],
-    outcome: Outcome,
-    asked: Sequence[int],
-) -> str:
-    """Name a claim with the horizons of an outcome.
-
-    "Better than persistence" goes with "predictable".
-    """
-    ahead = sorted({c.horizon for _, c in claims if c.outcome is outcome})
-    if name == PERSISTENCE or list(asked) == [-1]:
-        return name
-    return f"{name} {range_of(ahead, 'd')} ahead"
 
 
 def _not_shown(analysis: Analysis) -> list[Line]:
@@ -361,14 +358,14 @@ def _not_shown(analysis: Analysis) -> list[Line]:
             size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
             size = size and f"cells, not port sums: {size}"
             inside = "; ".join(filter(None, [size, some_layers(tested, every)]))
-            what = _ahead(name, claims + late, Outcome.NO_EVIDENCE, asked)
+            what = named_ahead(name, claims + late, Outcome.NO_EVIDENCE, asked)
             no_evidence.append((detailed(what, inside), what))
         short = short or [
             (e, c) for e, c in late if c.outcome is Outcome.NOT_ENOUGH_DATA
         ]
         if short:
             where = some_layers([e for e, _ in short], every)
-            what = _ahead(name, claims + late, Outcome.NOT_ENOUGH_DATA, asked)
+            what = named_ahead(name, claims + late, Outcome.NOT_ENOUGH_DATA, asked)
             few.append((detailed(what, where), what))
             if name != "co-activated":  # which needs tokens
                 needs.update(rounded_up(claim.needs) for _, claim in short)
@@ -408,7 +405,9 @@ def figure_of(claims: Sequence[Claim]) -> str:
     if figure == REDUCED:
         below = "lower" if claims[0].name == PERSISTENCE else f"below {PAST_MEAN}"
         return f"MSE {range_of(known, form)} {below}"
-    return figure.format(range_of(known, form))
+    text = figure.format(range_of(known, form))
+    chance = [claim.chance for claim in claims if np.isfinite(claim.chance)]
+    return f"{text}, {range_of(chance, form)} by chance" if chance else text
 
 
 def _communication(analysis: Analysis) -> list[Line]:
@@ -478,23 +477,24 @@ def _remedy(analysis: Analysis) -> str:
     return f"register your router{how if analysis.unnamed else ''} (docs/own-run.md)"
 
 
-def _next(analysis: Analysis, file: str) -> Line:
+def _next(analysis: Analysis, file: str, options: str) -> Line:
     """Recommend the next commands; a long path is named once, or left out."""
     first = f"{remedy}; " if (remedy := _remedy(analysis)) else ""
     verbs = {"analyze": "each layer"} if analysis.exchanges else {}
     if any(len(e.ranks) > 1 for e in analysis.exchanges):
         verbs["evaluate"] = "circuits"
     verbs["report"] = "charts"
-    text = ""
+    text, asked = "", f" {options}" * bool(options)
+    width = LONG if options else WIDTH
     for names in ((file, ""), ("$T", f"T={file}; ")), (("FILE", "for this FILE: "),):
         for described, (name, where) in product((True, False), names):
             commands = (
-                f"moetraffic {verb} {name}"
+                f"moetraffic {verb} {name}{asked}"
                 + " --tables" * (verb == "analyze")
                 + f" ({what})" * described
                 for verb, what in verbs.items()
             )
             text = first + where + "; ".join(commands)
-            if len(f"Next: {text}.") <= WIDTH:
+            if len(f"Next: {text}.") <= width:
                 return Line(topic="Next", text=text, basis=STEP)
     return Line(topic="Next", text=text, basis=STEP)

@@ -8,7 +8,7 @@ from moetraffic.analysis import ExchangeAnalysis
 from moetraffic.analysis.claim import Claim, Outcome
 from moetraffic.analysis.forecast.usefulness import WORSE
 
-from .layer_lists import some_layers
+from .layer_lists import range_of, some_layers
 
 
 def reach_of(
@@ -75,3 +75,16 @@ def worse_than_persistence(
     ]
     near = min((c.horizon for _, c in found), default=0)
     return [(e, c) for e, c in found if c.horizon == near]
+
+
+def named_ahead(
+    name: str,
+    claims: Sequence[tuple[ExchangeAnalysis, Claim]],
+    outcome: Outcome,
+    asked: Sequence[int],
+) -> str:
+    """Name a claim with the horizons of an outcome."""
+    ahead = sorted({c.horizon for _, c in claims if c.outcome is outcome})
+    if list(asked) == [-1]:
+        return name
+    return f"{name} {range_of(ahead, 'd')} ahead"

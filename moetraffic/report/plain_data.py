@@ -20,15 +20,16 @@ from .answer import answer
 STAGES = ("early", "middle", "late")
 
 
-def as_dict(analysis: Analysis, *, file: str = "") -> dict[str, Any]:
+def as_dict(analysis: Analysis, *, file: str = "", options: str = "") -> dict[str, Any]:
     """Convert all statistics of an analysis to plain data with units.
 
-    ``file`` is the path of the trace; without, it is left out.
+    ``file`` is the path of the trace; without, it is left out.  ``options`` are those
+    that the recommended commands repeat.
     """
     return {
         "schema_version": SCHEMA_VERSION,
         **({"file": file} if file else {}),
-        "summary": plain(answer(analysis, file=file or "run.h5")),
+        "summary": plain(answer(analysis, file=file or "run.h5", options=options)),
         "claims": [claim_dict(claim) for claim in analysis.claims],
         "exchanges": [_exchange(e) for e in analysis.exchanges],
         # its claims are among those above

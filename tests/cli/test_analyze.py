@@ -42,6 +42,10 @@ def test_the_summary_comes_first(
         "Next: moetraffic analyze golden-v1.h5 --tables (each layer); moetraffic "
         "evaluate golden-v1.h5 (circuits); moetraffic report golden-v1.h5 (charts).",
     ]
+    asked = ["--layers", "1", "--iterations", "2:", "--phase", "combine"]
+    assert main(["analyze", "golden-v1.h5", *asked]) == 0
+    last = unwrapped(capsys.readouterr().out).splitlines()[-1]
+    assert last.count(" ".join(asked)) == 3
     assert main(["analyze", GOLDEN, "--tables"]) == 0
     everything = unwrapped(capsys.readouterr().out)
     assert everything.splitlines()[: len(lines)] == lines

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics, analyze
-from moetraffic.analysis.claim import Claim, Outcome, claim_of
+from moetraffic.analysis.claim import SINCE, Claim, Outcome, claim_of
 from moetraffic.analysis.conclusion import Subject
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.analysis.omissions import UNCOUNTED
@@ -504,6 +504,68 @@ def test_one_horizon_that_is_not_the_next_iteration_is_named() -> None:
     )
 
 
+def test_a_claim_that_differs_by_horizon_is_listed_with_each() -> None:
+    better = claim("better than persistence"), claim("better than persistence", FEW)
+    at = zip(better, (1, 10), strict=True)
+    found = analysis(exchange(0, *(replace(one, horizon=h) for one, h in at)))
+    text = line(found, "No evidence of")
+    assert text == "No evidence of: better than persistence 1 ahead."
+    text = line(found, "Undecided")
+    assert text.endswith(" iterations: better than persistence 10 ahead.")
+
+
+def test_a_claim_of_the_end_of_a_run_names_its_first_iteration() -> None:
+    late = claim("skewed", STATED, 0.66)
+    late = replace(late, flags=(f"{SINCE}152 on, where its level is stable",))
+    assert line(analysis(exchange(0, late)), "Skew") == (
+        "Skew: skewed from iteration 152 on (CV of the mean load 0.66)."
+    )
+    whole = claim("skewed", STATED, 0.5)
+    assert line(analysis(exchange(0, whole), exchange(1, late)), "Skew") == (
+        "Skew: skewed, in layer 1 from iteration 152 on (CV of the mean load 0.50 to "
+        "0.66)."
+    )
+
+
+def test_a_run_with_a_reversed_order_is_skewed_since_then() -> None:
+    share = np.arange(1, 9) / 36
+    shares = np.stack([share] * 60 + [share[::-1]] * 60)[:, None, None]
+    counts = np.random.default_rng().multinomial(4096, np.tile(shares, (1, 1, 2, 1)))
+    found = analyze(Trace.from_arrays(counts, k=1), parts=["claims"])
+    since = re.search(r"skewed from iteration (\d+) on \(CV", line(found, "Skew"))
+    assert since is not None
+    assert 60 <= int(since[1]) <= 70
+
+
+def test_the_share_that_stays_hot_stands_beside_that_by_chance() -> None:
+    kept = replace(claim("hot set retained", STATED, 0.44), chance=1 / 8)
+    assert line(analysis(exchange(0, kept)), "Skew") == (
+        "Skew: hot set retained (44% stay hot, 12% by chance)."
+    )
+
+
+def test_a_periodic_load_swings_about_its_level() -> None:
+    level, period = claim("converged", STATED, 21), claim("periodic", STATED, 10)
+    both = exchange(0, level, period)
+    assert "converged (swings about one level from iteration 21 on);" in line(
+        analysis(both), "Movement"
+    )
+    some = line(analysis(both, exchange(1, level)), "Movement")
+    assert "(one level by iteration 21, with swings about it in layer 0);" in some
+    always = exchange(0, replace(level, figure=np.nan), period)
+    text = line(analysis(always), "Movement")
+    assert "converged (swings about one level throughout);" in text
+
+
+def test_the_next_commands_are_of_the_same_part_of_the_run() -> None:
+    found = analysis(exchange(0, claim("skewed", STATED)))
+    same = "--layers 1 --iterations 190:500"
+    for file in ("run.h5", "/" + "p" * 90 + ".h5"):
+        last = sentences(found, file=file, options=same)[-1]
+        assert len(last) <= LONG
+        assert last.count(same) == 3
+
+
 def test_a_forecast_that_is_worse_than_persistence_is_stated() -> None:
     """In one of two layers the opposite of the claim is significant."""
     first = replace(claim("predictable", STATED, 0.5), horizon=1)
@@ -513,8 +575,8 @@ def test_a_forecast_that_is_worse_than_persistence_is_stated() -> None:
     found = analysis(exchange(0, first, better), exchange(3, first, worse))
     assert line(found, "Forecasts") == (
         "Forecasts: predictable 1 iteration ahead (MSE 50% below the past mean); "
-        "better than persistence (10% lower; layer 0); worse than persistence in layer "
-        "3 (49% higher)."
+        "better than persistence 1 ahead (10% lower; layer 0); worse than persistence "
+        "1 ahead in layer 3 (49% higher)."
     )
 
 
@@ -527,7 +589,7 @@ def test_forecasts_name_a_horizon_and_a_baseline_that_differ() -> None:
     found = analysis(exchange(0, about("predictable", 1), later))
     assert line(found, "Forecasts") == (
         "Forecasts: predictable 1 iteration ahead (MSE 50% below the past mean); "
-        "better than persistence 5 iterations ahead (50% lower)."
+        "better than persistence 5 ahead (50% lower)."
     )
     alone = analysis(exchange(0, about("matrix predictable", 1)))
     assert line(alone, "Forecasts") == (

@@ -37,6 +37,7 @@ class Claim(Strict):
     null: str
     p: float | None
     figure: float | None
+    chance: float | None
     unit: str
     low: float | None
     high: float | None

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtri
 
-from moetraffic.analysis.claim import ALL_EXPERTS, LEVEL, Claim, Outcome
+from moetraffic.analysis.claim import ALL_EXPERTS, LEVEL, SINCE, Claim, Outcome
 
 from .motion import mean_noise
 
@@ -88,7 +88,7 @@ def skewed(
         return replace(claim, flags=(ALL_EXPERTS,))
     if begin:
         first = rows[0] if at is None else np.asarray(at)[rows[0]]
-        since = f"of iterations from {first} on, where its level is stable"
+        since = f"{SINCE}{first} on, where its level is stable"
         claim = replace(claim, flags=(since,))
     share = x[rows] / total[rows, None] * experts
     mean = share.mean(axis=0)

@@ -224,6 +224,7 @@ def _hot_set_retained(load: Int64, seed: int) -> Claim:
         ),
         p=p,
         figure=float(retained),
+        chance=hot / experts,
         low=max(float(retained) - spread, 0.0),
         high=min(float(retained) + spread, 1.0),
     )

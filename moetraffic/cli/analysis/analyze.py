@@ -29,6 +29,7 @@ from moetraffic.report.console.options import (
     option,
     positive_numbers,
     selection,
+    selection_options,
 )
 from moetraffic.report.console.selection import selected
 from moetraffic.trace import Trace
@@ -129,7 +130,11 @@ def analyze(
             with progress(f"analyzing {path.name}", total, quiet=quiet) as tick:
                 one = analyzed(trace, **asked, **how, mapper=mapper, tick=tick)
         found.append((path, one))
-    each = [plain_data.as_dict(a, file=str(p)) for p, a in found] if programs else []
+    same = selection_options(layers, iterations, phase)
+    each = [
+        plain_data.as_dict(a, file=str(p), options=same)
+        for p, a in (found if programs else ())
+    ]
     data = each[0] if len(each) == 1 else each
     if output is not None:
         import pandas
@@ -138,7 +143,7 @@ def analyze(
         write_result(output, data, lambda: pandas.concat(frames), force=force)
     shown: list[Any] = []
     for path, analysis in found:
-        lines = sentences(analysis, file=str(path))
+        lines = sentences(analysis, file=str(path), options=same)
         by_part = summary.by_part(analysis) if tables or names else {}
         shown += [f"\n{path}"] * (len(found) > 1)
         asked_parts = (*names, *["notes"] * bool(by_part.get("notes"))) if names else ()

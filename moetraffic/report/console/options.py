@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import inf
@@ -284,6 +285,25 @@ def selection(
         more["of"] = ("demand", "wire") if more["of"] is None else (more["of"],)
     chosen = {"layers": layer_numbers(layers), "phase": phase}
     return {**chosen, "iterations": iterations, **more}
+
+
+def selection_options(
+    layers: list[str] | None, iterations: range | None, phase: str
+) -> str:
+    """Write the options that select exchanges, as far as they are no defaults.
+
+    Examples
+    --------
+    >>> selection_options(["1,3"], range(190, 500), "dispatch")
+    '--layers 1,3 --iterations 190:500'
+    """
+    text = f" --layers {','.join(layers)}" if layers else ""
+    if iterations is not None:
+        end = "" if iterations.stop == sys.maxsize else iterations.stop
+        text += f" --iterations {iterations.start}:{end}"
+    if phase != "dispatch":
+        text += f" --phase {phase}"
+    return text.strip()
 
 
 def operation_names(trace: Trace, given: str | None) -> list[str] | None:

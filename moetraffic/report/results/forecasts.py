@@ -9,6 +9,7 @@ import numpy as np
 from moetraffic.analysis import Analysis, Subject
 from moetraffic.analysis.forecast.judging import ForecastScore, HorizonScores
 from moetraffic.analysis.forecast.lead_time import RECONFIGURATION_S
+from moetraffic.analysis.forecast.origins import Ratio
 from moetraffic.tables import Table
 from moetraffic.units import duration
 
@@ -87,8 +88,7 @@ def _errors(scored: Sequence[Scored]) -> Table:
                 *(*where, ahead, chosen.forecaster, chosen.mse, chosen.mape),
                 *(chosen.within[at], horizon.verdict.unchanged[at], chosen.nmse),
                 (1 - chosen.skill.high, 1 - chosen.skill.low),
-                chosen.reduction.value,
-                (chosen.reduction.low, chosen.reduction.high),
+                _with_interval(chosen.reduction),
             )
         )
     return Table(
@@ -97,7 +97,7 @@ def _errors(scored: Sequence[Scored]) -> Table:
             **{**AHEAD, "chosen": ""},
             **{"MSE": ".4g", "MAPE": ".1%", "bytes within 20%": ".1%"},
             **{"persistence within 20%": ".1%", "NMSE": ".3f", "95% interval": ".3f"},
-            **{"MSE below persistence": "+.2f", "95% interval of MSE below": "+.2f"},
+            **{"MSE below persistence (95% interval)": "<"},
         },
         rows=rows,
         notes=[
@@ -107,6 +107,12 @@ def _errors(scored: Sequence[Scored]) -> Table:
             "bytes within 20%: share of bytes in cells forecast to within ±20%",
         ],
     )
+
+
+def _with_interval(found: Ratio) -> str:
+    """Format a ratio with its interval, which stands beside it in any width."""
+    reach = f" ({found.low:+.2f} to {found.high:+.2f})"
+    return f"{found.value:+.2f}{reach if np.isfinite(found.low) else ''}"
 
 
 def _tolerance(horizon: HorizonScores) -> int:
@@ -168,11 +174,8 @@ def _by_age(scored: Sequence[Scored]) -> Table:
         unchanged = horizon.score("persistence")
         for name, score in (("chosen forecast", chosen), ("last values", unchanged)):
             if score is not None and np.isfinite(score.skill.value):
-                found = score.skill
-                reach = f" ({found.low:+.2f} to {found.high:+.2f})"
-                skills.setdefault((*where, name), {})[age] = (
-                    f"{found.value:+.2f}{reach if np.isfinite(found.low) else ''}"
-                )
+                of = skills.setdefault((*where, name), {})
+                of[age] = _with_interval(score.skill)
     columns = sorted(dict.fromkeys(ages))
     return Table(
         title="Forecast skill by age of the plan, iterations (95% interval)",

@@ -1,0 +1,40 @@
+"""Levels of the expert load, and the iterations they are of, in words of a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moetraffic.analysis import ExchangeAnalysis
+from moetraffic.analysis.claim import Claim
+
+from .layer_lists import range_of, some_layers
+
+Made = Sequence[tuple[ExchangeAnalysis, Claim]]
+
+
+def level_of(
+    figure: str, made: Made, periodic: Made, exchanges: Sequence[ExchangeAnalysis]
+) -> str:
+    """State the level of a claim "converged", which a periodic load swings about."""
+    of = [(e.layer, e.group) for e, _ in periodic]
+    swing = [e for e, _ in made if (e.layer, e.group) in of]
+    if len(swing) == len(made):
+        text = figure.replace(" by iteration", " from iteration")
+        return f"swings about {text}{' on' * (text != figure)}"
+    where = some_layers(swing, exchanges)
+    return f"{figure}, with swings about it in {where}" if swing else figure
+
+
+def since(made: Made, exchanges: Sequence[ExchangeAnalysis]) -> str:
+    """Name the iterations from which on claims hold, where not of the whole run.
+
+    Forecasts are left out: they are tested at the end of the run in any case.
+    """
+    late = [(e, c.since) for e, c in made if c.since is not None and c.horizon < 0]
+    if not late:
+        return ""
+    first = range_of([at for _, at in late], ",d")
+    text = f" from iteration {first} on"
+    if len(late) == len(made):
+        return text
+    return f", in {some_layers([e for e, _ in late], exchanges)}{text}"
