@@ -272,7 +272,10 @@ def command(
                 if before is not None and before.busy:
                     spread = ", or give --repeat 5 for the spread between runs"
                     also = spread if request.repeat == 1 else ""
-                    announce(f"this machine is busy ({before}): {BUSY_REMEDY}{also}")
+                    announce(
+                        "this machine is busy (before the replay, other processes use "
+                        f"{before}): {BUSY_REMEDY}{also}"
+                    )
 
             if rank_env is None:
                 result: Replay | None = replay(

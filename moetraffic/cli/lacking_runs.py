@@ -17,6 +17,7 @@ def lacking_runs(
     *,
     resized: bool,
     used: Collection[int] = (),
+    then: str = "",
 ) -> str:
     """Name runs that are to be captured, with the command, or why it is unknown.
 
@@ -32,6 +33,8 @@ def lacking_runs(
         Whether that is another size than that of the real runs.
     used
         Data seeds that are taken.
+    then
+        Command that takes the captured files as its last arguments; "": none.
     """
     lacking = f"{missing} {'' if resized else 'further '}real run"
     lacking += "s" * (missing > 1)
@@ -46,7 +49,9 @@ def lacking_runs(
         return f"{lacking}; the command that captures one like {file} is unknown: {why}"
     seeds = [n for n in range(1, missing + len(used) + 1) if n not in used][:missing]
     listed = " ".join(map(str, seeds))
-    return f"{lacking}: for n in {listed}; do {command} --data-seed $n; done"
+    text = f"{lacking}: for n in {listed}; do {command} --data-seed $n; done"
+    files = " ".join(f"rerun{n}.h5" for n in seeds)
+    return f"{text}; {then} {files}" if then else text
 
 
 def _command(real: Meta, output: str, like: Meta) -> str | None:

@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,6 +51,9 @@ console = Paper()
 
 WRITTEN = (".json", ".csv", ".parquet", ".xlsx")
 """File extensions of results."""
+
+LINE_S = 10.0
+"""Time between two lines of progress where standard error is no terminal, s."""
 
 TRACE_PARTS = ("sources", "calls")
 """Parts of what :func:`present_trace` prints."""
@@ -272,7 +276,7 @@ def json_text(value: Any) -> str:
 def progress(
     title: str, total: int, *, quiet: bool = False, plain: bool = False
 ) -> Iterator[Tick]:
-    """Show a bar on a terminal, or about ten plain lines, on standard error."""
+    """Show a bar on a terminal, on standard error, else a line each :data:`LINE_S`."""
     if quiet:
         yield lambda done, note="": None
     elif sys.stderr.isatty() and not plain:
@@ -287,10 +291,12 @@ def progress(
             task = bars.add_task(title, total=total, note="")
             yield lambda done, note="": bars.update(task, completed=done, note=note)
     else:
-        every = max(1, total // 10)
+        said_s = time.monotonic()
 
         def line(done: int, note: str = "") -> None:
-            if done % every == 0 or done == total:
+            nonlocal said_s
+            if time.monotonic() - said_s >= LINE_S:
+                said_s = time.monotonic()
                 say(f"{title}: {done}/{total} {note}".rstrip())
 
         yield line

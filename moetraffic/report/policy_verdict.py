@@ -177,15 +177,17 @@ def _planned(found: Evaluation, best: PolicyScore) -> str:
             parts.append(f"planning pays up to a delay of {duration(even)}")
         else:
             parts.append("planning pays at none of the delays evaluated")
-    return _sentence(parts)
+    return _sentence([f"with {best.policy}, {parts[0]}", *parts[1:]] if parts else [])
 
 
 def _delayed(best: PolicyScore) -> str:
-    """Compare the reconfiguration delay with the transfer, and with packets alone."""
+    """Compare one reconfiguration with an exchange's transfer, and packets alone."""
     parts = []
     if best.delay_s > best.transfer_s:
         parts.append(
-            f"the delay is {best.delay_s / best.transfer_s:.3g} times the transfer"
+            f"one reconfiguration ({duration(best.delay_s)}) takes "
+            f"{best.delay_s / best.transfer_s:.3g} times as long as the whole transfer "
+            f"of an exchange ({duration(best.transfer_s)}, mean)"
         )
     if best.delay_s >= best.pays_below_s:
         parts.append(

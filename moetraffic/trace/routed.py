@@ -283,6 +283,10 @@ def arrays_as_trace(
             f"demand has the shape {SHAPES}, but this one has {counts.shape}: reshape "
             "it"
         )
+    if not counts.any():
+        raise TraceError(
+            "demand holds no token copy: give counts, of which some are positive"
+        )
     lost = np.zeros_like(counts) if dropped is None else _integers("dropped", dropped)
     if lost.shape != counts.shape or (lost > counts).any():
         raise TraceError(
@@ -362,6 +366,11 @@ def contradiction_of_k(demand: Integer, k: int) -> str:
 def _integers(name: str, values: npt.ArrayLike) -> Int64:
     """Convert values to int64 after checking that they are counts within int32."""
     array = np.asarray(values)
+    if np.issubdtype(array.dtype, np.inexact) and (lacks := np.isnan(array).sum()):
+        raise TraceError(
+            f"{name} holds integers, but {lacks:,} of its {array.size:,} values are "
+            "NaN: give a count for each, 0 where no token copy was routed"
+        )
     if not np.issubdtype(array.dtype, np.integer):
         raise TraceError(
             f"{name} holds integers, but this one is of type {array.dtype}: convert it"

@@ -42,7 +42,7 @@ class HostLoad:
         return self.others > BUSY * self.cores
 
     def __str__(self) -> str:
-        return f"other processes use {self.others:.2g} of {self.cores} cores"
+        return f"{self.others:.2g} of {self.cores} cores"
 
 
 def busy_s() -> float:

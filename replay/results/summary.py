@@ -75,8 +75,10 @@ def quotation(replay: Replay) -> str:
     if not math.isnan(part.over_bound.value):
         over = _value(part.over_bound, "x")
         exceeded = ", which measured ports exceed" * found.bound_exceeded
+        whose = "all-to-alls" if part.by == "operation" else "operations"
         line += (
-            f", {over} the lower bound by transfer time ({found.bound_of}{exceeded})"
+            f", transfers {over} the lower bounds of these {whose} one by one "
+            f"({found.bound_of}{exceeded})"
         )
     if not math.isnan(part.waiting):
         line += f", waiting {part.waiting:.0%}"
@@ -93,27 +95,35 @@ def quotation(replay: Replay) -> str:
 
 def _beside(found: Fidelity, slowdown: Interval) -> str:
     """State how dense traffic slows all-to-alls, and whether its bytes do."""
+    over = f"; {LEVEL:.0%} interval over iterations"
     text = (
-        f"All-to-alls take {interval(slowdown, 'x')} as long beside dense traffic "
-        f"({found.pairs} pair{'s' * (found.pairs > 1)} of passes)"
+        "Beside dense traffic, all-to-alls take "
+        f"{interval(slowdown, 'x', over=over)} as long as alone"
     )
     if found.control is None or found.slowdown_by_bytes is None:
         return f"{text}."
     text += (
-        f", {interval(found.control, 'x')} beside its operations without bytes "
-        "(processor alone)"
+        "; beside its operations without bytes (processor alone) "
+        f"{interval(found.control, 'x')}"
     )
     by_bytes = found.slowdown_by_bytes
     if math.isnan(by_bytes.low):
         if found.pairs < 2:
-            text += "; one pair has no interval (--pairs 5 has one)"
+            text += ". One pair has no interval of their ratio (--pairs 5 has one)"
         return f"{text}."
-    shown = "no effect of its bytes is shown"
+    shown = "includes 1: no effect of its bytes is shown"
     if by_bytes.low > 1:
-        shown = "its bytes slow them"
+        shown = "is above 1: its bytes slow them"
     elif by_bytes.high < 1:
-        shown = "they are faster with its bytes, which the network does not explain"
-    return f"{text}: {shown} ({interval(by_bytes, 'x')} between pairs)."
+        shown = (
+            "is below 1: they are faster with its bytes, which the network does not "
+            "explain"
+        )
+    ratio = interval(by_bytes, "x", over=f"; {LEVEL:.0%} interval over pairs")
+    return (
+        f"{text}. With bytes they take {ratio} as long as without, in {found.pairs} "
+        f"pairs of passes. This interval {shown}."
+    )
 
 
 def _last_to_call(r: Replay) -> list[str]:
@@ -194,6 +204,8 @@ def _moved(r: Replay) -> str:
 
 def _durations(r: Replay) -> str:
     line = f"Wall time {duration(r.wall_s)}, sum of transfers {duration(r.transfer_s)}"
+    if r.transfer_s > r.wall_s:
+        line += " (transfers of different groups and streams overlap)"
     found = r.fidelity
     if found is None:
         return f"{line}."
@@ -210,8 +222,9 @@ def _durations(r: Replay) -> str:
     ratios = []
     if walls is not None and not math.isnan(walls.over_bound.value):
         ratios.append(
-            f"{_times(walls.over_bound, found)} the lower bound of a pass "
-            f"({duration(found.pass_bound_s)}){_below(walls.over_bound, found)}"
+            f"wall time {_times(walls.over_bound, found)} the lower bound of a pass, "
+            f"all operations together ({duration(found.pass_bound_s)})"
+            f"{_below(walls.over_bound, found)}"
         )
     if whole is not None and not math.isnan(whole.transfer_over_captured.value):
         ratios.append(
@@ -225,7 +238,11 @@ def _durations(r: Replay) -> str:
 
 
 def _doubts(r: Replay) -> list[str]:
-    doubts = [f"on {one.node} {one}" for one in r.load if one.busy]
+    doubts = [
+        f"on {one.node}, other processes used {one} during the replay"
+        for one in r.load
+        if one.busy
+    ]
     if r.left_out:
         doubts.append(f"not replayed: {counts(r.left_out)}")
     doubts += r.notes

@@ -188,6 +188,8 @@ def test_an_algorithm_changes_what_is_drawn_of_all_reduces(
         (["-o", "all.pdf"], "all.pdf is the name of one picture, but 7 are drawn"),
         (["-o", "d.pdf", "--only", "demand"], "is the name of one picture"),
         (["-o", "e.pdf", "--only", "entropy", "--format", "svg"], "--format is given"),
+        (["-o", "x.jpg"], "pictures are png, pdf, svg files, but x.jpg ends in .jpg"),
+        (["-o", "f.h5", "--only", "load"], "give -o f.png, or a folder"),
         (["--width", "3.4"], "a width is a number with in, cm, mm, pt"),
         (["--style", "nature"], "a style is a name of matplotlib's"),
         (["--only", "loads"], "--only takes traffic, demand"),

@@ -167,10 +167,13 @@ def test_a_size_that_no_real_run_has_cannot_be_judged(
     assert "the real runs are of another size (k 2 against 1)" in said
     command = "moetraffic capture -o rerun$n.h5 --nproc 4"
     assert f"needed: 3 real runs: for n in 1 2 3; do {command} --k 2 " in said
+    again = "moetraffic validate large.h5 --against rerun1.h5 rerun2.h5 rerun3.h5"
+    assert f"done; {again}" in said
     assert main(["validate", "even.h5", "--against", real[1]]) == 3
     assert (
         f"needed: 2 further real runs: for n in 1 3; do {command} --k 1 "
-        "--data-seed $n; done"
+        "--data-seed $n; done; moetraffic validate even.h5 --against known2.h5 "
+        "rerun1.h5 rerun3.h5"
     ) in capsys.readouterr().out
 
 

@@ -40,6 +40,7 @@ from moetraffic.policies.service.packet_network import PacketNetwork
 from moetraffic.policies.trace_series import byte_series
 from moetraffic.report.policy_scores import chart
 from moetraffic.report.policy_verdict import sentences, verdict
+from moetraffic.units import duration
 
 from .conftest import counts, series
 
@@ -421,7 +422,8 @@ def test_the_verdict_names_a_delay_that_dominates() -> None:
             forecasters=["persistence"],
         )
         text = verdict(found)
-        assert "times the transfer" in text
+        assert f"One reconfiguration ({duration(delay)}) takes" in text
+        assert "times as long as the whole transfer of an exchange (" in text
         assert ("no circuit policy is faster" in text) == said
         packets, *others = found.scores
         assert packets.pays_below_s == pytest.approx(even)
@@ -429,7 +431,7 @@ def test_the_verdict_names_a_delay_that_dominates() -> None:
             for one in others:
                 pairs = zip(one.by_iteration_s, packets.by_iteration_s, strict=True)
                 assert all(a >= b - 1e-12 for a, b in pairs)
-    assert "times the transfer" not in verdict(evaluate(made, ["packets"]))
+    assert "One reconfiguration" not in verdict(evaluate(made, ["packets"]))
 
 
 def test_bad_input_is_one_sentence() -> None:
@@ -635,7 +637,12 @@ def test_every_built_in_policy_conforms() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [
-        (0.01, 0.03, "takes 2% (1 to 3%) longer than one made from the true traffic"),
+        (
+            0.01,
+            0.03,
+            "With birkhoff, a plan 1 iteration old takes 2% (1 to 3%) longer than one "
+            "made from the true traffic",
+        ),
         (
             -0.03,
             -0.01,
@@ -645,8 +652,8 @@ def test_every_built_in_policy_conforms() -> None:
         (
             -0.01,
             0.05,
-            "No evidence that a plan 1 iteration old differs from one made from the "
-            "true traffic",
+            "With birkhoff, no evidence that a plan 1 iteration old differs from one "
+            "made from the true traffic",
         ),
     ],
 )

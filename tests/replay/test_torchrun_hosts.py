@@ -104,7 +104,9 @@ def test_the_kubernetes_job_runs_in_two_namespaces(two_hosts, toy_file, tmp_path
             words = [w.replace(old, new) for w in words]
         commands.append(words)
     said = on_each(two_hosts, commands)
-    assert "the lower bound by transfer time (400 Gbps a rank)" in said[0]
+    assert (
+        "the lower bounds of these all-to-alls one by one (400 Gbps a rank)" in said[0]
+    )
     for name in ("replayed.h5", "replayed.json", "replayed.prom"):
         assert (tmp_path / name).stat().st_size
 

@@ -173,3 +173,12 @@ def test_a_labeled_array_needs_routing(tmp_path: Path) -> None:
     _, merged = import_files([table])
     with pytest.raises(TraceError, match="the trace has no routing"):
         merged.trace.to_xarray()
+
+
+def test_demand_without_a_token_copy_or_with_nan_is_refused() -> None:
+    with pytest.raises(TraceError, match="holds no token copy: give counts"):
+        Trace.from_arrays(np.zeros((3, 1, 2, 4), int))
+    lacking = np.ones((1, 1, 2, 2))
+    lacking[0, 0, 1] = np.nan
+    with pytest.raises(TraceError, match="2 of its 4 values are NaN: give a count"):
+        Trace.from_arrays(lacking)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mimetypes
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ NAMES = (
 """Pictures, as in :data:`moetraffic.report.results.pictures.PICTURES`."""
 
 FORMATS = ", ".join(FILE_FORMATS)
+
+OTHER_ENDINGS = mimetypes.MimeTypes().types_map[True].keys() | {".h5", ".webp"}
+"""Name endings of files, which a new folder does not have."""
 
 
 @takes(look=APPEARANCE)
@@ -101,6 +105,11 @@ def plot(
         if len(names) > 1:
             raise _several(output, names)
         validate_output(output, force=force, error=AnalysisError)
+    elif output.suffix.lower() in OTHER_ENDINGS and not output.is_dir():
+        raise AnalysisError(
+            f"pictures are {FORMATS} files, but {output.name} ends in {output.suffix}: "
+            f"give -o {output.with_suffix('.png').name}, or a folder"
+        )
     style = figure_style(**look)
     chosen_layers = layer_numbers(layers)
     if chosen_layers is not None or phase is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -83,11 +84,17 @@ def validate(
                     )
                 )
             tick(len(runs), str(path))
+    chosen = {
+        "--layers": layers,
+        "--iterations": iterations and f"{iterations.start}:{iterations.stop}",
+        "--ranks-per-host": ranks_per_host,
+    }
+    options = [f"{n}={shlex.quote(str(v))}" for n, v in chosen.items() if v is not None]
     found = accept_fits(runs[::2], runs[1::2]) if fits else accept(runs[0], runs[1:])
     printing.present(
         report.as_dict(found),
         *report.sentences(found),
-        *_needed(found, str(paths[1]), metas[1:], metas[0]),
+        *_needed(found, paths, metas, options),
         parts={"tests": report.tables(found)},
         chart=report.figure(found),
     )
@@ -96,19 +103,35 @@ def validate(
 
 
 def _needed(
-    found: Acceptance, file: str, real: Sequence[Meta], synthetic: Meta
+    found: Acceptance,
+    paths: Sequence[Path],
+    metas: Sequence[Meta],
+    options: Sequence[str],
 ) -> list[str]:
-    """Name the capture command of the runs that a judgment lacks, or why it is unknown.
+    """Name the commands that capture the runs that a judgment lacks and repeat it.
 
-    ``file`` and ``real`` are of the real runs.
+    Or why they are unknown. The synthetic trace is the first of ``paths`` and
+    ``metas``; ``options`` are those of the judgment.
     """
+    synthetic, *real = metas
     resized = found.resized
     missing = found.power.needed - (0 if resized else len(real))
     if found.outcome != "cannot be judged" or found.way == "fits" or missing < 1:
         return []
     used = set() if resized else {max(m.data_seed, 0) for m in real}
     like = synthetic if resized else real[0]
-    needed = lacking_runs(missing, file, real, like, resized=resized, used=used)
+    kept = paths[:1] if resized else paths
+    named = [shlex.quote(str(path)) for path in kept]
+    again = ["moetraffic validate", named[0], *options, "--against", *named[1:]]
+    needed = lacking_runs(
+        missing,
+        str(paths[1]),
+        real,
+        like,
+        resized=resized,
+        used=used,
+        then=" ".join(again),
+    )
     return [f"needed: {needed}"]
 
 

@@ -157,9 +157,9 @@ def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:
     return matrix_chart(
         matrices,
         title=f"Demand of layer {exchange.layer}",
-        source=f"{about(trace)}. Mean token copies an iteration, dropped ones "
+        source=f"{about(trace)}. Mean token copies per iteration, dropped ones "
         f"included; mean of all cells: {mean:.4g}{lines}",
-        unit="token copies",
+        unit="mean token copies per iteration",
         column="expert",
         rules=rules,
     )

@@ -174,7 +174,8 @@ def circuits_sentences(
         f"Reconfiguration of {duration(reconfigure_s)}: {number} circuits an exchange, "
         "mean duty cycle "
         f"{mean([made['duty'] for _, made in every]):.1%}; at a delay above "
-        f"{duration(even)} reconfiguration takes longer than the transfer.",
+        f"{duration(even)} all reconfigurations of an exchange together take longer "
+        "than its transfer.",
         f"Circuits needed for a share of the bytes, mean: {shares}.",
     ]
 

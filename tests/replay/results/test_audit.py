@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from dataclasses import replace
 
@@ -269,10 +270,10 @@ def test_the_slowdown_is_that_of_the_all_to_alls_alone(toy):
 @pytest.mark.parametrize(
     ("by_operations", "by_bytes", "states", "draws", "least"),
     [
-        (1.0, 1.3, "its bytes slow them (1.30x", 1, 1),
+        (1.0, 1.3, "is above 1: its bytes slow them", 1, 1),
         # the 95% interval excludes 1 by chance in 1 of 20 draws
-        (1.3, 1.0, "no effect of its bytes is shown", 12, 8),
-        (1.3, 1.2, "its bytes slow them (1.20x", 1, 1),
+        (1.3, 1.0, "includes 1: no effect of its bytes is shown", 12, 8),
+        (1.3, 1.2, "is above 1: its bytes slow them", 1, 1),
     ],
 )
 def test_pairs_state_whether_bytes_or_operations_slow(
@@ -294,12 +295,20 @@ def test_pairs_state_whether_bytes_or_operations_slow(
                 )
             )
         found = said(plan, triples[0][1], pairs=triples)
-        stated += states in _beside(found, found.slowdown)
+        text = _beside(found, found.slowdown)
+        stated += states in text
+        stated_ratios = re.findall(r"(?:alone\)|With bytes they take) (\S+)x \(", text)
+        wanted = pytest.approx([by_operations, by_bytes], abs=6e-3)
+        assert [float(ratio) for ratio in stated_ratios] == wanted
+        assert text.count("; 95% interval over iterations)") == 1
+        assert "; 95% interval over pairs) as long as without, in 6 pairs" in text
     assert stated >= least, seed
     one = said(plan, triples[0][1], pairs=triples[:1])
-    assert "one pair has no interval" in _beside(one, one.slowdown)
+    assert "One pair has no interval" in _beside(one, one.slowdown)
     unknown = _beside(replace(found, slowdown_by_bytes=UNKNOWN), found.slowdown)
-    assert unknown.endswith("(processor alone).")  # of several pairs
+    assert re.search(
+        r"\(processor alone\) \S+x \(\S+ to \S+x\)\.$", unknown
+    )  # of several pairs
 
 
 def test_a_fidelity_survives_its_json(toy):

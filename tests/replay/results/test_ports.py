@@ -183,7 +183,7 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_pa
     assert float(share[1]) == pytest.approx(100 * exchanges / even, abs=0.5)
     assert "exceed the given network" in said
     (line,) = (s for s in sentences(made) if s.startswith("all-to-all busbw"))
-    assert "transfer time (1 Mbps a rank, which measured ports exceed)" in line
+    assert "one by one (1 Mbps a rank, which measured ports exceed)" in line
     assert made.fidelity.bound_exceeded
     assert made.fidelity.bound_of == "1 Mbps a rank"  # a name, and a column's header
     written = json.loads(file.read_text())

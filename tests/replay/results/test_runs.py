@@ -142,7 +142,10 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
         load=[HostLoad(node="a", cores=2, others=1.3)],
     )
     line = quotation(three)
-    assert line.startswith("all-to-all busbw 0.477 GB/s, 2.10x the lower bound by ")
+    assert line.startswith(
+        "all-to-all busbw 0.477 GB/s, transfers 2.10x the lower bounds of these "
+        "all-to-alls one by one (8 Gbps"
+    )
     assert "(8 Gbps a rank), waiting 0%; n = 3 runs, 95% CI 0.423 to 0.536 GB" in line
     # exchanges of counts have a part of their own, and the line says their share
     count = next(p for p in three.fidelity.parts if p.by == "without a phase")
@@ -157,7 +160,13 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     lines = sentences(three)
     assert lines[0] == line
     assert len(lines) <= 7
-    assert any("on a other processes use 1.3 of 2 cores" in text for text in lines)
+    assert any(
+        "on a, other processes used 1.3 of 2 cores during" in text for text in lines
+    )
+    long = sentences(replace(three, wall_s=1.0, transfer_s=1.5))[2]
+    overlap = "sum of transfers 1.5 s (transfers of different groups and streams"
+    assert overlap in long
+    assert "overlap" not in sentences(replace(three, wall_s=1.0, transfer_s=0.9))[2]
     one = quotation(replay_of(found[0][2]))
     assert "n = 1 run, no interval between runs (--repeat 5 has one)" in one
     # its other intervals are over its iterations, and say so
@@ -184,9 +193,12 @@ def test_a_value_is_stated_only_if_its_interval_is_narrow(toy):
     lines = sentences(three_runs(toy, [2.0, 40.0, 5.0]))
     low, high = (three_digits(getattr(mean_of_runs([2, 40, 5]), e)) for e in ENDS)
     assert lines[0].startswith("all-to-all busbw 0.00")
-    assert f" GB/s (not determined), {low} to {high}x (not determined) the " in lines[0]
+    assert f" GB/s (not determined), transfers {low} to {high}x (not" in lines[0]
     assert f"GB/s, {low} to {high}x;" in lines[0]
-    assert f"; {low} to {high}x (not determined) the lower bound of a" in lines[2]
+    assert (
+        f"; wall time {low} to {high}x (not determined) the lower bound of a"
+        in lines[2]
+    )
     assert "more runs on idle hosts narrow it: --repeat 12." in lines[-1]
 
 

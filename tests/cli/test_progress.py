@@ -1,0 +1,22 @@
+"""Progress of verbs where standard error is no terminal."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from moetraffic.cli import output
+
+
+def test_plain_lines_of_progress_are_ten_seconds_apart(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with output.progress("generating", 100) as tick:
+        for done in range(1, 101):
+            now += 0.35
+            tick(done)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"generating: {done}/100" for done in (29, 58, 87)]
