@@ -333,7 +333,7 @@ def _stated(
         figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
     details = "; ".join(filter(None, (figure, where)))
     if name == PERSISTENCE:
-        return detailed(full, details), detailed(what, figure)
+        return detailed(full, details), detailed(what, details)
     return detailed(full, details), detailed(full, where)
 
 

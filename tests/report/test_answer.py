@@ -654,3 +654,29 @@ def test_a_trace_that_lacks_calls_states_no_share_of_communication() -> None:
     told = as_dict(found)
     assert told["occupation"] is None
     assert told["omitted_calls"] == lost
+
+
+@pytest.mark.parametrize("reach", [1, 2, 5, 10])
+def test_a_line_of_forecasts_of_any_length_keeps_the_layers_of_each_claim(
+    reach: int,
+) -> None:
+    every = []
+    for layer in range(4):
+        made = [
+            replace(claim(name, STATED if ahead <= most else NOT, 0.1), horizon=ahead)
+            for name, most in (
+                ("predictable", 2 if layer else reach),
+                ("matrix predictable", 1),
+                ("better than persistence", reach * (layer != 3)),
+            )
+            for ahead in (1, 2, 5, 10)
+        ]
+        if layer == 3:
+            worse = replace(claim("better than persistence", figure=-0.5), horizon=1)
+            above = ("worse than persistence: MSE 50% above it",)
+            made = [*made[:-4], replace(worse, flags=above)]
+        every.append(exchange(layer, *made))
+    text = line(analysis(*every), "Forecasts")
+    assert len(text) <= 240
+    better = text[text.index("better than persistence") :].split("; worse")[0]
+    assert "layers 0, 1, 2" in better or "ahead in 3" in better, text
