@@ -153,7 +153,7 @@ def byte_count(text: str) -> int:
     )
 
 
-_POWER = re.compile(r"(\d+(?:\.\d+)?)([KMGkmg]?)i?[Bb]?")
+_POWER = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([KMGkmg]?)i?[Bb]?")
 
 
 def message_size(text: str, *, error: type[MoetrafficError] = MoetrafficError) -> int:

@@ -260,9 +260,8 @@ def command(
         told = rank_env is None or (rank_env.rank == 0 and summary is None)
         if request.backend in ON_GPU and told:
             announce(nccl_settings(os.environ))
-        shown = (
-            live if rank_env is None else False
-        )  # a rank knows only its own progress
+        # a rank has only its own progress
+        shown = live if rank_env is None else False
         with progress_display(live=shown, metrics=request.metrics) as display:
 
             def planned(plan: Plan, expected: str) -> None:

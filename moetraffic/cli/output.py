@@ -276,7 +276,7 @@ def json_text(value: Any) -> str:
 def progress(
     title: str, total: int, *, quiet: bool = False, plain: bool = False
 ) -> Iterator[Tick]:
-    """Show a bar on a terminal, on standard error, else a line each :data:`LINE_S`."""
+    """Show a bar if standard error is a terminal, else a line every :data:`LINE_S`."""
     if quiet:
         yield lambda done, note="": None
     elif sys.stderr.isatty() and not plain:

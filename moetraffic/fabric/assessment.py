@@ -142,7 +142,9 @@ def assess(
         slow = np.flatnonzero(ties(mean, mean.max()))
         names = (topology.cuts[family][at].name for at in slow.tolist())
         cuts[f"cut {family}"] = tuple(dict.fromkeys(names))
-    spread = link_loads(route(topology, slots, routing="ideal"), stack)
+    spread = loads
+    if routing != "ideal":
+        spread = link_loads(route(topology, slots, routing="ideal"), stack)
     bounds["spreading"] = longest_time(topology, spread)
     slowest = {
         part: link

@@ -310,7 +310,8 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
                     f"{rates[other]} and {rate}: give one of them"
                 )
             graph.edges[link]["capacity"], owner[link] = room, name
-    in_force = {name: rates[name] for name in rates if name in owner.values()}
+    owners = {*owner.values()}
+    in_force = {name: rate for name, rate in rates.items() if name in owners}
     # the ratio of the options is not that of links with other rates
     name = re.sub(r",? \S+:1$", "", topology.name)
     made = replace(
@@ -349,10 +350,12 @@ def other_rates(topology: Topology, most: int = 3) -> list[str]:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build an object of JSON whose keys differ, or raise ValueError."""
-    names = [name for name, _ in pairs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"the key {twice[0][:60]!r} is repeated, with one value each")
-    return dict(pairs)
+    made: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            raise ValueError(f"the key {name[:60]!r} is repeated")
+        made[name] = value
+    return made
 
 
 def _read(asked: str) -> dict[str, Any]:

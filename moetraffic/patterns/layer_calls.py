@@ -159,8 +159,8 @@ class LayerCalls:
         )
 
     def norms(self, elements: Values, gradient: Values) -> list[Part]:
-        """Gradients of so many elements that see a rank's own tokens alone, of so many
-        bytes each, once an iteration (``finalize_model_grads.py``).
+        """Gradients of ``elements`` parameters that see a rank's own tokens alone,
+        ``gradient`` bytes each, once an iteration (``finalize_model_grads.py``).
         """
         if not anywhere(self._spread):
             return []

@@ -70,12 +70,12 @@ def workload_pattern(workload: Workload) -> Pattern:
 
 
 def trained_pattern(shape: ModelShape, plan: Parallelism, gating: Gating) -> Pattern:
-    """The collectives of one iteration of a model that this library trains so.
+    """The collectives of one iteration of training with ``moetraffic.models``.
 
     Raises
     ------
     LayoutError
-        If it cannot be trained so.
+        If that training does not support the plan.
     """
     training = Training(
         micro_batch=plan.micro_batch,

@@ -36,10 +36,7 @@ from .service.layer import EXCHANGE, Scope
 from .service.networks import described, networks_of
 from .service.optical import OpticalSwitch
 from .service.packet_network import PacketNetwork
-from .trace_series import (
-    byte_series,
-    token_series,
-)
+from .trace_series import byte_series, token_series
 from .transmission.two_level import with_distinct_tokens
 
 OPTICAL = OpticalSwitch(

@@ -273,8 +273,8 @@ def figure_tests(
         return ()
     p = [each.p(away[name]) for name, each in spread.items()]
     adjusted: Any = multipletests(p, method="holm")[1]
-    # Holm's level where it stops: a figure fails if its distance is beyond that of
-    # this p
+    # the level at which Holm's method stops: a figure fails if its p-value is below
+    # it, so if its distance is beyond the limit of this level
     level = LEVEL / max(1, int((adjusted >= LEVEL).sum()))
     found = []
     for (name, each), one, corrected in zip(spread.items(), p, adjusted, strict=True):

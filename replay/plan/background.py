@@ -120,14 +120,14 @@ class BackgroundPattern:
         own = given.get("library") == "moetraffic"
         size: dict[str, Any] = {name: int(given.get(name, 1)) for name in _GRID}
         # tensor-parallel experts need sequence parallelism to hold each token once
-        split = found.model.experts and size["tp"] > 1 and not own
+        split = bool(found.model.experts) and size["tp"] > 1 and not own
         plan = Parallelism(
             **size,
             etp=int(given.get("etp", 0)),
             micro_batch=int(given.get("micro-batch", found.micro_batch)),
             accumulation=int(given.get("accumulation", size["pp"])),
             zero=int(given.get("zero", 0)),
-            sequence_parallel=given.get("sequence-parallel", "01"[bool(split)]) == "1",
+            sequence_parallel=given.get("sequence-parallel", f"{split:d}") == "1",
             recompute=given.get("recompute", "none"),
             dtype=given.get("dtype", "bfloat16"),
         )

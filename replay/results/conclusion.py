@@ -91,13 +91,12 @@ def conclude(
     if ports is not None:
         limit = port_bounds(plan, operation_matrices(trace, plan), ports)
         faster = faster_than(network, ports) if network is not None else ""
-        baselines = replace(baselines, ports_s=limit)
-        if faster:
-            baselines = replace(
-                baselines,
-                bound_exceeded=True,
-                notes=(*baselines.notes, faster),
-            )
+        baselines = replace(
+            baselines,
+            ports_s=limit,
+            bound_exceeded=bool(faster),
+            notes=(*baselines.notes, *filter(None, [faster])),
+        )
     found = [
         audit(
             plan,

@@ -85,16 +85,18 @@ def launch_bytes(plan: Plan, *, backend: str = "gloo") -> int:
         each = each + (LAUNCH_BYTES + SIZE_BYTES * sizes) * (sizes > 0)
     number, total = np.zeros((2, plan.world), np.int64)
     message = (plan.sender >= 0) & (plan.receiver >= 0)
+    calls, of_calls = np.zeros((2, len(plan.groups)), np.int64)  # of each group
+    np.add.at(calls, plan.group[~message], 1)
+    np.add.at(of_calls, plan.group[~message], each[~message])
     for group, ranks in enumerate(plan.groups):
-        mine = (plan.group == group) & ~message
-        number[list(ranks)] += np.count_nonzero(mine)
-        total[list(ranks)] += each[mine].sum()
+        number[list(ranks)] += calls[group]
+        total[list(ranks)] += of_calls[group]
     for end in (plan.sender[message], plan.receiver[message]):
         np.add.at(number, end, 1)
         np.add.at(total, end, each[message])
     at_once = BLOCK * max(2, len(np.unique(plan.stream)))
-    blocks = at_once * int(each.max(initial=0))
-    return int(np.where(number > PREPARED, blocks, total).sum())
+    most = at_once * int(each.max(initial=0))
+    return int(np.where(number > PREPARED, most, total).sum())
 
 
 def transfers_s(trace: Trace, plan: Plan) -> tuple[float, int]:

@@ -122,9 +122,8 @@ class Fidelity:
     punctuality: Punctuality | None  # None if issued as soon as possible
     slowdown: Interval | None  # of all-to-alls with dense traffic over without
     control: Interval | None = None  # the same with dense operations without bytes
-    slowdown_by_bytes: Interval | None = (
-        None  # with these bytes over without, over pairs
-    )
+    # with these bytes over without, over pairs
+    slowdown_by_bytes: Interval | None = None
     pairs: int  # pairs of passes of the slowdown
     bound_of: str  # the network of the lower bound, "" for none
     bound_exceeded: bool = False  # by measured ports

@@ -392,7 +392,8 @@ def test_bandwidth_beyond_the_measurements_says_by_how_far(
     ):
         assert main([*asked, size, "--ranks", str(ranks)]) == 0
         assert states in " ".join(capsys.readouterr().out.split())
-    assert "a size is a positive number with K" in refused(capsys, *asked, "20 apples")
+    for size in ("20 apples", "9" * 400):
+        assert "a size is a positive number with K" in refused(capsys, *asked, size)
 
 
 def test_the_fit_of_another_number_of_nodes_does_not_count(

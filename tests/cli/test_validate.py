@@ -169,12 +169,15 @@ def test_a_size_that_no_real_run_has_cannot_be_judged(
     assert f"needed: 3 real runs: for n in 1 2 3; do {command} --k 2 " in said
     again = "moetraffic validate large.h5 --against rerun1.h5 rerun2.h5 rerun3.h5"
     assert f"done; {again}" in said
-    assert main(["validate", "even.h5", "--against", real[1]]) == 3
-    assert (
-        f"needed: 2 further real runs: for n in 1 3; do {command} --k 1 "
-        "--data-seed $n; done; moetraffic validate even.h5 --against known2.h5 "
-        "rerun1.h5 rerun3.h5"
-    ) in capsys.readouterr().out
+    chosen = "--layers 3 --iterations 2: --ranks-per-host 2 "
+    for options in ("", chosen):
+        asked = ["validate", "even.h5", *options.split(), "--against", real[1]]
+        assert main(asked) == 3
+        assert (
+            f"needed: 2 further real runs: for n in 1 3; do {command} --k 1 "
+            f"--data-seed $n; done; moetraffic validate even.h5 {options}--against "
+            "known2.h5 rerun1.h5 rerun3.h5"
+        ) in unwrapped(capsys.readouterr().out)
 
 
 def test_another_expert_parallel_degree_fails_first(

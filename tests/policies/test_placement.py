@@ -31,10 +31,7 @@ from moetraffic.policies.service.cluster import (
     serve_placement,
 )
 from moetraffic.policies.service.packet_network import PacketNetwork
-from moetraffic.policies.trace_series import (
-    byte_series,
-    token_series,
-)
+from moetraffic.policies.trace_series import byte_series, token_series
 from moetraffic.trace.relocation import Relocation, relocate
 
 from .conftest import view_of

@@ -11,11 +11,7 @@ import typer
 from moetraffic.cli.output import Printing, printed
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.idle_options import refuse_idle
-from moetraffic.report.console.options import (
-    Force,
-    Plot,
-    option,
-)
+from moetraffic.report.console.options import Force, Plot, option
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import duration, message_size

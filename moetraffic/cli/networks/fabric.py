@@ -8,28 +8,19 @@ from typing import Any
 
 import typer
 
-from moetraffic.cli.output import present, refuse_format, write_result
+from moetraffic.cli.output import Printing, printed, refuse_format, write_result
 from moetraffic.errors import FabricError
-from moetraffic.report.console.idle_options import (
-    given_options,
-    refuse_idle,
-)
+from moetraffic.report.console.idle_options import given_options, refuse_idle
 from moetraffic.report.console.options import (
-    APPEARANCE,
     Algorithm,
-    AllTables,
-    AsJson,
     Force,
     Iterations,
     Operations,
     Plot,
     TraceFile,
-    only_option,
     operation_names,
     option,
-    parts_of,
     positive_numbers,
-    takes,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -43,7 +34,7 @@ NETWORK, TRAFFIC = "Network", "Traffic"
 PARTS = ("network", "times", "links", "slowest", "collisions")
 
 
-@takes(look=APPEARANCE)
+@printed(PARTS, plot=Plot)
 def fabric(
     ctx: typer.Context,
     trace: TraceFile,
@@ -116,24 +107,19 @@ def fabric(
     operations: Operations = None,
     algorithm: Algorithm = "ring",
     hot: int = option(8, "Number of hottest links to show.", min=1),
-    plot: Plot = None,
     output: Path | None = option(
         None,
         "File to write: .json, or the link loads as .csv, .parquet or .xlsx.",
         *("-o", "--output"),
     ),
     force: Force = False,
-    tables: AllTables = False,
-    only: str | None = only_option(None, PARTS),
-    as_json: AsJson = False,
     *,
-    look: dict[str, Any],
+    printing: Printing,
 ) -> None:
     """Compute link loads of a run's traffic on a network, bounds and ECMP collisions.
 
     Example: moetraffic fabric run.h5 --topology leaf-spine --oversubscription 4
     """
-    names = parts_of(only, PARTS, tables=tables)
     options: dict[str, Any] = {
         **{"hosts": hosts, "ranks_per_host": ranks_per_host, "nics": nics},
         **{"capacity": capacity, "inside": inside, "leaves": leaves, "spines": spines},
@@ -155,7 +141,7 @@ def fabric(
     if routing != "ecmp":
         why = f"flows are hashed by --routing ecmp, and --routing is {routing}"
         refuse_idle(ctx, ("flows", "seed"), why)
-    validate_outputs((plot, output), (trace,), force=force)
+    validate_outputs((printing.plot, output), (trace,), force=force)
     refuse_format(output)
     from moetraffic.analysis.exchange import beyond_last
     from moetraffic.analysis.times.iteration_traffic import (
@@ -219,15 +205,4 @@ def fabric(
     summary += [f"{note.capitalize()}." for note in beyond]
     if output is not None:
         write_result(output, data, frame, force=force)
-    present(
-        data,
-        *summary,
-        as_json=as_json,
-        parts=parts,
-        only=names,
-        tables=tables,
-        chart=chart,
-        plot=plot,
-        look=look,
-        written=(output,),
-    )
+    printing.present(data, *summary, parts=parts, chart=chart, written=(output,))

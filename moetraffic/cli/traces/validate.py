@@ -11,7 +11,14 @@ import typer
 
 from moetraffic.cli.lacking_runs import lacking_runs
 from moetraffic.cli.output import Printing, printed, progress
-from moetraffic.report.console.options import Force, Iterations, Layers, Plot, option
+from moetraffic.report.console.options import (
+    Force,
+    Iterations,
+    Layers,
+    Plot,
+    option,
+    selection_options,
+)
 from moetraffic.trace import Meta, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.trace.iterations import layer_numbers
@@ -84,12 +91,8 @@ def validate(
                     )
                 )
             tick(len(runs), str(path))
-    chosen = {
-        "--layers": layers,
-        "--iterations": iterations and f"{iterations.start}:{iterations.stop}",
-        "--ranks-per-host": ranks_per_host,
-    }
-    options = [f"{n}={shlex.quote(str(v))}" for n, v in chosen.items() if v is not None]
+    options = [selection_options(layers, iterations, "dispatch")]
+    options += [f"--ranks-per-host {ranks_per_host}"] * (ranks_per_host is not None)
     found = accept_fits(runs[::2], runs[1::2]) if fits else accept(runs[0], runs[1:])
     printing.present(
         report.as_dict(found),
@@ -130,7 +133,7 @@ def _needed(
         like,
         resized=resized,
         used=used,
-        then=" ".join(again),
+        then=" ".join(filter(None, again)),
     )
     return [f"needed: {needed}"]
 
