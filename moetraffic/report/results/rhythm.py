@@ -357,6 +357,7 @@ def time_chart(
                         hover=f"rank %{{y}}, {name}: %{{x:.1f}} %<extra></extra>",
                     )
                     for part, (name, color) in enumerate(TIME_PARTS)
+                    if shares[:, part].any()
                 ),
             ),
         ),
