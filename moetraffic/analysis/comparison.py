@@ -27,10 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moetraffic.analysis.times.completion import completion
-from moetraffic.analysis.times.time_ratios import (
-    TimeRatio,
-    compare_times,
-)
+from moetraffic.analysis.times.time_ratios import TimeRatio, compare_times
 from moetraffic.arrays import Float64
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables

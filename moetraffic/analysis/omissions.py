@@ -1,4 +1,4 @@
-"""State which calls a trace lacks, has without layer, or whose rows contradict it."""
+"""State which calls and copies a trace lacks, and which rows contradict its routing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _recorded(trace: Trace) -> Counter[int]:
 
 
 def demand_remarks(trace: Trace) -> list[str]:
-    """State which rows contradict the routing, once, and which copies it may lack."""
+    """State where rows contradict the routing, once, and where drops are unknown."""
     found = [part for part in trace.meta.schedule.split("; ") if ROWS_DIFFER in part]
     more = f" ({len(found)} layers in all)" * (len(found) > 1)
     sites = (s for s in trace.sites if s.dropped == DroppedForm.UNCOUNTED)

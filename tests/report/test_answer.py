@@ -677,6 +677,6 @@ def test_a_line_of_forecasts_of_any_length_keeps_the_layers_of_each_claim(
             made = [*made[:-4], replace(worse, flags=above)]
         every.append(exchange(layer, *made))
     text = line(analysis(*every), "Forecasts")
-    assert len(text) <= 240
+    assert len(text) <= LONG
     better = text[text.index("better than persistence") :].split("; worse")[0]
     assert "layers 0, 1, 2" in better or "ahead in 3" in better, text

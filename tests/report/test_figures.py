@@ -500,6 +500,17 @@ def test_the_page_has_no_tick_between_two_iterations(label: str) -> None:
         assert "dtick" not in layout["yaxis"]
 
 
+def test_a_long_name_in_the_legend_of_the_page_is_broken_between_words() -> None:
+    """Data that the page saves have a space for each break."""
+    name = "bottleneck link of the longest mean time, leaf-spine, " + 50 * "<a"
+    line = Series(x=[0.0], y=[1.0], name=name)
+    panel = Panel(x=Axis(label="size [B]"), y=Axis(label="time [ms]"), series=(line,))
+    chart = Chart(title="t", source=SOURCE, panels=(panel,))
+    shown = as_dict(chart)["views"][0]["traces"][0]["name"]
+    assert shown.count("<br>") == 2
+    assert shown.replace("<br>", " ") == name.replace("<", "&lt;")
+
+
 def test_ranks_that_are_texts_are_categories_of_the_page() -> None:
     """Ranks of a group have no number line, and so no distance of ticks."""
     line = Series(kind="bars", x=[1.0, 2.0], y=["0 to 3", "4 to 7"])

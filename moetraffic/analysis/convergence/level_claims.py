@@ -71,8 +71,8 @@ def level_claims(
     Returns
     -------
     tuple of Claim
-        "skewed", where one level change or a transient comes before a stable level of
-        this level alone, and one of each name of :data:`NULLS`, in this order; times in
+        "skewed", of the stable level alone if one level change or a transient comes
+        before it, and one of each name of :data:`NULLS`, in this order; times in
         iterations.
 
     Raises

@@ -88,8 +88,9 @@ def mean_noise(series: Float64) -> MeanNoise:
         - \frac{2 \phi (1 - \phi^n)}{n (1 - \phi)^2}\Big]\Big)
 
     and a random walk that begins at zero :math:`r (1 + \kappa n^2 / 3)`, which is
-    :math:`\pi^2 / 3` times what it leaves at the lowest frequency.  A drift that is
-    smoother than a walk has less at all others: it counts as this many times its own.
+    :math:`\pi^2 / 3` times its power at the lowest frequency.  A drift that is smoother
+    than a walk has less power at all others, so that the fit misses it: the noise is at
+    least this many times the power that is measured at the lowest frequency.
 
     ``series``: ``[n, D]``, step first, whose columns vary.
     """

@@ -162,20 +162,21 @@ def _imbalanced(load: Int64, tokens: Float64 | None, k: int) -> Claim:
         return _too_few(claim, 1)
     if tokens is None:
         return replace(claim, flags=(NOT_TESTED + NO_TOKENS,))
-    there = tokens > 0  # fewer copies than tokens have can round to none
-    if not there.any():
-        return _too_few(claim, 1)
+    total = float(tokens.sum()) * k / experts
+    if total < 1:  # too few for a chi-square distribution
+        return _too_few(claim, ceil(len(load) / total) if total else 1)
+    there = tokens > 0  # the copies of less than half a token round to none
     load, copies = load[there], tokens[there] * k / experts
     unit = copies * (experts - k) / (experts - 1)
     deviation = load - load.mean(axis=1, keepdims=True)
     ratio = (deviation**2).sum(axis=1) / unit
     statistic, degrees = float(ratio.sum()), len(load) * (experts - 1)
     p = float(chdtrc(degrees, statistic))
-    # noncentral chi-square: mean degrees + shift, variance 2 degrees + 4 shift
-    shift = statistic - degrees
-    spread = 1.96 * np.sqrt(2 * degrees + 4 * max(shift, 0.0))
-    square = float(((ratio - (experts - 1)) * unit / copies**2).mean()) / experts
-    limits = square * (1 + np.array([-spread, 0.0, spread]) / (shift or 1.0))
+    # noncentral chi-square of an iteration: mean E - 1 + s, variance 2 (E - 1) + 4 s
+    scale = unit / copies**2 / experts / len(load)
+    square = float(scale @ (ratio - (experts - 1)))
+    variance = 2 * (experts - 1) * (scale @ scale) + 4 * max(square, 0) * scale.mean()
+    limits = square + 1.96 * np.sqrt(variance) * np.array([-1, 0, 1])
     low, cv, high = np.sqrt(np.maximum(limits, 0.0))
     return replace(
         claim,

@@ -57,7 +57,8 @@ def completion(
 ) -> Completion:
     """Compute the completion times of every call whose members all have times.
 
-    ``kind`` is that of their steps; None for any."""
+    ``kind`` is that of their steps; None for any.
+    """
     calls = np.array([s.operation != ROUTING for s in trace.sites], bool)
     asked = trace.find(iterations=iterations, kind=kind)
     asked = asked[calls[trace.occurrences.site[asked]]]

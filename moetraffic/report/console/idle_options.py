@@ -30,7 +30,7 @@ CHOOSING = ("analyze", "compare", "plot")
 def refuse_lone(context: typer.Context) -> None:
     """Reject the options of :data:`NEEDED` on a command line without what they need.
 
-    Parts of what is printed are none of JSON.
+    With ``--json``, so are those that choose what is printed: it prints all parts.
     """
     own = {flag: p for p in context.command.params for flag in p.opts}
     for lone, needed in NEEDED.items():

@@ -99,13 +99,22 @@ def _shown(text: str) -> str:
     return visible(text).replace("<", "&lt;")
 
 
+def _lines(name: str) -> str:
+    """Break a name between words: the legend does not break lines by itself.
+
+    A space for each break restores it in the data that the page saves.
+    """
+    return textwrap.fill(
+        name, LONGEST, break_long_words=False, break_on_hyphens=False
+    ).replace("\n", "<br>")
+
+
 def _traces(of: Series) -> Iterator[dict[str, Any]]:
     x, y = packed(of.x), packed(of.y)
     common = {
         "x": x,
         "y": y,
-        # the legend does not break lines by itself
-        "name": "<br>".join(textwrap.wrap(_shown(of.name), LONGEST)),
+        "name": _lines(_shown(of.name)),
         "showlegend": of.legend and bool(of.name),
         **({"hovertemplate": of.hover} if of.hover else {}),
         **({"meta": "floor"} if of.reference else {}),

@@ -72,7 +72,7 @@ def calls(
 
 
 def _in_a_row(when: npt.NDArray[np.int64]) -> range:
-    """Return the SHOWN training iterations nearest the middle, no other between."""
+    """Return a range of SHOWN iterations near the middle, of training if possible."""
     if not len(when):
         return range(SHOWN)
     first = when[: max(1, len(when) - SHOWN + 1)]

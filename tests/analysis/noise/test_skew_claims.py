@@ -45,6 +45,15 @@ def test_p_values_of_a_balanced_router_are_uniform(experts, k, tokens) -> None:
         assert np.mean(p) == pytest.approx(0.5, abs=0.07)
 
 
+def test_imbalance_needs_a_copy_for_each_expert() -> None:
+    """With fewer, two tokens with the same expert would be significant too often."""
+    one = np.zeros((1, 256), np.int64)
+    one[0, :7] = [2, 1, 1, 1, 1, 1, 1]
+    claim = claims_of(one, tokens=8)["imbalanced"]
+    assert (claim.outcome, claim.needs) == (Outcome.NOT_ENOUGH_DATA, 32)
+    assert claims_of(np.repeat(one, 32, axis=0), tokens=8)["imbalanced"].stated
+
+
 def test_the_interval_of_the_imbalance_holds_the_true_probabilities() -> None:
     rng = np.random.default_rng(5)
     share = rng.dirichlet(np.full(16, 4.0))
@@ -55,6 +64,20 @@ def test_the_interval_of_the_imbalance_holds_the_true_probabilities() -> None:
         claim = claims_of(counts, tokens=300)["imbalanced"]
         within += claim.low <= cv <= claim.high
     assert 52 <= within <= 60
+
+
+def test_the_interval_of_the_imbalance_holds_for_iterations_of_different_size() -> None:
+    """The noise of the figure is that of the iterations with few tokens."""
+    tokens = np.tile([3000, 10], 20)
+    share = np.random.default_rng(5).dirichlet(np.full(16, 4.0))
+    for probability in (share, np.full(16, 1 / 16)):
+        cv, within = float(probability.std() * 16), 0
+        for seed in range(60):
+            counts = np.random.default_rng(seed).multinomial(tokens, probability)
+            claim = claims_of(counts, tokens=tokens)["imbalanced"]
+            assert claim.low <= claim.figure <= claim.high
+            within += claim.low <= cv <= claim.high
+        assert 52 <= within <= 60
 
 
 def test_a_hot_set_that_stays_and_one_that_moves() -> None:
