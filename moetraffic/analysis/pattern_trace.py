@@ -28,7 +28,7 @@ from moetraffic.trace import (
     WireForm,
 )
 from moetraffic.trace.model import MOST_SITES, PLACEMENT, Source
-from moetraffic.trace.rows import recorded
+from moetraffic.trace.rows import recorded_panels
 
 SENDS = "send_recv"
 
@@ -67,7 +67,7 @@ def pattern_trace(pattern: Pattern, *, iterations: int = 1, tokens: int = -1) ->
         groups=programs.groups,
         sites=sites,
         occurrences=occurrences,
-        panels={**recorded(programs.groups, sites, occurrences.site)},
+        panels=recorded_panels(programs.groups, sites, occurrences.site),
         steps=Steps.of_training(np.arange(iterations), world, tokens=tokens),
         programs=[
             Program(rank=rank, kind="train", sites=tuple(order))

@@ -32,7 +32,7 @@ class CallContext:
 
 
 NO_CONTEXT = CallContext()
-PHASES = frozenset({"", "dispatch", "combine", "combine_grad", "dispatch_grad"})
+PHASES = ("", "dispatch", "combine", "combine_grad", "dispatch_grad")
 LONGEST_LABEL = 200  # characters
 LARGEST_LAYER = 2**31 - 1
 
@@ -98,7 +98,7 @@ def at(*, layer: int = -1, phase: str = "", label: str = "") -> Iterator[None]:
     CaptureError
         If the phase is unknown, or the layer or the label is invalid.
     """
-    check_choice("a phase", phase, sorted(PHASES), CaptureError)
+    check_choice("a phase", phase, PHASES, CaptureError)
     if not is_layer(layer) and layer != -1:
         raise CaptureError(
             f"a layer is an index from 0 on, or -1 for none, not {layer!r}: change it"
@@ -170,7 +170,7 @@ class ShardRouting:
     slot: int  # micro-batch of the step
     first: int  # rank of the first row
     demand: torch.Tensor  # [n, E] integer token copies, one row per rank
-    dropped: torch.Tensor | None  # [n, E] of these dropped; None: nothing can be
+    dropped: torch.Tensor  # [n, E] of these dropped
     row_bytes: int  # bytes of a token copy if it were sent
     dtype: str  # its element type
     padded: int  # fixed number of rows sent to each expert; 0: the kept copies

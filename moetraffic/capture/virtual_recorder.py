@@ -176,8 +176,7 @@ class VirtualRecorder(Recording):
         # a recomputed forward pass reports the same routing again
         mine = slice(decided.first, decided.first + len(counts))
         rows[0, mine] = counts
-        if decided.dropped is not None:
-            rows[1, mine] = decided.dropped.detach().cpu().numpy()
+        rows[1, mine] = decided.dropped.detach().cpu().numpy()
         if self._sample.tokens:
             for rank, chosen in enumerate(decided.chosen, start=decided.first):
                 taken = self._sample.take(chosen)

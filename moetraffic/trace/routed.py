@@ -36,7 +36,7 @@ from .model import (
 from .panel import ArrayPanel
 from .placement import contiguous_placement
 from .reading import T
-from .rows import recorded
+from .rows import recorded_panels
 
 SHAPES = "[iterations, layers, ranks, experts], or with micro-batches after the layers"
 COUNT_BYTES = 8  # bytes of an entry (int64) in the exchange of counts
@@ -119,7 +119,7 @@ def trace_of_routing(
         occurrences=Occurrences(
             iteration=iteration, site=site_of.astype(np.int32), sequence=sequence
         ),
-        panels={**recorded(groups, sites, site_of), **stored},
+        panels={**recorded_panels(groups, sites, site_of), **stored},
         steps=steps,
         programs=[
             Program(

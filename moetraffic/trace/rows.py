@@ -24,7 +24,7 @@ from .model import (
     Site,
     WireForm,
 )
-from .panel import ArrayPanel
+from .panel import ArrayPanel, Panel
 
 TIMES = ("issue", "start", "end")
 
@@ -121,16 +121,16 @@ class Rows:
         return want
 
 
-def recorded(
+def recorded_panels(
     groups: Sequence[Group], sites: Sequence[Site], site: Integer
-) -> dict[str, ArrayPanel]:
+) -> dict[str, Panel]:
     """Build the panels of calls that each member recorded, with unknown times.
 
     ``site`` is the site of each occurrence, ``[O]``.  A message has two members,
     whatever its group.
     """
     width = np.array([len(groups[s.group].ranks) for s in sites], np.int64)
-    panels: dict[str, ArrayPanel] = {}
+    panels: dict[str, Panel] = {}
     for size in np.unique(width[site]).tolist():
         of = np.flatnonzero(width == size)
         present = np.full((len(of), size), Presence.RECORDED, np.uint8)

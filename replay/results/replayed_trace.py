@@ -34,7 +34,7 @@ from moetraffic.trace.model import (
     WireForm,
 )
 from moetraffic.trace.panel import ArrayPanel, Panel
-from moetraffic.trace.rows import TIMES, recorded
+from moetraffic.trace.rows import TIMES, recorded_panels
 from moetraffic.trace.trace import Trace
 
 from .call_times import NO_CLOCKS, Measured
@@ -163,7 +163,7 @@ def _build(trace: Trace, plan: Plan) -> tuple[Trace, Int64]:
     square = np.array([s.operation == ALL_TO_ALL for s in sites], bool)[site]
     stored = np.array([s.wire == WireForm.STORED for s in sites], bool)[site]
     groups = _groups(trace, plan)
-    panels: dict[str, Panel] = {**recorded(groups, sites, site)}
+    panels: dict[str, Panel] = recorded_panels(groups, sites, site)
     for size in np.unique(width).tolist():
         here = width == size
         if (here & square).any():

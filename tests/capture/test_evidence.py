@@ -195,7 +195,7 @@ def test_an_end_is_of_the_call_that_was_waited_for(
 
 
 def test_annotations_know_the_phases_of_traces() -> None:
-    assert {"", *PHASES} == annotate.PHASES
+    assert ("", *PHASES) == annotate.PHASES
 
 
 def test_numbers_of_every_kind_are_numbers() -> None:

@@ -278,7 +278,7 @@ def test_k_is_seen_in_shapes_or_is_unknown(
     [
         ([[0, 3]], ""),
         ([[-1, 3]], ""),
-        ([[0, 4], [6, 1]], "give experts=7, or more, or register a narrower class"),
+        ([[0, 4], [6, 1]], "says experts=4: give experts=7, or more, or register"),
         ([[0, -2]], "expert -2 was chosen, but ids are from 0 on: give -1 for none"),
     ],
 )

@@ -137,7 +137,7 @@ def test_virtual_ranks(router: str, form: str, data: st.DataObject, world: int) 
     finally:
         end()
     (told,) = heard
-    dropped = torch.zeros_like(told.demand) if told.dropped is None else told.dropped
+    dropped = told.dropped
     assert (told.demand.sum(0) == routing.demand()).all()
     assert ((told.demand - dropped).sum(0) == routing.load()).all()
     assert (told.demand >= dropped).all()

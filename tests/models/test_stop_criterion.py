@@ -16,7 +16,7 @@ def told(layer: int, load: list[int], slot: int = 0) -> None:
             slot=slot,
             first=0,
             demand=torch.tensor([load]),
-            dropped=None,
+            dropped=torch.zeros(1, len(load), dtype=torch.int64),
             row_bytes=4,
             dtype="float32",
             padded=0,

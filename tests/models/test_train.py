@@ -125,7 +125,8 @@ def check_log(work: Workload, ranks: list[Any]) -> None:
 def check_routing(work: Workload, entry: dict[str, Any]) -> None:
     tokens = TRAINING.micro_batch * SHAPE.sequence
     assert sum(entry["demand"]) == work.gating.k * tokens
-    if work.gating.dispatch == "dropless":  # which is known: not left out
+    assert entry["dropped"] is not None  # zeros where nothing can be dropped
+    if work.gating.dispatch == "dropless":
         assert not any(entry["dropped"])
 
 
@@ -142,8 +143,7 @@ def check_exchange(
         limit = math.ceil(0.75 * work.gating.k * tokens / SHAPE.experts)
         assert entry["shape"][0] == SHAPE.experts * limit
         return
-    dropped = routing["dropped"] or [0] * SHAPE.experts
-    load = torch.tensor(routing["demand"]) - torch.tensor(dropped)
+    load = torch.tensor(routing["demand"]) - torch.tensor(routing["dropped"])
     assert entry[mine] == load.view(work.layout.ep, -1).sum(1).tolist()
 
 

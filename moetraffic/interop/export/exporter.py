@@ -20,11 +20,11 @@ from moetraffic.errors import TraceError
 from moetraffic.spelling import check_choice
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import (
-    remedy,
     remove_folder,
     sync_folder,
     validate_folder,
     validate_output,
+    write_errors,
 )
 
 CONTENTS = ("wire", "demand")
@@ -139,19 +139,16 @@ def write(
     making = output.with_name(f".{output.name}.{os.getpid()}.making")
     made = making if exporter.folder else making / output.name
     try:
-        making.mkdir()
-        lost = tuple(exporter.write(trace, made, options))
-        if not exporter.folder:  # too slow for folders of thousands of files
-            with made.open("rb") as file:
-                os.fsync(file)
-        elif output.is_dir():
-            remove_folder(output)
-        os.rename(made, output)
-        sync_folder(output.absolute().parent)
-    except OSError as error:
-        raise TraceError(
-            f"{output} cannot be written ({error.strerror or error}): {remedy(error)}"
-        ) from None
+        with write_errors(output, error=TraceError):
+            making.mkdir()
+            lost = tuple(exporter.write(trace, made, options))
+            if not exporter.folder:  # too slow for folders of thousands of files
+                with made.open("rb") as file:
+                    os.fsync(file)
+            elif output.is_dir():
+                remove_folder(output)
+            os.rename(made, output)
+            sync_folder(output.absolute().parent)
     finally:
         shutil.rmtree(making, ignore_errors=True)
     files = tuple(sorted(output.iterdir())) if exporter.folder else (output,)

@@ -64,7 +64,7 @@ def validate_output(
     allows that, for the message.  Errors are of class ``error``.
     """
     folder = path.absolute().parent
-    try:
+    with write_errors(_short(path), error=error):
         for wrong, what in (
             (
                 "\0" in str(path),
@@ -93,12 +93,7 @@ def validate_output(
         # the longest name that is written next to the output must be valid
         beside = max((path.name + SEGMENTS, _temporary(path).name), key=len)
         folder.joinpath(beside).exists()
-        with tempfile.TemporaryFile(dir=folder):
-            return
-    except OSError as found:
-        raise error(
-            f"{_short(path)} cannot be written ({found.strerror}): {remedy(found)}"
-        ) from None
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 def validate_other_than_input(

@@ -48,7 +48,7 @@ def differing_rows(trace: Trace) -> list[str]:
         excess, rows, copies = max(each.most for each in counts)
         if excess > 0:
             found.append(
-                f"a dispatch of layer {layer} sends {rows} rows, but {copies} "
+                f"a dispatch of layer {layer} sends {rows:,} rows, but {copies:,} "
                 f"{ROWS_DIFFER}: rows are padded, or the recorded routing is not that "
                 "of the layer"
             )
@@ -103,7 +103,9 @@ def _pairs(
     and a mask ``[n]`` of the iterations in which every micro-batch has one of each.
     """
     every = trace.occurrences
-    slot = np.array([site.slot for site in trace.sites], np.int64)
+    both = [*sending, *routings]
+    slot = np.zeros(len(trace.sites), np.int64)
+    slot[both] = [trace.sites[number].slot for number in both]
     width = int(slot.max()) + 1
     calls = [np.flatnonzero(np.isin(every.site, of)) for of in (sending, routings)]
     places = [every.iteration[c] * width + slot[every.site[c]] for c in calls]

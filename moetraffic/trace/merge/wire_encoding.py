@@ -97,11 +97,12 @@ def encode_bytes(
                     wire_checked=len(when),
                 )
                 continue
-            if draft.meta.dispatch in FOLLOWS_DEMAND and routing >= 0:
+            mode = draft.meta.dispatch
+            if not follows and mode in FOLLOWS_DEMAND and routing >= 0:
                 wrong.append(
                     f"layer {site.layer}, {site.phase}, micro-batch {site.slot}: the "
                     f"bytes are not (demand - dropped) x {site.row_bytes}, though "
-                    f"dispatch is {draft.meta.dispatch}"
+                    f"dispatch is {mode}"
                 )
         if whole.all() and len(values) and (values == values[0]).all():
             sites[number] = replace(

@@ -131,7 +131,7 @@ class Segment:
     events: npt.NDArray[Any]  # [n] EVENT
     steps: npt.NDArray[Any]  # [s] STEP
     kinds: tuple[str, ...]  # [s] kind of each step
-    # negative bytes and counts are unknown; a captured segment has none
+    # negative bytes and counts are unknown; of a capture only dropped copies may be
     splits: Mapping[int, Int64]  # W -> [m, 2, W] bytes sent to and received from each
     demand: Mapping[int, Int32]  # E -> [m, 2, E] copies routed; dropped, -1: unknown
     # E -> [m, S, B] experts of sampled tokens as bit sets, a row for each of demand;
@@ -272,7 +272,8 @@ def _rules(segment: Segment) -> Iterator[tuple[object, str]]:
     )
     yield (
         all(
-            within(rows[:, 0], 0, 1 << 31) and within(rows[:, 1], -1, 1 << 31)
+            within(rows[:, 0], 0, 1 << 31)
+            and within(rows[:, 1], 0 if shards else -1, 1 << 31)
             for rows in segment.demand.values()
         ),
         "a count of token copies is below zero",

@@ -13,7 +13,7 @@ import pytest
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import ROWS_DIFFER, DroppedForm
 from moetraffic.trace.segments.segment import Segment
-from tests.trace.merge.test_merging import META, WINDOW, WINDOWS, demand_of, make
+from tests.trace.merge.test_merging import META, ROW, WINDOW, WINDOWS, demand_of, make
 
 Table = npt.NDArray[Any]
 LOST = 3  # copies of each expert and rank that are routed and not sent
@@ -102,3 +102,21 @@ def test_rows_of_an_element_or_in_equal_parts_are_not_compared() -> None:
     assert said(small) == []
     even = [replace(s, splits={2: np.full_like(s.splits[2], 640)}) for s in segments]
     assert said(even) == []
+
+
+def test_equal_parts_that_follow_the_demand_contradict_no_dispatch_mode() -> None:
+    """They may be padded, so drops stay unknown; but they are those of the demand."""
+
+    def even(rank: int, index: int) -> Segment:
+        whole = make(rank, index)
+        demand = np.full_like(whole.demand[4], 4)
+        demand[:, 1] = -1
+        splits = np.full_like(whole.splits[2], 8 * ROW)
+        return replace(whole, demand={4: demand}, splits={2: splits})
+
+    segments = [even(r, i) for r in (0, 1) for i in range(WINDOWS)]
+    assert segments[0].meta.dispatch == "dropless"
+    merged = merge_segments(segments, "run")
+    assert merged.contradictions == ()
+    (form,) = {s.dropped for s in merged.trace.sites if s.operation == "routing"}
+    assert form == DroppedForm.UNKNOWN
