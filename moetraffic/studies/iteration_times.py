@@ -227,7 +227,11 @@ def _busier_rank(one: Measured, factor: float) -> float:
 
 
 def _slower_links(one: Measured, factor: float) -> float:
-    slower = replace(one, nic_bytes_s=one.nic_bytes_s / factor)
+    slower = replace(
+        one,
+        nic_bytes_s=one.nic_bytes_s / factor,
+        reached={kind: rate / factor for kind, rate in one.reached.items()},
+    )
     gpu = replace(one.gpu, inside_bytes_s=one.gpu.inside_bytes_s / factor)
     return float(slower.errors(gpu)[0])
 

@@ -41,14 +41,32 @@ LISTS = Conventions(zero3="lists")
 device ("the async version is not async at all", DeepSpeed, pull request 1188)."""
 
 
+SELENE = {"pp": 892e9 / (2 * 8 * 6), "other": 12.9e12 / (2 * 8 * 64)}
+"""Bytes/s that a NIC of 25e9 reached in SC'21's own training, of 1T on 3072 GPUs
+(t = 8, p = 64, d = 6), by kind of traffic.  Section 5.9 has the effective bisection
+bandwidths: of the all-reduces of data-parallel replicas, whose t p rings cross from
+one half to the other and back, 12.9 TB/s; of pipeline stages, of which t d neighbors
+send across, forward and back, 892 GB/s.  One way alone would be 25.2e9 a NIC."""
+
+
 def nodes(
-    gpu: Gpu, nic_bytes_s: float, overlap: Mapping[str, Any] | None = None
+    gpu: Gpu,
+    nic_bytes_s: float,
+    overlap: Mapping[str, Any] | None = None,
+    reached: Mapping[str, float] | None = None,
 ) -> System:
-    """Return the system of nodes of eight GPUs with NICs of so many bytes/s."""
+    """Return the system of nodes of eight GPUs with NICs of so many bytes/s.
+
+    ``reached`` has bytes/s of one of eight NICs by kind of traffic, where measured.
+    """
     links = NodeLinks.nominal(
         gpus=8, inside_bytes_s=gpu.inside_bytes_s, nic_bytes_s=nic_bytes_s
     )
-    return System.of_gpu(gpu, links, overlap=overlap)
+    of_kinds = {
+        kind: replace(links, nic_bytes_s=8 * rate)
+        for kind, rate in (reached or {}).items()
+    }
+    return System.of_gpu(gpu, of_kinds or links, overlap=overlap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +79,13 @@ class Measured:
     times: Float64  # [n] s
     gpu: Gpu
     nic_bytes_s: float  # of a node of eight GPUs, nominal
+    reached: Mapping[str, float] = field(default_factory=dict)  # of a NIC, measured
     overlap: Mapping[str, Any] = field(default_factory=dict)
     conventions: Conventions = SC21
 
     def system(self, gpu: Gpu | None = None) -> System:
         """Return the nodes of these measurements, with another fit of their GPU."""
-        return nodes(gpu or self.gpu, self.nic_bytes_s, self.overlap)
+        return nodes(gpu or self.gpu, self.nic_bytes_s, self.overlap, self.reached)
 
     def errors(self, gpu: Gpu | None = None) -> Float64:
         """``[n]`` relative errors of the estimates."""
@@ -160,6 +179,7 @@ def sc21_table1() -> Measured:
         times=c["iter_time_s_derived"],
         gpu=A100,
         nic_bytes_s=200e9,
+        reached=SELENE,
     )
 
 
@@ -195,6 +215,7 @@ def sc21_table2() -> Measured:
         times=flop / (c["gpus"] * c["tflops_per_gpu"] * 1e12),
         gpu=A100,
         nic_bytes_s=200e9,
+        reached=SELENE,
         conventions=LISTS,
     )
 

@@ -33,7 +33,7 @@ from moetraffic.patterns.time_model import (
 )
 from moetraffic.tables import Table
 
-from .measured_times import gpt, nodes
+from .measured_times import SELENE, gpt, nodes
 from .study import Study, compared, rounded
 
 STATED = ("tp", "pp", "cp", "ep", "virtual", "micro_batch")
@@ -89,7 +89,7 @@ def sc21(row: Mapping[str, str]) -> Chosen:
     number = {name: float(row[name]) for name in row if name != "recompute"}
     found = search(
         gpt(row),
-        nodes(A100, 200e9),
+        nodes(A100, 200e9, reached=SELENE),
         gpus=int(number["gpus"]),
         global_batch=int(number["batch"]),
         among={

@@ -34,13 +34,14 @@ def reproduce() -> Study:
             "the time of each term, because the paper has no breakdown",
             "all of ZeRO-3's time on many GPUs, because the paper states neither the "
             "version of DeepSpeed nor its settings: with the copies and waits of its "
-            "code of 2021 up to a third is missing here",
+            "code of 2021 up to a quarter is missing here",
         ),
         notes=(
             "two shares of an A100 are fitted to the even rows of table 1: see "
             "moetraffic reproduce iteration_times",
-            "network: 300 GB/s inside a node, 200 GB/s of NICs shared by its eight "
-            "GPUs, of which large collectives get 77% and 85%",
+            "network: 300 GB/s inside a node, 200 GB/s of NICs shared by eight "
+            "GPUs; large collectives get 77% inside, and 50% of the NICs (pipelines "
+            "37%), which the paper measured (section 5.9)",
         ),
     )
 

@@ -95,10 +95,18 @@ def test_zero_3_and_pipelines_are_ranked_where_they_differ_by_more_than_the_erro
     ranking = computed(sc21).tables[2]
     verdicts = {row[0]: row[3:] for row in ranking.rows}
     ranked = [pair for pair in verdicts.values() if pair[1] != "cannot be ranked"]
-    assert len(ranked) == 4
+    assert len(ranked) == 5
     assert all(published == ours for published, ours in ranked)
-    # published 6% apart, and on 640 GPUs 24%, where ours are 4%
+    # published 6% apart, ours 3%
     assert verdicts["ZeRO-3 174.6B on 384, PTD 174.6B on 384"][1] == "cannot be ranked"
+
+
+def test_the_measured_bandwidth_between_nodes_is_possible_both_ways_alone() -> None:
+    """Twice what crosses one way would be more than the NICs have."""
+    nic = measured_times.sc21_table1().nic_bytes_s / 8
+    assert set(measured_times.SELENE) == {"pp", "other"}
+    assert all(0.3 * nic < rate < nic for rate in measured_times.SELENE.values())
+    assert 2 * measured_times.SELENE["other"] > nic
 
 
 def test_pipelines_overtake_zero_3_where_ranks_are_many() -> None:
@@ -106,9 +114,8 @@ def test_pipelines_overtake_zero_3_where_ranks_are_many() -> None:
     ours = table.times * (1 + table.errors())
     zero, pipeline = ours[:6], ours[6:]
     ratio = (table.times[:6] / table.times[6:], zero / pipeline)
-    # on all but 384 GPUs, where the published times differ by 6%
     assert (ratio[0] > 1).all()
-    assert (ratio[1][1:] > 1).all()
+    assert (ratio[1] > 1).all()
     errors = np.abs(table.errors())
     assert errors[:6].mean() <= 0.25
     assert errors[6:].mean() <= 0.05

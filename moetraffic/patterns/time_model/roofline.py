@@ -87,7 +87,7 @@ def matmul(
     >>> from moetraffic.patterns.time_model import A100
     >>> one = matmul(8192, 8192, 8192, A100)
     >>> f"{2 * 8192**3 / float(one) / A100.peak_flops:.2f}"
-    '0.72'
+    '0.73'
     """
     rows, columns, inner = (np.asarray(x, np.float64) for x in (rows, columns, inner))
     shape = np.broadcast_shapes(*(np.shape(x) for x in (rows, columns, inner, number)))

@@ -35,7 +35,7 @@ TRIED: Mapping[str, Sequence[float]] = {
 }
 """Values that are tried where none are given; of pp, tp, dp and ep all that divide."""
 
-MODEL_ERROR = 0.09
+MODEL_ERROR = 0.07
 """Relative error of an iteration's time: the mean of a published table whose rows a fit
 to all other tables has not seen, in the median of seven tables
 (``moetraffic reproduce iteration_times``).  Nearer times are not ranked."""
