@@ -131,18 +131,41 @@ def test_a_script_beside_a_folder_called_like_the_package_imports_the_package(
     assert ran.stdout == "12\n", ran.stderr
 
 
+def interpreter(version: str) -> str:
+    """Return the path of a version of Python, from the search path or from pyenv."""
+    program = "import sys; print(sys.executable)"
+    try:
+        return subprocess.run(
+            [f"python{version}", "-c", program],
+            env={**os.environ, "PYENV_VERSION": version},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"there is no python{version}")
+
+
+def test_the_oldest_supported_python_imports_every_module() -> None:
+    """The packages that they import need not be there."""
+    ran = subprocess.run(
+        [interpreter("3.10"), "-B", ROOT / "tests" / "import_everything.py", ROOT],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert int(ran.stdout) > 600
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def test_the_wheel_installs_in_an_empty_environment_of_each_python(
     version: str, built: Path, tmp_path: Path
 ) -> None:
-    python = f"python{version}"
-    try:
-        subprocess.run([python, "--version"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip(f"there is no {python}")
-    subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
+    venv_of = [interpreter(version), "-m", "venv", tmp_path / "venv"]
+    subprocess.run(venv_of, check=True)
     (wheel,) = built.glob("*.whl")
     pip = [tmp_path / "venv" / "bin" / "pip", "install", "--quiet", wheel]
     ran = subprocess.run(pip, capture_output=True, text=True, check=False)
