@@ -93,6 +93,7 @@ def on_terminal(width: int, act: Callable[[], None]) -> str:
         patch.setenv("TERM", "xterm")
         with os.fdopen(theirs, "w", encoding="utf-8") as terminal:
             patch.setattr(sys, "stdout", terminal)
+            patch.setattr(sys, "stderr", terminal)
             patch.setattr(output, "console", Paper())
             act()
     reader.join(10)
@@ -241,6 +242,20 @@ def test_sentences_in_a_log_are_as_wide_as_its_tables(
     assert all(len(line) <= 120 or "x" * 200 in line for line in (first, *others))
     for command in commands:
         assert any(command in line for line in (first, *others))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_an_error_is_wrapped_on_a_terminal_and_one_line_in_a_log(
+    width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No word is broken, so that a long path can be copied."""
+    missing = f"/{'folder/' * 20}run.h5"
+    assert main(["info", missing]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    shown = on_terminal(width, lambda: main(["info", missing])).splitlines()
+    assert " ".join(map(str.strip, shown)) == line
+    assert all(len(part) <= width or len(part.split()) == 1 for part in shown)
+    assert all(part.startswith("  ") for part in shown[1:])
 
 
 def test_a_log_has_the_same_width_whatever_the_terminal(

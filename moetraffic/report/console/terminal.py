@@ -108,9 +108,12 @@ class Paper(Console):
 
 
 def say(text: str) -> None:
-    """Print a message on standard error; a closed pipe is no error."""
+    """Print a message on standard error, one line in a log; a closed pipe is no error."""
     try:
-        print(visible(text, lines=True), file=sys.stderr, flush=True)
+        if sys.stderr.isatty():
+            Paper(stderr=True).say(text)
+        else:
+            print(visible(text, lines=True), file=sys.stderr, flush=True)
     except OSError:
         _discard(2)
 
