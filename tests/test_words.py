@@ -140,3 +140,20 @@ def test_replaced_phrases_do_not_come_back(kind: str) -> None:
     assert len(checked) > 20
     hits = [hit for path in checked for hit in found(path)]
     assert not hits, "\n".join(hits)
+
+
+def test_no_message_names_a_file_that_only_the_repository_has() -> None:
+    """An installed package has neither the pages nor the examples."""
+    named = []
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        unprinted = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        named += [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in unprinted
+            and re.search(r"\b(docs|examples|benchmarks|tests)/|\w\.md\b", node.value)
+        ]
+    assert not named

@@ -81,8 +81,8 @@ def capture_run(
     """
     if not isinstance(workload, Workload):
         raise CaptureError(
-            f"a capture trains a Workload, not {workload!r:.60}: make one as in "
-            "docs/training.md, or call moetraffic capture"
+            f"a capture trains a Workload, not {workload!r:.60}: import it "
+            "from moetraffic.patterns, or run moetraffic capture"
         )
     output = Path(output)
     reports = rank_env is None or rank_env.rank == 0

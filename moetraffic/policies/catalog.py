@@ -104,13 +104,9 @@ def policy_maker(name: str) -> Maker:
     path, _, attribute = (f"{name}:" if name.endswith(".py") else name).rpartition(":")
     if path.endswith(".py"):
         return validated(_from_file(Path(path), attribute), name)
-    if near := nearest(name, policy_names()):
-        raise AnalysisError(
-            f"there is no policy {name[:40]!r}: {near}choose one of docs/policies.md"
-        )
     raise AnalysisError(
         f"a policy is file.py:Class or one of {', '.join(policy_names())}, not "
-        f"{name[:40]!r}: choose one"
+        f"{name[:40]!r}: {nearest(name, policy_names())}choose one"
     )
 
 
@@ -163,12 +159,12 @@ def validated(maker: Maker, name: str) -> Maker:
     except Exception as error:
         raise AnalysisError(
             f"the policy {name!r} cannot be made without arguments "
-            f"({_first_line(error)}): see docs/write-a-policy.md"
+            f"({_first_line(error)}): give them defaults"
         ) from error
     if not (callable(maker) and isinstance(made, Policy)):
         raise AnalysisError(
             f"a policy has name, family, forecasts and plan(view), but {name!r} makes "
-            f"a {type(made).__name__}: see docs/write-a-policy.md"
+            f"a {type(made).__name__}: add what it lacks"
         )
     if made.family not in FAMILIES:
         raise AnalysisError(

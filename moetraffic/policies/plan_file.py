@@ -98,7 +98,8 @@ def plan_file(path: Path) -> Maker:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AnalysisError(
             f"a file of plans is JSON or NPZ with family and layers, but {path} is not "
-            f"({_why(error)}): see docs/policies.md"
+            f"({_why(error)}); help('{__name__}') "
+            "describes the file"
         ) from None
     return partial(
         FixedPlans,
@@ -118,7 +119,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"{error} is missing, or none of the names that may stand there"
     if isinstance(error, (TypeError, AttributeError)):
-        return "its parts have other types than docs/policies.md describes"
+        return "its parts have other types"
     return str(error)
 
 

@@ -472,9 +472,9 @@ def _remedy(analysis: Analysis) -> str:
         how = (
             "again with --experts E --k K" if analysis.unnamed else "a table of tokens"
         )
-        return f"import {how} (docs/import.md)"
-    how = ": capture.router(Router, lambda inputs, output: output[1], experts=E)"
-    return f"register your router{how if analysis.unnamed else ''} (docs/own-run.md)"
+        return f"import {how} (moetraffic import --help)"
+    how = "(Router, lambda inputs, output: output[1], experts=E)"
+    return f"register your router: capture.router{how if analysis.unnamed else ''}"
 
 
 def _next(analysis: Analysis, file: str, options: str) -> Line:

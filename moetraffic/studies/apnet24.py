@@ -72,7 +72,7 @@ def reproduce() -> Study:
             "the curves of effective bandwidth over message size, because they have no "
             "numbers: moetraffic bench measures them",
             "the matrices of the 760M MoE model, because its shape is not stated: "
-            "docs/training.md trains one that is assumed",
+            "the preset gpt-moe-760m of moetraffic capture has an assumed one",
         ),
         notes=(
             "stripes: distance of two ranks that exchange bytes; the order of ranks is "

@@ -91,7 +91,7 @@ def evaluate(
     policy: list[str] | None = option(
         None,
         "Policies, or yours as file.py:Class, with commas or given again; "
-        "docs/policies.md has them.",
+        "the page 'Scheduling policies' describes all.",
         "--policy",
         shown=USUAL,
     ),
@@ -341,8 +341,8 @@ def evaluate(
             )
         if unfit := [why for why in found.failures if own and why.startswith(own)]:
             raise AnalysisError(
-                f"a file of plans fits the trace, but {unfit[0].rstrip('.')}: see "
-                "docs/policies.md"
+                f"a file of plans fits the trace, but {unfit[0].rstrip('.')}: plan for "
+                "this trace"
             )
         told.append({"file": str(path), **report.as_dict(found)})
         verdicts += [str(path)] * (len(traces) > 1)

@@ -191,7 +191,7 @@ def estimate(
         if not isinstance(given, kind):
             raise LayoutError(
                 f"an estimate takes a Configuration and a System, not {given!r:.60}: "
-                "make them as docs/time-model.md shows, or call moetraffic estimate"
+                "moetraffic.patterns.time_model has both; or run moetraffic estimate"
             )
     c, s = config, system
     rules = violations(c)

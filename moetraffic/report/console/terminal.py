@@ -108,7 +108,7 @@ class Paper(Console):
 
 
 def say(text: str) -> None:
-    """Print a message on standard error, one line in a log; a closed pipe is no error."""
+    """Print a message on standard error, in a log as one line; ignore a closed pipe."""
     try:
         if sys.stderr.isatty():
             Paper(stderr=True).say(text)

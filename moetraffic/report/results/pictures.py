@@ -36,8 +36,8 @@ PICTURES = (
 """Names of the pictures of a trace."""
 
 UNROUTED = (
-    "the trace has no routing: register the router with capture.router "
-    "(docs/own-run.md), or draw --only traffic"
+    "the trace has no routing: register the router with capture.router in the "
+    "training program, or draw --only traffic"
 )
 
 OVER_TIME = tuple(
