@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 from .text import html_text, visible
-from .units import bit_rate, byte_size, duration, three_digits
+from .units import bit_rate, byte_rate, byte_size, duration, three_digits
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -32,6 +32,7 @@ QUANTITIES: dict[str, Callable[[float], str]] = {
     "three digits": three_digits,
     "bytes/s": lambda value: f"{byte_size(value)}/s",
     "bit/s": bit_rate,  # from bytes per second
+    "GB/s": byte_rate,
     "s": duration,
 }
 """Formats with a unit whose prefix depends on the value."""

@@ -218,6 +218,17 @@ def bit_rate(bytes_s: float) -> str:
     return f"{rate:.3g} Tbps"
 
 
+def byte_rate(bytes_s: float) -> str:
+    """Format a rate in bytes per second in GB/s, the unit of bus bandwidths.
+
+    Examples
+    --------
+    >>> byte_rate(50e9), byte_rate(3.75e6)
+    ('50.0 GB/s', '0.00375 GB/s')
+    """
+    return f"{three_digits(bytes_s / 1e9)} GB/s"
+
+
 def duration(value_s: float) -> str:
     """Format a time in seconds with a decimal prefix; blank if NaN.
 

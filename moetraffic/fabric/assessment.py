@@ -45,19 +45,14 @@ class Assessment(ShownAsTables):
     bytes_inside_hosts: Float64  # [n], without rank-local (self) traffic
     bottleneck_s: Float64  # [n] time of the bottleneck link
     bounds_s: Mapping[str, Float64]  # [n] by name, such as "port", "cut host"
+    ideal_s: Float64  # [n] with ideal routing: no bound, the mean of ECMP is not below
     cuts: Mapping[str, tuple[str, ...]]  # by bound, those of the longest mean time
     hot: tuple[BottleneckLink, ...]
     slowest: Mapping[str, BottleneckLink]  # by part of the network that carries bytes
     collisions: tuple[Collision, ...]  # ECMP only
     without_oversubscription_s: Float64  # [n] at 1:1, on the same paths
-    spreading_without_oversubscription_s: Float64  # [n] at 1:1, ideal routing
+    ideal_without_oversubscription_s: Float64  # [n] at 1:1, ideal routing
     without_rates_s: Float64  # [n] without rates of single NICs and links, same paths
-
-    @property
-    def bounding(self) -> Mapping[str, Float64]:
-        """Lower bounds ``[n]`` s by name, without the time of the routing itself."""
-        own = "spreading" if self.routing == "ideal" else ""
-        return {name: of for name, of in self.bounds_s.items() if name != own}
 
     def to_frame(self, iterations: Sequence[int] | None = None) -> pandas.DataFrame:
         """Build a tidy pandas table with one row per matrix and link.
@@ -72,7 +67,7 @@ class Assessment(ShownAsTables):
 
         number, links = self.loads.shape
         ends = pandas.MultiIndex.from_tuples(self.topology.links)
-        bound = np.max([*self.bounding.values()], axis=0)
+        bound = np.max([*self.bounds_s.values()], axis=0)
         return pandas.DataFrame(
             {
                 "matrix" if iterations is None else "iteration": np.repeat(
@@ -145,7 +140,6 @@ def assess(
     spread = loads
     if routing != "ideal":
         spread = link_loads(route(topology, slots, routing="ideal"), stack)
-    bounds["spreading"] = longest_time(topology, spread)
     slowest = {
         part: link
         for part, among in topology.parts.items()
@@ -160,12 +154,13 @@ def assess(
         bytes_inside_hosts=np.where(beside, stack, 0).sum(axis=(1, 2)).astype(float),
         bottleneck_s=longest_time(topology, loads),
         bounds_s=bounds,
+        ideal_s=longest_time(topology, spread),
         cuts=cuts,
         hot=tuple(hottest(topology, loads, most=hot)),
         slowest=slowest,
         collisions=tuple(collisions(routes, stack)) if routing == "ecmp" else (),
         without_oversubscription_s=_at_one_to_one(topology, loads),
-        spreading_without_oversubscription_s=_at_one_to_one(topology, spread),
+        ideal_without_oversubscription_s=_at_one_to_one(topology, spread),
         without_rates_s=longest_time(topology.without_rates or topology, loads),
     )
 

@@ -13,10 +13,10 @@ Lower bounds on the transfer time of a byte matrix:
     leaf, pod or group, and halves of the network (``bisection``).  It holds for any
     routing and any forwarding (the easy half of max-flow min-cut: Ford and Fulkerson
     1956).
-``spreading``
-    Time of the bottleneck link if traffic is split evenly over all shortest paths.  The
-    mean of ECMP over hashes is not below it, by convexity (Jensen); a single hash, an
-    uneven split or routing on longer paths may be.
+
+The time of ideal routing, which splits traffic evenly over all shortest paths, is no
+such bound: the mean of ECMP over hashes is not below it, by convexity (Jensen), but a
+single hash, an uneven split or routing on longer paths may be.
 """
 
 from __future__ import annotations

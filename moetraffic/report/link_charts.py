@@ -83,8 +83,7 @@ def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Ch
         Chart(
             key="bottleneck",
             title="Busy time of the bottleneck link",
-            source=f"{source} Bounds of ports and cuts hold for any "
-            "routing, even spreading for the mean of ECMP over hashes.",
+            source=f"{source} Lower bounds hold for any routing.",
             columns=("iteration", f"time [{unit}]"),
             panels=(Panel(x=iteration, y=time, series=lines, note=left_out),),
         ),

@@ -71,7 +71,7 @@ def sentences(found: Mapping[float, Assessment]) -> list[str]:
 
 def _ideal(found: Mapping[float, Assessment]) -> list[str]:
     """Compare the ratios with ideal routing, which no seed of a hash changes."""
-    mean = {r: float(one.bounds_s["spreading"].mean()) for r, one in found.items()}
+    mean = {r: float(one.ideal_s.mean()) for r, one in found.items()}
     first, *others = mean
     if not mean[first] or not any(one.collisions for one in found.values()):
         return []

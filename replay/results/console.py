@@ -51,8 +51,8 @@ class ProgressDisplay:
         self._source = plan.source
         line = (
             f"{len(plan)} operations of {plan.source}, "
-            f"{byte_size(int(plan.total_bytes.sum()))} on {plan.world} ranks, "
-            f"buffers of up to 2 x {byte_size(int(plan.largest_bytes.max()))} a rank"
+            f"{byte_size(int(plan.total_bytes.sum()))} with rank-local bytes, on "
+            f"{plan.world} rank{'s' * (plan.world > 1)}"
         )
         if plan.left_out:
             line += f"; not replayed: {counts(plan.left_out)}"

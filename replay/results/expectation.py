@@ -163,8 +163,8 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
     elif np.isfinite(whole) and not trace.meta.virtual:  # no network took its time
         most = (runs + quick) * whole * max(1.0, request.pace.factor)
         parts.append(
-            f"up to {duration(most)} where the network is as fast as the captured "
-            f"run's, which has {unknown}"
+            f"at most {duration(most)} if iterations take as long as captured (the "
+            f"trace has {unknown})"
         )
     if request.topology is not None or request.capacity is not None:
         # the network model takes long to import
@@ -176,12 +176,15 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
             complete = request.repeat + request.pairs + verifying
             least = complete * pass_bound_s(trace, plan, network)
             parts.append(f"at least {duration(least)} on {described(network)}")
-    expected = " and ".join(parts) or (
-        f"unknown, as the trace has {unknown} (--capacity 400Gbps has a bound)"
+    expected = ", ".join(parts) or (
+        f"unknown, as the trace has {unknown} (--capacity 400Gbps has a lower bound)"
     )
+    passes = ["verification"] * (request.verify.depth is not Depth.NONE)
+    passes += ["warm-up"] * bool(request.warm_up)
+    passes.append(f"{request.repeat} timed run{'s' * (request.repeat > 1)}")
+    passes += [f"{3 * request.pairs} passes of pairs"] * bool(request.pairs)
     memory = byte_size(memory_bytes(plan, request.repeat, backend=request.backend))
     return (
-        f"expected duration ({runs + quick:.3g} passes): {expected}; memory of all "
-        f"ranks: up to {memory} for buffers, times, plans and prepared calls, and that "
-        "of torch in each"
+        f"expected duration ({', '.join(passes)}): {expected}; memory of all ranks "
+        f"together: up to {memory} beside that of torch"
     )

@@ -30,7 +30,7 @@ from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.request import Request
 from moetraffic.trace.trace import Trace
-from moetraffic.units import bit_rate
+from moetraffic.units import bit_rate, byte_rate
 
 from .ports import Ports
 
@@ -49,13 +49,14 @@ def requested_network(request: Request, ranks: int) -> Network | None:
 
 
 def described(network: Network) -> str:
-    """Describe a network: "10 Gbps a rank" for one switch, else its name and NICs.
+    """Describe a network: "10 Gbps = 1.25 GB/s a rank" for one switch.
 
+    Others are described by their name and the rate of their NICs.
     A network of a file has its name before, and the rates that differ after it:
-    "slow.json: 100 Mbps a rank, rank2 30 Mbps".
+    "slow.json: 100 Mbps = 0.0125 GB/s a rank, rank2 30 Mbps".
     """
     topology, hosts = network.topology, network.topology.hosts
-    rate = bit_rate(hosts.nic_bytes_s)
+    rate = _both_units(hosts.nic_bytes_s)
     if topology.name == "single switch" and hosts.ranks == 1:
         text = f"{rate} a rank"
     else:
@@ -63,6 +64,11 @@ def described(network: Network) -> str:
     if network.file:
         text = f"{Path(network.file).name}: {text}"
     return ", ".join([text, *other_rates(topology)])
+
+
+def _both_units(bytes_s: float) -> str:
+    """Format a rate as networks have it, and in the unit of bus bandwidths."""
+    return f"{bit_rate(bytes_s)} = {byte_rate(bytes_s)}"
 
 
 def busiest_s(network: Network, ranks: Int64, matrices: Int64) -> Float64:
@@ -120,6 +126,6 @@ def faster_than(network: Network, ports: Ports) -> str:
     _, most, given = max(faster, key=lambda f: f[0])
     return (
         f"{len(faster)} of {len(ports.rates)} measured ports exceed the given network "
-        f"(rank {most.rank} {most.direction}s at {bit_rate(most.rate.value)}, given "
-        f"{bit_rate(given)}), so its lower bound does not hold"
+        f"(rank {most.rank} {most.direction}s at {byte_rate(most.rate.value)}, given "
+        f"{_both_units(given)}), so its lower bound does not hold"
     )

@@ -25,7 +25,7 @@ from moetraffic.arrays import Float64, Int64
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.sizes import Matrices
 from moetraffic.tables import Table
-from moetraffic.units import bit_rate, byte_size
+from moetraffic.units import byte_rate, byte_size
 
 DIRECTIONS = ("send", "receive")
 SLOW = 0.8
@@ -83,10 +83,12 @@ class Ports:
         """Name the slow ports with their rates, and the rates of the others."""
         slow = {id(p) for p in self.slow}
         rest = [p.rate.value for p in self.rates if id(p) not in slow]
-        span = dict.fromkeys((bit_rate(min(rest)), bit_rate(max(rest)))) if rest else ()
+        span = (
+            dict.fromkeys((byte_rate(min(rest)), byte_rate(max(rest)))) if rest else ()
+        )
         named = [
-            f"rank {p.rank} {p.direction}s at {bit_rate(p.rate.value)} "
-            f"({bit_rate(p.rate.low)} to {bit_rate(p.rate.high)})"
+            f"rank {p.rank} {p.direction}s at {byte_rate(p.rate.value)} "
+            f"({byte_rate(p.rate.low)} to {byte_rate(p.rate.high)})"
             for p in self.rates
             if id(p) in slow
         ]
@@ -97,7 +99,7 @@ class Ports:
         each = self.bench_bytes // len({p.rank for p in self.rates})
         return (
             f"{title}: {text}; even all-to-all of {byte_size(each)} a pair: busbw "
-            f"{bit_rate(1e9 * self.bench_busbw_gbs)} as nccl-tests measures"
+            f"{byte_rate(1e9 * self.bench_busbw_gbs)} as nccl-tests measures"
         )
 
     def table(self) -> Table:
@@ -105,8 +107,8 @@ class Ports:
         return Table(
             title="ports, measured before the replay (payload)",
             columns={
-                **{"rank": "d", "direction": "<", "rate": "bit/s"},
-                **{"from": "bit/s", "to": "bit/s", "": "<"},
+                **{"rank": "d", "direction": "<", "rate": "GB/s"},
+                **{"from": "GB/s", "to": "GB/s", "": "<"},
             },
             rows=[
                 (

@@ -33,7 +33,7 @@ from moetraffic.fabric.assessment import assess
 
 
 def spreading(network: Topology, slots: Int64, sent: Int64) -> Float64:
-    return np.squeeze(assess(network, slots, sent).bounds_s["spreading"])
+    return np.squeeze(assess(network, slots, sent).ideal_s)
 
 
 def hosts(number: int, ranks: int = 1, nics: int = 0) -> Hosts:

@@ -171,7 +171,7 @@ def test_balanced_paths_are_near_the_lp_and_bounded() -> None:
     best = optimum_seconds(matrix, network)
     assert made.bound_s <= best * (1 + 1e-6)
     assert best * (1 - 1e-6) <= made.seconds <= 1.15 * best
-    assert made.seconds <= assess(found, found.slots, matrix).bounds_s["spreading"]
+    assert made.seconds <= assess(found, found.slots, matrix).ideal_s
     # rates in proportion to the bytes reach the time of the most loaded link
     assert seconds(BalancedPaths(), matrix, network) == pytest.approx(made.seconds)
 

@@ -11,7 +11,7 @@ import pytest
 
 from moetraffic import Trace, load_fabric
 from moetraffic.data import path as data_path
-from moetraffic.fabric import Hosts, leaf_spine, rail_optimized, single_switch
+from moetraffic.fabric import Hosts, leaf_spine, rail_optimized, single_switch, torus
 from moetraffic.fabric.assessment import assess
 from moetraffic.report import link_charts
 from moetraffic.report import oversubscription as compared
@@ -244,24 +244,27 @@ def test_a_network_file_is_compared_with_the_network_without_rates_of_its_own(
     assert line.startswith(states)
 
 
-def test_ideal_routing_is_not_compared_with_itself() -> None:
-    network = leaf_spine(Hosts(number=4, nic_bytes_s=1e9), leaves=2, spines=2)
+def test_no_time_is_below_a_lower_bound() -> None:
+    """One hash may be faster than the even split, which is therefore no bound."""
+    network = torus(Hosts(number=4, nic_bytes_s=10.0), shape=(2, 2))
     sent = np.zeros((4, 4), np.int64)
-    sent[0, 1:] = sent[1, 3] = 1_000_000
-    found = assess(network, range(4), sent, routing="ideal")
-    assert "spreading" in found.bounds_s
-    assert "spreading" not in found.bounding
-    line = report.sentences(found)[1]
-    assert "largest lower bound: bottleneck port of a host" in line
-    assert "spreading" not in line
-    (one,) = found.to_frame()["bound_s"].unique()
-    assert (
-        one
-        == report.largest_bound(found)
-        == max(
-            float(of[0]) for name, of in found.bounds_s.items() if name != "spreading"
-        )
-    )
+    sent[0, 1] = sent[0, 3] = 8  # 0 to 3 has two ways, one over the busy 0 to 1
+    said = set()
+    for seed in range(8):
+        found = assess(network, range(4), sent, seed=seed)
+        bound = report.largest_bound(found)
+        assert (found.to_frame()["bound_s"] == bound).all()
+        assert found.bottleneck_s[0] >= bound
+        line = report.sentences(found)[1]
+        said.add(line.split("; ")[1])
+        rows = report.tables(found)[1].rows
+        assert all(row[3] <= 1 for row in rows if "lower bound" in row[0])
+    ideal = "times ideal routing: split evenly over all shortest paths (1.2 s)."
+    assert said == {f"0.667 {ideal}", f"1.33 {ideal}"}
+    alone = assess(network, range(4), sent, routing="ideal")
+    assert "ideal" not in report.sentences(alone)[1]
+    names = [name for name, _ in report.times_of(alone)]
+    assert not any("split evenly" in name for name in names)
 
 
 def test_the_caption_names_rates_and_oversubscription(tmp_path: Path) -> None:

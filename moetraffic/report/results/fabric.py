@@ -28,10 +28,10 @@ SETS = 6  # of links, in the table of collisions
 
 BOUNDS = {
     "port": "bottleneck port of a host",
-    "spreading": "even spreading over all shortest paths",
     "cut bisection": "cut between two halves",
 }
 
+IDEAL = "ideal routing: split evenly over all shortest paths"
 
 _SAME = 0.005  # a ratio this close to 1 is stated as equal
 
@@ -52,6 +52,7 @@ def as_dict(found: Assessment, iterations: Sequence[int]) -> dict[str, Any]:
         "without_oversubscription_s": found.without_oversubscription_s,
         "without_rates_s": found.without_rates_s,
         "lower_bounds_s": dict(found.bounds_s),
+        "ideal_routing_s": found.ideal_s,
         "hottest_links": [_as_dict(hot) for hot in found.hot],
         "slowest_links": {part: _as_dict(hot) for part, hot in found.slowest.items()},
         "ecmp_collisions": [
@@ -82,7 +83,7 @@ def _as_dict(hot: BottleneckLink) -> dict[str, Any]:
 def sentences(found: Assessment) -> list[str]:
     """Summarize an assessment: the bottleneck and its bound, traffic, collisions."""
     network, mean = found.topology, float(found.bottleneck_s.mean())
-    bounds = {name: float(of.mean()) for name, of in found.bounding.items()}
+    bounds = {name: float(of.mean()) for name, of in found.bounds_s.items()}
     where = f"{network.name}, {_rates(network)}"
     often = most_often(found)
     link = f" ({often})" if often else ""
@@ -96,17 +97,19 @@ def sentences(found: Assessment) -> list[str]:
     ]
     if bounds and mean:
         largest = largest_bound(found)
-        over = three_digits(mean / (largest or mean))
+        over, ideal = three_digits(mean / (largest or mean)), found.ideal_s.mean()
         tied = ", ".join(
             _bound(name) + _cuts(found, name)
             for name, of in bounds.items()
             if math.isclose(of, largest)
         )
-        lines.insert(
-            1,
-            f"Its time is {over} times the largest lower bound: {tied} "
-            f"({duration(largest)}).",
+        text = (
+            f"Its time is {over} times the largest lower bound of any routing: {tied} "
+            f"({duration(largest)})"
         )
+        if found.routing != "ideal" and ideal:
+            text += f"; {three_digits(mean / ideal)} times {IDEAL} ({duration(ideal)})"
+        lines.insert(1, f"{text}.")
     lines.insert(-1, _by_part(found))
     if network.hosts.number > 1:
         lines[-1:-1] = without_spines(network) or _oversubscribed(found)
@@ -115,12 +118,13 @@ def sentences(found: Assessment) -> list[str]:
     if several:
         one = several[0]
         here = _of_bottleneck(found, one)
-        of = f"worst of {len(several)} sets of links, none with the bottleneck link"
+        of = f"the worst of {len(several)} sets of links, none with the bottleneck link"
+        which = "the bottleneck link and those equal to it" if here else of
         lines.append(
-            f"ECMP collisions, {'links of the bottleneck' if here else of}: "
-            f"{_mean(one.max_flows)} of {_mean(one.flows)} flows on one link (random "
-            f"hashing: {_mean(one.expected_max_flows)}), "
-            f"{three_digits(one.bytes_over_even)} times its even share of bytes."
+            f"ECMP collisions on {which}: {_mean(one.max_flows)} of {_mean(one.flows)} "
+            f"flows share one link (random hashing: {_mean(one.expected_max_flows)} "
+            f"expected), which carries {three_digits(one.bytes_over_even)} times its "
+            "even share of bytes."
         )
     elif found.collisions:
         lines.append("ECMP collisions: none, no set of equal links has several flows.")
@@ -173,8 +177,8 @@ def _oversubscribed(found: Assessment) -> list[str]:
         f"same paths ({duration(float(even.mean()))})"
     )
     if found.collisions:
-        spread = found.spreading_without_oversubscription_s.sum()
-        ideal = three_digits(found.bounds_s["spreading"].sum() / spread)
+        at_one = found.ideal_without_oversubscription_s.sum()
+        ideal = three_digits(found.ideal_s.sum() / at_one)
         text += f" of one hash seed; {ideal} times with ideal routing"
     return [f"{text}."]
 
@@ -244,7 +248,7 @@ def routing_of(found: Assessment) -> str:
 
 def largest_bound(found: Assessment) -> float:
     """Return the largest mean lower bound, s."""
-    return max(float(bound.mean()) for bound in found.bounding.values())
+    return max(float(bound.mean()) for bound in found.bounds_s.values())
 
 
 def without_spines(network: Topology) -> list[str]:
@@ -383,10 +387,10 @@ def tables(found: Assessment) -> list[Table]:
                 columns={
                     "links": "",
                     "flows": ".0f" if whole_flows else ".1f",
-                    "flows on the bottleneck link": ".0f" if whole_most else ".2f",
+                    "most flows on one link": ".0f" if whole_most else ".2f",
                     "expected under random hashing": ".2f",
                     "P(no collision)": ".2g",
-                    "bytes, max/even": ".3f",
+                    "most bytes / even share": ".3f",
                 },
                 rows=[
                     (
@@ -409,10 +413,11 @@ def tables(found: Assessment) -> list[Table]:
 
 
 def times_of(found: Assessment) -> list[tuple[str, Any]]:
-    """List bottleneck time and lower bounds, by name."""
-    return [(f"bottleneck link, {found.routing} routing", found.bottleneck_s)] + [
-        (f"lower bound: {_bound(name)}", bound)
-        for name, bound in found.bounds_s.items()
+    """List the times of the bottleneck and of ideal routing, and bounds, by name."""
+    return [
+        (f"bottleneck link, {found.routing} routing", found.bottleneck_s),
+        *[(IDEAL, found.ideal_s)] * (found.routing != "ideal"),
+        *((f"lower bound: {_bound(name)}", of) for name, of in found.bounds_s.items()),
     ]
 
 

@@ -145,7 +145,7 @@ def test_a_replay_at_the_captured_times_has_the_ratio_one(captured):
         assert kept is not None
         assert kept.error_max_s == pytest.approx(5e-6)
         assert kept.off == pytest.approx(0, abs=1e-9)
-        assert found.bound_of == "100 Gbps a rank"
+        assert found.bound_of == "100 Gbps = 12.5 GB/s a rank"
 
         call, transfer = captured_times(trace, plan)
         every = completion(trace)

@@ -93,7 +93,7 @@ def test_rows_are_the_whole_plan(toy):
     assert all(r["rank"] in r["ranks"] for r in table)
     assert {r["stream"] for r in table} >= {"experts", "tp", "dp"}
     told = found.as_dict()
-    assert told["lower_bound"]["network"] == "1 Gbps a rank"
+    assert told["lower_bound"]["network"] == "1 Gbps = 0.125 GB/s a rank"
     assert found.bound.pass_s == pytest.approx(told["lower_bound"]["pass_s"])
     assert {r["bound_us"] for r in table} == set(found.bound.operation_s * 1e6)
     assert sum(s["operations"] for s in told["streams"]) == len(plan)

@@ -56,11 +56,14 @@ def test_passes_take_as_long_as_captured_transfers_or_iterations(run, toy_file):
     # one verifying pass, two runs, and one iteration of three as warm-up
     request = Request(trace=toy_file(), repeat=2, capacity="8Mbps")
     said = expectation(run, plan, request)
-    assert "(3.33 passes): about 1.4 us if transfers take as long as captured" in said
+    assert said.startswith(
+        "expected duration (verification, warm-up, 2 timed runs): about 1.4 us if "
+        "transfers take as long as captured, at least "
+    )
     # of the passes that send everything, the bound that a dry run states
     network = load_fabric("single", 2, capacity="8Mbps")
     least = 3 * pass_bound_s(run, plan, network)
-    assert f"and at least {duration(least)} on 8 Mbps a rank; memory" in said
+    assert f"at least {duration(least)} on 8 Mbps = 0.00100 GB/s a rank; memory" in said
     assert least < 3 * plan.bottleneck_bytes.sum() / 1e6
     sampled = replace(request, verify=Verification(depth=Depth.SAMPLE))
     assert f"at least {duration(least * 2 / 3)} on" in expectation(run, plan, sampled)
@@ -111,8 +114,8 @@ def test_unknown_times_make_the_duration_a_bound_or_unknown(run, toy_file):
     unknown = np.full(run.panels["issue_2"].shape, UNKNOWN_TIME)
     lacking = run.replace(issue={2: unknown})
     said = expectation(lacking, make_plan(lacking, ranks=()), request)
-    assert "up to 20 s where" in said
-    assert "captured run's, which has no times of transfers;" in said
+    assert "at most 20 s if iterations take as long as captured" in said
+    assert "(the trace has no times of transfers);" in said
     # one operation is unknown: the others are not said to be
     some = take(run.panels["issue_2"], np.arange(21)).copy()
     some[4] = UNKNOWN_TIME
@@ -120,8 +123,8 @@ def test_unknown_times_make_the_duration_a_bound_or_unknown(run, toy_file):
     plan = make_plan(partly, ranks=())
     assert transfers_s(partly, plan) == (pytest.approx(np.nan, nan_ok=True), 1)
     said = expectation(partly, plan, request)
-    assert "up to 20 s where" in said
-    assert "captured run's, which has times of 20 of 21 transfers;" in said
+    assert "at most 20 s if iterations take as long as captured" in said
+    assert "(the trace has times of 20 of 21 transfers);" in said
     # no network took the wall time of a virtual run
     virtual = lacking.replace(meta=replace(lacking.meta, virtual=True))
     assert "unknown" in expectation(virtual, make_plan(virtual, ranks=()), request)

@@ -176,13 +176,13 @@ def test_a_request_names_the_network(tmp_path):
     assert requested_network(request, 4) is None
     one = requested_network(replace(request, capacity="10Gbps"), 4)
     assert one is not None
-    assert described(one) == "10 Gbps a rank"
+    assert described(one) == "10 Gbps = 1.25 GB/s a rank"
     racks = replace(request, capacity="10Gbps", topology="leaf-spine")
     assert "leaf-spine" in described(requested_network(racks, 4))
     file = tmp_path / "slow.json"
     file.write_text('{"capacity": "100Mbps", "rates": {"rank2": "30Mbps"}}')
     slow = replace(request, topology=str(file))
-    label = "slow.json: 100 Mbps a rank, rank2 30 Mbps"
+    label = "slow.json: 100 Mbps = 0.0125 GB/s a rank, rank2 30 Mbps"
     assert described(requested_network(slow, 4)) == label
     with pytest.raises(MoetrafficError, match="whole network, but --capacity is given"):
         requested_network(replace(slow, capacity="1Gbps"), 4)

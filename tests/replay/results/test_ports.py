@@ -76,13 +76,13 @@ def test_a_slow_port_is_named_with_its_rate():
     found = ports_of([[25e6, 25e6, 6e6, 24e6], [25e6, 25e6, 25e6, 25e6]])
     assert [(p.rank, p.direction) for p in found.slow] == [(2, "send")]
     text = found.sentence()
-    assert text.startswith("Slow port: rank 2 sends at 48 Mbps (4")
-    assert "others at 192 Mbps to 200 Mbps" in text
+    assert text.startswith("Slow port: rank 2 sends at 0.00600 GB/s (0.00")
+    assert "others at 0.0240 GB/s to 0.0250 GB/s" in text
     assert ports_of([[1e6] * 3] * 2).slow == ()
     even = replace(ports_of([[1e6] * 3] * 2), bench_bytes=15_000, bench_busbw_gbs=0.225)
     assert even.sentence() == (
-        "Ports: all at 8 Mbps; even all-to-all of 5.00 kB a pair: busbw 1.8 Gbps as "
-        "nccl-tests measures"
+        "Ports: all at 0.00100 GB/s; even all-to-all of 5.00 kB a pair: busbw 0.225 "
+        "GB/s as nccl-tests measures"
     )
 
 
@@ -155,7 +155,7 @@ def test_a_network_slower_than_the_measured_ports_bounds_nothing(tmp_path):
     ports = ports_of([[11.9e6] * 2 + [3.7e6, 11.8e6], [12e6, 12e6, 11.9e6, 12e6]])
     said = faster_than(network, ports)
     assert said.startswith("1 of 8 measured ports exceed the given network")
-    assert "rank 2 receives at 95.2 Mbps, given 30 Mbps" in said
+    assert "rank 2 receives at 0.0119 GB/s, given 30 Mbps = 0.00375 GB/s" in said
     fast = load_fabric("single", 4, capacity="100Mbps")
     assert faster_than(fast, ports) == ""
     # two ranks of a host share what no port carries
@@ -183,9 +183,14 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_pa
     assert float(share[1]) == pytest.approx(100 * exchanges / even, abs=0.5)
     assert "exceed the given network" in said
     (line,) = (s for s in sentences(made) if s.startswith("all-to-all busbw"))
-    assert "one by one (1 Mbps a rank, which measured ports exceed)" in line
+    assert (
+        "one by one (1 Mbps = 0.000125 GB/s a rank, which measured ports exceed)"
+        in line
+    )
     assert made.fidelity.bound_exceeded
-    assert made.fidelity.bound_of == "1 Mbps a rank"  # a name, and a column's header
+    assert (
+        made.fidelity.bound_of == "1 Mbps = 0.000125 GB/s a rank"
+    )  # a name, and a column's header
     written = json.loads(file.read_text())
     assert written["ports"] == json.loads(made.to_json())["ports"]
     assert part.over_ports.low <= part.over_ports.value <= part.over_ports.high
