@@ -129,11 +129,6 @@ def repetition(first: Int64, last: Int64) -> Repetition:
 
     ``first``, ``last``: ``[n]`` int64 ns: disjoint bursts in order.
 
-    Returns
-    -------
-    Repetition
-        A cycle begins after its longest gap, in the median of all cycles.
-
     Examples
     --------
     >>> first = np.cumsum(np.tile([10, 30, 20], 50))
@@ -143,12 +138,7 @@ def repetition(first: Int64, last: Int64) -> Repetition:
     """
     order = burst_order(first, last)
     size = order.bursts if order.p < LEVEL else 1
-    gaps = first[1:] - last[:-1]
-    longest = 0
-    if size > 1:
-        longest = int(np.argmax([np.median(gaps[at::size]) for at in range(size)])) + 1
-    begin = (first - first[:1])[longest % size :: size].astype(np.float64)
-    lengths = np.diff(begin)
+    lengths = np.diff(first[::size]).astype(np.float64)
     if len(lengths) < AFTER:
         return Repetition(bursts=size, length_ns=lengths, coherence=NAN, p=1.0)
     tempo = scipy.ndimage.median_filter(lengths, min(TEMPO, len(lengths)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+import scipy
 from scipy.special import ndtr, ndtri
 
 from moetraffic.arrays import Float64, Int64
@@ -42,11 +42,11 @@ def burst_order(first: Int64, last: Int64) -> BurstOrder:
     """Find the number of bursts after which the lengths of bursts and gaps repeat.
 
     The statistic is the mean autocorrelation of the normal scores of burst and gap
-    lengths, made uncorrelated.  If each burst and its gap come in random order, it is
-    normal at each lag, with variance 1 / (2 n); the largest of all lags is judged with
-    Bonferroni's correction.  A shorter order is preferred unless its lengths repeat
-    significantly worse than those of the best one: multiples of an order repeat as well
-    as itself, but its parts do not.
+    lengths.  If each burst and its gap come in random order, it is normal at each lag,
+    with a variance of at most 1 / n, whatever their correlation; the largest of all
+    lags is judged with Bonferroni's correction.  A shorter order is preferred unless
+    its lengths repeat significantly worse than those of the best one: multiples of an
+    order repeat as well as itself, but its parts do not.
 
     ``first``, ``last``: ``[n]`` int64 ns: disjoint bursts in order.
 
@@ -64,15 +64,17 @@ def burst_order(first: Int64, last: Int64) -> BurstOrder:
     if most < 2:
         return nothing
     lengths = np.stack((last[:-1] - first[:-1], first[1:] - last[:-1]))
-    scores = _uncorrelated(np.array([normal_scores(each) for each in lengths]))
-    if not len(scores):
+    lengths = lengths[np.ptp(lengths, axis=1) > 0]
+    if not len(lengths):
         return nothing
+    ranks = scipy.stats.rankdata(lengths, axis=1)
+    scores = scipy.stats.zscore(ndtri((ranks - 0.5) / number), axis=1)
     power = np.abs(np.fft.rfft(scores, 2 * number, axis=1)) ** 2
     # unbiased: an order that repeats exactly has 1 at each of its multiples
     sums = np.fft.irfft(power.mean(axis=0))[: most + 1]
     acf = sums / (number - np.arange(most + 1))
     best = 1 + int(np.argmax(acf[1:]))
-    z = float(acf[best]) * ((number - best) * len(scores)) ** 0.5
+    z = float(acf[best]) * (number - best) ** 0.5
     p = min(1.0, most * float(ndtr(-z)))
 
     def change(lag: int) -> Float64:
@@ -91,19 +93,3 @@ def burst_order(first: Int64, last: Int64) -> BurstOrder:
             best = int(lag)
             break
     return BurstOrder(bursts=best, p=p, correlation=float(acf[best]))
-
-
-def normal_scores(values: npt.ArrayLike) -> Float64:
-    """Compute the normal quantiles of the ranks; equal values have equal scores."""
-    x = np.asarray(values)
-    _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
-    rank = np.cumsum(counts) - (counts - 1) / 2
-    return np.asarray(ndtri((rank - 0.5) / len(x))[place], np.float64)
-
-
-def _uncorrelated(scores: Float64) -> Float64:
-    """Make series uncorrelated with variance 1; those that do not vary are dropped."""
-    scores = scores - scores.mean(axis=1, keepdims=True)
-    variance, axes = np.linalg.eigh(scores @ scores.T / scores.shape[1])
-    kept = variance > 1e-6
-    return np.asarray((axes[:, kept] / variance[kept] ** 0.5).T @ scores, np.float64)

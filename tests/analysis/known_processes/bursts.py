@@ -92,6 +92,28 @@ def jittered_steps(rng: np.random.Generator, steps: int) -> Bursts:
     return _steps(rng, _lengths(rng, steps, 0.08), wobble=0.05, marked=False)
 
 
+def drifting_tempo(rng: np.random.Generator, steps: int) -> Bursts:
+    """Steps whose length drifts by up to 30% over the run, with a jitter of 2%."""
+    levels = 1 + rng.uniform(0.1, 0.3) * rng.uniform(-1, 1, 5)
+    slow = np.interp(np.linspace(0, 4, steps), np.arange(5), levels)
+    return _steps(rng, slow * _lengths(rng, steps, 0.02), wobble=0.02, marked=False)
+
+
+def some_slow_steps(rng: np.random.Generator, steps: int) -> Bursts:
+    """Steps of which 10% take twice as long, without marks."""
+    lengths = _lengths(rng, steps, 0.02)
+    lengths[rng.uniform(size=steps) < 0.1] *= 2
+    return _steps(rng, lengths, wobble=0.02, marked=False)
+
+
+def proportional_gaps(rng: np.random.Generator, steps: int) -> Bursts:
+    """Gaps that are a multiple of the burst before, with noise, in random order."""
+    on = rng.gamma(rng.uniform(0.5, 3), 1, steps)
+    noise = np.exp(rng.uniform(0.02, 0.5) * rng.normal(size=steps))
+    off = on * rng.uniform(0.5, 3) * noise
+    return _renewal(0.3 * on + 0.01, 0.3 * off + 0.01)
+
+
 def irregular_steps(rng: np.random.Generator, steps: int) -> Bursts:
     """Steps of several bursts, with a jitter of 20%, without marks."""
     return _steps(rng, _lengths(rng, steps, 0.2), wobble=0.05, marked=False)
@@ -117,6 +139,9 @@ PROCESSES: dict[str, Callable[[np.random.Generator, int], Bursts]] = {
     "regular steps": regular_steps,
     "jittered steps": jittered_steps,
     "irregular steps": irregular_steps,
+    "drifting tempo": drifting_tempo,
+    "some slow steps": some_slow_steps,
+    "proportional gaps": proportional_gaps,
     "marked irregular steps": marked_irregular_steps,
     "marked slow steps": marked_slow_steps,
 }

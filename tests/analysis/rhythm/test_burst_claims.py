@@ -12,7 +12,7 @@ from scipy.special import betaincinv
 
 from moetraffic.analysis.claim import Outcome, claim_of
 from moetraffic.analysis.rhythm.burst_claims import burst_claims, repetition
-from moetraffic.analysis.rhythm.burst_order import burst_order, normal_scores
+from moetraffic.analysis.rhythm.burst_order import burst_order
 from moetraffic.analysis.rhythm.hurst import hurst_exponent
 from tests.analysis.known_processes.bursts import PROCESSES
 
@@ -154,11 +154,3 @@ def test_the_hurst_exponent_of_fractional_noise() -> None:
 @pytest.mark.parametrize("series", [[], np.zeros(1000), np.arange(255.0)])
 def test_short_and_constant_series_have_no_hurst_exponent(series) -> None:
     assert np.isnan(hurst_exponent(series))
-
-
-def test_equal_values_have_equal_scores() -> None:
-    assert (
-        normal_scores([3, 1, 3, 2])[[0, 2]].tolist()
-        == [pytest.approx(normal_scores([3, 1, 3, 2])[0])] * 2
-    )
-    assert normal_scores(np.zeros(5)).tolist() == [0.0] * 5
