@@ -3,11 +3,9 @@ r"""Autoregression: least-squares AR(p) fits of thousands of series at once.
 A fit needs only the products of a series with itself at p lags, so series and refits
 are solved together: one pass over the series gives the moments of each stretch of time,
 a window of stretches is the sum of their moments, and all windows of all series are one
-batched solve.  One Cholesky factor of the moments gives the fits and the residual sums
-of every order.
+batched solve.  A Cholesky factor of the moments gives the residual sums of every order.
 
-Series are ``[C, T]``, series first, so that each is contiguous.  Moments and factors,
-small matrices of thousands of series, have the series last, contiguous as well.
+Series are ``[C, T]``, series first, so that each is contiguous.
 """
 
 from __future__ import annotations
@@ -47,30 +45,14 @@ class Autoregression:
 class Moments:
     """Sums of products of a constant, P lags and the target, of standardized series."""
 
-    products: Float64  # [S, P + 2, P + 2, C]: of each stretch of time
+    products: Float64  # [S, C, P + 2, P + 2]: of each stretch of time
     mean: Float64  # [C] what was taken off
     scale: Float64  # [C] what was divided by
 
     @property
     def max_order(self) -> int:
         """P, the number of lags."""
-        return int(self.products.shape[1]) - 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Factors:
-    """Cholesky factors of the moments of R windows, for fits of any order."""
-
-    lower: Float64  # [R, P + 2, P + 2, C] of a constant, P lags and the target
-    level: Float64  # [R, C] mean of the target, standardized
-    rows: Float64  # [R, C] equations
-    mean: Float64  # [C] as of the moments
-    scale: Float64  # [C]
-
-    @property
-    def max_order(self) -> int:
-        """P, the number of lags."""
-        return int(self.lower.shape[1]) - 2
+        return int(self.products.shape[-1]) - 2
 
 
 def moments(
@@ -102,7 +84,7 @@ def moments(
     spread = np.sqrt((apart**2).sum(axis=1) / count)
     scale = np.where(spread > 1e-12 * np.abs(mean), spread, 1.0)
     wide = max_order + 2
-    products = np.zeros((len(borders) - 1, wide, wide, len(series)))
+    products = np.zeros((len(borders) - 1, len(series), wide, wide))
     step = max(1, AT_ONCE // max(wide * len(series), 1))
     for stretch, (begin, end) in enumerate(pairwise(borders)):
         for first in range(max(begin, max_order), end, step):
@@ -120,24 +102,21 @@ def moments(
             if not np.isfinite(part).all():
                 usable = np.isfinite(design).all(axis=1, keepdims=True)
                 design = np.where(usable, design, 0.0)
-            found = design @ design.transpose(0, 2, 1)
-            products[stretch] += found.transpose(1, 2, 0)
+            products[stretch] += design @ design.transpose(0, 2, 1)
     return Moments(products=products, mean=mean, scale=scale)
 
 
-def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
-    r"""Choose the AR order of each series by an information criterion.
+def order_of(found: Moments) -> Int64:
+    r"""Choose the AR order of each series by AIC, corrected for short series (AICc).
 
-    With n equations and the residual sum RSS of order p, BIC is
-    :math:`n \ln(RSS/n) + (p+1) \ln n`, AICc has :math:`2(p+1) n/(n-p-2)` for the last
-    term.  All orders are compared on the same equations.
+    With n equations and the residual sum RSS of order p, it is
+    :math:`n \ln(RSS/n) + 2(p+1) n/(n-p-2)`.  All orders are compared on the same
+    equations.
 
     Parameters
     ----------
     found
         Of the training part; its stretches are added up.
-    criterion
-        "bic", or "aic", corrected for short series (AICc).
 
     Returns
     -------
@@ -146,29 +125,34 @@ def order_of(found: Moments, *, criterion: str = "bic") -> Int64:
 
     References
     ----------
-    G. Schwarz, Ann. Stat. 6 (1978) 461; C. M. Hurvich and C.-L. Tsai, Biometrika 76
-    (1989) 297.
+    C. M. Hurvich and C.-L. Tsai, Biometrika 76 (1989) 297.
     """
     total = found.products.sum(axis=0)
-    count = total[0, 0]
-    factor = _factor(total, out=np.empty_like(total))
-    explained = np.cumsum(factor[-1, :-1] ** 2, axis=0).T
-    residual = total[-1, -1, :, None] - explained
+    count = total[:, 0, 0]
+    factor = np.linalg.cholesky(_ridged(total))
+    residual = total[:, -1, -1:] - np.cumsum(factor[:, -1, :-1] ** 2, axis=1)
     # what rounding and the jitter leave of an exact fit is no better fit
     residual = np.maximum(residual, 1e-9 * count[:, None] + 1e-300)
     p = np.arange(found.max_order + 1)
     n = np.maximum(count, 1)[:, None]
-    penalty = (p + 1) * np.log(n)
-    if criterion == "aic":
-        penalty = 2 * (p + 1) * n / np.maximum(n - p - 2, 1e-9)
+    penalty = 2 * (p + 1) * n / np.maximum(n - p - 2, 1e-9)
     cost = n * np.log(residual / n) + penalty
     cost = np.where(count[:, None] > 2 * (p + 2), cost, np.inf)
     cost[:, 0] = np.where(np.isfinite(cost[:, 0]), cost[:, 0], 0.0)
     return np.asarray(np.argmin(cost, axis=1), np.int64)
 
 
-def factored(found: Moments, window: npt.ArrayLike) -> Factors:
-    """Factor the moments of windows of stretches.
+def _ridged(total: Float64) -> Float64:
+    """Add a ridge to the diagonal of moments ``[..., n, n]``."""
+    diagonal = np.einsum("...ii->...i", total)
+    ridge = JITTER * np.maximum(diagonal, np.maximum(total[..., 0, :1], 1.0))
+    return np.asarray(total + ridge[..., None] * np.eye(total.shape[-1]), np.float64)
+
+
+def solve(
+    found: Moments, window: npt.ArrayLike, order: npt.ArrayLike
+) -> Autoregression:
+    """Solve AR fits over windows of stretches, all series and windows at once.
 
     Parameters
     ----------
@@ -176,54 +160,6 @@ def factored(found: Moments, window: npt.ArrayLike) -> Factors:
         Moments of S stretches.
     window
         ``[R, S]`` 0 or 1: the stretches that each of R fits is from.
-    """
-    chosen = np.asarray(window, np.float64)
-    lower = np.empty((len(chosen), *found.products.shape[1:]))
-    level, rows = np.zeros((2, len(chosen), len(found.mean)))
-    total = np.zeros(found.products.shape[1:])
-    before = np.zeros(chosen.shape[1])
-    for fit, used in enumerate(chosen):
-        if (used < before).any():  # nothing is subtracted: what is left is exact
-            total[:], before = 0.0, np.zeros_like(used)
-        for stretch in np.flatnonzero(used > before).tolist():
-            total += found.products[stretch]
-        before = used
-        rows[fit] = total[0, 0]
-        level[fit] = total[0, -1] / np.maximum(rows[fit], 1)
-        _factor(total, out=lower[fit])
-    return Factors(
-        lower=lower,
-        level=level,
-        rows=rows,
-        mean=found.mean,
-        scale=found.scale,
-    )
-
-
-def _factor(total: Float64, *, out: Float64) -> Float64:
-    """Compute Cholesky factors ``[n, n, C]`` of moments with a ridge.
-
-    Written out over all series at once, which is faster than thousands of calls.  What
-    is above the diagonal of ``out`` is not set.
-    """
-    ridge = JITTER * np.maximum(total[0, 0], 1.0)
-    for column in range(len(total)):
-        below, left = out[column:, column], out[column:, :column]
-        np.einsum("ikc,kc->ic", left, left[0], out=below)
-        np.subtract(total[column:, column], below, out=below)
-        # no pivot is smaller than the ridge, except by rounding
-        below[0] = np.sqrt(np.maximum(below[0] + ridge, ridge))
-        below[1:] /= below[0]
-    return out
-
-
-def solve(found: Factors, order: npt.ArrayLike) -> Autoregression:
-    """Solve AR fits over windows of stretches, all series and windows at once.
-
-    Parameters
-    ----------
-    found
-        Factored moments of R windows.
     order
         ``[C]`` order of each series, or one for all.
 
@@ -235,24 +171,24 @@ def solve(found: Factors, order: npt.ArrayLike) -> Autoregression:
         and the mean is kept.
     """
     chosen = np.broadcast_to(np.asarray(order, np.int64), found.mean.shape)
-    used = np.arange(found.max_order + 1)[:, None] <= chosen  # constant and lags
-    solved = np.zeros((len(found.lower), *used.shape))
-    for fit, lower in enumerate(found.lower):
-        # the leading part of a factor is the factor of the leading part
-        right = np.where(used, lower[-1, :-1], 0.0)
-        for row in reversed(range(len(used))):
-            known = np.einsum("kc,kc->c", lower[row + 1 : -1, row], right[row + 1 :])
-            right[row] = (right[row] - known) / lower[row, row]
-        solved[fit] = right
-    constant, weights = solved[:, 0], solved[:, 1:].transpose(0, 2, 1)
+    used = np.arange(found.max_order + 1) <= chosen[:, None]  # constant and lags
+    solved = np.zeros((len(np.asarray(window)), *used.shape))
+    level, rows = np.zeros((2, *solved.shape[:2]))
+    for fit, stretches in enumerate(np.asarray(window, np.float64)):
+        total = np.tensordot(stretches, found.products, axes=1)
+        rows[fit] = total[:, 0, 0]
+        level[fit] = total[:, 0, -1] / np.maximum(rows[fit], 1)
+        left = np.where(used[:, :, None] & used[:, None], total[:, :-1, :-1], 0.0)
+        right = np.where(used, total[:, :-1, -1], 0.0)
+        solved[fit] = np.linalg.solve(_ridged(left), right[..., None])[..., 0]
     # the mean of the window: what a model that had to be scaled falls back to
-    constant, weights = _stable(constant, weights, found.level)
+    constant, weights = _stable(solved[..., 0], solved[..., 1:], level)
     constant = found.mean * (1 - weights.sum(axis=-1)) + found.scale * constant
     return Autoregression(
-        constant=np.where(found.rows > 0, constant, np.nan),
+        constant=np.where(rows > 0, constant, np.nan),
         weights=weights,
-        order=np.broadcast_to(chosen, found.rows.shape).copy(),
-        rows=np.rint(found.rows).astype(np.int64),
+        order=np.broadcast_to(chosen, rows.shape).copy(),
+        rows=np.rint(rows).astype(np.int64),
         horizon=1,
     )
 
@@ -276,7 +212,7 @@ def ahead(model: Autoregression, horizon: int) -> Autoregression:
     --------
     >>> halves = 8.0 / 2.0 ** np.arange(8)
     >>> sums = moments(halves[None], [0, 8], max_order=1)
-    >>> fit = solve(factored(sums, np.ones((1, 1))), 1)
+    >>> fit = solve(sums, np.ones((1, 1)), 1)
     >>> ahead(fit, 3).weights.round(6).tolist()
     [[[0.125]]]
     """

@@ -22,9 +22,7 @@ from moetraffic.arrays import Float64, Int64
 
 from .autoregression import (
     Autoregression,
-    Factors,
     ahead,
-    factored,
     fitting_order,
     moments,
     order_of,
@@ -63,10 +61,9 @@ class Candidate:
 
     family: str  # one of FAMILIES
     setting: str  # in words
-    size: int = 0  # window, cycles, or order (0: chosen), as the family has it
+    size: int = 0  # window or cycles, as the family has it
     alpha: float = 1.0
     period: int = 0
-    criterion: str = ""  # by which each series' order is chosen
 
 
 MEAN_OF_PAST = Candidate(family="window_mean", setting="all before")
@@ -111,14 +108,7 @@ def candidates(split: Split, *, period: int | None = None) -> tuple[Candidate, .
             if cycles * period <= known
         ]
     if fitting_order(known, MAX_ORDER):
-        found += [
-            Candidate(family="ar", setting=f"order {order}", **options)
-            for order, options in (
-                ("by BIC, iterated", {"criterion": "bic"}),
-                ("by AIC, iterated", {"criterion": "aic"}),
-                ("1, iterated", {"size": 1}),
-            )
-        ]
+        found.append(Candidate(family="ar", setting="order by AIC, iterated"))
     return tuple(found)
 
 
@@ -197,7 +187,6 @@ class SeriesBlock:
         self.series = np.where(np.isfinite(values), values, np.nan)
         self.split = split
         self.lags = fitting_order(split.train_end, MAX_ORDER)
-        self._models: dict[tuple[str, int, int], Autoregression] = {}
         self._levels: dict[float, Float64] = {}
 
     @cached_property
@@ -260,7 +249,7 @@ class SeriesBlock:
         elif candidate.family == "seasonal":
             made = self._phase(candidate, origins, horizon)
         else:
-            made = self._linear(candidate, origins, horizon)
+            made = self._linear(origins, horizon)
         made = np.where(np.isfinite(made), made, last)
         return np.where(np.isfinite(last), made, np.nan)
 
@@ -287,8 +276,8 @@ class SeriesBlock:
             total += np.where(at >= 0, self.held[:, np.maximum(at, 0)], np.nan)
         return total / candidate.size
 
-    def _linear(self, candidate: Candidate, origins: Int64, horizon: int) -> Float64:
-        model = self._model(candidate, horizon)
+    def _linear(self, origins: Int64, horizon: int) -> Float64:
+        model = ahead(self._one_step, horizon)
         refits = self.split.refits()
         # before the first refit its fit is shown, in sample: no such origin is judged
         refit = np.maximum(np.searchsorted(refits, origins + 1, side="right") - 1, 0)
@@ -301,35 +290,11 @@ class SeriesBlock:
             made += weight * np.where(origins >= lag, value, np.nan)
         return made
 
-    def _model(self, candidate: Candidate, horizon: int) -> Autoregression:
-        """Fit the AR models of a horizon, one per refit and series, ``[R, C]``."""
-        key = (candidate.criterion, candidate.size, horizon)
-        if key not in self._models:
-            self._models[key] = (
-                solve(self._step_fits[0], self._order(candidate))
-                if horizon == 1
-                else ahead(self._model(candidate, 1), horizon)
-            )
-        return self._models[key]
-
-    def forget(self, candidate: Candidate, horizon: int) -> None:
-        """Release the memory of models that will not be used again.
-
-        They would be fitted again.  Those of one step are kept, as others need them.
-        """
-        if horizon > 1:
-            self._models.pop((candidate.criterion, candidate.size, horizon), None)
-
-    def _order(self, candidate: Candidate) -> Int64:
-        if candidate.size:
-            return np.asarray(min(candidate.size, self.lags), np.int64)
-        return self._step_fits[1][candidate.criterion]
-
     @cached_property
-    def _step_fits(self) -> tuple[Factors, dict[str, Int64]]:
-        """Factor the one-step moments; AR orders ``[C]`` by each criterion.
+    def _one_step(self) -> Autoregression:
+        """Fit one AR model per refit and series, ``[R, C]``.
 
-        Orders are chosen from the training part.  The moments are not kept.
+        Orders are chosen from the training part.
         """
         whole = moments(
             self.series,
@@ -338,9 +303,8 @@ class SeriesBlock:
             known_until=self.split.train_end,
         )
         training = self._borders[1:] <= self.split.train_end
-        part = replace(whole, products=whole.products[training])
-        orders = {name: order_of(part, criterion=name) for name in ("bic", "aic")}
-        return factored(whole, self._window), orders
+        order = order_of(replace(whole, products=whole.products[training]))
+        return solve(whole, self._window, order)
 
     @cached_property
     def _borders(self) -> Int64:
@@ -399,11 +363,6 @@ def tune(
             miss[unknown] = 0.0
             total = float((np.einsum("cn,cn->c", miss, miss) * square).sum())
             errors[h][candidate] = total / values if values else float("nan")
-            family = {
-                c: e for c, e in errors[h].items() if c.family == candidate.family
-            }
-            for other in family.keys() - {best_of(family)}:
-                block.forget(other, h)
     return {h: _ranked(found) for h, found in errors.items()}
 
 

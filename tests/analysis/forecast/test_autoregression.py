@@ -9,7 +9,6 @@ from scipy.signal import lfilter
 from moetraffic.analysis.forecast.autoregression import (
     Autoregression,
     ahead,
-    factored,
     fitting_order,
     moments,
     order_of,
@@ -19,15 +18,15 @@ from moetraffic.analysis.forecast.autoregression import (
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def fit(series, *, order=None, max_order=8, criterion="bic"):
+def fit(series, *, order=None, max_order=8):
     """One fit to whole series ``[T, C]``."""
     x = np.asarray(series, np.float64)
     x = np.ascontiguousarray(x.reshape(len(x), int(np.prod(x.shape[1:]))).T)
     lags = fitting_order(x.shape[1], max_order) if order is None else order
     sums = moments(x, [0, x.shape[1]], max_order=lags)
     if order is None:
-        order = order_of(sums, criterion=criterion)
-    found = solve(factored(sums, np.ones((1, 1))), order)
+        order = order_of(sums)
+    found = solve(sums, np.ones((1, 1)), order)
     return Autoregression(
         constant=found.constant[0],
         weights=found.weights[0],
@@ -60,14 +59,11 @@ def test_known_coefficients_are_found_in_the_mean_of_many_series():
     assert found.weights.mean(axis=0) == pytest.approx([0.6, -0.3], rel=0.05)
 
 
-def test_the_bayesian_criterion_finds_the_order_and_akaikes_no_smaller_one():
-    x = ar([0.5, 0, 0.3], (3000, 100), start=200)
-    bic = fit(x, criterion="bic").order
-    aic = fit(x, criterion="aic").order
-    assert (bic == 3).mean() > 0.9
-    assert (aic >= bic).all()
-    assert (aic > bic).any()
-    assert (fit(ar([], (3000, 100))).order == 0).mean() > 0.9
+def test_the_order_is_at_least_the_true_one():
+    found = fit(ar([0.5, 0, 0.3], (3000, 100), start=200)).order
+    assert (found >= 3).all()
+    # of white noise AIC overfits three in ten series
+    assert (fit(ar([], (3000, 100))).order == 0).mean() > 0.6
 
 
 def test_series_do_not_touch_each_other():
@@ -129,7 +125,7 @@ def test_stretches_add_up_to_the_whole():
     whole = moments(x, [0, 200], max_order=3, known_until=100)
     parts = moments(x, [0, 30, 31, 100, 200], max_order=3, known_until=100)
     assert parts.products.sum(axis=0) == pytest.approx(whole.products[0])
-    found = solve(factored(parts, [[1, 1, 1, 0], [1, 1, 1, 1]]), 3)
+    found = solve(parts, [[1, 1, 1, 0], [1, 1, 1, 1]], 3)
     early = fit(x[:, :100].T, order=3)
     late = fit(x.T, order=3)
     assert found.weights[0] == pytest.approx(early.weights, rel=1e-6)
