@@ -267,7 +267,7 @@ def _scaling(size: float) -> Table:
     return Table(
         title="Share of communication by the table of all-reduces, and throughput",
         columns=(
-            *("of", "published", "ours", "error", "by the report's times"),
+            *("of", "published", "ours", "difference", "by the report's times"),
             *("throughput a GPU, of 1 GPU's", "throughput, of 1 GPU's"),
             "the text on throughput",
         ),

@@ -95,7 +95,7 @@ def reproduce() -> Study:
     return Study(
         name="iteration_times",
         title="Published iteration times and the time model",
-        source="the tables named in each row; moetraffic/data has their sources",
+        source="the CSV files in moetraffic/data name the source of each table",
         tables=(
             Table(
                 title="Relative errors of estimated iteration times",

@@ -346,7 +346,7 @@ def _cells() -> Table:
         title="Communication fraction, cell by cell, the workload left out",
         columns=(
             *("workload", "protocol", "scaling", "cell", "published"),
-            *("ours, ring", "error", "ours, falling", "error "),
+            *("ours, ring", "difference", "ours, falling", "difference "),
         ),
         rows=rows,
         unit="fraction of iteration time",

@@ -47,12 +47,18 @@ def test_every_cell_of_a_study_is_told(small):
         "case 4",
         "published [us]",
         "0.41",
-        "+0.01",
+        "+1.0%",
         "somebody, 2024",
         "this, because of that",
     ):
         assert word in said
     assert report.as_dict(small)["tables"][0]["rows"][4][0] == "case 4"
+
+
+def test_the_errors_of_the_summary_are_those_of_the_table(small):
+    """Computed values are rounded in a table, errors are of the unrounded values."""
+    by_row = report.sentences(small)[1]
+    assert "median error 1.0%, largest 1.0%, of 5 published values" in by_row
 
 
 def test_what_has_published_values_is_drawn_each_in_its_way(small, tmp_path):
@@ -74,7 +80,7 @@ def test_reproduce_prints_writes_and_does_not_overwrite(tmp_path, capsys):
     assert main(["reproduce", "gpt350m"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 8
-    assert any("error in the median" in line for line in lines)
+    assert any("of 24 published values" in line for line in lines)
     assert main(["reproduce", "gpt350m", "-o", str(out), "--tables"]) == 0
     said = capsys.readouterr().out
     for word in ("9.879", "105", "32 MiB, 64 MiB", "not reproducible", "11.29"):

@@ -34,13 +34,11 @@ def sentences(study: Study) -> list[str]:
     """Summarize a study: its source, and the errors of the values of each table."""
     lines = []
     for table in study.tables:
-        errors = [
-            abs(ours / theirs - 1) for *_, theirs, ours in _pairs(table) if theirs
-        ]
+        errors = _relative_errors(table)
         if errors:
             lines.append(
-                f"{table.title}: {np.median(errors):.1%} error in the median, "
-                f"{max(errors):.1%} at most, of {len(errors)} published."
+                f"{table.title}: median error {np.median(errors):.1%}, largest "
+                f"{max(errors):.1%}, of {len(errors)} published values."
             )
         elif "same" in table.columns:
             at = list(table.columns).index("same")
@@ -49,12 +47,24 @@ def sentences(study: Study) -> list[str]:
                 f"{table.title}: {number} of {len(table.rows)} rows are equal."
             )
     rest = len(lines) - MOST_LINES
-    lines[MOST_LINES:] = [f"{rest} more tables have published values."] * (rest > 0)
+    lines[MOST_LINES:] = [f"Further tables with published values: {rest}."] * (rest > 0)
     if study.not_reproducible:
-        lines.append(
-            f"Not reproducible: {len(study.not_reproducible)}, see the tables."
-        )
+        number = len(study.not_reproducible)
+        lines.append(f"Not reproducible: {number} results; --tables has the reasons.")
     return [f"{study.name}: {study.title}; {study.source}.", *lines]
+
+
+def _relative_errors(table: Table) -> list[float]:
+    """Return absolute errors over published values: those of the table if it has any.
+
+    They are of values that are not rounded.
+    """
+    names = [name.strip() for name in table.columns]
+    pairs = _pairs(table)
+    if pairs and "error" in names:
+        own = [_number(row[names.index("error")]) for row in table.rows]
+        return [abs(one) for one in own if one is not None]
+    return [abs(ours / theirs - 1) for *_, theirs, ours in pairs if theirs]
 
 
 def tables(study: Study) -> list[Table]:
@@ -70,9 +80,9 @@ def tables(study: Study) -> list[Table]:
 
 
 def _formats(table: Table) -> dict[str, str]:
-    """Choose column formats: errors and residuals are signed."""
-    signed = ("error", "residual")
-    return {n: "+.4g" if n.strip().startswith(signed) else "" for n in table.columns}
+    """Choose column formats: relative errors are signed percentages."""
+    formats = {"error": "+.1%", "difference": "+.4g", "residual": "+.1%"}
+    return {name: formats.get(name.strip().split(",")[0], "") for name in table.columns}
 
 
 def drawable(table: Table) -> bool:
