@@ -53,14 +53,15 @@ def report(found: Judgment) -> None:
     failed = len(found.failed)
     print(
         f"{found.setting} {found.generator}: {len(FIGURES) - failed} of "
-        f"{len(FIGURES)} figures accepted; AUC {auc}; course {found.course:.2f}; "
-        f"nearest window {found.nearest:.2f}, in order {found.in_order:.2f}; "
-        f"equal rows {found.equal_rows:.1%}; "
-        f"{found.fit_s:.0f} s\n    "
+        f"{len(FIGURES)} figures accepted; AUC {auc}; correlation of two samples' "
+        f"smoothed load {found.course:.2f}; distance to the nearest captured window "
+        f"{found.nearest:.2f} of the nearest rerun's; in the order of the run "
+        f"{found.in_order:.0%} of windows; captured up to labels "
+        f"{found.equal_rows:.1%} of rows; fit and sample {found.fit_s:.0f} s\n    "
         + "; ".join(
-            f"{name} {found.signed[name]:+.1%} (|.| {found.differences[name]:.1%}, "
-            f"accepted {found.accepted[name]:.1%})"
-            + ("!" if name in found.failed else "")
+            f"{FIGURES[name]} {found.signed[name]:+.1%} (mean absolute "
+            f"{found.differences[name]:.1%}, accepted {found.accepted[name]:.1%})"
+            + (": not accepted" if name in found.failed else "")
             for name in FIGURES
         ),
         flush=True,
@@ -72,7 +73,8 @@ def tables(judged: Sequence[Judgment]) -> str:
     names = list(dict.fromkeys(j.generator for j in judged))
     of = {name: [j for j in judged if j.generator == name] for name in names}
     lines = [
-        f"| difference to its run, median of {len(of[names[0]])} settings (worst) | "
+        "| mean absolute difference from the run, median of "
+        f"{len(of[names[0]])} settings (worst) | "
         + " | ".join([*names, "accepted, median"])
         + " |",
         "|---" * (len(names) + 2) + "|",
@@ -86,7 +88,9 @@ def tables(judged: Sequence[Judgment]) -> str:
                 f"{np.nanmedian(list(each.values())):.1%} ({each[worst]:.1%} {worst})"
             )
         accepted = np.nanmedian([j.accepted[figure] for j in of[names[-1]]])
-        lines.append(f"| {figure} | " + " | ".join([*cells, f"{accepted:.1%}"]) + " |")
+        lines.append(
+            f"| {FIGURES[figure]} | " + " | ".join([*cells, f"{accepted:.1%}"]) + " |"
+        )
     passed = [
         f"{sum(len(FIGURES) - len(j.failed) for j in of[name])} of "
         f"{len(FIGURES) * len(of[name])}"
@@ -94,7 +98,9 @@ def tables(judged: Sequence[Judgment]) -> str:
     ]
     lines.append("| figures accepted | " + " | ".join([*passed, ""]) + " |")
     whole = [f"{sum(not j.failed for j in of[n])} of {len(of[n])}" for n in names]
-    lines.append("| settings with all accepted | " + " | ".join([*whole, ""]) + " |")
+    lines.append(
+        "| settings with all figures accepted | " + " | ".join([*whole, ""]) + " |"
+    )
     lines += _kept(of)
     for kind in judged[0].auc:
         cells = []
@@ -110,9 +116,12 @@ def tables(judged: Sequence[Judgment]) -> str:
         lines.append(f"| AUC, {kind}: mean | " + " | ".join([*cells, ""]) + " |")
     for label, value in (
         ("correlation of two samples' smoothed load", "course"),
-        ("distance to the nearest window, over the least of reruns", "nearest"),
-        ("windows in the order of the run", "in_order"),
-        ("rows equal to a captured one but for labels", "equal_rows"),
+        (
+            "distance to the nearest captured window, over that of the nearest rerun",
+            "nearest",
+        ),
+        ("share of windows in the order of the run", "in_order"),
+        ("share of rows that are captured ones up to labels", "equal_rows"),
     ):
         each_of = [[getattr(j, value) for j in of[name]] for name in names]
         cells = [f"{np.median(x):.2f} ({min(x):.2f} to {max(x):.2f})" for x in each_of]
@@ -124,10 +133,10 @@ def _kept(of: Mapping[str, Sequence[Judgment]]) -> list[str]:
     """Count the settings at which a sample is judged as a rerun is, by each rule."""
     reruns = {j.setting: j for j in of["rerun"]}
     rules: dict[str, Callable[[Judgment, Judgment], bool]] = {
-        f"settings with both AUC at most {MOST_AUC:.2f}": lambda j, _: all(
+        f"settings with both mean AUC at most {MOST_AUC:.2f}": lambda j, _: all(
             np.mean(x) <= MOST_AUC for x in j.auc.values()
         ),
-        f"settings with the course of reruns to within {APART}": lambda j, r: (
+        f"settings with the correlation of reruns to within {APART}": lambda j, r: (
             abs(j.course - r.course) <= APART
         ),
         "settings whose movement is not copied": lambda j, r: (

@@ -38,7 +38,7 @@ def lacking_runs(
     """
     lacking = f"{missing} {'' if resized else 'further '}real run"
     lacking += "s" * (missing > 1)
-    command, why = None, "moetraffic capture did not train them, or not all of them"
+    command, why = None, "not all given runs are of moetraffic capture"
     if all(meta.origin == "captured" and meta.workload for meta in real):
         why = "no options of moetraffic capture describe its workload"
         try:
@@ -46,7 +46,7 @@ def lacking_runs(
         except LayoutError as error:
             why = str(error)
     if command is None:
-        return f"{lacking}; the command that captures one like {file} is unknown: {why}"
+        return f"{lacking} like {file}; how to capture them is unknown: {why}"
     seeds = [n for n in range(1, missing + len(used) + 1) if n not in used][:missing]
     listed = " ".join(map(str, seeds))
     text = f"{lacking}: for n in {listed}; do {command} --data-seed $n; done"

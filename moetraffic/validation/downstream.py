@@ -30,17 +30,18 @@ from moetraffic.trace import PHASES, Trace
 from .routing_counts import placed_counts, routing_counts
 
 FIGURES = {
-    "entropy": "normalized entropy of the load over experts, mean",
-    "max over mean": "busiest expert's load over the mean, mean",
-    "change": "total variation of the load to the iteration before, mean",
-    "p99 link time": "time of the bottleneck port in a call, 99th percentile, s",
-    "p50 completion": "time of all all-to-alls of an iteration, median, s",
-    "p99 completion": "time of all all-to-alls of an iteration, 99th percentile, s",
-    "skill at 1": "skill of the best history-based forecaster 1 iteration ahead",
-    "skill at 10": "skill of the best history-based forecaster 10 iterations ahead",
-    "retention at 10": "share of the hottest quarter of experts hot 10 iterations on",
+    "entropy": "normalized entropy of the expert load",
+    "max over mean": "load of the busiest expert over the mean",
+    "change": "change of the expert load from iteration to iteration",
+    "p99 link time": "time of an all-to-all at the bottleneck port, 99th percentile",
+    "p50 completion": "time of an iteration's all-to-alls, median",
+    "p99 completion": "time of an iteration's all-to-alls, 99th percentile",
+    "skill at 1": "forecast skill, 1 iteration ahead",
+    "skill at 10": "forecast skill, 10 iterations ahead",
+    "retention at 10": "retention of hot experts over 10 iterations",
 }
-"""Downstream figures of a run, with descriptions."""
+"""Downstream figures of a run, with their titles; the first three are means over
+iterations, a change is a total variation, hot is the quarter of most load."""
 
 TIMES = ("p99 link time", "p50 completion", "p99 completion")
 """Figures that are seconds; the others have no unit."""

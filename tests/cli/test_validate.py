@@ -146,8 +146,8 @@ def test_one_run_is_too_few_with_exit_code_3(
     assert main(["validate", "even.h5", "--against", "run1.h5"]) == 3
     said = unwrapped(capsys.readouterr().out)
     assert "cannot be judged: too few real runs (needs 3, has 1)" in said
-    assert "needed: 2 further real runs; the command that captures one like" in said
-    assert "unknown: moetraffic capture did not train them" in said
+    assert "needed: 2 further real runs like" in said
+    assert "unknown: not all given runs are of moetraffic capture" in said
 
 
 def test_a_size_that_no_real_run_has_cannot_be_judged(

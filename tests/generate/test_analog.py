@@ -32,6 +32,7 @@ from moetraffic.generate.analog.labels import (
 from moetraffic.generate.fit import fit_steps
 from moetraffic.generate.scenario import stacked_rows
 from moetraffic.trace import Trace
+from tests.cli.printed import unwrapped
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -142,9 +143,9 @@ def test_every_iteration_is_a_captured_one_and_none_before_its_end_comes_twice(
     assert (found == np.take_along_axis(captured, labels, axis=3)).all()
     assert demand.turn[0] == 0
     assert demand.repeats_from == (total if iterations > total else -1)
-    assert "100% of the rows (a rank's copies to each expert)" in demand.limits[0]
-    assert demand.limits[0].endswith("other seeds differ only in labels")
-    assert "not as a further independent run" in demand.limits[1]
+    assert "no row (a rank's copies to each expert) is new" in demand.limits[0]
+    assert demand.limits[0].endswith("Only the labels depend on the seed.")
+    assert "not a further independent run" in demand.limits[1]
     # who is which expert changes where the end begins again
     changes = np.flatnonzero(np.diff(demand.turn)) + 1
     assert changes.tolist() == list(range(total, iterations, total // 3))
@@ -190,8 +191,8 @@ def test_more_ranks_send_what_captured_ones_send_beside(tmp_path: Path) -> None:
     assert (many.scenario.ranks, many.scenario.ep) == (10, 2)
     assert "in which iteration ranks 4 to 9 repeat" in many.limits[0]
     assert many.about == f"ranks 4 to 9 repeat captured ones; {few.about}"
-    assert "Not covered: ranks 4 to 9, which repeat what 4 captured" in many.limits[1]
-    assert many.limits[1].endswith("so this is a scenario")
+    assert "ranks 4 to 9 repeat what the 4 captured ones send" in many.limits[1]
+    assert "a scenario, not a prediction" in many.limits[1]
     assert many.limits[2:] == few.limits[1:] == part.limits[1:]
     with pytest.raises(LayoutError, match="does not divide 10 ranks"):
         fitted.sample(iterations=9, seed=0, ranks=10, ep=4)
@@ -278,12 +279,12 @@ def test_reruns_decide_how_experts_change_places(tmp_path: Path) -> None:
     other = run(tmp_path, iterations=120, seed=2)  # of the same levels
     alone, both = Analog.fit(trace), Analog.fit(trace, reruns=[other])
     same = Analog.fit(trace, reruns=[trace])
-    told = [one.sample(iterations=9, seed=0).limits for one in (alone, both)]
-    assert [len(limits) for limits in told] == [2, 1]
+    guessed, fitted = (one.sample(iterations=9, seed=0) for one in (alone, both))
+    assert guessed.limits[:-1] == fitted.limits
     assert same.exchange < min(alone.exchange, both.exchange)
-    assert "presumed" in told[0][-1]
-    assert f"{alone.correlation:.2f}, presumed" in alone.about
-    assert f"{both.correlation:.2f}, that of 2 runs" in both.about
+    assert "it is a guess" in guessed.limits[-1]
+    assert f"{alone.correlation:.2f}, assumed" in guessed.about
+    assert f"{both.correlation:.2f}, that of 2 runs" in fitted.about
     with pytest.raises(AnalysisError, match="a rerun has the layers, ranks and"):
         Analog.fit(trace, reruns=[Trace.open(GOLDEN)])
 
@@ -331,10 +332,10 @@ def test_generate_judges_refuses_and_repeats(
     monkeypatch.chdir(tmp_path)
     run(tmp_path).save(tmp_path / "run.h5")
     assert main(["generate", "run.h5", "-o", "a.h5", "--seed", "7"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("analog model: all ")
+    shown = unwrapped(capsys.readouterr().out).splitlines()
+    assert "in all 9 figures" in shown[0]
     assert len(shown) <= 8
-    assert "; run.h5 is itself synthetic (known)" in "".join(shown)
+    assert "run.h5 is itself synthetic (known)" in "".join(shown)
     assert main(["generate", "run.h5", "-o", "b.h5", "--seed", "7", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["generator"] == "analog"
@@ -349,9 +350,9 @@ def test_generate_judges_refuses_and_repeats(
     assert "samples of the parametric model differ from run.h5 by more than" in refused
     assert not (tmp_path / "c.h5").exists()
     assert main([*asked, "--force", "--only", "figures"]) == 0
-    assert "max over mean" in capsys.readouterr().out
+    assert "load of the busiest expert over the mean" in capsys.readouterr().out
     assert main(["generate", "run.h5", "-o", "d.h5", "--ranks", "8"]) == 0
     shown = capsys.readouterr().out
-    assert "Not covered: ranks 4 to 7, which repeat what 4 captured ones" in shown
+    assert "ranks 4 to 7 repeat what the 4 captured ones send" in unwrapped(shown)
     assert "Next: validation at this size (moetraffic validate d.h5" in shown
     assert "8 ranks" in shown

@@ -209,14 +209,13 @@ def generate(
     told["limits"] = list(demand.limits)
     if ep is None and demand.scenario.ep != model.scenario.ep:
         told["limits"][0] += (
-            f"; EP {demand.scenario.ep}, not {model.scenario.ep} as captured: the most "
-            f"that {demand.scenario.ranks} ranks and {demand.scenario.experts} experts "
-            "spread over evenly (--ep gives another)"
+            f" EP is {demand.scenario.ep}, captured: {model.scenario.ep}; it is the "
+            f"most that {demand.scenario.ranks} ranks and {demand.scenario.experts} "
+            "experts spread over evenly (--ep gives another)."
         )
     if fit.run is not None and fit.run.origin == "generated":
         told["limits"][0] += (
-            f"; {source} is itself synthetic ({fit.run.source}): captured here means "
-            "of this trace"
+            f" {source} is itself synthetic ({fit.run.source}): captured refers to it."
         )
     lines += told["limits"]
     told["next"] = _next(output, source, fit.run, demand.scenario)

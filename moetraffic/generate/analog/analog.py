@@ -175,7 +175,7 @@ class AnalogDemand:
     def about(self) -> str:
         """Provenance for the metadata of the sample."""
         fitted = self.fitted
-        how = "presumed" if not fitted.reruns else f"that of {fitted.reruns + 1} runs"
+        how = "assumed" if not fitted.reruns else f"that of {fitted.reruns + 1} runs"
         added = f"{self._added} {REPEATED}; " if self._added else ""
         return (
             f"{added}analog model fitted to {fitted.scenario.source}; correlation of "
@@ -201,35 +201,34 @@ class AnalogDemand:
         if self.repeats_from >= 0:
             again = (
                 f" ({self.repeats_from} to {self.iterations - 1} repeat the run's last "
-                "third: analyze and evaluate leave them out)"
+                "third; analyze and evaluate leave them out)"
             )
         when = "in the same iteration"
         if (self.iteration != self.iteration[:, :1]).any():
             alone = f" and in which iteration {added} repeat"
-            when = "in this iteration, the one before or the one after, which may come "
-            when += "twice in a row"
+            when = "in the same iteration, the one before or the one after"
         found = [
-            f"Sample: the captured iterations in their order{again} with experts "
-            "relabeled; 100% of the rows (a rank's copies to each expert) are captured "
-            f"ones up to labels; other seeds differ only in labels{alone}"
+            f"The sample is the captured iterations in their order{again}, with the "
+            "experts relabeled: no row (a rank's copies to each expert) is new. "
+            f"Only the labels{alone} depend on the seed."
         ]
         if added:
             found.append(
-                f"Not covered: {added}, which repeat what {fitted.scenario.ranks} "
-                f"captured ones send {when}: forecasts of their cells are not the "
-                f"run's; what a training of {self.scenario.ranks} ranks learns "
-                "otherwise is unknown, so this is a scenario"
+                f"More ranks are a scenario, not a prediction: {added} repeat what the "
+                f"{fitted.scenario.ranks} captured ones send {when}. What a training "
+                f"with {self.scenario.ranks} ranks sends is unknown."
             )
         found.append(
-            "Use: to test schedulers against other labels and as a load on a network; "
-            "not as a further independent run"
+            "Use it as a load on a network, or to test a scheduler with other labels; "
+            "it is not a further independent run."
         )
         if not fitted.reruns:
             found.append(
-                "Correlation between seeds of an expert's load by its label (mean of "
-                f"{SMOOTHED} iterations): {fitted.correlation:.2f} is presumed, that "
-                f"of the run with itself {LAG} iterations later (median error "
-                f"{ERROR:.2f}): give --rerun"
+                "Samples of two seeds have a correlation of "
+                f"{fitted.correlation:.2f} in the load of an expert (means of "
+                f"{SMOOTHED} iterations), that of the run with itself {LAG} iterations "
+                f"later. For reruns it is a guess (median error {ERROR:.2f}): --rerun "
+                "measures it."
             )
         return found
 

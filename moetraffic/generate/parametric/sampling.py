@@ -48,17 +48,18 @@ class SampledDemand:
     def limits(self) -> list[str]:
         """Sentences on what is unknown of the sample."""
         found = [
-            "Copied: no iterations (0%), all rows are drawn",
-            "Use: to test schedulers where no iteration may be a captured one; not as "
-            "a run of training: a classifier recognizes it",
-            "The correlation between samples of different seeds is an assumption",
+            "The sample is drawn from the model: no iteration is a captured one.",
+            "Use it to test a scheduler with new traffic; it is not like a further run "
+            "of the training, from which a classifier distinguishes it.",
+            "How far samples of two seeds correlate is an assumption.",
         ]
         fitted, own = self.fitted, self.scenario
         size, asked = (f"{s.ranks} ranks, {s.experts} experts" for s in (fitted, own))
         if size != asked or fitted.k != own.k:
             found.append(
-                f"A scenario: the model is fitted to, and judged at, {size}, k="
-                f"{fitted.k}; how far it is from a run of {asked} is unknown"
+                f"Another size is a scenario, not a prediction: the model is fitted at "
+                f"{size}, k={fitted.k}. What a training with {asked}, k={own.k} sends "
+                "is unknown."
             )
         return found
 

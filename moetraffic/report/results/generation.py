@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from moetraffic.generate.judgment import FigureJudgment, Judgment
 from moetraffic.tables import Table
-from moetraffic.validation.downstream import PORT_BYTES_S, TIMES
+from moetraffic.units import duration
+from moetraffic.validation.downstream import FIGURES, PORT_BYTES_S, TIMES
 
 COVERED = (
-    "covered: means over the run of these figures; not covered: when a level changes, "
-    "trends and periods, which analyze states of both traces"
+    "Not judged: trends, periods and when levels change; analyze both traces for these."
 )
-"""What the verdict on a fit is about, and what it is not."""
+"""What the verdict on a fit is not about."""
 
 NOTES = (
     "times: of all-to-alls through one port of "
     f"{8e-9 * PORT_BYTES_S:.0f} Gb/s a rank, without latency",
-    "skill: one forecaster for the experts' loads of all ranks and all layers "
-    "together; analyze fits one to each layer and group, so its skills are others",
+    "forecast skill: of one forecaster for the loads of all ranks and layers together, "
+    "while analyze fits one to each layer and group; differences in percentage points",
 )
 """What the figures of the table are of."""
 
@@ -29,17 +29,19 @@ def judgment_lines(judgment: Judgment, model: str) -> list[str]:
     count, failed = len(judgment.figures), judgment.failed
     worst = judgment.nearest
     if worst is None:
-        return [
-            f"{model} model: not judged: the run is too short for any figure",
-        ]
+        return [f"The {model} model is not judged: the run is too short."]
     if failed:
         named = "; ".join(_named(f) for f in failed[:MOST_NAMED])
-        verdict = f"differs in {len(failed)} of {count} figures: {named}"
+        verdict = f"differ from the run in {len(failed)} of {count} figures: {named}"
     else:
-        verdict = f"all {count} figures as accepted; closest to the limit: " + _named(
-            worst
+        verdict = (
+            f"are as close to the run as is accepted, in all {count} figures; closest "
+            f"to its limit: {_named(worst)}"
         )
-    return [f"{model} model: {verdict}", f"{_ground(judgment)}; {COVERED}"]
+    return [
+        f"Samples of the {model} model {verdict}.",
+        f"{_ground(judgment)} {COVERED}",
+    ]
 
 
 def refusal(judgment: Judgment) -> str:
@@ -47,34 +49,33 @@ def refusal(judgment: Judgment) -> str:
     if not judgment.failed:
         return ""
     named = "; ".join(_named(f) for f in judgment.failed[:MOST_NAMED])
-    of = f"{judgment.reruns} reruns do" if judgment.reruns else "a guessed tolerance"
     return (
-        f"samples of the {{}} model differ from {{}} by more than {of}, in {named}: "
-        "give reruns of it as --rerun, which decide what is accepted, or --force to "
-        "write it all the same"
+        f"samples of the {{}} model differ from {{}} by more than accepted in {named}: "
+        "give reruns of the training as --rerun, from which the accepted difference is "
+        "computed, or --force to write the trace anyway"
     )
 
 
 def figure_table(judgment: Judgment) -> Table:
     """Tabulate the downstream figures of the run and of two samples."""
     return Table(
-        title="Downstream figures",
+        title="Figures of the run and of two samples",
         columns={
             "figure": "",
-            "unit": "",
-            "captured": ".4g",
-            "generated": ".4g",
-            "difference": "+.1%",
+            "captured": ">",
+            "samples, mean": ">",
+            "mean absolute difference": ".1%",
             "accepted": ".1%",
-            "as accepted": "",
+            "within": "",
         },
         rows=[
             (
-                f.name,
-                "s" if f.name in TIMES else "",
-                f.captured,
-                f.generated,
-                f.difference,
+                FIGURES[f.name],
+                *(
+                    duration(value) if f.name in TIMES else f"{value:.4g}"
+                    for value in (f.captured, f.generated)
+                ),
+                f.error,
                 f.accepted,
                 "no" if f.failed else "yes",
             )
@@ -86,18 +87,18 @@ def figure_table(judgment: Judgment) -> Table:
 
 def _named(figure: FigureJudgment) -> str:
     return (
-        f"{figure.name} {figure.difference:+.1%} "
-        f"(mean error {figure.error:.1%}, accepted {figure.accepted:.1%})"
+        f"{FIGURES[figure.name]}, with a difference of {figure.error:.1%} "
+        f"({figure.accepted:.1%} is accepted)"
     )
 
 
 def _ground(judgment: Judgment) -> str:
     if judgment.reruns:
         return (
-            f"accepted: 1.25 x the largest difference among the run and "
-            f"{judgment.reruns} of its reruns, or 2%"
+            "Accepted is 1.25 times the largest difference between the run and its "
+            f"reruns ({judgment.reruns}), but at least 2%."
         )
     return (
-        "accepted: a guess, 10% or twice the difference between two samples; reruns "
-        "(capture --data-seed N) given as --rerun replace it"
+        "Accepted is a guess: 10%, or twice the difference between two samples; reruns "
+        "(moetraffic capture --data-seed N) given as --rerun replace it."
     )
