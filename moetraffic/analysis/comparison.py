@@ -249,7 +249,7 @@ def _of_exchange(
         ("demand", "demand.load", "token copies"),
         ("wire", "wire.sent", "bytes"),
     ):
-        wanted.append((load, relative_difference, f"{kind} an iteration", unit))
+        wanted.append((load, relative_difference, f"{kind} per iteration", unit))
         wanted += [
             (f"{kind}.{name}", wasserstein, f"{name.replace('_', ' ')} of {kind}", "1")
             for name in SKEW

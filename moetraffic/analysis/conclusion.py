@@ -25,6 +25,7 @@ from moetraffic.analysis.noise.floors import (
     skew_floors,
 )
 from moetraffic.analysis.noise.null_model import NullModel
+from moetraffic.analysis.skew.capacity import LoadFigures
 from moetraffic.analysis.skew.measures import MEASURES, shares
 from moetraffic.arrays import Float64, Int64
 from moetraffic.trace import Meta
@@ -92,7 +93,7 @@ class ExchangeAnalysis:
     complexity: Complexity | None  # of the packets between ranks
     network: NetworkStatistics | None  # tiers and flows
     claims: tuple[Claim, ...] = ()  # about the load; of the part "claims"
-    peaks: Float64 | None = None  # [T] largest load over the mean; likewise
+    figures: LoadFigures | None = None  # measured, of the expert load; likewise
     experts: ExpertStatistics | None = None  # load tails, EP degrees, correlations
 
 

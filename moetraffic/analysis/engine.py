@@ -50,12 +50,13 @@ from .conclusion import (
     tokens_of,
 )
 from .exchange import OF, Source, new_iterations, sources, stated_tokens, windows
-from .exchange_claims import exchange_claims, load_peaks
+from .exchange_claims import exchange_claims
 from .expert_statistics import expert_statistics
 from .mapper import Mapper, in_threads, observed
 from .network_statistics import network, packet_complexity
 from .omissions import demand_remarks, omitted_calls, unnamed_exchanges
 from .records import frame, records
+from .skew.capacity import load_figures
 from .token_choices import token_choices
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ def analyze(
             network=statistics,
             experts=experts,
             claims=claims,
-            peaks=load_peaks(rows) if "claims" in parts else None,
+            figures=load_figures(rows) if "claims" in parts else None,
         )
         load = rows.get("demand.load", rows.get("wire.received"))
         return found, (source, load), remarks

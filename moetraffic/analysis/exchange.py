@@ -8,7 +8,7 @@ independent of each other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from moetraffic.spelling import check_choice
 from moetraffic.trace import ALL_TO_ALL, PHASES, ROUTING, Trace, WireForm
 from moetraffic.trace.model import REPEATED
 from moetraffic.units import rank_span
+
+from .skew.capacity import capacity_rows
 
 Rows = dict[str, npt.NDArray[np.generic]]
 """Per-iteration values by name, arrays ``[n, ...]`` with one entry per iteration."""
@@ -58,6 +60,7 @@ class Window:
     wire: Integer | None  # [n, W, W] of wire_unit bytes; row sends, column receives
     first: int = 0  # index of its first iteration
     wire_unit: int = 1  # bytes per unit of wire: those of a token copy, or 1
+    capacity: Rows = field(default_factory=dict)  # of the single micro-batches
 
 
 BEYOND = "go beyond the last one"
@@ -325,8 +328,15 @@ def read(trace: Trace, source: Source, window: range) -> Window:
     sent = _of_window(trace, source.sent, when)
     seen = trace.demand(routed) if len(routed) else None
     demand = None if seen is None else _summed(trace, routed, when, seen)
+    limits: Rows = {}
+    if seen is not None:
+        sites = np.unique(trace.occurrences.site[routed]).tolist()
+        known = all(trace.sites[s].dropped.known for s in sites)
+        dropped = trace.dropped(routed) if known else None
+        at = np.searchsorted(when, trace.occurrences.iteration[routed])
+        limits = capacity_rows(seen, dropped, at, len(when))
     if not len(sent):
-        return Window(demand=demand, wire=None, first=window.start)
+        return Window(demand=demand, wire=None, first=window.start, capacity=limits)
     told = None
     if seen is not None and np.array_equal(_followed(trace, sent), routed):
         told = trace.rows_sent(sent, seen)  # avoids reading the demand twice
@@ -336,6 +346,7 @@ def read(trace: Trace, source: Source, window: range) -> Window:
         wire=_summed(trace, sent, when, rows),
         first=window.start,
         wire_unit=unit,
+        capacity=limits,
     )
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from moetraffic.arrays import Float64
 from moetraffic.trace import Meta
 
 from .claim import SINCE, Claim
@@ -18,7 +15,6 @@ from .exchange import Rows, Source
 from .forecast.forecast_claims import forecast_claims, matrix_claim
 from .forecast.forecasting import forecast
 from .noise.skew_claims import skew_claims
-from .skew.measures import max_over_mean
 
 
 def exchange_claims(
@@ -104,15 +100,3 @@ def exchange_claims(
             for claim in made
         ]
     return tuple(found)
-
-
-def load_peaks(rows: Rows) -> Float64 | None:
-    """Compute the largest load over the mean load of each iteration.
-
-    ``[T]``, of the experts if the demand is known, else of the bytes received by ranks;
-    None where neither is known.
-    """
-    for name in ("demand.load", "wire.received"):
-        if name in rows:
-            return max_over_mean(np.asarray(rows[name], np.int64))
-    return None

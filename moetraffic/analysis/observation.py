@@ -79,12 +79,12 @@ def observe(source: Source, window: Window, *, cells: bool = True) -> Rows:
         ``demand.load`` ``[n, E]`` and ``demand.sent`` ``[n, W]`` int64 token copies;
         ``wire.sent`` and ``wire.received`` ``[n, W]`` int64 bytes to and from other
         ranks; ``wire.bottleneck`` ``[n]``, and ``wire.unit`` ``[n]`` bytes of a copy, 1
-        where they follow no demand;
+        where they follow no demand; those of :func:`.skew.capacity.capacity_rows`;
         ``demand.cells`` and ``wire.cells`` ``[n, C]`` of :func:`samples`; and of
         every measure ``demand.<measure>`` and ``wire.<measure>`` ``[n]`` float64, the
         wire's without the diagonal.
     """
-    rows: Rows = {}
+    rows: Rows = dict(window.capacity)
     followed = {
         name: chosen.index if cells else chosen.index[:0]
         for name, chosen in samples(source).items()
@@ -122,14 +122,15 @@ def observe_loads(source: Source, window: Window) -> Rows:
     Returns
     -------
     Rows
-        ``demand.load``, ``demand.sent`` and ``demand.cells`` or, without demand,
+        ``demand.load``, ``demand.sent``, ``demand.cells`` and the rows of
+        :func:`.skew.capacity.capacity_rows` or, without demand,
         ``wire.sent``, ``wire.received``, ``wire.unit`` and ``wire.cells``, as of
         :func:`observe`.
     """
     followed = samples(source)
     if window.demand is not None:
         flat = window.demand.reshape(len(window.demand), -1)
-        return {
+        return window.capacity | {
             "demand.load": window.demand.sum(axis=1, dtype=np.int64),
             "demand.sent": window.demand.sum(axis=2, dtype=np.int64),
             "demand.cells": flat.take(followed["demand"].index, axis=1),

@@ -14,8 +14,6 @@ from moetraffic.analysis.exchange import BEYOND
 from moetraffic.analysis.forecast.usefulness import WORSE
 from moetraffic.analysis.noise.skew_claims import NO_TOKENS
 from moetraffic.analysis.omissions import UNCOUNTED
-from moetraffic.analysis.times.time_breakdown import TimeBreakdown
-from moetraffic.arrays import Float64
 from moetraffic.trace.model import REPEATED, ROWS_DIFFER
 
 from .forecast_horizons import (
@@ -26,6 +24,13 @@ from .forecast_horizons import (
 )
 from .layer_lists import detailed, layers_of, range_of, rounded_up, some_layers, unit_of
 from .level_words import level_of, since
+from .measured_words import (
+    capacity_of,
+    drops_of,
+    inside_collectives,
+    known_figures,
+    load_of,
+)
 
 IN_DATA = (BEYOND, REPEATED, ROWS_DIFFER)  # in notes that the line on data repeats
 REDUCED = "MSE reduced by"
@@ -43,7 +48,7 @@ THROUGHOUT = "one level throughout"
 TOPICS = {
     "Skew": {"imbalanced": ("CV {} in an iteration", ".2f")}
     | {"skewed": ("CV of the mean load {}", ".2f")}
-    | {"hot set retained": ("{} stay hot", ".0%")}
+    | {"hot set retained": ("{} of {unit} stay hot", ".0%")}
     | {"collapsed": ("k experts take {}", ".0%"), "co-activated": ("lift {}", ".2f")},
     "Movement": {"moves": ("{} times the variance of sampling noise", ".3g")}
     | {
@@ -79,9 +84,6 @@ VARIED = 2.0
 
 STEP = "recommendation"
 """Basis of a line that names commands, not conclusions."""
-
-QUANTILE = 0.99
-"""Share of the iterations in which a capacity factor leaves no token out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +188,8 @@ def _data(analysis: Analysis) -> Line:
             if _known_experts(analysis)
             else f"; loads of experts unknown: {_of_ranks(every)}"
         )
-        + f"; claims are tested (p < {LEVEL:g}), measured values are not"
+        + (f"; {drops_of(figures)}" if (figures := known_figures(every)) else "")
+        + f"; each statement is tested against chance (p < {LEVEL:g}) unless measured"
         + "".join(f"; {n}" for n in analysis.notes if any(x in n for x in IN_DATA))
     )
     return Line(topic="Data", text=text, basis="data")
@@ -206,7 +209,7 @@ def _of_ranks(exchanges: Sequence[ExchangeAnalysis]) -> str:
 
 
 def _topic(analysis: Analysis, topic: str) -> list[Line]:
-    """State the claims of a topic, and the capacity factor beside the skew."""
+    """State the claims of a topic, and what is measured beside the skew."""
     every = analysis.exchanges
     made = {
         name: [(e, c) for e in every for c in e.claims if c.name == name and c.stated]
@@ -219,19 +222,26 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
         where = some_layers([e for e, _ in worse], every)
         items.append(_worse_items(worse, f" in {where}" * bool(where), made))
     basis = "claims" if items else "figure"
-    if topic == "Skew" and (factor := _capacity_factor(analysis)):
-        items.append((factor, factor))
+    measured = _measured(analysis) if topic == "Skew" else []
     varied = _varied(every) if topic == "Movement" else []
     at = int("moves" in made)  # beside it, or in its place
     items[at:at] = varied
-    if not items:
+    if not items + measured:
         return []
     of = "" if _known_experts(analysis) else f"{_of_ranks(every)}: "
     text = of + _fitted(f"{topic}: {of}", items, width=LONG)
     if made and len(f"{topic}: {text}.") > LONG:
         text = of + _counted(f"{topic}: {of}", made, worse, every)
         text = "; ".join([text, *(short for _, short in varied)])
+    text = "; ".join(filter(None, [text, *measured]))
     return [Line(topic=topic, text=text, basis=basis)]
+
+
+def _measured(analysis: Analysis) -> list[str]:
+    """State the largest load of the run, and the capacity factor that it needs."""
+    figures = known_figures(analysis.exchanges) if _known_experts(analysis) else []
+    sent = any(UNCOUNTED in note for note in analysis.notes)
+    return [load_of(figures), capacity_of(figures, sent=sent)] if figures else []
 
 
 def _varied(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:
@@ -251,7 +261,7 @@ def _varied(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:
     where = some_layers([e for e, _ in found], exchanges)
     figure = figure_of([c for _, c in found]) + ", measured"
     what, end = "varies from iteration to iteration", ", no evidence of persistence"
-    inside = "; ".join(filter(None, (figure, where)))
+    inside = _and(figure, where)
     return [(detailed(what, inside) + end, detailed(what, where) + end)]
 
 
@@ -331,7 +341,7 @@ def _stated(
         figure = level_of(figure, near, made.get("periodic", ()), exchanges)
     if name != first == "predictable":
         figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
-    details = "; ".join(filter(None, (figure, where)))
+    details = _and(figure, where)
     if name == PERSISTENCE:
         return detailed(full, details), detailed(what, details)
     return detailed(full, details), detailed(full, where)
@@ -340,8 +350,8 @@ def _stated(
 def _not_shown(analysis: Analysis) -> list[Line]:
     """Name the claims that are stated of no layer, and the layers that lack data."""
     every = analysis.exchanges
-    no_evidence, few = list[tuple[str, str]](), list[tuple[str, str]]()
-    untested, needs = list[tuple[str, str]](), set[int]()
+    no_evidence, untested = list[tuple[str, str]](), list[tuple[str, str]]()
+    few = list[tuple[str, str, list[Claim]]]()
     for name in (name for names in TOPICS.values() for name in names):
         claims = [(e, c) for e in every for c in e.claims if c.name == name]
         stated = any(c.stated for _, c in claims)
@@ -357,8 +367,9 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         if tested and not stated:
             size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
             size = size and f"cells, not port sums: {size}"
-            inside = "; ".join(filter(None, [size, some_layers(tested, every)]))
+            inside = _and(size, some_layers(tested, every))
             what = named_ahead(name, claims + late, Outcome.NO_EVIDENCE, asked)
+            what += " load" * (name == "periodic")  # not the bursts in a step
             no_evidence.append((detailed(what, inside), what))
         short = short or [
             (e, c) for e, c in late if c.outcome is Outcome.NOT_ENOUGH_DATA
@@ -366,13 +377,12 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         if short:
             where = some_layers([e for e, _ in short], every)
             what = named_ahead(name, claims + late, Outcome.NOT_ENOUGH_DATA, asked)
-            few.append((detailed(what, where), what))
-            if name != "co-activated":  # which needs tokens
-                needs.update(rounded_up(claim.needs) for _, claim in short)
+            # co-activated needs tokens, not iterations
+            few.append((what, where, [c for _, c in short if name != "co-activated"]))
     for claim in analysis.beats.claims:
         name = f"{claim.name} of {claim.about}"
         if claim.outcome is Outcome.NOT_ENOUGH_DATA:
-            few.append((f"{name} (about {rounded_up(claim.needs):,})", name))
+            few.append((name, f"about {rounded_up(claim.needs):,}", []))
         elif not claim.stated:
             no_evidence.append((name, name))
     undecided, other = "", ""
@@ -382,15 +392,34 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         room = WIDTH // (2 if few else 1) - len(f"{UNDECIDED}: not tested: .")
         other = f"not tested: {full if len(full) <= room else names}"
     if few:
-        about = f"about {range_of(sorted(needs), ',.0f')}" if needs else "more"
-        reason = f"needs {about} iterations: "
+        every_one = [claim for *_, claims in few for claim in claims]
+        needs = _needs(every_one)
+        reason = f"needs about {needs} iterations" if needs else "needs more iterations"
+        if has := [claim.used + claim.left_out for claim in every_one]:
+            reason += f", has {range_of(has, ',d')}"
+        items = [
+            (detailed(what, _and(_needs(claims, but=needs), where)), what)
+            for what, where, claims in few
+        ]
         rest = "; " + other if other else ""
-        before = f"{UNDECIDED}: {reason}{rest}"
-        undecided = reason + _fitted(before, few, ", ", width=LONG) + rest
+        before = f"{UNDECIDED}: {reason}: {rest}"
+        undecided = f"{reason}: {_fitted(before, items, ', ', width=LONG)}{rest}"
     of = "" if _known_experts(analysis) or not no_evidence else f"{_of_ranks(every)}: "
-    lacking = of + _fitted(f"{NOT_SHOWN}: {of}", no_evidence, ", ", width=LONG)
-    found = {NOT_SHOWN: lacking, UNDECIDED: undecided or other}
+    absent = of + _fitted(f"{NOT_SHOWN}: {of}", no_evidence, ", ", width=LONG)
+    found = {NOT_SHOWN: absent, UNDECIDED: undecided or other}
     return [Line(topic=t, text=x, basis="claims") for t, x in found.items() if x]
+
+
+def _needs(claims: Sequence[Claim], *, but: str = "") -> str:
+    """Format the range of iterations that claims need; "" if it equals ``but``."""
+    needs = sorted(rounded_up(claim.needs) for claim in claims)
+    text = range_of(needs, ",.0f") if needs else ""
+    return "" if text == but else text
+
+
+def _and(*details: str) -> str:
+    """Join the details that there are."""
+    return "; ".join(filter(None, details))
 
 
 def figure_of(claims: Sequence[Claim]) -> str:
@@ -405,7 +434,8 @@ def figure_of(claims: Sequence[Claim]) -> str:
     if figure == REDUCED:
         below = "lower" if claims[0].name == PERSISTENCE else f"below {PAST_MEAN}"
         return f"MSE {range_of(known, form)} {below}"
-    text = figure.format(range_of(known, form))
+    unit = claims[0].unit.removeprefix("share of ")
+    text = figure.format(range_of(known, form), unit=unit)
     chance = [claim.chance for claim in claims if np.isfinite(claim.chance)]
     return f"{text}, {range_of(chance, form)} by chance" if chance else text
 
@@ -413,50 +443,18 @@ def figure_of(claims: Sequence[Claim]) -> str:
 def _communication(analysis: Analysis) -> list[Line]:
     """State the share of a step inside collectives, and the rhythm of its bursts."""
     items = [
-        (
-            f"{claim.about} {claim.statement.removeprefix('they ')}",
-            f"period {claim.figure:.4g} s",
-        )
+        f"{claim.about} {claim.statement.removeprefix('they ')}"
         for claim in analysis.beats.claims
         if claim.stated
     ]
     basis = "claims" if items else "figure"
     spent = analysis.occupation
     if spent is not None and spent.known.any():
-        items.insert(0, (_inside_collectives(spent),) * 2)
+        items.insert(0, inside_collectives(spent))
     elif why := [note for note in analysis.notes if "occupation" in note]:
-        items.append((f"unavailable: {why[0].partition(': ')[2]}",) * 2)
-    text = _fitted("Communication", items)
+        items.append(f"unavailable: {why[0].partition(': ')[2]}")
+    text = "; ".join(items)
     return [Line(topic="Communication", text=text, basis=basis)] if items else []
-
-
-def _inside_collectives(spent: TimeBreakdown) -> str:
-    """State the shares of a step inside collectives, with their ranges over ranks."""
-    known = np.isfinite(spent.collective_fraction)
-
-    def span(shares: Float64) -> str:
-        return range_of(shares[known].tolist(), ".0%")
-
-    hidden = span(spent.hidden_fraction) if spent.overlapped.any() else "none"
-    ranks = " (by rank)" if known.sum() > 1 else ""
-    return (
-        f"{span(spent.collective_fraction)} of a step{ranks} in collectives: "
-        f"transfer {span(spent.transfer_fraction)}, {hidden} behind compute "
-        f"(inferred), waiting for late ranks {span(spent.shares[:, 3])}"
-    )
-
-
-def _capacity_factor(analysis: Analysis) -> str:
-    """Return the capacity factors that drop no token in nearly all iterations."""
-    every = (e.peaks for e in analysis.exchanges if e.peaks is not None)
-    peaks = [each for each in every if np.isfinite(each).any()]
-    names = {s.name for e in analysis.exchanges for s in e.subjects}
-    if not peaks or "expert_load" not in names:
-        return ""
-    most = [float(np.nanquantile(each, QUANTILE)) for each in peaks]
-    share = f"{QUANTILE:.0%} of iterations (measured, summed over ranks)"
-    sent = " sent" * any(UNCOUNTED in note for note in analysis.notes)
-    return f"capacity factor {range_of(most, '.2f')} holds all tokens{sent} in {share}"
 
 
 def _remedy(analysis: Analysis) -> str:

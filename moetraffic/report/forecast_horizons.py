@@ -18,10 +18,10 @@ def reach_of(
     *,
     counted: bool = False,
 ) -> tuple[str, str]:
-    """Name the nearest horizon at which a claim holds, and what holds at others.
+    """Name the horizons at which a claim holds, and the first at which it does not.
 
-    The longest horizon is named with its layers where it holds in fewer; then those
-    that were tested and at which it holds nowhere.  ``counted``: with their number in
+    The longest horizon is named with its layers where it holds in fewer; then the first
+    that was tested and at which it holds nowhere.  ``counted``: with their number in
     place of the layers.
     """
     of: dict[int, list[ExchangeAnalysis]] = {
@@ -33,25 +33,26 @@ def reach_of(
     holds = [h for h in asked if of[h]]
     if holds[0] < 0:
         return "", ""
-    text = ""
-    if holds[1:]:
-        fewer = len(of[holds[-1]]) < len(of[holds[0]])
+    first, last, rest = holds[0], holds[0], ""
+    if all(len(of[h]) == len(of[first]) for h in holds):
+        last = holds[-1]
+    else:
         some = of[holds[-1]]
         named = len(some) if counted else some_layers(some, exchanges)
-        where = f" in {named}" if fewer else ""
-        text += f", up to {holds[-1]}{where}"
-    tested = {
+        rest = f", up to {holds[-1]} in {named or 'all layers'}"
+    failed = {
         c.horizon
         for e in exchanges
         for c in e.claims
-        if c.name == name and c.outcome is Outcome.NO_EVIDENCE
+        if c.name == name and c.outcome is Outcome.NO_EVIDENCE and not of[c.horizon]
     }
-    without = [str(h) for h in asked if not of[h] and h in tested]
-    if without:
-        listed = " and ".join(filter(None, (", ".join(without[:-1]), without[-1])))
-        text += f", no evidence at {listed}"
-    unit = "" if counted else f" iteration{'s' * (holds[0] > 1)}"
-    return f" {holds[0]}{unit} ahead", text
+    if failed:
+        rest += f", not {min(failed)}"
+    ahead = {c.horizon for e in exchanges for c in e.claims if c.horizon > 0}
+    if len(asked) == 1 < len(ahead):
+        rest = ", longer untested"
+    unit = "" if counted else f" iteration{'s' * (last > 1)}"
+    return f" {range_of([first, last], 'd')}{unit} ahead", rest
 
 
 def nearest(made: Sequence[tuple[ExchangeAnalysis, Claim]]) -> list[Claim]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .model import ALL_TO_ALL, WireForm
+from .model import ALL_TO_ALL, ROUTING, DroppedForm, WireForm
 from .trace import Trace
 
 
@@ -21,16 +21,41 @@ class Totals:
     busiest_rank_over_mean: float  # NaN without a dispatch
 
 
-def all_to_all_bytes(trace: Trace) -> tuple[int, int]:
-    """Return the bytes of all all-to-alls, and the rank-local part of them."""
+def all_to_all_bytes(trace: Trace, *, training: bool = False) -> tuple[int, int]:
+    """Return the bytes of all-to-alls, and the rank-local part of them.
+
+    ``training``: of training iterations alone, not of evaluation steps.
+    """
     total = kept = 0
     for number, site in enumerate(trace.sites):
         if site.operation == ALL_TO_ALL and site.wire != WireForm.UNKNOWN:
             of = trace.complete(np.flatnonzero(trace.occurrences.site == number))
+            if training:
+                of = of[np.isin(trace.occurrences.iteration[of], trace.iterations)]
             wire = trace.wire(of)
             total += int(wire.sum())
             kept += int(np.trace(wire, axis1=1, axis2=2).sum()) if len(of) else 0
     return total, kept
+
+
+def dropped_share(trace: Trace) -> float | None:
+    """Return the share of token copies that training iterations dropped.
+
+    NaN if unknown; None if no routing was recorded.
+    """
+    routed = trace.find(operation=ROUTING, direction="forward")
+    sites = np.unique(trace.occurrences.site[routed]).tolist()
+    if not sites:
+        return None
+    if not all(trace.sites[s].dropped.known for s in sites):
+        return float("nan")
+    lost = copies = 0
+    for site in sites:
+        of = routed[trace.occurrences.site[routed] == site]
+        if trace.sites[site].dropped is DroppedForm.STORED:
+            lost += int(trace.dropped(of).sum())
+        copies += int(trace.demand(of).sum())
+    return lost / copies if copies else float("nan")
 
 
 def totals(trace: Trace) -> Totals:

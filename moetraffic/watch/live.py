@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from moetraffic.trace.inference.inference import TRAINED
 from moetraffic.trace.iterations import layer_numbers
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import Source
+from moetraffic.trace.segments.segment import Segment
 from moetraffic.trace.segments.series import members
 from moetraffic.trace.segments.store import RANKS, segments_folder
 from moetraffic.units import rank_span
@@ -116,6 +118,7 @@ class _Watched:
         self._rows: StepRows | None = None
         self._restarts = 0
         self._steps = self._trained = 0
+        self._hidden = 0  # evaluations inferred inside steps that an optimizer marked
         self._fresh = 0  # steps that no snapshot has had
         self._inferred = self._failed = ""
 
@@ -204,7 +207,7 @@ class _Watched:
         for segments in self.reader.poll():
             if self.reader.restarts != self._restarts:
                 self._restarts, self._rows = self.reader.restarts, None
-                self._steps = self._trained = self._fresh = 0
+                self._steps = self._trained = self._hidden = self._fresh = 0
             try:
                 trace = merge_segments(segments, self.reader.folder.name).trace
             except (CaptureError, TraceError) as error:
@@ -212,6 +215,7 @@ class _Watched:
                 self._failed = str(error)
                 continue
             self._inferred = trace.meta.schedule
+            shift = self._shift(segments, trace)
             kept = self._training(trace)
             if len(kept):
                 if self._fresh and self._fresh + len(kept) > self._last:
@@ -220,7 +224,18 @@ class _Watched:
                 self._fresh += len(kept)
                 parts = [self._rows] if self._rows is not None else []
                 new = step_rows(trace, kept)
+                new = replace(new, iteration=new.iteration + shift)
                 self._rows = joined([*parts, new]).last(self._last)
+
+    def _shift(self, segments: Sequence[Segment], trace: Trace) -> int:
+        """Return what turns a part's step numbers into those of the whole run.
+
+        A part in which evaluations were inferred is numbered from 0.
+        """
+        marked = np.unique(np.concatenate([s.steps["iteration"] for s in segments]))
+        shift = int(marked[0] + self._hidden - trace.steps.iteration[0])
+        self._hidden += len(trace.steps.iteration) - len(marked)
+        return shift
 
     def _training(self, trace: Trace) -> Int64:
         """List the training iterations of a part of the run.
@@ -336,6 +351,6 @@ def _load_notes(rows: StepRows | None) -> Iterator[str]:
         yield "noise floors are unavailable: experts per token (k) are unknown"
     if rows.layers and np.isnan(rows.busy).all():
         yield (
-            "share of a step is unavailable: times of all-to-alls or of steps are "
+            "share of step time is unavailable: times of all-to-alls or of steps are "
             "unknown"
         )

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moetraffic.trace.merge.merging import merge, merge_into, merge_segments
+from moetraffic.trace.segments.segment import STEP
 from moetraffic.watch import Snapshot, segment_reader, watch_run
 from moetraffic.watch.live import LAST
 from moetraffic.watch.segment_reader import SegmentReader
 from moetraffic.watch.step_rows import joined, step_rows
+from tests.trace.conftest import Play, Theatre
 
 from . import windows
 
@@ -254,3 +257,26 @@ def test_a_damaged_segment_ends_nothing(path: Path) -> None:
     # of the step after it, it is unknown whether calls were lost
     assert seen.iteration.tolist() == [0, 1, 2, 3, 9, 10, 11]
     assert any("1 segments cannot be read" in note for note in seen.notes)
+
+
+@pytest.mark.parametrize("last", [4, 5, 16])
+def test_evaluations_inside_an_optimizers_steps_count_as_in_the_trace(
+    path: Path, last: int
+) -> None:
+    theatre = Theatre(Play(layers=1, steps=16, evaluate_every=3))
+    segments, truth = theatre.run()
+    number = np.cumsum([0, *(kind == "train" for kind in theatre.kinds)])
+    marked = []
+    for segment in segments:
+        events = segment.events.copy()
+        events["iteration"] = [number[label[0]] for label in truth[segment.rank]]
+        steps = np.zeros(16, STEP)
+        steps["iteration"], steps["loss"], steps["tokens"] = range(16), np.nan, -1
+        marked.append(
+            replace(segment, events=events, steps=steps, kinds=("train",) * 16)
+        )
+        windows.write(folder_of(path), marked[-1])
+    windows.close(folder_of(path), *range(4))
+    shown = [each.iteration for each in watching(path, last=last, follow=False)][-1]
+    of_run = merge_segments(marked, "run").trace.iterations
+    assert shown.tolist() == of_run[-last:].tolist()

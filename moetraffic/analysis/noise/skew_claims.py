@@ -205,6 +205,8 @@ def _hot_set_retained(load: Int64, seed: int) -> Claim:
     needs = max(needs, LEAST_ITERATIONS)
     if len(load) < needs:
         return _too_few(claim, needs)
+    of = f"the {hot} hottest" if hot > 1 else "the hottest"
+    claim = replace(claim, unit=f"share of {of} of {experts}")
     rng = np.random.default_rng(seed)
     totals = _totals(load)
     # ties are broken at random: a fixed order would retain experts
@@ -220,7 +222,7 @@ def _hot_set_retained(load: Int64, seed: int) -> Claim:
         claim,
         outcome=_outcome(p),
         statement=(
-            f"{retained:.0%} of the hot experts of one part of the run are hot in "
+            f"{retained:.0%} of {of} of {experts} in one part of the run are hot in "
             f"another ({hot / experts:.0%} by chance)"
         ),
         p=p,

@@ -204,6 +204,7 @@ def claim_of_steps(
     if len(lengths) < FEWEST_STEPS:
         return _too_few(about, null, len(lengths), FEWEST_STEPS)
     period, low, high = _median(lengths)
+    mean_s = float(lengths.mean()) / 1e9
     waves = np.fft.rfft(on, axis=1)[:, 1 : PARTS // 2]
     # The power of the mean step.  With blocks of steps turned at random its Fourier
     # coefficients are sums of independent terms: normal, and uncorrelated.
@@ -219,7 +220,9 @@ def claim_of_steps(
         name="periodic",
         about=about,
         outcome=Outcome.STATED if stated else Outcome.NO_EVIDENCE,
-        statement=f"they repeat every step, median {period:.4g} s",
+        statement=(
+            f"they repeat every step, {period:.4g} s (median; mean {mean_s:.4g} s)"
+        ),
         null=null,
         p=p,
         figure=period if stated else NAN,

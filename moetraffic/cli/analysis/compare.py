@@ -95,10 +95,10 @@ def compare(
     printing.present(
         data,
         *partial,
-        *report.sentences(found, beyond, times_first=len(replays) == 2),
+        *report.sentences(found, beyond, times_first=bool(replays)),
         *([f"Both are one file: {first.name}."] if first.samefile(second) else []),
         *sources,
-        report.claim_sentence(*claimed),
+        *([] if found.identical else [report.claim_sentence(*claimed)]),
         parts={
             "claims": report.claims(*claimed),
             "distances": [distances],

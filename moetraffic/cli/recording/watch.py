@@ -93,6 +93,7 @@ def _show(snapshots: Iterator[Snapshot], *, once: bool, experts: bool) -> None:
     live = Live(console=paper, transient=True, auto_refresh=False)
     refreshes = paper.is_terminal and not once
     last: Snapshot | None = None
+    said = ""
     try:
         with live if refreshes else contextlib.nullcontext():
             for last in snapshots:
@@ -100,8 +101,9 @@ def _show(snapshots: Iterator[Snapshot], *, once: bool, experts: bool) -> None:
                     most = max(1, paper.height - ABOVE_LAYERS)
                     found = tables(last, experts=experts, most=most)
                     live.update(Group(*found), refresh=True)
-                elif not (once or last.ended):
-                    paper.say(line(last))
+                elif not (once or last.ended) and (new := line(last)) != said:
+                    paper.say(new)
+                    said = new
     finally:
         # also after Ctrl-C
         if last is not None:

@@ -18,6 +18,12 @@ from moetraffic.units import amount
 
 STATED = Outcome.STATED
 
+MEASURES = {
+    "transfer": "from the last rank's call to the end",
+    "call": "waiting for late ranks included",
+}
+"""Which part of a call a ratio of times is of."""
+
 
 def sentences(
     comparison: Comparison,
@@ -34,7 +40,8 @@ def sentences(
     above
         Distances above a threshold.
     times_first
-        Whether the times precede the distances, as of two replays of one trace.
+        Whether the times precede the distances, as of two replays of one trace.  Of
+        traffic that is equal byte by byte, distances are left out.
 
     Returns
     -------
@@ -60,20 +67,24 @@ def sentences(
                 f"{measure[:1].upper()}{measure[1:]} ({scale}), farthest above noise: "
                 f"{_described(d)}; within-run noise {d.floor:.3g}."
             )
-    took = []
+    took: list[str] = []
     for ratio in comparison.times:
         exchanges = ratio.by == "operation" and ratio.label == "all_to_all"
         if exchanges and ratio.measure == "transfer":
             waits = " and ".join(f"{s:.0%}" for s in ratio.waiting or ()) or "unknown"
-            took.append(
-                f"All-to-alls: busbw {_busbw(ratio)}, transfer {_ratio(ratio)}, "
-                f"waiting {waits}{_over_runs(ratio)}."
+            took.insert(
+                0,
+                f"All-to-alls: busbw {_busbw(ratio)}; transfer time {_ratio(ratio)}; "
+                f"waiting for late ranks {waits} of the time in calls"
+                f"{_over_runs(ratio)}.",
             )
         if ratio.by == "all":
+            part = MEASURES.get(ratio.measure, ratio.measure)
             took.append(
-                f"Time of {ratio.number:,} common calls ({ratio.measure}): "
-                f"{_ratio(ratio)}."
+                f"Time of {ratio.number:,} common calls, {part}: {_ratio(ratio)}."
             )
+    if same:
+        lines = same
     lines = [*took, *lines] if times_first else [*lines, *took]
     lines += [f"above threshold: {d.measure}: {_described(d)}." for d in above]
     return [*lines, *(f"note: {note}" for note in comparison.notes)]

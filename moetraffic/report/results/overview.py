@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from moetraffic.report.measured_words import dropped_copies
 from moetraffic.tables import Table, tables_of
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
 from moetraffic.trace.model import REPEATED, Meta
 from moetraffic.trace.provenance import SOURCES, recorded, site_sources, source_counts
-from moetraffic.trace.totals import all_to_all_bytes
+from moetraffic.trace.totals import all_to_all_bytes, dropped_share
 from moetraffic.units import byte_size, rank_span
 
 FORMS = {
@@ -80,13 +81,27 @@ WIRE_WORDS = {"not seen": "not observed", "stored": "varies, recorded per call"}
 def sentence(trace: Trace, path: Path) -> str:
     """Summarize the trace of a file: completeness, iterations, layers and bytes."""
     layers, iterations = len(trace.layers), len(trace.iterations)
-    whole, kept = map(byte_size, all_to_all_bytes(trace))
+    whole, kept = all_to_all_bytes(trace, training=True)
+    other = len(trace.steps.iteration) > iterations
+    beside = all_to_all_bytes(trace)[0] - whole if other else 0
+    dropped = dropped_share(trace)
+    unseen = any(
+        s.operation == ALL_TO_ALL and s.wire == WireForm.UNKNOWN for s in trace.sites
+    )
+    sent = (
+        "bytes of its all-to-alls unknown"
+        if unseen and not whole + beside
+        else f"{byte_size(whole)} sent by all-to-alls in training, of which rank-local "
+        f"(self) traffic: {byte_size(kept)}{_no_exchange(trace)}"
+    )
     return (
         f"{path}: {'complete' if trace.meta.complete else 'incomplete'}, "
         f"{iterations:,} training iteration{'s' * (iterations != 1)}, "
         + (f"{layers} MoE layer{'s' * (layers > 1)}, " if layers else "")
-        + f"{trace.meta.world} ranks; {whole} sent by all-to-alls, of which rank-local "
-        f"(self) traffic: {kept}{_no_exchange(trace)}."
+        + f"{trace.meta.world} ranks; {sent}"
+        + (f"; {byte_size(beside)} more in evaluation steps" if beside else "")
+        + ("" if dropped is None else f"; {dropped_copies([dropped])}")
+        + "."
     )
 
 

@@ -304,7 +304,7 @@ def why_no_times(analysis: Analysis) -> str:
 
 def time_table(found: TimeBreakdown) -> Table:
     """Tabulate the time shares of each rank's training steps."""
-    names = [*(name for name, _ in TIME_PARTS), "inside collectives"]
+    names = [*(name for name, _ in TIME_PARTS), "in collectives"]
     shares = zip(found.shares[:, _ORDER], found.collective_fraction, strict=True)
     return Table(
         title=TIME_TITLE,
@@ -330,7 +330,8 @@ def time_chart(
     base = np.cumsum(shares, axis=1) - shares
     about = (
         f"{len(found.iteration)} training steps{f', {length}' if len(first) else ''}; "
-        f"{np.mean(found.collective_fraction):.1%} of the time inside collectives, "
+        f"mean of ranks: {np.mean(found.collective_fraction):.1%} of step time in "
+        "collectives, of which "
         f"{np.mean(found.shares[:, 3]):.1%} waiting for late ranks; "
         "compute inferred from gaps between collectives (no profile)"
     )
@@ -338,12 +339,10 @@ def time_chart(
         key="occupation",
         title=TIME_TITLE,
         source=f"{source}; {about}" if source else f"{about}.",
-        columns=("share of the time [%]", "rank"),
+        columns=("share of step time [%]", "rank"),
         panels=(
             Panel(
-                x=Axis(
-                    label="share of the time of training steps [%]", limits=(0, 100)
-                ),
+                x=Axis(label="share of step time [%]", limits=(0, 100)),
                 y=Axis(label="rank", reverse=True),
                 series=tuple(
                     Series(

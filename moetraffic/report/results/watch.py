@@ -83,7 +83,7 @@ def _state(snapshot: Snapshot) -> Table:
             facts["all-to-all bytes a step"] += (
                 f", of which rank-local (self) traffic: {byte_size(local)}"
             )
-        facts["share of a step in all-to-alls"] = _share(mean(snapshot.time_share))
+        facts["share of step time in all-to-alls"] = _share(mean(snapshot.time_share))
     return Table(
         title=str(snapshot.path),
         rows=list(facts.items()),
@@ -124,7 +124,7 @@ def _layers(snapshot: Snapshot, most: int | None) -> Table:
         "hot (x mean)": "<",
         "dropped": ".1%",
         "bytes a step": "bytes",
-        "share of a step": "",
+        "share of step time": "",
         "collapsed": "<",
     }
     rows = [_row(each) for each in chosen]
@@ -247,7 +247,7 @@ def line(snapshot: Snapshot) -> str:
     parts.append(
         "all-to-all "
         + _text(byte_size, mean(snapshot.bytes))
-        + f" a step, {_share(mean(snapshot.time_share))} of its time"
+        + f" a step, {_share(mean(snapshot.time_share))} of step time"
     )
     if collapsed := collapsed_layers(snapshot):
         parts.append(f"collapsed: layer {rank_span(collapsed)}")

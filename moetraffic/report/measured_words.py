@@ -1,0 +1,95 @@
+"""Measured figures of a run, which no test decides, in the words of a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from moetraffic.analysis import ExchangeAnalysis
+from moetraffic.analysis.skew.capacity import QUANTILE, RULES, LoadFigures
+from moetraffic.analysis.skew.collapse import STARVED
+from moetraffic.analysis.times.time_breakdown import TimeBreakdown
+from moetraffic.arrays import Float64
+
+from .layer_lists import range_of
+
+
+def known_figures(exchanges: Sequence[ExchangeAnalysis]) -> list[LoadFigures]:
+    """Return the figures of the layers whose expert load is known."""
+    return [e.figures for e in exchanges if e.figures is not None]
+
+
+def dropped_copies(shares: Sequence[float]) -> str:
+    """State the share of token copies that were dropped; NaN is unknown.
+
+    Examples
+    --------
+    >>> dropped_copies([0.0]), dropped_copies([0.003, 0.047])
+    ('no token copy dropped', '0.3 to 4.7% of token copies dropped')
+    """
+    if np.isnan(shares).any():
+        return "share of dropped token copies unknown"
+    if not any(shares):
+        return "no token copy dropped"
+    return f"{range_of(shares, '.1%')} of token copies dropped"
+
+
+def drops_of(figures: Sequence[LoadFigures]) -> str:
+    """State the share of dropped copies, and the capacity factor that drops obey."""
+    text = dropped_copies([each.dropped for each in figures])
+    factors = [each.factor for each in figures if each.rule]
+    rules = {each.rule for each in figures if each.dropped > 0}
+    if len(rules) != 1 or not all(rules):
+        return text
+    return (
+        f"{text}: capacity factor {range_of(factors, '.3g')} {RULES[rules.pop()]} "
+        "(inferred)"
+    )
+
+
+def load_of(figures: Sequence[LoadFigures]) -> str:
+    """State the largest load of the whole run, and the number of starved experts."""
+    starved = [each.starved for each in figures]
+    experts = range_of([each.experts for each in figures], "d")
+    none = (
+        f"{range_of(starved, 'd')} of {experts} experts starved (below {STARVED:.0%} "
+        "of the mean)"
+        if any(starved)
+        else "no expert starved"
+    )
+    most = range_of([each.max_over_mean for each in figures], ".2f")
+    return f"measured load of the whole run: max/mean {most}, {none}"
+
+
+def capacity_of(figures: Sequence[LoadFigures], *, sent: bool) -> str:
+    """State the capacity factor that holds all copies, by what it may apply to.
+
+    ``sent``: whether copies that were dropped before are unknown.
+    """
+    obeyed = {each.rule for each in figures} - {""}
+    each_rule = ", ".join(
+        f"{range_of([each.needed[rule] for each in figures], '.2f')} {name}"
+        for rule, name in RULES.items()
+        if not obeyed or rule in obeyed
+    )
+    return (
+        f"measured capacity factor that holds all tokens{' sent' * sent} in "
+        f"{QUANTILE:.0%} of iterations: {each_rule}"
+    )
+
+
+def inside_collectives(spent: TimeBreakdown) -> str:
+    """State the shares of step time inside collectives, with their ranges by rank."""
+    known = np.isfinite(spent.collective_fraction)
+
+    def span(shares: Float64) -> str:
+        return range_of(shares[known].tolist(), ".0%")
+
+    hidden = span(spent.hidden_fraction) if spent.overlapped.any() else "none"
+    ranks = ", by rank" if known.sum() > 1 else ""
+    return (
+        f"{span(spent.collective_fraction)} of step time in collectives (measured"
+        f"{ranks}): transfer {span(spent.transfer_fraction)}, {hidden} of it behind "
+        f"compute (inferred), waiting for late ranks {span(spent.shares[:, 3])}"
+    )
