@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import trunc
+from math import isnan, trunc
+from typing import TYPE_CHECKING
 
-from moetraffic.analysis import ExchangeAnalysis
 from moetraffic.units import rank_span
+
+if TYPE_CHECKING:
+    from moetraffic.analysis import ExchangeAnalysis
 
 SHORT = 24
 """Characters of a list of layers, above which they are counted."""
@@ -71,6 +74,21 @@ def _end(value: float, form: str) -> str:
     if text.lstrip("+-") == "100%" and abs(value) < 1:
         return format(trunc(value * 1000) / 1000, form.replace(".0", ".1"))
     return text
+
+
+def dropped_copies(shares: Sequence[float]) -> str:
+    """State the share of token copies that were dropped; NaN is unknown.
+
+    Examples
+    --------
+    >>> dropped_copies([0.0]), dropped_copies([0.003, 0.047])
+    ('no token copy dropped', '0.3 to 4.7% of token copies dropped')
+    """
+    if any(map(isnan, shares)):
+        return "share of dropped token copies unknown"
+    if not any(shares):
+        return "no token copy dropped"
+    return f"{range_of(shares, '.1%')} of token copies dropped"
 
 
 def detailed(what: str, inside: str) -> str:

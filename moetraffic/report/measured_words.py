@@ -12,27 +12,12 @@ from moetraffic.analysis.skew.collapse import STARVED
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
 
-from .layer_lists import range_of
+from .layer_lists import dropped_copies, range_of
 
 
 def known_figures(exchanges: Sequence[ExchangeAnalysis]) -> list[LoadFigures]:
     """Return the figures of the layers whose expert load is known."""
     return [e.figures for e in exchanges if e.figures is not None]
-
-
-def dropped_copies(shares: Sequence[float]) -> str:
-    """State the share of token copies that were dropped; NaN is unknown.
-
-    Examples
-    --------
-    >>> dropped_copies([0.0]), dropped_copies([0.003, 0.047])
-    ('no token copy dropped', '0.3 to 4.7% of token copies dropped')
-    """
-    if np.isnan(shares).any():
-        return "share of dropped token copies unknown"
-    if not any(shares):
-        return "no token copy dropped"
-    return f"{range_of(shares, '.1%')} of token copies dropped"
 
 
 def drops_of(figures: Sequence[LoadFigures]) -> str:
