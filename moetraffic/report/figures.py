@@ -187,8 +187,10 @@ def _layout(chart: Chart, width: float | None) -> tuple[int, tuple[float, float]
     else:
         fit = int(width / max(LEAST_PANEL_IN[0], own[0] / chart.across / 2))
     across = max(1, min(chart.across, fit))
-    if across < chart.across:  # lines of equal length
-        across = -(-len(chart.panels) // -(-len(chart.panels) // across))
+    number = len(chart.panels)
+    if across < chart.across:  # lines of equal length, full if half as long will do
+        full = max(n for n in range(1, across + 1) if number % n == 0)
+        across = full if 2 * full >= across else -(-number // -(-number // across))
     shape = own[1] / (own[0] / chart.across)  # height over width of a panel
     height = max(LEAST_PANEL_IN[1], shape * width / across)
     most = 1.1 * own[1] if across == chart.across else HIGHEST_STACKED_IN

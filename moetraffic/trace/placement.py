@@ -43,13 +43,13 @@ def holder(trace: TraceContents, layer: int, group: int, iteration: int) -> Int6
         raise TraceError(
             "a matrix between ranks needs exactly one rank per expert, but the "
             f"placement of layer {layer} has {'several' if len(rows) else 'none'}: "
-            "use the demand by expert"
+            "Trace.demand() has the demand by expert"
         )
     rows = np.sort(rows, order="expert")
     if not np.array_equal(rows["expert"], np.arange(len(rows))):
         raise TraceError(
             f"experts are numbered from 0 without gaps, but the placement of layer "
-            f"{layer} has gaps: use the demand by expert"
+            f"{layer} has gaps: Trace.demand() has the demand by expert"
         )
     member = {rank: at for at, rank in enumerate(trace.groups[group].ranks)}
     return np.array([member[int(rank)] for rank in rows["rank"]], np.int64)

@@ -317,8 +317,8 @@ class TraceContents:
         if unknown.any():
             raise TraceError(
                 "dropped token copies are unavailable: the router of layer "
-                f"{self.sites[int(sites[unknown][0])].layer} did not report them: use "
-                "the demand alone, or report them with capture.routing(..., dropped=)"
+                f"{self.sites[int(sites[unknown][0])].layer} did not report them: "
+                "capture again with capture.routing(..., dropped=)"
             )
         out = np.zeros((len(occurrences), *shape), np.int32)
         stored = np.flatnonzero(forms == DroppedForm.STORED)

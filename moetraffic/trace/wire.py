@@ -44,7 +44,7 @@ def wire_bytes(trace: TraceContents, occurrences: Int64, *, square: bool) -> Int
         else:
             raise TraceError(
                 f"the bytes of {site.operation} at layer {site.layer} are unavailable: "
-                "capture with the hook, or use the demand"
+                "capture them with the hook; Trace.demand() has what was routed"
             )
     return out
 

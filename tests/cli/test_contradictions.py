@@ -50,7 +50,7 @@ from .test_published_layouts import PARTS
         ("estimate -o a.json --plot x.gif", "'x.gif' has another file extension"),
         ("estimate -o x.png --plot x.png", "cannot hold two outputs"),
         ("pattern --dp 2 --iterations 3", "those of a trace (-o)"),
-        ("pattern --dp 2 --dispatch padded", "gpt2-large is dense"),
+        ("pattern --dp 2 --dispatch padded", "gpt-1.3b is dense"),
         (
             "pattern --model mixtral-8x7b --dp 2 --capacity-factor 2",
             "dropless experts take all tokens",

@@ -41,7 +41,7 @@ from .assumptions import (
     without_network,
 )
 from .layout import ESTIMATED, LAYOUT, usual_micro_batches
-from .model_shape import MODEL_HELP, SHAPE, SHAPE_OPTIONS, model_of, options_of
+from .model_shape import MODEL, MODEL_HELP, SHAPE, SHAPE_OPTIONS, model_of, options_of
 from .time_studies import (
     best_layouts,
     its_traffic,
@@ -90,7 +90,7 @@ STUDY = "What to estimate"
 @takes(shape=SHAPE, parallelism=ESTIMATED, assumed=ASSUMED)
 def estimate(
     ctx: typer.Context,
-    model: str = option("gpt-1.3b", MODEL_HELP),
+    model: str = option(MODEL, MODEL_HELP),
     global_batch: int | None = option(
         None,
         "Number of sequences per iteration (global batch size).",

@@ -63,6 +63,9 @@ SHAPE = {
 SHAPE_OPTIONS = tuple(option.name for option in SHAPE.values())
 """Parameters of a verb that takes them."""
 
+MODEL = "gpt-1.3b"
+"""The model of all verbs where none is named."""
+
 MODEL_HELP = (
     "Model preset (moetraffic models lists them), or the config.json of a HuggingFace "
     "model; the sizes below change it."

@@ -40,7 +40,7 @@ from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .assumptions import measured_shares
 from .layout import LAYOUT, MICRO_BATCH, usual_micro_batches
-from .model_shape import MODEL_HELP, SHAPE, model_of
+from .model_shape import MODEL, MODEL_HELP, SHAPE, model_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -99,7 +99,7 @@ ROUTING = field_options(
 @takes(shape=SHAPE, grid=GRID, training=TRAINING, routing=ROUTING)
 def pattern(
     ctx: typer.Context,
-    model: str = option("gpt2-large", MODEL_HELP),
+    model: str = option(MODEL, MODEL_HELP),
     library: str = option(
         "megatron",
         "Library whose calls are computed: megatron, or moetraffic (the training "
