@@ -250,7 +250,8 @@ def _chosen(scores: Sequence[PolicyScore]) -> list[str]:
     found = []
     if slower:
         found.append(
-            f"The {CHOSEN} forecast is slower than persistence for {', '.join(slower)}."
+            f"The {CHOSEN} forecast (the best of past iterations) is slower than "
+            f"persistence for {', '.join(slower)}."
         )
     if level:
         found.append(

@@ -44,7 +44,8 @@ def sentences(
     share = found.communication_s / found.iteration_s
     data = as_dict(found, ranks, efficiency)
     rows = [
-        f"{number} ranks T_iter {duration(length)}, throughput {rate:.3g} times"
+        f"{number} ranks an iteration takes {duration(length)}, throughput "
+        f"{rate:.3g} times"
         for number, length, rate in zip(
             ranks, data["iteration_s"], data["throughput"], strict=True
         )

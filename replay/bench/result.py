@@ -187,13 +187,15 @@ def tables(bench: Bench) -> list[Table]:
 
 
 def _fitted(fit: HockneyFit) -> str:
-    held_out = f"{fit.median:.0%} median error at sizes left out"
+    held_out = f"median error {fit.median:.0%} at sizes left out of the fit"
     if not fit.usable:
         return f"no usable fit ({held_out})"
     beta = fit.model.beta_bytes_s / 1e9
     rate = (
-        f"bandwidth beta {beta:.4g} GB/s"
+        f"bandwidth of large sizes (beta) {beta:.4g} GB/s"
         if beta < float("inf")
-        else "no beta (flat in size)"
+        else "no beta (time does not grow with size)"
     )
-    return f"latency alpha {fit.model.alpha_s * 1e6:.4g} us a step, {rate}, {held_out}"
+    return (
+        f"latency (alpha) {fit.model.alpha_s * 1e6:.4g} us a step, {rate}, {held_out}"
+    )

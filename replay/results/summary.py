@@ -46,7 +46,7 @@ def sentences(replay: Replay) -> list[str]:
         effects.append(
             "Against the scheduled issue times, operations were issued "
             f"{duration(p.error_p50_s)} off (median), {duration(p.error_p99_s)} (p99); "
-            f"{p.late} of {p.scheduled} more than {duration(LATE_S)} late; rank "
+            f"{p.late} of {p.scheduled} calls more than {duration(LATE_S)} late; rank "
             f"{p.worst_rank} ended {behind}."
         )
     if effects:
@@ -81,7 +81,8 @@ def quotation(replay: Replay) -> str:
             f"({found.bound_of}{exceeded})"
         )
     if not math.isnan(part.waiting):
-        line += f", waiting {part.waiting:.0%}"
+        of = "these calls" if part.by == "operation" else "all calls"
+        line += f", waiting for late ranks {part.waiting:.0%} of the time in {of}"
     apart = ""
     bare = next((p for p in found.parts if p.by == WITHOUT_PHASE), None)
     if part.by == "operation" and bare and bare.transfer_s and part.transfer_s:
@@ -170,7 +171,8 @@ def _over_ports(r: Replay) -> str:
 
 def _times(ratio: Interval, found: Fidelity) -> str:
     """Format a ratio with its interval: over iterations if there is one run."""
-    return interval(ratio, "x", over=" over iterations" * (found.runs == 1))
+    over = f"; {LEVEL:.0%} interval over iterations"
+    return interval(ratio, "x", over=over * (found.runs == 1))
 
 
 def _value(ratio: Interval, unit: str) -> str:
@@ -186,7 +188,7 @@ def _interval(found: Fidelity, part: PartFidelity) -> str:
         for ratio in (part.busbw, part.over_bound)
     )
     if found.runs == 1:
-        text = "n = 1 run, no interval between runs (--repeat 5 has one)"
+        text = "n = 1 run, no interval between runs (--repeat 5 gives one)"
         return text if part.busbw.determined else f"{text}, {busbw} GB/s within it"
     text = f"n = {found.runs} runs, {LEVEL:.0%} CI {busbw} GB/s"
     return text if math.isnan(part.over_bound.low) else f"{text}, {over}x"
@@ -198,7 +200,7 @@ def _moved(r: Replay) -> str:
         f"Replayed {counts(r.kinds)} of {r.source} in iterations {r.first_iteration} "
         f"to {r.last_iteration}, {byte_size(r.network_bytes)} between ranks, "
         f"{verification(r.verified)}; {r.ranks} rank{'s' * (r.ranks > 1)} on {hosts} "
-        f"host name{'s' * (hosts > 1)}, {r.backend}, pace {r.pace}."
+        f"host{'s' * (hosts > 1)} (by name), {r.backend}, pace {r.pace}."
     )
 
 
@@ -214,8 +216,8 @@ def _durations(r: Replay) -> str:
         part = found.part("operation", "all_to_all") or found.part("all")
         if part is not None and not math.isnan(part.shown_busbw_gbs):
             line += (
-                f": busbw {three_digits(part.shown_busbw_gbs)} GB/s, waiting "
-                f"{part.shown_waiting:.0%}"
+                f": busbw {three_digits(part.shown_busbw_gbs)} GB/s, waiting for late "
+                f"ranks {part.shown_waiting:.0%}"
             )
         line += ")"
     whole, walls = found.part("all"), found.part("iteration")
@@ -228,12 +230,13 @@ def _durations(r: Replay) -> str:
         )
     if whole is not None and not math.isnan(whole.transfer_over_captured.value):
         ratios.append(
-            f"{_times(whole.transfer_over_captured, found)} the captured transfer times"
+            f"transfers take {_times(whole.transfer_over_captured, found)} as long as "
+            "captured"
         )
     if whole is not None and not math.isnan(whole.over_model.value):
         beyond = f" ({found.model_beyond})" if found.model_beyond else ""
         over = _times(whole.over_model, found)
-        ratios.append(f"{over} those of {found.model_of}{beyond}")
+        ratios.append(f"transfers take {over} the times of {found.model_of}{beyond}")
     return "; ".join([line, *ratios]) + "."
 
 

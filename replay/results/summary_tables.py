@@ -64,13 +64,17 @@ def _spreads(r: Replay) -> Table:
             for name, spread in spreads.items()
             if spread is not None
         ],
+        notes=[
+            "call: of the slowest rank, with its wait for late ranks; transfer: from "
+            "the last rank's call to the last end"
+        ],
     )
 
 
 def _slowest(r: Replay) -> Table:
     return Table(
         title="slowest operations",
-        columns={"time, us": ".4g", "bytes": "bytes", "rank": "d", "operation": "<"},
+        columns={"call, us": ",.0f", "bytes": "bytes", "rank": "d", "operation": "<"},
         rows=[(s.time_us, s.bytes, s.rank, s.operation) for s in r.slowest],
     )
 
@@ -82,8 +86,8 @@ def _ranks(r: Replay) -> Table:
         columns={"rank": "d", "host": "<", "sent": "bytes", "waiting": ".1%"},
         rows=list(rows),
         notes=[
-            "sent: rank-local bytes included; waiting: share of the time in calls "
-            "before the last member's call"
+            "sent: rank-local bytes included; waiting: share of a rank's time in calls "
+            "before the last rank's call"
         ],
     )
 

@@ -160,7 +160,7 @@ def test_the_verdict_is_first_and_the_traffic_last(
     asked += ["--platform", "dgx-a100"] * (name == "size")
     assert main(asked) == 0
     *lines, traffic, _ = unwrapped(capsys.readouterr().out).splitlines()
-    assert lines[0].startswith("T_iter ")
+    assert lines[0].startswith("Iteration time T_iter ")
     assert len(lines) <= 6
     assert max(map(len, lines)) <= 160
     (command,) = re.findall(r"^Its traffic: moetraffic (.*)", traffic)

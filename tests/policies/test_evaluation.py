@@ -219,7 +219,10 @@ def test_the_verdict_states_where_the_chosen_forecast_is_of_no_use() -> None:
             )
         return verdict(replace(found, scores=tuple(made)))
 
-    slower = "The chosen forecast is slower than persistence for max-weight."
+    slower = (
+        "The chosen forecast (the best of past iterations) is slower than persistence "
+        "for max-weight."
+    )
     level = "No evidence that the chosen forecast differs from the control shuffled"
     assert slower in said(0.5, 0.7)
     assert slower not in said(0.7, 0.5)

@@ -89,13 +89,13 @@ def place(
     ]
     table = Table(columns=columns, rows=rows)
     before, after = sums.values()
+    now, then = (one["busiest_rank_over_mean"] for one in (after, before))
     share = after["bytes_between_ranks"] / max(before["bytes_between_ranks"], 1)
     line = (
         f"Between ranks: {byte_size(after['bytes_between_ranks'])} with EP "
         f"{after['ep']} on {after['ranks']} ranks, {share:.1%} of the captured "
-        f"{byte_size(before['bytes_between_ranks'])}; busiest rank over mean "
-        f"{after['busiest_rank_over_mean']:.3f} (captured: "
-        f"{before['busiest_rank_over_mean']:.3f})."
+        f"{byte_size(before['bytes_between_ranks'])}; in a dispatch the busiest rank "
+        f"receives {now:.3f} times the mean of all ranks (captured: {then:.3f})."
     )
     printing.present(
         {"file": str(output), **sums},

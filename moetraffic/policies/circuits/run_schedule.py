@@ -26,7 +26,7 @@ class CircuitPlan:
     layer: int  # -1: none
     name: str  # phase or label
     ranks: tuple[int, ...]
-    about: str  # description of the matrices, such as "mean of 24"
+    about: str  # description of the matrices, such as "mean of 24 matrices"
     iterations: tuple[int, int]  # half-open range of those that it is planned from
     schedules: tuple[Decomposition, ...]
 
@@ -97,9 +97,9 @@ def circuits(
                 layer=at,
                 name=name,
                 ranks=trace.groups[group].ranks,
-                about=f"mean of {len(mine)}"
+                about=f"mean of {len(mine)} matrices"
                 if matrices is None
-                else f"{len(wire)} of {len(mine)}",
+                else f"{len(wire)} of {len(mine)} matrices",
                 iterations=_range(trace, mine),
                 schedules=tuple(decompose(one, matching=matching) for one in wire),
             )

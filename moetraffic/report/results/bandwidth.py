@@ -77,7 +77,7 @@ def _median_error(curves: list[dict[str, Any]]) -> float:
 
 def _fit_words(error: float) -> str:
     """State a median error, and whether the fits are usable; "" if it is unknown."""
-    words = f"fit: {error:.0%} median error at sizes left out"
+    words = f"fit: median error {error:.0%} at sizes left out of it"
     return f"{'no usable ' * (error > USABLE)}{words}" * (not np.isnan(error))
 
 

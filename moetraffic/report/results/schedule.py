@@ -33,7 +33,7 @@ from moetraffic.report.chart import (
     line_colors,
 )
 from moetraffic.tables import Table
-from moetraffic.units import bit_rate, duration, rank_span
+from moetraffic.units import bit_rate, duration, rank_span, three_digits
 
 from .skew import named
 
@@ -166,11 +166,14 @@ def circuits_sentences(
     even = mean([made["sending_s"] / made["circuits"] for _, made in every])
     fewest, most = min(circuits), max(circuits)
     number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    of, median = "the exchange", ""
+    if len(every) > 1:
+        of = f"the slowest of {len(every)} exchanges"
+        median = f"; median of all {three_digits(float(np.median(ratios)))} times"
     return [
         f"Circuits of {bit_rate(capacity_bytes_s)}, {longest['matching']} matching: "
-        f"{duration(took[at])} for the slowest of {len(every)} exchanges "
-        f"({where}{slowest.name}, {slowest.about}), {ratios[at]:.3g} times its lower "
-        f"bound; median of all {np.median(ratios):.3g} times.",
+        f"{duration(took[at])} for {of} ({where}{slowest.name}, {slowest.about}), "
+        f"{three_digits(ratios[at])} times its lower bound{median}.",
         f"Reconfiguration of {duration(reconfigure_s)}: {number} circuits an exchange, "
         "mean duty cycle "
         f"{mean([made['duty'] for _, made in every]):.1%}; at a delay above "
@@ -193,8 +196,8 @@ def planned_sentence(served: Sequence[CircuitPlan], iterations: Int64) -> list[s
     if b <= first:
         return []
     return [
-        f"Planned from iterations {a}:{b}; evaluate serves those from {first} on: for "
-        f"a plan that evaluate --plan ranks, give --iterations 0:{first}."
+        f"Planned from iterations {a}:{b}; evaluate serves those from {first} on: for a "
+        f"plan that does not know them (evaluate --plan), give --iterations 0:{first}."
     ]
 
 

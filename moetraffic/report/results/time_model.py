@@ -119,8 +119,9 @@ def summary(found: Estimate, source: str) -> list[str]:
     largest = max(parts, key=lambda words: parts[words])
     whole, waits = float(found.iteration), float(found.launches / found.iteration)
     lines = [
-        f"T_iter {duration(whole)}, {float(found.tokens_s):,.0f} tokens/s, "
-        f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU: {batch}.",
+        f"Iteration time T_iter {duration(whole)}, {float(found.tokens_s):,.0f} "
+        f"tokens/s, {float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU: "
+        f"{batch}.",
         f"Time: largest term {largest}, {parts[largest] / whole:.1%} of T_iter; "
         f"communication {float(found.comm_share):.1%}, bubble "
         f"{float(found.bubble_share):.1%}.",
@@ -260,7 +261,7 @@ def range_sentences(found: Estimate, names: Sequence[str], *about: str) -> list[
         for at in (low, high)
     )
     return [
-        f"T_iter from {' to '.join(ends)}; "
+        f"Iteration time T_iter from {' to '.join(ends)}; "
         f"{int(np.sum(found.fits))} of {len(found.sound)} fit into memory.",
         *(f"{one}." for one in about),
     ]
@@ -272,8 +273,9 @@ def search_sentences(found: Search, batch: str, title: str) -> list[str]:
     experts = anywhere(best.config.sizes.experts)
     layout = _stated(_words(found.rows(1)[0]), experts=experts)
     return [
-        f"T_iter {duration(float(best.iteration[at]))}, {best.tokens_s[at]:,.0f} "
-        f"tokens/s, communication {best.comm_share[at]:.1%}, memory "
+        f"Iteration time T_iter {duration(float(best.iteration[at]))}, "
+        f"{best.tokens_s[at]:,.0f} tokens/s, communication {best.comm_share[at]:.1%} "
+        "of it, memory "
         f"{byte_size(best.memory.total[at])}; batch: {batch}.",
         f"Layout: {layout}; {model_words(best.config)}.",
         *(f"{note[:1].upper()}{note[1:]}." for note in search_notes(found)),

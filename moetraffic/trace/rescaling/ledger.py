@@ -75,17 +75,17 @@ class Ledger:
 
     def lines(self) -> tuple[str, ...]:
         """The ledger in sentences for people; what is zero is left out."""
-        before = _exactly(self.captured - self.captured_inside)
-        kept = [f"{_exactly(self.between)} between ranks (before {before})"]
+        before = byte_size(self.captured - self.captured_inside)
+        kept = [f"{byte_size(self.between)} between ranks (before {before})"]
         if self.inside:
-            kept.append(f"{_exactly(self.inside)} inside a rank")
+            kept.append(f"{byte_size(self.inside)} inside a rank")
         moved = {"into ranks": self.folded, "out of ranks": self.spread}
         lost = {
             "of ranks that are left out": self.left_out,
             "of self traffic": self.self_left_out,
         }
         told = [
-            f"bytes kept {_exactly(self.kept)} of {_exactly(self.present)} in "
+            f"bytes kept {byte_size(self.kept)} of {byte_size(self.present)} in "
             f"{self.matrices} all-to-alls: {', '.join(kept)}"
         ]
         if any(moved.values()):
@@ -98,12 +98,12 @@ class Ledger:
             )
         if self.from_peers or self.by_mean:
             told.append(
-                f"bytes completed {_exactly(self.from_peers)} from peers' records, "
-                f"{_exactly(self.by_mean)} by the mean"
+                f"bytes completed {byte_size(self.from_peers)} from peers' records, "
+                f"{byte_size(self.by_mean)} by the mean"
             )
         if self.factor != 1:
             told.append(
-                f"bytes sent {_exactly(self.sent)}: each cell times {self.factor}, to "
+                f"bytes sent {byte_size(self.sent)}: each cell times {self.factor}, to "
                 f"the nearest multiple of its alignment, which adds "
                 f"{float(self.rounding):+.1f} B"
             )
@@ -115,9 +115,4 @@ def _diagonal(wire: Int64) -> int:
 
 
 def _parts(sums: Mapping[str, int]) -> str:
-    return ", ".join(f"{_exactly(n)} {where}" for where, n in sums.items() if n)
-
-
-def _exactly(count: int) -> str:
-    """Bytes for people, and exactly where that is something else."""
-    return f"{count} B" if count < 1000 else f"{byte_size(count)} ({count} B)"
+    return ", ".join(f"{byte_size(n)} {where}" for where, n in sums.items() if n)

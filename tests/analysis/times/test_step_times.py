@@ -85,7 +85,7 @@ def test_estimate_goes_on_from_a_capture(
     assert main(asked) == 0
     said = capsys.readouterr().out.replace("\n  ", " ")
     verdict, fit, *_ = said.splitlines()
-    assert verdict.startswith("T_iter")
+    assert verdict.startswith("Iteration time T_iter")
     assert fit.startswith("Calibrated on")
     assert "measured" in said
     assert "--only terms,calibration" in said

@@ -146,7 +146,11 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
         "all-to-all busbw 0.477 GB/s, transfers 2.10x the lower bounds of these "
         "all-to-alls one by one (8 Gbps"
     )
-    assert "(8 Gbps a rank), waiting 0%; n = 3 runs, 95% CI 0.423 to 0.536 GB" in line
+    assert (
+        "(8 Gbps a rank), waiting for late ranks 0% of the time in these calls; n = 3 "
+        in line
+    )
+    assert "n = 3 runs, 95% CI 0.423 to 0.536 GB" in line
     # exchanges of counts have a part of their own, and the line says their share
     count = next(p for p in three.fidelity.parts if p.by == "without a phase")
     assert (count.name, count.number) == ("without a phase (count exchange)", 10)
@@ -168,7 +172,7 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     assert overlap in long
     assert "overlap" not in sentences(replace(three, wall_s=1.0, transfer_s=0.9))[2]
     one = quotation(replay_of(found[0][2]))
-    assert "n = 1 run, no interval between runs (--repeat 5 has one)" in one
+    assert "n = 1 run, no interval between runs (--repeat 5 gives one)" in one
     # its other intervals are over its iterations, and say so
     ratio = Interval(value=0.0769, low=0.0604, high=0.1)
     for fidelity, over in ((found[0][2], " over iterations"), (three.fidelity, "")):
@@ -237,7 +241,7 @@ def test_sizes_beyond_the_measured_ones_are_counted_beside_the_ratio(toy):
     found = replace(made.fidelity, parts=parts, model_of="a.csv", model_beyond="3 of 8")
     made = replace(made, fidelity=found)
     said = "\n".join(sentences(made))
-    assert "1.50x (1.40 to 1.60x) those of a.csv (3 of 8)" in said
+    assert "transfers take 1.50x (1.40 to 1.60x) the times of a.csv (3 of 8)" in said
     (table,) = replay_tables(made)["ratios"]
     assert "transfer time / measurements (a.csv)" in table.columns
     assert "3 of 8" in table.notes
