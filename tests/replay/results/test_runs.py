@@ -175,11 +175,15 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     assert "n = 1 run, no interval between runs (--repeat 5 gives one)" in one
     # its other intervals are over its iterations, and say so
     ratio = Interval(value=0.0769, low=0.0604, high=0.1)
-    for fidelity, over in ((found[0][2], " over iterations"), (three.fidelity, "")):
+    for fidelity, over in (
+        (found[0][2], "; 95% interval over iterations"),
+        (three.fidelity, ""),
+    ):
         parts = [replace(p, transfer_over_captured=ratio) for p in fidelity.parts]
         made = replace(fidelity, parts=tuple(parts))
         said = sentences(replace(three, fidelity=made))[2]
-        assert f"; 0.0769x (0.0604 to 0.100x{over}) the captured tr" in said
+        took = f"0.0769x (0.0604 to 0.100x{over}) as long as captured"
+        assert f"; transfers take {took}" in said
 
 
 def three_runs(toy, slower):
