@@ -20,10 +20,9 @@ from moetraffic.analysis.skew.measures import shares as shares_of
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
-from .decay import Decay, decay
 from .drift import distance_floor, step_change_floor
 from .level_claims import decided
-from .transient import Transient, initial_transient
+from .transient import Transient, half_life, initial_transient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class Trajectory:
     settled_at: int  # the stable part begins here at the latest, of the claims; -1:
     # there is none, or all steps are stable
     faded: bool  # whether a transient is seen before the stable part
-    decay: Decay  # of the shares, times in step numbers
+    half_life: float  # of this transient, in step numbers
     changed_at: Int64  # [K], numbers of the steps at the level changes
     evenness: (
         Float64  # [T], Jain's index without sampling noise: 1 even, 1/C one has all
@@ -185,6 +184,7 @@ def _trajectory(
     floor = floor * np.sqrt(1 + 1 / max(held, 1))
     both = np.isfinite(change) & np.isfinite(change_floor)
     both &= np.arange(len(x)) > begin
+    faded = found is not None and found.converged and found.before >= 0
     return Trajectory(
         distance=distance,
         distance_floor=floor,
@@ -194,8 +194,8 @@ def _trajectory(
         wander=_over(np.nansum(distance[begin:]), np.nansum(floor[begin:])),
         transient=transient,
         settled_at=int(claim.figure) if np.isfinite(claim.figure) else -1,
-        faded=found is not None and found.converged and found.before >= 0,
-        decay=decay(shares, at=when),
+        faded=faded,
+        half_life=half_life(shares, when) if faded else float("nan"),
         changed_at=changed,
         evenness=_evenness(shares, copies, k),
         claims=claims,

@@ -1,4 +1,4 @@
-"""Transient and stage means of a curve over training steps.
+"""Transient, its half-life, and stage means of curves over training steps.
 
 A curve is ``[T]``, one value a step; NaN marks a step that was not measured.
 """
@@ -9,11 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 from moetraffic.analysis.forecast.accuracy import mean_of_known
 from moetraffic.arrays import Float64
 
 NAN = float("nan")
+
+TIMES = 160
+"""Time constants that are tried, from half a step to four times the run."""
 
 
 def stage_means(curve: npt.ArrayLike) -> Float64:
@@ -98,3 +102,65 @@ def initial_transient(curve: npt.ArrayLike) -> Transient:
         mean=float(center + total[step] / held[step]),
         std=float(np.sqrt(deviation[step] / held[step])),
     )
+
+
+def half_life(series: npt.ArrayLike, at: npt.ArrayLike) -> float:
+    r"""Compute the half-life of the approach of series to their limits.
+
+    :math:`x_t = \mu_\infty + (\mu_0 - \mu_\infty) e^{-t/\tau}`, with levels of each
+    series and a common time constant, by least squares.  For a given :math:`\tau` the
+    levels are linear, so that the sum of squares is a function of :math:`\tau` alone.
+    Each series counts by the inverse of its residual variance.
+
+    Parameters
+    ----------
+    series
+        ``[T, C]``, step first; steps with a NaN are left out.
+    at
+        ``[T]`` increasing step numbers, of which the half-life is a number.
+
+    Returns
+    -------
+    float
+        NaN where nothing varies, or the best time constant is at an end of the search.
+
+    References
+    ----------
+    G. H. Golub and V. Pereyra, SIAM J. Numer. Anal. 10 (1973) 413: separable least
+    squares.
+
+    Examples
+    --------
+    >>> t = np.arange(100)
+    >>> noise = 0.01 * np.cos(t * t)[:, None]
+    >>> round(half_life(3 + 2 * 0.5 ** (t[:, None] / 10) + noise, t), 1)
+    10.0
+    """
+    x = np.asarray(series, np.float64)
+    known = np.isfinite(x).all(axis=1)
+    y, t = x[known], np.asarray(at, np.float64)[known]
+    y = y[:, np.ptp(y, axis=0) > 0] if len(y) else y
+    if len(y) < 6 or not y.shape[1]:
+        return NAN
+    y, t = y - y.mean(axis=0), t - t[0]
+    total = (y**2).sum(axis=0)
+
+    def squares(log_time: float | Float64) -> Float64:
+        """Residual sums of squares of each time constant and series."""
+        wave = np.exp(-t / np.exp(np.reshape(log_time, (-1, 1))))
+        wave -= wave.mean(axis=1, keepdims=True)
+        explained = (wave @ y) ** 2 / (wave**2).sum(axis=1, keepdims=True)
+        return np.asarray(total - explained, np.float64)
+
+    times = np.linspace(np.log(np.diff(t).min() / 2), np.log(4 * t[-1]), TIMES)
+    left = squares(times)
+    weight = 1 / np.maximum(left[np.argmin(left @ (1 / total))], 1e-12 * total)
+    best = int(np.argmin(left @ weight))
+    if best in (0, TIMES - 1):
+        return NAN
+    found = scipy.optimize.minimize_scalar(
+        lambda time: float((squares(time) @ weight)[0]),
+        bounds=(times[best - 1], times[best + 1]),
+        method="bounded",
+    )
+    return float(np.exp(found.x) * np.log(2))

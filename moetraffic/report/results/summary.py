@@ -201,7 +201,7 @@ def _convergence(exchanges: list[ExchangeAnalysis]) -> Table:
                     settled(course),
                     ", ".join(map(str, changed[:4])) + ("..." if changed[4:] else ""),
                     # an approach to a level, if there is one that is reached
-                    float(course.decay.half_life) if course.faded else None,
+                    float(course.half_life) if course.faded else None,
                     course.beyond_counting,
                     float(hot.overlap[0]) if len(hot.overlap) else None,
                     *(hot.random_overlap, hot.counting_overlap),

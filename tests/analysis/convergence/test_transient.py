@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moetraffic.analysis.convergence.transient import initial_transient, stage_means
+from moetraffic.analysis.convergence.transient import (
+    half_life,
+    initial_transient,
+    stage_means,
+)
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -60,3 +64,33 @@ def test_convergence_skips_what_is_missing_and_needs_four_steps():
     assert not initial_transient([1, 1, 1]).ended
     assert np.isnan(initial_transient(np.full(6, np.nan)).mean)
     assert not initial_transient([]).ended
+
+
+def test_the_half_life_of_an_exact_approach_in_any_unit_of_steps():
+    t = np.arange(0, 300, 3)
+    x = [1, 2, 5] + np.exp(-t / 40)[:, None] * [3, -1, 0]
+    x += 1e-6 * np.random.default_rng(0).normal(size=x.shape)
+    assert half_life(x, t) == pytest.approx(40 * np.log(2), rel=1e-3)
+    assert half_life(x, 500 + 7 * t) == pytest.approx(280 * np.log(2), rel=1e-3)
+    x[::7] = np.nan
+    assert half_life(x, t) == pytest.approx(40 * np.log(2), rel=1e-3)
+
+
+def test_the_half_life_under_noise():
+    t = np.arange(120)
+    wave = 5 * np.exp(-t / 15)[:, None] * [1, -1, 1, -1]
+    noise = np.random.default_rng(1).normal(size=(50, 120, 4))
+    found = [half_life(wave + one, t) for one in noise]
+    assert np.median(found) == pytest.approx(15 * np.log(2), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "x", [np.zeros((0, 2)), np.ones((40, 2)), np.full((9, 1), np.nan), np.zeros((9, 0))]
+)
+def test_nothing_has_no_half_life(x):
+    assert np.isnan(half_life(x, np.arange(len(x))))
+
+
+def test_a_ramp_has_no_half_life():
+    t = np.arange(60)
+    assert np.isnan(half_life(t[:, None] / 60, t))
