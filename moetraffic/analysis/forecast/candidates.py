@@ -32,7 +32,7 @@ from .origins import Split
 
 Named = TypeVar("Named")
 
-FAMILIES = ("persistence", "window_mean", "ema", "seasonal", "ar")
+FAMILIES = ("persistence", "mean", "ema", "seasonal", "ar")
 """Forecasters, simplest first, which breaks ties."""
 
 ALPHAS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -47,10 +47,6 @@ MAX_ORDER = 8
 EARLY = 1 - 1e-9
 """Maximum error ratio at which a later candidate replaces an earlier one."""
 
-PROMINENCE = 0.1
-"""Minimum rise of the autocorrelation after its minimum for a candidate period."""
-
-
 MEMORY = 8192
 """Minimum number of steps before a refit that it is fitted on."""
 
@@ -61,12 +57,13 @@ class Candidate:
 
     family: str  # one of FAMILIES
     setting: str  # in words
-    size: int = 0  # window or cycles, as the family has it
+    cycles: int = 0  # that the seasonal forecaster averages
+    order: int = 0  # of the autoregressions; 0: chosen for each series
     alpha: float = 1.0
     period: int = 0
 
 
-MEAN_OF_PAST = Candidate(family="window_mean", setting="all before")
+MEAN_OF_PAST = Candidate(family="mean", setting="all before")
 """Mean of all values up to the origin: the error that an NMSE is relative to."""
 
 
@@ -82,14 +79,7 @@ def candidates(split: Split, *, period: int | None = None) -> tuple[Candidate, .
         Persistence first.
     """
     known = split.train_end
-    found = [Candidate(family="persistence", setting="")]
-    window = 2
-    while window < known:
-        found.append(
-            Candidate(family="window_mean", setting=f"last {window}", size=window)
-        )
-        window *= 2
-    found.append(MEAN_OF_PAST)
+    found = [Candidate(family="persistence", setting=""), MEAN_OF_PAST]
     found += [
         Candidate(family="ema", setting=f"alpha {alpha:g}", alpha=alpha)
         for alpha in ALPHAS
@@ -101,14 +91,17 @@ def candidates(split: Split, *, period: int | None = None) -> tuple[Candidate, .
                 family="seasonal",
                 setting=f"period {period}"
                 + ("" if cycles == 1 else f", mean of {cycles}"),
-                size=cycles,
+                cycles=cycles,
                 period=period,
             )
             for cycles in CYCLES
             if cycles * period <= known
         ]
     if fitting_order(known, MAX_ORDER):
-        found.append(Candidate(family="ar", setting="order by AIC, iterated"))
+        found += [
+            Candidate(family="ar", setting=f"order {order}, iterated", order=size)
+            for order, size in (("by AIC", 0), ("1", 1))
+        ]
     return tuple(found)
 
 
@@ -135,7 +128,7 @@ def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
     -------
     int or None
         Steps, 2 ... half of the training part; None where the spectrum has no line, or
-        nothing rises by :data:`PROMINENCE`.
+        nothing rises.
     """
     cells = series.shape[1]
     some = np.unique(np.linspace(0, max(cells - 1, 0), min(cells, 256)).astype(int))
@@ -158,10 +151,8 @@ def find_period(series: npt.NDArray[np.generic], split: Split) -> int | None:
     lags = np.arange(2, furthest + 1)
     peak = (mean[lags] >= mean[lags - 1]) & (mean[lags] > mean[lags + 1])
     rise = mean[lags] - np.minimum.accumulate(mean)[lags]
-    # the correlation of n steps is known to within 1/sqrt(n) and some
-    enough = max(PROMINENCE, 3 / np.sqrt(len(x) * min(int(varies.sum()), 4)))
     rise = np.where(peak & (mean[lags] > 0), rise, 0.0)
-    if rise.max() < enough:
+    if not rise.any():
         return None
     return int(lags[np.argmax(rise >= FIRST_PEAK * rise.max())])
 
@@ -214,13 +205,12 @@ class SeriesBlock:
         return np.where(known, held, np.where(np.isfinite(start), start, 0.0))
 
     @cached_property
-    def _sums(self) -> tuple[Float64, Float64]:
-        """Running sums ``[C, T + 1]`` of what is above the first value, and this."""
+    def _means(self) -> Float64:
+        """Mean of all values up to each step, ``[C, T]``."""
         # a series' own first value keeps the sums small, and comes before all origins
         offset = self._filled[:, :1]
-        sums = np.zeros((len(offset), self.series.shape[1] + 1))
-        np.cumsum(self._filled - offset, axis=1, out=sums[:, 1:])
-        return sums, offset
+        sums = np.cumsum(self._filled - offset, axis=1)
+        return np.asarray(offset + sums / np.arange(1, sums.shape[1] + 1), np.float64)
 
     def forecast(self, candidate: Candidate, origins: Int64, horizon: int) -> Float64:
         """Forecast the values at ``origins + horizon`` from values up to the origins.
@@ -242,22 +232,16 @@ class SeriesBlock:
         last = self.held[:, origins]
         if candidate.family == "persistence":
             return last
-        if candidate.family == "window_mean":
-            made = self._mean(candidate.size, origins)
+        if candidate.family == "mean":
+            made = self._means[:, origins]
         elif candidate.family == "ema":
             made = self._level(candidate.alpha)[:, origins]
         elif candidate.family == "seasonal":
             made = self._phase(candidate, origins, horizon)
         else:
-            made = self._linear(origins, horizon)
+            made = self._linear(candidate.order, origins, horizon)
         made = np.where(np.isfinite(made), made, last)
         return np.where(np.isfinite(last), made, np.nan)
-
-    def _mean(self, window: int, origins: Int64) -> Float64:
-        sums, offset = self._sums
-        begin = np.maximum(origins + 1 - (window or self.split.steps), 0)
-        total = sums[:, origins + 1] - sums[:, begin]
-        return np.asarray(offset + total / (origins + 1 - begin), np.float64)
 
     def _level(self, alpha: float) -> Float64:
         if alpha not in self._levels:
@@ -271,13 +255,13 @@ class SeriesBlock:
     def _phase(self, candidate: Candidate, origins: Int64, horizon: int) -> Float64:
         back = origins + horizon - candidate.period * -(-horizon // candidate.period)
         total = np.zeros((len(self.series), len(origins)))
-        for cycle in range(candidate.size):
+        for cycle in range(candidate.cycles):
             at = back - cycle * candidate.period
             total += np.where(at >= 0, self.held[:, np.maximum(at, 0)], np.nan)
-        return total / candidate.size
+        return total / candidate.cycles
 
-    def _linear(self, origins: Int64, horizon: int) -> Float64:
-        model = ahead(self._one_step, horizon)
+    def _linear(self, order: int, origins: Int64, horizon: int) -> Float64:
+        model = ahead(self._one_step[order], horizon)
         refits = self.split.refits()
         # before the first refit its fit is shown, in sample: no such origin is judged
         refit = np.maximum(np.searchsorted(refits, origins + 1, side="right") - 1, 0)
@@ -291,8 +275,8 @@ class SeriesBlock:
         return made
 
     @cached_property
-    def _one_step(self) -> Autoregression:
-        """Fit one AR model per refit and series, ``[R, C]``.
+    def _one_step(self) -> dict[int, Autoregression]:
+        """Fit AR models by order (0: chosen), one per refit and series, ``[R, C]``.
 
         Orders are chosen from the training part.
         """
@@ -303,8 +287,9 @@ class SeriesBlock:
             known_until=self.split.train_end,
         )
         training = self._borders[1:] <= self.split.train_end
-        order = order_of(replace(whole, products=whole.products[training]))
-        return solve(whole, self._window, order)
+        chosen = order_of(replace(whole, products=whole.products[training]))
+        first = np.minimum(1, self.lags)
+        return {n: solve(whole, self._window, p) for n, p in ((0, chosen), (1, first))}
 
     @cached_property
     def _borders(self) -> Int64:

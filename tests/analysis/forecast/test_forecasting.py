@@ -139,11 +139,11 @@ def test_candidates_agree_with_pandas():
             made = block.forecast(c, origins, horizon).T
             if c.family == "persistence":
                 every = frame
-            elif c.family == "window_mean":
-                every = frame.rolling(c.size or 1000, min_periods=1).mean()
+            elif c.family == "mean":
+                every = frame.expanding().mean()
             elif c.family == "ema":
                 every = frame.ewm(alpha=c.alpha, adjust=False).mean()
-            elif c.family == "seasonal" and c.size == 1:
+            elif c.family == "seasonal" and c.cycles == 1:
                 every = frame.shift(5 * -(-horizon // 5) - horizon)
             else:
                 continue
@@ -154,7 +154,7 @@ def test_an_autoregression_is_refitted_from_what_is_known_by_then():
     x = 5 + ar1(0.8, (120, 3), seed=6)
     cut = replace(split(120), refit_every=7)
     block = SeriesBlock(x, cut)
-    one = candidates.Candidate(family="ar", setting="", size=1)
+    one = candidates.Candidate(family="ar", setting="", order=1)
     for origin in (59, 65, 66, 90, 110):
         last = max(r for r in cut.refits() if r <= origin + 1)
         made = block.forecast(one, np.array([origin]), 1)[:, 0]
@@ -171,7 +171,7 @@ def test_the_winner_is_not_picked_on_the_test_part():
     x = 100 + rng.normal(size=(400, 4))
     x[300:] += 50 * np.cumsum(rng.normal(size=(100, 4)), axis=0)
     found = forecast(x, horizons=[1]).horizons[0]
-    assert found.best in ("window_mean", "ema", "ar")
+    assert found.best in ("mean", "ema", "ar")
     assert found.score().reduction.value < 0
     assert "no evidence of a lower error than persistence" in sentence(found.verdict)
 
