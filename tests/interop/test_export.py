@@ -176,11 +176,11 @@ def test_export_says_what_it_wrote_and_lost(
     told = json.loads(capsys.readouterr().out)
     assert told["files"] == [str(output)]
     assert told["bytes"] == output.stat().st_size
-    assert any("kept for themselves" in sentence for sentence in told["lost"])
+    assert any("rank-local (self) traffic" in sentence for sentence in told["lost"])
     assert main(asked) == 2
     assert "give --force" in capsys.readouterr().err
     assert main([*asked, "--force"]) == 0
-    assert "lost: what ranks compute is left out" in capsys.readouterr().out
+    assert "note: computation is left out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_nixl_reads_patterns_that_pyyaml_reads(tmp_path: Path) -> None:
             assert 0 <= pattern["sleep_before_launch_sec"] < 10
         assert sum(p["sleep_before_launch_sec"] for p in patterns) > 0
         own = sum(int(np.trace(m)) for m in sent(trace, SOME))
-        assert f"{own} bytes that ranks kept for themselves are left out" in done.lost
+        assert f"{own} bytes of rank-local (self) traffic are left out" in done.lost
         spaced = ExportOptions(iterations=SOME, every_ns=20_000)
         export_trace(trace, tmp_path / "s", "nixl", options=spaced)
         config = yaml.safe_load((tmp_path / "s" / "traffic_patterns.yaml").read_text())

@@ -35,7 +35,7 @@ LOSS = field_options(
         "site": f"Exchange that loses data: {', '.join(SITES)}.",
         "pattern": f"Loss pattern: {', '.join(PATTERNS)}.",
         "compensate": Setting(
-            "Scale what arrives by 1 / (1 - share dropped).", "--compensate"
+            "Scale what arrives by 1 / (1 - share lost).", "--compensate"
         ),
         "packet_bytes": "Payload of a packet in bytes.",
         "burst_packets": "Mean length of a burst of losses, in packets.",
@@ -94,7 +94,7 @@ def tolerance(
         def keep(done: int, run: Mapping[str, Any]) -> None:
             told["runs"].append(dict(run))
             write_text(output, json_text(told) + "\n")
-            tick(done, f"{run['share']:.3%} dropped: loss {run['loss']:.4f}")
+            tick(done, f"{run['share']:.3%} lost: training loss {run['loss']:.4f}")
 
         try:
             losses = final_losses(
@@ -110,7 +110,7 @@ def tolerance(
     found = estimate(shares, losses)
     told |= report.as_dict(found)
     write_text(output, json_text(told) + "\n")
-    title = f"{dropping.pattern} dropped at {dropping.site}"
+    title = f"{dropping.pattern} lost at {dropping.site}"
     title += ", compensated" if dropping.compensate else ""
     steps, ranks = base.training.iterations, base.layout.world
     source = f"{title}; {ranks} virtual ranks, {steps} iterations"

@@ -115,7 +115,7 @@ def export(
     present(
         data,
         f"{output}: {done.format}, {files}, {byte_size(done.bytes)}",
-        *(Text(f"lost: {sentence}", style="yellow") for sentence in done.lost),
+        *(Text(f"note: {sentence}", style="yellow") for sentence in done.lost),
         as_json=as_json,
     )
 

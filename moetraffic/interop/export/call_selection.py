@@ -59,7 +59,7 @@ class ExportedExchange:
 
 def without_rank_local(matrix: Int64, lost: Counter[str]) -> Int64:
     """Copy a matrix with a diagonal of zeros, and count the bytes left out."""
-    lost["bytes that ranks kept for themselves are left out"] += int(np.trace(matrix))
+    lost["bytes of rank-local (self) traffic are left out"] += int(np.trace(matrix))
     sent = matrix.copy()
     np.fill_diagonal(sent, 0)
     return sent
@@ -107,7 +107,7 @@ def select_calls(
     unseen = np.array([s.wire == WireForm.UNKNOWN for s in trace.sites], bool)
     if len(every) and unseen[sites[every]].any():
         gone = int(unseen[sites[every]].sum())
-        lost.append(f"{gone} calls whose bytes were not seen are left out")
+        lost.append(f"{gone} calls with unknown bytes are left out")
         every = every[~unseen[sites[every]]]
     whole = np.sort(trace.complete(every))
     if len(whole) < len(every):

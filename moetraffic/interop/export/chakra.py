@@ -122,7 +122,7 @@ def _nodes(
     if site.operation == ALL_TO_ALL:
         for other, peer in enumerate(call.group.ranks):
             if other == call.member:
-                lost["bytes that ranks kept for themselves are left out"] += int(
+                lost["bytes of rank-local (self) traffic are left out"] += int(
                     call.bytes[other, other]
                 )
                 continue
@@ -135,7 +135,7 @@ def _nodes(
     elif site.operation == MESSAGE:
         source, destination = call.ends
         if source < 0:
-            lost["messages whose ends are not known are left out"] += 1
+            lost["messages whose sender or receiver is unknown are left out"] += 1
         else:
             kind = SEND if rank == source else RECEIVE
             messages.append((kind, source, destination, call.bytes[site.peers[0]]))
@@ -148,9 +148,11 @@ def _nodes(
             node.attribute("pg_name", STRING, str(groups[call.group.ranks]))
         own.append(node)
         if call.member == 0 and (call.bytes != call.bytes.max()).any():
-            lost["collectives of uneven parts are made even, as the largest"] += 1
+            lost["collectives of uneven parts get equal ones of the largest size"] += 1
     elif call.member == 0:
-        lost[f"calls of {site.operation}, which ASTRA-sim has not, are left out"] += 1
+        lost[
+            f"calls of {site.operation}, which ASTRA-sim does not have, are left out"
+        ] += 1
     for kind, source, destination, size in messages:
         node = _Node(state, kind, f"{name} {source} to {destination}", [gap.id])
         node.attribute("is_cpu_op", BOOL, 0)

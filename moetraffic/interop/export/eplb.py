@@ -53,7 +53,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 EXPORTER = Exporter(
     name="eplb",
     what="token copies of each layer and expert, .npy",
-    readers="EPLB's rebalance_experts, and what follows it (vLLM, SGLang)",
+    readers="EPLB's rebalance_experts, vLLM, SGLang",
     limits="float32 there: exact up to 2^24 copies",
     suffix=".npy",
     write=write,

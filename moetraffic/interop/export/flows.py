@@ -81,5 +81,5 @@ class Flows:
     @property
     def lost(self) -> list[str]:
         """Descriptions of omitted content, a sentence each, after the last burst."""
-        compute = "what ranks compute is left out"
+        compute = "computation is left out"
         return [*self._chosen.lost, *counted(self._lost), compute]

@@ -66,9 +66,9 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
 
 EXPORTER = Exporter(
     name="hpcc",
-    what="a flow a pair of ranks and exchange, with its start in seconds",
-    readers="HPCC's ns-3 and what came of it (ASTRA-sim's and SimAI's ns-3, ConWeave)",
-    limits=f"flows up to 2^32 - 1 B are cut into more; {MOST_FLOWS} flows a source",
+    what="one flow per pair of ranks and exchange, with its start in seconds",
+    readers="ns-3 of HPCC, ASTRA-sim, SimAI and ConWeave",
+    limits=f"flows up to 2^32 - 1 B are cut into more; {MOST_FLOWS} flows per source",
     suffix=".txt",
     write=write,
 )

@@ -98,7 +98,7 @@ def _lines(burst: Burst, before: int, begin: list[str]) -> list[str]:
 
 EXPORTER = Exporter(
     name="htsim",
-    what="a connection matrix: a flow a pair of ranks and exchange",
+    what="a connection matrix: one flow per pair of ranks and exchange",
     readers="htsim (csg-htsim, UEC's, ndp's)",
     limits="flows up to 2^31 - 1 B are cut into more; starts in ps keep 24 bits",
     suffix=".cm",

@@ -34,7 +34,7 @@ Columns = dict[str, npt.NDArray[Any] | str | int | None]
 
 def _selected(trace: Trace, options: ExportOptions) -> tuple[Int64, list[str]]:
     """Select routings or all-to-alls, and describe what is left out."""
-    lost = ["times, losses and where experts lie are left out"]
+    lost = ["times, losses and the placement of experts are left out"]
     if options.of == "demand":
         found = trace.complete(find(trace, options, operation=ROUTING))
         if not len(found):
@@ -150,7 +150,7 @@ def write_parquet(trace: Trace, path: Path, options: ExportOptions) -> list[str]
 
 CSV = Exporter(
     name="csv",
-    what="a line a pair of ranks and all-to-all; with --of demand a rank and expert",
+    what="one line per pair of ranks and call; with --of demand per rank and expert",
     readers="moetraffic import, spreadsheets, anything",
     limits="exact",
     suffix=".csv",

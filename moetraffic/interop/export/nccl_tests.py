@@ -82,7 +82,7 @@ def as_text(values: Int64) -> str:
 
 EXPORTER = Exporter(
     name="nccl-tests",
-    what="an alltoallv matrix a call, and matrices.csv with the size to give -b and -e",
+    what="one alltoallv matrix per call; matrices.csv has the sizes for -b and -e",
     readers="nccl-tests' alltoallv_perf",
     limits="multiples of 16 B, or of 1 KiB with --unit KiB for the older program",
     suffix="",

@@ -29,7 +29,7 @@ from .nccl_tests import as_text
 
 PATTERNS = "traffic_patterns.yaml"
 OVERLAPPED = "exchanges that began before another had ended come after it"
-IDLE = "exchanges in which nobody sends to another are left out"
+IDLE = "exchanges without traffic between ranks are left out"
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
@@ -63,7 +63,7 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
             )
     return [
         *chosen.lost,
-        "all ranks meet before each pattern, and sleep alike",
+        "all ranks wait for each other before each pattern, and sleep equally long",
         *counted(lost),
     ]
 
@@ -80,7 +80,7 @@ EXPORTER = Exporter(
     name="nixl",
     what="traffic_patterns.yaml and a matrix file for each exchange",
     readers="NIXL's kvbench (sequential-ct-perftest)",
-    limits="bytes are exact; one exchange at a time, all ranks sleep alike before it",
+    limits="bytes are exact; one exchange at a time; all ranks sleep equally long",
     suffix="",
     files=r"traffic_patterns\.yaml|iteration-\d+-[\w-]+\.txt",
     write=write,

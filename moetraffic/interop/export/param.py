@@ -55,9 +55,11 @@ SCHEMA = "1.1.0-chakra.0.0.4"
 PROCESS, THREAD, GROUPS = range(1, 4)
 """Node numbers of the process, its thread and the groups; calls follow."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-UNEVEN = "all-gathers and reduce-scatters of uneven parts are made even, as the largest"
-ROOT = "calls with a root, which is not in a trace, have the group's first rank"
-UNKNOWN = "messages whose ends are not known are left out"
+UNEVEN = (
+    "all-gathers and reduce-scatters of uneven parts get equal ones of the largest size"
+)
+ROOT = "calls with a root, which traces do not have, get the group's first rank"
+UNKNOWN = "messages whose sender or receiver is unknown are left out"
 
 
 def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
@@ -81,9 +83,9 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
             file.write("\n]}\n")
     said = [f"{count} {what}" for what, count in sorted(lost.items())]
     said.append(
-        "each call but sends is waited for before the next, and nothing is computed"
+        "each call except sends ends before the next begins; computation is left out"
     )
-    said.append("when calls began is left out: PARAM reads no times of calls")
+    said.append("start times of calls are left out: PARAM does not read them")
     return [*chosen.lost, *said]
 
 

@@ -32,7 +32,7 @@ from .exporter import Exporter, ExportOptions
 from .rank_programs import MESSAGE, ProgramCall, programs
 
 STEPS = 0  # thread of a rank's steps
-UNTIMED = "calls of a rank whose times are not known are left out"
+UNTIMED = "calls of a rank whose times are unknown are left out"
 COLORS = {  # chrome://tracing's names of reserved colors, by phase
     "dispatch": "thread_state_running",
     "combine": "thread_state_runnable",

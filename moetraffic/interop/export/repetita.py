@@ -67,7 +67,7 @@ def _length_ns(trace: Trace, iterations: np.ndarray) -> int:
 EXPORTER = Exporter(
     name="repetita",
     what="the mean rate of each pair of ranks, in kbit/s",
-    readers="REPETITA and the traffic-engineering solvers behind it",
+    readers="REPETITA and its traffic-engineering solvers",
     limits="one matrix for all chosen iterations; a rank is the node of its number",
     suffix=".demands",
     write=write,

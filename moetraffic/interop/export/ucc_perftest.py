@@ -56,7 +56,7 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
             file.write("    }\n")
     return [
         *chosen.lost,
-        "when calls began is left out",
+        "start times of calls are left out",
         "the element type in the file is not read: give -d "
         f"{name.lower()}, on {trace.meta.world} ranks",
     ]
@@ -83,7 +83,7 @@ EXPORTER = Exporter(
     name="ucc-perftest",
     what="a pattern file: the counts of every alltoallv, in order",
     readers="UCC's ucc_perftest (--gen file:name=FILE)",
-    limits="uint32 elements a pair; no times",
+    limits="uint32 elements per pair of ranks; no times",
     suffix=".ptini",
     write=write,
 )

@@ -25,19 +25,20 @@ def as_dict(found: Tolerance) -> dict[str, Any]:
 
 def table(found: Tolerance, title: str) -> Table:
     """Tabulate the loss increase at each dropped share of bytes."""
-    star = f"{found.p_star:.3%}" if found.p_star else "none of those tried"
+    star = f"{100 * found.p_star:g}%" if found.p_star else "none of those tried"
     return Table(
         title=title,
         columns={
-            **{"dropped": ".3%", "loss increase": "+.4f"},
+            **{"share lost": ">", "loss increase, nats per token": "+.4f"},
             f"{found.confidence:.0%} interval": "+.4f",
-            f"below sigma {found.sigma:.4f} of the seeds": "<",
+            "upper end below the standard deviation over seeds "
+            f"({found.sigma:.4f})": "<",
         },
         rows=[
-            (one.share, one.mean, (one.low, one.high), one.high < found.sigma)
-            for one in found.increases
+            (f"{100 * i.share:g}%", i.mean, (i.low, i.high), i.high < found.sigma)
+            for i in found.increases
         ],
-        notes=[f"p* = {star}, over {found.seeds} seeds"],
+        notes=[f"largest tolerated share (p*): {star}; {found.seeds} seeds"],
     )
 
 
@@ -50,21 +51,21 @@ def figure(found: Tolerance, source: str) -> Chart:
     ]
     if found.p_star:
         rules.append(Rule(x=100 * found.p_star, text="p*", color=LINE_COLORS[2]))
-        source += ". p*: the largest share tolerated"
+        source += ". p*: the largest tolerated share"
     increases = Series(
         x=[100 * i.share for i in every],
         y=[i.mean for i in every],
-        name=f"mean of {found.seeds} seeds, {found.confidence:.0%} interval",
+        name=f"mean over {found.seeds} seeds, {found.confidence:.0%} interval",
         marked=True,
         y_interval=([i.low for i in every], [i.high for i in every]),
     )
     return Chart(
-        title="Loss increase by dropped share of the bytes",
-        source=f"{source[:1].upper()}{source[1:]}. Dashed: standard deviation over "
-        "seeds without loss",
+        title="Increase of the training loss over the share of lost data",
+        source=f"{source[:1].upper()}{source[1:]}. Dashed: standard deviation of the "
+        "training loss over seeds, nothing lost",
         panels=(
             Panel(
-                x=Axis(label="dropped share of the bytes [%]", log=True),
+                x=Axis(label="share lost [%]", log=True),
                 y=Axis(label="loss increase [nats per token]"),
                 series=(increases,),
                 rules=tuple(rules),
