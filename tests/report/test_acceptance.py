@@ -73,10 +73,10 @@ def test_the_answer_comes_first_with_sizes_and_power() -> None:
     lines = sentences(bad)
     assert lines[0].endswith("failed: 6 of 7 figures differ.")
     assert lines[1].startswith("max over mean: 2, real runs 1.5 to 1.7, +25%")
-    assert lines[4] == "and row 2, row 3, row 4"
+    assert lines[4] == "also different: row 2, row 3, row 4"
     assert "AUC 0.55 (95% interval 0.45 to 0.65)" in lines[5]
     assert "limit 0.80" in lines[5]
-    assert "20% change of max over mean in 9 of 10" in lines[6]
+    assert "20% change of max over mean in 9 of 10 cases" in lines[6]
     assert len(lines) <= 8
     assert "FAILED" in printed(bad)
 

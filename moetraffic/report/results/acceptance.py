@@ -71,7 +71,8 @@ def verdict(found: Acceptance) -> str:
             f" for the first {compared} of {whole} iterations, the others are not "
             "compared"
         ) * (compared < whole)
-        return f"passed{part}: 0 of {number} figures differ, nor does a classifier"
+        same = f"0 of {number} figures differ, and no classifier recognizes it"
+        return f"passed{part}: {same}"
     return f"cannot be judged: too few {_units(found)} ({_needs(found)})"
 
 
@@ -92,12 +93,12 @@ def sentences(found: Acceptance) -> list[str]:
     """Summarize the tests: verdict, failed figures with sizes, classifier, power."""
     lines = [f"{_title(found)}: {verdict(found)}."]
     if found.mismatches:
-        return [*lines, "sizes differ, so nothing else is compared"]
+        return [*lines, "Sizes differ, so nothing else is compared."]
     failed = found.failures
     lines += [described(t) for t in failed[:SHOWN_FAILURES]]
     more = [t.name for t in failed[SHOWN_FAILURES:]]
     if more:
-        lines.append(f"and {', '.join(more)}")
+        lines.append(f"also different: {', '.join(more)}")
     elif not failed and found.together < LEVEL:
         lines += [described(t) for t in found.figures[:SHOWN_FAILURES]]
     elif found.figures and not failed:
@@ -108,8 +109,8 @@ def sentences(found: Acceptance) -> list[str]:
         lines.append(power(found.power))
     if found.way == "runs" and len(found.real) == FEWEST and found.outcome != "failed":
         lines.append(
-            "a fourth real run finds more: give a further rerun, or the run that the "
-            "generator was fitted to"
+            "a fourth real run finds smaller differences: give a further rerun, or the "
+            "run that the generator was fitted to"
         )
     return [*lines, *(f"note: {note}" for note in found.notes)]
 
@@ -117,10 +118,11 @@ def sentences(found: Acceptance) -> list[str]:
 def _title(found: Acceptance) -> str:
     if found.way == "fits":
         return (
-            f"{len(found.synthetic)} synthetic traces and the runs they were fitted to"
+            f"{len(found.synthetic)} synthetic traces against the runs that they were "
+            "fitted to"
         )
     several = "s" * (len(found.real) != 1)
-    return f"{found.synthetic[0]} and {len(found.real)} real run{several}"
+    return f"{found.synthetic[0]} against {len(found.real)} real run{several}"
 
 
 def described(test: FigureTest) -> str:
@@ -128,10 +130,11 @@ def described(test: FigureTest) -> str:
     mean = float(np.mean(test.real))
     span = f"{min(test.real):.3g} to {max(test.real):.3g}"
     share = (test.synthetic - mean) / abs(mean) if abs(mean) > 0.01 else float("nan")
-    relative = f", {share:+.0%}" if np.isfinite(share) else ""
+    relative = f", {share:+.0%} from their mean" if np.isfinite(share) else ""
     return (
-        f"{test.name}: {test.synthetic:.3g}, real runs {span}{relative}; distance "
-        f"{test.distance:.1f}, limit {test.limit:.1f}; adjusted p = {test.adjusted:.2g}"
+        f"{test.name}: {test.synthetic:.3g}, real runs {span}{relative}; "
+        f"{test.distance:.1f} times the usual distance of a real run (limit "
+        f"{test.limit:.1f}), adjusted p = {test.adjusted:.2g}"
     )
 
 
@@ -152,6 +155,7 @@ def power(found: Power) -> str:
     """Describe which changes of max/mean the tests find."""
     cases = int(10 * found.probability)
     line = f"power: finds a {found.change:.0%} change of max over mean in {cases} of 10"
+    line += " cases"
     if np.isfinite(found.detectable) and found.detectable != found.change:
         line += f", one of {found.detectable:.0%} in 9 of 10"
     return line
@@ -164,20 +168,20 @@ def tables(found: Acceptance) -> list[Table]:
         title=_title(found),
         columns={
             "figure": "",
-            **dict.fromkeys(("synthetic", "real runs, least", "largest"), ".4g"),
+            **dict.fromkeys(("synthetic", "real runs, smallest", "largest"), ".4g"),
             **dict.fromkeys(("distance", "limit"), ".3g"),
-            **{"p-value": ".2g", "Holm-adjusted": ".2g", "": ">"},
+            **{"p-value": ".2g", "Holm-adjusted": ".2g", "result": ""},
         },
         rows=[
             (
                 *(t.name, t.synthetic, min(t.real), max(t.real), t.distance, t.limit),
-                *(t.p, t.adjusted, "" if t.passed else "FAILED"),
+                *(t.p, t.adjusted, "passed" if t.passed else "FAILED"),
             )
             for t in found.figures
         ],
         notes=[
-            "means over sections and layers; distance: 1 is usual for a real run; "
-            f"limit: at p = {LEVEL:g} over the figures that do not fail (Holm)",
+            "means over sections of a run and layers; distance: 1 is usual for a real "
+            f"run; limit: at p = {LEVEL:g} over the figures that do not fail (Holm)",
             *(f"note: {note}" for note in found.notes),
             verdict(found),
         ],
