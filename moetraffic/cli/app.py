@@ -65,7 +65,11 @@ class _Command(Command):
     """Verb that rejects an option given twice, whose first value would be ignored."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        try:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        except terminal.WRONG_USE as error:
+            vars(error)["ctx"] = ctx  # the message names this verb's help
+            raise
         for given, number in Counter(order).items():
             alone = not (given.multiple or getattr(given, "is_flag", True))
             if number > 1 and alone and given.param_type_name == "option":

@@ -43,7 +43,7 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
         )
     if options.ranks not in (0, world):
         raise TraceError(
-            f"a matrix has a row for each rank, which are {world}, but --ranks is "
+            f"the matrix has {world} rows, one per rank, but --ranks is "
             f"{options.ranks}: leave it out"
         )
     experts = bool(options.experts or options.k)

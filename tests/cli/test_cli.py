@@ -450,3 +450,10 @@ def test_an_empty_data_frame_says_why() -> None:
         frame = found.to_frame()
     assert frame.attrs["notes"] == list(found.notes)
     assert "value" in frame.columns
+
+
+def test_an_option_without_its_value_names_the_help_of_its_verb(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["validate", "run.h5", "--against"]) == 2
+    assert capsys.readouterr().err.endswith("see moetraffic validate --help\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from pathlib import Path
@@ -134,7 +135,12 @@ def harvest(
         with Trace.open(name) as trace:
             if contradiction := _contradiction_of_k(trace):
                 announce(contradiction)
-            paper.show([sentence(trace, name), *tables(trace, name)])
+            file = shlex.quote(str(name))
+            following = (
+                f"Next: moetraffic analyze {file} (claims); moetraffic info {file} "
+                "--tables (calls)"
+            )
+            paper.show([sentence(trace, name), tables(trace, name)[0], following])
             if token_sample and not any(site.choices for site in trace.sites):
                 announce(NO_SAMPLE)
     if made:

@@ -250,10 +250,10 @@ def _fitted(
     from moetraffic.generate.parametric.storage import is_model
 
     if (source is None) == (not preset):
-        given = "neither" if source is None else "both"
+        given = "neither is" if source is None else "both are"
         raise LayoutError(
             "a synthetic trace is generated from a trace or model file, or from one "
-            f"of {', '.join(preset_names())}, but {given} is given: give a file or "
+            f"of {', '.join(preset_names())}, but {given} given: give a file or "
             "--from"
         )
     if source and str(source) in preset_names() and not source.exists():

@@ -48,8 +48,8 @@ def find_names(
     remarks = [experts.why_not] if experts.why_not else []
     if not all(p.order for p in programs):
         remarks.append(
-            "phases are unknown where several threads, or one that is not the "
-            "training's, make the all-to-alls of a step"
+            "phases need the order of a step's all-to-alls, which is unknown where "
+            "several threads, or an unknown one, make them"
         )
     layers = find_layers(every, readings, steps_known=steps_known)
     remarks += layers.remarks
