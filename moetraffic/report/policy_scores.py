@@ -59,10 +59,10 @@ def _table(
     columns = {
         **({"family": "<"} if several else {}),
         **{"policy": "<", "forecast": "<", "network": "<"},
-        **{"p50": "s", "p99": "s", "over bound": ".3f", "regret": ".1%"},
+        **{"completion p50": "s", "p99": "s", "over bound": ".3f", "regret": ".1%"},
         **{"95% interval": ".1%", "served share": ".1%", "reconfigurations": ".3g"},
         **({"max/mean load": ".3f", "moved": "bytes"} if balanced else {}),
-        **{"planning": "s"},
+        **{"planning p50": "s"},
     }
     rows = []
     for s in scores:

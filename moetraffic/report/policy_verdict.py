@@ -45,7 +45,7 @@ def sentences(found: Evaluation, plans: Sequence[str] = ()) -> list[str]:
     then figures of each best policy, as many as there is room for.
     """
     places = _places(found)
-    lines = [line for _, (first, *_) in places for line in _wrapped(first)]
+    lines = [first for _, (first, *_) in places]
     lines += _packed(
         [
             f"{s.policy} on {s.network}: {s.over_bound.value:.3g} times the bound."
@@ -55,18 +55,21 @@ def sentences(found: Evaluation, plans: Sequence[str] = ()) -> list[str]:
     )
     served = "iterations {:,} to {:,}".format(*found.iterations)
     lines += [f"Served: {served}; {note}." for note in found.notes]
-    lines += [line for part in failed(found) for line in _wrapped(part)]
+    lines += failed(found)
     lines += _packed([f"Network {n}: {of}." for n, of in found.networks.items()])
     for name, (_, *rest) in places:
         whose = f"{name}: " if len(places) > 1 else ""
         lines += _packed([f"{whose}{part}" for part in rest])
-    return lines if len(lines) <= MOST else [*lines[: MOST - 1], TABLES]
+    if _height(lines) <= MOST:
+        return lines
+    while _height(lines) >= MOST:
+        lines.pop()
+    return [*lines, TABLES]
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(
-        text, LOG_WIDTH, break_long_words=False, break_on_hyphens=False
-    )
+def _height(lines: Sequence[str]) -> int:
+    """Count the lines of a log, whose continuations are indented."""
+    return sum(len(textwrap.wrap(line, LOG_WIDTH - 2)) for line in lines)
 
 
 def _packed(parts: Sequence[str]) -> list[str]:
@@ -76,7 +79,7 @@ def _packed(parts: Sequence[str]) -> list[str]:
         if lines and len(lines[-1]) + 1 + len(part) <= LOG_WIDTH:
             lines[-1] += f" {part}"
         else:
-            lines += _wrapped(part)
+            lines.append(part)
     return lines
 
 
@@ -207,7 +210,7 @@ def failed(found: Evaluation) -> list[str]:
     """Name the policies that failed, with the reason, in one line or none."""
     named = [sentence.split(" ", 1) for sentence in found.failures]
     every = [f"{n} ({why.removeprefix('raised ')[:-1]})" for n, why in named]
-    return [f"failed: {', '.join(every)}"] if every else []
+    return [f"Failed: {', '.join(every)}."] if every else []
 
 
 def _controlled(scores: Sequence[PolicyScore]) -> str:

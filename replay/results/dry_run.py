@@ -35,9 +35,17 @@ from .lower_bound import (
     pass_bound_s,
     requested_network,
 )
+from .summary_tables import counts
 
 FORMATS = (".json", ".csv")
 """File name suffixes of the formats in which programs are written."""
+
+TITLES = {
+    "network_bytes": "between ranks",
+    "by_stream": "operations by stream",
+    "waited_for": "waits",
+}
+"""Columns that are not named as their field."""
 
 _SHOWN = 16  # rows of a table; all are in the file
 
@@ -143,7 +151,12 @@ class DryRun:
             self._summary(found),
             _records("streams", found["streams"]),
             _records("groups", groups),
-            _records("ranks", found["ranks"], "sent: rank-local bytes included"),
+            _records(
+                "ranks",
+                found["ranks"],
+                "sent: rank-local bytes included; waits: operations whose end the next "
+                "one of their stream waits for",
+            ),
         ]
 
     def _summary(self, found: dict[str, Any]) -> Table:
@@ -151,7 +164,7 @@ class DryRun:
         rows: list[tuple[str, object]] = [
             ("ranks", found["world"]),
             ("iterations", f"{found['iterations']}, {span}"),
-            ("operations", _counted(found["operations"])),
+            ("operations", counts(found["operations"])),
             (
                 "bytes",
                 f"{byte_size(found['total_bytes'])}, "
@@ -159,7 +172,7 @@ class DryRun:
             ),
         ]
         if found["left_out"]:
-            rows.append(("not replayed", _counted(found["left_out"])))
+            rows.append(("not replayed", counts(found["left_out"])))
         rows += [("note", note) for note in found["notes"]]
         rows.append(
             (
@@ -304,7 +317,7 @@ def _records(title: str, records: list[dict[str, Any]], *notes: str) -> Table:
     return Table(
         title=title,
         columns={
-            n.replace("_bytes", "").replace("_", " "): "bytes"
+            TITLES.get(n, n.replace("_bytes", "").replace("_", " ")): "bytes"
             if n.endswith("_bytes")
             else ""
             for n in names

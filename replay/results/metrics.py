@@ -111,7 +111,8 @@ class Progress:
         if self.rate:
             line += f", {self.rate:.4g} a second"
         if self.late:
-            line += f", behind: rank {', '.join(map(str, self.late[:4]))}"
+            several = "s" * (len(self.late) > 1)
+            line += f", behind: rank{several} {', '.join(map(str, self.late[:4]))}"
         if self.slowest:
             line += f", slowest: {duration(self.slowest_us / 1e6)}, {self.slowest}"
         return line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -146,8 +147,8 @@ def test_the_verb_names_the_policies_that_fail(
     assert main(["evaluate", run, "--policy", f"rotation,{own}:Failing"]) == 0
     summary, line, *_ = capsys.readouterr().out.splitlines()
     assert "rotation is the only one scored" in summary
-    assert line.startswith("failed: own (ValueError for layer 0, iteration ")
-    assert line.endswith(": no plan)")
+    assert line.startswith("Failed: own (ValueError for layer 0, iteration ")
+    assert line.endswith(": no plan).")
 
 
 def test_options_of_the_verb_are_keywords(
@@ -260,8 +261,8 @@ def test_the_summary_has_at_most_eight_lines_and_the_verdict_first() -> None:
                 notes=("synthetic: iterations 8 to 15 repeat captured ones, left out",),
             )
             lines = sentences(made)
-            assert len(lines) <= 8
-            assert max(map(len, lines)) <= 120
+            assert sum(len(textwrap.wrap(line, 118)) for line in lines) <= 8
+            assert all(line.endswith(".") for line in lines[:-1])  # whole sentences
             assert lines[0].startswith("Circuits on network0: ")
             whole = " ".join(lines)
             if networks < 5:

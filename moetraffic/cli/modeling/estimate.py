@@ -313,7 +313,7 @@ def estimate(
     else:
         config, known, fit = _measured(calibrate)
         model = str(calibrate)
-        source = f"{model} on its own ranks"
+        source = f"sizes and speeds of {model}"
         own = {*OF_A_CAPTURE, *(name for name in AS_CAPTURED if not given(name))}
         chosen = {name: value for name, value in chosen.items() if name not in own}
         chosen["micro_batch"] = int(config.micro_batch)

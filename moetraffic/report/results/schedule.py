@@ -133,10 +133,10 @@ def circuits_table(
         title=f"Circuits of {bit_rate(capacity_bytes_s)}, reconfiguration "
         f"{duration(reconfigure_s)}: {matching} matching",
         columns={
-            **{"layer": "<", "exchange": "", "ranks": "", "quantity": ""},
+            **{"layer": "<", "exchange": "", "ranks": "", "matrix": ""},
             **{"bytes": "bytes", "circuits": ".4g"},
             **{f"circuits for {share:.0%}": ".4g" for share in SHARES},
-            **{"sending": "s", "lower bound": "s"},
+            **{"transfer": "s", "lower bound": "s"},
             **{"including reconfiguration": "s", "duty cycle": ".1%"},
         },
         rows=rows,
