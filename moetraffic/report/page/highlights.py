@@ -90,7 +90,7 @@ def tiles(trace: Trace, analysis: Analysis) -> Iterator[Tile]:
         yield Tile(
             value=f"{source.rhythm.duty:.1%}",
             what=f"duty cycle of all-to-alls, {source.name}",
-            beside=f"in {source.rhythm.bursts:,} bursts",
+            beside=f"share of the run's time, {source.rhythm.bursts:,} bursts",
         )
     product = mean([e.complexity.product for e in analysis.exchanges if e.complexity])
     if np.isfinite(product):
