@@ -121,7 +121,7 @@ def test_ranks_that_cannot_work_together_stop(
     assert main([*asked, "--for", str(GOLDEN), "--nproc", "4"]) == 1
     said = capsys.readouterr().out
     assert "--expand 4" in said
-    assert "1 of" in said.splitlines()[-1]
+    assert "1 of" in said.splitlines()[0]
     assert main([*asked, "--for", str(tmp_path / "none.h5")]) == 1
     assert "there is no file" in " ".join(capsys.readouterr().out.split())
     assert main([*asked, "--nproc", "2"]) == 2

@@ -63,7 +63,7 @@ def doctor(
     if rank_env is None or rank_env.local_rank == 0:
         names = [f.name for f in stops(found)]
         data = {"stops": names, "findings": plain(found)}
-        present(data, _table(found), f"\n{_conclusion(found)}", as_json=as_json)
+        present(data, _conclusion(found), _table(found), as_json=as_json)
     if stops(found):
         raise typer.Exit(STOPS)
 
@@ -82,10 +82,10 @@ def _conclusion(findings: Sequence[Finding]) -> str:
     number = len(findings)
     bad = [f.name for f in findings if f.state.value == "stop"]
     if bad:
-        return f"{len(bad)} of {number} checks would stop a run: {', '.join(bad)}"
+        return f"{len(bad)} of {number} checks would stop a run: {', '.join(bad)}."
     notes = sum(f.state.value == "note" for f in findings)
     also = f", {notes} with a note" if notes else ""
-    return f"nothing would stop a run ({number} checks{also})"
+    return f"Nothing would stop a run ({number} checks{also})."
 
 
 def _seat() -> RankEnvironment | None:

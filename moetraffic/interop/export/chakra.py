@@ -29,7 +29,7 @@ from moetraffic.errors import TraceError
 from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
 from moetraffic.trace.provenance import source_name
 
-from .call_selection import select_calls, site_name
+from .call_selection import counted, select_calls, site_name
 from .exporter import Exporter, ExportOptions
 from .rank_programs import MESSAGE, ProgramCall, programs
 
@@ -95,11 +95,8 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
             for call in calls:
                 for node in _nodes(call, rank, states[rank], groups, options, lost):
                     file.write(delimited(node))
-    said = [f"{count} {what}" for what, count in sorted(lost.items())]
-    said.append(
-        "each call waits for the one before, and times are rounded to microseconds"
-    )
-    return [*chosen.lost, *said]
+    order = "each call waits for the one before, and times are rounded to microseconds"
+    return [*chosen.lost, *counted(lost), order]
 
 
 def _nodes(

@@ -29,7 +29,7 @@ import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, Trace
 
-from .call_selection import select_calls
+from .call_selection import counted, select_calls
 from .exporter import Exporter, ExportOptions
 from .rank_programs import MESSAGE, ProgramCall, programs
 
@@ -81,12 +81,12 @@ def write(trace: Trace, folder: Path, options: ExportOptions) -> list[str]:
     for rank in range(trace.meta.world):
         with (folder / f"rank-{rank}.json").open("a") as file:
             file.write("\n]}\n")
-    said = [f"{count} {what}" for what, count in sorted(lost.items())]
-    said.append(
-        "each call except sends ends before the next begins; computation is left out"
-    )
-    said.append("start times of calls are left out: PARAM does not read them")
-    return [*chosen.lost, *said]
+    return [
+        *chosen.lost,
+        *counted(lost),
+        "each call except sends ends before the next begins; start times and "
+        "computation are left out",
+    ]
 
 
 def _head(world: int, groups: dict[tuple[int, ...], int]) -> list[dict[str, Any]]:
