@@ -206,12 +206,12 @@ def counts_of(values: Any, name: str) -> Int32:
     try:
         tensor = torch.as_tensor(values)
     except (RuntimeError, TypeError, ValueError):
-        raise TypeError(f"{name} is no row of counts, but {_shown(values)}") from None
+        raise TypeError(f"{name} is a row of counts, not {_shown(values)}") from None
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name} counts token copies, but is of {tensor.dtype}")
     if tensor.dim() != 1 or not len(tensor):
         raise ValueError(
-            f"{name} has one count an expert, but its shape is {tuple(tensor.shape)}"
+            f"{name} has one count per expert, but its shape is {tuple(tensor.shape)}"
         )
     counts = tensor.detach().to("cpu", torch.int64).numpy()
     if counts.min() < OUTSIDE // 2:

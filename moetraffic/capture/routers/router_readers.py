@@ -217,7 +217,7 @@ def _largest(module: nn.Module, scores: Tensor) -> Decision:
     """Count the ``module.top_k`` largest scores ``[T, E]`` of each token."""
     k = getattr(module, "top_k", None)
     if not isinstance(k, int):
-        raise ValueError(f"a {type(module).__name__} has no number top_k")
+        raise ValueError(f"a {type(module).__name__} has no integer attribute top_k")
     ids = scores.topk(k, dim=-1).indices
     return _decision_of_ids(ids, scores.shape[-1], (scores,), exact=True)
 
