@@ -40,7 +40,9 @@ def generate(
         typer.Argument(help="Trace to fit, or a model that --save-model wrote."),
     ] = None,
     output: Path | None = trace_output(None),
-    preset: str = option("", "Built-in traffic model, instead of a file.", "--from"),
+    preset: str = option(
+        "", "Shipped model in place of a file, such as top2-balanced-early.", "--from"
+    ),
     kind: str | None = option(
         None,
         "Name of the model fitted to a trace: analog (captured experts and k) or "
@@ -55,7 +57,9 @@ def generate(
         "given again.",
         "--rerun",
     ),
-    judged: bool = option(True, "Judge the fit by two samples.", "--judge/--no-judge"),
+    judged: bool = option(
+        True, "Compare two samples with the run.", "--judge/--no-judge"
+    ),
     iterations: int | None = option(None, "Number of iterations.", shown=CAPTURED),
     ranks: int | None = option(None, "Number of ranks.", shown=CAPTURED),
     experts: int | None = option(
@@ -63,7 +67,9 @@ def generate(
     ),
     k: int | None = option(None, "Experts per token (top-k).", shown=CAPTURED),
     ep: int | None = option(
-        None, "Number of expert-parallel ranks.", shown="the most that fit both"
+        None,
+        "Number of expert-parallel ranks.",
+        shown="the most that ranks and experts allow",
     ),
     seed: int = option(0, "Random seed; the same seed gives the same file.", min=0),
     skew: float = option(1.0, "Scale the load skew by this factor.", panel=SCENARIO),
@@ -97,15 +103,15 @@ def generate(
         min=1,
     ),
     force: bool = option(
-        False, "Overwrite existing outputs, and write what the judgment refuses."
+        False, "Overwrite existing outputs, and write samples that are not accepted."
     ),
     *,
     printing: Printing,
 ) -> None:
     """Fit a generator to a trace and sample a synthetic trace from it.
 
-    The fit is judged by what users compute from traffic, against the run and its
-    reruns; where it fails, nothing is written without --force.
+    Two samples are compared with the run in figures that users compute from traffic; if
+    one differs by more than is accepted, nothing is written without --force.
     The trace is streamed to disk; Ctrl-C keeps the iterations that are complete.
 
     Example: moetraffic generate run.h5 -o synthetic.h5 --ranks 64
