@@ -10,9 +10,9 @@ import typer
 
 from moetraffic.cli.output import present
 from moetraffic.errors import LayoutError
-from moetraffic.launch import RankEnvironment, current_rank
 from moetraffic.launch.machine_resources import check_rank_count
 from moetraffic.report.console.options import AsJson, option
+from moetraffic.report.console.terminal import seat
 from moetraffic.tables import Table, plain
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def doctor(
     # torch takes seconds to import
     from moetraffic.health import before_replay, examine, stops
 
-    rank_env, folder = _seat(), output.absolute().parent
+    # examine() reports what is wrong with a seat
+    rank_env, folder = seat(), output.absolute().parent
     found = examine(folder, exchange=exchange)
     if trace is not None:
         ranks = rank_env.world if rank_env is not None else nproc
@@ -86,11 +87,3 @@ def _conclusion(findings: Sequence[Finding]) -> str:
     notes = sum(f.state.value == "note" for f in findings)
     also = f", {notes} with a note" if notes else ""
     return f"Nothing would stop a run ({number} checks{also})."
-
-
-def _seat() -> RankEnvironment | None:
-    """This process's place among another launcher's ranks, if it has a sound one."""
-    try:
-        return current_rank()
-    except LayoutError:
-        return None  # examine() reports what is wrong with it

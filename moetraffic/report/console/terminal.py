@@ -24,7 +24,7 @@ from rich.console import (
 from rich.segment import Segment
 
 from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
-from moetraffic.launch import current_rank
+from moetraffic.launch import RankEnvironment, current_rank
 from moetraffic.text import LOG_WIDTH, visible
 from moetraffic.trace.hdf5.durable import remedy
 
@@ -205,18 +205,17 @@ def _configured(app: typer.Typer, verb: str) -> dict[str, Any]:
 
 def refuse(sentence: str) -> int:
     """Print an error message in one line, and return the exit code for bad input."""
-    if _prints():
+    if (rank := seat()) is None or rank.local_rank == 0:
         say(f"moetraffic: {' '.join(sentence.split())}")
     return 2
 
 
-def _prints() -> bool:
-    """Return whether this process is the first rank of its host, or not a rank."""
+def seat() -> RankEnvironment | None:
+    """Return this process's place among another launcher's ranks, if it is sound."""
     try:
-        seat = current_rank()
+        return current_rank()
     except LayoutError:
-        return True
-    return seat is None or seat.local_rank == 0
+        return None
 
 
 def _message(error: Any) -> str:

@@ -7,19 +7,6 @@ from moetraffic.tables import Table
 from moetraffic.units import duration
 from moetraffic.validation.downstream import FIGURES, PORT_BYTES_S, TIMES
 
-COVERED = (
-    "Not judged: trends, periods and when levels change; analyze both traces for these."
-)
-"""What the verdict on a fit is not about."""
-
-NOTES = (
-    "times: of all-to-alls through one port of "
-    f"{8e-9 * PORT_BYTES_S:.0f} Gb/s a rank, without latency",
-    "forecast skill: of one forecaster for the loads of all ranks and layers together, "
-    "while analyze fits one to each layer and group; differences in percentage points",
-)
-"""What the figures of the table are of."""
-
 MOST_NAMED = 3
 """Failed figures that a line names."""
 
@@ -27,8 +14,7 @@ MOST_NAMED = 3
 def judgment_lines(judgment: Judgment, model: str) -> list[str]:
     """State the verdict on a fit, and on which ground."""
     count, failed = len(judgment.figures), judgment.failed
-    worst = judgment.nearest
-    if worst is None:
+    if judgment.nearest is None:
         return [f"The {model} model is not judged: the run is too short."]
     if failed:
         named = "; ".join(_named(f) for f in failed[:MOST_NAMED])
@@ -36,11 +22,12 @@ def judgment_lines(judgment: Judgment, model: str) -> list[str]:
     else:
         verdict = (
             f"are as close to the run as is accepted, in all {count} figures; closest "
-            f"to its limit: {_named(worst)}"
+            f"to its limit: {_named(judgment.nearest)}"
         )
     return [
         f"Samples of the {model} model {verdict}.",
-        f"{_ground(judgment)} {COVERED}",
+        f"{_ground(judgment)} Not judged: trends, periods and when levels change; "
+        "analyze both traces for these.",
     ]
 
 
@@ -81,7 +68,12 @@ def figure_table(judgment: Judgment) -> Table:
             )
             for f in judgment.figures
         ],
-        notes=NOTES,
+        notes=[
+            "times: of all-to-alls through one port of "
+            f"{8e-9 * PORT_BYTES_S:.0f} Gb/s a rank, without latency",
+            "forecast skill: of one forecaster for the loads of all ranks and layers, "
+            "while analyze fits one to each; differences in percentage points",
+        ],
     )
 
 
