@@ -6,7 +6,6 @@ an iteration ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +16,7 @@ from .layouts.violations import violations
 from .pattern import Call, Pattern
 from .rules import Rule, refuse
 from .shape import ModelShape
-from .stage import Stage, control, pattern_of
+from .stage import Shares, Stage, control, pattern_of
 from .tensors import ModelTensor, model_tensors, sees_own_tokens
 from .workloads.routers import Gating
 
@@ -27,7 +26,7 @@ def megatron_pattern(
     plan: Parallelism,
     gating: Gating | None = None,
     *,
-    shares: Sequence[float] = (),
+    shares: Shares = (),
 ) -> Pattern:
     """The collectives of one iteration, all ranks.
 
@@ -41,7 +40,9 @@ def megatron_pattern(
         Of a mixture of experts.  Where routing decides how much is sent, all experts
         are taken to get as much, and the calls' ``exact`` is false.
     shares
-        Of all token copies, by expert-parallel rank, as measured; empty: equal.
+        Of an exchange's token copies, by expert-parallel rank, as measured: a row for
+        each measured layer, which layers with experts follow in proportion; empty:
+        equal.
 
     Raises
     ------
@@ -49,18 +50,18 @@ def megatron_pattern(
         If the model cannot be spread so.
     """
     gating = gating or Gating(k=1)
-    uneven = tuple(shares)
+    imbalance = plan.ep * max(map(max, shares)) if shares else 1
     refuse(
         [
-            *violations(Configuration.of(shape, plan, gating)),
+            *violations(Configuration.of(shape, plan, gating, imbalance=imbalance)),
             Rule(
-                bool(uneven) and len(uneven) != plan.ep,
+                {plan.ep, *map(len, shares)} != {plan.ep},
                 "there is a share for each expert-parallel rank, but there are {} for "
                 "ep {}: give as many",
-                (len(uneven), plan.ep),
+                (len(shares[0]) if shares else 0, plan.ep),
             ),
             Rule(
-                bool(uneven)
+                bool(shares)
                 and (
                     plan.dispatcher != "plain"
                     or plan.expert_tp > 1
@@ -74,7 +75,7 @@ def megatron_pattern(
         ]
     )
     return pattern_of(
-        [_Stage(shape, plan, gating, n, shares=uneven) for n in range(plan.pp)]
+        [_Stage(shape, plan, gating, n, shares=shares) for n in range(plan.pp)]
     )
 
 

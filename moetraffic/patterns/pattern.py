@@ -62,7 +62,7 @@ class Event(NamedTuple):
 class Row(NamedTuple):
     """Calls of a stage that differ in their place alone."""
 
-    call: Call  # without layer
+    call: Call  # without layer and shares
     stages: tuple[int, ...]  # whose ranks make as many
     times: int  # in an iteration, by each member
     when: str  # the call's direction, or "after backward": of no micro-batch
@@ -141,7 +141,7 @@ class Pattern:
         counts: dict[tuple[Call, str], dict[int, int]] = {}
         for stage, program in enumerate(self.programs):
             for event in program:
-                call = replace(event.call, layer=-1)
+                call = replace(event.call, layer=-1, shares=())
                 ends = event.micro_batch < 0 and call.direction == "forward"
                 when = "after backward" if ends else call.direction
                 of_stage = counts.setdefault((call, when), {})

@@ -8,6 +8,7 @@ differ, each library's pattern has a dialect.
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,9 @@ from .synchronization import ROOT, SYNCHRONIZATIONS, Copies, Synchronization, Un
 from .tensors import ModelTensor
 from .workloads.routers import Gating
 
+Shares = tuple[tuple[float, ...], ...]
+"""Of an exchange's token copies, by measured layer and expert-parallel rank."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -33,7 +37,7 @@ class Stage:
     plan: Parallelism
     gating: Gating
     number: int
-    shares: tuple[float, ...] = field(default=(), kw_only=True)  # of copies, by EP rank
+    shares: Shares = field(default=(), kw_only=True)
 
     # ---- what a library adds -----------------------------------------------------
 
@@ -201,10 +205,18 @@ class Stage:
             label=part.label,
             phase=part.phase,
             row_bytes=row,
-            shares=self.shares if part.phase else (),
+            shares=self._shares_of(layer) if part.phase else (),
             shift=int(part.operation == "send_recv"),
             exact=padded or not (part.phase or part.label == "experts"),
         )
+
+    def _shares_of(self, layer: int) -> tuple[float, ...]:
+        """Shares of a layer, that of the measured ones at the same depth."""
+        if not self.shares:
+            return ()
+        sparse = self.shape.moe_layers
+        place = min(bisect_left(sparse, layer), len(sparse) - 1)
+        return self.shares[place * len(self.shares) // len(sparse)]
 
     def experts_unit(self, layer: int, point: str) -> list[Call]:
         """What the experts' own unit sends, where experts have copies."""

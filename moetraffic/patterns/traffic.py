@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,37 @@ def traffic_matrices(
         for kind in TRAFFIC
         if kind in there
     }
+
+
+def busiest_rank_bytes(pattern: Pattern, matrix: csr_array, kind: str) -> int:
+    """Bytes that the busiest rank sends in an iteration, of a kind of traffic.
+
+    With measured shares it is that of each exchange, which sends or receives most of
+    it, so that the others wait: summed over the stage that has most.
+
+    Parameters
+    ----------
+    pattern
+        The collectives.
+    matrix
+        ``[R, R]`` of the kind, of :func:`traffic_matrices`.
+    kind
+        One of TRAFFIC.
+    """
+    stages: Counter[int] = Counter()
+    for call, groups, times in pattern.calls([kind]):
+        if call.shares:
+            one = call_matrix(call, len(groups[0]), "ring")
+            most = max(one.sum(axis=0).max(), one.sum(axis=1).max())
+            stages[pattern.stage_of[groups[0][0]]] += times * int(most)
+    return max(stages.values(), default=int(matrix.sum(axis=1).max(initial=0)))
+
+
+def sent_bytes(pattern: Pattern, matrix: csr_array) -> float:
+    """Bytes ``[R, R]`` that a rank sends, in the mean of the stage that sends most."""
+    stages = np.array(pattern.stage_of)
+    rows = np.bincount(stages, np.asarray(matrix.sum(axis=1)).ravel())
+    return float((rows / np.bincount(stages)).max())
 
 
 def _sparse(

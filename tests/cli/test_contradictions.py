@@ -14,6 +14,26 @@ from moetraffic.cli import main
 from .test_cli import refused
 from .test_published_layouts import PARTS
 
+DENSE = "--dp 8 --platform dgx-a100"
+ONE_NODE = "--model deepseek-v3 --dp 8 --ep 8 --dispatcher deduplicated --node-limit 2"
+IDLE = (
+    ("--dispatch-dtype float8", "experts on other ranks"),
+    ("--scatter-gather", "several stages (--pp, --tp), but"),
+    ("--context all-gather", "context-parallel ranks (--cp)"),
+    ("--sequence-parallel", "tensor-parallel ranks (--tp)"),
+)
+"""Options without effect on the calls of data parallelism alone."""
+
+TERMS = (
+    ("--overlap ep,cp", "nothing of ep, cp hides behind compute here"),
+    ("--overlap dp,cp", "name dp alone, or leave it out"),
+    ("--convention zero3=lists", "zero3=lists changes nothing"),
+    ("--convention flops=parameters", "flops=parameters changes nothing"),
+    ("--fp8", "A100 does not multiply in 8 bits"),
+    ("--fp8 --utilization 0.4", "a utilization is that of all products"),
+)
+"""Options without effect on its time."""
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -59,6 +79,11 @@ from .test_published_layouts import PARTS
             "pattern --model mixtral-8x7b --dp 2 --dispatch some",
             "dispatch is one of padded",
         ),
+        *((f"estimate {DENSE} {way}", said) for way, said in (*IDLE, *TERMS)),
+        *((f"pattern --dp 8 {way}", said) for way, said in IDLE),
+        ("pattern --dp 8 --bucket-mib 4", "--synchronization ddp"),
+        (f"pattern {ONE_NODE} --gpus-per-node 8", "--node-limit is given"),
+        (f"estimate {ONE_NODE} --platform dgx-h100", "--node-limit is given"),
         ("import m.txt -o n.h5 --from csv --ep 4", "only for megatron files"),
     ],
 )

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from moetraffic.analysis.skew.rank_imbalance import rank_imbalance
+from moetraffic.analysis.skew.rank_imbalance import rank_imbalance, rank_shares
 from moetraffic.cli import main
 from moetraffic.patterns import preset, time_model
 from moetraffic.patterns.time_model import (
@@ -97,30 +103,84 @@ def test_a_sweep_over_models_or_bandwidths_is_each_alone(
     assert slow == pytest.approx(10 * fast)
 
 
-def test_measured_imbalance_is_that_of_the_busiest_rank(
+SMALL_MOE = ("--model", "mixtral-8x7b", "--layers", "4", "--hidden", "512")
+SMALL_MOE = (*SMALL_MOE, "--heads", "8", "--kv-heads", "8", "--sequence", "256")
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    demand=arrays(np.int64, (3, 4, 2, 8), elements=st.integers(0, 40)),
+    ep=st.sampled_from([2, 4, 8]),
+    pp=st.sampled_from([1, 2]),
+    k=st.sampled_from([1, 2]),
+)
+def test_both_verbs_have_the_measured_imbalance_of_each_exchange(
+    tmp_path_factory: pytest.TempPathFactory,
+    demand: np.ndarray,
+    ep: int,
+    pp: int,
+    k: int,
+) -> None:
+    """Each layer's busiest rank has the mean of max/mean over layers and iterations,
+    whichever rank it is; what all ranks send is as without."""
+    demand[..., 0] += 1  # of iterations, layers, ranks, experts
+    path = tmp_path_factory.mktemp("drawn") / "run.h5"
+    Trace.from_arrays(demand=demand, k=1).save(path)
+    loads = demand.sum(axis=2).reshape(3, 4, ep, -1).sum(axis=3)
+    ratio = float((loads.max(axis=2) / loads.mean(axis=2)).mean())
+    with Trace.open(path) as trace:
+        assert rank_imbalance(trace, ep) == pytest.approx(ratio)
+        shares = rank_shares(trace, ep)
+    assert shares.sum(axis=1) == pytest.approx(np.ones(4))
+    assert ep * shares.max(axis=1) == pytest.approx(np.full(4, ratio))
+    total = loads.sum(axis=0)
+    assert (total[range(4), shares.argmax(axis=1)] == total.max(axis=1)).all()
+    of = [*SMALL_MOE, "--k", str(k), "--ep", str(ep), "--dp", str(ep), "--pp", str(pp)]
+    found = {}
+    for verb in (["estimate", "--bandwidth", "25GB/s"], ["pattern"]):
+        for way in ((), ("--imbalance-from", str(path))):
+            out = StringIO()
+            with redirect_stdout(out), redirect_stderr(out):
+                code = main([*verb, *of, *way, "--json"])
+            if ratio > min(ep, 8 / k) and way:  # a trace of k = 1
+                assert code == 2
+                assert "has at most" in out.getvalue()
+                return
+            found[verb[0], bool(way)] = json.loads(out.getvalue())
+    for way in (False, True):
+        estimated = found["estimate", way]["estimate"]
+        traffic = found["pattern", way]["traffic"]["EP"]
+        assert traffic["sent_bytes"] == estimated["sent_bytes"]["ep"]
+        # whole rows: of each exchange to each rank one more at most
+        rows = 16 * ep * 512 * 2
+        busiest = estimated["busiest_rank_bytes"]["ep"]
+        assert abs(traffic["busiest_rank_bytes"] - busiest) <= rows * way
+        if not way:
+            even = traffic
+    assert traffic["sent_bytes"] == even["sent_bytes"]
+    assert busiest == pytest.approx(ratio * even["busiest_rank_bytes"])
+
+
+def test_measured_imbalance_slows_an_estimate_as_a_given_one(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    # 4 experts on 2 ranks: 30 of 40 copies go to the first two
-    demand = np.tile([20, 10, 5, 5], (3, 1, 2, 1))  # iterations, layers, ranks, experts
-    trace = Trace.from_arrays(demand=demand, k=1)
+    # 8 experts on 2 ranks: 30 of 40 copies go to the first four
+    demand = np.tile([10, 10, 5, 5, 5, 5, 0, 0], (3, 1, 2, 1))
     path = tmp_path / "skewed.h5"
-    trace.save(path)
-    assert rank_imbalance(trace, 2) == pytest.approx(1.5)
-    assert rank_imbalance(trace, 4) == pytest.approx(2.0)
-    split = ("--dp", "2", "--ep", "2", "--platform", "dgx-h100")
-    asked = ("estimate", "--model", "tiny-switch", *split)
-    measured, given = (
+    Trace.from_arrays(demand=demand, k=1).save(path)
+    asked = ("estimate", *SMALL_MOE, "--dp", "2", "--ep", "2", "--platform", "dgx-h100")
+    measured, stated = (
         told(capsys, *asked, *by)
         for by in (("--imbalance-from", str(path)), ("--imbalance", "1.5"))
     )
-    assert measured["estimate"] == given["estimate"]
-    ways = ("--dp", "2", "--ep", "2", "--dispatch", "dropless")
-    pattern = ("pattern", "--model", "tiny-switch", *ways)
-    uneven = told(capsys, *pattern, "--imbalance-from", str(path))
-    matrix = np.array(uneven["traffic"]["EP"]["matrix_bytes"])  # type: ignore[index]
-    even = told(capsys, *pattern)["traffic"]["EP"]["matrix_bytes"]  # type: ignore[index]
-    assert matrix.sum() == np.sum(even)
-    assert (matrix == matrix.T).all()  # what goes out comes back: 3/4 and 1/4 of a row
+    assert measured["estimate"] == stated["estimate"]
+    assert main([*asked, "--imbalance-from", str(path)]) == 0
+    (line,) = re.findall(r"Its traffic: moetraffic (.*)", capsys.readouterr().out)
+    assert f"--imbalance-from {path}" in line
+    assert main([*line.split(), "--json"]) == 0
+    traffic = json.loads(capsys.readouterr().out)["traffic"]["EP"]
+    busiest = stated["estimate"]["busiest_rank_bytes"]["ep"]  # type: ignore[index]
+    assert traffic["busiest_rank_bytes"] == busiest
 
 
 def test_states_and_protocols_are_inputs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,9 +192,32 @@ def test_states_and_protocols_are_inputs(capsys: pytest.CaptureFixture[str]) -> 
     assert slow["estimate"]["dp_s"] > 2 * fast["estimate"]["dp_s"]  # type: ignore[index]
 
 
+EP = "--model mixtral-8x7b --dp 8"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ("estimate --imbalance 2 --dp 2 --bandwidth 1GB/s", "the model is dense"),
+        ("estimate --imbalance-from no.h5 --dp 2 --bandwidth 1GB/s", "model is dense"),
+        (
+            f"estimate {EP} --platform dgx-h100 --ep 1 --imbalance 1.5",
+            "at most 1 x the mean",
+        ),
+        (
+            f"estimate {EP} --ep 8 --platform dgx-h100 --imbalance 4.5",
+            "at most 4 x the mean",
+        ),  # 8 experts, k 2
+        (
+            "estimate --model switch-base-8 --dp 8 --ep 8 --platform dgx-h100 "
+            "--imbalance 4",
+            "are as full on",
+        ),
+        (f"pattern {EP} --ep 1 --imbalance-from no.h5", "but ep is 1"),
+        (
+            f"estimate {EP} --platform dgx-h100 --ep 1 --imbalance-from no.h5",
+            "but ep is 1",
+        ),
         ("estimate --layers 0", "layers must be at least 1"),
         ("estimate --k 2", "a dense model has no experts"),
         ("estimate --model mixtral-8x7b --k 9", "selects 1 to 8 experts"),

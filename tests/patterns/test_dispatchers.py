@@ -181,18 +181,18 @@ def test_measured_shares_move_bytes_and_keep_their_sum() -> None:
     of = Parallelism(dp=4, ep=4)
     gating = Gating(k=2, dispatch="dropless")
     even = traffic_matrix(megatron_pattern(shape(), of, gating), traffic=["EP"])
-    pattern = megatron_pattern(shape(), of, gating, shares=shares)
+    pattern = megatron_pattern(shape(), of, gating, shares=(shares,))
     matrix = traffic_matrix(pattern, traffic=["EP"])
     row = 2 * TOKENS * HIDDEN * 2  # what a rank dispatches, once
     expected = np.tile(np.array(shares) * row, (4, 1))
     np.fill_diagonal(expected, 0)
     assert (matrix == 2 * (expected + expected.T)).all()  # two phases each way
     assert matrix.sum() == even.sum()
-    equal = megatron_pattern(shape(), of, gating, shares=(0.25,) * 4)
+    equal = megatron_pattern(shape(), of, gating, shares=((0.25,) * 4,))
     assert (traffic_matrix(equal, traffic=["EP"]) == even).all()
     # rows that do not divide: none is lost, and nobody is off by more than one
     odd = (0.301, 0.299, 0.2004, 0.1996)
-    uneven = megatron_pattern(shape(), of, gating, shares=odd)
+    uneven = megatron_pattern(shape(), of, gating, shares=(odd,))
     call = next(e.call for e in uneven.programs[0] if e.call.phase == "dispatch")
     rows = exchange_matrix(call, 4)[0] // call.row_bytes
     assert rows.sum() == 2 * TOKENS
@@ -203,4 +203,4 @@ def test_measured_shares_move_bytes_and_keep_their_sum() -> None:
     ):
         other = replace(of, dispatcher=dispatcher)
         with pytest.raises(LayoutError, match=said):
-            megatron_pattern(shape(), other, gating, shares=some)
+            megatron_pattern(shape(), other, gating, shares=(some,))

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from moetraffic.arrays import Int64
+from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 from moetraffic.trace.relocation import routed_layers
 
-from .measures import max_over_mean
 
-
-def rank_loads(trace: Trace, ep: int) -> Int64:
+def rank_loads(trace: Trace, ep: int) -> list[Int64]:
     """Count the token copies of each expert-parallel rank.
 
     Rank i of ``ep``, a divisor of the experts, holds the i-th of as many equal parts of
     them, in order.
 
-    ``[n, ep]`` int64 of each layer, micro-batch and iteration.
+    ``[n, ep]`` int64 of each layer, its micro-batches and iterations.
 
     Raises
     ------
@@ -38,21 +36,38 @@ def rank_loads(trace: Trace, ep: int) -> Int64:
             )
         load = layer.demand.sum(axis=1, dtype=np.int64)
         found.append(load.reshape(len(load), ep, -1).sum(axis=2))
-    return np.concatenate(found)
+    return found
+
+
+def rank_shares(trace: Trace, ep: int) -> Float64:
+    """Compute the shares of expert-parallel ranks in an exchange, by layer.
+
+    The ranks of a layer are ordered by their copies in the whole run.  The i-th busiest
+    has the share that the i-th busiest rank of an exchange has in the mean of all
+    layers, micro-batches and iterations, so that each layer's busiest rank is as busy
+    as that of a mean exchange, whichever rank that is.
+
+    ``[layers, ep]`` float64; each row sums to 1.
+    """
+    layers = rank_loads(trace, ep)
+    every = np.sort(np.concatenate(layers), axis=1)
+    total = every.sum(axis=1, keepdims=True)
+    if not total.any():
+        raise AnalysisError(
+            "shares of ranks are those of routed token copies, but the routers of "
+            f"{trace.name} routed none: give another trace"
+        )
+    shares = (every / np.maximum(total, 1))[total[:, 0] > 0].mean(axis=0)
+    places = [np.argsort(np.argsort(load.sum(axis=0))) for load in layers]
+    return np.asarray(shares[np.array(places)])
 
 
 def rank_imbalance(trace: Trace, ep: int) -> float:
     """Compute the load of the busiest expert-parallel rank relative to the mean.
 
-    The ratio of :func:`rank_loads` is taken for each layer, micro-batch and iteration,
-    and averaged: a layer waits for its busiest rank.
+    The ratio is that of each layer, micro-batch and iteration, averaged: an exchange
+    waits for its busiest rank.  It is ``ep`` times the largest of :func:`rank_shares`.
 
     From 1 (balanced) to ``ep`` (one rank has all).
     """
-    return float(np.nanmean(max_over_mean(rank_loads(trace, ep))))
-
-
-def load_shares(trace: Trace, ep: int) -> tuple[float, ...]:
-    """Compute each expert-parallel rank's share of all token copies of a run."""
-    sums = rank_loads(trace, ep).sum(axis=0)
-    return tuple((sums / max(sums.sum(), 1)).tolist())
+    return ep * float(rank_shares(trace, ep).max())

@@ -11,6 +11,8 @@ from moetraffic.report.console.options import Setting, field_options, named_valu
 from moetraffic.units import bytes_per_second, seconds
 
 if TYPE_CHECKING:
+    from moetraffic.arrays import Float64
+    from moetraffic.patterns import ModelShape
     from moetraffic.patterns.time_model import Conventions, Gpu
 
 SYSTEM = "System"
@@ -173,22 +175,26 @@ def read_shares(text: str) -> dict[str, float]:
         ) from None
 
 
-def measured_shares(path: Path, ranks: int) -> tuple[float, ...]:
-    """Measure the shares of some expert-parallel ranks in a trace's token copies."""
-    from moetraffic.analysis.skew.rank_imbalance import load_shares
+def measured_shares(path: Path, shape: ModelShape, ranks: int) -> Float64:
+    """Measure the shares ``[layers, ranks]`` of expert-parallel ranks in exchanges of a
+    trace, for a model that is spread over them.
+
+    Raises
+    ------
+    LayoutError
+        If it is not.
+    """
+    from moetraffic.analysis.skew.rank_imbalance import rank_shares
     from moetraffic.trace import Trace
 
+    if not shape.experts or ranks == 1:
+        raise LayoutError(
+            "a measured imbalance is that of expert-parallel ranks, but "
+            f"{'ep is 1' if shape.experts else 'the model is dense'}: give --ep, or "
+            "leave out --imbalance-from"
+        )
     with Trace.open(path) as trace:
-        return load_shares(trace, ranks)
-
-
-def measured_imbalance(path: Path, ranks: int) -> float:
-    """Measure a trace's busiest of some expert-parallel ranks over the mean."""
-    from moetraffic.analysis.skew.rank_imbalance import rank_imbalance
-    from moetraffic.trace import Trace
-
-    with Trace.open(path) as trace:
-        return rank_imbalance(trace, ranks)
+        return rank_shares(trace, ranks)
 
 
 def read_conventions(given: list[str]) -> Conventions:

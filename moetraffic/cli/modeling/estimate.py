@@ -13,7 +13,8 @@ from moetraffic.cli.output import Printing, Shown, printed
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, parameter_count, time_model
 from moetraffic.patterns.bandwidth.platforms import protocols
-from moetraffic.patterns.time_model import GPUS, Configuration, System
+from moetraffic.patterns.time_model import GPUS, Configuration, Conventions, System
+from moetraffic.patterns.values import anywhere
 from moetraffic.report import run_calibration as report
 from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
@@ -24,6 +25,7 @@ from moetraffic.report.console.options import (
     positive_numbers,
     takes,
 )
+from moetraffic.report.results.time_model import as_dict
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 
@@ -33,14 +35,14 @@ from .assumptions import (
     fused_by_default,
     is_file,
     is_table,
-    measured_imbalance,
+    measured_shares,
     nominal,
     of_protocol,
     read_bandwidth,
     read_conventions,
     without_network,
 )
-from .layout import ESTIMATED, LAYOUT, usual_micro_batches
+from .layout import ESTIMATED, LAYOUT, refuse_idle_layout, usual_micro_batches
 from .model_shape import MODEL, MODEL_HELP, SHAPE, SHAPE_OPTIONS, model_of, options_of
 from .time_studies import (
     best_layouts,
@@ -339,7 +341,9 @@ def estimate(
                 "a measured imbalance is that of a number of expert-parallel ranks, "
                 "but --best tries several: give --ep"
             )
-        found = measured_imbalance(imbalance_from, int(config.ep))
+        assert isinstance(config.model, ModelShape)  # an option names one model
+        shares = measured_shares(imbalance_from, config.model, int(config.ep))
+        found = config.ep * shares.max()
         config = replace(config, imbalance=found)
         source += f", busiest of {config.ep:g} ranks {found:.3g} x the mean"
     if rates:
@@ -366,6 +370,30 @@ def estimate(
         )
     system = System(**{**assumed, **known})
     conventions = read_conventions(convention or [])
+    if sweep != "size" and not best:
+        refuse_idle_layout(ctx, config)
+    for holds, names, why in (
+        (
+            sweep != "size" and not anywhere(config.sizes.experts),
+            ("imbalance",),
+            "the model is dense and has no experts",
+        ),
+        (
+            anywhere(config.capacity_factor > 0),
+            ("imbalance", "imbalance_from"),
+            "padded buffers of experts are as full on every rank",
+        ),
+        (system.gpu is None, ("fp8",), "a utilization is that of all products"),
+        (
+            system.gpu is not None and system.gpu.fp8_speed <= 1,
+            ("fp8",),
+            f"{system.gpu and system.gpu.name} does not multiply in 8 bits",
+        ),
+    ):
+        if holds:
+            refuse_idle(ctx, names, why, error=LayoutError)
+    if not (best or sweep or zero_stages):
+        _refuse_idle_terms(ctx, config, system, conventions)
     if best:
         kept = [
             name
@@ -396,7 +424,12 @@ def estimate(
     if asked_for is not None:
         free = [n for n in LAYOUT if n in chosen and n not in time_model.COLUMNS]
         idle = [f"--{n}" for n in ("imbalance", "convention") if given(n)]
-        idle += ["--imbalance-from"] * (imbalance_from is not None)
+        if imbalance_from is not None:
+            whole = config.expert_tp == 1 and chosen.get("dispatcher") == "plain"
+            if whole:  # experts, whose tokens one all-to-all sends
+                asked_for["imbalance_from"] = imbalance_from
+            else:
+                idle.append("--imbalance-from")
         asked_for |= {n: chosen[n] for n in free if given(n)}
         traced = its_traffic(of_what, at, asked_for, idle)
         shown = replace(shown, summary=[*shown.summary, *traced])
@@ -410,6 +443,34 @@ def estimate(
     fused = bool(config.fused_attention)
     more = {"conventions": vars(conventions), "fused_attention": fused, **counted}
     show(shown, model=model, **more)
+
+
+def _refuse_idle_terms(
+    ctx: typer.Context, config: Configuration, system: System, conventions: Conventions
+) -> None:
+    """Refuse conventions and overlaps without which the estimate is the same."""
+
+    def told(system: System, conventions: Conventions) -> str:
+        found = time_model.estimate(config, system, conventions=conventions)
+        return str(as_dict(found))
+
+    usual, shares = vars(Conventions()), dict(system.overlap)
+    other = {n: c for n, c in vars(conventions).items() if c != usual[n]}
+    whole = told(system, conventions) if other else ""
+    bare = told(replace(system, overlap={}), conventions) if shares else ""
+    for name, choice in other.items():
+        if told(system, replace(conventions, **{name: usual[name]})) == whole:
+            why = f"{name}={choice} changes nothing of this estimate"
+            refuse_idle(ctx, ("convention",), why, error=LayoutError)
+    rest = {
+        kind: share
+        for kind, share in shares.items()
+        if told(replace(system, overlap={kind: share}), conventions) != bare
+    }
+    if idle := ", ".join(kind for kind in shares if kind not in rest):
+        why = f"nothing of {idle} hides behind compute here"
+        some = f"name {','.join(rest)} alone, or " if rest else ""
+        refuse_idle(ctx, ("overlap",), why, instead=some, error=LayoutError)
 
 
 def _parts(words: str) -> list[str]:

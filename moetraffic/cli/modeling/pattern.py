@@ -19,9 +19,11 @@ from moetraffic.patterns import (
     parameter_count,
 )
 from moetraffic.patterns.algorithms import ALGORITHMS
+from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.rules import choose
+from moetraffic.patterns.stage import Shares
 from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import trained_pattern
@@ -39,7 +41,7 @@ from moetraffic.report.console.options import (
 from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .assumptions import measured_shares
-from .layout import LAYOUT, MICRO_BATCH, usual_micro_batches
+from .layout import LAYOUT, MICRO_BATCH, refuse_idle_layout, usual_micro_batches
 from .model_shape import MODEL, MODEL_HELP, SHAPE, model_of
 
 if TYPE_CHECKING:
@@ -160,16 +162,15 @@ def pattern(
         if training[name] is None:
             training[name] = value
     plan = Parallelism(**grid, **training, global_batch=global_batch)
-    shares: tuple[float, ...] = ()
+    shares: Shares = ()
     if imbalance_from is not None:
-        if not of.experts or plan.ep == 1:
-            raise LayoutError(
-                "a measured imbalance is that of expert-parallel ranks, but "
-                f"{'the model is dense' if not of.experts else 'ep is 1'}: "
-                "give --ep, or leave out --imbalance-from"
-            )
-        shares = measured_shares(imbalance_from, plan.ep)
+        measured = measured_shares(imbalance_from, of, plan.ep)
+        shares = tuple(map(tuple, measured.tolist()))
     made = _made(library, of, plan, gating, shares)
+    refuse_idle_layout(ctx, Configuration.of(of, plan, gating))
+    if plan.synchronized != "ddp":
+        why = "buckets are those of --synchronization ddp"
+        refuse_idle(ctx, ("bucket_mib",), why, error=LayoutError)
     if not made.kinds:
         raise LayoutError(
             "a single rank sends nothing, but tp x cp x dp x pp is "
@@ -202,7 +203,7 @@ def _made(
     shape: ModelShape,
     plan: Parallelism,
     gating: Gating,
-    shares: tuple[float, ...],
+    shares: Shares,
 ) -> Pattern:
     """Compute the pattern of one library.
 
@@ -259,9 +260,10 @@ def _shown(
         told = report.as_dict(made, matrices)
         told["parameters"] = {"total": count.total, "active": count.active}
         told |= {"algorithm": algorithm, "files": [str(p) for p in written if p]}
-    traffic = report.traffic_table(matrices)
+    traffic = report.traffic_table(made, matrices)
     note = f"Between ranks: bytes of an iteration with {algorithm} collectives."
-    most = "Bottleneck rank: of each kind the rank that sends most of it."
+    most = "Bottleneck rank: of each kind the rank that sends most of it (of measured "
+    most += "shares, of each exchange the rank that sends or receives most)."
     payload = "payload: input bytes of a group member"
     return Shown(
         summary=[

@@ -114,6 +114,13 @@ class Configuration(Parallelism):
         return where(self.capacity_factor > 0, padded, routed * self.imbalance)
 
     @cached_property
+    def most_imbalance(self) -> Values:
+        """The busiest rank's load over the mean where all tokens go to its E/ep experts
+        and, being k distinct ones, to others if these are fewer."""
+        experts = self.sizes.experts / np.maximum(self.k, 1)
+        return where(self.sizes.experts > 0, np.minimum(self.ep, experts), 1.0)
+
+    @cached_property
     def stages(self) -> StageLayers:
         """Layers and ends of the stages that may have most."""
         twice, dimensions = self.pair > 1, len(self.shape)

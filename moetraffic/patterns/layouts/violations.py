@@ -116,6 +116,13 @@ def _rules(config: Configuration) -> list[Rule]:
             "lower --k",
             (c.k, m.experts),
         ),
+        Rule(
+            c.imbalance > c.most_imbalance * (1 + 1e-9),
+            "the busiest of {} expert-parallel ranks has at most {} x the mean load (k "
+            "experts of a token are distinct), but the imbalance is {}: change "
+            "--imbalance, --imbalance-from, --ep or --k",
+            (c.ep, c.most_imbalance, c.imbalance),
+        ),
         *schedule_rules(c.pp, batches, c.virtual, c.schedule, c.shard),
         *(dispatcher_rules(c) if told else ()),
         Rule(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,11 +127,51 @@ def _llama(c: Mapping[str, Any], **others: Any) -> tuple[ModelShape, int]:
         "sequence": c["max_position_embeddings"],
         "vocabulary": c["vocab_size"],
         "tied": bool(c.get("tie_word_embeddings", False)),
-        "qkv_bias": bool(c.get("attention_bias", kind in ("qwen2", "qwen2_moe"))),
+        "mtp": int(c.get("num_nextn_predict_layers") or 0),
+        **_biases(c),
         "qk_norm": kind in ("qwen3", "qwen3_moe"),
     }
     shape = ModelShape(name=_name(c, kind), **{**fields, **others})
     return shape, int(c.get("num_experts_per_tok") or 0) if shape.experts else 0
+
+
+def _biases(c: Mapping[str, Any]) -> dict[str, bool]:
+    """Biases of matrices: of queries, keys and values alone in Qwen2, of all in Llama
+    (transformers, ``modeling_llama.py``); fields that other types have not are not
+    read."""
+    kind = c["model_type"]
+    if kind in ("qwen2", "qwen2_moe"):
+        return {"qkv_bias": bool(c.get("qkv_bias", True))}
+    attention = bool(c.get("attention_bias")) and kind not in ("mistral", "mixtral")
+    rest = bool(c.get("mlp_bias")) and kind == "llama"
+    if attention != rest:
+        raise LayoutError(
+            "matrices of attention and of the feed-forward network have biases, or "
+            f"neither have, but attention_bias is {attention} and mlp_bias {rest} in a "
+            f"{kind} configuration: leave both out"
+        )
+    return {"bias": attention}
+
+
+def _with_experts(
+    c: Mapping[str, Any], layers: Sequence[int], **others: Any
+) -> tuple[ModelShape, int]:
+    """A model whose ``layers`` have experts: every n-th from one of them on.
+
+    Raises
+    ------
+    LayoutError
+        If others have them.
+    """
+    shape, k = _llama(c, moe_first=layers[0] if layers else 0, **others)
+    if shape.experts and shape.moe_layers != tuple(layers):
+        raise LayoutError(
+            "every n-th layer from a first one on has experts, but here these are the "
+            f"layers {', '.join(map(str, layers)) or 'none'}: change mlp_only_layers, "
+            "decoder_sparse_step or moe_layer_freq, or give --layers, --hidden and the "
+            "other sizes instead"
+        )
+    return shape, k
 
 
 def _mixtral(c: Mapping[str, Any]) -> tuple[ModelShape, int]:
@@ -140,25 +180,35 @@ def _mixtral(c: Mapping[str, Any]) -> tuple[ModelShape, int]:
 
 def _qwen_moe(c: Mapping[str, Any]) -> tuple[ModelShape, int]:
     shared = int(c.get("shared_expert_intermediate_size") or 0)
-    return _llama(
+    every = int(c.get("decoder_sparse_step") or 1)
+    dense = c.get("mlp_only_layers") or ()
+    every_nth = range(every - 1, c["num_hidden_layers"], every)
+    return _with_experts(
         c,
+        [layer for layer in every_nth if layer not in dense],
         experts=int(c.get("num_experts") or c.get("num_local_experts") or 0),
         expert_ffn=c["moe_intermediate_size"],
         shared_ffn=shared,
         shared_gate=bool(shared),
-        moe_every=int(c.get("decoder_sparse_step") or 1),
+        moe_every=every,
     )
 
 
 def _deepseek(c: Mapping[str, Any]) -> tuple[ModelShape, int]:
     wide = c["moe_intermediate_size"]
-    return _llama(
+    first, every = (
+        int(c.get(name) or default)
+        for name, default in (("first_k_dense_replace", 0), ("moe_layer_freq", 1))
+    )
+    # as DeepseekV3Model counts them, from 0
+    layers = [n for n in range(first, c["num_hidden_layers"]) if n % every == 0]
+    return _with_experts(
         c,
+        layers,
         experts=c["n_routed_experts"],
         expert_ffn=wide,
         shared_ffn=wide * int(c.get("n_shared_experts") or 0),
-        moe_first=int(c.get("first_k_dense_replace") or 0),
-        moe_every=int(c.get("moe_layer_freq") or 1),
+        moe_every=every,
         kv_heads=0,
         head_size=c["qk_nope_head_dim"],
         query_rank=int(c.get("q_lora_rank") or 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,7 +40,9 @@ class Estimate:
     compute: Float64  # T_comp
     launches: Float64  # of it, in which the GPU waits for the host's kernel launches
     communication: dict[str, Float64]  # by kind of KINDS, whether hidden or not
-    wire: dict[str, Float64]  # bytes that the rank sends, by kind
+    wire: dict[str, Float64]  # bytes that the rank sends, by kind; of experts that of
+    # each exchange which sends or receives most, so that the others wait
+    sent: dict[str, Float64]  # bytes that a rank sends in the mean of its stage
     overlapped: dict[tuple[str, str], Float64]  # communication that hides, by kind and
     # by what it hides behind: one of WINDOWS
     overhead: Float64  # of layers and of the iteration
@@ -219,6 +221,10 @@ def estimate(
         moved = traffic(c, conventions)
         spent = _spent(moved, s)
         times, wire, micro = _sums(moved, spent, c.shape)
+        sent = wire
+        if anywhere(c.imbalance != 1):
+            even = traffic(replace(c, imbalance=1), conventions)
+            sent = _sums(even, spent, c.shape)[1]
         one = compute / batches / work.all
         overlapped: dict[tuple[str, str], Float64] = {}
         if s.overlap:
@@ -230,11 +236,11 @@ def estimate(
         if conventions.bubble == "with-communication":
             own = (t for (kind, _), t in overlapped.items() if kind in ("tp", "cp"))
             beat = beat + (micro - sum(own)) / batches
-            if (sent := overlapped.get(("ep", "directions"))) is not None:
+            if (part := overlapped.get(("ep", "directions"))) is not None:
                 # what passes of DualPipe send hides in pairs, or is counted as exposed
-                sent = sent / np.maximum(paired_share(c.pp, batches), 1e-9)
+                part = part / np.maximum(paired_share(c.pp, batches), 1e-9)
                 paired = c.schedule == SCHEDULES.index("dualpipe")
-                beat = beat - where(paired, sent / batches, 0.0)
+                beat = beat - where(paired, part / batches, 0.0)
         bubble = c.idle * beat
         if anywhere(c.schedule > 0):
             bubble = _other_bubbles(c, conventions, work, beat, bubble)
@@ -270,6 +276,7 @@ def estimate(
         launches=known(launches),
         communication={kind: known(value) for kind, value in times.items()},
         wire={kind: known(value) for kind, value in wire.items()},
+        sent={kind: known(value) for kind, value in sent.items()},
         overlapped={name: known(value) for name, value in overlapped.items()},
         overhead=known(overhead),
         optimizer=known(optimizer),

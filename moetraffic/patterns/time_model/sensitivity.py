@@ -8,6 +8,7 @@ import numpy as np
 
 from moetraffic.arrays import Float64
 from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns.values import anywhere
 
 from .calls import Traffic
 from .conventions import CHOICES, SC21, Conventions
@@ -67,6 +68,8 @@ def sensitivity(
     known = replace(config, gradient_dtype=config.gradient_bytes)
     for name in STORED:
         field, value = FIELDS.get(name, name), getattr(config, name)
+        if name == "imbalance" and anywhere(value * (1 + step) > config.most_imbalance):
+            continue  # no rank can be busier
         stored = [replace(known, **{field: value * f}) for f in factors]
         inputs[name] = [(one, system) for one in stored]
     found = {}

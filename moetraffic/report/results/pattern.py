@@ -13,7 +13,11 @@ from moetraffic.patterns.layouts.parallelism import Parallelism
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.presets import preset
-from moetraffic.patterns.traffic import traffic_matrices
+from moetraffic.patterns.traffic import (
+    busiest_rank_bytes,
+    sent_bytes,
+    traffic_matrices,
+)
 from moetraffic.report.chart import Chart, Rule
 from moetraffic.tables import Table
 from moetraffic.units import byte_size, rank_span
@@ -72,14 +76,17 @@ def groups_table(pattern: Pattern) -> Table:
     )
 
 
-def traffic_table(matrices: Mapping[str, csr_array]) -> Table:
+def traffic_table(pattern: Pattern, matrices: Mapping[str, csr_array]) -> Table:
     """Tabulate the bytes between ranks in an iteration, by kind of traffic."""
     return Table(
         columns={
             **{"traffic": "", "between ranks": "bytes", "share": ".1%", "pairs": ""},
             **{"largest pair": "bytes", "bottleneck rank": "bytes"},
         },
-        rows=[(kind, *one.values()) for kind, one in traffic_figures(matrices).items()],
+        rows=[
+            (kind, *one.values())
+            for kind, one in traffic_figures(pattern, matrices).items()
+        ],
     )
 
 
@@ -87,7 +94,7 @@ def sentence(
     pattern: Pattern, matrices: Mapping[str, csr_array], layout: str, batch: str
 ) -> str:
     """State the bytes between ranks in an iteration, and the largest kind of them."""
-    figures = traffic_figures(matrices)
+    figures = traffic_figures(pattern, matrices)
     start = f"{pattern.name} on {pattern.grid.world} ranks ({layout}), {batch}"
     total = sum(one["bytes"] for one in figures.values())
     if not total:
@@ -100,7 +107,9 @@ def sentence(
     )
 
 
-def traffic_figures(matrices: Mapping[str, csr_array]) -> dict[str, dict[str, Any]]:
+def traffic_figures(
+    pattern: Pattern, matrices: Mapping[str, csr_array]
+) -> dict[str, dict[str, Any]]:
     """Compute totals of each kind's byte matrix ``[R, R]``, by kind."""
     whole = sum(int(m.sum()) for m in matrices.values())
     return {
@@ -109,7 +118,7 @@ def traffic_figures(matrices: Mapping[str, csr_array]) -> dict[str, dict[str, An
             "share": int(m.sum()) / whole if whole else 0.0,
             "pairs": int(np.count_nonzero(m.data)),
             "largest_pair_bytes": int(m.data.max(initial=0)),
-            "busiest_rank_bytes": int(m.sum(axis=1).max(initial=0)),
+            "busiest_rank_bytes": busiest_rank_bytes(pattern, m, kind),
         }
         for kind, m in matrices.items()
     }
@@ -126,8 +135,12 @@ def as_dict(pattern: Pattern, matrices: Mapping[str, csr_array]) -> dict[str, An
             for call, stages, times, when in pattern.rows()
         ],
         "traffic": {
-            kind: {**one, "matrix_bytes": matrices[kind].toarray().tolist()}
-            for kind, one in traffic_figures(matrices).items()
+            kind: {
+                **one,
+                "sent_bytes": sent_bytes(pattern, matrices[kind]),
+                "matrix_bytes": matrices[kind].toarray().tolist(),
+            }
+            for kind, one in traffic_figures(pattern, matrices).items()
         },
     }
 

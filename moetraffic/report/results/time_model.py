@@ -91,7 +91,8 @@ def as_dict(found: Estimate) -> dict[str, Any]:
         **{name: getattr(found, name) for name in SHARES},
         "tokens_s": found.tokens_s,
         "model_flops_gpu": found.flops_gpu,
-        "sent_bytes": dict(found.wire),
+        "sent_bytes": dict(found.sent),
+        "busiest_rank_bytes": dict(found.wire),
         "calls": {kind: found.calls(kind) for kind in found.wire},
         "effective_bytes_s": {kind: found.bandwidth([kind]) for kind in found.wire},
         "memory_bytes": {

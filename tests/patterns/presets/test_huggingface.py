@@ -96,6 +96,50 @@ def test_parameters_of_a_configuration_are_those_of_the_model(
     assert read_config(tmp_path).shape == found.shape  # the folder will do
 
 
+QWEN, DEEPSEEK = CONFIGS["qwen3-30b-a3b"], CONFIGS["deepseek-v2-lite"]
+QWEN_EXPERTS, QWEN_FFN = 128 * (3 * 768 + 1) * 2048, 3 * 6144 * 2048
+LITE_LAYER = (  # attention, norms, router, experts and shared ones
+    2048 * (16 * 192 + 576 + 16 * 128)
+    + 512 * (16 * 256 + 1)
+    + 2 * 2048
+    + 64 * 2048
+    + 66 * 3 * 1408 * 2048
+)
+
+
+@pytest.mark.parametrize(
+    ("plain", "more", "parameters"),
+    [
+        (QWEN, {"mlp_only_layers": [0, 1, 2]}, 3 * (QWEN_FFN - QWEN_EXPERTS)),
+        (QWEN, {"decoder_sparse_step": 2}, 24 * (QWEN_FFN - QWEN_EXPERTS)),
+        (
+            QWEN,
+            {"decoder_sparse_step": 2, "mlp_only_layers": [0, 1, 4]},
+            25 * (QWEN_FFN - QWEN_EXPERTS),
+        ),
+        (
+            LLAMA,
+            {"attention_bias": True, "mlp_bias": True},
+            32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096),
+        ),
+        (
+            DEEPSEEK,  # embedding and head are shared; a matrix of 2 h x h, three norms
+            {"num_nextn_predict_layers": 1},
+            LITE_LAYER + 2 * 2048 * 2048 + 3 * 2048,
+        ),
+    ],
+)
+def test_fields_that_change_the_size_are_read(
+    tmp_path: Path, plain: dict[str, Any], more: dict[str, Any], parameters: int
+) -> None:
+    """By hand, of what is more than without them."""
+    counts = []
+    for told in (plain, {**plain, **more}):
+        found = read_config(write(tmp_path, told))
+        counts.append(parameter_count(found.shape, k=max(found.k, 1)).total)
+    assert counts[1] - counts[0] == parameters
+
+
 @pytest.mark.parametrize(
     ("told", "words"),
     [
@@ -105,6 +149,11 @@ def test_parameters_of_a_configuration_are_those_of_the_model(
         ({**LLAMA, "num_attention_heads": 33}, "heads must divide hidden"),
         ({**LLAMA, "model_type": "qwen3_moe"}, "moe_intermediate_size"),
         ([1, 2], "model_type is one of"),
+        ({**QWEN, "mlp_only_layers": [1, 5]}, "every n-th layer"),
+        ({**QWEN, "mlp_only_layers": 3}, "are numbers"),
+        ({**DEEPSEEK, "moe_layer_freq": 2}, "every n-th layer"),
+        ({**LLAMA, "attention_bias": True}, "or neither have"),
+        ({**QWEN, "attention_bias": True}, "or neither have"),
     ],
 )
 def test_what_is_no_configuration_is_refused(
