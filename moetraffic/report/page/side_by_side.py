@@ -79,7 +79,7 @@ def rates(found: Comparison, second: str, port_bytes_s: float) -> Table | None:
         rows=rows,
         notes=[
             f"Lower bound: each rank sends and receives {bit_rate(port_bytes_s)}. "
-            "Waiting: share of the time of calls before the last member's issue."
+            "Waiting for late ranks: share of the time in calls."
         ],
     )
 

@@ -313,7 +313,8 @@ def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> 
         notes=[
             "intervals over the timed runs of two replays, else over iterations; "
             "busbw of calls with bytes between ranks, GB/s, by transfer time (bytes as "
-            "nccl-tests counts them); start-up: sites that the first iteration alone "
+            "nccl-tests counts them); waiting for late ranks: share of the time in "
+            "calls; start-up: sites that the first iteration alone "
             "has, in no other row; wall: from an iteration's "
             "first call to the end of its last, without the compute around them"
         ],

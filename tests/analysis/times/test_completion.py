@@ -250,4 +250,4 @@ def test_waiting_and_bandwidth_of_two_runs_stand_side_by_side(captured: Path) ->
         assert row.busbw_gbs == pytest.approx((rate, 2 * rate))
         assert rows["all", "", "call"].waiting is None
         text = " ".join(sentences(compare(early, fast)))
-        assert "waiting 11% and 0%" in text
+        assert "waiting for late ranks 11% and 0% of the time in calls" in text
