@@ -31,12 +31,9 @@ from .oracle import count_variance
 
 Moments = Mapping[str, tuple[float, float]]
 
-DRAWN_CELLS = 1 << 27
-"""Maximum cost of the matrices drawn per number of tokens, in normal cells: about three
-seconds; twice that for exact draws."""
-
-LARGE_CELLS = 4096
-"""Cells of a matrix above which half of these are drawn."""
+DRAWN_CELLS = 1 << 24
+"""Maximum cost of the matrices drawn per number of tokens, in normal cells: about half
+a second; twice that for exact draws."""
 
 BINOMIAL_COST, COPY_COST = 4.0, 0.5
 """Cost of an exact binomial draw, and of drawing a token's copy, in normal cells."""
@@ -51,7 +48,7 @@ AT_ONCE = 1 << 18
 THREADS = 2
 """Threads that simulate; draws depend on their seed alone."""
 
-FEWEST, MOST = 128, 1 << 15
+FEWEST, MOST = 128, 1 << 13
 """Minimum and maximum number of matrices drawn per number of tokens."""
 
 
@@ -140,16 +137,14 @@ class NullModel:
         return self._merged(counts)
 
     def enough_draws(self, tokens: int) -> int:
-        """Choose the number of draws D for noise floors: 32,768, fewer if costly.
+        """Choose the number of draws D for noise floors: 8,192, fewer if costly.
 
         The standard error of the mean of a statistic is :math:`D^{-1/2}` of its
-        standard deviation; that of the deviation is 0.4% with 32,768 draws of a normal
-        statistic, and 0.6% of the largest cell.
+        standard deviation; that of the deviation is 0.8% with 8,192 draws of a normal
+        statistic, and 1.2% of the largest cell.
         """
         exact = 2 * DRAWN_CELLS / self._exact_cost(tokens)
         most = DRAWN_CELLS if self._near_normal(tokens) else exact
-        if self._size > LARGE_CELLS:
-            most /= 2
         return int(np.clip(most / self._size, FEWEST, MOST))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,7 @@ def is_file(platform: str) -> bool:
 
 def is_table(text: str) -> bool:
     """Whether a rate or an efficiency is a file of measurements in place of numbers."""
-    return is_file(text) or Path(text).is_file()
+    return is_file(text) or os.path.isfile(text)
 
 
 def _of_gpu(gpu: Gpu, *, roofline: bool) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from moetraffic.trace import PHASES
 from moetraffic.trace.hdf5.container import Container, OtherVersionError
 from moetraffic.trace.hdf5.durable import (
     DeferredErrorFile,
-    remedy,
     replacing,
     validate_output,
+    write_errors,
 )
 from moetraffic.trace.hdf5.image import Image
 
@@ -79,16 +79,14 @@ def save(model: Mapping[str, Any], path: Path, *, force: bool) -> None:
     }
     names = _shapes(model["scenario"], **sizes)
     values = [np.ravel(getattr(model[part], name)) for part, name in names]
-    try:
-        with replacing(path) as temporary, DeferredErrorFile(temporary) as file:
-            with Image(file, attributes) as image:
-                image.column("value", np.concatenate(values).astype("<f4"), "<f8")
-            file.settle()
-    except (OSError, ValueError) as error:
-        told = error if isinstance(error, OSError) else OSError(str(error))
-        raise TraceError(
-            f"{path} cannot be written ({told.strerror or told}): {remedy(told)}"
-        ) from None
+    with (
+        write_errors(path, error=TraceError),
+        replacing(path) as temporary,
+        DeferredErrorFile(temporary) as file,
+    ):
+        with Image(file, attributes) as image:
+            image.column("value", np.concatenate(values).astype("<f4"), "<f8")
+        file.settle()
 
 
 def load(path: Path) -> dict[str, Any]:

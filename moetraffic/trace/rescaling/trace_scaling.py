@@ -13,7 +13,7 @@ import numpy as np
 
 from moetraffic.arrays import Bool, Int64
 from moetraffic.errors import ReplayError
-from moetraffic.trace.model import TRANSPOSED_PHASES, DroppedForm, Site, WireForm
+from moetraffic.trace.model import TRANSPOSED_PHASES, Site, WireForm
 from moetraffic.trace.trace import Trace
 
 from . import missing_rows, sharing
@@ -222,9 +222,6 @@ class TraceScale:
         routed = trace.routing_of(occurrences)
         copies = trace.demand(routed).astype(np.int64)
         if trace.any_dropped(routed):
-            form = trace.sites[site.routing].dropped
-            if form == DroppedForm.UNKNOWN:
-                return None
             copies -= trace.dropped(routed)
         order = self._ascending(group)
         out = np.zeros((len(cells), len(order), int(parts.sum())), np.int64)
