@@ -75,8 +75,16 @@ def command(
             help=f"{', '.join(COLLECTIVES)}, or all.", show_default="all_reduce"
         ),
     ] = None,
-    begin: str | None = option(None, "Smallest size.", "-b", "--begin", shown="8"),
-    end: str | None = option(None, "Largest size.", "-e", "--end", shown="1M"),
+    begin: str | None = option(
+        None,
+        "Smallest size in bytes; K, M, G: powers of 1024.",
+        "-b",
+        "--begin",
+        shown="8",
+    ),
+    end: str | None = option(
+        None, "Largest size in bytes: 64K, 1M.", "-e", "--end", shown="1M"
+    ),
     factor: float | None = option(
         None, "Factor between sizes.", "-f", "--factor", shown="2"
     ),

@@ -247,3 +247,13 @@ def test_values_that_nothing_would_read_are_refused(
     assert len(said.err.splitlines()) == 1
     assert not said.out
     assert not list(tmp_path.iterdir())
+
+
+def test_calculations_take_the_same_model_where_none_is_named() -> None:
+    usual = {
+        option.default
+        for verb in ("estimate", "pattern")
+        for option in VERBS[verb].params
+        if option.name == "model"
+    }
+    assert usual == {"gpt-1.3b"}

@@ -197,6 +197,11 @@ def test_text_has_one_size_and_does_not_overlap(name, width_in):
         assert box.width <= figure.bbox.width
 
 
+def test_a_column_has_no_empty_place_beside_three_panels():
+    figure = draw(heatmaps(), FigureStyle(width_in=3.4))
+    assert all(axes.get_visible() for axes in figure.axes)
+
+
 def test_points_without_interval_are_hollow_and_named():
     figure = draw(rows())
     names = [text.get_text() for text in figure.legends[0].get_texts()]

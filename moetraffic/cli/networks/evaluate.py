@@ -182,7 +182,7 @@ def evaluate(
     ),
     window: float = option(
         "0s",
-        "Part of the first reconfiguration that compute hides.",
+        "Time of the first reconfiguration that compute hides: 5us.",
         read=seconds,
         panel=CIRCUITS,
     ),

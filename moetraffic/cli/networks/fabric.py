@@ -63,7 +63,7 @@ def fabric(
         read=bytes_per_second,
     ),
     leaves: int | None = option(
-        None, "Number of leaves, or pods of rails.", panel=NETWORK, shown="2, 1"
+        None, "Number of leaves, or pods of rails.", panel=NETWORK, shown="2; 1 pod"
     ),
     spines: int | None = option(
         None,

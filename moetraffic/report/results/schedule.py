@@ -208,7 +208,7 @@ def jobs_sentences(
     """Summarize what time shifts gain, and how regular the jobs are."""
     best = "best of all shifts" if found.exhaustive else "best of a local search"
     return [
-        f"Compatibility: {found.score:.3f} with time shifts ({best}), "
+        f"Compatibility score: {found.score:.3f} with time shifts ({best}), "
         f"{found.unshifted:.3f} without, {found.worst:.3f} at worst; 1: the load never "
         "exceeds the capacity.",
         "Time shifts: "
@@ -299,7 +299,7 @@ def jobs_tables(
             )
         ],
         notes=[
-            f"compatibility {found.score:.3f} with these shifts, "
+            f"compatibility score {found.score:.3f} with these shifts, "
             f"{found.unshifted:.3f} without, {found.worst:.3f} at worst (1: the load "
             "never exceeds the capacity)",
             f"circle of {duration(found.circle.perimeter_s)}, {found.angles} angles; "
