@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from moetraffic.report.results.watch import tables
 from moetraffic.trace.merge.merging import merge, merge_into, merge_segments
 from moetraffic.trace.segments.segment import STEP
 from moetraffic.watch import Snapshot, segment_reader, watch_run
@@ -277,6 +278,11 @@ def test_evaluations_inside_an_optimizers_steps_count_as_in_the_trace(
         )
         windows.write(folder_of(path), marked[-1])
     windows.close(folder_of(path), *range(4))
-    shown = [each.iteration for each in watching(path, last=last, follow=False)][-1]
+    *_, newest = watching(path, last=last, follow=False)
+    shown = newest.iteration
     of_run = merge_segments(marked, "run").trace.iterations
     assert shown.tolist() == of_run[-last:].tolist()
+    between = int(shown[-1] - shown[0]) + 1 - len(shown)
+    assert f"{last} steps of training; {between} between are evaluations" in str(
+        [table.rows for table in tables(newest)]
+    )

@@ -69,6 +69,8 @@ def _state(snapshot: Snapshot) -> Table:
         facts["ranks"] = _ranks(snapshot)
     if len(steps):
         number = f"{len(steps)} steps" if len(steps) > 1 else "1 step"
+        if between := int(steps[-1] - steps[0]) + 1 - len(steps):
+            number += f" of training; {between} between are evaluations or left out"
         ahead = f"; the furthest rank is {snapshot.ahead} ahead"
         facts["steps shown"] = f"{steps[0]} to {steps[-1]} ({number})" + ahead * (
             snapshot.ahead > 0
