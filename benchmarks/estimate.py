@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from page import save
 
 from moetraffic.patterns import preset
 from moetraffic.patterns.time_model import (
+    A100,
     Configuration,
     NodeLinks,
     System,
@@ -23,18 +25,23 @@ from moetraffic.patterns.time_model import (
 )
 
 MODEL = preset("mixtral-8x7b").model
-SYSTEM = System(
-    peak_flops=312e12,
-    utilization=0.5,
-    bandwidth=NodeLinks(gpus=8, inside_bytes_s=300e9, nic_bytes_s=200e9),
-    latency_s=5e-6,
-    memory_bytes=80e9,
-    memory_bytes_s=2e12,
-    overlap={"dp": 0.8},
-)
+LINKS = NodeLinks(gpus=8, inside_bytes_s=300e9, nic_bytes_s=200e9)
+SYSTEM = System.of_gpu(A100, LINKS, overlap={"dp": 0.8})
+SYSTEMS = {"": SYSTEM, "_fixed_utilization": replace(SYSTEM, gpu=None, utilization=0.5)}
+"""The default, a roofline, and a utilization in its place, by the end of keys."""
 
 
 def measure(number: int) -> dict[str, float]:
+    found: dict[str, float] = {
+        "cores": len(os.sched_getaffinity(0)),
+        "configurations": number,
+    }
+    for end, system in SYSTEMS.items():
+        found |= {f"{name}{end}": v for name, v in measured(number, system).items()}
+    return found
+
+
+def measured(number: int, system: System) -> dict[str, float]:
     drawn = np.random.default_rng(0)
 
     def powers(least: int, most: int) -> np.ndarray:
@@ -55,19 +62,17 @@ def measure(number: int) -> dict[str, float]:
         recompute=drawn.integers(0, 3, number),
         sequence_parallel=drawn.integers(0, 2, number),
     )
-    found = estimate(config, SYSTEM, strict=False)
+    found = estimate(config, system, strict=False)
     once = time.thread_time() - began
     single: list[float] = []
     for _ in range(200):
         started = time.thread_time()
         config = Configuration(model=MODEL, k=2, pp=4, dp=8, ep=8, global_batch=256)
-        estimate(config, SYSTEM)
+        estimate(config, system)
         single.append(1e3 * (time.thread_time() - started))
     began = time.thread_time()
-    looked = search(MODEL, SYSTEM, gpus=1024, global_batch=4096, k=2)
+    looked = search(MODEL, system, gpus=1024, global_batch=4096, k=2)
     return {
-        "cores": len(os.sched_getaffinity(0)),
-        "configurations": number,
         "cpu_seconds": round(once, 3),
         "one_configuration_cpu_ms": round(float(np.median(single)), 3),
         "can_exist": int(found.sound.sum()),

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moetraffic.arrays import Int64
+from moetraffic.errors import LayoutError
 
 from .algorithms import ALGORITHMS, collective_matrix, gloo
 from .algorithms.hierarchical import hierarchical_all_to_all
-from .algorithms.ring import chunks
+from .algorithms.ring import RINGS, chunks, sent_to_next
 from .element_types import ELEMENT_BYTES
 from .pattern import TRAFFIC, Call, Pattern
 from .rules import choose
@@ -20,6 +21,9 @@ from .rules import choose
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+
+MOST_BYTES = 10**9
+"""Of dense matrices between ranks."""
 
 TRANSPOSED = ("combine", "dispatch_grad")
 """Phases of an expert exchange that send a dispatch back."""
@@ -175,7 +179,9 @@ def _sparse(
     for call, groups, times in pattern.calls(traffic):
         members = np.array(groups)
         nodes = members // each
-        first = (nodes[:, :, None] == nodes[:, None, :]).argmax(axis=2)
+        first = np.zeros_like(nodes)
+        if algorithm == "hierarchical":
+            first = (nodes[:, :, None] == nodes[:, None, :]).argmax(axis=2)
         shapes, which = np.unique(first, axis=0, return_inverse=True)
         for at, shape in enumerate(shapes):
             key = (
@@ -183,9 +189,7 @@ def _sparse(
                 *(call.phase, call.row_bytes, call.dtype, call.shares, shape.tobytes()),
             )
             if key not in known:
-                one = call_matrix(call, len(shape), algorithm, shape.tolist())
-                source, destination = np.nonzero(one)
-                known[key] = source, destination, one[source, destination]
+                known[key] = _cells(call, len(shape), algorithm, shape.tolist())
             source, destination, sent = known[key]
             same = members[which.ravel() == at]
             found.append(
@@ -199,6 +203,36 @@ def _sparse(
         return csr_array((world, world), dtype=np.int64)
     rows, columns, sizes = (np.concatenate(part) for part in zip(*found, strict=True))
     return csr_array(coo_array((sizes, (rows, columns)), shape=(world, world)))
+
+
+def _cells(
+    call: Call, members: int, algorithm: str, nodes: Sequence[int]
+) -> tuple[Int64, Int64, Int64]:
+    """Senders, receivers and bytes of one collective; of a ring without its matrix."""
+    if (ALGORITHMS[algorithm] or {}).get(call.operation) in RINGS and members > 1:
+        ranks = np.arange(members)
+        sent = sent_to_next(call.operation, np.full(members, call.size, np.int64))
+        return ranks, (ranks + 1) % members, sent
+    refuse_large(members, 1, "choose --algorithm ring, or make its groups smaller")
+    one = call_matrix(call, members, algorithm, nodes)
+    source, destination = np.nonzero(one)
+    return source, destination, one[source, destination]
+
+
+def refuse_large(ranks: int, matrices: int, remedy: str) -> None:
+    """Refuse dense matrices between ``ranks`` that need more than :data:`MOST_BYTES`.
+
+    Raises
+    ------
+    LayoutError
+        If they do.
+    """
+    needed = 8 * ranks**2 * matrices
+    if needed > MOST_BYTES:
+        raise LayoutError(
+            f"a matrix between ranks has at most {MOST_BYTES / 1e9:g} GB, but "
+            f"{ranks:,} ranks need {needed / 1e9:,.1f} GB: {remedy}"
+        )
 
 
 def gloo_matrix(pattern: Pattern) -> Int64:

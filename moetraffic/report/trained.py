@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from moetraffic.patterns import ModelShape, parameter_count
+from moetraffic.patterns.layouts.parallelism import CONTEXTS, DISPATCHERS
+from moetraffic.patterns.layouts.schedules import SCHEDULES
 from moetraffic.patterns.time_model import Configuration
 from moetraffic.patterns.values import anywhere
 
@@ -36,3 +40,25 @@ def batch_words(
         f"({micro_batches:,.0f} micro-batch{more} of {micro_batch:.0f} on "
         f"{replicas:,.0f} replica{'s' * (replicas != 1)})"
     )
+
+
+def layout_notes(config: Configuration) -> list[str]:
+    """Describe what of one layout is another than usual, and that no search varies."""
+
+    def first(value: Any) -> int:
+        return round(float(np.ravel(value)[0]))
+
+    c, etp = config, first(config.expert_tp)
+    limit = f", at most {first(c.node_limit)} nodes" if first(c.node_limit) else ""
+    context = CONTEXTS[first(c.context)]
+    if 1 < first(c.ulysses) < first(c.cp):
+        context += f" with Ulysses {first(c.ulysses)}"
+    words = (
+        (first(c.schedule), f"schedule {SCHEDULES[first(c.schedule)]}"),
+        (first(c.sizes.experts) and etp != first(c.tp), f"ETP {etp}"),
+        (first(c.shard), f"shards among {first(c.shard)}"),
+        (first(c.cp) > 1, f"attention by {context}"),
+        (first(c.dispatcher), f"tokens {DISPATCHERS[first(c.dispatcher)]}{limit}"),
+        (first(c.sizes.mtp), f"MTP {first(c.sizes.mtp)}"),
+    )
+    return [said for there, said in words if there]

@@ -166,7 +166,7 @@ def _unseen(tables: Sequence[Measured], known: Sequence[Measured]) -> Table:
                 )
             )
     return Table(
-        title="Tables that neither form nor constants have seen",
+        title="Tables that were not fitted, but looked at",
         columns=(
             *("table", "sequences", "rows", "mean", "median", "worst"),
             *("mean with sign", "mean, constant utilization"),

@@ -19,28 +19,46 @@ def chunks(size: int, ranks: int) -> Int64:
     return np.full(ranks, base, np.int64) + (np.arange(ranks) < rest)
 
 
+def sent_to_next(operation: str, volumes: Int64) -> Int64:
+    """Bytes ``[n]`` that each rank sends to the next one.
+
+    ``volumes`` ``[n]`` are bytes of each rank's input of an all-reduce, reduce-scatter
+    or all-gather.
+    """
+    if operation == "all_gather":
+        # each part but the one that its neighbor began with
+        return np.asarray(np.roll(volumes.sum() - volumes, -1), np.int64)
+    size = int(volumes.max(initial=0))
+    parts = chunks(size, len(volumes))
+    # the chunk that a rank ends up with is the one that it never passes on
+    scattered = size - parts
+    if operation == "reduce_scatter":
+        return scattered
+    return scattered + size - np.roll(parts, -1)
+
+
 def ring_reduce_scatter(size: int, ranks: int) -> Int64:
     """Each rank sends its neighbor every chunk but the neighbor's own predecessor's."""
-    # the chunk that a rank ends up with is the one that it never passes on
-    return _to_next(size - chunks(size, ranks))
+    return _ring("reduce_scatter", np.full(ranks, size, np.int64))
 
 
 def ring_all_gather(parts: Int64) -> Int64:
     """Each rank passes on every part but the one that its neighbor began with."""
-    others = np.asarray(parts, np.int64).sum() - parts
-    return _to_next(np.roll(others, -1))
+    return _ring("all_gather", np.asarray(parts, np.int64))
 
 
 def ring_all_reduce(size: int, ranks: int) -> Int64:
     """A ring reduce-scatter, then a ring all-gather: ``2 (n-1)/n size`` a rank."""
-    parts = chunks(size, ranks)
-    return _to_next(2 * size - parts - np.roll(parts, -1))
+    return _ring("all_reduce", np.full(ranks, size, np.int64))
 
 
-def _to_next(sent: Int64) -> Int64:
-    """What each rank sends to its neighbor as a matrix, which is not copied: rings of
-    tens of thousands of ranks have pages that nobody touches."""
-    ranks = np.arange(len(sent))
-    out = np.zeros((len(sent), len(sent)), np.int64)
-    out[ranks, (ranks + 1) % len(sent)] = sent
+def _ring(operation: str, volumes: Int64) -> Int64:
+    """What each rank sends to its neighbor as a matrix."""
+    ranks = np.arange(len(volumes))
+    out = np.zeros((len(ranks), len(ranks)), np.int64)
+    out[ranks, (ranks + 1) % len(ranks)] = sent_to_next(operation, volumes)
     return out
+
+
+RINGS = (ring_reduce_scatter, ring_all_gather, ring_all_reduce)
+"""Collectives whose matrices follow from :func:`sent_to_next`."""

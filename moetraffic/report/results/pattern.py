@@ -15,6 +15,7 @@ from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.presets import preset
 from moetraffic.patterns.traffic import (
     busiest_rank_bytes,
+    refuse_large,
     sent_bytes,
     traffic_matrices,
 )
@@ -126,6 +127,7 @@ def traffic_figures(
 
 def as_dict(pattern: Pattern, matrices: Mapping[str, csr_array]) -> dict[str, Any]:
     """Convert a pattern to plain data: calls, groups, traffic and its matrices."""
+    refuse_large(pattern.grid.world, len(matrices), "leave out --json: see --tables")
     return {
         "model": pattern.name,
         "world": pattern.grid.world,
@@ -154,6 +156,8 @@ def heatmaps(
     pipeline stage, which lines separate (0: no lines).
     """
     used = {k: m for k, m in matrices.items() if k != "control" and m.nnz}
+    ranks = next(iter(matrices.values())).shape[0]
+    refuse_large(ranks, len(used) + 1, "leave out --plot: see --tables")
     shown = {k: m.toarray() for k, m in used.items()}
     whole = sum(shown.values(), np.zeros(next(iter(matrices.values())).shape, np.int64))
     if len(shown) != 1:

@@ -21,7 +21,7 @@ from moetraffic.patterns.time_model.overlap import WINDOWS
 from moetraffic.patterns.time_model.search import COLUMNS
 from moetraffic.patterns.values import anywhere
 from moetraffic.report.chart import LINE_COLORS, OTHER_COLOR, Axis, Chart, Panel, Series
-from moetraffic.report.trained import batch_words, model_words
+from moetraffic.report.trained import batch_words, layout_notes, model_words
 from moetraffic.tables import Table, plain
 from moetraffic.units import byte_size, duration
 
@@ -121,7 +121,7 @@ def summary(found: Estimate, source: str) -> list[str]:
     whole, waits = float(found.iteration), float(found.launches / found.iteration)
     lines = [
         f"Iteration time T_iter {duration(whole)}, {float(found.tokens_s):,.0f} "
-        f"tokens/s, {float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU: "
+        f"tokens/s, {float(found.flops_gpu) / 1e12:.1f} model TFLOP/s/GPU: "
         f"{batch}.",
         f"Time: largest term {largest}, {parts[largest] / whole:.1%} of T_iter; "
         f"communication {float(found.comm_share):.1%}, bubble "
@@ -130,6 +130,8 @@ def summary(found: Estimate, source: str) -> list[str]:
         f"{'fits' if found.fits else 'does not fit'}; {model_words(found.config)}.",
         f"Layout: {layout}; {source}.",
     ]
+    if further := layout_notes(found.config):
+        lines.append(f"Also: {', '.join(further)}.")
     if (head := float(found.head_share)) >= LEAST_HEAD:
         lines[1] = (
             f"{lines[1][:-1]} ({head:.1%} waiting for the last stage, which also has "
@@ -368,7 +370,7 @@ def layout_words(config: Configuration) -> tuple[str, str]:
     row = {name: float(np.ravel(getattr(config, name))[0]) for name in COLUMNS}
     words = _stated(_words(row), experts=anywhere(config.sizes.experts))
     sizes = (config.accumulation, config.micro_batch, config.dp, config.sizes.source)
-    return words, batch_words(*(float(np.ravel(size)[0]) for size in sizes))
+    return words, batch_words(*(float(np.ravel(n)[0]) for n in sizes))
 
 
 def _stated(words: Mapping[str, str], *, experts: bool) -> str:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import LayoutError
+from moetraffic.patterns import Parallelism, preset
 from moetraffic.patterns.algorithms import (
     ALGORITHMS,
     collective_matrix,
@@ -15,6 +18,8 @@ from moetraffic.patterns.algorithms import (
 from moetraffic.patterns.algorithms.hierarchical import hierarchical_all_to_all
 from moetraffic.patterns.algorithms.ring import chunks, ring_all_gather, ring_all_reduce
 from moetraffic.patterns.algorithms.trees import binomial_broadcast, parents
+from moetraffic.patterns.megatron import megatron_pattern
+from moetraffic.patterns.traffic import traffic_matrices, traffic_matrix
 
 SIZES = st.integers(0, 10_000)
 RANKS = st.integers(1, 9)
@@ -57,6 +62,18 @@ def test_a_ring_has_one_neighbor_and_direct_all() -> None:
     ring = ring_all_reduce(800, 4)
     assert ring.tolist() == np.roll(np.diag([1200] * 4), 1, axis=1).tolist()
     assert direct_all_reduce(800, 4).tolist() == (400 * (1 - np.eye(4))).tolist()
+
+
+def test_a_ring_of_many_ranks_needs_no_matrix() -> None:
+    """Of n x n cells it has n; those of fewer ranks are the matrix's."""
+    plan = Parallelism(dp=20_000, zero=1)
+    cells = traffic_matrices(megatron_pattern(preset("gpt2-large").model, plan))["DP"]
+    assert cells.nnz == 20_000
+    few = megatron_pattern(preset("gpt2-large").model, replace(plan, dp=5))
+    call = next(e.call for e in few.programs[0] if e.call.operation == "all_gather")
+    whole = traffic_matrix(few, traffic=[call.traffic])
+    assert (whole > 0).sum() == 5
+    assert (whole == np.roll(np.diag(whole.sum(axis=1)), 1, axis=1)).all()
 
 
 def test_uneven_parts_travel_whole() -> None:
