@@ -441,7 +441,7 @@ def test_expert_parallel_groups_divide_the_ranks(
 ) -> None:
     asked = ("place", path("golden-v1.1.h5"), "--ep", "4", "-o", tmp_path / "made.h5")
     said = refused(capsys, *asked)
-    assert "2 ranks do not split into groups of 4: change --ep or --ranks" in said
+    assert "2 ranks do not split into groups of 4: give --ep a divisor of 2" in said
 
 
 def test_an_empty_data_frame_says_why() -> None:
