@@ -39,7 +39,8 @@ def sizes(row: Mapping[str, str]) -> Words:
     found |= {"sequence": row.get("seq", 2048), "dp": replicas, "recompute": "full"}
     found |= {"virtual_stages": virtual} if virtual > 1 else {}
     zero = row.get("method") == "zero3"
-    found |= {"zero": 3} if zero else {"scatter_gather": True}
+    parts = int(row["t"]) > 1 and int(row["p"]) > 1  # of what stages hand on
+    found |= {"zero": 3} if zero else {"scatter_gather": True} if parts else {}
     found["dtype"] = "float16"
     return {**found, "micro_batch": row["microbatch"], "batch": row["batch"]}
 
@@ -53,6 +54,7 @@ def rows() -> Iterator[tuple[str, Words, str, Words]]:
     for row in published("korthikanti22_table5"):
         whole, selective = sizes(row), sizes(row)
         selective |= {"recompute": "selective", "sequence_parallel": True}
+        selective.pop("scatter_gather", None)
         for way in (whole, selective):
             yield f"{row['model']} {way['recompute']}", way, "dgx-a100", {}
     for row in published("published_layouts"):
