@@ -51,8 +51,6 @@ from .failure import run_to_exit
 from .local import replay
 from .request import Request
 
-BUSY_REMEDY = "times vary with other processes; wait for them to end"
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 DRY, TRAFFIC = "Dry run", "Ranks, bytes and background traffic"
@@ -271,10 +269,7 @@ def command(
                 if before is not None and before.busy:
                     spread = ", or give --repeat 5 for the spread between runs"
                     also = spread if request.repeat == 1 else ""
-                    announce(
-                        "this machine is busy (before the replay, other processes use "
-                        f"{before}): {BUSY_REMEDY}{also}"
-                    )
+                    announce(f"{before.warning('replay')}{also}")
 
             if rank_env is None:
                 result: Replay | None = replay(

@@ -18,8 +18,10 @@ import typer
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat, RankEnvironment, current_rank
 from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN
+from moetraffic.replay.backends.requirements import validate_device
 from moetraffic.replay.failure import run_to_exit
 from moetraffic.replay.results.console import print_result
+from moetraffic.replay.results.machine_load import load_now
 from moetraffic.replay.results.output import from_json
 from moetraffic.report.console.command import Command
 from moetraffic.report.console.options import (
@@ -33,7 +35,7 @@ from moetraffic.report.console.options import (
     parts_of,
     takes,
 )
-from moetraffic.report.console.terminal import refuse, run, say
+from moetraffic.report.console.terminal import announce, refuse, run, say
 from moetraffic.trace.hdf5.durable import validate_output
 
 from .result import ENDINGS, Bench, following, sentences
@@ -134,6 +136,10 @@ def command(
         if rank_env is None:
             ranks = nproc if nproc is not None else len(sweep.matrix) or _RANKS
             validate_sweep(sweep, ranks)
+            validate_device(sweep.backend)
+            before = load_now()
+            if before is not None and before.busy:
+                announce(before.warning("measurement"))
             return measure(sweep, ranks, on_event=_progress(as_json))
         # torch takes seconds to import, and the parent of the ranks needs none
         from .rank import run_rank

@@ -131,7 +131,10 @@ def sentences(bench: Bench) -> list[str]:
         kinds = [
             f"{PLACES[p]}: {_fitted(f)}" for (n, p), f in fits.items() if n == name
         ]
-        rate = f"busbw up to {best.busbw_gbs:.4g} GB/s, at {best.size_bytes:,} B"
+        rate = (
+            f"busbw up to {best.busbw_gbs:.4g} GB/s, at {best.size_bytes:,} B "
+            f"{PLACES[best.place]}"
+        )
         lines.append(
             f"{name}: {rate}; {'; '.join(kinds) or 'no fit: fewer than 3 sizes'}."
         )
@@ -147,14 +150,16 @@ def following(bench: Bench, file: Path | None) -> str:
     row = bench.rows[-1]
     # the command reads times out of place by default
     fit = hockney_fits(bench.rows).get((row.collective, "out"))
+    more = f"-n {10 * bench.iterations} on an idle host" if fit else "three sizes"
     of = (
         "time of any size"
         if fit and fit.usable
-        else "interpolates between measured sizes only: no usable fit"
+        else f"interpolates between measured sizes only: no usable fit; {more} may "
+        "give one"
     )
     return (
         f"Next: moetraffic bandwidth {file} --collective {row.collective} --ranks "
-        f"{bench.ranks} --size {row.size_bytes} ({of})"
+        f"{bench.ranks} --size {row.size_bytes} (out of place, {of})"
     )
 
 

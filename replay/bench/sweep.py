@@ -19,7 +19,6 @@ from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN, uneven_bytes
-from moetraffic.replay.backends.requirements import validate_device
 from moetraffic.replay.local import start_ranks
 from moetraffic.replay.results.output import to_json
 from moetraffic.units import message_size
@@ -251,7 +250,6 @@ def measure(
     Interrupted
         After SIGINT or SIGTERM, when all ranks have ended.
     """
-    validate_device(sweep.backend)
     each = sweep.check + sweep.warmup + sweep.iterations
     names = [str(call) for call in sweep.calls(ranks)]
     with tempfile.TemporaryDirectory(prefix="moetraffic-") as folder:

@@ -176,6 +176,8 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
             complete = request.repeat + request.pairs + verifying
             least = complete * pass_bound_s(trace, plan, network)
             parts.append(f"at least {duration(least)} on {described(network)}")
+    if parts:
+        parts.append("plus the start of the processes")
     expected = ", ".join(parts) or (
         f"unknown, as the trace has {unknown} (--capacity 400Gbps has a lower bound)"
     )

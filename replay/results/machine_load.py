@@ -41,6 +41,13 @@ class HostLoad:
         """Whether others used more than the share BUSY of the processors."""
         return self.others > BUSY * self.cores
 
+    def warning(self, work: str) -> str:
+        """Warn of the load before a replay or another ``work``."""
+        return (
+            f"this machine is busy (before the {work}, other processes use {self}): "
+            "times vary with other processes; wait for them to end"
+        )
+
     def __str__(self) -> str:
         return f"{self.others:.2g} of {self.cores} cores"
 

@@ -72,13 +72,15 @@ def quotation(replay: Replay) -> str:
         return "No byte crossed the network: no operation has bytes between ranks."
     name = "all-to-all" if part.by == "operation" else "all operations:"
     line = f"{name} busbw {_value(part.busbw, ' GB/s')}"
+    faster = _faster(found, part)
     if not math.isnan(part.over_bound.value):
         over = _value(part.over_bound, "x")
         exceeded = ", which measured ports exceed" * found.bound_exceeded
         whose = "all-to-alls" if part.by == "operation" else "operations"
+        judges = "" if faster else "; judge the network by this ratio"
         line += (
             f", transfers {over} the lower bounds of these {whose} one by one "
-            f"({found.bound_of}{exceeded})"
+            f"({found.bound_of}{exceeded}{judges})"
         )
     if not math.isnan(part.waiting):
         of = "these calls" if part.by == "operation" else "all calls"
@@ -87,11 +89,13 @@ def quotation(replay: Replay) -> str:
     bare = next((p for p in found.parts if p.by == WITHOUT_PHASE), None)
     if part.by == "operation" and bare and bare.transfer_s and part.transfer_s:
         share = bare.transfer_s.total / part.transfer_s.total
+        counted = "count exchange" in bare.label
+        what = "exchanges of token counts (no phase)" if counted else bare.name
         apart = (
-            f"; {bare.number} of its {part.number} calls are {bare.name}: {share:.0%} "
+            f"; {bare.number} of its {part.number} calls are {what}: {share:.0%} "
             "of the transfer time"
         )
-    return f"{line}; {_interval(found, part)}{apart}."
+    return f"{faster}{line}; {_interval(found, part)}{apart}."
 
 
 def _beside(found: Fidelity, slowdown: Interval) -> str:
@@ -110,15 +114,18 @@ def _beside(found: Fidelity, slowdown: Interval) -> str:
     by_bytes = found.slowdown_by_bytes
     if math.isnan(by_bytes.low):
         if found.pairs < 2:
-            text += ". One pair has no interval of their ratio (--pairs 5 has one)"
+            text += (
+                ". The effect of its bytes is not determined: one pair has no interval "
+                "of their ratio (--pairs 5 has one)"
+            )
         return f"{text}."
     shown = "includes 1: no effect of its bytes is shown"
     if by_bytes.low > 1:
         shown = "is above 1: its bytes slow them"
     elif by_bytes.high < 1:
         shown = (
-            "is below 1: they are faster with its bytes, which the network does not "
-            "explain"
+            "is below 1: the effect of its bytes is not determined, as none makes "
+            "all-to-alls faster"
         )
     ratio = interval(by_bytes, "x", over=f"; {LEVEL:.0%} interval over pairs")
     return (
@@ -143,14 +150,15 @@ def _last_to_call(r: Replay) -> list[str]:
     return [text + slow * bool(r.ports is not None and r.ports.slow) + "."]
 
 
-def _below(ratio: Interval, found: Fidelity) -> str:
-    """State what a time of a pass below its lower bound on a network shows."""
-    high = ratio.value if math.isnan(ratio.high) else ratio.high
-    if not high < 1:
+def _faster(found: Fidelity, quoted: PartFidelity) -> str:
+    """State that times below their lower bounds show a faster network; "" if not."""
+    parts = quoted, found.part("iteration")
+    ratios = [part.over_bound for part in parts if part is not None]
+    if not any((r.value if math.isnan(r.high) else r.high) < 1 for r in ratios):
         return ""
     file, described, _ = found.bound_of.partition(": ")
     faster = f"{file} describes" if described else file
-    return f", below 1: the network is faster than {faster}"
+    return f"The network is faster than {faster}: its lower bound does not hold; "
 
 
 def _over_ports(r: Replay) -> str:
@@ -161,6 +169,12 @@ def _over_ports(r: Replay) -> str:
     if part is not None and not math.isnan(part.busbw_gbs):
         share = part.busbw_gbs / r.ports.bench_busbw_gbs
         text = f", the replay's all-to-alls {share:.0%} of it"
+        if share > WIDEST:
+            text = (
+                ", not determined: the replay's all-to-alls have more than "
+                f"{WIDEST:g} times its rate (small messages, or other processes on the "
+                "hosts)"
+            )
     part = part or r.fidelity.part("all")
     if part is None or math.isnan(part.over_ports.value):
         return text
@@ -183,15 +197,19 @@ def _value(ratio: Interval, unit: str) -> str:
 
 
 def _interval(found: Fidelity, part: PartFidelity) -> str:
-    busbw, over = (
-        " to ".join(map(three_digits, (ratio.low, ratio.high)))
-        for ratio in (part.busbw, part.over_bound)
-    )
+    """State the runs, and the intervals over them that are not stated as values."""
+    both = part.busbw, part.over_bound
+    ranges = not all(ratio.determined for ratio in both)
     if found.runs == 1:
         text = "n = 1 run, no interval between runs (--repeat 5 gives one)"
-        return text if part.busbw.determined else f"{text}, {busbw} GB/s within it"
-    text = f"n = {found.runs} runs, {LEVEL:.0%} CI {busbw} GB/s"
-    return text if math.isnan(part.over_bound.low) else f"{text}, {over}x"
+        return text + "; ranges are over its iterations" * ranges
+    ends = [
+        f"{three_digits(ratio.low)} to {three_digits(ratio.high)}{unit}"
+        for ratio, unit in zip(both, (" GB/s", "x"), strict=True)
+        if ratio.determined and not math.isnan(ratio.low)
+    ]
+    text = f"n = {found.runs} runs" + f", {LEVEL:.0%} CI {', '.join(ends)}" * bool(ends)
+    return text + f"; ranges are {LEVEL:.0%} CI" * ranges
 
 
 def _moved(r: Replay) -> str:
@@ -226,7 +244,6 @@ def _durations(r: Replay) -> str:
         ratios.append(
             f"wall time {_times(walls.over_bound, found)} the lower bound of a pass, "
             f"all operations together ({duration(found.pass_bound_s)})"
-            f"{_below(walls.over_bound, found)}"
         )
     if whole is not None and not math.isnan(whole.transfer_over_captured.value):
         ratios.append(
@@ -252,14 +269,22 @@ def _doubts(r: Replay) -> list[str]:
     found = r.fidelity
     if found is not None:
         doubts += found.notes
-        every = [found.slowdown, found.control]
-        for by, label in (("operation", "all_to_all"), ("all", ""), ("iteration", "")):
-            if part := found.part(by, label):
-                every += part.busbw, part.over_bound
-        if not all(ratio.determined for ratio in every if ratio is not None):
+        of_pairs = found.slowdown, found.control, found.slowdown_by_bytes
+        whole = found.part("all"), found.part("iteration")
+        parts = found.part("operation", "all_to_all"), *whole
+        of_runs = [r for p in parts if p is not None for r in (p.busbw, p.over_bound)]
+        narrower = [
+            f"--{option} {max(5, 4 * number)}"
+            for option, number, every in (
+                ("repeat", found.runs, of_runs),
+                ("pairs", found.pairs, of_pairs),
+            )
+            if not all(ratio.determined for ratio in every if ratio is not None)
+        ]
+        if narrower:
             doubts.append(
                 f"an interval whose ends differ by more than a factor of {WIDEST:g} "
-                "determines no value; more runs on idle hosts narrow it: --repeat "
-                f"{max(10, 4 * found.runs)}"
+                "determines no value; more passes on idle hosts narrow it: "
+                f"{' '.join(narrower)}"
             )
     return doubts

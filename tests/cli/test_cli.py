@@ -367,6 +367,12 @@ def test_the_time_of_a_size_says_that_no_fit_is_usable(
     assert said.startswith("broadcast of 20,000 B on 2 ranks: ")
     assert origin in said
     unusable = "no usab" in origin
+    # beyond the measured sizes, no time comes from a fit that is not usable
+    assert main([*asked[:-1], "2M"]) == 0
+    beyond = " ".join(capsys.readouterr().out.split())
+    unknown = "ranks: unknown (it would be extrapolated to 2.1 times the largest size"
+    assert (unknown in beyond) == unusable
+    assert ("2,097,152 B on 2 ranks: 2.1" in beyond) != unusable
     assert ("no usable fit" in said) == unusable
     # and the picture has points alone, and says so
     chart = bandwidth_report.figure(read_table(table), "links.csv")

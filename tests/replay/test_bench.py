@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from moetraffic.replay.bench import operations, rank, sweep
 from moetraffic.replay.bench.__main__ import main
 from moetraffic.replay.bench.result import Bench, Row, following
 from moetraffic.replay.bench.sweep import ONLY_OUT, Sweep, matrix_rows, size_range
+from moetraffic.replay.results.machine_load import HostLoad
 from moetraffic.replay.results.output import from_json, to_json
 from moetraffic.trace import Trace
 
@@ -44,9 +46,9 @@ def everything(**more):
 @pytest.mark.parametrize(
     ("factors", "promised"),
     [
-        ((1, 1, 1, 1), "(time of any size)"),
-        ((90, 1, 9, 0.01), "(interpolates between measured sizes only: no usable fit)"),
-        ((1, 1), "(interpolates between measured sizes only: no usable fit)"),
+        ((1, 1, 1, 1), "(out of place, time of any size)"),
+        ((90, 1, 9, 0.01), "no usable fit; -n 10 on an idle host may give one)"),
+        ((1, 1), "no usable fit; three sizes may give one)"),
     ],
 )
 def test_any_size_is_promised_only_with_a_usable_fit(factors, promised):
@@ -257,6 +259,15 @@ def test_nccl_is_refused_before_ranks_are_started(capsys):
     said = capsys.readouterr().err
     assert said.startswith("moetraffic: the backend nccl needs a CUDA device")
     assert said.count("\n") == 1
+
+
+def test_a_busy_host_is_named_before_the_measurement(monkeypatch, capsys):
+    busy = HostLoad(node="", cores=2, others=1.3)
+    monkeypatch.setattr(bench, "load_now", lambda: busy)
+    monkeypatch.setattr(bench, "measure", Mock(side_effect=ReplayError("ended")))
+    assert main(["all_reduce", "-e", "8"]) == 2
+    said = capsys.readouterr().err
+    assert "busy (before the measurement, other processes use 1.3 of 2 cores)" in said
 
 
 @pytest.mark.gpu

@@ -105,7 +105,7 @@ def test_the_kubernetes_job_runs_in_two_namespaces(two_hosts, toy_file, tmp_path
         commands.append(words)
     said = on_each(two_hosts, commands)
     assert (
-        "the lower bounds of these all-to-alls one by one (400 Gbps = 50.0 GB/s a rank)"
+        "the lower bounds of these all-to-alls one by one (400 Gbps = 50.0 GB/s a rank"
         in said[0]
     )
     for name in ("replayed.h5", "replayed.json", "replayed.prom"):

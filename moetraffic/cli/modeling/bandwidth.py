@@ -87,25 +87,24 @@ def bandwidth(
     if collective is not None:
         got = found.effective(collective, ranks, size, span=span)
         time_s, busbw_gbs = float(got.time_s), float(got.bytes_s) / 1e9
-        data["answer"] = {
-            "collective": collective,
-            "ranks": ranks,
-            "size_bytes": size,
-            "time_us": time_s * 1e6,
-            "busbw_gbs": busbw_gbs,
-            "measured_around": bool(got.inside),
-        }
         beyond = (
             ""
             if got.inside
             else report.beyond_words(found, collective, ranks, size, span=span)
         )
-        how = report.origin_words(found, collective, span=span, beyond=beyond)
-        shown.insert(
-            0,
-            f"{collective} of {size:,} B on {ranks} ranks: {duration(time_s)}, busbw "
-            f"{busbw_gbs:.4g} GB/s ({how}).",
-        )
+        how, known = report.origin_words(found, collective, span=span, beyond=beyond)
+        data["answer"] = {
+            "collective": collective,
+            "ranks": ranks,
+            "size_bytes": size,
+            "time_us": time_s * 1e6 if known else None,
+            "busbw_gbs": busbw_gbs if known else None,
+            "measured_around": bool(got.inside),
+        }
+        value = f"{duration(time_s)}, busbw {busbw_gbs:.4g} GB/s ({how})"
+        if not known:
+            value = f"unknown (it would be {how}): measure with this size and ranks"
+        shown.insert(0, f"{collective} of {size:,} B on {ranks} ranks: {value}.")
     chart = report.figure(found, str(table))
     parts = {"fits": [report.sheet(found)]}
     printing.present(data, *shown, parts=parts, chart=chart)

@@ -83,11 +83,12 @@ def _fit_words(error: float) -> str:
 
 def origin_words(
     table: BandwidthTable, collective: str, *, span: int | None, beyond: str
-) -> str:
+) -> tuple[str, bool]:
     """State how the time of a size comes from a table, and why not to rely on it.
 
     ``span`` is the number of nodes; None: any.  ``beyond`` are the
-    :func:`beyond_words` of a point outside the measured range, "" inside.
+    :func:`beyond_words` of a point outside the measured range, "" inside.  The second
+    value is whether the time is known: none is outside without a usable fit.
     """
     error = _median_error(
         [
@@ -99,7 +100,7 @@ def origin_words(
     usable = not error > USABLE
     between = "" if usable else " between measured sizes or ranks"
     how = f"extrapolated to {beyond}" if beyond else f"interpolated{between}"
-    return how if usable else f"{how}, {_fit_words(error)}"
+    return (how if usable else f"{how}, {_fit_words(error)}"), usable or not beyond
 
 
 def beyond_words(

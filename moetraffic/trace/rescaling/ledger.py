@@ -82,7 +82,7 @@ class Ledger:
         moved = {"into ranks": self.folded, "out of ranks": self.spread}
         lost = {
             "of ranks that are left out": self.left_out,
-            "of self traffic": self.self_left_out,
+            "of rank-local bytes": self.self_left_out,
         }
         told = [
             f"bytes kept {byte_size(self.kept)} of {byte_size(self.present)} in "

@@ -139,7 +139,7 @@ class TraceScale:
     def describe(self) -> tuple[str, ...]:
         """What was asked for, and what it did to what went through so far."""
         kept = "kept" if self.self_traffic else "left out"
-        asked = f"scale: {self.map.rule}; self traffic {kept}"
+        asked = f"scale: {self.map.rule}; rank-local bytes {kept}"
         if self.dispatcher:
             asked += f"; exchanges of the dispatcher {self.dispatcher}"
         if self.map.splits:

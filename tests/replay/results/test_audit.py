@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from moetraffic.analysis.resampling import UNKNOWN
+from moetraffic.analysis.resampling import UNKNOWN, Interval
 from moetraffic.analysis.times.completion import (
     completion,
     wall_times,
@@ -304,7 +304,11 @@ def test_pairs_state_whether_bytes_or_operations_slow(
         assert "; 95% interval over pairs) as long as without, in 6 pairs" in text
     assert stated >= least, seed
     one = said(plan, triples[0][1], pairs=triples[:1])
-    assert "One pair has no interval" in _beside(one, one.slowdown)
+    assert "is not determined: one pair has no interval" in _beside(one, one.slowdown)
+    faster = replace(found, slowdown_by_bytes=Interval(value=0.5, low=0.4, high=0.6))
+    assert "is below 1: the effect of its bytes is not determined" in _beside(
+        faster, faster.slowdown
+    )
     unknown = _beside(replace(found, slowdown_by_bytes=UNKNOWN), found.slowdown)
     assert re.search(
         r"\(processor alone\) \S+x \(\S+ to \S+x\)\.$", unknown

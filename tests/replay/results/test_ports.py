@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from dataclasses import replace
 
@@ -177,12 +176,16 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_pa
     assert part.over_ports.value > 0
     assert made.runs == 2
     said = " ".join(sentences(made))
-    share = re.search(r", the replay's all-to-alls (\d+)% of it; they take ", said)
     exchanges = made.fidelity.part("operation", "all_to_all").busbw_gbs
-    even = made.ports.bench_busbw_gbs
-    assert float(share[1]) == pytest.approx(100 * exchanges / even, abs=0.5)
+    for part_of, stated in (
+        (0.4, r", the replay's all-to-alls 40% of it; they take "),
+        (3.1, r", not determined: the replay's all-to-alls have more than 3 times "),
+    ):
+        even = replace(made.ports, bench_busbw_gbs=exchanges / part_of)
+        assert stated in " ".join(sentences(replace(made, ports=even)))
     assert "exceed the given network" in said
-    (line,) = (s for s in sentences(made) if s.startswith("all-to-all busbw"))
+    line = sentences(made)[0]
+    assert line.startswith("The network is faster than 1 Mbps = 0.000125 GB/s a rank:")
     assert (
         "one by one (1 Mbps = 0.000125 GB/s a rank, which measured ports exceed)"
         in line

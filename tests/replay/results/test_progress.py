@@ -52,7 +52,11 @@ def test_the_slowest_rank_the_rate_and_who_is_behind():
     assert progress.rate == pytest.approx((60 + 59 + 20) / 3 / 10)
     assert progress.late == [2]
     line = progress.line()
-    for part in ("replaying: 20 of 100", "behind: rank 2", "100 us, layer 2, rank 2"):
+    for part in (
+        "replaying: 20 of 100",
+        "(60 by the first, fewest by rank 2)",
+        "100 us, layer 2, rank 2",
+    ):
         assert part in line
     shown = drawn(progress)
     for part in ("rank 0", "60%", "rank 2", "behind", "left"):

@@ -144,17 +144,14 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     line = quotation(three)
     assert line.startswith(
         "all-to-all busbw 0.477 GB/s, transfers 2.10x the lower bounds of these "
-        "all-to-alls one by one (8 Gbps"
+        "all-to-alls one by one (8 Gbps a rank; judge the network by this ratio), "
     )
-    assert (
-        "(8 Gbps a rank), waiting for late ranks 0% of the time in these calls; n = 3 "
-        in line
-    )
+    assert "waiting for late ranks 0% of the time in these calls; n = 3 " in line
     assert "n = 3 runs, 95% CI 0.423 to 0.536 GB" in line
     # exchanges of counts have a part of their own, and the line says their share
     count = next(p for p in three.fidelity.parts if p.by == "without a phase")
     assert (count.name, count.number) == ("without a phase (count exchange)", 10)
-    assert "10 of its 30 calls are without a phase (count exchange): " in line
+    assert "10 of its 30 calls are exchanges of token counts (no phase): " in line
     # a row of times is of the median run alone, as its heading says
     table = replay_tables(three)["times"][0]
     assert "all of the median run, 3 of 3" in table.title
@@ -202,12 +199,13 @@ def test_a_value_is_stated_only_if_its_interval_is_narrow(toy):
     low, high = (three_digits(getattr(mean_of_runs([2, 40, 5]), e)) for e in ENDS)
     assert lines[0].startswith("all-to-all busbw 0.00")
     assert f" GB/s (not determined), transfers {low} to {high}x (not" in lines[0]
-    assert f"GB/s, {low} to {high}x;" in lines[0]
+    assert lines[0].count(f"{low} to {high}x") == 1  # a range is stated once
+    assert "; n = 3 runs; ranges are 95% CI; " in lines[0]
     assert (
         f"; wall time {low} to {high}x (not determined) the lower bound of a"
         in lines[2]
     )
-    assert "more runs on idle hosts narrow it: --repeat 12." in lines[-1]
+    assert "more passes on idle hosts narrow it: --repeat 12." in lines[-1]
 
 
 def test_the_last_to_call_is_a_straggler_only_if_it_is_always_the_same(toy):
@@ -234,8 +232,12 @@ def test_a_pass_faster_than_its_bound_shows_a_faster_network(toy):
         ("8 Gbps a rank", "8 Gbps a rank"),
     ):
         found = replace(made.fidelity, parts=tuple(parts), bound_of=bound_of)
-        said = "\n".join(sentences(replace(made, fidelity=found)))
-        assert f"below 1: the network is faster than {faster}" in said
+        said = quotation(replace(made, fidelity=found))
+        assert said.startswith(
+            f"The network is faster than {faster}: its lower bound does not hold; "
+            "all-to-all busbw "
+        )
+        assert "judge the network" not in said
 
 
 def test_sizes_beyond_the_measured_ones_are_counted_beside_the_ratio(toy):
