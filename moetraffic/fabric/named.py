@@ -21,7 +21,7 @@ import networkx as nx
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import FabricError
-from moetraffic.spelling import check_choice
+from moetraffic.spelling import check_choice, nearest
 from moetraffic.units import bit_rate, bytes_per_second
 
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
@@ -291,10 +291,16 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
     for name, rate in sorted(rates.items(), key=lambda item: _specific(item[0])):
         if name not in ends:
             last = f"rank{len(slots) - 1}", f"host{hosts.number - 1}"
+            remedy = f"{nearest(name, ends)}correct the name"
+            if name.rstrip("0123456789") in ("host", "rank"):
+                remedy = (
+                    f"{len(slots)} ranks are on {hosts.number} hosts (of folded or "
+                    "selected ranks, fewer than captured): leave this rate out"
+                )
             raise FabricError(
                 f"in {asked}, a rate is of a rank (rank0 to {last[0]}), a host "
                 f"(host0 to {last[1]}) or a link (such as {topology.link_name(0)}), "
-                f"but {name[:60]!r} is none of these: correct the name"
+                f"but {name[:60]!r} is none of these: {remedy}"
             )
         if not isinstance(rate, str):
             raise FabricError(

@@ -62,7 +62,7 @@ def set_axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
     if axis.limits:
         axes.set(**{f"{side}lim": axis.limits})
     elif axis.from_zero:
-        axes.set(**{f"{side}lim": (0, None)})
+        axes.set(**{f"{side}lim": (0, 1.1 * of.get_view_interval()[1])})  # marks fit
     if axis.reverse and not of.get_inverted():
         of.set_inverted(True)
 

@@ -116,7 +116,7 @@ def figure(found: Mapping[float, Assessment], source: str) -> Chart:
     lines = tuple(
         Series(
             kind="points",  # nothing is known between the ratios
-            x=ratios,
+            x=[f"{ratio:g}:1" for ratio in ratios],  # ticks at these alone
             y=np.array(values) / scale,
             name=name,
             color=color,

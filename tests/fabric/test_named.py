@@ -218,8 +218,9 @@ def test_different_rates_of_ranks_that_share_a_nic_are_refused(tmp_path):
         (
             {"rank9": "1Gbps"},
             "rank .rank0 to rank3., a host .host0 to host3.*"
-            "'rank9' is none of these: correct the name",
+            "'rank9' is none of these: 4 ranks are on 4 hosts .* leave this rate out",
         ),
+        ({"nic0->switch": "1Gbps"}, "of these: did you mean "),
         ({"rank1": 7}, "that of rank1 is 7: give a rate such as 50Gbps"),
     ],
 )

@@ -115,7 +115,8 @@ def test_the_comparison_of_one_hash_has_that_of_ideal_routing() -> None:
     sent = np.random.default_rng(0).integers(0, 1 << 20, (3, 8, 8))
     ideal = assess(network, range(8), sent, routing="ideal")
     ratio = ideal.bottleneck_s.sum() / ideal.without_oversubscription_s.sum()
-    words = f" of one hash seed; {three_digits(ratio)} times with ideal routing."
+    times = f"{three_digits(ratio)} times as long"
+    words = f", for this hash seed; {times} with ideal routing."
     for found, stated in ((ideal, False), (assess(network, range(8), sent), True)):
         (line,) = (one for one in report.sentences(found) if "Oversub" in one)
         assert line.endswith(words) == stated
@@ -193,6 +194,11 @@ def test_networks_that_differ_in_oversubscription_are_compared() -> None:
     (panel,) = compared.figure(found, "Exact").panels
     for series in panel.series:  # the cut is the largest bound, and is met
         np.testing.assert_allclose(series.y, [1.0, 1.0, 2.0])
+        assert series.x == ["1:1", "2:1", "4:1"]  # ticks at these ratios alone
+    (axes,) = draw(compared.figure(found, "Exact")).axes
+    least, most = axes.get_ylim()
+    assert least == 0
+    assert most > 2.1  # no mark is cut off
     chosen = {
         ratio: assess(
             leaf_spine(hosts, leaves=2, oversubscription=ratio), range(4), sent

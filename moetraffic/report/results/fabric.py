@@ -104,8 +104,8 @@ def sentences(found: Assessment) -> list[str]:
             if math.isclose(of, largest)
         )
         text = (
-            f"Its time is {over} times the largest lower bound of any routing: {tied} "
-            f"({duration(largest)})"
+            f"Compared with other routing: {over} times the largest lower bound of any "
+            f"routing, {tied} ({duration(largest)})"
         )
         if found.routing != "ideal" and ideal:
             text += f"; {three_digits(mean / ideal)} times {IDEAL} ({duration(ideal)})"
@@ -118,16 +118,19 @@ def sentences(found: Assessment) -> list[str]:
     if several:
         one = several[0]
         here = _of_bottleneck(found, one)
-        of = f"the worst of {len(several)} sets of links, none with the bottleneck link"
-        which = "the bottleneck link and those equal to it" if here else of
+        of = f"the least even of {len(several)} groups of parallel links"
+        which = "the bottleneck link and those parallel to it" if here else of
+        without = "" if here else " The bottleneck link is in none of these groups."
         lines.append(
             f"ECMP collisions on {which}: {_mean(one.max_flows)} of {_mean(one.flows)} "
             f"flows share one link (random hashing: {_mean(one.expected_max_flows)} "
-            f"expected), which carries {three_digits(one.bytes_over_even)} times its "
-            "even share of bytes."
+            "expected), which carries "
+            f"{three_digits(one.bytes_over_even)} times the bytes of an even split "
+            f"over these links.{without}"
         )
     elif found.collisions:
-        lines.append("ECMP collisions: none, no set of equal links has several flows.")
+        none = "no group of parallel links has several flows"
+        lines.append(f"ECMP collisions: none, {none}.")
     return lines
 
 
@@ -179,7 +182,7 @@ def _oversubscribed(found: Assessment) -> list[str]:
     if found.collisions:
         at_one = found.ideal_without_oversubscription_s.sum()
         ideal = three_digits(found.ideal_s.sum() / at_one)
-        text += f" of one hash seed; {ideal} times with ideal routing"
+        text += f", for this hash seed; {ideal} times as long with ideal routing"
     return [f"{text}."]
 
 
@@ -407,7 +410,7 @@ def tables(found: Assessment) -> list[Table]:
     elif found.routing == "ecmp":
         why = "no flow has more than one shortest path"
         if found.collisions:
-            why = "no set of equal links has several flows"
+            why = "no group of parallel links has several flows"
         made.append(Table(rows=[("ECMP", why)]))
     return made
 
