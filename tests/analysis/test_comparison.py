@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +127,26 @@ def test_the_command_says_by_its_exit_code(
     assert "otal variation" not in out
     assert main(["compare", golden, golden, "--at-most", "color=1"]) == 2
     assert "--at-most shares=0.05" in capsys.readouterr().err
+
+
+def test_settings_in_which_two_replays_differ_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from moetraffic.cli import main
+
+    replays = []
+    with Trace.open(path("golden-v1.h5")) as trace:
+        for backend in ("gloo", "nccl"):
+            meta = replace(trace.meta, origin="replayed", backend=backend)
+            trace.replace(meta=meta).save(tmp_path / f"{backend}.h5")
+            replays.append(str(tmp_path / f"{backend}.h5"))
+    for second, stated in (
+        (replays[1], "backend gloo and nccl ("),
+        (replays[0], "same backend and ranks ("),
+    ):
+        assert main(["compare", replays[0], second]) == 0
+        first = " ".join(capsys.readouterr().out.split())
+        assert first.startswith(f"Settings of the two replays: {stated}")
 
 
 def test_a_part_of_a_run_is_compared_with_the_same_iterations(

@@ -449,3 +449,8 @@ def test_the_summary_says_why_a_bubble_is_long_and_how_large_the_model_is(
     assert float(found[1]) - float(found[2]) == pytest.approx(100 * ideal, rel=0.05)
     assert "EP 1" in out
     assert "6.9B parameters (1.4B active per token)" in out
+    assert "deepseek-v2-lite, scaled (kept: vocabulary 102,400, k 6) on" in out
+    # every term of more than 1% is stated
+    (shares,) = (line for line in unwrapped(out).splitlines() if line[:5] == "Time:")
+    stated = re.findall(r"([\d.]+)%", shares.partition(" (")[0])
+    assert sum(map(float, stated)) >= 98

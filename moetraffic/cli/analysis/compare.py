@@ -71,6 +71,7 @@ def compare(
         replays = [t for t in (a, b) if t.meta.origin == "replayed"]
         partial = [] if iterations else _partial(a, b)
         sources = [f"{t.name}: replay of {t.meta.source}." for t in replays]
+        settings = _settings(a, b) if len(replays) == 2 else []
         claimed: list[tuple[Claim, ...]] = [(), ()]
         if not printing.only or "claims" in printing.only:
             claimed = [analyze(t, parts=("claims",), **chosen).claims for t in (a, b)]
@@ -95,6 +96,7 @@ def compare(
     printing.present(
         data,
         *partial,
+        *settings,
         *report.sentences(found, beyond, times_first=bool(replays)),
         *([f"Both are one file: {first.name}."] if first.samefile(second) else []),
         *sources,
@@ -118,6 +120,20 @@ def _partial(first: Trace, second: Trace) -> list[str]:
     return [
         f"{fewer.name} has {len(some)} of the {len(every)} iterations of {more.name}: "
         f"--iterations {min(some)}:{max(some) + 1} compares the same ones."
+    ]
+
+
+def _settings(first: Trace, second: Trace) -> list[str]:
+    """State which settings of two replays differ, and which no trace records."""
+    settings = (
+        ("backend", first.meta.backend, second.meta.backend),
+        ("ranks", first.meta.world, second.meta.world),
+        ("hosts", *(", ".join(dict.fromkeys(t.meta.nodes)) for t in (first, second))),
+    )
+    other = [f"{name} {a} and {b}" for name, a, b in settings if a != b]
+    return [
+        f"Settings of the two replays: {'; '.join(other) or 'same backend and ranks'} "
+        "(a trace does not record network, pace and scale of a replay)."
     ]
 
 

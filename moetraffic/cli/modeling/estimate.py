@@ -43,7 +43,15 @@ from .assumptions import (
     without_network,
 )
 from .layout import ESTIMATED, LAYOUT, refuse_idle_layout, usual_micro_batches
-from .model_shape import MODEL, MODEL_HELP, SHAPE, SHAPE_OPTIONS, model_of, options_of
+from .model_shape import (
+    MODEL,
+    MODEL_HELP,
+    SHAPE,
+    SHAPE_OPTIONS,
+    model_of,
+    options_of,
+    unchanged,
+)
 from .time_studies import (
     best_layouts,
     its_traffic,
@@ -121,8 +129,9 @@ def estimate(
     ),
     bandwidth: str = option(
         "",
-        "Effective bandwidth: 25GB/s, several to compare: 100Gbps,400Gbps, by kind "
-        "of traffic: tp=300GB/s,dp=25GB/s, or a file of moetraffic bench.",
+        "Effective bandwidth, also of links inside nodes: 25GB/s, several to compare: "
+        "100Gbps,400Gbps, by kind of traffic: tp=300GB/s,dp=25GB/s, or a file of "
+        "moetraffic bench.",
         panel=SYSTEM,
         shown="the platform's",
     ),
@@ -309,7 +318,7 @@ def estimate(
         what = f"utilization {assumed['utilization']:g}"
         if not fixed:
             what = "compute time by roofline"
-        named = "" if sweep == "size" else f"{of.name} "
+        named = "" if sweep == "size" else f"{of.name}{unchanged(of, gating, shape)} "
         place = f"{gpu}, {platform}" if is_file(platform) else platform or gpu
         source = f"{named}on {place}, {what}{of_protocol(protocol)}"
     else:

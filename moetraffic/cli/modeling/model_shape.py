@@ -116,6 +116,19 @@ def model_of(model: str, chosen: Mapping[str, Any]) -> tuple[ModelShape, Gating,
     return made, gating, batch
 
 
+def unchanged(shape: ModelShape, gating: Gating, chosen: Mapping[str, Any]) -> str:
+    """State what a model of other sizes keeps of the one it began with; "" if none."""
+    name = shape.name.removesuffix(", scaled")
+    sizes = {
+        "vocabulary": shape.vocabulary,
+        **({"k": gating.k} if shape.experts else {}),
+    }
+    kept = [f"{f} {n:,}" for f, n in sizes.items() if chosen.get(f) is None]
+    if name == shape.name or not kept:
+        return ""
+    return f" (kept: {', '.join(kept)})"
+
+
 def options_of(config: Configuration) -> dict[str, Any] | None:
     """Return options that describe the model and routing of one configuration, or None
     if there are none: some properties of a trained model are no options."""

@@ -64,6 +64,7 @@ LEFT_OUT = {"ep": 1, "cp": 1, "virtual": 1, "zero": 0}
 MEMORY = ("weights", "gradients", "optimizer", "activations")
 """Parts of the memory that a GPU needs."""
 
+LEAST_STATED = 0.01  # of an iteration, from which other terms than these are stated
 LEAST_WAIT = 0.005  # of an iteration, from which a wait for launches is stated
 LEAST_HEAD = 0.02  # of an iteration, from which a wait for the output layer is stated
 
@@ -118,13 +119,19 @@ def summary(found: Estimate, source: str) -> list[str]:
         if (value := float(getattr(found, name)))
     }
     largest = max(parts, key=lambda words: parts[words])
+    others = [
+        f"{words} {parts[words] / float(found.iteration):.1%}, "
+        for words in ("compute", "optimizer", "overheads")
+        if words != largest
+        and parts.get(words, 0.0) >= LEAST_STATED * float(found.iteration)
+    ]
     whole, waits = float(found.iteration), float(found.launches / found.iteration)
     lines = [
         f"Iteration time T_iter {duration(whole)}, {float(found.tokens_s):,.0f} "
         f"tokens/s, {float(found.flops_gpu) / 1e12:.1f} model TFLOP/s/GPU: "
         f"{batch}.",
         f"Time: largest term {largest}, {parts[largest] / whole:.1%} of T_iter; "
-        f"communication {float(found.comm_share):.1%}, bubble "
+        f"{''.join(others)}communication {float(found.comm_share):.1%}, bubble "
         f"{float(found.bubble_share):.1%}.",
         f"Memory: {byte_size(float(found.memory.total))} per GPU, which "
         f"{'fits' if found.fits else 'does not fit'}; {model_words(found.config)}.",
