@@ -209,7 +209,9 @@ def test_a_wrong_value_is_named_with_its_rule(
 
 def test_ranks_of_a_matrix_are_its_rows(tmp_path: Path) -> None:
     path = matrices(tmp_path, rows(1))
-    with pytest.raises(TraceError, match="4, but --ranks is 8: leave it out"):
+    with pytest.raises(
+        TraceError, match="4 rows, one per rank, but --ranks is 8: leave it out"
+    ):
         import_files([path], options=ImportOptions(ranks=8))
     _, merged = import_files([table(tmp_path, rows(1))], options=ImportOptions(ranks=8))
     assert merged.trace.meta.world == 8
