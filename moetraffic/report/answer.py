@@ -67,7 +67,7 @@ ALWAYS = "matrix predictable"
 """Claim whose figure stands there even if it is not stated: schedulers act on it."""
 
 NOT_SHOWN = "No evidence of"
-"""Topic of claims that no layer supports although their tests had enough data."""
+"""Topic of claims that layers do not support although their tests had enough data."""
 
 UNDECIDED = "Undecided"
 """Topic of claims whose tests lack data, or do not apply."""
@@ -103,7 +103,7 @@ def answer(
     """Summarize what an analysis found, and what to do next.
 
     What is stated stands in a line a topic, with the layers of which it is stated; what
-    is not, in one line for missing evidence and one for missing data.  Figures that
+    is not, in one line for missing evidence and one for missing data, likewise.  Figures that
     would make a line longer than :data:`LONG` are left to the table of claims.  A line
     whose data the analysis lacks is left out, but for the share of communication, whose
     absence has a reason.
@@ -317,29 +317,30 @@ def _stated(
 
 
 def _not_shown(analysis: Analysis) -> list[Line]:
-    """Name the claims that are stated of no layer, and the layers that lack data."""
+    """Name claims with the layers without evidence, and those that lack data."""
     every = analysis.exchanges
     no_evidence, untested = list[tuple[str, str]](), list[tuple[str, str]]()
-    few = list[tuple[str, str, list[Claim]]]()
+    few = list[tuple[str, str, list[Claim], str]]()
     for name in (name for names in TOPICS.values() for name in names):
         claims = [(e, c) for e in every for c in e.claims if c.name == name]
         stated = any(c.stated for _, c in claims)
         asked = sorted({c.horizon for _, c in claims})
         late = [(e, c) for e, c in claims if c.horizon == asked[-1]]
         claims = [(e, c) for e, c in claims if c.horizon == asked[0]]
-        why = [claim.untested for _, claim in claims]
-        if claims and all(why):
-            untested.append((name, why[0]))
-            continue
+        if skipped := [(e, c.untested) for e, c in claims if c.untested]:
+            where = some_layers([e for e, _ in skipped], every)
+            untested.append((name, _and(skipped[0][1], where)))
         short = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
-        tested = [e for e, c in claims if c.outcome is Outcome.NO_EVIDENCE]
-        if tested and not stated:
-            size = figure_of([c for _, c in claims]) if name == ALWAYS else ""
+        tested = [e for e, c in claims if _without_evidence(c)]
+        if tested:
+            known = name == ALWAYS and not stated
+            size = figure_of([c for _, c in claims]) if known else ""
             size = size and f"cells, not port sums: {size}"
             inside = _and(size, some_layers(tested, every))
-            what = named_ahead(name, claims + late, Outcome.NO_EVIDENCE, asked)
+            both = claims if stated else claims + late
+            what = named_ahead(name, both, Outcome.NO_EVIDENCE, asked)
             what += " load" * (name == "periodic")  # not the bursts in a step
-            no_evidence.append((detailed(what, inside), what))
+            no_evidence.append((detailed(what, inside), _counted(what, tested, every)))
         short = short or [
             (e, c) for e, c in late if c.outcome is Outcome.NOT_ENOUGH_DATA
         ]
@@ -347,11 +348,13 @@ def _not_shown(analysis: Analysis) -> list[Line]:
             where = some_layers([e for e, _ in short], every)
             what = named_ahead(name, claims + late, Outcome.NOT_ENOUGH_DATA, asked)
             # co-activated needs tokens, not iterations
-            few.append((what, where, [c for _, c in short if name != "co-activated"]))
+            needed = [c for _, c in short if name != "co-activated"]
+            brief = _counted(what, [e for e, _ in short], every)
+            few.append((what, where, needed, brief))
     for claim in analysis.beats.claims:
         name = f"{claim.name} of {claim.about}"
         if claim.outcome is Outcome.NOT_ENOUGH_DATA:
-            few.append((name, f"about {rounded_up(claim.needs):,}", []))
+            few.append((name, f"about {rounded_up(claim.needs):,}", [], name))
         elif not claim.stated:
             no_evidence.append((name, name))
     undecided, other = "", ""
@@ -361,14 +364,14 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         room = WIDTH // (2 if few else 1) - len(f"{UNDECIDED}: not tested: .")
         other = f"not tested: {full if len(full) <= room else names}"
     if few:
-        every_one = [claim for *_, claims in few for claim in claims]
+        every_one = [claim for *_, claims, _ in few for claim in claims]
         needs = _needs(every_one)
         reason = f"needs about {needs} iterations" if needs else "needs more iterations"
         if has := [claim.used + claim.left_out for claim in every_one]:
             reason += f", has {range_of(has, ',d')}"
         items = [
-            (detailed(what, _and(_needs(claims, but=needs), where)), what)
-            for what, where, claims in few
+            (detailed(what, _and(_needs(claims, but=needs), where)), brief)
+            for what, where, claims, brief in few
         ]
         rest = "; " + other if other else ""
         before = f"{UNDECIDED}: {reason}: {rest}"
@@ -377,6 +380,21 @@ def _not_shown(analysis: Analysis) -> list[Line]:
     absent = of + _fitted(f"{NOT_SHOWN}: {of}", no_evidence, ", ", width=LONG)
     found = {NOT_SHOWN: absent, UNDECIDED: undecided or other}
     return [Line(topic=t, text=x, basis="claims") for t, x in found.items() if x]
+
+
+def _without_evidence(claim: Claim) -> bool:
+    """Whether a claim was tested, and neither it nor its opposite is stated."""
+    opposite = any(flag.startswith(WORSE) for flag in claim.flags)
+    tested = claim.outcome is Outcome.NO_EVIDENCE and not claim.untested
+    return tested and not opposite
+
+
+def _counted(
+    what: str, some: Sequence[ExchangeAnalysis], exchanges: Sequence[ExchangeAnalysis]
+) -> str:
+    """Count the layers of a claim, "skewed (4/12)", unless it is of all."""
+    every = len(some) == len(exchanges)
+    return what if every else f"{what} ({len(some)}/{len(exchanges)})"
 
 
 def _needs(claims: Sequence[Claim], *, but: str = "") -> str:
