@@ -21,6 +21,9 @@ NOT_TESTED = "not tested: "
 SINCE = "of iterations from "
 """Beginning of the flag of a claim about the end of a run, before the iteration."""
 
+NO_TRANSIENT = "no transient is seen"
+"""Flag of a claim "converged" without level change or transient before the level."""
+
 ALL_EXPERTS = NOT_TESTED + "every token goes to every expert"
 """Flag of a claim about loads that cannot differ."""
 

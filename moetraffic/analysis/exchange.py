@@ -153,7 +153,8 @@ def sources(
         raise AnalysisError(
             f"iterations {_words(iterations)} are none of the "
             f"{len(there)} training iterations, whose last is "
-            f"{int(there.max(initial=-1))}: choose among these"
+            f"{int(there.max(initial=-1))} (evaluation steps are numbered, too): "
+            "choose among these"
         )
     iterations = new_iterations(trace, iterations, notes)
     notes += beyond_last(iterations, int(there.max(initial=-1)))

@@ -22,7 +22,7 @@ from .forecast_horizons import (
     worse_than_persistence,
 )
 from .layer_lists import detailed, layers_of, range_of, rounded_up, some_layers
-from .level_words import level_of, since
+from .level_words import constant, level_of, since
 from .measured_words import (
     capacity_of,
     drops_of,
@@ -103,10 +103,10 @@ def answer(
     """Summarize what an analysis found, and what to do next.
 
     What is stated stands in a line a topic, with the layers of which it is stated; what
-    is not, in one line for missing evidence and one for missing data, likewise.  Figures that
-    would make a line longer than :data:`LONG` are left to the table of claims.  A line
-    whose data the analysis lacks is left out, but for the share of communication, whose
-    absence has a reason.
+    is not, in one line for missing evidence and one for missing data, likewise.
+    Figures that would make a line longer than :data:`LONG` are left to the table of
+    claims.  A line whose data the analysis lacks is left out, but for the share of
+    communication, whose absence has a reason.
 
     Parameters
     ----------
@@ -177,6 +177,8 @@ def _data(analysis: Analysis) -> Line:
     number = sorted({len(e.iterations) for e in every})
     left = max(e.left_out for e in every)
     groups = len({e.group for e in every})
+    of_cv = ("imbalanced", "skewed")
+    corrected = any(c.stated and c.name in of_cv for e in every for c in e.claims)
     text = (
         f"{lacks}{layers_of([e.layer for e in every])}"
         + (f" on {groups} groups" if groups > 1 else "")
@@ -189,6 +191,7 @@ def _data(analysis: Analysis) -> Line:
         )
         + (f"; {drops_of(figures)}" if (figures := known_figures(every)) else "")
         + f"; each statement is tested against chance (p < {LEVEL:g}) unless measured"
+        + "; CVs are corrected for sampling noise" * corrected
         + "".join(f"; {n}" for n in analysis.notes if any(x in n for x in IN_DATA))
     )
     return Line(topic="Data", text=text, basis="data")
@@ -308,6 +311,8 @@ def _stated(
     full = name + since(near, exchanges) + reach + rest
     figure = figure_of([c for _, c in near])
     if name == "converged":
+        left = [(e, c) for e, c in near if not constant(e, c)]
+        figure = figure_of([c for _, c in left]) if left else ""
         figure = level_of(figure, near, made.get("periodic", ()), exchanges)
     if name != first == "predictable":
         figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
@@ -458,8 +463,7 @@ def _remedy(analysis: Analysis) -> str:
             "again with --experts E --k K" if analysis.unnamed else "a table of tokens"
         )
         return f"import {how} (moetraffic import --help)"
-    how = "(Router, lambda inputs, output: output[1], experts=E)"
-    return f"register your router: capture.router{how if analysis.unnamed else ''}"
+    return "register your router (python -m pydoc moetraffic.capture.router)"
 
 
 def _next(analysis: Analysis, file: str, options: str) -> Line:

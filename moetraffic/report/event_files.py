@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,14 @@ class EventFiles(StepLog):
                 "event files need the package tensorboard, which is not installed: "
                 f"run {install_command('tensorboard')}"
             ) from None
+        self._open = partial(SummaryWriter, str(folder))
         with write_errors(folder):
-            self._writer: Any = SummaryWriter(str(folder))
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @cached_property
+    def _writer(self) -> Any:
+        """Writer, which makes an event file; from the first step on."""
+        return self._open()
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         for tag, value in values.items():
@@ -134,7 +141,8 @@ class EventFiles(StepLog):
 
     def close(self) -> None:
         """Write what is buffered, and close the files."""
-        self._writer.close()
+        if "_writer" in vars(self):
+            self._writer.close()
 
 
 class WandbRun(StepLog):

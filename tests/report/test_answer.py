@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics, analyze
-from moetraffic.analysis.claim import SINCE, Claim, Outcome, claim_of
+from moetraffic.analysis.claim import NO_TRANSIENT, SINCE, Claim, Outcome, claim_of
 from moetraffic.analysis.conclusion import Subject
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.analysis.forecast.usefulness import WORSE
@@ -105,6 +105,9 @@ def test_a_line_states_what_is_stated_and_of_which_layers() -> None:
     assert line(found, "Skew") == (
         "Skew: skewed (CV of the mean load 0.10 to 0.40; layers 0 to 3)."
     )
+    note = "; CVs are corrected for sampling noise."
+    assert line(found, "Data").endswith(note)
+    assert note not in line(analysis(exchange(0, claim("skewed"))), "Data")
     # layer 6 is undecided, whatever others show
     assert line(found, "Undecided") == (
         "Undecided: needs about 200 iterations, has 30: skewed (layer 6)."
@@ -275,6 +278,26 @@ def test_a_level_that_begins_with_the_run_has_no_iteration() -> None:
     ):
         found = analysis(*(exchange(n, each) for n, each in enumerate(claims)))
         assert line(found, "Movement") == f"Movement: converged ({stated})."
+
+
+def test_a_level_without_motion_is_constant() -> None:
+    still = replace(claim("converged", STATED, 1), flags=(NO_TRANSIENT,))
+    level, at_once = claim("converged", STATED, 34), claim("converged", STATED, 1)
+    for claims, stated in (
+        ([(still, NOT)], "constant level"),
+        ([(still, STATED)], "one level by iteration 1"),
+        ([(still, FEW)], "one level by iteration 1"),
+        ([(at_once, NOT)], "one level by iteration 1"),  # after a transient
+        (
+            [(level, NOT), (still, NOT)],
+            "one level by iteration 34, constant in layer 1",
+        ),
+    ):
+        every = (
+            exchange(n, one, claim("moves", moves))
+            for n, (one, moves) in enumerate(claims)
+        )
+        assert f"converged ({stated})" in line(analysis(*every), "Movement")
 
 
 def test_where_experts_are_unknown_the_load_is_that_of_ranks() -> None:

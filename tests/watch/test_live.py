@@ -226,6 +226,17 @@ def test_a_terminal_refreshes_and_ends_with_the_run(seen: Seen) -> None:
     assert "6 to 13 (8 steps)" in rest
 
 
+def test_without_steps_no_event_file_is_written(tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    assert (
+        main(
+            ["watch", str(tmp_path / "run.h5"), "--once", "--tensorboard", str(events)]
+        )
+        == 0
+    )
+    assert not list(events.iterdir())
+
+
 def test_prometheus_and_tensorboard_read_what_was_written(seen: Seen) -> None:
     families = {f.name: f for f in text_string_to_metric_families(seen.metrics)}
     one = families["moetraffic_watch_running"].samples[0]

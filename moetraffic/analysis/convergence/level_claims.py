@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.claim import LEVEL, NAN, Claim, Outcome
+from moetraffic.analysis.claim import LEVEL, NAN, NO_TRANSIENT, Claim, Outcome
 from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.rhythm.spectral_lines import AFTER, ALTERNATION
 from moetraffic.arrays import Float64, Int64
@@ -298,7 +298,7 @@ def _level(found: Movement, when: Int64) -> Part:
     elif found.changes:
         part["low"] = float(when[found.changes[-1].low])
     else:
-        part["flags"] = ("no transient is seen",)
+        part["flags"] = (NO_TRANSIENT,)
     return part
 
 

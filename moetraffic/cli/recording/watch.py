@@ -120,6 +120,7 @@ def _logs(trace: Path, tensorboard: Path | None, wandb: str | None) -> list[Step
     if tensorboard is not None:
         logs.append(EventFiles(tensorboard))
     if wandb is not None:
+        announce("starting a run of Weights & Biases; its service may need a minute")
         name = trace.name.removesuffix(".segments").removesuffix(".h5")
         logs.append(WandbRun(wandb, name))
     return logs

@@ -15,6 +15,7 @@ from moetraffic.report.results.overview import about as about_run
 from moetraffic.report.results.overview import layout, layout_known
 from moetraffic.report.results.skew import named, subject_of
 from moetraffic.report.results.summary import settled
+from moetraffic.report.results.watch import WITHOUT_WAITING
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.provenance import source_clause
@@ -90,12 +91,17 @@ def tiles(trace: Trace, analysis: Analysis) -> Iterator[Tile]:
         yield Tile(
             value=f"{source.rhythm.duty:.1%}",
             what=f"duty cycle of all-to-alls, {source.name}",
-            beside=f"share of the run's time, {source.rhythm.bursts:,} bursts",
+            beside=f"share of the run's time {WITHOUT_WAITING}, "
+            f"{source.rhythm.bursts:,} bursts",
         )
-    product = mean([e.complexity.product for e in analysis.exchanges if e.complexity])
+    found = [e.complexity for e in analysis.exchanges if e.complexity]
+    # of 2 ranks each has one partner, in 2 pairs
+    product = mean([each.product for each in found if each.pairs > 2])
     if np.isfinite(product):
         yield Tile(
-            value=f"{product:.3f}", what="trace complexity Ψ", beside="1: no structure"
+            value=f"{product:.3f}",
+            what="trace complexity Ψ",
+            beside="of the sequence of packets between ranks, 1: no structure",
         )
 
 

@@ -133,12 +133,11 @@ def timeline(
             )
         )
     rules = tuple(
-        Rule(x=(begin - origin) / 1e6, text=f"iteration {i}")
-        for i, begin in begins.items()
+        Rule(x=(begin - origin) / 1e6, text=f"{i}") for i, begin in begins.items()
     )
     about = (
         "From when the last rank has issued the all-to-all until it has ended on the "
-        "rank; times on rank 0's clock."
+        "rank; times on rank 0's clock. Dotted lines: begin of each numbered iteration."
     )
     return Chart(
         key="timeline",

@@ -19,6 +19,9 @@ from moetraffic.units import byte_size, duration, rank_span
 from moetraffic.watch import LayerSnapshot, Snapshot
 from moetraffic.watch.snapshot import mean
 
+WITHOUT_WAITING = "without waiting for late ranks (with it on GPUs)"
+"""What the time of all-to-alls leaves out; a GPU's kernel itself awaits the others."""
+
 STATES = {
     "waiting": "waiting for the run to begin",
     "recording": "recording",
@@ -85,7 +88,9 @@ def _state(snapshot: Snapshot) -> Table:
             facts["all-to-all bytes a step"] += (
                 f", of which rank-local (self) traffic: {byte_size(local)}"
             )
-        facts["share of step time in all-to-alls"] = _share(mean(snapshot.time_share))
+        share = mean(snapshot.time_share)
+        left_out = f", {WITHOUT_WAITING}" * bool(np.isfinite(share))
+        facts["share of step time in all-to-alls"] = _share(share) + left_out
     return Table(
         title=str(snapshot.path),
         rows=list(facts.items()),
@@ -249,7 +254,7 @@ def line(snapshot: Snapshot) -> str:
     parts.append(
         "all-to-all "
         + _text(byte_size, mean(snapshot.bytes))
-        + f" a step, {_share(mean(snapshot.time_share))} of step time"
+        + f" a step, {_share(mean(snapshot.time_share))} of step time {WITHOUT_WAITING}"
     )
     if collapsed := collapsed_layers(snapshot):
         parts.append(f"collapsed: layer {rank_span(collapsed)}")

@@ -107,7 +107,12 @@ def _pairs(
     slot = np.zeros(len(trace.sites), np.int64)
     slot[both] = [trace.sites[number].slot for number in both]
     width = int(slot.max()) + 1
-    calls = [np.flatnonzero(np.isin(every.site, of)) for of in (sending, routings)]
+    # those of training steps alone, if there are any, as in the statistics
+    train = trace.iterations
+    here = np.isin(every.iteration, train) if len(train) else True
+    calls = [
+        np.flatnonzero(np.isin(every.site, of) & here) for of in (sending, routings)
+    ]
     places = [every.iteration[c] * width + slot[every.site[c]] for c in calls]
     counted = [np.unique(place, return_counts=True) for place in places]
     alone = np.setxor1d(*(place for place, _ in counted))
