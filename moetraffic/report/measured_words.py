@@ -74,7 +74,7 @@ def inside_collectives(spent: TimeBreakdown) -> str:
     hidden = span(spent.hidden_fraction) if spent.overlapped.any() else "none"
     ranks = ", by rank" if known.sum() > 1 else ""
     return (
-        f"{span(spent.collective_fraction)} of step time in collectives (measured"
+        f"{span(spent.collective_fraction)} of step time in all collectives (measured"
         f"{ranks}): transfer {span(spent.transfer_fraction)}, {hidden} of it behind "
         f"compute (inferred), waiting for late ranks {span(spent.shares[:, 3])}"
     )

@@ -256,7 +256,7 @@ def test_transfer_and_waiting_for_late_ranks_are_stated_apart() -> None:
     )
     found = replace(analysis(exchange(0), bursts=(bursts,)), occupation=spent)
     assert line(found, "Communication") == (
-        "Communication: 60 to 72% of step time in collectives (measured, by rank): "
+        "Communication: 60 to 72% of step time in all collectives (measured, by rank): "
         "transfer 25 to 50%, none of it behind compute (inferred), waiting for late "
         "ranks 10 to 47%; all-to-alls of rank 0 repeat every step, median 0.2972 s."
     )

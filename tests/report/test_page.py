@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from moetraffic.analysis import analyze
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import Network
@@ -227,6 +228,25 @@ def test_every_figure_says_its_source_and_units(shown: Content) -> None:
         assert all(p.x.label for p in each.panels)
     keys = [p.key for p in parts(shown) if hasattr(p, "key")]
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(("ranks", "shown"), [(2, False), (3, True)])
+def test_complexity_of_two_ranks_is_no_main_figure(ranks: int, shown: bool) -> None:
+    """Each rank has one partner, so that the pairs of packets have no structure."""
+    pairs = ~np.eye(ranks, dtype=bool)
+    draws = np.random.default_rng().integers(100, 900, (12, 1, ranks, ranks))
+    trace = Trace.from_arrays(draws * pairs, k=1)
+    found = analyze(trace, parts=["complexity"])
+    wire = [
+        replace(e, complexity=replace(e.complexity, pairs=int(pairs.sum())))
+        for e in found.exchanges
+        if e.complexity
+    ]
+    named = [
+        t.what for t in highlights.tiles(trace, replace(found, exchanges=tuple(wire)))
+    ]
+    assert wire
+    assert ("trace complexity Ψ" in named) == shown
 
 
 def test_what_cannot_be_computed_says_why(golden: Trace, fabric: Network) -> None:

@@ -83,6 +83,15 @@ def test_iterations_without_all_records_are_left_out() -> None:
     assert found.startswith(sentence(EVERY - {8, 9, 10, 11}))
 
 
+def test_evaluation_steps_are_left_out_unless_there_are_no_others() -> None:
+    segments = [routed_more(r, i) for r in (0, 1) for i in range(WINDOWS)]
+    kinds = ("train", "evaluation", "train", "train")
+    (found,) = said([replace(s, kinds=kinds) for s in segments])
+    assert found.startswith(sentence(EVERY - {1, 5, 9}))
+    (found,) = said([replace(s, kinds=("evaluation",) * WINDOW) for s in segments])
+    assert found.startswith(sentence(EVERY))
+
+
 def test_a_dispatch_that_is_always_in_two_parts_is_not_compared() -> None:
     """Each part with the routing of another micro-batch would be false."""
 
