@@ -118,11 +118,12 @@ def test_tables_name_the_worst_setting_and_count_what_is_kept() -> None:
         ]
     )
     rows = {line.split("|")[1].strip(): line for line in text.splitlines()}
-    assert "1.0% (50.0% a)" in rows["change"]
+    assert "1.0% (50.0% a)" in rows[FIGURES["change"]]
     assert "27 of 27 | 26 of 27" in rows["figures accepted"]
-    assert "3 of 3 | 2 of 3" in rows["settings with all accepted"]
-    assert "3 of 3 | 3 of 3" in rows["settings with both AUC at most 0.55"]
-    assert "3 of 3 | 2 of 3" in rows["settings with the course of reruns to within 0.1"]
+    assert "3 of 3 | 2 of 3" in rows["settings with all figures accepted"]
+    assert "3 of 3 | 3 of 3" in rows["settings with both mean AUC at most 0.55"]
+    course = "settings with the correlation of reruns to within 0.1"
+    assert "3 of 3 | 2 of 3" in rows[course]
     assert "3 of 3 | 1 of 3" in rows["settings whose movement is not copied"]
     assert "3 of 3 | 2 of 3" in rows["settings whose rows are not copied"]
 

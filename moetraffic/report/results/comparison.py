@@ -71,12 +71,12 @@ def sentences(
     for ratio in comparison.times:
         exchanges = ratio.by == "operation" and ratio.label == "all_to_all"
         if exchanges and ratio.measure == "transfer":
-            waits = " and ".join(f"{s:.0%}" for s in ratio.waiting or ()) or "unknown"
+            waits = " and ".join(f"{s:.0%}" for s in ratio.waiting or ())
+            waits = f"{waits} of the time in calls" if waits else "unknown"
             took.insert(
                 0,
                 f"All-to-alls: busbw {_busbw(ratio)}; transfer time {_ratio(ratio)}; "
-                f"waiting for late ranks {waits} of the time in calls"
-                f"{_over_runs(ratio)}.",
+                f"waiting for late ranks {waits}{_over_runs(ratio)}.",
             )
         if ratio.by == "all":
             part = MEASURES.get(ratio.measure, ratio.measure)

@@ -133,8 +133,8 @@ def test_times_of_zero_make_rates_and_ratios_unknown(replay):
     assert all(t.busbw_gbs is None and np.isnan(t.ratio.value) for t in found.times)
     (said,) = (s for s in sentences(found) if s.startswith("All-to-alls"))
     assert said.startswith(
-        "All-to-alls: busbw unknown, transfer unknown, waiting unknown; over 3 and 3 "
-        "runs: no difference is shown (no test)"
+        "All-to-alls: busbw unknown; transfer time unknown; waiting for late ranks "
+        "unknown; over 3 and 3 runs: no difference is shown (no test)"
     )
 
 
