@@ -11,6 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from moetraffic.spelling import nearest
+
 from . import path, runs
 
 
@@ -23,26 +25,32 @@ def main() -> int:
     )
     parser.add_argument("name", nargs="?", help="a run; without one, all are listed")
     parser.add_argument("output", nargs="?", type=Path, help="file to write")
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
     asked = parser.parse_args()
     if asked.name is None:
         print("\n".join(runs()))
         return 0
     if asked.name not in runs():
         print(
-            f"a shipped run is one of {', '.join(runs())}, not {asked.name!r}: choose "
-            "one",
+            f"moetraffic: a shipped run is one of {', '.join(runs())}, not "
+            f"{asked.name!r}: {nearest(asked.name, runs())}choose one",
             file=sys.stderr,
         )
         return 2
     target = asked.output or Path(f"{asked.name}.h5")
-    if target.exists():
-        print(f"{target} exists: choose another name", file=sys.stderr)
+    if target.exists() and not asked.force:
+        print(
+            f"moetraffic: {target} exists: give --force to overwrite it, or another "
+            "name",
+            file=sys.stderr,
+        )
         return 2
     try:
         shutil.copyfile(path(f"run-{asked.name}.h5"), target)
     except OSError as error:
         print(
-            f"{target} cannot be written ({error.strerror}): choose another name",
+            f"moetraffic: {target} cannot be written ({error.strerror}): choose "
+            "another name",
             file=sys.stderr,
         )
         return 2

@@ -289,6 +289,15 @@ def test_a_copy_of_a_shipped_run_is_named(
     assert main() == 0
     assert capsys.readouterr().out == "written: top2-balanced.h5\n"
     assert len(Trace.open("top2-balanced.h5").iterations)
+    again = ["__main__.py", "top2-balanced"]
+    for argv, code, said in (
+        (again, 2, "moetraffic: top2-balanced.h5 exists: give --force"),
+        ([*again, "--force"], 0, ""),
+        (["__main__.py", "top2"], 2, "moetraffic: a shipped run is one of"),
+    ):
+        monkeypatch.setattr(sys, "argv", argv)
+        assert main() == code
+        assert capsys.readouterr().err.startswith(said)
     monkeypatch.setattr(sys, "argv", ["__main__.py", "--help"])
     with pytest.raises(SystemExit):
         main()

@@ -274,9 +274,17 @@ def json_text(value: Any) -> str:
 
 @contextmanager
 def progress(
-    title: str, total: int, *, quiet: bool = False, plain: bool = False
+    title: str,
+    total: int,
+    *,
+    quiet: bool = False,
+    plain: bool = False,
+    start: bool = False,
 ) -> Iterator[Tick]:
-    """Show a bar if standard error is a terminal, else a line every :data:`LINE_S`."""
+    """Show a bar if standard error is a terminal, else a line every :data:`LINE_S`.
+
+    With ``start``, the first line comes before the first step, which may take long.
+    """
     if quiet:
         yield lambda done, note="": None
     elif sys.stderr.isatty() and not plain:
@@ -292,6 +300,8 @@ def progress(
             yield lambda done, note="": bars.update(task, completed=done, note=note)
     else:
         said_s = time.monotonic()
+        if start:
+            say(f"{title}: 0/{total}")
 
         def line(done: int, note: str = "") -> None:
             nonlocal said_s

@@ -103,6 +103,11 @@ def policy_maker(name: str) -> Maker:
         return validated(point.load(), name)
     path, _, attribute = (f"{name}:" if name.endswith(".py") else name).rpartition(":")
     if path.endswith(".py"):
+        if not Path(path).is_file():
+            raise AnalysisError(
+                f"a policy of yours is file.py:Class, but there is no file {path}: "
+                "correct the path"
+            )
         return validated(_from_file(Path(path), attribute), name)
     raise AnalysisError(
         f"a policy is file.py:Class or one of {', '.join(policy_names())}, not "

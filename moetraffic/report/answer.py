@@ -17,6 +17,7 @@ from moetraffic.analysis.omissions import UNCOUNTED
 from moetraffic.trace.model import REPEATED, ROWS_DIFFER
 
 from .forecast_horizons import (
+    longer_untested,
     named_ahead,
     reach_of,
     worse_than_persistence,
@@ -40,6 +41,9 @@ PERSISTENCE = "better than persistence"
 
 PAST_MEAN = "the past mean"
 """Baseline of forecasts: the mean of all iterations before."""
+
+BELOW = f"an MSE below that of {PAST_MEAN}, which may itself be at sampling noise"
+"""What "predictable" means, where it is not stated."""
 
 THROUGHOUT = "one level throughout"
 """In place of the figure of "converged" where the level begins with the run."""
@@ -210,6 +214,12 @@ def _of_ranks(exchanges: Sequence[ExchangeAnalysis]) -> str:
     return f"bytes received by {range_of(number, ',.0f')} ranks"
 
 
+def _subject(analysis: Analysis) -> str:
+    """Name what claims are about, before a list of them."""
+    known = _known_experts(analysis)
+    return "expert load: " if known else f"{_of_ranks(analysis.exchanges)}: "
+
+
 def _topic(analysis: Analysis, topic: str) -> list[Line]:
     """State the claims of a topic, and what is measured beside the skew."""
     every = analysis.exchanges
@@ -219,10 +229,8 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
     }
     made = {name: claims for name, claims in made.items() if claims}
     items = [_stated(name, made, every) for name in made]
-    worse = worse_than_persistence(every) if topic == "Forecasts" else []
-    if worse:
-        where = some_layers([e for e, _ in worse], every)
-        items.append(_worse_items(worse, f" in {where}" * bool(where), made))
+    if topic == "Forecasts":
+        items += worse_than_persistence(every, named=PERSISTENCE in made)
     basis = "claims" if items else "figure"
     measured = _measured(analysis) if topic == "Skew" else []
     varied = _varied(every) if topic == "Movement" else []
@@ -230,7 +238,8 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
     items[at:at] = varied
     if not items + measured:
         return []
-    of = "" if _known_experts(analysis) else f"{_of_ranks(every)}: "
+    named = topic == "Skew" or not _known_experts(analysis)
+    of = _subject(analysis) if items and named else ""
     text = of + _fitted(f"{topic}: {of}", items, width=LONG)
     text = "; ".join(filter(None, [text, *measured]))
     return [Line(topic=topic, text=text, basis=basis)]
@@ -259,22 +268,12 @@ def _varied(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:
         return []
     where = some_layers([e for e, _ in found], exchanges)
     figure = figure_of([c for _, c in found]) + ", measured"
-    what, end = "varies from iteration to iteration", ", no evidence of persistence"
+    what, end = (
+        "varies from iteration to iteration",
+        ", no evidence of motion that lasts",
+    )
     inside = _and(figure, where)
     return [(detailed(what, inside) + end, detailed(what, where) + end)]
-
-
-def _worse_items(
-    worse: Sequence[tuple[ExchangeAnalysis, Claim]],
-    where: str,
-    made: Mapping[str, Sequence[tuple[ExchangeAnalysis, Claim]]],
-) -> tuple[str, str]:
-    """State that forecasts are worse than persistence, and the same in short."""
-    inside = f"{range_of([-c.figure for _, c in worse], '.0%')} higher"
-    ahead = worse[0][1].horizon
-    what = WORSE + f" {ahead} ahead" * (ahead > 0) + where
-    short = what.replace(WORSE, "worse") if PERSISTENCE in made else what
-    return detailed(what, inside), detailed(short, inside)
 
 
 def _fitted(
@@ -325,7 +324,7 @@ def _not_shown(analysis: Analysis) -> list[Line]:
     """Name claims with the layers without evidence, and those that lack data."""
     every = analysis.exchanges
     no_evidence, untested = list[tuple[str, str]](), list[tuple[str, str]]()
-    few = list[tuple[str, str, list[Claim], str]]()
+    few, of = list[tuple[str, str, list[Claim], str]](), ""
     for name in (name for names in TOPICS.values() for name in names):
         claims = [(e, c) for e in every for c in e.claims if c.name == name]
         stated = any(c.stated for _, c in claims)
@@ -338,12 +337,15 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         short = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
         tested = [e for e, c in claims if _without_evidence(c)]
         if tested:
+            of = of if name == ALWAYS else _subject(analysis)
             known = name == ALWAYS and not stated
             size = figure_of([c for _, c in claims]) if known else ""
             size = size and f"cells, not port sums: {size}"
+            size = size or BELOW * (name == "predictable" and not stated)
             inside = _and(size, some_layers(tested, every))
             both = claims if stated else claims + late
             what = named_ahead(name, both, Outcome.NO_EVIDENCE, asked)
+            what += "" if stated else longer_untested(name, every)
             what += " load" * (name == "periodic")  # not the bursts in a step
             no_evidence.append((detailed(what, inside), _counted(what, tested, every)))
         short = short or [
@@ -381,7 +383,6 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         rest = "; " + other if other else ""
         before = f"{UNDECIDED}: {reason}: {rest}"
         undecided = f"{reason}: {_fitted(before, items, ', ', width=LONG)}{rest}"
-    of = "" if _known_experts(analysis) or not no_evidence else f"{_of_ranks(every)}: "
     absent = of + _fitted(f"{NOT_SHOWN}: {of}", no_evidence, ", ", width=LONG)
     found = {NOT_SHOWN: absent, UNDECIDED: undecided or other}
     return [Line(topic=t, text=x, basis="claims") for t, x in found.items() if x]
@@ -422,12 +423,15 @@ def figure_of(claims: Sequence[Claim]) -> str:
     named = {name: of for topic in TOPICS.values() for name, of in topic.items()}
     figure, form = named.get(claims[0].name, ("{}", ".3g"))
     if figure == REDUCED and min(known) < 0:
-        return f"MSE changed by {range_of([-value for value in known], '+.0%')}"
+        change = range_of([-value for value in known], "+.0%")
+        return f"MSE {change} relative to {PAST_MEAN}"
     if figure == REDUCED:
         below = "lower" if claims[0].name == PERSISTENCE else f"below {PAST_MEAN}"
         return f"MSE {range_of(known, form)} {below}"
     unit = claims[0].unit.removeprefix("share of ")
     text = figure.format(range_of(known, form), unit=unit)
+    if claims[0].unit == "iteration" and min(known) < max(known):
+        text += ", depending on the layer"
     chance = [claim.chance for claim in claims if np.isfinite(claim.chance)]
     return f"{text}, {range_of(chance, form)} by chance" if chance else text
 

@@ -8,7 +8,7 @@ from moetraffic.analysis import ExchangeAnalysis
 from moetraffic.analysis.claim import Claim, Outcome
 from moetraffic.analysis.forecast.usefulness import WORSE
 
-from .layer_lists import range_of, some_layers
+from .layer_lists import detailed, range_of, some_layers
 
 
 def reach_of(
@@ -44,28 +44,46 @@ def reach_of(
     }
     if failed:
         rest += f", not {min(failed)}"
-    ahead = {c.horizon for e in exchanges for c in e.claims if c.horizon > 0}
-    if name == "matrix predictable" and asked[-1] < max(ahead):  # to save time
-        rest = ", longer untested"
+    rest = longer_untested(name, exchanges) or rest
     unit = f"iteration{'s' * (last > 1)}"
     return f" {range_of([first, last], 'd')} {unit} ahead", rest
 
 
-def worse_than_persistence(
-    exchanges: Sequence[ExchangeAnalysis],
-) -> list[tuple[ExchangeAnalysis, Claim]]:
-    """Find the forecasts with an MSE above that of persistence.
+def longer_untested(name: str, exchanges: Sequence[ExchangeAnalysis]) -> str:
+    """Name horizons at which a claim is not tested, to save time, but others are."""
+    every = [c for e in exchanges for c in e.claims]
+    asked = [c.horizon for c in every if c.name == name == "matrix predictable"]
+    longer = asked and max(asked) < max(c.horizon for c in every)
+    return ", longer untested" if longer else ""
 
-    At the nearest horizon at which any has.
+
+def worse_than_persistence(
+    exchanges: Sequence[ExchangeAnalysis], *, named: bool
+) -> list[tuple[str, str]]:
+    """State the forecasts with an MSE above that of persistence, long and short.
+
+    At all horizons, those with the same layers together; persistence may be ``named``
+    before them.
     """
-    found = [
-        (e, c)
-        for e in exchanges
-        for c in e.claims
-        if any(flag.startswith(WORSE) for flag in c.flags)
-    ]
-    near = min((c.horizon for _, c in found), default=0)
-    return [(e, c) for e, c in found if c.horizon == near]
+    found: dict[int, list[tuple[ExchangeAnalysis, Claim]]] = {}
+    for exchange in exchanges:
+        for claim in exchange.claims:
+            if any(flag.startswith(WORSE) for flag in claim.flags):
+                found.setdefault(claim.horizon, []).append((exchange, claim))
+    of: dict[str, list[int]] = {}
+    for ahead in sorted(found):
+        where = some_layers([e for e, _ in found[ahead]], exchanges)
+        of.setdefault(where, []).append(ahead)
+    made = list[tuple[str, str]]()
+    for where, every in of.items():
+        figures = [-c.figure for ahead in every for _, c in found[ahead]]
+        what = "worse" if made or named else WORSE
+        if every[0] > 0:
+            what += f" {', '.join(map(str, every))} ahead"
+        what += f" in {where}" * bool(where)
+        full = detailed(what, f"{range_of(figures, '.0%')} higher")
+        made.append((full, what if len(of) > 1 else full))
+    return made
 
 
 def named_ahead(

@@ -25,7 +25,8 @@ def level_of(
     swing = [e for e, _ in made if (e.layer, e.group) in of]
     if len(swing) == len(made):
         text = figure.replace(" by iteration", " from iteration")
-        return f"swings about {text}{' on' * (text != figure)}"
+        text, comma, layers = text.partition(", ")
+        return f"swings about {text}{' on' * (' from ' in text)}{comma}{layers}"
     where = some_layers(swing, exchanges)
     figure += f", with swings about it in {where}" if swing else ""
     still = [e for e, c in made if constant(e, c)]
@@ -53,7 +54,7 @@ def since(made: Made, exchanges: Sequence[ExchangeAnalysis]) -> str:
     if not late:
         return ""
     first = range_of([at for _, at in late], ",d")
-    text = f" from iteration {first} on"
+    text = f" from iteration {first} on" + ", depending on the layer" * (" " in first)
     if len(late) == len(made):
         return text
     return f", in {some_layers([e for e, _ in late], exchanges)}{text}"

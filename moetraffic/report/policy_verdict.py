@@ -22,6 +22,9 @@ from moetraffic.units import duration
 SLOW = 20
 """Times the lower bound above which a circuit policy is compared with packets."""
 
+TAIL = 0.9
+"""Ratio of 99th percentiles below which a policy has a clearly shorter tail."""
+
 CONTROLS = ("oracle", "gate", "shuffled")
 """Forecasters that no deployed policy has, or would use."""
 
@@ -37,20 +40,24 @@ def verdict(found: Evaluation) -> str:
     return " ".join(part for _, parts in _places(found) for part in parts)
 
 
-def sentences(found: Evaluation, plans: Sequence[str] = ()) -> list[str]:
+def sentences(found: Evaluation, own: Sequence[str] = ()) -> list[str]:
     """Summarize an evaluation in at most :data:`MOST` lines.
 
     The best policy of each family and network comes first, then the policies named
-    ``plans``, then what limits the evaluation, then rates and delays of the networks,
+    ``own``, then what limits the evaluation, then rates and delays of the networks,
     then figures of each best policy, as many as there is room for.
     """
     places = _places(found)
     lines = [first for _, (first, *_) in places]
+    mine = [s for s in found.scores if s.policy in own and s.family != "placement"]
+    best: dict[tuple[str, str], PolicyScore] = {}  # by its best deployable forecast
+    for s in sorted(mine, key=lambda s: s.completion_mean_s):
+        if s.forecaster not in CONTROLS:
+            best.setdefault((s.policy, s.network), s)
     lines += _packed(
         [
-            f"{s.policy} on {s.network}: {s.over_bound.value:.3g} times the bound."
-            for s in found.scores
-            if s.policy in plans and s.family != "placement"
+            f"{_named(s)} on {s.network}: {s.over_bound.value:.3g} times the bound."
+            for s in best.values()
         ]
     )
     served = "iterations {:,} to {:,}".format(*found.iterations)
@@ -121,14 +128,13 @@ def _sentences(found: Evaluation, family: str, network: str) -> list[str]:
     others = [s for s in usable if s.forecaster == NONE and s is not best]
     plainest = min(others, key=lambda s: s.completion_mean_s, default=None)
     gap = None if plainest is None else difference(best, plainest)
-    unlike = gap is None or gap.high < 0
-    fastest = "is the fastest" if unlike else "has the lowest mean completion time"
+    lowest = "has the lowest mean completion time"
     names = {s.policy for s in mine}
     if not {*DEFAULT_POLICIES} - {"packets"} <= names:
-        fastest += " of those evaluated"
+        lowest += " of those evaluated"
     text = (
         f"{of} on {best.network}: {_named(best)} "
-        + ("is the only one scored" if alone else fastest)
+        + ("is the only one scored" if alone else lowest)
         + f", {best.over_bound.value:.3g} times "
         + ("a balanced layer" if family == "placement" else "the lower bound")
     )
@@ -144,9 +150,20 @@ def _sentences(found: Evaluation, family: str, network: str) -> list[str]:
             f"All circuit policies evaluated take over {SLOW} times the bound: add "
             "packets, the packet switch alone, to --policy."
         )
-    rest = [_planned(found, best), _delayed(best), *informed]
+    rest = [_tail(best, usable), _planned(found, best), _delayed(best), *informed]
     rest += [_controlled(mine), *_chosen(mine)]
     return [f"{text}.", *filter(None, rest)]
+
+
+def _tail(best: PolicyScore, usable: Sequence[PolicyScore]) -> str:
+    """Name the policy with the shortest tail, if the best one's is clearly longer."""
+    short = min(usable, key=lambda s: s.completion_p99_s)
+    if not short.completion_p99_s < TAIL * best.completion_p99_s:
+        return ""
+    lower, higher = (
+        f"{_named(s)} {duration(s.completion_p99_s)}" for s in (short, best)
+    )
+    return f"99th percentile of completion times: lower with {lower}, {higher}."
 
 
 def _planned(found: Evaluation, best: PolicyScore) -> str:
@@ -253,8 +270,8 @@ def _chosen(scores: Sequence[PolicyScore]) -> list[str]:
     found = []
     if slower:
         found.append(
-            f"The {CHOSEN} forecast (the best of past iterations) is slower than "
-            f"persistence for {', '.join(slower)}."
+            f"The {CHOSEN} forecast (lowest error on the second quarter) "
+            f"is slower than persistence for {', '.join(slower)}."
         )
     if level:
         found.append(

@@ -39,6 +39,7 @@ from .reading import T
 from .rows import recorded_panels
 
 SHAPES = "[iterations, layers, ranks, experts], or with micro-batches after the layers"
+ASSUMED_ROWS = "1 byte per token copy assumed"
 COUNT_BYTES = 8  # bytes of an entry (int64) in the exchange of counts
 
 
@@ -268,8 +269,8 @@ def arrays_as_trace(
     demand: npt.ArrayLike,
     *,
     placement: npt.ArrayLike | None,
-    k: int,
-    row_bytes: int,
+    k: int | None,
+    row_bytes: int | None,
     dropped: npt.ArrayLike | None,
     iterations: npt.ArrayLike | None,
     layers: npt.ArrayLike | None,
@@ -296,12 +297,18 @@ def arrays_as_trace(
     if counts.ndim == 4:
         counts, lost = counts[:, :, None], lost[:, :, None]
     steps, depth, batches, ranks, experts = counts.shape
-    if k < 0 or row_bytes < 1:
+    for name, given in (("k", k), ("row_bytes", row_bytes)):
+        if given is not None and given < 1:
+            raise TraceError(
+                f"{name} is at least 1, but it is {given}: give its value, or leave it "
+                "out (unknown)"
+            )
+    if experts < ranks and placement is None:
         raise TraceError(
-            f"k is at least 0 and row_bytes at least 1, but they are {k} and "
-            f"{row_bytes}: give counts"
+            f"each rank holds an expert or more, but there are {experts} experts for "
+            f"{ranks} ranks: check the order of the axes, {SHAPES}, or give placement"
         )
-    if wrong := contradiction_of_k(counts, k):
+    if k is not None and (wrong := contradiction_of_k(counts, k)):
         raise TraceError(f"{wrong}: give the model's k, or leave it out (unknown)")
     when = _numbers("iterations", iterations, steps)
     numbers = _numbers("layers", layers, depth)
@@ -313,7 +320,7 @@ def arrays_as_trace(
                 iteration=when,
                 demand=counts[:, at, slot].astype(np.int32),
                 dropped=lost[:, at, slot].astype(np.int32) if lost.any() else None,
-                row_bytes=row_bytes,
+                row_bytes=row_bytes or 1,
                 dtype="",
             )
             for slot in range(batches)
@@ -327,7 +334,8 @@ def arrays_as_trace(
             ep=ranks,
             layers=depth,
             experts=experts,
-            k=k,
+            k=k or 0,
+            inferred=ASSUMED_ROWS if row_bytes is None else "",
             moetraffic=__version__,
         ),
         steps=Steps.of_training(when, ranks),

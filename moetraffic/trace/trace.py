@@ -20,7 +20,7 @@ from .model import UNKNOWN_TIME, Meta, Occurrences, Steps, WireForm
 from .panel import ArrayPanel, take
 from .provenance import source_clause
 from .reading import TraceContents
-from .routed import arrays_as_trace
+from .routed import ASSUMED_ROWS, arrays_as_trace
 from .rows import TIMES
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class Trace(ShownAsTables, TraceContents):
             return path
         if not isinstance(path, str | PathLike):
             raise TraceError(
-                f"a trace is a Trace or the path of its file, not {path!r:.60}: give "
-                "one, such as Trace.open('run.h5')"
+                f"a trace is a Trace or the path of its file, not of type "
+                f"{type(path).__name__}: give one, such as Trace.open('run.h5')"
             )
         return load(Path(path), cls)
 
@@ -68,8 +68,8 @@ class Trace(ShownAsTables, TraceContents):
         demand: npt.ArrayLike,
         *,
         placement: npt.ArrayLike | None = None,
-        k: int = 0,
-        row_bytes: int = 1,
+        k: int | None = None,
+        row_bytes: int | None = None,
         dropped: npt.ArrayLike | None = None,
         iterations: npt.ArrayLike | None = None,
         layers: npt.ArrayLike | None = None,
@@ -88,9 +88,9 @@ class Trace(ShownAsTables, TraceContents):
             ``[E]`` or ``[L, E]``: rank of each expert.  By default, rank w holds the
             contiguous block of experts ``w E/W`` to ``(w+1) E/W - 1``.
         k
-            Experts per token; 0: unknown, or not the same number for all tokens.
+            Experts per token; None: unknown, or not the same number for all tokens.
         row_bytes
-            Bytes of a token copy on the wire.
+            Bytes of a token copy on the wire; None: unknown, and 1 is assumed.
         dropped
             Of the shape of ``demand``: copies of it that are not sent.
         iterations, layers
@@ -146,6 +146,7 @@ class Trace(ShownAsTables, TraceContents):
         parts += [f"k={meta.k}"] * bool(meta.k)
         parts += [f"{len(self.iterations)} training iterations"]
         parts += [f"{len(self.occurrences)} calls"]
+        parts += [ASSUMED_ROWS] * (ASSUMED_ROWS in meta.inferred)
         parts += ["incomplete"] * (not meta.complete)
         parts += [source_clause(self)] * bool(source_clause(self))
         model = f" run of {meta.model}" if meta.model else " run"

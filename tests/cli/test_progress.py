@@ -20,3 +20,12 @@ def test_plain_lines_of_progress_are_ten_seconds_apart(
             tick(done)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [f"generating: {done}/100" for done in (29, 58, 87)]
+
+
+def test_a_step_that_may_take_long_is_announced(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for start in (False, True):
+        with output.progress("fitting", 6, start=start):
+            pass
+        assert capsys.readouterr().err == "fitting: 0/6\n" * start

@@ -103,7 +103,7 @@ def test_a_line_states_what_is_stated_and_of_which_layers() -> None:
         exchange(6, claim("skewed", FEW)),
     )
     assert line(found, "Skew") == (
-        "Skew: skewed (CV of the mean load 0.10 to 0.40; layers 0 to 3)."
+        "Skew: expert load: skewed (CV of the mean load 0.10 to 0.40; layers 0 to 3)."
     )
     note = "; CVs are corrected for sampling noise."
     assert line(found, "Data").endswith(note)
@@ -112,7 +112,10 @@ def test_a_line_states_what_is_stated_and_of_which_layers() -> None:
     assert line(found, "Undecided") == (
         "Undecided: needs about 200 iterations, has 30: skewed (layer 6)."
     )
-    assert line(found, "No evidence of") == "No evidence of: skewed (layer 4)."
+    assert (
+        line(found, "No evidence of")
+        == "No evidence of: expert load: skewed (layer 4)."
+    )
 
 
 def test_a_capacity_factor_is_named_with_the_tokens_that_it_applies_to() -> None:
@@ -153,7 +156,8 @@ def test_what_is_stated_of_no_layer_stands_in_two_lines() -> None:
         exchange(0, claim("skewed"), claim("trend", FEW), claim("moves", FEW)),
         exchange(1, claim("skewed"), claim("trend"), claim("moves", FEW)),
     )
-    assert line(found, "No evidence of") == "No evidence of: skewed, trend (layer 1)."
+    absent = line(found, "No evidence of")
+    assert absent == "No evidence of: expert load: skewed, trend (layer 1)."
     assert line(found, "Undecided") == (
         "Undecided: needs about 200 iterations, has 30: moves, trend (layer 0)."
     )
@@ -228,7 +232,9 @@ def test_the_rhythm_of_bursts_stands_beside_the_share_of_communication() -> None
     assert line(found, "Communication") == (
         "Communication: all-to-alls of rank 0 repeat every step, median 0.2972 s."
     )
-    assert line(found, "No evidence of") == "No evidence of: periodic load."
+    assert (
+        line(found, "No evidence of") == "No evidence of: expert load: periodic load."
+    )
     few = analysis(exchange(0), bursts=(replace(bursts, outcome=FEW),))
     assert line(few, "Undecided") == (
         "Undecided: needs more iterations: periodic of all-to-alls of rank 0 "
@@ -350,9 +356,9 @@ def test_conclusions_are_the_summary_without_the_next_commands() -> None:
 
 def test_the_next_line_names_k_where_the_number_of_tokens_is_unknown() -> None:
     counts = np.random.default_rng().multinomial(64, np.full(4, 1 / 4), (30, 1, 2))
-    for k in (0, 2):
+    for k in (None, 2):
         found = analyze(Trace.from_arrays(counts, k=k), parts=["claims"])
-        assert ("moetraffic run --k K" in sentences(found)[-1]) == (k == 0)
+        assert ("moetraffic run --k K" in sentences(found)[-1]) == (k is None)
 
 
 def test_without_claims_the_reason_is_among_the_conclusions() -> None:
@@ -468,9 +474,9 @@ def test_variance_that_does_not_last_is_stated_as_measured() -> None:
     found = analysis(exchange(0, claim("moves", figure=195)), exchange(1, still))
     assert line(found, "Movement") == (
         "Movement: varies from iteration to iteration (195 times the variance of "
-        "sampling noise, measured; layer 0), no evidence of persistence."
+        "sampling noise, measured; layer 0), no evidence of motion that lasts."
     )
-    assert line(found, "No evidence of") == "No evidence of: moves."
+    assert line(found, "No evidence of") == "No evidence of: expert load: moves."
     (basis,) = (one.basis for one in answer(found) if one.topic == "Movement")
     assert basis == "figure"
     assert "Movement" not in {one.topic for one in answer(analysis(exchange(0, still)))}
@@ -504,7 +510,7 @@ def test_a_share_below_all_is_not_rounded_up_to_all() -> None:
     found = analysis(exchange(0, claim("predictable", STATED, 0.996)))
     assert "(MSE 99.6% below the past mean)" in line(found, "Forecasts")
     cells = analysis(exchange(0, claim("matrix predictable", figure=-0.9999)))
-    assert "MSE changed by +99.9%" in line(cells, "No evidence of")
+    assert "MSE +99.9% relative to the past mean" in line(cells, "No evidence of")
 
 
 def test_iterations_beyond_the_last_one_are_named_in_the_first_line() -> None:
@@ -549,20 +555,24 @@ def test_forecasts_are_stated_of_the_nearest_and_the_longest_horizon() -> None:
     two = analysis(exchange(0, about(2, STATED), about(5, NOT), about(10, NOT)))
     assert "2 iterations ahead, not 5 (MSE" in line(two, "Forecasts")
     none = analysis(exchange(0, about(1, NOT), about(10, FEW)))
-    assert line(none, "No evidence of") == "No evidence of: predictable 1 ahead."
+    assert line(none, "No evidence of") == (
+        "No evidence of: expert load: predictable 1 ahead (an MSE below that of the "
+        "past mean, which may itself be at sampling noise)."
+    )
     assert line(none, "Undecided") == (
         "Undecided: needs about 200 iterations, has 30: predictable 10 ahead."
     )
     never = analysis(exchange(0, about(1, NOT), about(10, NOT)))
-    assert line(never, "No evidence of") == "No evidence of: predictable 1 to 10 ahead."
+    assert " load: predictable 1 to 10 ahead (an MSE" in line(never, "No evidence of")
 
 
 def test_one_horizon_that_is_not_the_next_iteration_is_named() -> None:
     cells = replace(claim("matrix predictable", figure=-0.1), horizon=10)
     found = analysis(exchange(0, replace(claim("predictable"), horizon=10), cells))
     assert line(found, "No evidence of") == (
-        "No evidence of: predictable 10 ahead, matrix predictable 10 ahead (cells, not "
-        "port sums: MSE changed by +10%)."
+        "No evidence of: expert load: predictable 10 ahead (an MSE below that of the "
+        "past mean, which may itself be at sampling noise), matrix predictable 10 "
+        "ahead (cells, not port sums: MSE +10% relative to the past mean)."
     )
 
 
@@ -571,7 +581,7 @@ def test_a_claim_that_differs_by_horizon_is_listed_with_each() -> None:
     at = zip(better, (1, 10), strict=True)
     found = analysis(exchange(0, *(replace(one, horizon=h) for one, h in at)))
     text = line(found, "No evidence of")
-    assert text == "No evidence of: better than persistence 1 ahead."
+    assert text == "No evidence of: expert load: better than persistence 1 ahead."
     text = line(found, "Undecided")
     assert text.endswith(" has 30: better than persistence 10 ahead.")
 
@@ -580,12 +590,12 @@ def test_a_claim_of_the_end_of_a_run_names_its_first_iteration() -> None:
     late = claim("skewed", STATED, 0.66)
     late = replace(late, flags=(f"{SINCE}152 on, where its level is stable",))
     assert line(analysis(exchange(0, late)), "Skew") == (
-        "Skew: skewed from iteration 152 on (CV of the mean load 0.66)."
+        "Skew: expert load: skewed from iteration 152 on (CV of the mean load 0.66)."
     )
     whole = claim("skewed", STATED, 0.5)
     assert line(analysis(exchange(0, whole), exchange(1, late)), "Skew") == (
-        "Skew: skewed, in layer 1 from iteration 152 on (CV of the mean load 0.50 to "
-        "0.66)."
+        "Skew: expert load: skewed, in layer 1 from iteration 152 on (CV of the mean "
+        "load 0.50 to 0.66)."
     )
 
 
@@ -603,7 +613,8 @@ def test_the_share_that_stays_hot_stands_beside_that_by_chance() -> None:
     kept = replace(claim("hot set retained", STATED, 0.44), chance=1 / 8)
     kept = replace(kept, unit="share of the 2 hottest of 16")
     assert line(analysis(exchange(0, kept)), "Skew") == (
-        "Skew: hot set retained (44% of the 2 hottest of 16 stay hot, 12% by chance)."
+        "Skew: expert load: hot set retained (44% of the 2 hottest of 16 stay hot, 12% "
+        "by chance)."
     )
 
 
@@ -618,6 +629,18 @@ def test_a_periodic_load_swings_about_its_level() -> None:
     always = exchange(0, replace(level, figure=np.nan), period)
     text = line(analysis(always), "Movement")
     assert "converged (swings about one level throughout);" in text
+    later = (
+        replace(level, unit="iteration"),
+        replace(level, unit="iteration", figure=40),
+    )
+    two = [exchange(n, one, period) for n, one in enumerate(later)]
+    assert "level from iteration 21 to 40 on, depending on the layer);" in line(
+        analysis(*two), "Movement"
+    )
+    without = [exchange(n, one) for n, one in enumerate(later)]
+    assert "(one level by iteration 21 to 40, depending on the layer)" in line(
+        analysis(*without), "Movement"
+    )
 
 
 def test_the_next_commands_are_of_the_same_part_of_the_run() -> None:
@@ -630,17 +653,22 @@ def test_the_next_commands_are_of_the_same_part_of_the_run() -> None:
 
 
 def test_a_forecast_that_is_worse_than_persistence_is_stated() -> None:
-    """In one of two layers the opposite of the claim is significant."""
+    """Of each horizon and layer at which the opposite of the claim is significant."""
     first = replace(claim("predictable", STATED, 0.5), horizon=1)
     better = replace(claim("better than persistence", STATED, 0.1), horizon=1)
     worse = replace(claim("better than persistence", figure=-0.486), horizon=1)
     worse = replace(worse, flags=("worse than persistence: MSE 49% above it",))
-    found = analysis(exchange(0, first, better), exchange(3, first, worse))
+    two, five = (replace(worse, figure=-f, horizon=h) for f, h in ((1.03, 2), (0.6, 5)))
+    found = analysis(
+        exchange(0, first, better, two), exchange(3, first, worse, two, five)
+    )
     assert line(found, "Forecasts") == (
         "Forecasts: predictable 1 iteration ahead (MSE 50% below the past mean); "
-        "better than persistence 1 ahead (10% lower; layer 0); worse than persistence "
-        "1 ahead in layer 3 (49% higher)."
+        "better than persistence 1 ahead, not 2 (10% lower; layer 0); worse 1, 5 ahead "
+        "in layer 3 (49 to 60% higher); worse 2 ahead (103% higher)."
     )
+    alone = line(analysis(exchange(0, first), exchange(3, worse)), "Forecasts")
+    assert alone.endswith("; worse than persistence 1 ahead in layer 3 (49% higher).")
 
 
 def test_forecasts_name_a_horizon_and_a_baseline_that_differ() -> None:
@@ -666,9 +694,12 @@ def test_the_figure_of_the_matrix_stands_there_also_where_it_shows_nothing() -> 
     claims = claim("predictable", STATED), cells
     found = analysis(exchange(0, *claims), exchange(1, *claims))
     assert line(found, "No evidence of") == (
-        "No evidence of: matrix predictable 1 ahead (cells, not port sums: MSE changed "
-        "by +2%)."
+        "No evidence of: matrix predictable 1 ahead (cells, not port sums: MSE +2% "
+        "relative to the past mean)."
     )
+    later = replace(claim("predictable"), horizon=2)
+    text = line(analysis(exchange(0, *claims, later)), "No evidence of")
+    assert "matrix predictable 1 ahead, longer untested (cells, not port sums" in text
 
 
 def test_the_data_line_names_missing_demand_and_rows_that_differ() -> None:

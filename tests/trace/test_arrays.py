@@ -73,7 +73,9 @@ def test_given_placement_drops_and_numbers() -> None:
         ({"placement": [0, 1]}, "check its shape"),
         ({"dropped": DEMAND + 1}, "at most its values"),
         ({"iterations": [1, 1]}, "2 increasing numbers"),
-        ({"row_bytes": 0}, "row_bytes at least 1"),
+        ({"row_bytes": -5}, "^row_bytes is at least 1, but it is -5"),
+        ({"k": 0}, "^k is at least 1, but it is 0: .* leave it out"),
+        ({"demand": DEMAND.swapaxes(-1, -2)}, "check the order of the axes"),
     ],
 )
 def test_impossible_arrays_are_refused(given: dict[str, object], said: str) -> None:
@@ -95,6 +97,12 @@ def test_repr_is_one_line_that_describes_the_trace() -> None:
         "<Trace 'trace': captured run of größe, 4 ranks, 2 MoE layers, 8 experts, "
         "39 training iterations, 520 calls>"
     )
+
+
+def test_rows_of_unknown_size_are_named(tmp_path: Path) -> None:
+    Trace.from_arrays(DEMAND).save(tmp_path / "run.h5")
+    assert "1 byte per token copy assumed" in repr(Trace.open(tmp_path / "run.h5"))
+    assert "assumed" not in repr(Trace.from_arrays(DEMAND, row_bytes=1))
 
 
 def test_arrays_and_a_table_of_them_are_described_alike(tmp_path: Path) -> None:

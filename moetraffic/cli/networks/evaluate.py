@@ -242,7 +242,7 @@ def evaluate(
     """
     plot, quiet = printing.plot, printing.as_json
     validate_outputs((output, plot), traces, force=force)
-    from moetraffic.policies.catalog import policy_family
+    from moetraffic.policies.catalog import POLICIES, policy_family, policy_maker
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
     from moetraffic.policies.plan_file import plan_file
     from moetraffic.policies.service.layer import Scope
@@ -276,6 +276,8 @@ def evaluate(
         "most": most,
         "limit_s": limit,
     }
+    own = [policy_maker(n)().name for n in names if n not in POLICIES]
+    own += [one().name for one in plans]
     names += plans
     families = {policy_family(n) if isinstance(n, str) else n().family for n in names}
     for family, only_theirs in OPTIONS_OF.items():
@@ -314,7 +316,7 @@ def evaluate(
         verdicts += sentences(found)
         scores += report.tables(found)
     names = [n for n in names if n not in shifts]
-    own = tuple(f"{path.name} " for path in plan or [])
+    files = tuple(f"{path.name} " for path in plan or [])
     for path in traces if names else []:
         with (
             Trace.open(path) as trace,
@@ -339,14 +341,14 @@ def evaluate(
             found = evaluate_policies(
                 trace, names, networks=networks, on_run=tick, **asked
             )
-        if unfit := [why for why in found.failures if own and why.startswith(own)]:
+        if unfit := [why for why in found.failures if files and why.startswith(files)]:
             raise AnalysisError(
                 f"a file of plans fits the trace, but {unfit[0].rstrip('.')}: plan for "
                 "this trace"
             )
         told.append({"file": str(path), **report.as_dict(found)})
         verdicts += [str(path)] * (len(traces) > 1)
-        verdicts += sentences(found, [one().name for one in plans])
+        verdicts += sentences(found, own)
         scores += report.tables(found)
     if not verdicts:
         raise AnalysisError("policies are evaluated on traces: name one or more")

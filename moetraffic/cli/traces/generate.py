@@ -280,7 +280,7 @@ def _fitted(
             stack.enter_context(Trace.open(path)) for path in (source, *reruns)
         )
         steps = fit_steps(len(reruns), judged=judged)
-        with progress("fitting", steps, quiet=quiet) as tick:
+        with progress("fitting", steps, quiet=quiet, start=True) as tick:
             return fit_trace(
                 trace, kind, size=size, reruns=others, judged=judged, tick=tick
             )

@@ -74,6 +74,21 @@ def test_a_run_with_a_transient_moves(seed):
     assert found["moves"].p < 0.01
 
 
+def test_motion_below_the_noise_of_one_router_has_no_ratio():
+    """Ranks that route differently have less noise than one router of their mean."""
+    rng = np.random.default_rng()
+    shares = np.array([np.roll([0.65, *[0.05] * 7], rank) for rank in range(8)])
+    swing = 0.05 * np.sin(2 * np.pi * np.arange(300) / 300)
+    at = shares * np.exp(swing[:, None, None] * [1, -1] * 4)
+    at /= at.sum(axis=2, keepdims=True)
+    counts = rng.multinomial(512, at).sum(axis=1)
+    found = level_claims(counts, tokens=4096, about="load")
+    (moves,) = (claim for claim in found if claim.name == "moves")
+    assert moves.stated
+    assert np.isnan(moves.figure)
+    assert moves.statement == "its shares move over the run"
+
+
 def test_a_step_ends_in_convergence_at_its_place():
     found, run = claims("step", 3)
     assert found["level change"].figure == run.truth["change"]
