@@ -247,6 +247,7 @@ def test_the_summary_has_at_most_eight_lines_and_the_verdict_first() -> None:
                 replace(
                     score,
                     network=f"network{n}",
+                    completion_p99_s=1.0,  # a tail is named in one more line
                     by_iteration_s=tuple(
                         rng.uniform(0.5, 1.5, len(score.by_iteration_s)).tolist()
                     ),

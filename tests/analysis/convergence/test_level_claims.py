@@ -78,8 +78,8 @@ def test_motion_below_the_noise_of_one_router_has_no_ratio():
     """Ranks that route differently have less noise than one router of their mean."""
     rng = np.random.default_rng()
     shares = np.array([np.roll([0.65, *[0.05] * 7], rank) for rank in range(8)])
-    swing = 0.05 * np.sin(2 * np.pi * np.arange(300) / 300)
-    at = shares * np.exp(swing[:, None, None] * [1, -1] * 4)
+    swing = 0.04 * np.sin(2 * np.pi * np.arange(300) / 300)
+    at = shares * np.exp(swing[:, None, None] * np.array([1, -1] * 4))
     at /= at.sum(axis=2, keepdims=True)
     counts = rng.multinomial(512, at).sum(axis=1)
     found = level_claims(counts, tokens=4096, about="load")
