@@ -215,7 +215,8 @@ def stages_and_groups(steps: int = 20) -> Trace:
     """Two pipeline stages of four ranks, each with two groups of two."""
     rng = np.random.default_rng()
     share = rng.dirichlet(np.full(4, 0.5))
-    run = Trace.from_arrays(rng.multinomial(500, share, size=(steps, 1, 8)))
+    counts = rng.multinomial(500, share, size=(steps, 1, 8))
+    run = Trace.from_arrays(counts, placement=[0, 2, 4, 6])
     groups = [(0, 1), (2, 3), (4, 5), (6, 7)]
 
     def place(load: np.ndarray, ranks: int) -> tuple[np.ndarray, np.ndarray]:
