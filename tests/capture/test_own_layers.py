@@ -68,5 +68,5 @@ def test_exchanges_without_a_name_are_not_said_to_be_absent(captured: Path) -> N
     assert found.unnamed == calls
     assert first.startswith("Data: expert exchanges are not named: layer and phase of ")
     assert f" {calls} all-to-alls, some of unequal parts" in first
-    assert "capture.router(" in last
+    assert "moetraffic.capture.router" in last
     assert as_dict(found)["unnamed_exchanges"] == calls

@@ -184,7 +184,11 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_pa
         even = replace(made.ports, bench_busbw_gbs=exchanges / part_of)
         assert stated in " ".join(sentences(replace(made, ports=even)))
     assert "exceed the given network" in said
-    line = sentences(made)[0]
+    # two runs of a moment seldom determine a ratio
+    short = Interval(value=0.1, low=0.09, high=0.11)
+    parts = tuple(replace(p, over_bound=short) for p in made.fidelity.parts)
+    sure = replace(made, fidelity=replace(made.fidelity, parts=parts))
+    line = sentences(sure)[0]
     assert line.startswith("The network is faster than 1 Mbps = 0.000125 GB/s a rank:")
     assert (
         "one by one (1 Mbps = 0.000125 GB/s a rank, which measured ports exceed)"
