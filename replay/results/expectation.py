@@ -184,7 +184,8 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
     passes = ["verification"] * (request.verify.depth is not Depth.NONE)
     passes += ["warm-up"] * bool(request.warm_up)
     passes.append(f"{request.repeat} timed run{'s' * (request.repeat > 1)}")
-    passes += [f"{3 * request.pairs} passes of pairs"] * bool(request.pairs)
+    if request.pairs:
+        passes.append(f"{request.pairs} x 3 passes with and without background traffic")
     memory = byte_size(memory_bytes(plan, request.repeat, backend=request.backend))
     return (
         f"expected duration ({', '.join(passes)}): {expected}; memory of all ranks "

@@ -51,9 +51,9 @@ def requested_network(request: Request, ranks: int) -> Network | None:
 def described(network: Network) -> str:
     """Describe a network: "10 Gbps = 1.25 GB/s a rank" for one switch.
 
-    Others are described by their name and the rate of their NICs.
-    A network of a file has its name before, and the rates that differ after it:
-    "slow.json: 100 Mbps = 0.0125 GB/s a rank, rank2 30 Mbps".
+    Others are described by their name and the rate of their NICs.  The name of its file
+    comes before, rates that differ after: "slow.json: 100 Mbps = 0.0125 GB/s a rank,
+    rank2 30 Mbps".
     """
     topology, hosts = network.topology, network.topology.hosts
     rate = _both_units(hosts.nic_bytes_s)

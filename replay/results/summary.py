@@ -77,7 +77,8 @@ def quotation(replay: Replay) -> str:
         over = _value(part.over_bound, "x")
         exceeded = ", which measured ports exceed" * found.bound_exceeded
         whose = "all-to-alls" if part.by == "operation" else "operations"
-        judges = "" if faster else "; judge the network by this ratio"
+        holds = part.over_bound.determined and not (faster or found.bound_exceeded)
+        judges = "; judge the network by this ratio" * holds
         line += (
             f", transfers {over} the lower bounds of these {whose} one by one "
             f"({found.bound_of}{exceeded}{judges})"
@@ -89,7 +90,7 @@ def quotation(replay: Replay) -> str:
     bare = next((p for p in found.parts if p.by == WITHOUT_PHASE), None)
     if part.by == "operation" and bare and bare.transfer_s and part.transfer_s:
         share = bare.transfer_s.total / part.transfer_s.total
-        counted = "count exchange" in bare.label
+        counted = bare.label == "(count exchange)"
         what = "exchanges of token counts (no phase)" if counted else bare.name
         apart = (
             f"; {bare.number} of its {part.number} calls are {what}: {share:.0%} "

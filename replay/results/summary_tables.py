@@ -182,7 +182,7 @@ def _schedule(p: Punctuality) -> Table:
 
 
 def interval(ratio: Interval, unit: str = "", *, over: str = "") -> str:
-    """Format a ratio with its interval, ``over`` behind it; "" if unknown.
+    """Format a ratio with its interval, in parentheses ``over``; "" if unknown.
 
     Examples
     --------
@@ -190,8 +190,8 @@ def interval(ratio: Interval, unit: str = "", *, over: str = "") -> str:
     '1.23x (1.10 to 1.30x)'
     >>> interval(Interval(value=2.0, low=0.1, high=40.0), "x")
     '0.100 to 40.0x (not determined)'
-    >>> interval(Interval(value=2.0, low=0.1, high=40.0), "x", over=" over runs")
-    '0.100 to 40.0x over runs (not determined)'
+    >>> interval(Interval(value=2.0, low=0.1, high=40.0), "x", over="; over runs")
+    '0.100 to 40.0x (not determined; over runs)'
     """
     if math.isnan(ratio.value):
         return ""
@@ -199,5 +199,5 @@ def interval(ratio: Interval, unit: str = "", *, over: str = "") -> str:
     if math.isnan(ratio.low):
         return f"{value}{unit}"
     if not ratio.determined:
-        return f"{low} to {high}{unit}{over} (not determined)"
+        return f"{low} to {high}{unit} (not determined{over})"
     return f"{value}{unit} ({low} to {high}{unit}{over})"

@@ -68,6 +68,8 @@ def test_passes_take_as_long_as_captured_transfers_or_iterations(run, toy_file):
         in said
     )
     assert least < 3 * plan.bottleneck_bytes.sum() / 1e6
+    paired = expectation(run, plan, replace(request, pairs=5))
+    assert "2 timed runs, 5 x 3 passes with and without background traffic)" in paired
     sampled = replace(request, verify=Verification(depth=Depth.SAMPLE))
     assert f"at least {duration(least * 2 / 3)} on" in expectation(run, plan, sampled)
     for pace, text in (

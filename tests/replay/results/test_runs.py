@@ -146,12 +146,19 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
         "all-to-all busbw 0.477 GB/s, transfers 2.10x the lower bounds of these "
         "all-to-alls one by one (8 Gbps a rank; judge the network by this ratio), "
     )
+    exceeded = replace(three.fidelity, bound_exceeded=True)
+    said = quotation(replace(three, fidelity=exceeded))
+    assert "(8 Gbps a rank, which measured ports exceed), " in said
     assert "waiting for late ranks 0% of the time in these calls; n = 3 " in line
     assert "n = 3 runs, 95% CI 0.423 to 0.536 GB" in line
     # exchanges of counts have a part of their own, and the line says their share
     count = next(p for p in three.fidelity.parts if p.by == "without a phase")
     assert (count.name, count.number) == ("without a phase (count exchange)", 10)
     assert "10 of its 30 calls are exchanges of token counts (no phase): " in line
+    both = replace(count, label="(count exchange, other)")
+    parts = tuple(both if p is count else p for p in three.fidelity.parts)
+    mixed = quotation(replace(three, fidelity=replace(three.fidelity, parts=parts)))
+    assert "10 of its 30 calls are without a phase (count exchange, other): " in mixed
     # a row of times is of the median run alone, as its heading says
     table = replay_tables(three)["times"][0]
     assert "all of the median run, 3 of 3" in table.title
@@ -201,6 +208,7 @@ def test_a_value_is_stated_only_if_its_interval_is_narrow(toy):
     assert f" GB/s (not determined), transfers {low} to {high}x (not" in lines[0]
     assert lines[0].count(f"{low} to {high}x") == 1  # a range is stated once
     assert "; n = 3 runs; ranges are 95% CI; " in lines[0]
+    assert "judge the network" not in lines[0]
     assert (
         f"; wall time {low} to {high}x (not determined) the lower bound of a"
         in lines[2]
