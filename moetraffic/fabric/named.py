@@ -292,10 +292,10 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
         if name not in ends:
             last = f"rank{len(slots) - 1}", f"host{hosts.number - 1}"
             remedy = f"{nearest(name, ends)}correct the name"
-            if name.rstrip("0123456789") in ("host", "rank"):
+            if re.fullmatch(r"(host|rank)\d+", name):
                 remedy = (
-                    f"{len(slots)} ranks are on {hosts.number} hosts (of folded or "
-                    "selected ranks, fewer than captured): leave this rate out"
+                    "leave this rate out (a folded or selected trace has fewer ranks "
+                    "than were captured)"
                 )
             raise FabricError(
                 f"in {asked}, a rate is of a rank (rank0 to {last[0]}), a host "
@@ -374,7 +374,8 @@ def _read(asked: str) -> dict[str, Any]:
         why = getattr(error, "strerror", None) or str(error)
         raise FabricError(
             f"a network is one of {', '.join(TOPOLOGIES)}, or a JSON file, but "
-            f"{asked!r} cannot be read ({why}): choose a name, or write such a file"
+            f"{asked!r} cannot be read ({why}): {nearest(asked, TOPOLOGIES)}"
+            "choose a name, or write such a file"
         ) from None
     if unknown := [name for name in said if name not in _KEYS]:
         raise FabricError(

@@ -105,7 +105,7 @@ def policy_maker(name: str) -> Maker:
     if path.endswith(".py"):
         if not Path(path).is_file():
             raise AnalysisError(
-                f"a policy of yours is file.py:Class, but there is no file {path}: "
+                f"a user-defined policy is file.py:Class, but there is no file {path}: "
                 "correct the path"
             )
         return validated(_from_file(Path(path), attribute), name)
@@ -135,7 +135,7 @@ def _from_file(path: Path, attribute: str) -> Maker:
         ]
         lacks = f"has no attribute {attribute!r}" if attribute else "is a file"
         raise AnalysisError(
-            f"a policy of yours is file.py:Class, but {path} {lacks}: "
+            f"a user-defined policy is file.py:Class, but {path} {lacks}: "
             + (f"give {' or '.join(own)}" if own else "write a class with plan(view)")
         )
     return vars(module)[attribute]  # type: ignore[no-any-return]
@@ -169,7 +169,7 @@ def validated(maker: Maker, name: str) -> Maker:
     if not (callable(maker) and isinstance(made, Policy)):
         raise AnalysisError(
             f"a policy has name, family, forecasts and plan(view), but {name!r} makes "
-            f"a {type(made).__name__}: add what it lacks"
+            f"an object of type {type(made).__name__}: add what it lacks"
         )
     if made.family not in FAMILIES:
         raise AnalysisError(

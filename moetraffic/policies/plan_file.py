@@ -98,8 +98,7 @@ def plan_file(path: Path) -> Maker:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AnalysisError(
             f"a file of plans is JSON or NPZ with family and layers, but {path} is not "
-            f"({_why(error)}); help('{__name__}') "
-            "describes the file"
+            f"({_why(error)}): see python -m pydoc {__name__}"
         ) from None
     return partial(
         FixedPlans,
@@ -117,7 +116,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "it is no text"
     if isinstance(error, KeyError):
-        return f"{error} is missing, or none of the names that may stand there"
+        return f"{error} is missing, or not a valid name"
     if isinstance(error, (TypeError, AttributeError)):
         return "its parts have other types"
     return str(error)

@@ -127,6 +127,11 @@ def test_what_is_no_network_is_one_sentence(
         load_fabric(str(path), 4)
 
 
+def test_a_misspelled_name_has_the_nearest_as_remedy() -> None:
+    with pytest.raises(FabricError, match="did you mean leaf-spine, or choose"):
+        load_fabric("leafspine", 4)
+
+
 def test_a_name_without_a_capacity_names_the_option() -> None:
     with pytest.raises(FabricError, match="none is given: give --capacity 400Gbps"):
         load_fabric("fat-tree", 4)
@@ -218,8 +223,9 @@ def test_different_rates_of_ranks_that_share_a_nic_are_refused(tmp_path):
         (
             {"rank9": "1Gbps"},
             "rank .rank0 to rank3., a host .host0 to host3.*"
-            "'rank9' is none of these: 4 ranks are on 4 hosts .* leave this rate out",
+            "'rank9' is none of these: leave this rate out .a folded or selected ",
         ),
+        ({"rank": "1Gbps"}, "'rank' is none of these: did you mean rank"),
         ({"nic0->switch": "1Gbps"}, "of these: did you mean "),
         ({"rank1": 7}, "that of rank1 is 7: give a rate such as 50Gbps"),
     ],
