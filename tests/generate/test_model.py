@@ -81,12 +81,15 @@ def test_what_is_merged_after_a_split_is_what_was_there(known_model: Make) -> No
     assert merged.var(axis=(0, 2)) == pytest.approx(pairs.var(axis=(0, 2)), rel=0.15)
 
 
-def test_a_model_comes_back_from_its_file(known_model: Make, tmp_path: Path) -> None:
-    model = known_model(k=2, capacity=40)
+@pytest.mark.parametrize(("layers", "size"), [(2, 30_000), (300, 200_000)])
+def test_a_model_comes_back_from_its_file(
+    known_model: Make, tmp_path: Path, layers: int, size: int
+) -> None:
+    model = known_model(k=2, capacity=40, layers=layers)
     model.save(tmp_path / "model.h5")
     again = TrafficModel.load(tmp_path / "model.h5")
     assert again.scenario == model.scenario
-    assert (tmp_path / "model.h5").stat().st_size < 30_000
+    assert (tmp_path / "model.h5").stat().st_size < size
     again.save(tmp_path / "again.h5")
     third = TrafficModel.load(tmp_path / "again.h5")
     asked = {"iterations": 4, "seed": 0}

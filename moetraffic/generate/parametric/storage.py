@@ -1,10 +1,11 @@
-"""A model's file: HDF5 of one column, read without trust as traces are.
+"""A model's file: HDF5 of two columns, read without trust as traces are.
 
-Root attributes: ``format`` = "moetraffic-model", ``format_version`` = 8, ``fitted`` in
-iterations, ``scenario`` as JSON, and the numbers of ``knots``, ``components`` and
-``factors``, and of ``times`` of calls (0: they are unknown).  The column ``value``
-holds all parameters, one array after the other, row-major and rounded to what float32
-resolves.  Nothing is unpickled, and everything has its checksum.
+Root attributes: ``format`` = "moetraffic-model", ``format_version`` = 9, ``fitted`` in
+iterations, and the numbers of bytes of ``scenario``, of ``knots``, ``components`` and
+``factors``, and of ``times`` of calls (0: they are unknown).  The column ``scenario``
+is JSON.  The column ``value`` holds all parameters, one array after the other,
+row-major and rounded to what float32 resolves.  Nothing is unpickled, and everything
+has its checksum.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from .dynamics import Dynamics
 from .rows import RowVariation
 
 KIND = "moetraffic-model"
-VERSION = 8
+VERSION = 9
 """Up to 4 the load had a trend and autoregressions of each expert; 5 had lognormal
-rows, 6 rows that changed from knot to knot, and 7 a column for each array's shape."""
+rows, 6 rows that changed from knot to knot, 7 a column for each array's shape, and 8
+the scenario in an attribute, too short for some 140 exchanges."""
 
 
 def _shapes(
@@ -70,11 +72,12 @@ def save(model: Mapping[str, Any], path: Path, *, force: bool) -> None:
         "factors": model["rows"].factors.shape[2],
         "times": int(model["rhythm"] is not None),
     }
+    scenario = json.dumps(asdict(model["scenario"]), separators=(",", ":")).encode()
     attributes = {
         "format": KIND,
         "format_version": VERSION,
         "fitted": model["fitted"],
-        "scenario": json.dumps(asdict(model["scenario"]), separators=(",", ":")),
+        "scenario": len(scenario),
         **sizes,
     }
     names = _shapes(model["scenario"], **sizes)
@@ -85,6 +88,7 @@ def save(model: Mapping[str, Any], path: Path, *, force: bool) -> None:
         DeferredErrorFile(temporary) as file,
     ):
         with Image(file, attributes) as image:
+            image.column("scenario", np.frombuffer(scenario, "u1"), "u1")
             image.column("value", np.concatenate(values).astype("<f4"), "<f8")
         file.settle()
 
@@ -131,7 +135,8 @@ def _read(container: Container) -> dict[str, Any]:
 
 
 def _scenario(container: Container) -> Scenario:
-    told = json.loads(str(container.attributes.get("scenario")))
+    text = container.column("scenario", "u1", _count(container, "scenario"))
+    told = json.loads(text.tobytes())
     exchanges = tuple(
         Exchange(**{**x, "phases": tuple(x["phases"])}) for x in told.pop("exchanges")
     )
