@@ -119,7 +119,7 @@ def _bytes(path: Path, line: int, cell: str, unit: int) -> int:
     if match is None:
         raise wrong(
             path,
-            f"line {line} has {cell[:40]!r}, which is no number of bytes",
+            f"line {line} has {cell[:40]!r}, which is not a number of bytes",
             "say which format it is with --from",
         )
     digits, behind, power, letter = match.groups(default="")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moetraffic.arrays import Int64
+
 from .model import ALL_TO_ALL, ROUTING, DroppedForm, WireForm
 from .trace import Trace
 
@@ -21,17 +23,17 @@ class Totals:
     busiest_rank_over_mean: float  # NaN without a dispatch
 
 
-def all_to_all_bytes(trace: Trace, *, training: bool = False) -> tuple[int, int]:
+def all_to_all_bytes(trace: Trace, iterations: Int64 | None = None) -> tuple[int, int]:
     """Return the bytes of all-to-alls, and the rank-local part of them.
 
-    ``training``: of training iterations alone, not of evaluation steps.
+    ``iterations``: of these alone; None: of all, evaluation steps included.
     """
     total = kept = 0
     for number, site in enumerate(trace.sites):
         if site.operation == ALL_TO_ALL and site.wire != WireForm.UNKNOWN:
             of = trace.complete(np.flatnonzero(trace.occurrences.site == number))
-            if training:
-                of = of[np.isin(trace.occurrences.iteration[of], trace.iterations)]
+            if iterations is not None:
+                of = of[np.isin(trace.occurrences.iteration[of], iterations)]
             wire = trace.wire(of)
             total += int(wire.sum())
             kept += int(np.trace(wire, axis1=1, axis2=2).sum()) if len(of) else 0

@@ -135,7 +135,7 @@ def test_ucc_reads_every_pattern(tmp_path: Path) -> None:
             options=ExportOptions(iterations=SOME),
         )
         found = ucc_patterns(done.files[0].read_text())
-        assert any("give -d int64, on 2 ranks" in sentence for sentence in done.lost)
+        assert any("with -d int64 on 2 ranks" in sentence for sentence in done.lost)
         for pattern, matrix in zip(found, sent(trace, SOME), strict=True):
             assert (pattern * 8 == matrix).all()
 

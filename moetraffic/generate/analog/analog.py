@@ -78,7 +78,7 @@ class Analog:
         reruns
             Traces of runs of the same initialization with other data: samples of
             different seeds have loads as correlated as these.  Without any this is
-            presumed: as the run is with itself :data:`.analog_fit.LAG` iterations
+            assumed: as the run is with itself :data:`.analog_fit.LAG` iterations
             later.
         tick
             Receives how many of the FIT_STEPS steps are done.
@@ -227,8 +227,8 @@ class AnalogDemand:
                 "Samples of two seeds have a correlation of "
                 f"{fitted.correlation:.2f} in the load of an expert (means of "
                 f"{SMOOTHED} iterations), that of the run with itself {LAG} iterations "
-                f"later. For reruns it is a guess (median error {ERROR:.2f}): --rerun "
-                "measures it."
+                f"later: it is a guess of the correlation of reruns (median error "
+                f"{ERROR:.2f}), which --rerun measures."
             )
         return found
 

@@ -18,11 +18,11 @@ from moetraffic.generate.scenario import Scenario
 from .labels import Labels, correlation
 
 LAG = 30
-"""Iterations after which a run is presumed to be as correlated with itself as with its
+"""Iterations after which a run is assumed to be as correlated with itself as with its
 reruns: the best of 10 to 200 on 24 settings with three reruns each."""
 
 ERROR = 0.09
-"""Median error of the presumed correlation at these settings; at most .1 at half of the
+"""Median error of the assumed correlation at these settings; at most .1 at half of the
 runs, .87 at worst."""
 
 COURSES = 24
@@ -46,7 +46,7 @@ def wanted_correlation(loads: Sequence[Float64]) -> float:
     ----------
     loads
         ``[T, L, E]`` load of the run, and of reruns, of which the mean over pairs is
-        taken; of a run alone it is presumed, see :data:`LAG`.
+        taken; of a run alone it is assumed, see :data:`LAG`.
     """
     if len(loads) > 1:
         return correlation(loads)

@@ -120,15 +120,16 @@ def select_calls(
         raise TraceError(
             f"an export needs at least one {what} with known bytes, but none of "
             f"{trace.name} fits: its MoE layers are {list(trace.layers)}, "
-            f"{len(trace.iterations)} iterations; widen iterations, layer or phase"
+            f"{len(trace.iterations)} iterations: select "
+            "other iterations, layers or phases"
         )
     if timed and not options.every_ns and options.pace == "captured":
         unknown = int((issue_times(trace, whole) == UNKNOWN_TIME).sum())
         if unknown:
             raise TraceError(
                 f"the captured pace needs the time of each call, but {unknown} of "
-                f"{len(whole)} have none: choose --pace asap, or a distance with "
-                "--every"
+                f"{len(whole)} have none: give --pace asap, or a time between "
+                "calls with --every"
             )
     return CallSelection(occurrences=whole, lost=tuple(lost))
 
@@ -158,7 +159,7 @@ def _with_a_phase(trace: Trace, every: Int64, lost: list[str]) -> Int64:
     }
     lost.append(
         f"{int((~named).sum())} all-to-alls without a phase "
-        f"({', '.join(sorted(labels))}) are left out; --unnamed takes them"
+        f"({', '.join(sorted(labels))}) are left out; --unnamed includes them"
     )
     return np.asarray(every[named], np.int64)
 

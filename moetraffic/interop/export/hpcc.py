@@ -32,8 +32,8 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     """Write the flows of all all-to-alls, one host per rank; rank 0 is node 0."""
     if options.pace == "asap" and not options.every_ns:
         raise TraceError(
-            "flow.txt says when each flow begins, so that none can begin after another "
-            "('asap'): take the captured pace, or a distance with --every"
+            "flow.txt has the start time of each flow, so none can wait for another "
+            "(--pace asap): give --pace captured, or a time between calls with --every"
         )
     if trace.meta.world > MOST_HOSTS:
         raise TraceError(

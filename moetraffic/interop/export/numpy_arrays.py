@@ -41,7 +41,8 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     if not len(sent) and not len(routed):
         raise TraceError(
             f"arrays need an all-to-all or a routing, but none of {trace.name} fits: "
-            f"its MoE layers are {list(trace.layers)}; widen iterations or layer"
+            f"its MoE layers are {list(trace.layers)}; select other "
+            "iterations or layers"
         )
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for at in by_width(trace, sent):

@@ -57,8 +57,8 @@ def write(trace: Trace, path: Path, options: ExportOptions) -> list[str]:
     return [
         *chosen.lost,
         "start times of calls are left out",
-        "the element type in the file is not read: give -d "
-        f"{name.lower()}, on {trace.meta.world} ranks",
+        "ucc_perftest does not read the element type in the file: run it with -d "
+        f"{name.lower()} on {trace.meta.world} ranks",
     ]
 
 

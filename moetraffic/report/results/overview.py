@@ -81,9 +81,9 @@ WIRE_WORDS = {"not seen": "not observed", "stored": "varies, recorded per call"}
 def sentence(trace: Trace, path: Path) -> str:
     """Summarize the trace of a file: completeness, iterations, layers and bytes."""
     layers, iterations = len(trace.layers), len(trace.iterations)
-    whole, kept = all_to_all_bytes(trace, training=True)
-    other = len(trace.steps.iteration) > iterations
-    beside = all_to_all_bytes(trace)[0] - whole if other else 0
+    whole, kept = all_to_all_bytes(trace, trace.iterations)
+    other = np.setdiff1d(trace.steps.iteration, trace.iterations)
+    beside, _ = all_to_all_bytes(trace, other)
     dropped = dropped_share(trace)
     unseen = any(
         s.operation == ALL_TO_ALL and s.wire == WireForm.UNKNOWN for s in trace.sites
