@@ -150,11 +150,13 @@ def sources(
         )
     there = trace.iterations
     if iterations is not None and not any(i in iterations for i in there.tolist()):
+        others = len(trace.steps.iteration) > len(there)
         raise AnalysisError(
             f"iterations {_words(iterations)} are none of the "
             f"{len(there)} training iterations, whose last is "
-            f"{int(there.max(initial=-1))} (evaluation steps are numbered, too): "
-            "choose among these"
+            f"{int(there.max(initial=-1))}"
+            + " (other steps, such as evaluations, are numbered, too)" * others
+            + ": choose among these"
         )
     iterations = new_iterations(trace, iterations, notes)
     notes += beyond_last(iterations, int(there.max(initial=-1)))

@@ -72,7 +72,7 @@ def place(
             )
     if world % width:
         raise LayoutError(
-            f"expert-parallel groups have as many ranks each, but {world} ranks do not "
+            f"expert-parallel groups are of equal size, but {world} ranks do not "
             f"split into groups of {width}: give --ep a divisor of {world}"
         )
     layout = Parallelism(dp=world, ep=width, order=order or Parallelism().order)

@@ -9,10 +9,10 @@ import numpy as np
 
 from moetraffic.trace import ALL_TO_ALL, DroppedForm, Trace, WireForm
 from moetraffic.trace.model import ROWS_DIFFER
+from moetraffic.trace.provenance import schedule_remarks
 from moetraffic.units import rank_span
 
 _BY_RANKS = re.compile(r"\branks? (\d+(?:, \d+)*) left out ")
-_FEWER = re.compile(r"\(([\d.]+)% fewer\)")
 _CALLS = re.compile(r"(\d+) x call of (\w+)")
 EXCHANGES = ("alltoall_base_", "alltoall_")
 """Names of all-to-alls, which may be counted beside the recorded ones."""
@@ -60,14 +60,11 @@ def _recorded(trace: Trace) -> Counter[int]:
 
 def demand_remarks(trace: Trace) -> list[str]:
     """State where rows contradict the routing, once, and where drops are unknown."""
-    found = [part for part in trace.meta.schedule.split("; ") if ROWS_DIFFER in part]
-    fewer = sorted(float(x) for part in found for x in _FEWER.findall(part))
-    span = f": {fewer[0]} to {fewer[-1]}% fewer" if fewer else ""
-    more = f" ({len(found)} layers in all{span})" * (len(found) > 1)
+    remarks = schedule_remarks(trace.meta.schedule)
     sites = (s for s in trace.sites if s.dropped == DroppedForm.UNCOUNTED)
     layers = sorted({site.layer for site in sites})
     of = f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
-    return [part + more for part in found[:1]] + [
+    return [remark for remark in remarks if ROWS_DIFFER in remark] + [
         f"{of}: {UNCOUNTED} are unknown, the demand is what was sent"
     ] * bool(layers)
 

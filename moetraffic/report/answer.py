@@ -268,10 +268,8 @@ def _varied(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:
         return []
     where = some_layers([e for e, _ in found], exchanges)
     figure = figure_of([c for _, c in found]) + ", measured"
-    what, end = (
-        "varies from iteration to iteration",
-        ", no evidence of motion that lasts",
-    )
+    what = "varies from iteration to iteration"
+    end = ", no evidence of motion that lasts"
     inside = _and(figure, where)
     return [(detailed(what, inside) + end, detailed(what, where) + end)]
 
@@ -308,10 +306,9 @@ def _stated(
     if name != first:
         reach = reach.replace(" iterations", "").replace(" iteration", "")
     full = name + since(near, exchanges) + reach + rest
-    figure = figure_of([c for _, c in near])
+    left = [c for e, c in near if name != "converged" or not constant(e, c)]
+    figure = figure_of(left) if left else ""
     if name == "converged":
-        left = [(e, c) for e, c in near if not constant(e, c)]
-        figure = figure_of([c for _, c in left]) if left else ""
         figure = level_of(figure, near, made.get("periodic", ()), exchanges)
     if name != first == "predictable":
         figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")

@@ -161,9 +161,9 @@ def _tail(best: PolicyScore, usable: Sequence[PolicyScore]) -> str:
     if not short.completion_p99_s < TAIL * best.completion_p99_s:
         return ""
     lower, higher = (
-        f"{_named(s)} {duration(s.completion_p99_s)}" for s in (short, best)
+        f"{_named(s)} ({duration(s.completion_p99_s)})" for s in (short, best)
     )
-    return f"99th percentile of completion times: lower with {lower}, {higher}."
+    return f"99th percentile of completion times: lower with {lower} than {higher}."
 
 
 def _planned(found: Evaluation, best: PolicyScore) -> str:

@@ -56,9 +56,12 @@ def layout_notes(config: Configuration) -> list[str]:
     words = (
         (first(c.schedule), f"schedule {SCHEDULES[first(c.schedule)]}"),
         (first(c.sizes.experts) and etp != first(c.tp), f"ETP {etp}"),
-        (first(c.shard), f"shards among {first(c.shard)}"),
+        (first(c.shard), f"shards over {first(c.shard)} ranks"),
         (first(c.cp) > 1, f"attention by {context}"),
-        (first(c.dispatcher), f"tokens {DISPATCHERS[first(c.dispatcher)]}{limit}"),
+        (
+            first(c.dispatcher),
+            f"{DISPATCHERS[first(c.dispatcher)]} dispatch of tokens{limit}",
+        ),
         (first(c.sizes.mtp), f"MTP {first(c.sizes.mtp)}"),
     )
     return [said for there, said in words if there]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import numpy as np
 
 from moetraffic.arrays import Bool, Int64, UInt8
 
-from .model import ALL_TO_ALL, ROUTING, Site, Source
+from .model import ALL_TO_ALL, ROUTING, ROWS_DIFFER, Site, Source
 from .reading import TraceContents
 
 UNRECORDED = "not recorded"
@@ -71,6 +72,22 @@ def source_clause(trace: TraceContents) -> str:
         found = [what for what, n in counts.items() if n[name]]
         parts += [f"{name} {' and '.join(found)}"] if found else []
     return ", ".join(parts)
+
+
+def schedule_remarks(schedule: str) -> list[str]:
+    """List what was inferred; of rows that contradict the routing, the first layer's.
+
+    With the number of such layers, and the range of the shares that they lack.
+    """
+    parts = schedule.split("; ") if schedule else []
+    first, *more = [part for part in parts if ROWS_DIFFER in part] or [""]
+    fewer = re.findall(r"\(([\d.]+)% fewer\)", schedule)
+    ends = (
+        dict.fromkeys((min(fewer, key=float), max(fewer, key=float))) if fewer else ()
+    )
+    span = f": {' to '.join(ends)}% fewer" if fewer else ""
+    stated = f"{first} ({1 + len(more)} layers in all{span})" if more else first
+    return [stated if part == first else part for part in parts if part not in more]
 
 
 def site_sources(site: Site) -> dict[str, str]:

@@ -586,7 +586,7 @@ def test_a_policy_with_a_clearly_shorter_tail_is_named() -> None:
             )
         )
 
-    assert re.search(r"99th .*: lower with .* 1 ms, .* 2 ms", said(0.5))
+    assert re.search(r"99th .*: lower with .* \(1 ms\) than .* \(2 ms\)", said(0.5))
     assert "99th" not in said(0.95)
 
 

@@ -91,7 +91,7 @@ def tiles(trace: Trace, analysis: Analysis) -> Iterator[Tile]:
         yield Tile(
             value=f"{source.rhythm.duty:.1%}",
             what=f"duty cycle of all-to-alls, {source.name}",
-            beside=f"share of the run's time {WITHOUT_WAITING}, "
+            beside=f"share of the run's time, {WITHOUT_WAITING}; "
             f"{source.rhythm.bursts:,} bursts",
         )
     found = [e.complexity for e in analysis.exchanges if e.complexity]

@@ -40,24 +40,24 @@ def sentences(
     above
         Distances above a threshold.
     times_first
-        Whether the times precede the distances, as of two replays of one trace.  Of
-        traffic that is equal byte by byte, distances are left out.
+        Whether the times precede the distances, as of two replays of one trace.
 
     Returns
     -------
     list of str
         A line for all distances, one for each metric, one for the times of common calls
         and one for each threshold exceeded or note.  A metric none of whose distances
-        exceeds within-run noise has no line.
+        exceeds within-run noise has no line, nor has any of byte-identical traffic.
     """
     every = comparison.distances
-    number = sum(d.beyond_chance for d in every)
-    same = [f"Byte-identical: {comparison.identical}."] if comparison.identical else []
-    lines = [
-        *same,
-        f"Distances: {number} of {len(every)} exceed within-run noise (95th percentile;"
-        f" {(1 - LEVEL) * len(every):.2g} expected by chance).",
-    ]
+    if comparison.identical:
+        lines, every = [f"Byte-identical: {comparison.identical}."], ()
+    else:
+        number = sum(d.beyond_chance for d in every)
+        lines = [
+            f"Distances: {number} of {len(every)} exceed within-run noise (95th "
+            f"percentile; {(1 - LEVEL) * len(every):.2g} expected by chance)."
+        ]
     for measure, scale in SCALES.items():
         beyond = [d for d in every if d.measure == measure and d.beyond_chance]
         if beyond:
@@ -83,8 +83,6 @@ def sentences(
             took.append(
                 f"Time of {ratio.number:,} common calls, {part}: {_ratio(ratio)}."
             )
-    if same:
-        lines = same
     lines = [*took, *lines] if times_first else [*lines, *took]
     lines += [f"above threshold: {d.measure}: {_described(d)}." for d in above]
     return [*lines, *(f"note: {note}" for note in comparison.notes)]

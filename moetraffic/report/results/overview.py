@@ -11,8 +11,14 @@ from moetraffic.report.layer_lists import dropped_copies
 from moetraffic.tables import Table, tables_of
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
-from moetraffic.trace.model import REPEATED, ROWS_DIFFER, Meta
-from moetraffic.trace.provenance import SOURCES, recorded, site_sources, source_counts
+from moetraffic.trace.model import REPEATED, Meta
+from moetraffic.trace.provenance import (
+    SOURCES,
+    recorded,
+    schedule_remarks,
+    site_sources,
+    source_counts,
+)
 from moetraffic.trace.totals import all_to_all_bytes, dropped_share
 from moetraffic.units import byte_size, rank_span
 
@@ -133,7 +139,9 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
     ]
     layers = [
         ", ".join(map(str, trace.layers)) or "unknown",
-        f"layers and phases: {_schedule(meta)}" if meta.schedule else "",
+        f"layers and phases: {'; '.join(schedule_remarks(meta.schedule))}"
+        if meta.schedule
+        else "",
         f"token sample: {sample}" if (sample := _sample(trace)) else "",
     ]
     facts = {
@@ -186,16 +194,6 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
             rows=_site_rows(trace),
         ),
     ]
-
-
-def _schedule(meta: Meta) -> str:
-    """Return what was inferred; rows that differ from the routing of one layer only."""
-    parts = meta.schedule.split("; ")
-    first, *more = [part for part in parts if ROWS_DIFFER in part] or [""]
-    all_layers = f"{first} ({1 + len(more)} layers in all)" if more else first
-    return "; ".join(
-        all_layers if part == first else part for part in parts if part not in more
-    )
 
 
 def _site_rows(trace: Trace) -> list[tuple[object, ...]]:

@@ -137,7 +137,7 @@ def timeline(
     )
     about = (
         "From when the last rank has issued the all-to-all until it has ended on the "
-        "rank; times on rank 0's clock. Dotted lines: begin of each numbered iteration."
+        "rank; times on rank 0's clock. Dotted lines: starts of iterations."
     )
     return Chart(
         key="timeline",

@@ -50,7 +50,7 @@ def sentences(study: Study) -> list[str]:
     lines[MOST_LINES:] = [f"Further tables with published values: {rest}."] * (rest > 0)
     if study.not_reproducible:
         number = len(study.not_reproducible)
-        lines.append(f"Not reproducible: {number} results; --tables has the reasons.")
+        lines.append(f"Results not reproducible: {number} (reasons: --tables).")
     return [f"{study.name}: {study.title}; {study.source}.", *lines]
 
 

@@ -19,7 +19,7 @@ from moetraffic.units import byte_size, duration, rank_span
 from moetraffic.watch import LayerSnapshot, Snapshot
 from moetraffic.watch.snapshot import mean
 
-WITHOUT_WAITING = "without waiting for late ranks (with it on GPUs)"
+WITHOUT_WAITING = "excluding waiting for late ranks (on GPUs, including it)"
 """What the time of all-to-alls leaves out; a GPU's kernel itself awaits the others."""
 
 STATES = {
@@ -252,9 +252,8 @@ def line(snapshot: Snapshot) -> str:
             f"(noise floor {known_floor})"
         )
     parts.append(
-        "all-to-all "
-        + _text(byte_size, mean(snapshot.bytes))
-        + f" a step, {_share(mean(snapshot.time_share))} of step time {WITHOUT_WAITING}"
+        f"all-to-all {_text(byte_size, mean(snapshot.bytes))} a step, "
+        f"{_share(mean(snapshot.time_share))} of step time, {WITHOUT_WAITING}"
     )
     if collapsed := collapsed_layers(snapshot):
         parts.append(f"collapsed: layer {rank_span(collapsed)}")

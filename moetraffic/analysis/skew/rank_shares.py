@@ -1,4 +1,4 @@
-"""Imbalance of expert-parallel ranks at any EP degree, from a capture."""
+"""Shares of expert-parallel ranks at any EP degree, from a capture."""
 
 from __future__ import annotations
 
@@ -60,14 +60,3 @@ def rank_shares(trace: Trace, ep: int) -> Float64:
     shares = (every / np.maximum(total, 1))[total[:, 0] > 0].mean(axis=0)
     places = [np.argsort(np.argsort(load.sum(axis=0))) for load in layers]
     return np.asarray(shares[np.array(places)])
-
-
-def rank_imbalance(trace: Trace, ep: int) -> float:
-    """Compute the load of the busiest expert-parallel rank relative to the mean.
-
-    The ratio is that of each layer, micro-batch and iteration, averaged: an exchange
-    waits for its busiest rank.  It is ``ep`` times the largest of :func:`rank_shares`.
-
-    From 1 (balanced) to ``ep`` (one rank has all).
-    """
-    return ep * float(rank_shares(trace, ep).max())
