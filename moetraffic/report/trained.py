@@ -56,7 +56,7 @@ def layout_notes(config: Configuration) -> list[str]:
     words = (
         (first(c.schedule), f"schedule {SCHEDULES[first(c.schedule)]}"),
         (first(c.sizes.experts) and etp != first(c.tp), f"ETP {etp}"),
-        (first(c.shard), f"shards over {first(c.shard)} ranks"),
+        (first(c.shard), f"ZeRO shards over {first(c.shard)} replicas"),
         (first(c.cp) > 1, f"attention by {context}"),
         (
             first(c.dispatcher),

@@ -124,3 +124,14 @@ def test_what_is_no_choice_is_refused(captured: Path) -> None:
         notes: list[str] = []
         assert sources(trace, notes, of=("demand",))[0].sent.size == 0
         assert notes == []
+
+
+@pytest.mark.parametrize("evaluations", [0, 1])
+def test_iterations_that_are_none_of_training_are_refused(evaluations: int) -> None:
+    """Other steps are named only where there are some."""
+    with Trace.open(path("golden-v1.h5")) as trace:
+        kind = ("evaluation",) * evaluations + trace.steps.kind[evaluations:]
+        steps = replace(trace.steps, kind=kind)
+        with pytest.raises(AnalysisError, match="none of the") as refused:
+            sources(trace.replace(steps=steps), [], iterations=range(50, 60))
+    assert ("evaluations, are numbered, too" in str(refused.value)) == evaluations

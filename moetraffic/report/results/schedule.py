@@ -174,8 +174,8 @@ def circuits_sentences(
         f"Circuits of {bit_rate(capacity_bytes_s)}, {longest['matching']} matching: "
         f"{duration(took[at])} for {of} ({where}{slowest.name}, {slowest.about}), "
         f"{three_digits(ratios[at])} times its lower bound{median}.",
-        f"Reconfiguration of {duration(reconfigure_s)}: {number} circuits an exchange, "
-        "mean duty cycle "
+        f"Reconfiguration of {duration(reconfigure_s)}: {number} "
+        f"circuit{'s' * (most != 1)} per exchange, mean duty cycle "
         f"{mean([made['duty'] for _, made in every]):.1%}; at a delay above "
         f"{duration(even)} all reconfigurations of an exchange together take longer "
         "than its transfer.",
