@@ -39,7 +39,7 @@ def refusal(judgment: Judgment) -> str:
     return (
         f"samples of the {{}} model differ from {{}} by more than accepted in {named}: "
         "give reruns of the training as --rerun, from which the accepted difference is "
-        "computed, or --force to write the trace anyway"
+        "computed, or --force to write the output anyway"
     )
 
 
