@@ -238,3 +238,14 @@ def test_what_cannot_be_is_one_sentence(
 ) -> None:
     assert main(arguments.split()) == 2
     assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_layouts_without_expert_parallelism_are_searched_with_an_imbalance(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Their only rank has the mean load."""
+    asked = ("estimate", *SMALL_MOE, "--best", "--gpus", "8", "--platform", "dgx-h100")
+    even, uneven = (
+        told(capsys, *asked, "--ep", "1", *way) for way in ((), ("--imbalance", "1.5"))
+    )
+    assert even["best"] == uneven["best"]

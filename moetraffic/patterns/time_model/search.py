@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -158,6 +158,9 @@ def search(
             **same,
             **names,
         )
+        # of few ranks, none can be as busy as the busiest of many
+        most = np.minimum(config.imbalance, config.most_imbalance)
+        config = replace(config, imbalance=most)
         return estimate(config, system, conventions=conventions, strict=False)
 
     sound = every[made(every).sound]
