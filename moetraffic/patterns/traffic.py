@@ -160,7 +160,7 @@ def busiest_rank_bytes(pattern: Pattern, matrix: csr_array, kind: str) -> int:
 
 
 def sent_bytes(pattern: Pattern, matrix: csr_array) -> float:
-    """Bytes ``[R, R]`` that a rank sends, in the mean of the stage that sends most."""
+    """Mean bytes that a rank sends, of the stage whose ranks send most."""
     stages = np.array(pattern.stage_of)
     rows = np.bincount(stages, np.asarray(matrix.sum(axis=1)).ravel())
     return float((rows / np.bincount(stages)).max())

@@ -191,7 +191,7 @@ def measured_shares(path: Path, shape: ModelShape, ranks: int) -> Float64:
     if not shape.experts or ranks == 1:
         raise LayoutError(
             "a measured imbalance is that of expert-parallel ranks, but "
-            f"{'ep is 1' if shape.experts else 'the model is dense'}: give --ep, or "
+            f"{'ep is 1: give --ep, or' if shape.experts else 'the model is dense:'} "
             "leave out --imbalance-from"
         )
     with Trace.open(path) as trace:

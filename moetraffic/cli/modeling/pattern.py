@@ -262,8 +262,8 @@ def _shown(
         told |= {"algorithm": algorithm, "files": [str(p) for p in written if p]}
     traffic = report.traffic_table(made, matrices)
     note = f"Between ranks: bytes of an iteration with {algorithm} collectives."
-    most = "Bottleneck rank: of each kind the rank that sends most of it (of measured "
-    most += "shares, of each exchange the rank that sends or receives most)."
+    most = "Bottleneck rank: the rank that sends most of a kind (with "
+    most += "--imbalance-from, in each exchange the rank that sends or receives most)."
     payload = "payload: input bytes of a group member"
     return Shown(
         summary=[
