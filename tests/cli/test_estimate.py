@@ -257,10 +257,21 @@ def test_the_best_layout_is_one_of_the_training_that_was_described(
 ) -> None:
     """What no search varies holds for every layout: the winner, estimated alone with
     the same options, takes the time that the search found."""
-    options = ["--fused-attention", "--state-bytes", "8", "--imbalance", "1.5", "--fp8"]
+    options = ["--fused-attention", "--state-bytes", "8", "--fp8"]
     plain = best_of(capsys, "--no-fused-attention")
     found = best_of(capsys, *options)
     assert found["iteration_s"] < plain["iteration_s"]
+    assert_alone_takes_as_long(capsys, found, *options)
+    options += ["--imbalance", "1.5"]
+    spread = best_of(capsys, *options, "--ep", "4")
+    balanced = best_of(capsys, *options[:-2], "--ep", "4")
+    assert spread["iteration_s"] > balanced["iteration_s"]
+    assert_alone_takes_as_long(capsys, spread, *options)
+
+
+def assert_alone_takes_as_long(
+    capsys: pytest.CaptureFixture[str], found: dict[str, float], *options: str
+) -> None:
     sizes = ("pp", "tp", "dp", "ep", "cp", "zero")
     alone = [part for name in sizes for part in (f"--{name}", f"{found[name]:g}")]
     alone += ["--virtual-stages", f"{found['virtual']:g}"]

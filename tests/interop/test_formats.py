@@ -179,7 +179,7 @@ def test_matrices_are_in_kib_as_nccl_tests_reads_them(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("1 2\n3\n", "2 rows, but its row 1 1 numbers"),
-        ("1 2\n3 -4\n", "'-4', which is no number"),
+        ("1 2\n3 -4\n", "'-4', which is not a number of bytes"),
         ("1 2\n3 4\n\n1\n", "differ in size"),
         ("# nothing\n", "holds no matrix"),
         ("1 2\n3 9e99\n", "too many bytes"),
