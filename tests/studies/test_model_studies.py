@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from moetraffic.patterns.time_model import A100, MODEL_ERROR
+from moetraffic.patterns.time_model import A100, H100, MODEL_ERROR
 from moetraffic.studies import (
     apnet24,
     iteration_times,
@@ -78,6 +78,11 @@ def test_the_fit_is_of_the_even_rows_alone() -> None:
     found = iteration_times.fit_gpu([even])
     assert found.matmul_share == pytest.approx(A100.matmul_share, abs=2e-3)
     assert found.memory_share == pytest.approx(A100.memory_share, abs=2e-3)
+    # the third constant is from no A100 table
+    experts = measured_times.TABLES[-1]()
+    assert experts.gpu is H100
+    host = iteration_times.fit_gpu([experts], H100, iteration_times.HOST)
+    assert host.dispatch_s == pytest.approx(A100.dispatch_s, abs=0.5e-6)
 
 
 def test_the_models_error_is_that_of_tables_that_were_not_fitted() -> None:
@@ -165,6 +170,6 @@ def test_leaving_a_table_out_changes_little_and_beats_a_constant() -> None:
         assert row[5] <= 2 * row[2] + 0.01  # fitted to the other tables
         if each.gpu is A100:
             assert row[5] < row[7]  # and to a constant utilization
-    # without vTrain's single node the host's time of a kernel is found elsewhere
+    # other tables give much the same host's time of a kernel
     host = {row[0]: row[3] for row in study.tables[1].rows}
     assert host["vTrain, single node"] == pytest.approx(A100.dispatch_s * 1e6, rel=0.2)

@@ -1,4 +1,4 @@
-"""GPUs for the time model: data sheets, and two shares that are fitted."""
+"""GPUs for the time model: data sheets, and what is fitted."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ATTENTION = {row["kernel"]: _kernel(row) for row in published("attention_kernels
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU: its data sheet, and the two shares that are fitted."""
+    """A GPU: its data sheet, and what is fitted."""
 
     name: str
     peak_flops: float  # dense 16-bit tensor cores, FLOP/s
@@ -69,8 +69,8 @@ class Gpu:
     start_s: float = 4e-6  # from one kernel's end to the next one's full speed
     attention: AttentionKernel | None = None  # fused; None: as other products
     fused_attention: bool = True  # whether training on it is usually with it
-    dispatch_s: float = 41e-6  # of the host for a kernel, which the GPU waits for if
-    # it is faster; fitted to the even rows of vTrain's single-node table
+    dispatch_s: float = 40e-6  # of the host for a kernel, which the GPU waits for if
+    # it is faster; fitted to the models with experts on H100
 
 
 def _read(row: Mapping[str, str]) -> Gpu:
