@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,8 @@ def fit_gpu(
 
     def of(values: Float64) -> Gpu:
         units = zip(names.items(), values, strict=True)
-        return replace(gpu, **{name: unit * float(x) for (name, (_, unit)), x in units})
+        new: dict[str, Any] = {n: unit * float(x) for (n, (_, unit)), x in units}
+        return replace(gpu, **new)
 
     def residuals(values: Float64) -> Float64:
         parts = [table.errors(of(values)) for table in tables]
