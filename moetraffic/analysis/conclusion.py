@@ -44,7 +44,7 @@ PARTS = (
     "complexity",
     "rhythm",
     "within",
-    "occupation",
+    "time-breakdown",
 )
 """Names of the parts of an analysis."""
 
@@ -94,6 +94,7 @@ class ExchangeAnalysis:
     network: NetworkStatistics | None  # tiers and flows
     claims: tuple[Claim, ...] = ()  # about the load; of the part "claims"
     figures: LoadFigures | None = None  # measured, of the expert load; likewise
+    unchanging: tuple[str, ...] = ()  # of "demand" and "wire": equal in all iterations
     experts: ExpertStatistics | None = None  # load tails, EP degrees, correlations
 
 
@@ -155,6 +156,21 @@ def load_levels(rows: Rows) -> Levels | None:
     """Compute the levels of the load of an exchange; None where it is unknown."""
     counts, _ = load_counts(rows)
     return None if counts is None else levels_of(counts)
+
+
+def unchanging(source: Source, rows: Rows) -> tuple[str, ...]:
+    """Name the matrices that are equal in all iterations: "demand", "wire".
+
+    Of a matrix of which only a sample of cells is followed nothing is concluded.
+    """
+    if len(source.iterations) < 2:
+        return ()
+    found = {"wire"} if source.constant else set()
+    for name, followed in samples(source).items():
+        cells = rows.get(f"{name}.cells", np.zeros((1, 0)))
+        if 0 < cells.shape[1] == followed.of and (cells == cells[0]).all():
+            found.add(name)
+    return tuple(sorted(found))
 
 
 def tokens_of(source: Source, rows: Rows, meta: Meta, notes: list[str]) -> Int64 | None:

@@ -35,7 +35,7 @@ from moetraffic.analysis.rhythm.source_statistics import (
     beats,
     validate_sources,
 )
-from moetraffic.analysis.times.time_breakdown import TimeBreakdown, occupation
+from moetraffic.analysis.times.time_breakdown import TimeBreakdown, time_breakdown
 from moetraffic.errors import AnalysisError
 from moetraffic.tables import ShownAsTables
 from moetraffic.trace import UNKNOWN_TIME, Trace
@@ -48,6 +48,7 @@ from .conclusion import (
     converged,
     load_levels,
     tokens_of,
+    unchanging,
 )
 from .exchange import OF, Source, new_iterations, sources, stated_tokens, windows
 from .exchange_claims import exchange_claims
@@ -62,19 +63,19 @@ from .token_choices import token_choices
 if TYPE_CHECKING:
     import pandas
 
-SUMMARY_PARTS = ("claims", "occupation")
+SUMMARY_PARTS = ("claims", "time-breakdown")
 """Parts that the summary of an analysis consists of."""
 
 STAGES = ("forecasts", "convergence", "complexity", "claims")
 """Parts of an exchange that progress is reported of; others are quick or with these."""
 
-RUN_STAGES = ("rhythm", "within", "occupation")
+RUN_STAGES = ("rhythm", "within", "time-breakdown")
 """Parts of the whole run that progress is reported of."""
 
 CONSECUTIVE = ("forecasts", "limits", "rhythm")
 """Parts that need consecutive iterations."""
 
-ALL_CALLS = ("rhythm", "occupation")
+ALL_CALLS = ("rhythm", "time-breakdown")
 """Parts that need the records of all calls of the analyzed iterations."""
 
 AT_ONCE = 2
@@ -276,6 +277,7 @@ def analyze(
             experts=experts,
             claims=claims,
             figures=load_figures(rows) if "claims" in parts else None,
+            unchanging=unchanging(source, rows),
         )
         load = rows.get("demand.load", rows.get("wire.received"))
         return found, (source, load), remarks
@@ -305,8 +307,8 @@ def analyze(
         notes += found.notes
         begin("within")
         sights = _within([n for _, n, _ in done], when) if "within" in parts else ()
-    begin("occupation")
-    spent = _occupation(trace, iterations, notes) if "occupation" in parts else None
+    begin("time-breakdown")
+    spent = _breakdown(trace, iterations, notes) if "time-breakdown" in parts else None
     return Analysis(
         exchanges=tuple(one for one, *_ in done),
         beats=found,
@@ -367,28 +369,28 @@ def _within(loads: list[Loads], when: LeadTimes) -> tuple[WithinIteration, ...]:
     return within_iteration(first, later, lead_s=lead_s) if later else ()
 
 
-def _occupation(
+def _breakdown(
     trace: Trace, iterations: range | None, notes: list[str]
 ) -> TimeBreakdown | None:
     """Compute the time breakdown of the ranks; None, with a note, if unavailable."""
     if trace.meta.virtual:
-        notes.append("no occupation: the trace is virtual: no time was measured")
+        notes.append("no time-breakdown: the trace is virtual: no time was measured")
         return None
     origin, starts = trace.meta.origin, trace.steps.start
     if origin != "captured" and (starts == UNKNOWN_TIME).all():
-        notes.append(f"no occupation: the {origin} run has no times of its steps")
+        notes.append(f"no time-breakdown: the {origin} run has no times of its steps")
         return None
     found = trace.find(iterations=iterations, kind=None)
     if len(found) * trace.meta.world > MOST_TIMES:
         notes.append(
-            f"no occupation: the times of {len(found)} calls of {trace.meta.world} "
+            f"no time-breakdown: the times of {len(found)} calls of {trace.meta.world} "
             "ranks are too many to hold, choose fewer iterations"
         )
         return None
     try:
-        return occupation(trace, iterations=iterations)
+        return time_breakdown(trace, iterations=iterations)
     except AnalysisError as error:
-        notes.append(f"no occupation: {error}")
+        notes.append(f"no time-breakdown: {error}")
         return None
 
 

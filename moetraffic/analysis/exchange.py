@@ -45,6 +45,7 @@ class Source:
     left_out: int  # iterations in which a rank's record is missing
     routed: Int64  # [n] routing occurrences of these iterations; none: no demand
     sent: Int64  # [m] all-to-all occurrences of these iterations; none: no wire
+    constant: bool = False  # the trace states that all iterations send the same bytes
 
     @property
     def where(self) -> str:
@@ -214,6 +215,7 @@ def _source(
     """
     nothing = np.zeros(0, np.int64)
     routed = sent = nothing
+    forms: set[WireForm] = set()
     if "demand" in of:
         routed = trace.find(
             operation=ROUTING,
@@ -241,7 +243,7 @@ def _source(
         if not used:
             why = f"no wire, for its {phase} was not seen"
             lacking.setdefault(why, []).append((layer, group))
-        elif any(trace.sites[s].wire == WireForm.UNKNOWN for s in used):
+        elif WireForm.UNKNOWN in (forms := {trace.sites[s].wire for s in used}):
             why = "no wire, for its bytes were not seen"
             lacking.setdefault(why, []).append((layer, group))
             sent = nothing
@@ -260,6 +262,8 @@ def _source(
         why = "nothing, for no iteration has every rank's record"
         lacking.setdefault(why, []).append((layer, group))
         return None
+    sent = sent[np.isin(iteration[sent], when)]
+    calls = len(np.unique(trace.occurrences.site[sent])) * len(when)
     ranks = trace.groups[group].ranks
     nodes = trace.meta.nodes
     experts = {
@@ -275,7 +279,9 @@ def _source(
         iterations=when,
         left_out=len(seen) - len(when),
         routed=routed[np.isin(iteration[routed], when)],
-        sent=sent[np.isin(iteration[sent], when)],
+        sent=sent,
+        # each site once in each iteration
+        constant=forms == {WireForm.CONSTANT} and len(sent) == calls,
     )
 
 

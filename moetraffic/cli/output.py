@@ -139,6 +139,8 @@ def present(
     tables: bool = False,
     written: Sequence[Path | None] = (),
     output: Path | None = None,
+    frame: Callable[[], pandas.DataFrame] | None = None,
+    force: bool = False,
     chart: Chart | None = None,
     plot: Path | None = None,
     look: Mapping[str, Any] | None = None,
@@ -149,19 +151,24 @@ def present(
     ``--json``; the tables of ``parts`` follow with ``tables``, those of the parts
     ``only`` replace the summary.
     ``written`` are files that exist already (None where one was not asked for).
-    ``output`` is a JSON file to write, ``plot`` a picture of ``chart``, ``look`` the
-    values of :data:`moetraffic.report.console.options.APPEARANCE`.
+    ``output`` is a file to write, JSON or, with a data ``frame``, a table; ``plot`` a
+    picture of ``chart``, ``look`` the values of
+    :data:`moetraffic.report.console.options.APPEARANCE`.
     """
     if chart is not None and plot is not None:
         from moetraffic.report import figures
 
         figures.save(chart, plot, figure_style(**(look or {})))
-    if output is not None:
+    if output is not None and frame is not None:
+        write_result(output, data, frame, force=force)
+    elif output is not None:
         write_text(output, json_text(data) + "\n")
     if as_json:
         print(json_text(data))
         return
-    console.show(selected(shown, parts or {}, only=only, tables=tables))
+    # the tables of parts alone are not printed beside the file that has them
+    if not (only and output):
+        console.show(selected(shown, parts or {}, only=only, tables=tables))
     files = ", ".join(str(path) for path in (*written, plot, output) if path)
     if files:
         console.print(f"written: {files}", soft_wrap=True)

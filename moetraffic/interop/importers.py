@@ -88,9 +88,15 @@ def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
                 files.append(file)
                 found.add(told)
             elif not folder:
+                if _is_trace(file):
+                    raise TraceError(
+                        f"{path.name} is a moetraffic trace, which needs no import: "
+                        f"use it as it is (moetraffic info {path})"
+                    )
                 raise TraceError(
-                    f"{path.name} begins like none of the formats "
-                    f"{', '.join(FORMATS)}: name its format with --from"
+                    f"the format of {path.name} is not known: name its format with "
+                    f"--from ({', '.join(FORMATS)}), or write its transfers as a CSV "
+                    f"table with the columns {', '.join(exchange_table.EXCHANGES)}"
                 )
     if not files:
         what = f" of format {format}" if format else " of a known format"
@@ -104,6 +110,15 @@ def choose(paths: Sequence[Path], format: str) -> tuple[str, list[Path]]:
             f"{' and '.join(sorted(found))}: choose with --from"
         )
     return found.pop(), list(dict.fromkeys(files))
+
+
+def _is_trace(path: Path) -> bool:
+    """Whether a file is a trace, which needs no import."""
+    try:
+        with Trace.open(path):
+            return True
+    except TraceError:
+        return False
 
 
 def detect(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from shlex import quote
 
 import numpy as np
 
@@ -17,8 +18,8 @@ from moetraffic.analysis.omissions import UNCOUNTED
 from moetraffic.trace.model import REPEATED, ROWS_DIFFER
 
 from .forecast_horizons import (
-    longer_untested,
     named_ahead,
+    only_horizon,
     reach_of,
     worse_than_persistence,
 )
@@ -51,7 +52,7 @@ THROUGHOUT = "one level throughout"
 TOPICS = {
     "Skew": {"imbalanced": ("CV {} in an iteration", ".2f")}
     | {"skewed": ("CV of the mean load {}", ".2f")}
-    | {"hot set retained": ("{} of {unit} stay hot", ".0%")}
+    | {"hot set retained": ("{} stay hot", ".0%")}
     | {"collapsed": ("k experts take {}", ".0%"), "co-activated": ("lift {}", ".2f")},
     "Movement": {"moves": ("{} times the variance of sampling noise", ".3g")}
     | {
@@ -82,6 +83,9 @@ WIDTH = 160
 LONG = 320
 """Characters of a line of claims; a line of claim names alone may be longer."""
 
+SKEW = 230
+"""Characters of the line on skew, three of a terminal of 80 columns."""
+
 VARIED = 2.0
 """Variance of shares over that of sampling noise, above which it is always named."""
 
@@ -98,7 +102,8 @@ class Line:
     basis: str  # "claims", "figure", "data" or "recommendation"
 
     def __str__(self) -> str:
-        return f"{self.topic}: {self.text}."
+        # commands can be copied to the end of the line
+        return f"{self.topic}: {self.text}" + "." * (self.basis != STEP)
 
 
 def answer(
@@ -231,6 +236,7 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
     items = [_stated(name, made, every) for name in made]
     if topic == "Forecasts":
         items += worse_than_persistence(every, named=PERSISTENCE in made)
+        items = _unchanging(every) + items
     basis = "claims" if items else "figure"
     measured = _measured(analysis) if topic == "Skew" else []
     varied = _varied(every) if topic == "Movement" else []
@@ -240,13 +246,28 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
         return []
     named = topic == "Skew" or not _known_experts(analysis)
     of = _subject(analysis) if items and named else ""
-    text = of + _fitted(f"{topic}: {of}", items, width=LONG)
-    text = "; ".join(filter(None, [text, *measured]))
+    width = SKEW if topic == "Skew" else LONG
+    text = of + _fitted(f"{topic}: {of}", items + measured, width=width)
     return [Line(topic=topic, text=text, basis=basis)]
 
 
-def _measured(analysis: Analysis) -> list[str]:
-    """State the largest load of the run, and the capacity factor that it needs."""
+def _unchanging(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:
+    """State the matrices that are equal in all iterations, long and short."""
+    items = []
+    for name in ("demand", "wire"):
+        if some := [e for e in exchanges if name in e.unchanging]:
+            of = f" of {some[0].phase}" * (name == "wire")
+            inside = _and("measured", some_layers(some, exchanges))
+            what = f"{name} matrix{of} the same in every iteration"
+            items.append((detailed(what, inside),) * 2)
+    return items
+
+
+def _measured(analysis: Analysis) -> list[tuple[str, str]]:
+    """State the largest load of the run, and the capacity factor that it needs.
+
+    Long and short, as other items of a line.
+    """
     figures = known_figures(analysis.exchanges) if _known_experts(analysis) else []
     sent = any(UNCOUNTED in note for note in analysis.notes)
     return [load_of(figures), capacity_of(figures, sent=sent)] if figures else []
@@ -320,8 +341,8 @@ def _stated(
 def _not_shown(analysis: Analysis) -> list[Line]:
     """Name claims with the layers without evidence, and those that lack data."""
     every = analysis.exchanges
-    no_evidence, untested = list[tuple[str, str]](), list[tuple[str, str]]()
-    few, of = list[tuple[str, str, list[Claim], str]](), ""
+    no_evidence, others, untested = ([], [], [])  # of the load, of others, of both
+    few = list[tuple[str, str, list[Claim], str]]()
     for name in (name for names in TOPICS.values() for name in names):
         claims = [(e, c) for e in every for c in e.claims if c.name == name]
         stated = any(c.stated for _, c in claims)
@@ -334,7 +355,6 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         short = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
         tested = [e for e, c in claims if _without_evidence(c)]
         if tested:
-            of = of if name == ALWAYS else _subject(analysis)
             known = name == ALWAYS and not stated
             size = figure_of([c for _, c in claims]) if known else ""
             size = size and f"cells, not port sums: {size}"
@@ -342,9 +362,10 @@ def _not_shown(analysis: Analysis) -> list[Line]:
             inside = _and(size, some_layers(tested, every))
             both = claims if stated else claims + late
             what = named_ahead(name, both, Outcome.NO_EVIDENCE, asked)
-            what += "" if stated else longer_untested(name, every)
+            what += "" if stated else only_horizon(name, every)
             what += " load" * (name == "periodic")  # not the bursts in a step
-            no_evidence.append((detailed(what, inside), _counted(what, tested, every)))
+            absent = others if name == ALWAYS else no_evidence
+            absent.append((detailed(what, inside), _counted(what, tested, every)))
         short = short or [
             (e, c) for e, c in late if c.outcome is Outcome.NOT_ENOUGH_DATA
         ]
@@ -360,7 +381,7 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         if claim.outcome is Outcome.NOT_ENOUGH_DATA:
             few.append((name, f"about {rounded_up(claim.needs):,}", [], name))
         elif not claim.stated:
-            no_evidence.append((name, name))
+            others.append((name, name))
     undecided, other = "", ""
     if untested:
         names = ", ".join(name for name, _ in untested)
@@ -380,8 +401,12 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         rest = "; " + other if other else ""
         before = f"{UNDECIDED}: {reason}: {rest}"
         undecided = f"{reason}: {_fitted(before, items, ', ', width=LONG)}{rest}"
-    absent = of + _fitted(f"{NOT_SHOWN}: {of}", no_evidence, ", ", width=LONG)
-    found = {NOT_SHOWN: absent, UNDECIDED: undecided or other}
+    rest = _fitted(NOT_SHOWN, others, ", ", width=LONG)
+    of = _subject(analysis) if no_evidence else ""
+    left = LONG - len(rest) - 2
+    of += _fitted(f"{NOT_SHOWN}: {of}", no_evidence, ", ", width=left)
+    named = "; ".join(filter(None, [of, rest]))
+    found = {NOT_SHOWN: named, UNDECIDED: undecided or other}
     return [Line(topic=t, text=x, basis="claims") for t, x in found.items() if x]
 
 
@@ -425,8 +450,7 @@ def figure_of(claims: Sequence[Claim]) -> str:
     if figure == REDUCED:
         below = "lower" if claims[0].name == PERSISTENCE else f"below {PAST_MEAN}"
         return f"MSE {range_of(known, form)} {below}"
-    unit = claims[0].unit.removeprefix("share of ")
-    text = figure.format(range_of(known, form), unit=unit)
+    text = figure.format(range_of(known, form))
     if claims[0].unit == "iteration" and min(known) < max(known):
         text += ", depending on the layer"
     chance = [claim.chance for claim in claims if np.isfinite(claim.chance)]
@@ -444,7 +468,7 @@ def _communication(analysis: Analysis) -> list[Line]:
     spent = analysis.occupation
     if spent is not None and spent.known.any():
         items.insert(0, inside_collectives(spent))
-    elif why := [note for note in analysis.notes if "occupation" in note]:
+    elif why := [note for note in analysis.notes if "time-breakdown" in note]:
         items.append(f"unavailable: {why[0].partition(': ')[2]}")
     text = "; ".join(items)
     return [Line(topic="Communication", text=text, basis=basis)] if items else []
@@ -468,7 +492,7 @@ def _remedy(analysis: Analysis) -> str:
 
 
 def _next(analysis: Analysis, file: str, options: str) -> Line:
-    """Recommend the next commands; a long path is named once, or left out."""
+    """Recommend the next commands; a long path is named once."""
     first = f"{remedy}; " if (remedy := _remedy(analysis)) else ""
     verbs = {"analyze": "each layer"} if analysis.exchanges else {}
     if any(len(e.ranks) > 1 for e in analysis.exchanges):
@@ -476,15 +500,16 @@ def _next(analysis: Analysis, file: str, options: str) -> Line:
     verbs["report"] = "charts"
     text, asked = "", f" {options}" * bool(options)
     width = LONG if options else WIDTH
-    for names in ((file, ""), ("$T", f"T={file}; ")), (("FILE", "for this FILE: "),):
-        for described, (name, where) in product((True, False), names):
-            commands = (
-                f"moetraffic {verb} {name}{asked}"
-                + " --tables" * (verb == "analyze")
-                + f" ({what})" * described
-                for verb, what in verbs.items()
-            )
-            text = first + where + "; ".join(commands)
-            if len(f"Next: {text}.") <= width:
-                return Line(topic="Next", text=text, basis=STEP)
+    path = quote(file)
+    names = (path, ""), ('"$T"', f"T={path}; ")
+    for described, (name, where) in product((True, False), names):
+        commands = (
+            f"moetraffic {verb} {name}{asked}"
+            + " --tables" * (verb == "analyze")
+            + f" ({what})" * described
+            for verb, what in verbs.items()
+        )
+        text = first + where + "; ".join(commands)
+        if len(f"Next: {text}.") <= width:
+            break
     return Line(topic="Next", text=text, basis=STEP)

@@ -44,17 +44,17 @@ def reach_of(
     }
     if failed:
         rest += f", not {min(failed)}"
-    rest = longer_untested(name, exchanges) or rest
+    rest = only_horizon(name, exchanges) or rest
     unit = f"iteration{'s' * (last > 1)}"
     return f" {range_of([first, last], 'd')} {unit} ahead", rest
 
 
-def longer_untested(name: str, exchanges: Sequence[ExchangeAnalysis]) -> str:
-    """Name horizons at which a claim is not tested, to save time, but others are."""
+def only_horizon(name: str, exchanges: Sequence[ExchangeAnalysis]) -> str:
+    """State that a claim is tested at one horizon, to save time, and others at more."""
     every = [c for e in exchanges for c in e.claims]
     asked = [c.horizon for c in every if c.name == name == "matrix predictable"]
     longer = asked and max(asked) < max(c.horizon for c in every)
-    return ", longer untested" if longer else ""
+    return ", the only horizon tested" if longer else ""
 
 
 def worse_than_persistence(

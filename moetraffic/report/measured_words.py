@@ -8,7 +8,6 @@ import numpy as np
 
 from moetraffic.analysis import ExchangeAnalysis
 from moetraffic.analysis.skew.capacity import QUANTILE, RULES, LoadFigures
-from moetraffic.analysis.skew.collapse import STARVED
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
 
@@ -33,35 +32,38 @@ def drops_of(figures: Sequence[LoadFigures]) -> str:
     )
 
 
-def load_of(figures: Sequence[LoadFigures]) -> str:
-    """State the largest load of the whole run, and the number of starved experts."""
+def load_of(figures: Sequence[LoadFigures]) -> tuple[str, str]:
+    """State the largest load of the whole run, and the number of starved experts.
+
+    Long, and short: without the latter.
+    """
     starved = [each.starved for each in figures]
     experts = range_of([each.experts for each in figures], "d")
     none = (
-        f"{range_of(starved, 'd')} of {experts} experts starved (below {STARVED:.0%} "
-        "of the mean)"
+        f"{range_of(starved, 'd')} of {experts} experts starved"
         if any(starved)
         else "no expert starved"
     )
     most = range_of([each.max_over_mean for each in figures], ".2f")
-    return f"measured load of the whole run: max/mean {most}, {none}"
+    text = f"measured: max/mean {most}"
+    return f"{text}, {none}", text
 
 
-def capacity_of(figures: Sequence[LoadFigures], *, sent: bool) -> str:
+def capacity_of(figures: Sequence[LoadFigures], *, sent: bool) -> tuple[str, str]:
     """State the capacity factor that holds all copies, by what it may apply to.
 
+    Long, and short: of the first that it may apply to.
     ``sent``: whether copies that were dropped before are unknown.
     """
     obeyed = {each.rule for each in figures} - {""}
-    each_rule = ", ".join(
+    each_rule = [
         f"{range_of([each.needed[rule] for each in figures], '.2f')} {name}"
         for rule, name in RULES.items()
         if not obeyed or rule in obeyed
-    )
-    return (
-        f"measured capacity factor that holds all tokens{' sent' * sent} in "
-        f"{QUANTILE:.0%} of iterations: {each_rule}"
-    )
+    ]
+    of = f"for all tokens{' sent' * sent} in {QUANTILE:.0%} of iterations"
+    full = f"capacity factor {of}: {', '.join(each_rule)}"
+    return full, f"needs capacity factor {each_rule[0]}"
 
 
 def inside_collectives(spent: TimeBreakdown) -> str:

@@ -314,7 +314,7 @@ def _percent(share: Interval, *, less: bool = False) -> str:
     )
     if not _known(share):
         return f"{value}% (not tested: too few iterations)"
-    return f"{value}% ({low} to {high}%)"
+    return f"{value}% (95% CI {low} to {high}%)"
 
 
 def _known(interval: Interval) -> bool:

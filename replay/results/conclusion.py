@@ -78,6 +78,9 @@ def conclude(
             rescaled=bool(request.scaling),
             runs=measured,
             busy=any(host.busy for host in load),
+            settings=" ".join(
+                ["--pace", str(request.pace), *request.scaling.arguments()]
+            ),
         )
         write(made, request.out, force=request.force, rank=0)
     walls: dict[int, float] = {}

@@ -52,6 +52,7 @@ def replayed_trace(
     rescaled: bool = False,
     runs: Sequence[Measured] = (),
     busy: bool = False,
+    settings: str = "",
 ) -> Trace:
     """Build the trace of a replay: sent bytes with measured times.
 
@@ -59,7 +60,7 @@ def replayed_trace(
     CLOCK.  ``rescaled``: ``trace`` is on other ranks, or with other bytes, than it was
     captured.  ``runs`` are all timed passes, of which these are the times of the
     median; several are summed in the trace, each by site.  ``busy``: other processes
-    used the hosts meanwhile.
+    used the hosts meanwhile.  ``settings``: pace and scale in words.
     """
     same_operations = not rescaled and bool((plan.occurrence >= 0).all())
     if same_operations:
@@ -70,7 +71,9 @@ def replayed_trace(
     meta = replace(
         base.meta,
         origin="replayed",
-        source=plan.source + (f" (median run of {len(runs)})" if len(runs) > 1 else ""),
+        source=plan.source
+        + (f" (median run of {len(runs)})" if len(runs) > 1 else "")
+        + f", {settings}" * bool(settings),
         virtual=False,
         backend=backend,
         nodes=tuple(nodes),

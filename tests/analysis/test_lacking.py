@@ -282,11 +282,11 @@ def test_omitted_calls_are_counted_against_those_of_their_own_ranks() -> None:
     [
         (["skew"], []),
         (["rhythm"], ["rhythm"]),
-        (["skew", "occupation"], ["occupation"]),
+        (["skew", "time-breakdown"], ["time-breakdown"]),
         (["claims"], ["claims about the bursts of a rank"]),
         (
-            ["claims", "rhythm", "occupation"],
-            ["rhythm", "occupation", "claims about the bursts of a rank"],
+            ["claims", "rhythm", "time-breakdown"],
+            ["rhythm", "time-breakdown", "claims about the bursts of a rank"],
         ),
     ],
 )

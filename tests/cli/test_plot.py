@@ -84,7 +84,7 @@ def test_no_picture_is_an_error(
     """A virtual trace has no times, so that nothing is written."""
     folder = tmp_path / "none"
     asked = ["plot", data_path("run-top2-balanced.h5"), "-o", str(folder)]
-    assert main([*map(str, asked), "--only", "occupation"]) == 2
+    assert main([*map(str, asked), "--only", "time-breakdown"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "no picture can be drawn" in said

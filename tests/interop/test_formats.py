@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from moetraffic import data
 from moetraffic.errors import TraceError
 from moetraffic.interop import FORMATS, ImportOptions, import_files
 from moetraffic.interop.export import ExportOptions as What
@@ -310,8 +311,10 @@ def test_formats_are_found_out(tmp_path: Path) -> None:
         import_files([tmp_path])
     chosen, merged = import_files([tmp_path], format="megatron")
     assert (chosen, merged.trace.meta.world) == ("megatron", 2)
-    with pytest.raises(TraceError, match="begins like none of the formats"):
+    with pytest.raises(TraceError, match=r"README is not known: name .* --from"):
         import_files([tmp_path / "README"])
+    with pytest.raises(TraceError, match="is a moetraffic trace, which needs no im"):
+        import_files([data.path("golden-v1.h5")])
     with pytest.raises(TraceError, match="a format is one of"):
         import_files([tmp_path], format="pcap")
     with pytest.raises(TraceError, match="there is no such file"):

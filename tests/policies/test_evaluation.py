@@ -675,13 +675,13 @@ def test_every_built_in_policy_conforms() -> None:
         (
             0.01,
             0.03,
-            "With birkhoff, a plan 1 iteration old takes 2% (1 to 3%) longer than one "
-            "made from the true traffic",
+            "With birkhoff, a plan 1 iteration old takes 2% (95% CI 1 to 3%) longer "
+            "than one made from the true traffic",
         ),
         (
             -0.03,
             -0.01,
-            "takes 2% (1 to 3%) less time than one made from the true traffic: "
+            "takes 2% (95% CI 1 to 3%) less time than one made from the true traffic: "
             "birkhoff is a heuristic",
         ),
         (
@@ -711,7 +711,8 @@ def test_figures_without_an_interval_are_not_tested() -> None:
     assert "no evidence" not in said
     large = Interval(value=0.99, low=0.91, high=1.07)
     scores = tuple(replace(score, regret=large) for score in found.scores)
-    assert "takes 99% (91 to 107%) longer" in verdict(replace(found, scores=scores))
+    text = verdict(replace(found, scores=scores))
+    assert "takes 99% (95% CI 91 to 107%) longer" in text
 
 
 def test_a_trace_that_sends_nothing_between_ranks_has_no_fastest_policy() -> None:

@@ -116,8 +116,8 @@ def test_arrays_and_a_table_of_them_are_described_alike(tmp_path: Path) -> None:
         assert "imported run, 4 ranks, 1 MoE layer, 8 experts" in repr(trace)
         run, *_ = tables(trace)[0].rows
         assert run[1].startswith("imported, 4 ranks (ep 4, dp unknown)")
-        (why,) = [n for n in analyze(trace).notes if n.startswith("no occupation")]
-        assert why == "no occupation: the imported run has no times of its steps"
+        (why,) = [n for n in analyze(trace).notes if n.startswith("no time-breakdown")]
+        assert why == "no time-breakdown: the imported run has no times of its steps"
 
 
 def test_calls_are_a_tidy_table() -> None:

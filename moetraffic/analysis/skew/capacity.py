@@ -26,10 +26,10 @@ FEWEST_FULL = 3
 """Experts at their capacity that a rule needs: fewer may agree by chance."""
 
 RULES = {
-    "by_rank": "per rank and micro-batch",
-    "of_all": "per micro-batch of all ranks",
+    "by_rank": "per rank",
+    "of_all": "over all ranks",
 }
-"""Rows of the loads that a capacity may apply to, and their names."""
+"""Rows of the loads of a micro-batch that a capacity may apply to, and their names."""
 
 NAN = float("nan")
 

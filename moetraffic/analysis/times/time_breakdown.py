@@ -111,7 +111,7 @@ def distribution(
     return u - c, u - k, c + k - u, last - first - u
 
 
-def occupation(trace: Trace, *, iterations: range | None = None) -> TimeBreakdown:
+def time_breakdown(trace: Trace, *, iterations: range | None = None) -> TimeBreakdown:
     """Compute the time breakdown of each rank's training steps.
 
     ``trace``: With times of steps and calls.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 METHOD = "Method"
 PARTS = (
     *("claims", "skew", "forecasts", "limits", "convergence", "complexity", "rhythm"),
-    *("within", "occupation"),
+    *("within", "time-breakdown"),
 )
 """Those of :data:`moetraffic.analysis.PARTS`, which takes a second to import."""
 
@@ -146,6 +146,9 @@ def analyze(
         lines = sentences(analysis, file=str(path), options=same)
         by_part = summary.by_part(analysis) if tables or names else {}
         shown += [f"\n{path}"] * (len(found) > 1)
-        asked_parts = (*names, *["notes"] * bool(by_part.get("notes"))) if names else ()
-        shown += selected(lines, by_part, only=asked_parts, tables=tables)
+        # tables of parts alone are in the file, if one is written
+        asked_parts = () if output else names
+        asked_parts += ("notes",) * bool(names and by_part.get("notes"))
+        if asked_parts or not names:
+            shown += selected(lines, by_part, only=asked_parts, tables=tables)
     present(data, *shown, as_json=as_json, written=(output,))

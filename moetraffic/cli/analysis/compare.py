@@ -124,7 +124,7 @@ def _partial(first: Trace, second: Trace) -> list[str]:
 
 
 def _settings(first: Trace, second: Trace) -> list[str]:
-    """State which settings of two replays differ, and which no trace records."""
+    """State which settings of two replays differ; pace and scale are in the source."""
     settings = (
         ("backend", first.meta.backend, second.meta.backend),
         ("ranks", first.meta.world, second.meta.world),
@@ -132,8 +132,9 @@ def _settings(first: Trace, second: Trace) -> list[str]:
     )
     other = [f"{name} {a} and {b}" for name, a, b in settings if a != b]
     return [
-        f"Settings of the two replays: {'; '.join(other) or 'same backend and ranks'} "
-        "(a trace does not record network, pace and scale of a replay)."
+        "Settings of the two replays: "
+        f"{'; '.join(other) or 'same backend, ranks and hosts'}; pace and scale are "
+        "with the source below; a trace does not record the network."
     ]
 
 

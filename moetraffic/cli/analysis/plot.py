@@ -31,7 +31,7 @@ from moetraffic.trace.hdf5.durable import validate_output
 from moetraffic.trace.iterations import layer_numbers, number_list
 
 NAMES = (
-    *("traffic", "demand", "load", "timeline", "entropy", "occupation"),
+    *("traffic", "demand", "load", "timeline", "entropy", "time-breakdown"),
     "complexity",
 )
 """Pictures, as in :data:`moetraffic.report.results.pictures.PICTURES`."""

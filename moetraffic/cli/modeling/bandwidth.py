@@ -60,9 +60,10 @@ def bandwidth(
         why = "a point is interpolated for --collective"
         refuse_idle(context, ("ranks", "size", "span"), why, error=AnalysisError)
     if table is None:
-        why = f"a table of measurements is needed: give its file, or {BIG_RED_200}"
+        why = "without a table of measurements only the presets are listed"
+        instead = f"name the file of a table, or {BIG_RED_200}, or "
         of_a_table = ("collective", "place", "plot")
-        refuse_idle(context, of_a_table, why, error=AnalysisError)
+        refuse_idle(context, of_a_table, why, instead=instead, error=AnalysisError)
         _presets(printing)
         return
     if {*printing.only} & {*PRESETS}:

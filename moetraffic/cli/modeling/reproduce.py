@@ -41,9 +41,11 @@ def reproduce(
 
     Example: moetraffic reproduce merced -o merced
     """
+    from moetraffic.patterns.rules import choose
     from moetraffic.studies import reproduce as computed
     from moetraffic.studies import there
 
+    choose("a study", study, (*there(), ALL))
     names = there() if study == ALL else (study,)
     chosen = parts_of(only, names, tables=tables)
     found = [computed(name) for name in names]

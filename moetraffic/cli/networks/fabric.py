@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from moetraffic.cli.output import Printing, printed, refuse_format, write_result
+from moetraffic.cli.output import Printing, printed, refuse_format
 from moetraffic.errors import FabricError
 from moetraffic.report.console.idle_options import given_options, refuse_idle
 from moetraffic.report.console.options import (
@@ -203,6 +203,5 @@ def fabric(
         chart = figure(found, chosen, f"{source} {found.topology.name}, {routed}")
         frame = partial(found.to_frame, chosen)
     summary += [f"{note.capitalize()}." for note in beyond]
-    if output is not None:
-        write_result(output, data, frame, force=force)
-    printing.present(data, *summary, parts=parts, chart=chart, written=(output,))
+    table = {"output": output, "frame": frame, "force": force}
+    printing.present(data, *summary, parts=parts, chart=chart, **table)

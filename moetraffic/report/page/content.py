@@ -159,7 +159,7 @@ def content(
                 *rhythm.statistics_tables(found),
                 rhythm.time_chart(
                     found.occupation,
-                    reason="; ".join(n for n in notes if "occupation" in n),
+                    reason="; ".join(n for n in notes if "time-breakdown" in n),
                 ),
             ),
         ),

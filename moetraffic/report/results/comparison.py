@@ -294,21 +294,23 @@ def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> 
         title=title,
         columns={
             **{"part": "", "time": "", "calls": ""},
-            **dict.fromkeys(quantiles, "s"),
-            **{"ratio of totals": ".4g", f"{LEVEL:.0%} interval": ".4g"},
+            **dict.fromkeys(quantiles, ",.3f"),
+            **{"ratio of totals": ".3f", f"{LEVEL:.0%} interval": ".3f"},
             **dict.fromkeys(("waiting, first", "waiting, second"), ".0%"),
-            **dict.fromkeys(("busbw, first", "busbw, second"), ".3g"),
+            **dict.fromkeys(("busbw, first", "busbw, second"), "three digits"),
         },
         rows=[
             (
                 "all calls" if r.by == "all" else f"{r.by} {r.label}".strip(),
-                *(r.measure, r.number, r.a.p50, r.b.p50, r.a.p99, r.b.p99),
+                *(r.measure, r.number),
+                *(1e3 * s for s in (r.a.p50, r.b.p50, r.a.p99, r.b.p99)),
                 *(r.ratio.value, (r.ratio.low, r.ratio.high)),
                 *(*(r.waiting or (None, None)), *(r.busbw_gbs or (None, None))),
             )
             for r in ratios
         ],
         notes=[
+            "p50 and p99 in ms; "
             "intervals over the timed runs of two replays, else over iterations; "
             "busbw of calls with bytes between ranks, GB/s, by transfer time (bytes as "
             "nccl-tests counts them); waiting for late ranks: share of the time in "

@@ -150,7 +150,7 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
             for word in (
                 f"{meta.origin}, {meta.world} ranks ({layout(trace)})",
                 "virtual" if meta.virtual else meta.backend,
-                meta.source if meta.origin in ("generated", "imported") else "",
+                "" if meta.origin == "captured" else meta.source,
             )
             if word
         ),

@@ -30,7 +30,7 @@ MOST_BORDERS = 16  # lines between ranks above which none are drawn
 
 
 PICTURES = (
-    *("traffic", "demand", "load", "timeline", "entropy", "occupation"),
+    *("traffic", "demand", "load", "timeline", "entropy", "time-breakdown"),
     "complexity",
 )
 """Names of the pictures of a trace."""
@@ -49,7 +49,7 @@ PARTS = {
     "demand": "skew",
     "load": "skew",
     "entropy": "skew",
-    "occupation": "occupation",
+    "time-breakdown": "time-breakdown",
     "complexity": "complexity",
 }
 """Parts of an analysis that pictures are drawn from."""
@@ -92,7 +92,7 @@ def charts(
             made[name] = timeline(trace, source=source, layers=some, phase=phase)
         elif name == "entropy":
             made[name] = entropy(analysis, source)
-        elif name == "occupation":
+        elif name == "time-breakdown":
             made[name] = time_chart(analysis.occupation, source)
         elif name == "complexity":
             made[name] = complexity_chart(complexities(analysis), source=source)

@@ -335,7 +335,7 @@ def time_chart(
         "compute inferred from gaps between collectives (no profile)"
     )
     return Chart(
-        key="occupation",
+        key="time-breakdown",
         title=TIME_TITLE,
         source=f"{source}; {about}" if source else f"{about}.",
         columns=("share of step time [%]", "rank"),

@@ -67,7 +67,7 @@ def by_part(analysis: Analysis) -> dict[str, list[Table]]:
         "complexity": [_complexity(shown)],
         "rhythm": _rhythm(analysis),
         "within": [_within(analysis), lead_time_table(analysis)],
-        "occupation": [] if spent is None else [time_table(spent)],
+        "time-breakdown": [] if spent is None else [time_table(spent)],
     }
     notes = [f"note: {note}" for note in analysis.notes]
     if len(shown) < len(every):

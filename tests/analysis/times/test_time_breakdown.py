@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetraffic.analysis.times.time_breakdown import distribution, occupation
+from moetraffic.analysis.times.time_breakdown import distribution, time_breakdown
 from moetraffic.errors import AnalysisError
 from moetraffic.report.results.rhythm import time_chart, time_table
 from moetraffic.trace import Trace
@@ -81,7 +81,7 @@ def parts(found, rank=0, step=0):
 
 def test_a_call_that_blocks_is_transfer_once_the_last_rank_has_called():
     trace = made([(0, [(10, 10, 40), (30, 30, 40)])])
-    found = occupation(trace)
+    found = time_breakdown(trace)
     assert parts(found, 0) == [70, 10, 0, 20]  # called 20 ns before the other
     assert parts(found, 1) == [90, 10, 0, 0]
     # what a timer around the call shows
@@ -93,7 +93,7 @@ def test_parameters_that_are_fetched_ahead_are_awaited_in_turn():
     # the first is awaited from 1 on, computed with from 10 to 15; then the second
     called = ((0, 10), (1, 20), (15, 30))
     trace = made([(0, [(at, at, end)] * 2) for at, end in called], steps=((0, 40),))
-    found = occupation(trace)
+    found = time_breakdown(trace)
     assert parts(found) == [10, 24, 6, 0]
     assert found.hidden_fraction[0] == pytest.approx(1 / 5)
 
@@ -102,25 +102,25 @@ def test_parameters_that_are_fetched_ahead_are_awaited_in_turn():
 @given(calls=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40)), max_size=6))
 def test_the_parts_of_a_step_add_up(calls):
     trace = made([(0, [(a, a, a + n)] * 2) for a, n in calls])
-    assert (occupation(trace).total == 100).all()
+    assert (time_breakdown(trace).total == 100).all()
 
 
 def test_what_lies_across_the_border_of_steps_is_shared_between_them():
     trace = made(
         [(0, [(90, 90, 130), (90, 90, 130)])], steps=((0, 100), (100, 200), (300, 310))
     )
-    found = occupation(trace)
+    found = time_breakdown(trace)
     assert [parts(found, 0, step)[1] for step in range(3)] == [10, 30, 0]
     assert parts(found, 0, 2) == [10, 0, 0, 0]
-    only = occupation(trace, iterations=range(1, 2))
+    only = time_breakdown(trace, iterations=range(1, 2))
     assert only.iteration.tolist() == [1]
 
 
 def test_a_step_without_times_is_refused_or_left_out():
     unknown = np.iinfo(np.int64).min
     with pytest.raises(AnalysisError, match="steps with a start and an end"):
-        occupation(made([], steps=((unknown, unknown),)))
-    found = occupation(made([], steps=((unknown, unknown), (0, 5))))
+        time_breakdown(made([], steps=((unknown, unknown),)))
+    found = time_breakdown(made([], steps=((unknown, unknown), (0, 5))))
     assert found.known.tolist() == [[False, False], [True, True]]
     assert found.total.tolist() == [[0, 0], [5, 5]]
 
@@ -133,23 +133,23 @@ def test_inferred_steps_last_until_the_next_training_step_or_are_unknown():
     kind = ("train", "train", "evaluation", "train", "train", "train")
     source = np.full(6, Source.INFERRED, np.uint8)
     steps = replace(trace.steps, kind=kind, source=source)
-    found = occupation(trace.replaced(steps=steps))
+    found = time_breakdown(trace.replaced(steps=steps))
     assert found.iteration.tolist() == [0, 1, 3, 4, 5]
     assert found.known[:, 0].tolist() == [True, False, True, True, False]
     assert parts(found, 0, 0) == [70, 30, 0, 0]
     assert found.collective_fraction == pytest.approx([0.3, 0.3])
     marked = replace(steps, source=np.full(6, Source.LINKED, np.uint8))
-    assert occupation(trace.replaced(steps=marked)).known.all()
+    assert time_breakdown(trace.replaced(steps=marked)).known.all()
     alone = replace(steps, kind=("train", "evaluation") * 3)
     with pytest.raises(AnalysisError, match="an inferred step ends where the next"):
-        occupation(trace.replaced(steps=alone))
+        time_breakdown(trace.replaced(steps=alone))
 
 
 def test_a_captured_run_adds_up_and_is_drawn(captured, tmp_path):
     from moetraffic.report import figures
 
     with Trace.open(captured) as trace:
-        found = occupation(trace)
+        found = time_breakdown(trace)
         step = trace.steps.end - trace.steps.start
         train = np.array([kind == "train" for kind in trace.steps.kind])
     assert found.known.all()

@@ -78,6 +78,7 @@ def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
         nodes=["n"] * plan.world,
         rescaled=True,
         runs=[measure(plan, times)] * 5,
+        settings="--pace asap --bytes x1/2",
     )
     with saved(made, tmp_path / "out.h5") as found:
         assert found.meta.world == plan.world
@@ -85,7 +86,9 @@ def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
         assert not found.meta.virtual
         assert layout(found) == "layout unknown"
         assert "EP" not in about(found)
-        assert found.meta.source.endswith(" (median run of 5)")
+        assert found.meta.source.endswith(
+            " (median run of 5), --pace asap --bytes x1/2"
+        )
         again = make_plan(found, in_common=True)
         for name in ("total_bytes", "network_bytes", "bottleneck_bytes", "iteration"):
             key = np.lexsort((plan.iteration, plan.site))

@@ -1,0 +1,53 @@
+"""Matrices that are equal in all iterations, a fact that no test has to decide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moetraffic.analysis import Analysis, analyze
+from moetraffic.report.answer import answer
+from moetraffic.trace import PHASES, Trace, WireForm
+
+
+def forecasts(found: Analysis) -> str:
+    return next((str(one) for one in answer(found) if one.topic == "Forecasts"), "")
+
+
+def routed(iterations: int = 40) -> np.ndarray:
+    rng = np.random.default_rng()
+    return rng.multinomial(64, [1 / 8] * 8, (iterations, 2, 1, 4))
+
+
+@pytest.mark.parametrize("parts", [["claims"], ["claims", "skew"]])
+def test_padded_layers_send_the_same_in_every_iteration(parts: list[str]) -> None:
+    """Whatever they route; of one layer of two, as the trace states it."""
+    trace = Trace.from_arrays(routed(), k=1, row_bytes=2)
+    padded = [
+        replace(s, wire=WireForm.CONSTANT, constant=(128,) * 16, routing=-1)
+        if s.phase in PHASES and s.layer == 1
+        else s
+        for s in trace.sites
+    ]
+    found = analyze(trace.replaced(sites=padded), parts=parts)
+    assert [e.unchanging for e in found.exchanges] == [(), ("wire",)]
+    text = "wire matrix of dispatch the same in every iteration (measured; layer 1)"
+    assert text in forecasts(found)
+
+
+def test_one_moved_token_makes_a_matrix_change() -> None:
+    demand = np.tile(routed(1), (40, 1, 1, 1, 1))
+    found = analyze(Trace.from_arrays(demand, k=1), parts=["claims"])
+    assert [e.unchanging for e in found.exchanges] == [("demand",)] * 2
+    text = "demand matrix the same in every iteration (measured)"
+    assert text in forecasts(found)
+    demand[7, 0, 0, 0, :2] += [1, -1] if demand[7, 0, 0, 0, 1] else [-1, 1]
+    found = analyze(Trace.from_arrays(demand, k=1), parts=["claims"])
+    assert [e.unchanging for e in found.exchanges] == [(), ("demand",)]
+
+
+def test_one_iteration_shows_no_repetition() -> None:
+    (one, _) = analyze(Trace.from_arrays(routed(1), k=1), parts=["claims"]).exchanges
+    assert one.unchanging == ()
