@@ -341,7 +341,8 @@ def _stated(
 def _not_shown(analysis: Analysis) -> list[Line]:
     """Name claims with the layers without evidence, and those that lack data."""
     every = analysis.exchanges
-    no_evidence, others, untested = ([], [], [])  # of the load, of others, of both
+    no_evidence, others = list[tuple[str, str]](), list[tuple[str, str]]()
+    untested = list[tuple[str, str]]()
     few = list[tuple[str, str, list[Claim], str]]()
     for name in (name for names in TOPICS.values() for name in names):
         claims = [(e, c) for e in every for c in e.claims if c.name == name]
