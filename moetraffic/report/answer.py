@@ -21,6 +21,7 @@ from .forecast_horizons import (
     named_ahead,
     only_horizon,
     reach_of,
+    unchanging_matrices,
     worse_than_persistence,
 )
 from .layer_lists import detailed, layers_of, range_of, rounded_up, some_layers
@@ -236,7 +237,7 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
     items = [_stated(name, made, every) for name in made]
     if topic == "Forecasts":
         items += worse_than_persistence(every, named=PERSISTENCE in made)
-        items = _unchanging(every) + items
+        items = unchanging_matrices(every) + items
     basis = "claims" if items else "figure"
     measured = _measured(analysis) if topic == "Skew" else []
     varied = _varied(every) if topic == "Movement" else []
@@ -251,23 +252,8 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
     return [Line(topic=topic, text=text, basis=basis)]
 
 
-def _unchanging(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:
-    """State the matrices that are equal in all iterations, long and short."""
-    items = []
-    for name in ("demand", "wire"):
-        if some := [e for e in exchanges if name in e.unchanging]:
-            of = f" of {some[0].phase}" * (name == "wire")
-            inside = _and("measured", some_layers(some, exchanges))
-            what = f"{name} matrix{of} the same in every iteration"
-            items.append((detailed(what, inside),) * 2)
-    return items
-
-
 def _measured(analysis: Analysis) -> list[tuple[str, str]]:
-    """State the largest load of the run, and the capacity factor that it needs.
-
-    Long and short, as other items of a line.
-    """
+    """State the largest load of the run, and the capacity factor that it needs."""
     figures = known_figures(analysis.exchanges) if _known_experts(analysis) else []
     sent = any(UNCOUNTED in note for note in analysis.notes)
     return [load_of(figures), capacity_of(figures, sent=sent)] if figures else []

@@ -57,6 +57,20 @@ def only_horizon(name: str, exchanges: Sequence[ExchangeAnalysis]) -> str:
     return ", the only horizon tested" if longer else ""
 
 
+def unchanging_matrices(
+    exchanges: Sequence[ExchangeAnalysis],
+) -> list[tuple[str, str]]:
+    """State the matrices that are equal in all iterations, long and short."""
+    items = []
+    for name in ("demand", "wire"):
+        if some := [e for e in exchanges if name in e.unchanging]:
+            what = f"{name} matrix" + f" of {some[0].phase}" * (name == "wire")
+            where = some_layers(some, exchanges)
+            inside = "measured" + f"; {where}" * bool(where)
+            items.append((detailed(f"{what} the same in every iteration", inside),) * 2)
+    return items
+
+
 def worse_than_persistence(
     exchanges: Sequence[ExchangeAnalysis], *, named: bool
 ) -> list[tuple[str, str]]:
