@@ -285,7 +285,6 @@ def _fitted(
     topic: str,
     items: Sequence[tuple[str, str]],
     between: str = "; ",
-    *,
     width: int = WIDTH,
 ) -> str:
     """Join items, each long or, from the last one on, short, to fit into a line."""
@@ -390,10 +389,9 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         undecided = f"{reason}: {_fitted(before, items, ', ', width=LONG)}{rest}"
     rest = _fitted(NOT_SHOWN, others, ", ", width=LONG)
     of = _subject(analysis) if no_evidence else ""
-    left = LONG - len(rest) - 2
-    of += _fitted(f"{NOT_SHOWN}: {of}", no_evidence, ", ", width=left)
-    named = "; ".join(filter(None, [of, rest]))
-    found = {NOT_SHOWN: named, UNDECIDED: undecided or other}
+    room = LONG - len(rest) - 2
+    of += _fitted(f"{NOT_SHOWN}: {of}", no_evidence, ", ", width=room)
+    found = {NOT_SHOWN: _and(of, rest), UNDECIDED: undecided or other}
     return [Line(topic=t, text=x, basis="claims") for t, x in found.items() if x]
 
 
