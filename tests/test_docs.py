@@ -83,6 +83,15 @@ def test_every_picture_is_made_by_the_command_below_it(page: Path) -> None:
         assert command in run, f"{page.name}: {picture} is made by {command!r}"
 
 
+def test_every_picture_is_shown() -> None:
+    docs = ROOT / "docs"
+    every = [*docs.rglob("*.png"), *docs.rglob("*.svg"), *docs.rglob("*.jpg")]
+    texts = {
+        p.parent / name for p in PAGES for name, _ in PICTURE.findall(p.read_text())
+    }
+    assert {*every} <= texts
+
+
 GO_ON = ("for-training.md", "for-networks.md", "for-schedulers.md")
 """Pages that go on in the tutorial's folder, with its run.h5."""
 
@@ -198,7 +207,7 @@ def test_every_long_command_runs(page: Path, place: Path) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a CUDA device")
 def test_commands_that_need_a_gpu_run(place: Path) -> None:
     pages = [p for p in PAGES if blocks(p, "gpu")]
-    assert run_all(pages, "gpu", place, patience_s=600) >= 4
+    assert run_all(pages, "gpu", place, patience_s=600) >= 2
 
 
 WITHOUT_RANKS = {

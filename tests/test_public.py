@@ -11,6 +11,8 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from typer.main import get_command
 
@@ -18,9 +20,13 @@ import moetraffic
 from moetraffic.cli.app import app
 from moetraffic.data import path as shipped
 from moetraffic.fabric.assessment import assess
+from moetraffic.replay import make_plan
+from moetraffic.replay.results.audit import audit
+from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.result import Replay, Spread
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
+from tests.replay.results.test_result import summary_of, timed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -188,6 +194,44 @@ def test_a_fabric_result_is_a_frame(golden: Trace) -> None:
     assert slowest.tolist() == found.bottleneck_s.tolist()
     sent = frame[(frame.source == "host0.nic0") & (frame.destination == "switch")]
     assert sent.bytes.tolist() == [m[0, 1] for m in matrices]
+
+
+def replay_frame(run: Trace) -> pd.DataFrame:
+    plan = make_plan(run)
+    times = timed(plan, lambda rank, operation: 1000 + rank + operation)
+    fidelity = audit(plan, times, measure(plan, times))
+    return summary_of(plan, times, fidelity=fidelity).to_frame()
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "python-api.md").read_text()
+FRAMES: dict[str, Callable[[Trace], pd.DataFrame]] = {
+    "Trace.calls": lambda run: run.calls(),
+    "Trace.demand_frame": lambda run: run.demand_frame(),
+    "Analysis.to_frame": lambda run: moetraffic.analyze(run, parts="skew").to_frame(),
+    "Comparison.to_frame": lambda run: moetraffic.compare(run, run).to_frame(),
+    "Assessment.to_frame": lambda _: assess(
+        moetraffic.load_fabric("single", 2, capacity="1Gbps"), [0, 1], np.eye(2)[None]
+    ).to_frame(),
+    "Evaluation.to_frame": lambda _: moetraffic.evaluate(
+        shipped("run-top2-balanced.h5"), "rotation", layers="0", iterations="0:24"
+    ).to_frame(),
+    "Replay.to_frame": replay_frame,
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_the_columns_of_a_frame_are_documented(name: str, golden: Trace) -> None:
+    text = PAGE.partition(f"\n`{name}()`")[2]
+    text = re.split(r"\n`\w+\.\w+\(\)`|\n```|\nThe demand of", text)[0]
+    columns = set(FRAMES[name](golden).columns)
+    cells = " ".join(re.findall(r"^\| (`.*?) \|", text, re.M))
+    assert {*re.findall(r"`(\w+)`", cells)} <= columns
+    if "json.md" in text:
+        text += (ROOT / "docs" / "json.md").read_text().partition("A score has:")[2]
+    named = {*re.findall(r"`(\w+)`", text)}
+    if "each with `_low`" in text:
+        named |= {n + end for n in named for end in ("_low", "_high")}
+    assert columns <= named
 
 
 def test_a_replay_s_summary() -> None:

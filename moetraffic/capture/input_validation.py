@@ -1,7 +1,8 @@
 """Validation of the arguments of a recorder, and of the values passed to it later.
 
-Arguments are rejected.  Invalid losses and token counts are omitted without an
-exception; callers handle the exceptions of :func:`counts_of` and :func:`demand_of`.
+Arguments are rejected.  Invalid losses, token counts and kinds of steps are omitted
+without an exception; callers handle the exceptions of :func:`counts_of` and
+:func:`demand_of`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from moetraffic.arrays import Int32
 from moetraffic.errors import CaptureError
 from moetraffic.trace.consistency import MOST_CHOICES
-from moetraffic.trace.model import ROUTING
+from moetraffic.trace.model import ROUTING, STEP_KINDS
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -192,6 +193,16 @@ def tokens_of(tokens: Any, left_out: OmittedRecords) -> int:
     if 0 <= count < 2**63:
         return count
     left_out.add("token count", f"it is a whole number from 0 on, not {_shown(tokens)}")
+    return -1
+
+
+def step_kind_of(kind: Any, left_out: OmittedRecords) -> int:
+    """Return the index of a step's kind in STEP_KINDS; -1 if not given or invalid."""
+    if isinstance(kind, str) and kind in STEP_KINDS:
+        return STEP_KINDS.index(kind)
+    if kind is not None:
+        every = ", ".join(STEP_KINDS)
+        left_out.add("step kind", f"it is one of {every}, not {_shown(kind)}")
     return -1
 
 

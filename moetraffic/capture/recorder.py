@@ -22,10 +22,8 @@ from moetraffic.capture.hook.native import load
 from moetraffic.capture.records.journal import Journal
 from moetraffic.capture.routers.direct_exchanges import DirectExchangeHooks
 from moetraffic.capture.routers.router_hooks import watch_routers
-from moetraffic.errors import CaptureError
 from moetraffic.patterns import Workload
-from moetraffic.spelling import check_choice
-from moetraffic.trace.model import ROUTING, STEP_KINDS
+from moetraffic.trace.model import ROUTING
 from moetraffic.trace.segments.segment import PATTERN, rank_folder
 from moetraffic.trace.segments.store import RankFolder, segments_folder
 
@@ -44,6 +42,7 @@ from .input_validation import (
     checked_placement,
     demand_of,
     loss_of,
+    step_kind_of,
     tokens_of,
 )
 from .optimizer_steps import OptimizerSteps
@@ -259,18 +258,13 @@ class Recorder(Recording):
             "train", "evaluation" or "skipped".  By default, "skipped" where a gradient
             scaler skipped all optimizer steps since the last call, else "train".
 
-        Raises
-        ------
-        CaptureError
-            If ``kind`` has another value.
+        Invalid values are not recorded, and counted in the trace: a training goes on.
         """
-        if kind is not None:
-            check_choice("a step's kind", kind, STEP_KINDS, CaptureError)
         if self._folder is None:
             return
         value = loss_of(loss, self._left_out)
         count = tokens_of(tokens, self._left_out)
-        number = -1 if kind is None else STEP_KINDS.index(kind)
+        number = step_kind_of(kind, self._left_out)
         self.iteration += 1
         ended = (STEP, now_ns(), count, number, value)
         self._journal.end_step(ended, explicit=True)

@@ -157,10 +157,15 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
         axes.set_visible(False)
     if images:
         shown = [axes for axes, _, _ in images]
-        bar = figure.colorbar(images[0][1], ax=shown, pad=0.015, fraction=0.04)
+        # in a narrow column the panels have the whole width
+        below = across == 1 and style.width_in is not None
+        place: dict[str, Any] = {"location": "bottom", "aspect": 30} if below else {}
+        bar = figure.colorbar(images[0][1], ax=shown, pad=0.015, fraction=0.04, **place)
+        length_in = panel_in[0 if below else 1]
         if chart.log_color:
-            log_ticks(bar.ax.yaxis, *bar.mappable.get_clim(), panel_in[1])
-        bar.set_label("\n".join(wrapped(plain(images[0][2]), panel_in[1])))
+            along = bar.ax.xaxis if below else bar.ax.yaxis
+            log_ticks(along, *bar.mappable.get_clim(), length_in)
+        bar.set_label("\n".join(wrapped(plain(images[0][2]), length_in)))
     _legend(figure, grid[: len(chart.panels)])
     if style.title:
         headline(figure, chart.title, caption(chart))
@@ -457,7 +462,7 @@ def headline(figure: Figure, title: str, source: str) -> None:
     """Place title and data description above the axes, and enlarge the figure."""
     width, height = figure.get_size_inches()
     scale = rcParams["font.size"] / 10
-    heads = textwrap.wrap(plain(title), int(width * 9.5 / scale)) or [""]
+    heads = textwrap.wrap(plain(title), int((width / scale - 0.2) * 8.4)) or [""]
     lines = textwrap.wrap(plain(source), int(width * 14 / scale))
     deep = scale * (0.2 + 0.22 * len(heads) + 0.17 * len(lines))  # inches
     whole = height + deep

@@ -80,6 +80,18 @@ def test_experts_per_token_are_from_1_on(k: Any) -> None:
         Recorder("run.h5", k=k)
 
 
+def test_an_unknown_kind_of_step_ends_no_training(tmp_path: Path) -> None:
+    """The step is recorded as without a kind; a warning is given once, and counted."""
+    recorder = Recorder(tmp_path / "run.h5").start()
+    for kind in ("evaluation", "eval", 7, "eval"):
+        recorder.step(loss=1.0, kind=kind)  # type: ignore[arg-type]
+    merged = recorder.close()
+    assert merged is not None
+    assert merged.trace.steps.kind == ("evaluation", "train", "train", "train")
+    assert "rank 0 left out 3 x step kind" in merged.remarks[0]
+    assert sum("could not be recorded" in each for each in recorder.warnings) == 1
+
+
 def test_a_reason_of_a_loss_is_stated_once(tmp_path: Path) -> None:
     """What cannot be written may be found while it trains, and again at its end."""
     recorder = Recorder(tmp_path / "run.h5").start()

@@ -202,6 +202,17 @@ def test_a_column_has_no_empty_place_beside_three_panels():
     assert all(axes.get_visible() for axes in figure.axes)
 
 
+def test_a_narrow_column_has_its_color_scale_below_and_no_cut_headline():
+    chart = replace(heatmaps(), title="Bytes between ranks: dispatch, combine")
+    figure = draw(chart, FigureStyle(width_in=2.5))
+    figure.canvas.draw()
+    *panels, bar = [axes.get_window_extent() for axes in figure.axes]
+    assert bar.y1 < min(panel.y0 for panel in panels)
+    assert bar.width == pytest.approx(panels[0].width, rel=0.02)
+    for text in figure.texts:
+        assert text.get_window_extent().x1 <= figure.bbox.width
+
+
 def test_points_without_interval_are_hollow_and_named():
     figure = draw(rows())
     names = [text.get_text() for text in figure.legends[0].get_texts()]

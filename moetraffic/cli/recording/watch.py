@@ -114,13 +114,14 @@ def _logs(trace: Path, tensorboard: Path | None, wandb: str | None) -> list[Step
     """Open the logs of steps that were asked for."""
     if tensorboard is None and wandb is None:
         return []
+    if wandb is not None:  # before imports that take seconds
+        announce("starting a run of Weights & Biases; its service may need a minute")
     from moetraffic.report.event_files import EventFiles, WandbRun
 
     logs: list[StepLog] = []
     if tensorboard is not None:
         logs.append(EventFiles(tensorboard))
     if wandb is not None:
-        announce("starting a run of Weights & Biases; its service may need a minute")
         name = trace.name.removesuffix(".segments").removesuffix(".h5")
         logs.append(WandbRun(wandb, name))
     return logs

@@ -334,7 +334,7 @@ def jobs_figure(
         sum_of_all = Series(x=at, y=total, name="sum", color="#8C8C8C", width=3)
         panels.append(
             Panel(
-                name=(f"{name}: {_above(total)}, score {score:.3f}",),
+                name=(f"{name}: {_above(total)}, compatibility score {score:.3f}",),
                 x=Axis(label=f"phase within the common period of the jobs [{unit}]"),
                 y=Axis(label="load / capacity", from_zero=True),
                 series=(sum_of_all, *series),
