@@ -73,7 +73,7 @@ def replayed_trace(
         origin="replayed",
         source=plan.source
         + (f" (median run of {len(runs)})" if len(runs) > 1 else "")
-        + f", {settings}" * bool(settings),
+        + f" with {settings}" * bool(settings),
         virtual=False,
         backend=backend,
         nodes=tuple(nodes),

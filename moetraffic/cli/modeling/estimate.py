@@ -73,7 +73,17 @@ OF_A_CAPTURE = (
 """What ``--calibrate`` takes from a captured run."""
 
 AS_CAPTURED = (
-    *("zero", "recompute", "sequence_parallel", "fused_attention"),
+    *(
+        "pp",
+        "tp",
+        "dp",
+        "ep",
+        "cp",
+        "zero",
+        "recompute",
+        "sequence_parallel",
+        "fused_attention",
+    ),
     "dispatch_dtype",
 )
 """What ``--calibrate`` takes from a captured run unless it is given."""
@@ -329,7 +339,8 @@ def estimate(
         chosen = {name: value for name, value in chosen.items() if name not in own}
         chosen["micro_batch"] = int(config.micro_batch)
         if global_batch is None:
-            global_batch = int(config.sequences / config.dp) * chosen["dp"]
+            replicas = chosen.get("dp", config.dp)
+            global_batch = int(config.sequences / config.dp * replicas)
     batch = global_batch
     if batch is None:
         replicas = chosen["dp"]

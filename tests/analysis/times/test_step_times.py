@@ -78,6 +78,22 @@ def test_workloads_are_configurations() -> None:
     assert float(found.recompute) == 2
 
 
+def test_an_estimate_has_the_captured_layout_unless_another_is_given(
+    capsys: pytest.CaptureFixture[str], captured: Path
+) -> None:
+    with Trace.open(captured) as trace:
+        found = calibrated(trace)
+        meta = trace.meta
+    assert main(["estimate", "--calibrate", str(captured), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["estimate"]["iteration_s"] == pytest.approx(found.predicted.iteration)
+    assert main(["estimate", "--calibrate", str(captured)]) == 0
+    said = capsys.readouterr().out
+    assert f"TP {meta.tp}, DP {meta.dp}, EP {meta.ep}," in said
+    assert main(["estimate", "--calibrate", str(captured), "--dp", "8"]) == 0
+    assert f"TP {meta.tp}, DP 8, EP {meta.ep}," in capsys.readouterr().out
+
+
 def test_estimate_goes_on_from_a_capture(
     capsys: pytest.CaptureFixture[str], captured: Path
 ) -> None:

@@ -87,7 +87,7 @@ def test_on_other_ranks_it_holds_the_bytes_of_the_plan(toy, tmp_path, ranks):
         assert layout(found) == "layout unknown"
         assert "EP" not in about(found)
         assert found.meta.source.endswith(
-            " (median run of 5), --pace asap --bytes x1/2"
+            " (median run of 5) with --pace asap --bytes x1/2"
         )
         again = make_plan(found, in_common=True)
         for name in ("total_bytes", "network_bytes", "bottleneck_bytes", "iteration"):
