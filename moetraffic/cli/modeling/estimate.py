@@ -73,18 +73,8 @@ OF_A_CAPTURE = (
 """What ``--calibrate`` takes from a captured run."""
 
 AS_CAPTURED = (
-    *(
-        "pp",
-        "tp",
-        "dp",
-        "ep",
-        "cp",
-        "zero",
-        "recompute",
-        "sequence_parallel",
-        "fused_attention",
-    ),
-    "dispatch_dtype",
+    *("pp", "tp", "dp", "ep", "cp", "zero", "recompute", "sequence_parallel"),
+    *("fused_attention", "dispatch_dtype"),
 )
 """What ``--calibrate`` takes from a captured run unless it is given."""
 
