@@ -102,8 +102,13 @@ class _Stage(Stage):
         """What a rank of this stage holds."""
         grid = self.plan
         held: list[ModelTensor] = []
-        for layers in self.chunks:
-            for t in model_tensors(self.shape, layers=layers, vocabulary_split=grid.tp):
+        for chunk in self.chunks:
+            for t in model_tensors(
+                self.shape,
+                layers=chunk.layers,
+                ends=(chunk.first, chunk.last),
+                vocabulary_split=grid.tp,
+            ):
                 tp = grid.expert_tp if t.part == "expert" else grid.tp
                 if t.name == "token.weight" and t.name in {h.name for h in held}:
                     continue  # both ends of a tied model share it

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from .element_types import element_bytes
 from .layer_calls import Halves, LayerCalls, Part
@@ -27,6 +27,14 @@ from .workloads.routers import Gating
 
 Shares = tuple[tuple[float, ...], ...]
 """Of an exchange's token copies, by measured layer and expert-parallel rank."""
+
+
+class Chunk(NamedTuple):
+    """What a micro-batch passes at once on a stage."""
+
+    layers: range  # global
+    first: bool  # whether the embedding is in front of them
+    last: bool  # whether norm, head and further predictions are behind them
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,8 @@ class Stage:
     def program(self) -> tuple[Event, ...]:
         """The calls of an iteration, in order."""
         plan, stages = self.plan, self.plan.pp
-        forward = [self.forward(layers) for layers in self.chunks]
-        backward = [self.backward(layers) for layers in self.chunks]
+        forward = [self.forward(chunk) for chunk in self.chunks]
+        backward = [self.backward(chunk) for chunk in self.chunks]
         events: list[Event] = []
         how = plan.virtual, plan.schedule
         parts = self.layer_calls.received()
@@ -106,22 +114,22 @@ class Stage:
 
     # ---- a chunk and micro-batch ------------------------------------------------
 
-    def forward(self, layers: range) -> list[Call]:
+    def forward(self, chunk: Chunk) -> list[Call]:
         """Embedding, layers, head and loss, as far as they are in the chunk."""
         calls, parts = self.sync.at("before_forward", ROOT), self.layer_calls
         embedded, predicted = map(self.listed, (parts.embedded(), parts.predicted()))
-        if 0 in layers:
+        if chunk.first:
             calls += embedded
-        for layer in layers:
+        for layer in chunk.layers:
             calls += self._layer(layer)
-        if self.shape.layers - 1 in layers:
+        if chunk.last:
             calls += predicted
             for layer in self.shape.predicting_layers:
                 calls += embedded + self.listed(parts.joined(), layer)
                 calls += self._layer(layer) + predicted
         return calls
 
-    def backward(self, layers: range) -> list[Call]:
+    def backward(self, chunk: Chunk) -> list[Call]:
         """The same, from the end."""
         calls, sync = self.sync.at("before_backward", ROOT), self.sync
         parts = self.layer_calls
@@ -129,18 +137,18 @@ class Stage:
             self.listed(of, -1, "backward")
             for of in (parts.embedded_gradient(), parts.predicted_gradient())
         )
-        if self.shape.layers - 1 in layers:
+        if chunk.last:
             for layer in reversed(self.shape.predicting_layers):
                 calls += predicted + self._layer_gradient(layer, parts.joined())
                 calls += self.listed(parts.joined_gradient(), layer, "backward")
                 calls += embedded
             calls += predicted
-        for layer in reversed(layers):
+        for layer in reversed(chunk.layers):
             calls += self._layer_gradient(layer)
-        if 0 in layers:
+        if chunk.first:
             calls += embedded
         calls += sync.at("after_backward", ROOT)
-        return calls + (sync.at("micro_batch") if layers == self.chunks[0] else [])
+        return calls + (sync.at("micro_batch") if chunk == self.chunks[0] else [])
 
     def _layer(self, layer: int) -> list[Call]:
         """A layer's forward pass."""
@@ -244,13 +252,16 @@ class Stage:
     # ---- what it holds ---------------------------------------------------------
 
     @property
-    def chunks(self) -> list[range]:
-        """Global layers of this stage's chunks."""
-        pp, virtual = self.plan.pp, self.plan.virtual
-        chunks = chunk_layers(self.shape.layers, pp, virtual)
+    def chunks(self) -> list[Chunk]:
+        """This stage's chunks."""
+        plan, number = self.plan, self.number
+        ends = plan.embedding_layers, plan.head_layers
+        layers = chunk_layers(self.shape.layers, plan.pp, plan.virtual, *ends)
+        last = len(layers) - 1
+        every = [Chunk(of, at == 0, at == last) for at, of in enumerate(layers)]
         if self._twice:
-            return [chunks[self.number], chunks[-1 - self.number]]
-        return list(chunks[self.number :: pp])
+            return [every[number], every[last - number]]
+        return every[number :: plan.pp]
 
     @property
     def _twice(self) -> bool:
@@ -297,8 +308,8 @@ class Stage:
         if not copies:
             return Synchronization(copies=())
         units: list[Unit] = []
-        held = [layer for chunk in self.chunks for layer in chunk]
-        if self.shape.layers - 1 in held:
+        held = [layer for chunk in self.chunks for layer in chunk.layers]
+        if any(chunk.last for chunk in self.chunks):
             held += self.shape.predicting_layers
         for layer in held:
             if plan.edp > 1 and self.shape.sparse(layer):

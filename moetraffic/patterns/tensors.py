@@ -46,6 +46,7 @@ def model_tensors(
     shape: ModelShape,
     *,
     layers: Sequence[int] | None = None,
+    ends: tuple[bool, bool] | None = None,
     vocabulary_split: int = 0,
     gate: bool = True,
 ) -> tuple[ModelTensor, ...]:
@@ -56,9 +57,10 @@ def model_tensors(
     shape
         A sound shape.
     layers
-        The blocks of a pipeline stage; None: all.  As in ``moetraffic.models`` the
-        embeddings come with the first layer, and norm and head, and a tied embedding
-        again, with the last.
+        The blocks of a pipeline stage; None: all.
+    ends
+        Whether the embeddings, and whether norm and head, and a tied embedding again,
+        are there; None: with the first layer and the last.
     vocabulary_split
         Tensor-parallel ranks among which embedding and head are split by tokens, the
         vocabulary padded to a multiple of 128 a rank (Megatron-LM,
@@ -72,7 +74,8 @@ def model_tensors(
         Whole tensors: :meth:`ModelTensor.on_rank` says what of them is where.
     """
     held = range(shape.layers) if layers is None else layers
-    return tuple(_all(shape, held, vocabulary_split, gate))
+    ends = ends or (0 in held, shape.layers - 1 in held)
+    return tuple(_all(shape, held, ends, vocabulary_split, gate))
 
 
 def counted_tensors(
@@ -120,9 +123,13 @@ def sees_own_tokens(tensor: ModelTensor) -> bool:
 
 
 def _all(
-    m: ModelShape, held: Sequence[int], split: int, gate: bool
+    m: ModelShape,
+    held: Sequence[int],
+    ends: tuple[bool, bool],
+    split: int,
+    gate: bool,
 ) -> Iterator[ModelTensor]:
-    first, last = 0 in held, m.layers - 1 in held
+    first, last = ends
     h, post = m.hidden, m.norm_place == "post"
     rows = padded_vocabulary(m.vocabulary, split) if split else m.vocabulary
     table = ModelTensor(name="", sizes=(rows, h), split=0 if split else -1)

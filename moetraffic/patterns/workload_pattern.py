@@ -133,7 +133,9 @@ class _Stage(Stage):
         if work.training.clip > 0:
             calls += self._norm()
         calls += sync.at("parameters")
-        layers = [layer for layer in self.chunks[0] if layer in work.model.moe_layers]
+        layers = [
+            layer for layer in self.chunks[0].layers if layer in work.model.moe_layers
+        ]
         if work.gating.router in ADAPTIVE and layers and p.dp > 1:
             size = 8 * len(layers) * work.model.experts
             calls.append(control("dp", "all_reduce", size, "router_load", "int64"))
@@ -195,7 +197,7 @@ class _Stage(Stage):
         """What a rank of this stage holds."""
         spec = ROUTERS.get(self.gating.router)
         gate = spec is None or not spec.needs_ids
-        whole = model_tensors(self.shape, layers=self.chunks[0], gate=gate)
+        whole = model_tensors(self.shape, layers=self.chunks[0].layers, gate=gate)
         return [t.on_rank(tp=self.plan.tp, ep=self.plan.ep) for t in whole]
 
     @cached_property

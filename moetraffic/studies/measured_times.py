@@ -329,7 +329,11 @@ def megatron_bridge(sparse: bool) -> Measured:
         for n in rows[0]
         if n not in ("release", "model", "precision", "dispatch")
     }
-    t = cells["t"]
+    t, layers = cells["t"], np.array([one.model.layers for one in known])
+    # Megatron-Core has as many layers in every chunk: where they do not divide, the
+    # recipes count embedding and loss (account_for_embedding_in_pipeline_split)
+    over = cells["p"] * cells["v"]
+    ends = (layers % over > 0) & ((layers + 2) % over == 0)
     config = Configuration(
         model=[replace(one.model, sequence=tokens) for one, tokens in models],
         k=[float(one.gating.k) for one in known],
@@ -346,6 +350,8 @@ def megatron_bridge(sparse: bool) -> Measured:
         node_limit=[4.0 * (row["model"] == "deepseek-v3") for row in rows],
         gpus_per_node=8,
         virtual=cells["v"],
+        embedding_layers=ends,
+        head_layers=ends,
         micro_batch=cells["microbatch"],
         global_batch=cells["batch"],
         sequence_parallel=t > 1,

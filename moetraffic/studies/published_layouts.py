@@ -133,6 +133,8 @@ def modern(row: Mapping[str, str]) -> Chosen:
         },
         k=known.gating.k,
         schedule=row["schedule"],
+        embedding_layers=int(row["ends"]),
+        head_layers=int(row["ends"]),
         etp=1 if sparse else 0,
         fused_attention=True,
         fp8=float(row["fp8"]),
@@ -212,7 +214,6 @@ def reproduce() -> Study:
         ),
         not_reproducible=(
             "why a layout was chosen, because the sources do not state what was tried",
-            "chunks of unequal layers, because the search has equal ones alone",
         ),
         notes=(
             "letters: t, p, d, c, e ranks of tensor, pipeline, data, context and "

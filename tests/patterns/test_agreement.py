@@ -115,6 +115,8 @@ def drawn(chance: random.Random) -> dict[str, Any]:
         "recompute": chance.choice(("none", "full", *RECOMPUTE)),
         "scatter_gather": chance.random() < 0.5,
         "context": chance.choice(CONTEXTS),
+        "embedding_layers": chance.choice((0, 1)) if pp > 1 else 0,
+        "head_layers": chance.choice((0, 1, 2)) if pp > 1 else 0,
         "schedule": schedule,
         "shard": chance.choice((0, 2, 4)) if zero and schedule != "dualpipe" else 0,
         "mtp": chance.choice((0, 0, 1, 2)),

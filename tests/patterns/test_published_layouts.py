@@ -8,8 +8,10 @@ from math import comb
 
 import pytest
 
+from moetraffic.errors import LayoutError
 from moetraffic.patterns import preset
 from moetraffic.patterns.layouts.parallelism import Parallelism
+from moetraffic.patterns.layouts.schedules import chunk_layers
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.presets import scaled
 from moetraffic.patterns.time_model import (
@@ -19,7 +21,7 @@ from moetraffic.patterns.time_model import (
     System,
     estimate,
 )
-from tests.patterns.test_agreement import sent
+from tests.patterns.test_agreement import sent, summed
 
 DGX = System.of_gpu(
     GPUS["H100"],
@@ -36,8 +38,6 @@ DGX = System.of_gpu(
         ),
         # arXiv 2412.19437, section 3.2: 2,048 GPUs, 16 stages, experts over 64 ranks
         ("deepseek-v3", {"pp": 16, "ep": 64, "dp": 128}, 15360),
-        # arXiv 2407.21783, table 4: 8,192 GPUs, 8 x 16 x 64
-        ("llama-3-405b", {"tp": 8, "pp": 16, "dp": 64}, 2048),
         ("mixtral-8x7b", {"tp": 2, "pp": 4, "ep": 8, "dp": 8}, 1024),
     ],
 )
@@ -55,6 +55,54 @@ def test_published_layouts_are_answered_by_both(
     short = replace(plan, accumulation=plan.accumulation // 8)
     pattern = megatron_pattern(known.model, short, known.gating)
     assert set(sent(pattern)) == {k for k, v in found.wire.items() if v > 0}
+
+
+def test_llama_3_405b_has_ends_alone_in_their_chunks() -> None:
+    """arXiv 2407.21783, section 3.3.2: 16 stages; the first chunk has the embedding
+    alone, the last one the output layer and the loss."""
+    known = preset("llama-3-405b")
+    plan = Parallelism(
+        **{"tp": 8, "pp": 16, "dp": 2, "virtual": 8, "accumulation": 16},
+        **{"embedding_layers": 1, "head_layers": 1},
+        sequence_parallel=True,
+    )
+    pattern = megatron_pattern(known.model, plan, known.gating)
+    config = Configuration.of(known.model, plan, known.gating)
+    layers, labels = [], []
+    for program in pattern.programs:
+        first = [e.call for e in program if e.micro_batch == 0]
+        layers.append({call.layer for call in first if call.layer >= 0})
+        labels.append({call.label for call in first if call.traffic == "TP"})
+    assert [len(of) for of in layers] == [7, *[8] * 14, 7]
+    assert layers[0] == set(range(15, 126, 16))
+    assert layers[15] == set(range(14, 126, 16))
+    assert ["embedding" in of for of in labels] == [True, *[False] * 15]
+    assert ["cross_entropy" in of for of in labels] == [*[False] * 15, True]
+    found = sent(pattern)
+    # a stage between others hands on each micro-batch of each chunk, either way
+    assert found["pp"] == 16 * 8 * 2 * 8192 * 16384 * 2 // 8
+    # grouped attention with 8 of 128 heads, three matrices of 53,248, two norms
+    matrices = 2 * 16384 * (16384 + 1024) + 3 * 16384 * 53248
+    held = 8 * (matrices // 8 + 2 * 16384)
+    assert found["dp"] == 2 * 4 * held // 2
+    assert found == pytest.approx(summed(config), rel=1e-12)
+    time = estimate(config, DGX)
+    assert 0 < float(time.flops_gpu) < GPUS["H100"].peak_flops
+    # as long as even chunks of 128 layers whose ends take nothing
+    even = replace(known.model, layers=128, vocabulary=128)
+    whole = replace(config, model=even, embedding_layers=0, head_layers=0)
+    assert float(time.compute) == pytest.approx(float(estimate(whole, DGX).compute))
+
+
+def test_uneven_stages_are_those_of_torchtitan() -> None:
+    """``generate_llm_fqn_per_model_part``: ends count as a layer each by default, and
+    the first stages get what is over."""
+    split = chunk_layers(32, 8, 1, 1, 1)
+    assert [len(chunk) for chunk in split] == [4, 5, 4, 4, 4, 4, 4, 3]
+    assert [layer for chunk in split for layer in chunk] == list(range(32))
+    plan = Parallelism(pp=4, head_layers=11, accumulation=4)
+    with pytest.raises(LayoutError, match="the output layer counts as"):
+        megatron_pattern(preset("llama-3-8b").model, plan)
 
 
 def test_volumes_of_gpt_3_175b() -> None:

@@ -26,6 +26,9 @@ LAYOUT: Mapping[str, str | Setting] = {
         "Number of virtual pipeline stages per rank (interleaved 1F1B).",
         "--virtual-stages",
     ),
+    "embedding_layers": "Number of layers that the embedding counts as where layers "
+    "are divided among stages (Megatron-LM and torchtitan: 0 or 1).",
+    "head_layers": "Number of layers that the output layer and the loss count as.",
     "schedule": f"Pipeline schedule: {', '.join(SCHEDULES)}.",
     "zero": "ZeRO stage: 0, 1, 2 or 3.",
     "shard": Setting(
@@ -102,6 +105,10 @@ def idle_options(config: Configuration) -> Mapping[str, str]:
     return {
         name: why
         for idle, name, why in (
+            *(
+                (c.pp == 1, name, "layers are divided among stages (--pp)")
+                for name in ("embedding_layers", "head_layers")
+            ),
             (c.cp == 1, "context", "context-parallel ranks (--cp) share attention"),
             (
                 c.tp == 1,

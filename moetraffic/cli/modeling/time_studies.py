@@ -315,7 +315,8 @@ def its_traffic(
 
     if at < 0 or number("world") == 1:
         return []
-    some = {"ep": "ep", "virtual": "virtual_stages", "gpus_per_node": "gpus_per_node"}
+    names = ("ep", "gpus_per_node", "embedding_layers", "head_layers")
+    some = {"virtual": "virtual_stages", **{name: name for name in names}}
     options = {
         **given,
         **{axis: number(axis) for axis in ("pp", "tp", "cp", "dp", "zero")},

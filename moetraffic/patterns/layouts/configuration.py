@@ -123,8 +123,9 @@ class Configuration(Parallelism):
     @cached_property
     def stages(self) -> StageLayers:
         """Layers and ends of the stages that may have most."""
-        twice, dimensions = self.pair > 1, len(self.shape)
-        return stage_layers(self.model, self.pp, self.virtual, twice, dimensions)
+        ends = self.embedding_layers, self.head_layers
+        how = self.pp, self.virtual, self.pair > 1, *ends
+        return stage_layers(self.model, *how, dimensions=len(self.shape))
 
     @cached_property
     def stage_layers(self) -> Values:

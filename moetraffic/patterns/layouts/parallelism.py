@@ -129,6 +129,8 @@ class Parallelism:
     accumulation: Values = 1  # micro-batches of an iteration m
     global_batch: InitVar[Values] = None
     virtual: Values = 1  # chunks of layers on each pipeline stage v
+    embedding_layers: Values = 0  # that the embedding counts as, where layers are
+    head_layers: Values = 0  # divided among chunks, and the output layer and loss
     schedule: Values = "1f1b"  # one of SCHEDULES
     sequence_parallel: Values = False  # Megatron's, over the tensor-parallel ranks
     recompute: Values = "none"  # one of RECOMPUTE

@@ -152,13 +152,26 @@ def handed_on(
     return before, behind
 
 
-def chunk_layers(layers: int, stages: int, virtual: int = 1) -> tuple[range, ...]:
-    """Global layers of each chunk of the pipeline, the first ones get what is over."""
+def chunk_layers(
+    layers: int, stages: int, virtual: int = 1, embedding: int = 0, head: int = 0
+) -> tuple[range, ...]:
+    """Global layers of each chunk of the pipeline, the first ones get what is over.
+
+    Embedding and head count as so many layers of the first and the last chunk
+    (Megatron-LM, ``account_for_embedding_in_pipeline_split``; torchtitan,
+    ``generate_llm_fqn_per_model_part``).
+
+    Examples
+    --------
+    >>> [len(chunk) for chunk in chunk_layers(6, 4, 2, embedding=1, head=1)]
+    [0, 1, 1, 1, 1, 1, 1, 0]
+    """
     parts = stages * virtual
-    each, over = divmod(layers, parts)
+    each, over = divmod(embedding + layers + head, parts)
 
     def begin(part: int) -> int:
-        return part * each + min(part, over)
+        place = part * each + min(part, over) - embedding
+        return min(max(place, 0), layers)
 
     return tuple(range(begin(i), begin(i + 1)) for i in range(parts))
 

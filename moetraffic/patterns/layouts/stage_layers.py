@@ -90,11 +90,7 @@ class StageLayers:
 
 
 def stage_layers(
-    model: ModelShape | Sequence[ModelShape],
-    pp: Values,
-    virtual: Values,
-    twice: Values,
-    dimensions: int,
+    model: ModelShape | Sequence[ModelShape], *how: Values, dimensions: int
 ) -> StageLayers:
     """The stages of pipelines.
 
@@ -102,12 +98,13 @@ def stage_layers(
     ----------
     model
         One, or one of each element.
-    pp, virtual, twice
-        Stages, chunks of a rank, and 1 where a rank holds the mirrored stage, too.
+    *how
+        Stages, chunks of a rank, 1 where a rank holds the mirrored stage, too, and
+        layers that embedding and head count as.
     dimensions
         Of the configuration.
     """
-    found = of_each(_stages, model, pp, virtual, twice)
+    found = of_each(_stages, model, *how)
     # stages that are everywhere as the first one are left out
     keep = (found != found[..., :1, :]).any(axis=(*range(found.ndim - 2), -1))
     keep[0] = True
@@ -119,21 +116,23 @@ def stage_layers(
 
 
 @cache
-def _stages(model: ModelShape, pp: int, virtual: int, twice: bool) -> Float64:
+def _stages(
+    model: ModelShape, pp: int, virtual: int, twice: bool, embedding: int, head: int
+) -> Float64:
     """Those that may have most ``[6, 7]``: the first and the last one and, of others,
     those with most layers of either kind, and most layers with many or few of one.
 
-    Stages differ by one layer at most, so that any sum over their layers is largest in
+    Others differ by one layer at most, so that any sum over their layers is largest in
     one of these.  A stage that repeats another is as the first one.
     """
-    if not 1 <= pp * virtual <= model.layers:
+    if not 1 <= pp * virtual <= embedding + model.layers + head:
         pp = virtual = 1  # no such pipeline
     kind = [
         LAYERS.index((model.sparse(n), model.crosses(n))) for n in range(model.layers)
     ]
     ahead = np.zeros((model.layers + 1, len(LAYERS)))
     np.cumsum(np.eye(len(LAYERS))[kind], axis=0, out=ahead[1:])
-    chunks = chunk_layers(model.layers, pp, virtual)
+    chunks = chunk_layers(model.layers, pp, virtual, embedding, head)
     lengths = np.array([len(chunk) for chunk in chunks]).reshape(virtual, pp)
     counts = np.array([ahead[c.stop] - ahead[c.start] for c in chunks])
     counts = counts.reshape(virtual, pp, len(LAYERS)).sum(axis=0)

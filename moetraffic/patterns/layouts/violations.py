@@ -175,6 +175,9 @@ def synchronization_rules(c: Configuration) -> list[Rule]:
 
 def split_rules(c: Parallelism, m: ModelSizes, virtual: Values = 1) -> list[Rule]:
     """The rules of a model that is split, whoever trains it."""
+    embedding, head = c.embedding_layers, c.head_layers
+    chunks = np.maximum(c.pp * virtual, 1)
+    each = (m.layers + embedding + head) // chunks
     return [
         Rule(
             m.experts % np.maximum(c.ep, 1) != 0,
@@ -189,10 +192,25 @@ def split_rules(c: Parallelism, m: ModelSizes, virtual: Values = 1) -> list[Rule
             (m.heads, c.tp),
         ),
         Rule(
-            m.layers < c.pp * virtual,
+            m.layers + embedding + head < c.pp * virtual,
             "every chunk of a pipeline holds a layer, but there are {} layers for pp "
-            "x virtual = {} x {}: raise --layers, or lower --pp or --virtual-stages",
+            "x virtual = {} x {}: lower --pp or --virtual-stages, or count the ends "
+            "as layers (--embedding-layers, --head-layers)",
             (m.layers, c.pp, virtual),
+        ),
+        *(
+            Rule(
+                (counted < 0)
+                | (counted % 1 > 0)
+                | ((counted > each) & (c.pp * virtual > 1)),
+                f"{what} counts as a whole number of layers, at most those of a chunk, "
+                f"but --{name}-layers is {{}} and chunks have {{}}: lower it",
+                (counted, each),
+            )
+            for what, name, counted in (
+                ("the embedding", "embedding", embedding),
+                ("the output layer", "head", head),
+            )
         ),
         *(
             Rule(
@@ -226,6 +244,7 @@ UNTRAINED = {
         for name in (
             *("sequence_parallel", "context", "ulysses", "schedule", "dispatcher"),
             *("node_limit", "gradient_dtype", "dispatch_dtype", "scatter_gather"),
+            *("embedding_layers", "head_layers"),
         )
     },
 }

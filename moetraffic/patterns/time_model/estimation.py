@@ -210,13 +210,15 @@ def estimate(
         else:
             work = passes(c, s.gpu)
             launches = batches * work.launches
-            # other stages wait for the last one, which has the head
+            # other stages wait for the last one, which has the head, unless it has so
+            # much less in its layers
             # modules that predict further tokens are a mean layer and a head each
             further = c.sizes.mtp * (work.head + work.all / c.stage_layers)
             head = work.head + further
             compute = batches * (work.all + where(c.pp > 1, 0.0, head))
             # of DualPipe, with both ends on a rank, for half of the micro-batches
-            waiting = batches / c.pair * where(c.pp > 1, head, 0.0)
+            waiting = np.maximum(head - c.pair * work.spare, 0.0)
+            waiting = batches / c.pair * where(c.pp > 1, waiting, 0.0)
         layers = batches * c.stage_layers * s.layer_overhead_s
         moved = traffic(c, conventions)
         spent = _spent(moved, s)

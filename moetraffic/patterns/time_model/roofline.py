@@ -53,6 +53,7 @@ class Passes:
     backward: Float64
     recomputed: Float64
     head: Float64  # output layer and loss, all passes, on the last stage
+    spare: Float64  # what the layers of the last stage take less than the longest
     core: Float64  # of both passes, attention's products of queries, keys and values
     launches: Float64  # of all passes, in which the GPU waits for the host's launches
 
@@ -227,20 +228,28 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
     # Step 4: the stage that takes longest, which others wait for.
     of_stages = zip(numbers, layers, strict=True)
     slowest = c.stages.most(sum(n * one[0].sum(axis=0) for n, one in of_stages))
-    each = [c.stages.at(slowest, n) / c.pair for n in numbers]
+    each, last = (
+        [c.stages.at(stage, n) / c.pair for n in numbers]
+        for stage in (slowest, c.stages.most(c.stages.last))
+    )
 
-    def total(part: int) -> Any:
-        """Of all layers of the stage."""
+    def total(each: list[Values], part: int) -> Any:
+        """Of so many layers of each kind."""
         return sum(n * one[part] for n, one in zip(each, layers, strict=True))
 
-    ahead, back = total(0)
-    again = where(c.recompute == 2, ahead, 0.0)
-    waits = total(1)
+    def timed(each: list[Values]) -> tuple[Float64, Float64, Values]:
+        """Forward, backward and recomputed."""
+        ahead, back = total(each, 0)
+        again = where(c.recompute == 2, ahead, 0.0)
+        once_more = sum(each) * (core_again + CORE * gpu.start_s)
+        again = where((c.recompute == 1) & ~fused, once_more, again)
+        return ahead, back, where(c.recompute == MODULES, total(each, 2), again)
+
+    ahead, back, again = timed(each)
+    differs = any(anywhere(n != m) for n, m in zip(each, last, strict=True))
+    spare = ahead + back + again - sum(timed(last)) if differs else np.zeros(c.shape)
+    waits = total(each, 1)
     waits = waits.sum(axis=0) + where(c.recompute == 2, waits[0], 0.0)
-    passed = sum(each)
-    core_again = passed * (core_again + CORE * gpu.start_s)
-    again = where((c.recompute == 1) & ~fused, core_again, again)
-    again = where(c.recompute == MODULES, total(2), again)
     # Step 5: the output layer; the loss passes 46 bytes a logit in 32 bits.
     head = seconds["head"].sum(axis=0) + 46 * tokens * m.vocabulary / c.tp / rate
     return Passes(
@@ -248,7 +257,8 @@ def passes(config: Configuration, gpu: Gpu) -> Passes:
         backward=back,
         recomputed=again,
         head=head,
-        core=np.asarray(passed * (cores[0] + cores[1])),
+        spare=spare,
+        core=np.asarray(sum(each) * (cores[0] + cores[1])),
         launches=waits,
     )
 

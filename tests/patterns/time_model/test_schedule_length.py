@@ -12,6 +12,7 @@ import pytest
 from moetraffic.patterns import ModelShape
 from moetraffic.patterns.layouts.schedules import chunk_layers, handed_on, passes
 from moetraffic.patterns.time_model import (
+    A100,
     SC21,
     Configuration,
     Conventions,
@@ -19,6 +20,7 @@ from moetraffic.patterns.time_model import (
     System,
     estimate,
     operations,
+    roofline,
 )
 
 # a head of next to nothing, so that a stage takes the time of its layers
@@ -28,9 +30,19 @@ SYSTEM = System(peak_flops=1e12, utilization=0.5)
 EP = {"ep": 1.0}
 
 
-def interleaved(layers: int, stages: int, virtual: int, batches: int) -> float:
-    """Time of all passes of an interleaved schedule: forward 1 a layer, backward 2."""
-    chunks = [len(chunk) for chunk in chunk_layers(layers, stages, virtual)]
+def interleaved(
+    layers: int,
+    stages: int,
+    virtual: int,
+    batches: int,
+    ends: tuple[int, int] = (0, 0),
+    head: float = 0.0,
+) -> float:
+    """Time of all passes of an interleaved schedule: forward 1 a layer, backward 2; the
+    head takes as long as so many layers."""
+    split = chunk_layers(layers, stages, virtual, *ends)
+    chunks: list[float] = [len(chunk) for chunk in split]
+    chunks[-1] += head
     left = [list(passes(s, stages, batches, virtual)) for s in range(stages)]
     ends: dict[tuple[bool, int, int], float] = {}
     clock = [0.0] * stages
@@ -110,6 +122,37 @@ def test_drawn_interleaved_schedules_are_near_what_is_played_out() -> None:
         drawn = (layers, stages, virtual, batches, seed)
         assert 0.87 < ratio < 1.2, drawn
         assert virtual > 1 or ratio == pytest.approx(1), drawn
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "virtual", "batches", "ends"),
+    [
+        (126, 16, 8, 32, (1, 1)),  # Llama 3 405B
+        (126, 8, 8, 64, (1, 1)),
+        (126, 16, 4, 32, (0, 0)),
+        (94, 8, 4, 64, (1, 1)),
+        (61, 16, 1, 64, (0, 0)),
+        (30, 4, 1, 16, (1, 1)),
+        (80, 8, 5, 64, (0, 0)),
+    ],
+)
+def test_a_head_is_waited_for_as_far_as_its_stage_has_fewer_layers(
+    layers: int, stages: int, virtual: int, batches: int, ends: tuple[int, int]
+) -> None:
+    """Once all of the head was waited for: up to 17% too long."""
+    config = Configuration(
+        model=replace(GPT, layers=layers, vocabulary=30_000, sequence=1024),
+        **{"pp": stages, "virtual": virtual, "global_batch": batches},
+        **{"embedding_layers": ends[0], "head_layers": ends[1]},
+    )
+    one = roofline.passes(config, A100)
+    a_layer = float(one.all / config.stage_layers)
+    head = float(one.head) / a_layer
+    assert head > 0.3
+    played = interleaved(layers, stages, virtual, batches, ends, head)
+    found = estimate(config, System(peak_flops=1e12, gpu=A100))
+    ours = float(found.compute + found.bubble) / a_layer * 3
+    assert ours == pytest.approx(played, rel=0.02)
 
 
 class Times(NamedTuple):
