@@ -91,7 +91,7 @@ def chart(found: Evaluation) -> Chart:
     panels = [
         Panel(
             name=("all policies",),
-            x=Axis(label="completion / lower bound", log=True),
+            x=Axis(label="over bound", log=True),
             y=Axis(names=tuple(names), reverse=True),
             series=(
                 Series(
@@ -118,7 +118,8 @@ def chart(found: Evaluation) -> Chart:
         title=f"Scheduling policies on {Path(found.run).name}",
         source=f"{found.phase}, iterations {found.iterations[0]} to "
         f"{found.iterations[1]}, {_layers(found)}, {found.ranks} ranks; "
-        "intervals of 95%, where there are iterations enough. The regret compares a "
+        "over bound: completion time / lower bound, with 95% intervals where there are "
+        "enough iterations. The regret compares a "
         "forecast with the true traffic: policies without forecast have none",
         panels=tuple(panels),
         columns=("x", "y"),
@@ -194,7 +195,7 @@ def _panel(
             names=ticks,
         ),
         y=Axis(
-            label="regret of forecasts [%]" if regrets else "completion / lower bound",
+            label="regret of forecasts [%]" if regrets else "over bound",
             log=not regrets,
         ),
         series=tuple(series),
@@ -202,7 +203,7 @@ def _panel(
 
 
 def _curve(scores: Sequence[PolicyScore], field: str, title: str) -> Table:
-    """Tabulate completion over the lower bound, by one quantity."""
+    """Tabulate the ratio to the lower bound, by one quantity."""
     values = sorted({getattr(s, field) for s in scores})
     names = list(dict.fromkeys((s.policy, s.forecaster, s.network) for s in scores))
     cell = {
@@ -212,7 +213,7 @@ def _curve(scores: Sequence[PolicyScore], field: str, title: str) -> Table:
     texts = {"delay_s": duration, "age": "{} old".format, "tokens": "{:.4g}".format}
     shown = list(map(texts.get(field, str), values))
     return Table(
-        title=f"{title}: completion over the lower bound",
+        title=f"{title}: over bound",
         columns={
             **{"policy": "<", "forecast": "<", "network": "<"},
             **dict.fromkeys(shown, ".3f"),

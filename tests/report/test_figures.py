@@ -108,7 +108,7 @@ def rows(number: int = 6) -> Chart:
     panels = (
         Panel(
             name=("all policies",),
-            x=Axis(label="completion / lower bound", log=True),
+            x=Axis(label="over bound", log=True),
             y=Axis(names=names, reverse=True),
             series=(points,),
         ),
@@ -503,6 +503,12 @@ def test_the_page_has_no_tick_between_two_ranks(ranks: int) -> None:
     axis = as_dict(chart)["views"][0]["layout"]["yaxis"]
     assert isinstance(axis["dtick"], int)
     assert ranks / 25 <= axis["dtick"] <= max(1, ranks / 12)
+
+
+def test_the_page_writes_numbers_of_a_logarithmic_axis_whole() -> None:
+    """Without a format, plotly.js writes 20 as the digit 2."""
+    (panel, *_) = as_dict(rows())["views"]
+    assert panel["layout"]["xaxis"]["tickformat"] == "~s"
 
 
 @pytest.mark.parametrize("label", ["iteration", "expert", "half-life [iterations]"])

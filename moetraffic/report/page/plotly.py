@@ -238,7 +238,7 @@ def _layout(panel: Panel) -> dict[str, Any]:
 def _axis(axis: Axis, series: tuple[Series, ...], side: str) -> dict[str, Any]:
     found: dict[str, Any] = {"title": {"text": _shown(axis.label)}}
     if axis.log:
-        found["type"] = "log"
+        found |= {"type": "log", "tickformat": "~s"}  # 20, not the digit 2 alone
     elif any(np.asarray(getattr(s, side)).dtype.kind == "U" for s in series):
         found["type"] = "category"
     if axis.names or axis.label in ROWS:

@@ -126,7 +126,7 @@ def load(trace: Trace, analysis: Analysis, source: str) -> Chart | Missing:
         title=title,
         source=f"{source}. Token copies of each expert, relative to a balanced layer "
         "(1)",
-        unit="load / balanced load",
+        unit="load relative to the mean",
         column="expert",
         row="",
         rows=list(found),

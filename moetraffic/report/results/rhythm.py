@@ -229,8 +229,8 @@ def statistics_tables(
         bursty.append((name, *r.dispersion, *r.byte_dispersion, r.hurst))
     more = len(every) - len(on_off)
     measures = [
-        *(f"dispersion of bursts, {n} steps" for n in WINDOWS),
-        *(f"dispersion of bytes, {n} steps" for n in WINDOWS),
+        *(f"dispersion of bursts, {n}-step windows" for n in WINDOWS),
+        *(f"dispersion of bytes, {n}-step windows" for n in WINDOWS),
         "Hurst exponent",
     ]
     # longer windows than the run has steps are in no row
