@@ -13,12 +13,12 @@ node_exporter, README, "Textfile Collector".
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client import Metric, generate_latest
 
 from moetraffic.errors import MoetrafficError
 from moetraffic.trace.hdf5.durable import write_errors, write_whole
@@ -57,26 +57,6 @@ def gauge(name: str, help: str, value: float, **labels: object) -> Metric:
     return metric(name, help, [(labels, value)])
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Collected(Collector):
-    """Metrics with a common prefix of their names and common labels."""
-
-    metrics: Iterable[Metric]
-    prefix: str
-    common: Mapping[str, str]
-
-    def collect(self) -> Iterator[Metric]:
-        for each in self.metrics:
-            if each.samples:
-                made = Metric(
-                    f"{self.prefix}_{each.name}", each.documentation, each.type
-                )
-                for s in each.samples:
-                    labels = {**self.common, **s.labels}
-                    made.add_sample(f"{self.prefix}_{s.name}", labels, s.value)
-                yield made
-
-
 def exposition(
     metrics: Iterable[Metric], prefix: str, common: Mapping[str, str]
 ) -> str:
@@ -99,8 +79,16 @@ def exposition(
     run_ranks{backend="gloo"} 2.0
     <BLANKLINE>
     """
-    registry = CollectorRegistry()
-    registry.register(_Collected(metrics=list(metrics), prefix=prefix, common=common))
+    made = [
+        metric(
+            f"{prefix}_{each.samples[0].name}",
+            each.documentation,
+            [({**common, **s.labels}, s.value) for s in each.samples],
+        )
+        for each in metrics
+        if each.samples
+    ]
+    registry: Any = SimpleNamespace(collect=lambda: made)
     return generate_latest(registry).decode()
 
 

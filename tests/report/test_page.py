@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,6 @@ from hypothesis.extra.numpy import arrays
 
 from moetraffic.analysis import analyze
 from moetraffic.data import path
-from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import Network
 from moetraffic.report.chart import PHASE_COLORS, Chart, Missing
 from moetraffic.report.page import Content, content, document, highlights
@@ -316,15 +314,6 @@ def test_tables_have_as_many_cells_as_heads(shown: Content) -> None:
 @given(arrays(np.int64, st.integers(64, 90), elements=st.integers(-(2**31), 2**31 - 1)))
 def test_packed_whole_numbers_come_back(values: np.ndarray[Any, Any]) -> None:
     assert np.array_equal(unpacked(packed(values)), values)
-
-
-def test_without_plotly_the_remedy_is_told(
-    shown: Content, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(AnalysisError, match=r"\[report\]"):
-        document(shown)
 
 
 @pytest.mark.slow

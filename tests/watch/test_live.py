@@ -24,7 +24,7 @@ from moetraffic.analysis import analyze
 from moetraffic.cli import main
 from moetraffic.cli.recording import watch as verb
 from moetraffic.data import path as shipped
-from moetraffic.report.event_files import EventFiles
+from moetraffic.report.event_files import event_files
 from moetraffic.trace import Trace
 from moetraffic.trace.model import Source
 from moetraffic.watch import Snapshot, watch_run
@@ -229,7 +229,7 @@ def test_a_terminal_refreshes_and_ends_with_the_run(seen: Seen) -> None:
 
 def test_without_steps_no_event_file_is_written(tmp_path: Path) -> None:
     events = tmp_path / "events"
-    EventFiles(events).close()
+    event_files(events).close()
     assert not list(events.iterdir())
 
 

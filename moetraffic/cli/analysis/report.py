@@ -83,9 +83,7 @@ def report(
     asked = selection(layers, iterations, phase)
     from moetraffic.analysis import effort
     from moetraffic.report.page import write_report
-    from moetraffic.report.page.document import plotly_script
 
-    plotly_script()  # is refused before the work, not after it
     with ExitStack() as stack:
         first = stack.enter_context(Trace.open(trace))
         others = [

@@ -116,14 +116,12 @@ def _logs(trace: Path, tensorboard: Path | None, wandb: str | None) -> list[Step
         return []
     if wandb is not None:  # before imports that take seconds
         announce("starting a run of Weights & Biases; its service may need a minute")
-    from moetraffic.report.event_files import EventFiles, WandbRun
+    from moetraffic.report.event_files import event_files, wandb_run
 
-    logs: list[StepLog] = []
-    if tensorboard is not None:
-        logs.append(EventFiles(tensorboard))
+    logs = [] if tensorboard is None else [event_files(tensorboard)]
     if wandb is not None:
         name = trace.name.removesuffix(".segments").removesuffix(".h5")
-        logs.append(WandbRun(wandb, name))
+        logs.append(wandb_run(wandb, name))
     return logs
 
 

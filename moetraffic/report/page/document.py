@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic import __version__
-from moetraffic.errors import AnalysisError, install_command
+from moetraffic.errors import AnalysisError
 from moetraffic.fabric.named import TOPOLOGIES, Network, load_fabric
 from moetraffic.report.chart import Missing
 from moetraffic.tables import Table, plain
@@ -34,19 +34,20 @@ POLICY = (
 
 
 def document(content: Content) -> str:
-    """Render the content of a report as HTML text, to be encoded as UTF-8.
+    """Render the content of a report as HTML text, to be encoded as UTF-8."""
+    from plotly.offline import get_plotlyjs
 
-    Raises
-    ------
-    AnalysisError
-        If plotly, whose script the page contains, is not installed.
-    """
-    script = plotly_script()
+    script = base64.b64encode(zlib.compress(get_plotlyjs().encode(), 9)).decode()
     folder = resources.files(__package__)
     style = (folder / "page.css").read_text(encoding="utf-8")
     behavior = (folder / "page.js").read_text(encoding="utf-8")
     title = escape(content.title)
-    shown = [s for s in content.sections if _any_shown(s) or s.key == "summary"]
+    shown = [
+        section
+        for section in content.sections
+        if section.key == "summary"
+        or not all(isinstance(part, Missing) for part in section.parts)
+    ]
     links = "".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in shown)
     body = "".join(_section(s, content) for s in shown)
     return "".join(
@@ -63,7 +64,7 @@ def document(content: Content) -> str:
             f"<main>\n{body}</main>\n",
             f"<footer><p>Made by moetraffic {escape(__version__)}. Works "
             "offline; nothing is sent anywhere.</p></footer>\n",
-            f'<script type="text/plain" id="plotly">{packed_text(script)}</script>\n',
+            f'<script type="text/plain" id="plotly">{script}</script>\n',
             f"<script>\n{behavior}</script>\n",
             "</body>\n</html>\n",
         ]
@@ -114,7 +115,6 @@ def write_report(
     """
     trace, output = Trace.open(trace), Path(output)
     validate_output(output, force=force, error=AnalysisError)
-    plotly_script()  # raises before the computation, not after it
     if isinstance(fabric, str):
         rate = capacity or ("400Gbps" if fabric in TOPOLOGIES else None)
         fabric = load_fabric(fabric, trace.meta.world, capacity=rate)
@@ -123,28 +123,6 @@ def write_report(
     found = content(trace, fabric, replay=replay, other=other, **asked)
     write_text(output, document(found), error=AnalysisError)
     return found
-
-
-def plotly_script() -> str:
-    """Return the plotly.js script that plotly's Python package ships.
-
-    Raises
-    ------
-    AnalysisError
-        If plotly is not installed.
-    """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise AnalysisError(
-            "a report holds plotly's script, but plotly is not installed: "
-            f"{install_command('report')}"
-        ) from None
-    return str(get_plotlyjs())
-
-
-def _any_shown(section: Section) -> bool:
-    return any(not isinstance(part, Missing) for part in section.parts)
 
 
 def _section(section: Section, content: Content) -> str:
@@ -214,11 +192,6 @@ def _part(part: Any) -> str:
         f'<script type="application/json" id="data-{part.key}">{data_text(data)}'
         "</script></article>"
     )
-
-
-def packed_text(text: str) -> str:
-    """Compress a text with deflate and encode it as base64; the page inflates it."""
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def data_text(value: Any) -> str:
