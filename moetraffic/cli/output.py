@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     import pandas
 
     from moetraffic.report.chart import Chart
-    from moetraffic.report.figure_style import FigureStyle
 
 T = TypeVar("T")
 
@@ -157,8 +156,9 @@ def present(
     """
     if chart is not None and plot is not None:
         from moetraffic.report import figures
+        from moetraffic.report.figure_style import FigureStyle
 
-        figures.save(chart, plot, figure_style(**(look or {})))
+        figures.save(chart, plot, FigureStyle(**(look or {})))
     if output is not None and frame is not None:
         write_result(output, data, frame, force=force)
     elif output is not None:
@@ -258,15 +258,6 @@ def write_result(
     from moetraffic.report.plain_data import write_records
 
     write_records(frame(), path, force=force)
-
-
-def figure_style(
-    *, width_in: float | None = None, no_title: bool = False, style: str = ""
-) -> FigureStyle:
-    """Return how pictures are drawn, from the options of a verb."""
-    from moetraffic.report.figure_style import FigureStyle
-
-    return FigureStyle(width_in=width_in, title=not no_title, style=style)
 
 
 def json_text(value: Any) -> str:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from moetraffic.errors import MoetrafficError
 
 LINE_COLORS = (
     "#0072B2",
@@ -150,6 +153,23 @@ class Missing:
 
     title: str
     reason: str
+
+
+def picture_format(path: Path) -> str:
+    """Return the format of a picture, by its file extension.
+
+    Raises
+    ------
+    MoetrafficError
+        If it is none of :data:`FILE_FORMATS`.
+    """
+    kind = path.suffix.lower().lstrip(".")
+    if kind not in FILE_FORMATS:
+        raise MoetrafficError(
+            f"pictures are PNG, PDF or SVG files, but {path.name!r} has another file "
+            f"extension: name it {path.stem or 'picture'}.png"
+        )
+    return kind
 
 
 def line_colors(number: int) -> list[str]:

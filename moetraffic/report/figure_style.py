@@ -87,14 +87,12 @@ class FigureStyle:
         with mpl.rc_context():
             if self.style:
                 _use(self.style)
-            for name, value in self._settings().items():
+            narrow = self.width_in is not None and self.width_in < NARROW_IN
+            small = {"font.size": NARROW_POINTS} if narrow else {}
+            for name, value in {**small, **SETTINGS}.items():
                 if is_default(name):
                     SET[name] = value
             yield
-
-    def _settings(self) -> dict[str, Any]:
-        narrow = self.width_in is not None and self.width_in < NARROW_IN
-        return {**({"font.size": NARROW_POINTS} if narrow else {}), **SETTINGS}
 
 
 def is_default(name: str) -> bool:

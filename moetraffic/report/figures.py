@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from moetraffic.errors import AnalysisError, MoetrafficError
+from moetraffic.errors import AnalysisError
 
-from .chart import FILE_FORMATS, Chart, Panel, Series
+from .chart import Chart, Panel, Series, picture_format
 from .figure_axes import (
     NAMES,
     axis_label,
@@ -83,12 +83,7 @@ def save(chart: Chart, path: str | Path, style: FigureStyle | None = None) -> Pa
     bytes, and an existing file is replaced.
     """
     target, style = Path(path), style or FigureStyle()
-    kind = target.suffix.lower().lstrip(".")
-    if kind not in FILE_FORMATS:
-        raise MoetrafficError(
-            f"pictures are PNG, PDF or SVG files, but {target.name!r} has another file "
-            f"extension: name it {target.stem or 'picture'}.png"
-        )
+    kind = picture_format(target)
     with style.applied():
         draw(chart, style).savefig(target, format=kind, metadata=METADATA[kind])
     return target

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from moetraffic.cli.output import figure_style, make_folder, present
+from moetraffic.cli.output import make_folder, present
 from moetraffic.errors import AnalysisError
 from moetraffic.report.chart import FILE_FORMATS, Missing
 from moetraffic.report.console.idle_options import refuse_idle
@@ -94,10 +94,11 @@ def plot(
     from moetraffic.analysis import analyze
     from moetraffic.report import figures
     from moetraffic.report.chart import Chart
+    from moetraffic.report.figure_style import FigureStyle
     from moetraffic.report.results import pictures
 
     names = parts_of(only, NAMES) or NAMES
-    endings = _formats(formats)
+    endings = parts_of(formats.lower(), FILE_FORMATS, flag="--format")
     kind = output.suffix.lower().lstrip(".")
     one = kind in FILE_FORMATS and not output.is_dir()
     if one:
@@ -110,7 +111,7 @@ def plot(
             f"pictures are {FORMATS} files, but {output.name} ends in {output.suffix}: "
             f"give -o {output.with_suffix('.png').name}, or a folder"
         )
-    style = figure_style(**look)
+    style = FigureStyle(**look)
     chosen_layers = layer_numbers(layers)
     if chosen_layers is not None or phase is not None:
         why = "with --layer or --phase the bytes are those of their all-to-alls"
@@ -181,16 +182,6 @@ def _several(output: Path, names: Sequence[str]) -> AnalysisError:
         f"{output.name} is the name of one picture, but {len(names)} are drawn "
         f"({', '.join(names)}): choose one with --only, or give -o a folder"
     )
-
-
-def _formats(text: str) -> list[str]:
-    asked = list(dict.fromkeys(text.lower().split(",")))
-    if unknown := [one for one in asked if one not in FILE_FORMATS]:
-        raise AnalysisError(
-            f"--format takes {FORMATS}, but "
-            f"{', '.join(map(repr, unknown))} is none of these: choose among them"
-        )
-    return asked
 
 
 def _iterations(asked: str | None, trace: Trace) -> list[int]:

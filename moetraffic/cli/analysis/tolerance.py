@@ -26,6 +26,7 @@ from moetraffic.report.console.options import (
     positive_numbers,
     takes,
 )
+from moetraffic.tables import plain
 from moetraffic.trace.hdf5.durable import validate_outputs, write_text
 
 LOSS = field_options(
@@ -108,7 +109,7 @@ def tolerance(
     from moetraffic.report.results import tolerance as report
 
     found = estimate(shares, losses)
-    told |= report.as_dict(found)
+    told |= plain(found)
     write_text(output, json_text(told) + "\n")
     title = f"{dropping.pattern} lost at {dropping.site}"
     title += ", compensated" if dropping.compensate else ""

@@ -58,12 +58,12 @@ def bandwidth(
     validate_outputs((printing.plot,), (table,), force=force, error=AnalysisError)
     if collective is None:
         why = "a point is interpolated for --collective"
-        refuse_idle(context, ("ranks", "size", "span"), why, error=AnalysisError)
+        refuse_idle(context, ("ranks", "size", "span"), why)
     if table is None:
         why = "without a table of measurements only the presets are listed"
         instead = f"name the file of a table, or {BIG_RED_200}, or "
         of_a_table = ("collective", "place", "plot")
-        refuse_idle(context, of_a_table, why, instead=instead, error=AnalysisError)
+        refuse_idle(context, of_a_table, why, instead=instead)
         _presets(printing)
         return
     if {*printing.only} & {*PRESETS}:
@@ -77,7 +77,7 @@ def bandwidth(
     shipped = str(table) == BIG_RED_200
     if shipped:
         why = f"{BIG_RED_200} was measured out of place"
-        refuse_idle(context, ("place",), why, error=AnalysisError)
+        refuse_idle(context, ("place",), why)
     found = big_red_200() if shipped else read_table(table, place=place)
     if not len(found):
         raise AnalysisError(

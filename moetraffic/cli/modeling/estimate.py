@@ -236,7 +236,7 @@ def estimate(
     )
     if project is not None:
         rest = [n for n in ctx.params if n not in OF_A_PROJECTION]
-        refuse_idle(ctx, rest, "--project takes all from a run", error=LayoutError)
+        refuse_idle(ctx, rest, "--project takes all from a run")
         show(projection(project, sizes, efficiency, gpus_per_node))
         return
     rates = "," in bandwidth and "=" not in bandwidth
@@ -247,7 +247,7 @@ def estimate(
         )
     if not best:
         why, add = "the number of GPUs is only for --best", "add --best, or "
-        refuse_idle(ctx, ("gpus",), why, instead=add, error=LayoutError)
+        refuse_idle(ctx, ("gpus",), why, instead=add)
     for holds, names, why in (
         (calibrate is not None, OF_A_CAPTURE, "--calibrate takes these from a run"),
         (
@@ -281,7 +281,7 @@ def estimate(
         ),
     ):
         if holds:
-            refuse_idle(ctx, names, why, error=LayoutError)
+            refuse_idle(ctx, names, why)
     chosen = dict(parallelism)
 
     def given(name: str) -> bool:
@@ -344,7 +344,7 @@ def estimate(
     config = replace(config, **chosen, global_batch=batch)
     if config.zero != 3 and not zero_stages and (given("zero") or not best):
         why = "parameters are gathered ahead by --zero 3"
-        refuse_idle(ctx, ("prefetch",), why, error=LayoutError)
+        refuse_idle(ctx, ("prefetch",), why)
     if imbalance_from is not None:
         if best and not given("ep"):
             raise LayoutError(
@@ -370,7 +370,7 @@ def estimate(
         of_links = getattr(known.get("bandwidth"), "gpus", None)
         if of_links is not None and given("gpus_per_node"):
             why = f"nodes of {platform} have {of_links:g} GPUs"
-            refuse_idle(ctx, ("gpus_per_node",), why, error=LayoutError)
+            refuse_idle(ctx, ("gpus_per_node",), why)
         per = gpus_per_node if of_links is None else of_links
         config = replace(config, gpus_per_node=per)
     if "peak_flops" not in known:
@@ -401,7 +401,7 @@ def estimate(
         ),
     ):
         if holds:
-            refuse_idle(ctx, names, why, error=LayoutError)
+            refuse_idle(ctx, names, why)
     if not (best or sweep or zero_stages):
         _refuse_idle_terms(ctx, config, system, conventions)
     if best:
@@ -471,7 +471,7 @@ def _refuse_idle_terms(
     for name, choice in other.items():
         if told(system, replace(conventions, **{name: usual[name]})) == whole:
             why = f"{name}={choice} changes nothing of this estimate"
-            refuse_idle(ctx, ("convention",), why, error=LayoutError)
+            refuse_idle(ctx, ("convention",), why)
     rest = {
         kind: share
         for kind, share in shares.items()
@@ -480,7 +480,7 @@ def _refuse_idle_terms(
     if idle := ", ".join(kind for kind in shares if kind not in rest):
         why = f"nothing of {idle} hides behind compute here"
         some = f"name {','.join(rest)} alone, or " if rest else ""
-        refuse_idle(ctx, ("overlap",), why, instead=some, error=LayoutError)
+        refuse_idle(ctx, ("overlap",), why, instead=some)
 
 
 def _parts(words: str) -> list[str]:

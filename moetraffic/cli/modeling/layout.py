@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import numpy as np
 import typer
 
-from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.layouts.parallelism import CONTEXTS, DISPATCHERS, RECOMPUTE
 from moetraffic.patterns.layouts.schedules import SCHEDULES
@@ -139,7 +138,7 @@ def idle_options(config: Configuration) -> Mapping[str, str]:
 def refuse_idle_layout(ctx: typer.Context, config: Configuration) -> None:
     """Refuse :func:`idle_options` that are given."""
     for name, why in idle_options(config).items():
-        refuse_idle(ctx, (name,), why, error=LayoutError)
+        refuse_idle(ctx, (name,), why)
 
 
 ESTIMATED = field_options(

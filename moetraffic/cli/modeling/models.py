@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from moetraffic.cli.output import Printing, printed
-from moetraffic.errors import LayoutError
 from moetraffic.patterns import PRESETS, Preset, preset
 from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import takes
@@ -35,7 +34,7 @@ def models(
     """
     if not name:
         why = "sizes are those of a NAME"
-        refuse_idle(ctx, SHAPE_OPTIONS, why, error=LayoutError)
+        refuse_idle(ctx, SHAPE_OPTIONS, why)
     found = [_sized(preset(name), shape)] if name else list(PRESETS.values())
     data = {"models": {one.name: as_dict(one) for one in found}}
     shown = [described(found[0])] if name else named(found)

@@ -141,20 +141,20 @@ def pattern(
     validate_outputs((printing.plot, output), (imbalance_from,), force=force)
     if output is None:
         why = "iterations are those of a trace (-o)"
-        refuse_idle(ctx, ("iterations",), why, error=LayoutError)
+        refuse_idle(ctx, ("iterations",), why)
     of, routed, batch = model_of(model, shape)
     if not of.experts:
         why = f"{model} is dense and has no experts"
-        refuse_idle(ctx, tuple(ROUTING), why, error=LayoutError)
+        refuse_idle(ctx, tuple(ROUTING), why)
     chosen = {name: value for name, value in routing.items() if value is not None}
     gating = replace(routed, **chosen)
     choose("dispatch", gating.dispatch, DISPATCH_FORMS)
     if gating.dispatch == "dropless":
         why = "dropless experts take all tokens"
-        refuse_idle(ctx, ("capacity_factor",), why, error=LayoutError)
+        refuse_idle(ctx, ("capacity_factor",), why)
     if global_batch is not None:
         why = "--global-batch gives the number of micro-batches"
-        refuse_idle(ctx, ("accumulation",), why, error=LayoutError)
+        refuse_idle(ctx, ("accumulation",), why)
     for name, value in (
         ("micro_batch", batch),
         ("accumulation", usual_micro_batches(grid["pp"], grid["schedule"])),
@@ -170,7 +170,7 @@ def pattern(
     refuse_idle_layout(ctx, Configuration.of(of, plan, gating))
     if plan.synchronized != "ddp":
         why = "buckets are those of --synchronization ddp"
-        refuse_idle(ctx, ("bucket_mib",), why, error=LayoutError)
+        refuse_idle(ctx, ("bucket_mib",), why)
     if not made.kinds:
         raise LayoutError(
             "a single rank sends nothing, but tp x cp x dp x pp is "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,14 +53,9 @@ JOBLESS = ("layers", "phase", "probabilities")
 """Selections and inputs of one trace, which several jobs do not have."""
 
 
-def _rate(text: str) -> float:
-    """Read a rate; 0 for none."""
-    return 0.0 if text == "0" else bytes_per_second(text)
-
-
-def _size(text: str) -> int:
-    """Read a number of bytes; 0 for none."""
-    return 0 if text == "0" else byte_count(text)
+def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Read a rate or a number of bytes; 0 stands for none."""
+    return lambda text: 0 if text == "0" else read(text)
 
 
 def _names(given: list[str]) -> list[str]:
@@ -72,14 +68,9 @@ def _names(given: list[str]) -> list[str]:
     return names
 
 
-ScoresPlot = Annotated[
-    Path | None,
-    option(
-        ...,
-        "PNG, PDF or SVG picture of one trace's scores and curves to write.",
-        callback=picture,
-    ),
-]
+ScoresPlot = picture(
+    "PNG, PDF or SVG picture of one trace's scores and curves to write."
+)
 
 
 @printed(PARTS, plot=ScoresPlot)
@@ -168,7 +159,7 @@ def evaluate(
     packets: float = option(
         "50Gbps",
         "Rate of a port to a packet switch beside the circuits; 0: there is none.",
-        read=_rate,
+        read=_or_none(bytes_per_second),
         panel=CIRCUITS,
     ),
     circuits: int = option(
@@ -215,7 +206,7 @@ def evaluate(
     expert_bytes: int = option(
         "0",
         "Size of an expert that is moved to another rank: 88MB.",
-        read=_size,
+        read=_or_none(byte_count),
         panel=PLACEMENT,
     ),
     nodes: int = option(1, "Nodes of consecutive ranks.", panel=PLACEMENT, min=1),
@@ -283,14 +274,14 @@ def evaluate(
     for family, only_theirs in OPTIONS_OF.items():
         if family not in families:
             why = f"these are options of {family} policies, of which none is evaluated"
-            refuse_idle(context, only_theirs, why, error=AnalysisError)
+            refuse_idle(context, only_theirs, why)
     if families <= {"circuits", "placement"}:
         why = "packet networks are those of transmission and jobs policies"
-        refuse_idle(context, ("network",), why, error=AnalysisError)
+        refuse_idle(context, ("network",), why)
     if completion == "exchange":
         why = "compute is a part of --completion layer and iteration"
         timed = ("other_time", *["token_time"] * ("placement" not in families))
-        refuse_idle(context, timed, why, error=AnalysisError)
+        refuse_idle(context, timed, why)
     told: list[dict[str, Any]] = []
     verdicts: list[str] = []
     scores: list[Any] = []

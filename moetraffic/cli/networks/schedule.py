@@ -45,15 +45,7 @@ def _matrices(text: str) -> int | None:
     return int(text)
 
 
-JobsPlot = Annotated[
-    Path | None,
-    option(
-        ...,
-        "PNG, PDF or SVG picture of the jobs to write.",
-        callback=picture,
-        panel=SHIFTS,
-    ),
-]
+JobsPlot = picture("PNG, PDF or SVG picture of the jobs to write.", panel=SHIFTS)
 
 
 @printed(PARTS, plot=JobsPlot)
@@ -119,7 +111,6 @@ def schedule(
         context,
         JOB_OPTIONS if single else CIRCUIT_OPTIONS,
         f"these options are for {'several traces' if single else 'one trace'}",
-        error=FabricError,
     )
     validate_outputs((output, printing.plot), traces, force=force)
     if single:

@@ -69,18 +69,17 @@ def refuse_idle(
     why: str,
     *,
     instead: str = "",
-    error: type[MoetrafficError] = MoetrafficError,
 ) -> None:
     """Reject options that have no effect in combination with the others.
 
-    Raises an error of class ``error``, which explains with ``why`` when the options
-    have an effect, if one of the parameters ``names`` is on the command line; an
-    ``instead`` such as "add --best, or " is a remedy that keeps them.
+    Raises a MoetrafficError, which explains with ``why`` when the options have an
+    effect, if one of the parameters ``names`` is on the command line; an ``instead``
+    such as "add --best, or " is a remedy that keeps them.
     """
     spelled = {p.name: max(p.opts, key=len) for p in context.command.params}
     idle = [spelled[name] for name in given_options(context, names)]
     if idle:
         verb, them = ("is", "it") if len(idle) == 1 else ("are", "them")
-        raise error(
+        raise MoetrafficError(
             f"{why}, but {', '.join(idle)} {verb} given: {instead}leave {them} out"
         )

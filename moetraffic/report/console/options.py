@@ -15,7 +15,7 @@ import typer
 
 from moetraffic.errors import AnalysisError, LayoutError, MoetrafficError
 from moetraffic.patterns.algorithms import ALGORITHMS
-from moetraffic.report.chart import FILE_FORMATS
+from moetraffic.report.chart import picture_format
 from moetraffic.trace import Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers
 from moetraffic.units import byte_count
@@ -112,16 +112,6 @@ def _within(
     return checked
 
 
-def picture(path: Path | None) -> Path | None:
-    """Return the path of a picture after checking its file extension."""
-    if path is not None and path.suffix.lower().lstrip(".") not in FILE_FORMATS:
-        raise MoetrafficError(
-            f"pictures are PNG, PDF or SVG files, but {path.name!r} has another file "
-            f"extension: name it {path.stem or 'picture'}.png"
-        )
-    return path
-
-
 TraceFile = Annotated[Path, typer.Argument(help="Trace file.")]
 
 
@@ -132,7 +122,11 @@ def only_option(default: None, parts: Sequence[str], **more: Any) -> Any:
 
 
 def parts_of(
-    only: str | None, parts: Sequence[str], *, tables: bool = False
+    only: str | None,
+    parts: Sequence[str],
+    *,
+    tables: bool = False,
+    flag: str = "--only",
 ) -> tuple[str, ...]:
     """Read the names of parts of a result; empty if none are given.
 
@@ -150,7 +144,7 @@ def parts_of(
     names = tuple(dict.fromkeys(only.split(",")))
     if unknown := [name for name in names if name not in parts]:
         raise MoetrafficError(
-            f"--only takes {', '.join(parts)}, but {', '.join(map(repr, unknown))} is "
+            f"{flag} takes {', '.join(parts)}, but {', '.join(map(repr, unknown))} is "
             "none of these: choose among them"
         )
     return names
@@ -186,6 +180,10 @@ TokenSample = Annotated[
 ]
 
 
+def _negated(given: bool) -> bool:
+    return not given
+
+
 def _drawable(style: str) -> str:
     from moetraffic.report.figure_style import FigureStyle
 
@@ -218,8 +216,12 @@ APPEARANCE = {
         shown="9 to 12 in",
         read=_width,
     ),
-    "no_title": _look(
-        "no_title", bool, False, "Write no headline and no description of the data."
+    "title": _look(
+        "no_title",
+        bool,
+        False,
+        "Write no headline and no description of the data.",
+        callback=_negated,
     ),
     "style": _look(
         "style",
@@ -232,9 +234,19 @@ APPEARANCE = {
 }
 """Options of a verb that draws, for :func:`takes`."""
 
-Plot = Annotated[
-    Path | None, option(..., "PNG, PDF or SVG picture to write.", callback=picture)
-]
+
+def picture(help: str, **more: Any) -> Any:
+    """Describe the option that names a picture to write: its annotated type."""
+
+    def checked(path: Path | None) -> Path | None:
+        if path is not None:
+            picture_format(path)
+        return path
+
+    return Annotated[Path | None, option(..., help, callback=checked, **more)]
+
+
+Plot = picture("PNG, PDF or SVG picture to write.")
 Iterations = Annotated[
     range | None,
     option(

@@ -156,9 +156,9 @@ def run(
     except MoetrafficError as error:
         return refuse(str(error))
     except WRONG_USE as error:
-        context = getattr(error, "ctx", None)
-        verb = context.command_path if context else name
-        return refuse(f"{_message(error)}: see {verb} --help")
+        wrong: Any = error
+        verb = wrong.ctx.command_path if wrong.ctx else name
+        return refuse(f"{wrong.format_message().rstrip('.')}: see {verb} --help")
     except (KeyboardInterrupt, typer.Abort):
         say("moetraffic: interrupted")
         return 130
@@ -216,11 +216,6 @@ def seat() -> RankEnvironment | None:
         return current_rank()
     except LayoutError:
         return None
-
-
-def _message(error: Any) -> str:
-    """Return the message of a click exception without its final period."""
-    return str(error.format_message()).rstrip(".")
 
 
 def _open_standard_streams() -> None:

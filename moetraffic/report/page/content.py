@@ -234,15 +234,13 @@ def content(
         lines=tuple(highlights.run_in_words(trace, found)),
         notes=notes,
         sections=tuple(
-            replace(s, parts=tuple(p for p in s.parts if not _is_any(p, first)))
+            # charts hold arrays, which have no single truth value when compared
+            replace(
+                s, parts=tuple(p for p in s.parts if all(p is not c for c in first))
+            )
             for s in sections
         ),
     )
-
-
-def _is_any(part: Part, charts: Sequence[Chart]) -> bool:
-    # charts hold arrays, which have no single truth value when compared
-    return any(part is chart for chart in charts)
 
 
 def _policies(

@@ -73,11 +73,8 @@ def verdict(found: Acceptance) -> str:
         ) * (compared < whole)
         same = f"0 of {number} figures differ, and no classifier recognizes it"
         return f"passed{part}: {same}"
-    return f"cannot be judged: too few {_units(found)} ({_needs(found)})"
-
-
-def _units(found: Acceptance) -> str:
-    return "fits" if found.way == "fits" else "real runs"
+    units = "fits" if found.way == "fits" else "real runs"
+    return f"cannot be judged: too few {units} ({_needs(found)})"
 
 
 def _needs(found: Acceptance) -> str:

@@ -125,12 +125,10 @@ def beyond_words(
             ("smallest", min(every), asked < min(every)),
         ):
             if outside:
-                words.append(f"{_factor(asked / edge)} times the {end} {what}")
+                over = asked / edge
+                times = f"{over:,.0f}" if over >= 100 else f"{over:.3g}"
+                words.append(f"{times} times the {end} {what}")
     return f"{' and '.join(words)} measured" if words else "other sizes than measured"
-
-
-def _factor(ratio: float) -> str:
-    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
 def sheet(table: BandwidthTable) -> Table:

@@ -108,13 +108,11 @@ def _panel(subject: Subject, name: tuple[str, ...], notes: list[str]) -> Panel:
                 y_interval=ends.get(measure),
             )
         )
-    if measure == "NMSE":
-        oracle = np.array([h.nmse_floor for h in found])
-        reach = np.array([h.nmse_floor_error for h in found])
-    elif measure == "skill":
-        oracle = np.array([1 - h.nmse_floor for h in found])
-        reach = np.array([h.nmse_floor_error for h in found])
-    else:
+    oracle = np.array([h.nmse_floor for h in found])
+    reach = np.array([h.nmse_floor_error for h in found])
+    if measure == "skill":
+        oracle = 1 - oracle
+    elif measure != "NMSE":
         oracle = 100 * np.array([h.verdict.oracle_bound[at] for h in found])
         reach = 100 * np.array([h.verdict.oracle_bound_error[at] for h in found])
     if np.isfinite(oracle).any():

@@ -68,21 +68,24 @@ def _relative_errors(table: Table) -> list[float]:
 
 
 def tables(study: Study) -> list[Table]:
-    """List a study's tables, with remarks last."""
+    """List a study's tables, with remarks last; relative errors in percent."""
+    forms = {"error": "+.1%", "difference": "+.4g", "residual": "+.1%"}
     remarks = [
         *(f"not reproducible: {line}" for line in study.not_reproducible),
         *(f"note: {line}" for line in study.notes),
     ]
     return [
-        *(replace(table, columns=_formats(table)) for table in study.tables),
+        *(
+            replace(
+                table,
+                columns={
+                    n: forms.get(n.strip().split(",")[0], "") for n in table.columns
+                },
+            )
+            for table in study.tables
+        ),
         *([Table(rows=[], notes=remarks)] if remarks else []),
     ]
-
-
-def _formats(table: Table) -> dict[str, str]:
-    """Choose column formats: relative errors are signed percentages."""
-    formats = {"error": "+.1%", "difference": "+.4g", "residual": "+.1%"}
-    return {name: formats.get(name.strip().split(",")[0], "") for name in table.columns}
 
 
 def drawable(table: Table) -> bool:

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from moetraffic.analysis.tolerance import Tolerance
 from moetraffic.report.chart import LINE_COLORS, Axis, Chart, Panel, Rule, Series
 from moetraffic.tables import Table
-
-
-def as_dict(found: Tolerance) -> dict[str, Any]:
-    """Convert a loss-tolerance sweep to plain data."""
-    return {
-        "p_star": found.p_star,
-        "sigma": found.sigma,
-        "confidence": found.confidence,
-        "seeds": found.seeds,
-        "increases": [
-            {"share": i.share, "mean": i.mean, "low": i.low, "high": i.high}
-            for i in found.increases
-        ],
-    }
 
 
 def table(found: Tolerance, title: str) -> Table:
