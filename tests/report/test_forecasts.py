@@ -88,6 +88,7 @@ def test_an_unavailable_bound_has_its_reason(scored: Subject) -> None:
     _, bounds, _ = forecast_tables([((0, "0", "load"), short)])
     assert not bounds.rows
     assert "not stationary" in bounds.notes[-1]
+    assert "oracle" not in " ".join(bounds.notes)  # it is in no row
     assert forecast_tables([((0, "0", "load"), replace(scored, forecasts=None))]) == []
 
 

@@ -158,8 +158,10 @@ def _bounds(scored: Sequence[Scored]) -> Table:
                 "estimated lower bound: of linear forecasts one iteration ahead, from "
                 "the spectrum",
             )[:linear],
-            "oracle: true gate probabilities, sampling noise only; expected value ± "
-            "standard error over the test part",
+            *(
+                "oracle: true gate probabilities, sampling noise only; expected value "
+                "± standard error over the test part",
+            )[: len(rows)],
             *dict.fromkeys(notes),
         ],
     )
