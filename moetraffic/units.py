@@ -32,7 +32,7 @@ def short_count(count: float) -> str:
     >>> short_count(2_673_792), short_count(46_702_792_704)
     ('2.7M', '46.7B')
     """
-    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
+    return f"{count / 1e9:,.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
 
 
 def amount(value: float, unit: str) -> str:

@@ -129,6 +129,9 @@ def test_the_command_says_by_its_exit_code(
     assert "--at-most shares=0.05" in capsys.readouterr().err
 
 
+PACES = {"gloo": "asap", "nccl": "captured"}
+
+
 def test_settings_in_which_two_replays_differ_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,17 +139,21 @@ def test_settings_in_which_two_replays_differ_are_named(
 
     replays = []
     with Trace.open(path("golden-v1.h5")) as trace:
-        for backend in ("gloo", "nccl"):
+        for backend in PACES:
             meta = replace(trace.meta, origin="replayed", backend=backend)
+            meta = replace(meta, source=f"run.h5 with --pace {PACES[backend]}")
             trace.replace(meta=meta).save(tmp_path / f"{backend}.h5")
             replays.append(str(tmp_path / f"{backend}.h5"))
     for second, stated in (
-        (replays[1], "backend gloo and nccl ("),
-        (replays[0], "same backend and ranks ("),
+        (replays[1], "backend gloo and nccl;"),
+        (replays[0], "same backend, ranks and hosts;"),
     ):
         assert main(["compare", replays[0], second]) == 0
         first = " ".join(capsys.readouterr().out.split())
         assert first.startswith(f"Settings of the two replays: {stated}")
+        assert "gloo.h5: replay of run.h5 with --pace asap." in first
+    assert main(["info", replays[1]]) == 0
+    assert "run.h5 with --pace captured" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_part_of_a_run_is_compared_with_the_same_iterations(

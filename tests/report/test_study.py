@@ -126,6 +126,11 @@ def test_bandwidths_are_read_asked_and_drawn(tmp_path, capsys):
     assert told["answer"]["measured_around"] is True
     assert [c["outlier_bytes"] for c in told["curves"]] == [[2**25, 2**26], []]
     assert picture.stat().st_size > 5000
+    assert main(["bandwidth", "--collective", "all_reduce"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "but --collective is given: name the file of a table, or big-red-200, or "
+        "leave it out\n"
+    )
     assert main(["bandwidth"]) == 0
     assert "polaris" in capsys.readouterr().out
     assert main([*asked, *more]) == 2  # the picture is not overwritten

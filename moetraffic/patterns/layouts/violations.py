@@ -93,8 +93,9 @@ def _rules(config: Configuration) -> list[Rule]:
         ),
         Rule(
             sparse & (c.tp > 1) & (c.sequence_parallel == 0),
-            "experts under tensor parallelism have each token once with sequence "
-            "parallelism alone, but tp is {}: give --sequence-parallel",
+            "a model with experts and tensor parallelism needs sequence parallelism, "
+            "as tensor ranks hold the same tokens otherwise, but tp is {} without it: "
+            "give --sequence-parallel",
             (c.tp,),
         ),
         Rule(

@@ -105,7 +105,7 @@ def sentences(found: Assessment) -> list[str]:
         )
         text = (
             f"Compared with other routing: {over} times the largest lower bound of any "
-            f"routing, {tied} ({duration(largest)})"
+            f"routing, {duration(largest)}: {tied}"
         )
         if found.routing != "ideal" and ideal:
             text += f"; {three_digits(mean / ideal)} times {IDEAL} ({duration(ideal)})"

@@ -196,9 +196,9 @@ def planned_sentence(served: Sequence[CircuitPlan], iterations: Int64) -> list[s
     if b <= first:
         return []
     return [
-        f"Planned from iterations {a}:{b}; evaluate serves those from {first} on: for "
-        "a plan that does not know them (evaluate --plan), give --iterations "
-        f"0:{first}."
+        f"Planned from iterations {a}:{b}. To score such a plan with evaluate --plan, "
+        f"which serves the iterations from {first} on, plan from earlier ones: "
+        f"--iterations 0:{first}."
     ]
 
 
