@@ -113,8 +113,8 @@ class Collision:
     flows: float  # m: flows with at least SMALL of the bytes of the largest
     max_flows: float  # on the most loaded link
     expected_max_flows: float  # closed form, for m flows on n links
-    no_collision: float  # probability, closed form
-    bytes_over_even: float  # bytes of the most loaded link over the mean per link
+    probability_of_no_collision: float  # closed form
+    max_bytes_over_even: float  # bytes of the most loaded link over the mean per link
 
 
 def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[Collision]:
@@ -166,11 +166,11 @@ def collisions(routes: Routes, matrices: npt.ArrayLike) -> list[Collision]:
                 flows=float(flows.mean()),
                 max_flows=float(counts[some].max(axis=1).mean()),
                 expected_max_flows=_mean(expected_max_load, flows, len(names)),
-                no_collision=_mean(no_collision, flows, len(names)),
-                bytes_over_even=float((moves[some].max(axis=1) / even).mean()),
+                probability_of_no_collision=_mean(no_collision, flows, len(names)),
+                max_bytes_over_even=float((moves[some].max(axis=1) / even).mean()),
             )
         )
-    return sorted(found, key=lambda one: -one.bytes_over_even)
+    return sorted(found, key=lambda one: -one.max_bytes_over_even)
 
 
 def _mean(of: Callable[[int, int], float], flows: Float64, links: int) -> float:

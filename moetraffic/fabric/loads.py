@@ -111,12 +111,12 @@ def ties(times: npt.ArrayLike, longest: npt.ArrayLike) -> Bool:
 class BottleneckLink:
     """Load and time of one of the most loaded links."""
 
-    name: str
+    link: str
     capacity_bytes_s: float
     mean_bytes: float  # over the matrices
     max_bytes: float
-    mean_s: float  # mean transfer time
-    bottleneck: int  # number of matrices in which this link is the slowest
+    mean_busy_s: float  # mean transfer time
+    iterations_as_bottleneck: int  # matrices in which this link is the slowest
 
 
 def hottest(
@@ -140,12 +140,12 @@ def hottest(
     order = order[:most] if among is None else order[among[order]][:most]
     return [
         BottleneckLink(
-            name=topology.link_name(int(link)),
+            link=topology.link_name(int(link)),
             capacity_bytes_s=float(topology.capacity[link]),
             mean_bytes=float(carried[:, link].mean()),
             max_bytes=float(carried[:, link].max()),
-            mean_s=float(mean[link]),
-            bottleneck=int(first[link]),
+            mean_busy_s=float(mean[link]),
+            iterations_as_bottleneck=int(first[link]),
         )
         for link in order
         if mean[link] > 0

@@ -99,7 +99,7 @@ def table(found: Mapping[float, Assessment]) -> Table:
             (
                 *(f"{ratio:g}:1", one.bottleneck_s.mean(), one.bottleneck_s.max()),
                 *(one.bottleneck_s.mean() / base, fabric.largest_bound(one)),
-                *(one.hot[0].name if one.hot else "", _spines(one)),
+                *(one.hot[0].link if one.hot else "", _spines(one)),
             )
             for ratio, one in found.items()
         ],

@@ -58,30 +58,24 @@ def _occupation(spent: TimeBreakdown | None) -> dict[str, Any] | None:
     """Convert a time breakdown to plain data, with the source of compute time."""
     if spent is None:
         return None
+    names = ("collective_fraction", "transfer_fraction", "hidden_fraction")
     return {
         "shares_by_rank": [
             dict(zip(TIME_PARTS, row, strict=True)) for row in spent.shares.tolist()
         ],
-        "collective_fraction": spent.collective_fraction.tolist(),
-        "transfer_fraction": spent.transfer_fraction.tolist(),
-        "hidden_fraction": spent.hidden_fraction.tolist(),
+        **{name: getattr(spent, name).tolist() for name in names},
         "inferred_from_calls": True,
     }
 
 
 def _exchange(exchange: ExchangeAnalysis) -> dict[str, Any]:
+    where = ("layer", "group", "phase", "ranks", "iterations")
+    parts = ("convergence", "complexity", "network", "experts")
     return {
-        "layer": exchange.layer,
-        "group": exchange.group,
-        "phase": exchange.phase,
-        "ranks": list(exchange.ranks),
-        "iterations": exchange.iterations.tolist(),
+        **{name: plain(getattr(exchange, name)) for name in where},
         "iterations_left_out": exchange.left_out,
         "statistics": {s.name: _subject(s) for s in exchange.subjects},
-        "convergence": plain(exchange.convergence),
-        "complexity": plain(exchange.complexity),
-        "network": plain(exchange.network),
-        "experts": plain(exchange.experts),
+        **{name: plain(getattr(exchange, name)) for name in parts},
     }
 
 

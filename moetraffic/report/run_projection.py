@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,20 +34,14 @@ def as_dict(
     }
 
 
-def sentences(
-    found: Profile,
-    title: str,
-    ranks: Sequence[int],
-    efficiency: Float64,
-) -> list[str]:
+def sentences(found: Profile, title: str, data: Mapping[str, Any]) -> list[str]:
     """State the captured breakdown, and the times on the fewest and the most ranks."""
     share = found.communication_s / found.iteration_s
-    data = as_dict(found, ranks, efficiency)
     rows = [
         f"{number} ranks an iteration takes {duration(length)}, throughput "
         f"{rate:.3g} times"
         for number, length, rate in zip(
-            ranks, data["iteration_s"], data["throughput"], strict=True
+            data["ranks"], data["iteration_s"], data["throughput"], strict=True
         )
     ]
     return [
@@ -57,18 +51,16 @@ def sentences(
     ]
 
 
-def table(found: Profile, ranks: Sequence[int], efficiency: Float64) -> Table:
+def table(data: Mapping[str, Any]) -> Table:
     """Tabulate the projected times."""
-    data = as_dict(found, ranks, efficiency)
-    names = ("efficiency", "iteration_s", "speedup", "throughput")
-    columns = [np.asarray(data[name]).tolist() for name in names]
+    names = ("ranks", "efficiency", "iteration_s", "speedup", "throughput")
     return Table(
         title="Projection to other numbers of ranks",
         columns={
             **{"ranks": "", "network efficiency": ".3g", "T_iter": "s"},
             **{"speedup of an iteration": ".3g", "throughput": ".3g"},
         },
-        rows=list(zip(ranks, *columns, strict=True)),
+        rows=list(zip(*(data[name] for name in names), strict=True)),
         notes=[
             "compute time unchanged, collectives and waiting longer by 1/efficiency "
             "(Cheng et al., SIGMETRICS'24); throughput relative to the captured run, "
@@ -77,15 +69,10 @@ def table(found: Profile, ranks: Sequence[int], efficiency: Float64) -> Table:
     )
 
 
-def figure(
-    found: Profile,
-    ranks: Sequence[int],
-    efficiency: Float64,
-    source: str,
-) -> Chart:
+def figure(data: Mapping[str, Any], source: str) -> Chart:
     """Draw the projected throughput over ranks beside proportional growth."""
-    data = as_dict(found, ranks, efficiency)
-    ideal = np.array(ranks) / found.ranks
+    ranks = data["ranks"]
+    ideal = np.array(ranks) / data["ranks_captured"]
     return Chart(
         title="Projected throughput",
         source=source,

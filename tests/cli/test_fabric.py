@@ -122,13 +122,13 @@ def test_the_slowest_link_of_the_network_is_named_beside_that_inside_hosts() -> 
     sent = np.zeros((4, 4), np.int64)
     sent[0, 1], sent[1, 3] = 8_000_000_000, 1_000_000_000
     found = assess(two, range(4), sent)
-    assert found.hot[0].name == "host0.gpu0 -> host0.bus"
-    assert {part: hot.name for part, hot in found.slowest.items()} == {
+    assert found.hot[0].link == "host0.gpu0 -> host0.bus"
+    assert {part: hot.link for part, hot in found.slowest.items()} == {
         "inside hosts": "host0.gpu0 -> host0.bus",
         "NICs to switches": "host0.nic1 -> leaf0",
         "between switches": "spine0 -> leaf1",  # as long as leaf0 -> spine0
     }
-    assert found.slowest["NICs to switches"].mean_s == pytest.approx(1.0)
+    assert found.slowest["NICs to switches"].mean_busy_s == pytest.approx(1.0)
     (line,) = (one for one in report.sentences(found) if one.startswith("Slowest"))
     assert "host0.nic1 -> leaf0 and leaf1 -> host1.nic1 (1 s)" in line
     sent[1, 3] = 0

@@ -82,7 +82,7 @@ def test_hashed_flows_collide_as_often_as_balls() -> None:
     assert found[0].expected_max_flows == pytest.approx(2.59723, abs=1e-5)
     spread = 4 * largest.std() / np.sqrt(240)
     assert largest.mean() == pytest.approx(2.59723, abs=spread)
-    assert all(one.bytes_over_even == one.max_flows for one in found)
+    assert all(one.max_bytes_over_even == one.max_flows for one in found)
 
 
 def test_exchanges_of_counts_are_no_flows() -> None:
@@ -104,7 +104,9 @@ def test_exchanges_of_counts_are_no_flows() -> None:
         assert one.flows == other.flows == 4
         assert one.max_flows == other.max_flows
         assert one.expected_max_flows == other.expected_max_flows
-        assert one.bytes_over_even == pytest.approx(other.bytes_over_even, rel=1e-3)
+        assert one.max_bytes_over_even == pytest.approx(
+            other.max_bytes_over_even, rel=1e-3
+        )
     (small,) = {one.flows for one in collisions(routes, counts)}
     assert small == 48  # they are the traffic where there is no other
 
@@ -118,7 +120,7 @@ def test_pairs_without_bytes_are_no_flows() -> None:
     (one,) = collisions(routes, sent)
     assert one.links == ("leaf0 -> spine0", "leaf0 -> spine1")
     assert (one.flows, one.max_flows) == (1.0, 1.0)
-    assert one.no_collision == pytest.approx(1.0)
-    assert one.bytes_over_even == 2.0
+    assert one.probability_of_no_collision == pytest.approx(1.0)
+    assert one.max_bytes_over_even == 2.0
     with pytest.raises(FabricError, match="route by ecmp"):
         collisions(route(made, block(4, made.hosts), routing="ideal"), sent)

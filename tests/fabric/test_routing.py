@@ -273,9 +273,9 @@ def test_a_stack_is_its_matrices_and_hot_links_are_named() -> None:
     assert (loads == sent.reshape(5, -1) @ routes.matrix.toarray()).all()
     hot = hottest(made, loads, most=3)
     times = link_times(made, loads)
-    assert hot[0].mean_s == times.mean(axis=0).max()
-    assert hot[0].name == made.link_name(int(times.mean(axis=0).argmax()))
-    assert sum(h.bottleneck for h in hottest(made, loads, most=999)) >= 5
+    assert hot[0].mean_busy_s == times.mean(axis=0).max()
+    assert hot[0].link == made.link_name(int(times.mean(axis=0).argmax()))
+    assert sum(h.iterations_as_bottleneck for h in hottest(made, loads, most=999)) >= 5
     assert hottest(made, np.zeros(len(made.links))) == []
 
 

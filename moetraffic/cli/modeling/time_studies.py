@@ -375,10 +375,10 @@ def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> S
         table = read_table(efficiency)
         reached = measured_efficiency(found, table, ranks, gpus=gpus_per_node)
         how = f"efficiency from {efficiency}"
-    asked = (found, ranks, reached)
+    data = projected.as_dict(found, ranks, reached)
     return _study(
-        projected.sentences(found, str(path), ranks, reached),
-        projected.table(*asked),
-        projected.figure(*asked, f"{path}, {how}"),
-        {"projection": projected.as_dict(*asked)},
+        projected.sentences(found, str(path), data),
+        projected.table(data),
+        projected.figure(data, f"{path}, {how}"),
+        {"projection": data},
     )

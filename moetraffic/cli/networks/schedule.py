@@ -164,8 +164,7 @@ def _shifts(
     told = report.jobs_as_dict(
         jobs, cadences, found, capacity_bytes_s=rate, demand=demand
     )
-    table = report.jobs_tables(jobs, cadences, found, capacity_bytes_s=rate)
-    return told, report.jobs_sentences(jobs, cadences, found), table, drawn
+    return told, report.jobs_sentences(told), report.jobs_table(told), drawn
 
 
 def _circuits(path: Path, rate: float, delay: float, asked: dict[str, Any]) -> Shown:
@@ -175,9 +174,7 @@ def _circuits(path: Path, rate: float, delay: float, asked: dict[str, Any]) -> S
 
     with Trace.open(path) as opened:
         served, when = circuits(opened, **asked), opened.iterations
-    limits = {"capacity_bytes_s": rate, "reconfigure_s": delay}
     told = {"file": str(path), "digest": opened.digest}
-    told |= report.circuits_as_dict(served, **limits)
-    lines = report.circuits_sentences(served, **limits)
-    lines += report.planned_sentence(served, when)
-    return told, lines, report.circuits_table(served, **limits), None
+    told |= report.circuits_as_dict(served, capacity_bytes_s=rate, reconfigure_s=delay)
+    lines = report.circuits_sentences(told) + report.planned_sentence(served, when)
+    return told, lines, report.circuits_table(told), None

@@ -15,7 +15,7 @@ def expert_tables(exchanges: Sequence[ExchangeAnalysis]) -> list[Table]:
         _tails(exchanges),
         _ep_degrees(exchanges),
         _tokens(exchanges),
-        *(t for t in (_co_activation(exchanges), _hosts(exchanges)) if t.rows),
+        *(_co_activation(exchanges), _hosts(exchanges)),
     ]
 
 
@@ -45,9 +45,7 @@ def _tails(exchanges: Sequence[ExchangeAnalysis]) -> Table:
             **{"tail index": ".1f", "95% interval": ".1f"},
         },
         rows=rows,
-        notes=["tail index: Hill's estimate from the largest 5%; small: heavy tail"]
-        if rows
-        else [],
+        notes=["tail index: Hill's estimate from the largest 5%; small: heavy tail"],
     )
 
 
@@ -69,7 +67,7 @@ def _ep_degrees(exchanges: Sequence[ExchangeAnalysis]) -> Table:
             **{f"EP {degree}": ".3f" for degree in degrees},
         },
         rows=rows,
-        notes=["computed from the demand, experts placed contiguously"] if rows else [],
+        notes=["computed from the demand, experts placed contiguously"],
     )
 
 
@@ -106,9 +104,7 @@ def _tokens(exchanges: Sequence[ExchangeAnalysis]) -> Table:
         notes=[
             "load correlation: of the load shares over iterations, not co-activation",
             *notes,
-        ]
-        if rows
-        else [],
+        ],
     )
 
 
@@ -140,9 +136,7 @@ def _co_activation(exchanges: Sequence[ExchangeAnalysis]) -> Table:
             "lift: tokens that have both, over those expected of independent choices "
             "with the same loads; p of a lift of at most 1.1, and the interval, for "
             "all pairs at once"
-        ]
-        if rows
-        else [],
+        ],
     )
 
 
@@ -170,5 +164,5 @@ def _hosts(exchanges: Sequence[ExchangeAnalysis]) -> Table:
             **{f"{number} hosts": ".3f" for number in numbers},
         },
         rows=rows,
-        notes=["of the sampled tokens, experts placed contiguously"] if rows else [],
+        notes=["of the sampled tokens, experts placed contiguously"],
     )

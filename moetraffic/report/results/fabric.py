@@ -12,7 +12,6 @@ from moetraffic.arrays import Float64
 from moetraffic.fabric.assessment import Assessment
 from moetraffic.fabric.collisions import Collision
 from moetraffic.fabric.loads import (
-    BottleneckLink,
     bisection,
     bisection_bytes_s,
     hottest,
@@ -53,30 +52,9 @@ def as_dict(found: Assessment, iterations: Sequence[int]) -> dict[str, Any]:
         "without_rates_s": found.without_rates_s,
         "lower_bounds_s": dict(found.bounds_s),
         "ideal_routing_s": found.ideal_s,
-        "hottest_links": [_as_dict(hot) for hot in found.hot],
-        "slowest_links": {part: _as_dict(hot) for part, hot in found.slowest.items()},
-        "ecmp_collisions": [
-            {
-                "links": list(one.links),
-                "flows": one.flows,
-                "max_flows": one.max_flows,
-                "expected_max_flows": one.expected_max_flows,
-                "probability_of_no_collision": one.no_collision,
-                "max_bytes_over_even": one.bytes_over_even,
-            }
-            for one in found.collisions
-        ],
-    }
-
-
-def _as_dict(hot: BottleneckLink) -> dict[str, Any]:
-    return {
-        "link": hot.name,
-        "capacity_bytes_s": hot.capacity_bytes_s,
-        "mean_bytes": hot.mean_bytes,
-        "max_bytes": hot.max_bytes,
-        "mean_busy_s": hot.mean_s,
-        "iterations_as_bottleneck": hot.bottleneck,
+        "hottest_links": found.hot,
+        "slowest_links": found.slowest,
+        "ecmp_collisions": found.collisions,
     }
 
 
@@ -125,7 +103,7 @@ def sentences(found: Assessment) -> list[str]:
             f"ECMP collisions on {which}: {_mean(one.max_flows)} of {_mean(one.flows)} "
             f"flows share one link (random hashing: {_mean(one.expected_max_flows)} "
             "expected), which carries "
-            f"{three_digits(one.bytes_over_even)} times the bytes of an even split "
+            f"{three_digits(one.max_bytes_over_even)} times the bytes of an even split "
             f"over these links.{without}"
         )
     elif found.collisions:
@@ -145,12 +123,12 @@ def _by_part(found: Assessment) -> str:
     parts = []
     for part, hot in found.slowest.items():
         among = found.topology.parts[part]
-        slow = np.flatnonzero(among & ties(mean, hot.mean_s)).tolist()
+        slow = np.flatnonzero(among & ties(mean, hot.mean_busy_s)).tolist()
         names = [found.topology.link_name(at) for at in slow]
         which = _several(names)
         if 1 < len(slow) == np.count_nonzero(among):
             which = f"equal for all {len(slow)}"
-        parts.append(f"{part} {which} ({duration(hot.mean_s)})")
+        parts.append(f"{part} {which} ({duration(hot.mean_busy_s)})")
     return (
         "Slowest link by part, with its own mean over all iterations: "
         f"{', '.join(parts)}."
@@ -210,9 +188,9 @@ def most_often(found: Assessment) -> str:
     """Name the links that are the slowest in most iterations, and in how many."""
     network, number = found.topology, len(found.bottleneck_s)
     every = hottest(network, found.loads, most=len(network.links))
-    most = max((hot.bottleneck for hot in every), default=0)
+    most = max((hot.iterations_as_bottleneck for hot in every), default=0)
     # of links with as many iterations, that with the longest mean time comes first
-    names = [hot.name for hot in every if hot.bottleneck == most]
+    names = [hot.link for hot in every if hot.iterations_as_bottleneck == most]
     if not names:
         return ""
     for part, among in network.parts.items():
@@ -353,8 +331,8 @@ def tables(found: Assessment) -> list[Table]:
             },
             rows=[
                 (
-                    *(hot.name, hot.capacity_bytes_s, hot.mean_bytes, hot.max_bytes),
-                    *(hot.mean_s, f"{hot.bottleneck} of {number}"),
+                    *(hot.link, hot.capacity_bytes_s, hot.mean_bytes, hot.max_bytes),
+                    *(hot.mean_busy_s, f"{hot.iterations_as_bottleneck} of {number}"),
                 )
                 for hot in found.hot
             ],
@@ -370,7 +348,7 @@ def tables(found: Assessment) -> list[Table]:
                 "mean busy time": "s",
             },
             rows=[
-                (part, hot.name, hot.capacity_bytes_s, hot.mean_s)
+                (part, hot.link, hot.capacity_bytes_s, hot.mean_busy_s)
                 for part, hot in found.slowest.items()
             ],
         )
@@ -400,7 +378,7 @@ def tables(found: Assessment) -> list[Table]:
                         f"{one.links[0]} to {one.links[-1].split(' -> ')[-1]} "
                         f"({len(one.links)})",
                         *(one.flows, one.max_flows, one.expected_max_flows),
-                        *(one.no_collision, one.bytes_over_even),
+                        *(one.probability_of_no_collision, one.max_bytes_over_even),
                     )
                     for one in several[:SETS]
                 ],

@@ -103,35 +103,28 @@ def _schedule(found: Decomposition, switch: OpticalSwitch) -> dict[str, Any]:
     }
 
 
-def circuits_table(
-    served: Sequence[CircuitPlan], *, capacity_bytes_s: float, reconfigure_s: float
-) -> Table:
-    """Tabulate the circuit schedules by exchange, as means over its matrices."""
-    switch = OpticalSwitch(rate_bytes_s=capacity_bytes_s, delay_s=reconfigure_s)
+def circuits_table(told: Mapping[str, Any]) -> Table:
+    """Tabulate circuit schedules (:func:`circuits_as_dict`), means by exchange."""
     rows = []
-    for one in served:
-        every = [_schedule(found, switch) for found in one.schedules]
+    for one in told["exchanges"]:
+        every = one["schedules"]
+        keys = ("demand_bytes", "circuits", "sending_s", "lower_bound_s", "duty")
+        of = {key: mean([f[key] for f in every]) for key in keys}
         rows.append(
             (
-                *(one.layer if one.layer >= 0 else None, one.name),
-                *(rank_span(one.ranks), one.about),
-                *(
-                    mean([f[key] for f in every])
-                    for key in ("demand_bytes", "circuits")
-                ),
+                *(one["layer"], one["exchange"], rank_span(one["ranks"]), one["of"]),
+                *(of["demand_bytes"], of["circuits"]),
                 *(mean([f["terms_for"][f"{s:g}"] for f in every]) for s in SHARES),
-                *(
-                    mean([f[key] for f in every])
-                    for key in ("sending_s", "lower_bound_s")
-                ),
+                *(of["sending_s"], of["lower_bound_s"]),
                 mean([f["sending_s"] + f["reconfiguring_s"] for f in every]),
-                mean([f["duty"] for f in every]),
+                of["duty"],
             )
         )
-    matching = served[0].schedules[0].matching if served else ""
+    first = told["exchanges"][:1]
+    matching = first[0]["schedules"][0]["matching"] if first else ""
     return Table(
-        title=f"Circuits of {bit_rate(capacity_bytes_s)}, reconfiguration "
-        f"{duration(reconfigure_s)}: {matching} matching",
+        title=f"Circuits of {bit_rate(told['capacity_bytes_s'])}, reconfiguration "
+        f"{duration(told['reconfigure_s'])}: {matching} matching",
         columns={
             **{"layer": "<", "exchange": "", "ranks": "", "matrix": ""},
             **{"bytes": "bytes", "circuits": ".4g"},
@@ -143,12 +136,9 @@ def circuits_table(
     )
 
 
-def circuits_sentences(
-    served: Sequence[CircuitPlan], *, capacity_bytes_s: float, reconfigure_s: float
-) -> list[str]:
+def circuits_sentences(told: Mapping[str, Any]) -> list[str]:
     """Summarize circuit schedules: times over their bound, circuits, duty cycle."""
-    switch = OpticalSwitch(rate_bytes_s=capacity_bytes_s, delay_s=reconfigure_s)
-    every = [(one, _schedule(f, switch)) for one in served for f in one.schedules]
+    every = [(one, f) for one in told["exchanges"] for f in one["schedules"]]
     every = [(one, made) for one, made in every if made["lower_bound_s"]]
     if not every:
         return ["Circuits: no exchange sends bytes between ranks."]
@@ -162,7 +152,8 @@ def circuits_sentences(
         f"{share:.0%}"
         for share in SHARES
     )
-    where = f"layer {slowest.layer}, " if slowest.layer >= 0 else ""
+    layer = slowest["layer"]
+    where = "" if layer is None else f"layer {layer}, "
     even = mean([made["sending_s"] / made["circuits"] for _, made in every])
     fewest, most = min(circuits), max(circuits)
     number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
@@ -171,10 +162,10 @@ def circuits_sentences(
         of = f"the slowest of {len(every)} exchanges"
         median = f"; median of all {three_digits(float(np.median(ratios)))} times"
     return [
-        f"Circuits of {bit_rate(capacity_bytes_s)}, {longest['matching']} matching: "
-        f"{duration(took[at])} for {of} ({where}{slowest.name}, {slowest.about}), "
-        f"{three_digits(ratios[at])} times its lower bound{median}.",
-        f"Reconfiguration of {duration(reconfigure_s)}: {number} "
+        f"Circuits of {bit_rate(told['capacity_bytes_s'])}, {longest['matching']} "
+        f"matching: {duration(took[at])} for {of} ({where}{slowest['exchange']}, "
+        f"{slowest['of']}), {three_digits(ratios[at])} times its lower bound{median}.",
+        f"Reconfiguration of {duration(told['reconfigure_s'])}: {number} "
         f"circuit{'s' * (most != 1)} per exchange, mean duty cycle "
         f"{mean([made['duty'] for _, made in every]):.1%}; at a delay above "
         f"{duration(even)} all reconfigurations of an exchange together take longer "
@@ -202,28 +193,27 @@ def planned_sentence(served: Sequence[CircuitPlan], iterations: Int64) -> list[s
     ]
 
 
-def jobs_sentences(
-    jobs: Sequence[Job], cadences: Sequence[TypicalIteration], found: Compatibility
-) -> list[str]:
-    """Summarize what time shifts gain, and how regular the jobs are."""
-    best = "best of all shifts" if found.exhaustive else "best of a local search"
+def jobs_sentences(told: Mapping[str, Any]) -> list[str]:
+    """Summarize what time shifts gain, and how regular jobs are (jobs_as_dict)."""
+    tried = told["all_shifts_tried"]
+    best = "best of all shifts" if tried else "best of a local search"
+    shifts = (
+        f"{job['file']} by {duration(job['time_shift_s'])} of "
+        f"{duration(job['period_s'])}"
+        for job in told["jobs"]
+    )
+    regular = (
+        f"{job['file']}: autocorrelation at the period {job['autocorrelation']:.2f}, "
+        f"jitter {job['period_jitter']:.1%}"
+        for job in told["jobs"]
+    )
     return [
-        f"Compatibility score: {found.score:.3f} with time shifts ({best}), "
-        f"{found.unshifted:.3f} without, {found.worst:.3f} at worst; 1: the load never "
-        "exceeds the capacity.",
-        "Time shifts: "
-        + "; ".join(
-            f"{job.name} by {duration(shift)} of {duration(job.period_s)}"
-            for job, shift in zip(jobs, found.shifts_s, strict=True)
-        )
-        + f"; periods change by at most {found.circle.deviation:.2%}.",
-        "Regularity, which shifts need: "
-        + "; ".join(
-            f"{job.name}: autocorrelation at the period {seen.rhythm.acf:.2f}, jitter "
-            f"{seen.rhythm.jitter:.1%}"
-            for job, seen in zip(jobs, cadences, strict=True)
-        )
-        + ".",
+        f"Compatibility score: {told['score']:.3f} with time shifts ({best}), "
+        f"{told['score_unshifted']:.3f} without, {told['score_worst']:.3f} at worst; "
+        "1: the load never exceeds the capacity.",
+        f"Time shifts: {'; '.join(shifts)}; periods change by at most "
+        f"{told['period_deviation']:.2%}.",
+        f"Regularity, which shifts need: {'; '.join(regular)}.",
     ]
 
 
@@ -270,17 +260,12 @@ def jobs_as_dict(
     }
 
 
-def jobs_tables(
-    jobs: Sequence[Job],
-    cadences: Sequence[TypicalIteration],
-    found: Compatibility,
-    *,
-    capacity_bytes_s: float,
-) -> Table:
+def jobs_table(told: Mapping[str, Any]) -> Table:
     """Tabulate jobs on one link, with their compatibility score in the notes."""
+    rate = told["capacity_bytes_s"]
     local = "too many jobs to try all shifts: these are of a local search"
     return Table(
-        title=f"Jobs on one link of {bit_rate(capacity_bytes_s)}",
+        title=f"Jobs on one link of {bit_rate(rate)}",
         columns={
             **{"job": "", "rank": "", "period": "s", "periods on circle": ""},
             **{"mean load": ".1%", "peak load": ".1%"},
@@ -289,22 +274,20 @@ def jobs_tables(
         },
         rows=[
             (
-                *(job.name, seen.rank, job.period_s, repeats),
-                job.rate_bytes_s.mean() / capacity_bytes_s,
-                job.rate_bytes_s.max() / capacity_bytes_s,
-                *(seen.rhythm.acf, seen.rhythm.jitter, shift),
+                *(job["file"], job["rank"], job["period_s"]),
+                *(job["times_on_the_circle"], job["mean_rate_bytes_s"] / rate),
+                job["rate_bytes_s"].max() / rate,
+                *(job["autocorrelation"], job["period_jitter"], job["time_shift_s"]),
             )
-            for job, seen, shift, repeats in zip(
-                jobs, cadences, found.shifts_s, found.circle.repeats, strict=True
-            )
+            for job in told["jobs"]
         ],
         notes=[
-            f"compatibility score {found.score:.3f} with these shifts, "
-            f"{found.unshifted:.3f} without, {found.worst:.3f} at worst (1: the load "
-            "never exceeds the capacity)",
-            f"circle of {duration(found.circle.perimeter_s)}, {found.angles} angles; "
-            f"periods change by at most {found.circle.deviation:.2%} to fit it",
-            *([] if found.exhaustive else [local]),
+            f"compatibility score {told['score']:.3f} with these shifts, "
+            f"{told['score_unshifted']:.3f} without, {told['score_worst']:.3f} at "
+            "worst (1: the load never exceeds the capacity)",
+            f"circle of {duration(told['perimeter_s'])}, {told['angles']} angles; "
+            f"periods change by at most {told['period_deviation']:.2%} to fit it",
+            *([] if told["all_shifts_tried"] else [local]),
         ],
     )
 

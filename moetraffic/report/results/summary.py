@@ -77,7 +77,8 @@ def by_part(analysis: Analysis) -> dict[str, list[Table]]:
         )
     found["notes"] = [Table(rows=[], notes=notes)]
     return {
-        part: [table for table in tables if table.rows or table.notes]
+        # a table of notes alone has no title
+        part: [t for t in tables if t.rows or (t.notes and not t.title)]
         for part, tables in found.items()
     }
 
@@ -180,7 +181,7 @@ def _skew(exchanges: list[ExchangeAnalysis]) -> Table:
             "z": ".1f",
         },
         rows=rows,
-        notes=[f"z beyond {LARGEST_Z:.0f}: cannot happen by chance"] if rows else [],
+        notes=[f"z beyond {LARGEST_Z:.0f}: cannot happen by chance"],
     )
 
 
