@@ -15,6 +15,7 @@ from moetraffic.capture.record_format import STEP, loss_word
 from moetraffic.capture.records import committer
 from moetraffic.capture.records.committer import Committer
 from moetraffic.errors import CaptureError
+from moetraffic.report.results.overview import sentence
 from moetraffic.trace import Meta
 from moetraffic.trace.segments.segment import read_segment
 from moetraffic.trace.segments.store import RankFolder, SegmentWriter, segments_folder
@@ -90,6 +91,16 @@ def test_an_unknown_kind_of_step_ends_no_training(tmp_path: Path) -> None:
     assert merged.trace.steps.kind == ("evaluation", "train", "train", "train")
     assert "rank 0 left out 3 x step kind" in merged.remarks[0]
     assert sum("could not be recorded" in each for each in recorder.warnings) == 1
+
+
+def test_a_run_without_all_to_alls_has_no_sum_of_their_bytes(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run.h5").start()
+    recorder.step(loss=1.0)
+    merged = recorder.close()
+    assert merged is not None
+    said = sentence(merged.trace, tmp_path / "run.h5")
+    assert "; no all-to-alls" in said
+    assert "0 B" not in said
 
 
 def test_a_reason_of_a_loss_is_stated_once(tmp_path: Path) -> None:

@@ -91,14 +91,14 @@ def sentence(trace: Trace, path: Path) -> str:
     other = np.setdiff1d(trace.steps.iteration, trace.iterations)
     beside, _ = all_to_all_bytes(trace, other)
     dropped = dropped_share(trace)
-    unseen = any(
-        s.operation == ALL_TO_ALL and s.wire == WireForm.UNKNOWN for s in trace.sites
-    )
+    wires = {s.wire for s in trace.sites if s.operation == ALL_TO_ALL}
     sent = (
-        "bytes of its all-to-alls unknown"
-        if unseen and not whole + beside
+        f"no all-to-alls{_no_exchange(trace)}"
+        if not wires
+        else "bytes of its all-to-alls unknown"
+        if WireForm.UNKNOWN in wires and not whole + beside
         else f"{byte_size(whole)} sent by all-to-alls in training, of which rank-local "
-        f"(self) traffic: {byte_size(kept)}{_no_exchange(trace)}"
+        f"(self) traffic: {byte_size(kept)}"
     )
     return (
         f"{path}: {'complete' if trace.meta.complete else 'incomplete'}, "
@@ -293,8 +293,7 @@ def _loss_words(loss: dict[str, float | None]) -> str:
 
 
 def _no_exchange(trace: Trace) -> str:
-    """Explain why a trace with experts has no all-to-all, where known."""
-    exchanges = any(s.operation == ALL_TO_ALL for s in trace.sites)
-    if exchanges or trace.meta.ep > 1 or not trace.layers:
+    """Explain why a trace has no all-to-all, where known."""
+    if trace.meta.ep > 1 or not trace.layers:
         return ""
     return ": with ep 1 each rank holds all experts and sends no tokens"
