@@ -188,7 +188,7 @@ def planned_sentence(served: Sequence[CircuitPlan], iterations: Int64) -> list[s
         return []
     return [
         f"Planned from iterations {a}:{b}. To score such a plan with evaluate --plan, "
-        f"which serves the iterations from {first} on, plan from earlier ones: "
+        f"which serves the iterations from {first} on, plan from earlier ones: give "
         f"--iterations 0:{first}."
     ]
 
