@@ -33,7 +33,7 @@ from moetraffic.patterns.time_model import (
 )
 from moetraffic.tables import Table
 
-from .measured_times import SELENE, gpt, nodes
+from .measured_times import NICS, SELENE, gpt, nodes
 from .study import Study, compared, rounded
 
 STATED = ("tp", "pp", "cp", "ep", "virtual", "micro_batch")
@@ -89,7 +89,7 @@ def sc21(row: Mapping[str, str]) -> Chosen:
     number = {name: float(row[name]) for name in row if name != "recompute"}
     found = search(
         gpt(row),
-        nodes(A100, 200e9, reached=SELENE),
+        nodes(A100, NICS["selene"], reached=SELENE),
         gpus=int(number["gpus"]),
         global_batch=int(number["batch"]),
         among={
@@ -122,7 +122,7 @@ def modern(row: Mapping[str, str]) -> Chosen:
     given = zip(("t", "p", "cp", "ep", "v", "microbatch"), STATED, strict=True)
     found = search(
         replace(known.model, sequence=int(row["seq"])),
-        nodes(gpu, 400e9, overlap),
+        nodes(gpu, NICS["dgx-h100"], overlap),
         gpus=gpus,
         global_batch=batch,
         among={
