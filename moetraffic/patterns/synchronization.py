@@ -197,16 +197,13 @@ class Buckets(Synchronization):
 class DistributedOptimizer(Synchronization):
     """Megatron-LM's: gradients reduce-scattered, parameters all-gathered.
 
-    The buffer is padded so that each rank's share is as long; ``align`` (1) is what its
-    length is a multiple of, which Megatron-LM has as 128
-    (``param_and_grad_buffer.py``).
+    The buffer is padded so that each rank's share is as long.
     """
 
     stage = 1
 
     def _padded(self, c: Copies) -> int:
-        unit = c.ranks * int(self.options.get("align", 1))
-        return ceil(c.elements / unit) * unit
+        return ceil(c.elements / c.ranks) * c.ranks
 
 
 class ShardedGradients(DistributedOptimizer):

@@ -11,7 +11,7 @@ import numpy as np
 from moetraffic.arrays import Int64
 from moetraffic.errors import LayoutError
 
-from .algorithms import ALGORITHMS, collective_matrix, gloo
+from .algorithms import ALGORITHMS, collective_matrix
 from .algorithms.hierarchical import hierarchical_all_to_all
 from .algorithms.ring import RINGS, chunks, sent_to_next
 from .element_types import ELEMENT_BYTES
@@ -103,10 +103,8 @@ def traffic_matrix(
         The collectives.
     traffic
         Kinds of traffic that count; None takes all.
-    algorithm
-        How collectives travel.
-    gpus_per_node
-        Ranks of a node, consecutive; 0: all are on one.
+    algorithm, gpus_per_node
+        How collectives travel; ranks of a node, consecutive, 0: all are on one.
 
     Returns
     -------
@@ -233,27 +231,3 @@ def refuse_large(ranks: int, matrices: int, remedy: str) -> None:
             f"a matrix between ranks has at most {MOST_BYTES / 1e9:g} GB, but "
             f"{ranks:,} ranks need {needed / 1e9:,.1f} GB: {remedy}"
         )
-
-
-def gloo_matrix(pattern: Pattern) -> Int64:
-    """Bytes ``[R, R]`` of TCP's payload in an iteration on gloo, headers included."""
-    world = pattern.grid.world
-    out = np.zeros((world, world), np.int64)
-    for call, groups, times in pattern.calls():
-        members = len(groups[0])
-        if call.operation in ("send_recv", "all_to_all"):
-            payload = call_matrix(call, members, "gloo")
-            messages = np.asarray(payload > 0, np.int64)
-            if call.operation == "all_to_all":
-                messages = 1 - np.eye(members, dtype=np.int64)
-            sent = gloo.Sent(payload=payload, messages=messages)
-        else:
-            sent = gloo.collective(
-                call.operation,
-                np.full(members, call.size, np.int64),
-                root=call.root,
-                element=ELEMENT_BYTES.get(call.dtype, 8),
-            )
-        for group in groups:
-            out[np.ix_(group, group)] += times * sent.bytes
-    return out

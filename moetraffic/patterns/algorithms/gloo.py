@@ -5,10 +5,6 @@ one behind it.  A reduce-scatter is an all-reduce of which most is thrown away: 
 moves twice the bytes that it had to.  A reduce is a ring, too, whose parts all go to
 the root.
 
-Every message has a header of 48 bytes, is announced by another one (unless it is asked
-for already), and asked for by one the other way, so that the bytes which the kernel
-counts are known as well (:func:`framing`).
-
 References
 ----------
 gloo, ``allreduce.cc`` (ring; ``computeAllreduceOffsets`` for its segments),
@@ -29,9 +25,6 @@ from moetraffic.errors import LayoutError
 from .ring import ring_all_gather
 from .trees import binomial_broadcast
 
-HEADER = 48
-"""Bytes of a message's header, of its announcement, and of asking for it."""
-
 SEGMENT = 1 << 20
 """Bytes of a message at most, in rings."""
 
@@ -41,17 +34,8 @@ class Sent:
     """What a collective sends between n members; row sends, column receives."""
 
     payload: Int64  # [n, n] bytes
-    messages: Int64  # [n, n] their number
-
-    @property
-    def bytes(self) -> Int64:
-        """``[n, n]`` what the kernel counts in TCP's payload."""
-        return self.payload + framing(self.messages)
-
-
-def framing(messages: Int64) -> Int64:
-    """Bytes of headers: two to where a message goes, one the other way, at most."""
-    return HEADER * (2 * messages + messages.T)
+    messages: Int64  # [n, n] their number; each has a header of 48 bytes, is announced
+    # by another one unless it is asked for already, and asked for by one the other way
 
 
 def segments(size: int, ranks: int, element: int) -> Int64:
@@ -111,25 +95,8 @@ def broadcast(size: int, ranks: int, root: int = 0) -> Sent:
     return Sent(payload=payload, messages=edges)
 
 
-def all_to_all(payload: Int64) -> Sent:
-    """Each pair by itself."""
-    payload = payload.copy()
-    np.fill_diagonal(payload, 0)
-    return Sent(payload=payload, messages=1 - np.eye(len(payload), dtype=np.int64))
-
-
 def to_or_from_root(sizes: Int64, root: int, *, gathers: bool) -> Sent:
-    """A gather or a scatter: the root with each other rank.
-
-    Parameters
-    ----------
-    sizes
-        ``[n]`` bytes of each rank's part.
-    root
-        A member.
-    gathers
-        Whether parts go to the root.
-    """
+    """A gather, or a scatter: parts of ``sizes`` ``[n]`` bytes to or from the root."""
     payload, messages = _zeros(len(sizes)), _zeros(len(sizes))
     payload[:, root], messages[:, root] = sizes, 1
     payload[root, root] = messages[root, root] = 0

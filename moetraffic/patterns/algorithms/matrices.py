@@ -34,9 +34,7 @@ from .trees import binomial_broadcast, double_tree_all_reduce
 def direct_all_reduce(size: int, ranks: int) -> Int64:
     """Reduce-scatter and all-gather between every pair: ``2 size / n`` a pair."""
     parts = chunks(size, ranks)
-    out = parts[None, :] + parts[:, None]  # my part of theirs, then theirs of mine
-    np.fill_diagonal(out, 0)
-    return np.asarray(out, np.int64)
+    return direct_reduce_scatter(size, ranks) + direct_all_gather(parts)
 
 
 def direct_reduce_scatter(size: int, ranks: int) -> Int64:

@@ -17,6 +17,8 @@ import numpy as np
 
 from moetraffic.arrays import Int64
 
+from .ring import chunks
+
 
 def recursive_doubling_all_reduce(size: int, ranks: int) -> Int64:
     """Whole buffers with every partner: ``log2(n) size`` a rank, few rounds."""
@@ -54,8 +56,7 @@ def halving_doubling_all_reduce(size: int, ranks: int) -> Int64:
     ``2 (n-1)/n size`` a rank where n is a power of two.
     """
     places, out = _folded(size, ranks)
-    base, rest = divmod(size, len(places))
-    parts = np.full(len(places), base, np.int64) + (np.arange(len(places)) < rest)
+    parts = chunks(size, len(places))
     inner = halving_reduce_scatter(parts) + recursive_doubling_all_gather(parts)
     out[np.ix_(places, places)] += inner
     return out
@@ -75,9 +76,8 @@ def _representatives(ranks: int) -> list[int]:
 def _folded(size: int, ranks: int) -> tuple[list[int], Int64]:
     """The ranks that exchange, and what folding sends: a buffer there, one back."""
     places, out = _representatives(ranks), np.zeros((ranks, ranks), np.int64)
-    for even in range(0, 2 * (ranks - len(places)), 2):
-        out[even, even + 1] += size
-        out[even + 1, even] += size
+    even = np.arange(0, 2 * (ranks - len(places)), 2)
+    out[even, even + 1] = out[even + 1, even] = size
     return places, out
 
 
@@ -86,7 +86,7 @@ def _represented(parts: Int64) -> tuple[list[int], Int64, Int64]:
     ranks = len(parts)
     places, out = _representatives(ranks), np.zeros((ranks, ranks), np.int64)
     held = parts[places].copy()
-    for pair, even in enumerate(range(0, 2 * (ranks - len(places)), 2)):
-        out[even, even + 1] += int(parts[even])
-        held[pair] += parts[even]
+    even = np.arange(0, 2 * (ranks - len(places)), 2)
+    out[even, even + 1] = parts[even]
+    held[: len(even)] += parts[even]
     return places, held, out

@@ -51,7 +51,6 @@ class Protocol:
     name: str
     link_gbps: float
     achieved_gbps: float  # the highest that was seen, each way
-    measured_with: str  # "training" or a bare "transfer": not to be compared
     source: str
 
     @property

@@ -25,19 +25,8 @@ from moetraffic.patterns.rules import choose
 def contiguous(experts: Int64, load: Float64, ranks: int) -> Int64:
     """Rank 0 holds the first S/W slots, rank 1 the next, and so on.
 
-    Parameters
-    ----------
-    experts
-        ``[S]`` expert of each slot.
-    load
-        ``[S]`` load of each slot; of no matter here.
-    ranks
-        Number of ranks W, a divisor of S.
-
-    Returns
-    -------
-    ndarray
-        ``[S]`` int64, the rank of each slot.
+    Of ``experts`` and ``load`` ``[S]``, those of each slot, and W ``ranks``, a divisor
+    of S: the rank of each slot ``[S]``, int64.
     """
     return np.arange(len(experts)) // (len(experts) // ranks)
 

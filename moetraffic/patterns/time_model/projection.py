@@ -43,10 +43,7 @@ def projected_speedup(
 
 
 def implied_share(slowdown: float, communication_growth: float) -> float:
-    """Share of communication before it grew, from how an iteration grew with it.
-
-    ``1 - r + x r = y`` for a growth ``x`` of communication and a slowdown ``y`` of the
-    iteration, computing unchanged and nothing overlapped.
+    """Share of communication r before it grew x times: ``1 - r + x r`` is the slowdown.
 
     Examples
     --------

@@ -69,11 +69,8 @@ def read(where: str = "", *, sequence: int = 1, vocabulary: int = 256) -> Text:
     source, files = _found(where)
     enough = LARGEST_BYTES + 1 if where else STANDARD_LIBRARY_BYTES
     data = _join(files, enough)
-    if where:
-        _refuse_size(where, len(data), sequence)
-    else:
-        data = data[:STANDARD_LIBRARY_BYTES]
-        _refuse_size(source, len(data), sequence)
+    data = data if where else data[:STANDARD_LIBRARY_BYTES]
+    _refuse_size(source, len(data), sequence)
     if vocabulary < 256:
         _refuse_byte(source, max(data), vocabulary)
     return Text(data=data, source=source)
