@@ -8,7 +8,6 @@ from __future__ import annotations
 from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.layouts.violations import refuse_unsound, violations
 
-from .calibration import Calibration, calibrate
 from .calls import Traffic
 from .conventions import APNET24, CHOICES, SC21, Conventions
 from .estimation import Estimate, estimate
@@ -34,7 +33,6 @@ __all__ = [
     "MODEL_ERROR",
     "SC21",
     "SCALINGS",
-    "Calibration",
     "Configuration",
     "Conventions",
     "Effective",
@@ -50,7 +48,6 @@ __all__ = [
     "Sweep",
     "System",
     "Traffic",
-    "calibrate",
     "estimate",
     "implied_share",
     "memory",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from moetraffic.patterns.time_model import (
     MeasuredLinks,
     NodeLinks,
     System,
-    calibrate,
     estimate,
     implied_share,
     memory,
@@ -342,50 +340,6 @@ def test_any_table_of_bandwidths_will_do() -> None:
     found = estimate(config, replace(FLAT, bandwidth=Falling()))
     wire = found.wire["dp"]
     assert found.dp == pytest.approx(wire / (20e9 / np.array([2, 4, 8])))
-
-
-def test_calibration_finds_what_made_the_times() -> None:
-    grid = np.array(list(product((1, 2, 4), (1, 2, 4), (1, 2, 4))), float).T
-    alike = told(pp=grid[0], tp=grid[1], dp=grid[2])
-    config = replace(alike, micro_batch=np.resize([1.0, 2, 4], grid.shape[1]))
-    truth = replace(
-        FLAT,
-        utilization=0.37,
-        layer_overhead_s=2e-4,
-        iteration_overhead_s=0.02,
-        bandwidth={"tp": 80e9, "other": 11e9},
-    )
-    times = estimate(config, truth).iteration
-    known = System(peak_flops=100e12, bandwidth={"other": 11e9})
-    unknowns = ("utilization", "layer_overhead_s", "iteration_overhead_s", "tp")
-    fit = calibrate(config, times, known, unknowns)
-    assert list(fit.fitted.values()) == pytest.approx([0.37, 2e-4, 0.02, 80e9])
-    assert fit.residuals == pytest.approx(0, abs=1e-9)
-    assert fit.rank == 4
-    # with one micro-batch size, 1/t, 1 and (t-1)/t are two things, not three
-    layers = Conventions(ends="left-out")
-    assert calibrate(alike, times, known, unknowns, conventions=layers).rank == 3
-    again = estimate(config, fit.system).iteration
-    assert again == pytest.approx(fit.predicted)
-    # one GPU tells nothing of a network: a rank below the number of unknowns says so
-    alone = told(micro_batch=[1.0, 2, 4])
-    flat = calibrate(alone, [1.0, 1.1, 1.2], known, ("utilization", "tp"))
-    assert flat.rank == 1
-    for named, rule in (
-        ({"unknowns": ("speed",)}, "what is fitted is one of"),
-        ({"measured": [1.0]}, "a measured time for each configuration"),
-        ({"measured": [0.0, 1, 2]}, "above 0 s"),
-        ({"system": replace(known, overlap={"dp": 0.5})}, "nothing overlaps"),
-    ):
-        asked = {
-            "config": alone,
-            "measured": [1.0, 1.0, 1.0],
-            "system": known,
-            "unknowns": ("utilization",),
-            **named,
-        }
-        with pytest.raises(LayoutError, match=rule):
-            calibrate(**asked)
 
 
 def test_sweeps_scale_as_their_names_say() -> None:
