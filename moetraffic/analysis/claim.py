@@ -111,11 +111,6 @@ class Claim:
         return f'{subject}: no evidence of "{self.name}" {test}{limits}.'
 
 
-def claim_of(
-    claims: tuple[Claim, ...] | list[Claim], name: str, about: str | None = None
-) -> Claim | None:
-    """Return the first claim of a name (and a subject); None if there is none."""
-    for claim in claims:
-        if claim.name == name and about in (None, claim.about):
-            return claim
-    return None
+def claim_of(claims: tuple[Claim, ...] | list[Claim], name: str) -> Claim | None:
+    """Return the first claim of a name; None if there is none."""
+    return next((claim for claim in claims if claim.name == name), None)

@@ -183,7 +183,7 @@ def line_colors(number: int) -> list[str]:
     return [to_hex(scale(i / (number - 1) * 0.92)) for i in range(number)]
 
 
-def in_legend(number: int, most: int = MOST_NAMED) -> Sequence[bool]:
-    """Select the lines to name in the legend: every n-th above ``most`` lines."""
-    step = max(1, -(-number // most))
+def in_legend(number: int) -> Sequence[bool]:
+    """Select the lines to name in the legend: every n-th of more than MOST_NAMED."""
+    step = max(1, -(-number // MOST_NAMED))
     return [n % step == 0 for n in range(number)]

@@ -71,7 +71,6 @@ def convergence_of(
     tokens: npt.ArrayLike | None = None,
     k: int = 1,
     copy_size: float = 1.0,
-    about: str = "",
     seed: int = 0,
 ) -> Convergence:
     """Test whether and when the loads and the matrices of a run converge.
@@ -91,8 +90,6 @@ def convergence_of(
         Distinct experts of a token.
     copy_size
         What one token copy counts in ``loads`` and ``cells``: bytes of a row for bytes.
-    about
-        Where, for the claims: "layer 0".
     seed
         Of what is drawn: floors of the hot sets, simulated null hypotheses.
 
@@ -123,9 +120,8 @@ def convergence_of(
     copies = x.sum(axis=1)
     if tokens is not None:
         copies = np.broadcast_to(np.asarray(tokens, np.float64) * k, (len(x),))
-    here = f" of {about}" if about else ""
-    load = _trajectory(x, copies, when, k, f"load{here}", seed)
-    cell = _trajectory(y, y.sum(axis=1), when, k, f"matrix{here}", seed)
+    load = _trajectory(x, copies, when, k, "load", seed)
+    cell = _trajectory(y, y.sum(axis=1), when, k, "matrix", seed)
     hot_loads, hot_cells = (
         hot_set(v, k=max(1, v.shape[1] // 8), experts_per_token=k, seed=seed)
         for v in (x, y)

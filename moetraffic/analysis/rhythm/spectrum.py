@@ -9,7 +9,6 @@ spectrum add up to 1; the mean, frequency 0, is no part of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,12 +31,15 @@ MOST_BINS = 1 << 20
 
 MOST_RANKS = 4
 
+BY = ("phase", "rank")
+"""Sources whose spectra are computed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spectrum:
     """Power spectrum of one traffic source's on-off series."""
 
-    by: str  # "phase", "layer" or "rank"
+    by: str  # "phase" or "rank"
     name: str
     frequency_hz: Float64  # [F], above 0
     share: Float64  # [F] of the power without the mean; the sum is 1
@@ -45,17 +47,8 @@ class Spectrum:
     windows: int  # that were averaged
 
 
-def spectra(
-    trace: Trace, *, by: Sequence[str] = ("phase", "rank")
-) -> tuple[tuple[Spectrum, ...], str]:
-    """Compute the power spectra of a trace's traffic sources.
-
-    Parameters
-    ----------
-    trace
-        With times.
-    by
-        Of :data:`moetraffic.analysis.rhythm.source_statistics.SOURCES`.
+def spectra(trace: Trace) -> tuple[tuple[Spectrum, ...], str]:
+    """Compute the power spectra of the phases and ranks of a trace with times.
 
     Returns
     -------
@@ -72,7 +65,7 @@ def spectra(
     notes: list[str] = []
     found = bounded(trace, found, notes)
     alone = np.arange(trace.meta.world)
-    keys = chosen_keys(trace, found, by, 0, alone, MOST_RANKS, False, notes)
+    keys = chosen_keys(trace, found, BY, 0, alone, MOST_RANKS, False, notes)
     told = []
     for (kind, _, name), parts in collected(trace, found, keys, alone, False).items():
         if not parts:

@@ -260,14 +260,15 @@ def _shown(
         told = report.as_dict(made, matrices)
         told["parameters"] = {"total": count.total, "active": count.active}
         told |= {"algorithm": algorithm, "files": [str(p) for p in written if p]}
-    traffic = report.traffic_table(made, matrices)
+    figures = report.traffic_figures(made, matrices)
+    traffic = report.traffic_table(figures)
     note = f"Between ranks: bytes of an iteration with {algorithm} collectives."
     most = "Bottleneck rank: the rank that sends most of a kind (with "
     most += "--imbalance-from, in each exchange the rank that sends or receives most)."
     payload = "payload: input bytes of a group member"
     return Shown(
         summary=[
-            report.sentence(made, matrices, layout, batch),
+            report.sentence(made, matrices, figures, layout, batch),
             f"Model: {count.words}.",
             note,
         ],

@@ -289,7 +289,6 @@ def _beside(
     except AnalysisError as error:
         lacking = Missing(title=section["title"], reason=str(error))
         return Section(key=section["key"], title=section["title"], parts=(lacking,))
-    asked = (found, section["key"], "this run", name)
     if found.identical:
         section["about"] += f" Byte-identical: {found.identical}."
     times = f"Times of common calls: this run and {name}"
@@ -300,8 +299,8 @@ def _beside(
         **section,
         parts=(
             *([rates] if rates else []),
-            side_by_side.ratios(*asked),
-            side_by_side.distances(*asked),
+            side_by_side.ratios(found, section["key"], name),
+            side_by_side.distances(found, section["key"], name),
             *([comparison.times(found.times, times)] if found.times else []),
         ),
     )

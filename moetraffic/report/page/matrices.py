@@ -42,10 +42,10 @@ LARGEST = (128, 256)
 class Matrices:
     """Heatmap of traffic matrices with an iteration slider."""
 
-    key: str
-    title: str
     source: str
     blocks: tuple[dict[str, Any], ...]  # in the format of the page's script
+    key: str = "matrices"
+    title: str = "Traffic matrices"
 
 
 @dataclass
@@ -160,8 +160,6 @@ def matrices(trace: Trace, kept: Kept, *, phase: str) -> Matrices | None:
         if s.source.layer == b["layer"]
     )
     return Matrices(
-        key="matrices",
-        title="Traffic matrices",
         source=f"{how} of every expert exchange. Demand: token copies that each rank's "
         "router chose, by expert, those dropped later included. Wire: bytes of the "
         "phase's all-to-alls, row sends, column receives, the part that a rank keeps "

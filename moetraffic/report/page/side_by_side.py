@@ -23,8 +23,8 @@ from moetraffic.tables import Table
 from moetraffic.units import bit_rate
 
 
-def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Missing:
-    """Draw the ratio of total call times, second run to first, by category of call."""
+def ratios(found: Comparison, key: str, second: str) -> Chart | Missing:
+    """Draw the ratio of total call times, second run to this one, by kind of call."""
     notes = [n for n in found.notes if "time" in n or "duration" in n]
     number = found.times[0].number if found.times else 0
     return _chart(
@@ -38,7 +38,7 @@ def ratios(found: Comparison, key: str, first: str, second: str) -> Chart | Miss
         ],
         "ratio",
         key=f"{key}-ratios",
-        title=f"Call times of {second} relative to {first}",
+        title=f"Call times of {second} relative to this run",
         reason="; ".join(notes) or "no call has times in both traces",
         source=f"Sums over the {number:,} calls that both runs have; intervals over "
         "iterations resampled for both together, of two replays over their runs. Call: "
@@ -84,7 +84,7 @@ def rates(found: Comparison, second: str, port_bytes_s: float) -> Table | None:
     )
 
 
-def distances(found: Comparison, key: str, first: str, second: str) -> Chart | Missing:
+def distances(found: Comparison, key: str, second: str) -> Chart | Missing:
     """Draw distances between the runs' traffic, and the within-run noise."""
     return _chart(
         [
@@ -97,7 +97,7 @@ def distances(found: Comparison, key: str, first: str, second: str) -> Chart | M
         ],
         "distance",
         key=f"{key}-distances",
-        title=f"Distance between the traffic of {first} and {second}",
+        title=f"Distance between the traffic of this run and {second}",
         reason="; ".join(found.notes) or "the runs have nothing in common",
         source="Layers and groups are matched by their order. A distance to the right "
         "of the gray mark exceeds the within-run noise of the first run.",

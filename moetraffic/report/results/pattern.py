@@ -77,25 +77,25 @@ def groups_table(pattern: Pattern) -> Table:
     )
 
 
-def traffic_table(pattern: Pattern, matrices: Mapping[str, csr_array]) -> Table:
-    """Tabulate the bytes between ranks in an iteration, by kind of traffic."""
+def traffic_table(figures: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Tabulate the bytes between ranks in an iteration (:func:`traffic_figures`)."""
     return Table(
         columns={
             **{"traffic": "", "between ranks": "bytes", "share": ".1%", "pairs": ""},
             **{"largest pair": "bytes", "bottleneck rank": "bytes"},
         },
-        rows=[
-            (kind, *one.values())
-            for kind, one in traffic_figures(pattern, matrices).items()
-        ],
+        rows=[(kind, *one.values()) for kind, one in figures.items()],
     )
 
 
 def sentence(
-    pattern: Pattern, matrices: Mapping[str, csr_array], layout: str, batch: str
+    pattern: Pattern,
+    matrices: Mapping[str, csr_array],
+    figures: Mapping[str, Mapping[str, Any]],
+    layout: str,
+    batch: str,
 ) -> str:
     """State the bytes between ranks in an iteration, and the largest kind of them."""
-    figures = traffic_figures(pattern, matrices)
     start = f"{pattern.name} on {pattern.grid.world} ranks ({layout}), {batch}"
     total = sum(one["bytes"] for one in figures.values())
     if not total:
@@ -189,8 +189,9 @@ def heatmaps(
     )
 
 
-def stripes(model: str = "gpt-1.3b") -> dict[str, Chart]:
+def stripes() -> dict[str, Chart]:
     """Draw traffic heatmaps of the layouts in APNet'24, by file name."""
+    model = "gpt-1.3b"
     found = preset(model)
     drawn = {}
     for p, t, d in LAYOUTS:
