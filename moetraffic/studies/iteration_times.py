@@ -8,7 +8,7 @@ fit of all three to all *other* A100 tables stands beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +20,6 @@ from moetraffic.tables import Table
 
 from .measured_times import TABLES, UNSEEN, Measured, korthikanti_table4
 from .study import Study, compared, rounded
-
-OUTSIDE = 0.3
-"""Relative error of a row from which on the study says what would explain it."""
-
 
 SHARES: Mapping[str, tuple[float, float]] = {
     "matmul_share": (0.7, 1.0),
@@ -129,7 +125,6 @@ def reproduce() -> Study:
                     for name, time, ours in zip(*korthikanti_table4(), strict=True)
                 ],
             ),
-            _explained([each for each in measured if len(each.labels) < 20]),
             *(rows_of(each) for each in measured if len(each.labels) < 20),
         ),
         not_reproducible=(
@@ -194,60 +189,3 @@ def rows_of(each: Measured) -> Table:
             for name, time, off in cells
         ],
     )
-
-
-def _explained(tables: Sequence[Measured]) -> Table:
-    """Tabulate, of rows far off, the input that alone would give the published time."""
-    rows = []
-    for each in tables:
-        for at in np.flatnonzero(np.abs(each.errors()) > OUTSIDE):
-            one = each.part(slice(at, at + 1))
-            rows.append(
-                (
-                    f"{each.name}: {one.labels[0]}",
-                    *rounded(one.errors(), 3),
-                    _solved(one, _slower_host),
-                    _solved(one, _busier_rank),
-                    _solved(one, _slower_links),
-                )
-            )
-    return Table(
-        title=f"Rows more than {OUTSIDE:.0%} off: one input for the published time",
-        columns=(
-            *("row", "error", "host, times us a kernel", "busiest rank over mean"),
-            "links, times slower",
-        ),
-        rows=rows,
-    )
-
-
-def _slower_host(one: Measured, factor: float) -> float:
-    gpu = replace(one.gpu, dispatch_s=factor * one.gpu.dispatch_s)
-    return float(one.errors(gpu)[0])
-
-
-def _busier_rank(one: Measured, factor: float) -> float:
-    if not np.any(one.config.sizes.experts > 0):
-        return np.nan
-    most = np.minimum(factor, one.config.most_imbalance)
-    config = replace(one.config, imbalance=most)
-    return float(replace(one, config=config).errors()[0])
-
-
-def _slower_links(one: Measured, factor: float) -> float:
-    slower = replace(
-        one,
-        nic_bytes_s=one.nic_bytes_s / factor,
-        reached={kind: rate / factor for kind, rate in one.reached.items()},
-    )
-    gpu = replace(one.gpu, inside_bytes_s=one.gpu.inside_bytes_s / factor)
-    return float(slower.errors(gpu)[0])
-
-
-def _solved(one: Measured, error: Callable[[Measured, float], float]) -> float | None:
-    """Return the factor from 1 to 30 that makes the error 0, None without one."""
-    from scipy.optimize import brentq  # a second: not every verb needs it
-
-    if not error(one, 1.0) < 0 < error(one, 30.0):
-        return None
-    return round(float(brentq(lambda x: error(one, x), 1.0, 30.0, xtol=1e-3)), 2)

@@ -21,7 +21,6 @@ from moetraffic.patterns.time_model import (
     NodeLinks,
     System,
     estimate,
-    implied_share,
     projected_speedup,
 )
 from moetraffic.tables import Table
@@ -138,7 +137,7 @@ def _communication() -> Table:
 def _throughput() -> Table:
     growth = _claim("comm_time_increase_low_bw_system_DP")
     said = _claim("throughput_reduction_low_bw_system_DP") / 100
-    share = implied_share(1 / (1 - said), growth)
+    share = said / (1 - said) / (growth - 1)  # 1 - r + growth r = 1/(1 - said)
     slow = growth * share / (1 - share + growth * share)
     values: list[tuple[str, float | None, float]] = [
         ("R_comm on the fast system that both claims imply", None, share),

@@ -62,7 +62,10 @@ def one_estimate(
     layout, batch = report.layout_words(config)
     title = f"{layout}, {batch}, {source}"
     if what == "zero":
-        stages = time_model.zero_stages(config, system, conventions=conventions)
+        staged = replace(config, zero=np.arange(4.0))
+        stages = time_model.estimate(
+            staged, system, conventions=conventions, strict=False
+        )
         names = [f"ZeRO {stage}" for stage in range(4)]
         shown = _study(
             report.range_sentences(

@@ -20,7 +20,6 @@ from math import ceil
 import numpy as np
 
 from moetraffic.arrays import Int64
-from moetraffic.errors import LayoutError
 
 from .ring import ring_all_gather
 from .trees import binomial_broadcast
@@ -121,11 +120,6 @@ def collective(
         The member that broadcasts, reduces, gathers or scatters.
     element
         Bytes of an element.
-
-    Raises
-    ------
-    LayoutError
-        If gloo has no such collective.
     """
     ranks, size = len(volumes), int(volumes.max(initial=0))
     if operation in ("all_reduce", "reduce_scatter"):  # of the whole input
@@ -138,12 +132,8 @@ def collective(
         return reduce(size, ranks, root, element)
     if operation == "gather":
         return to_or_from_root(volumes, root, gathers=True)
-    if operation == "scatter":
-        each = np.full(ranks, size // max(1, ranks), np.int64)
-        return to_or_from_root(each, root, gathers=False)
-    raise LayoutError(
-        f"how gloo sends {operation} is not known: choose another collective"
-    )
+    each = np.full(ranks, size // max(1, ranks), np.int64)
+    return to_or_from_root(each, root, gathers=False)
 
 
 def _zeros(ranks: int) -> Int64:

@@ -8,7 +8,7 @@ import numpy as np
 
 from moetraffic.patterns.dispatchers import dispatcher_rules
 from moetraffic.patterns.model_sizes import ModelSizes, model_sizes
-from moetraffic.patterns.rules import Broken, Rule, positive, refuse, sentences
+from moetraffic.patterns.rules import Broken, Rule, positive, sentences
 from moetraffic.patterns.shape import ModelShape
 from moetraffic.patterns.synchronization import IN_EACH_PASS, SHARDED
 from moetraffic.patterns.values import Values, anywhere, where
@@ -24,17 +24,6 @@ def violations(config: Configuration) -> list[Rule]:
     """The rules of a model's training, broken or not: where, and the sentence."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return _rules(config)
-
-
-def refuse_unsound(config: Configuration) -> None:
-    """Refuse a configuration with any element that cannot exist.
-
-    Raises
-    ------
-    LayoutError
-        If a rule is broken anywhere.
-    """
-    refuse(violations(config))
 
 
 def _rules(config: Configuration) -> list[Rule]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from moetraffic.patterns.layouts.configuration import Configuration
-from moetraffic.patterns.layouts.violations import refuse_unsound, violations
+from moetraffic.patterns.layouts.violations import violations
 
 from .calls import Traffic
 from .conventions import APNET24, CHOICES, SC21, Conventions
@@ -15,10 +15,10 @@ from .gpus import A100, GPUS, H100, Gpu
 from .links import MeasuredLinks, NodeLinks
 from .memory import Memory, memory
 from .operations import Operations, model_operations, operations
-from .projection import implied_share, projected_speedup
+from .projection import projected_speedup
 from .search import COLUMNS, MODEL_ERROR, Search, search
 from .sensitivity import Sensitivity, sensitivity
-from .sweeps import SCALINGS, Sweep, sweep, zero_stages
+from .sweeps import SCALINGS, Sweep, sweep
 from .system import Effective, Links, System
 from .traffic import KINDS, traffic
 
@@ -49,16 +49,13 @@ __all__ = [
     "System",
     "Traffic",
     "estimate",
-    "implied_share",
     "memory",
     "model_operations",
     "operations",
     "projected_speedup",
-    "refuse_unsound",
     "search",
     "sensitivity",
     "sweep",
     "traffic",
     "violations",
-    "zero_stages",
 ]

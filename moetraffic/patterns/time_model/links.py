@@ -93,15 +93,14 @@ class MeasuredLinks:
     """What ``moetraffic bench`` measured, asked by the nodes that a group lies on.
 
     A group of ``n`` ranks, every ``stride``-th one, lies on ``ceil(n stride/G)`` nodes
-    of ``G`` GPUs, or ``n`` if that is fewer.  Measurements are of one group at a time:
-    those that share a node's NICs share its bandwidth, which ``together`` divides by.
+    of ``G`` GPUs, or ``n`` if that is fewer.  Measurements are of one group at a time,
+    groups beside each other on a node are taken to get as much each.
     """
 
     table: BandwidthTable
     gpus: int  # of a node
     platform: str | None = None  # which measurements; None: the only ones there are
     protocol: str | None = None
-    together: bool = False  # divide by the groups beside each other on a node
 
     def speed(self, calls: Traffic) -> Float64:
         """Bytes/s that a rank of this group sends; those of one rank send nothing."""
@@ -115,9 +114,6 @@ class MeasuredLinks:
             mine = asked & (nodes == span)
             got = self._effective(calls, ranks[mine], size[mine], int(span))
             found[mine] = got.bytes_s
-        if self.together:
-            near = np.clip(np.floor(self.gpus / stride), 1, ranks)
-            found = where(nodes > 1, found * near / self.gpus, found)
         return found
 
     def extrapolated(self, calls: Traffic) -> str:

@@ -40,14 +40,3 @@ def projected_speedup(
             f"{work.min():g}, {sent.min():g} and {eff.min():g}: change them"
         )
     return np.asarray((work + sent) / (work + sent / eff))
-
-
-def implied_share(slowdown: float, communication_growth: float) -> float:
-    """Share of communication r before it grew x times: ``1 - r + x r`` is the slowdown.
-
-    Examples
-    --------
-    >>> round(implied_share(1.5, 3.0), 3)
-    0.25
-    """
-    return (slowdown - 1) / (communication_growth - 1)

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from moetraffic.arrays import Float64
 from moetraffic.errors import LayoutError
 from moetraffic.patterns.layouts.configuration import Configuration
-from moetraffic.patterns.layouts.violations import refuse_unsound
-from moetraffic.patterns.rules import choose
+from moetraffic.patterns.layouts.violations import violations
+from moetraffic.patterns.rules import choose, refuse
 from moetraffic.patterns.values import numbers
 
 from .conventions import SC21, Conventions
@@ -96,18 +96,5 @@ def sweep(
         scaled = replace(config, dp=steps, global_batch=batch)
     told = estimate(scaled, system, conventions=conventions, strict=False)
     if not told.sound.any():
-        refuse_unsound(scaled)
+        refuse(violations(scaled))
     return Sweep(scaling=scaling, estimate=told)
-
-
-def zero_stages(
-    config: Configuration, system: System, *, conventions: Conventions = SC21
-) -> Estimate:
-    """One configuration under ZeRO 0, 1, 2 and 3: arrays ``[4]``.
-
-    Volumes of a rank, of ``Psi = N e`` and each ``(d-1)/d``: 2 Psi, 2 Psi, and under
-    accumulation of m micro-batches ``(m + 1)`` Psi and ``3 m`` Psi
-    (arXiv 1910.02054, section 7).
-    """
-    staged = replace(config, zero=np.arange(4.0))
-    return estimate(staged, system, conventions=conventions, strict=False)
