@@ -51,7 +51,7 @@ def fit_trace(
     size: Size | None = None,
     reruns: Sequence[Trace] = (),
     judged: bool = True,
-    tick: Callable[[int, str], None] | None = None,
+    tick: Callable[[int, str], None] = lambda done, doing: None,
 ) -> Fit:
     """Fit a generator to a trace, and judge it at the captured size.
 
@@ -90,8 +90,7 @@ def fit_trace(
         )
 
     def step(done: int) -> None:
-        if tick is not None:
-            tick(done, "judging" if done >= FIT_STEPS else "")
+        tick(done, "judging" if done >= FIT_STEPS else "")
 
     model: Analog | TrafficModel
     if name == "analog":

@@ -74,7 +74,7 @@ def judge(
     sample: Callable[[int], Demand],
     trace: Trace,
     reruns: Sequence[Trace] = (),
-    tick: Callable[[int], None] | None = None,
+    tick: Callable[[int], None] = lambda done: None,
 ) -> Judgment:
     """Judge a fitted generator.
 
@@ -96,17 +96,14 @@ def judge(
     """
     run = routing_counts(trace)
     every = [_figures(run)]
-    if tick is not None:
-        tick(1)
+    tick(1)
     for rerun in reruns:
         every.append(_figures(routing_counts(rerun)))
-        if tick is not None:
-            tick(len(every))
+        tick(len(every))
     made = []
     for number in range(SAMPLES):
         made.append(_figures(_as_counted(sample(number), run)))
-        if tick is not None:
-            tick(len(every) + len(made))
+        tick(len(every) + len(made))
     apart = [difference(figures, every[0]) for figures in made]
     between = difference(made[0], made[1])
     accepted = (

@@ -25,10 +25,6 @@ class FitConstants:
     # share of a variogram's maximum below which its errors count less
     variogram_floor: float = 0.1
     least_component: float = 0.02  # of the movement's variance
-    # a capture whose knots have levels in nearly one order began after training did:
-    # which expert has the load is then shared by seeds in part; half is a guess
-    late_order: float = 0.9
-    late_share: float = 0.5
     factors: int = 12  # Q, factors that the rows of all layers share
     # calibration by simulated moments
     rounds: int = 12

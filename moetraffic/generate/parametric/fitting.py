@@ -174,14 +174,11 @@ def _components(grid: Float64, lags: Int64, variogram: Float64) -> Float64:
 def _kept(level: Float64) -> tuple[Float64, Float64]:
     """How much of the order of levels seeds share, and from knot to knot, ``[K]``.
 
-    As much as the run has left of its beginning; and less where the capture does not
-    show the beginning of training, in which seeds part.  Two samples that have rho of
-    the run in common have rho^2 of each other.
+    As much as the run has left of its beginning.  Two samples that have rho of the run
+    in common have rho^2 of each other.
     """
     adjacent = np.r_[1.0, [_alike(a, b) for a, b in pairwise(level)]]
     shared = np.array([_alike(level[0], each) for each in level])
-    if len(level) > 1 and adjacent.min() > CONSTANTS.late_order:
-        shared *= CONSTANTS.late_share
     return np.sqrt(np.clip(shared, 0, 1)), np.clip(adjacent, 0, 1)
 
 

@@ -157,23 +157,17 @@ class Beat:
                 took = r.overhead[x, place] * np.exp(
                     r.jitter[x, place] * rng.standard_normal(groups)
                 )
-                began = mine
+                sites = number + self._each * np.arange(groups)
+                issue[sites, at] = mine
                 if place:
-                    began = np.repeat(mine.max(axis=1)[:, None], width, axis=1)
-                    took = took + r.per_byte[0] * volumes[at, x, :, place]
-                ended = began + np.maximum(np.rint(took), 1).astype(np.int64)[:, None]
-                if not place:  # nothing is sent, nothing begins or ends
-                    ended = mine
-                for group in range(groups):
-                    site = number + group * self._each
-                    issue[site, at] = mine[group]
-                    if not place:
-                        start[site, at] = end[site, at] = UNKNOWN_TIME
-                        continue
-                    start[site, at] = began[group]
-                    end[site, at] = ended[group]
-                clock = clock.copy()
-                clock[self._members] = ended
+                    took += r.per_byte[0] * volumes[at, x, :, place]
+                    began = mine.max(axis=1)
+                    ended = began + np.maximum(np.rint(took), 1).astype(np.int64)
+                    start[sites, at] = began[:, None]
+                    end[sites, at] = mine[:] = ended[:, None]
+                else:  # nothing is sent, nothing begins or ends
+                    start[sites, at] = end[sites, at] = UNKNOWN_TIME
+                clock[self._members] = mine
             steps[at, 1] = clock
             self._clock = clock
         return (issue, start, end), steps
@@ -262,7 +256,6 @@ def _times(
     start = np.where(start == UNKNOWN_TIME, issue.max(axis=1, keepdims=True), start)
     if place == 0:
         end = np.where(end == UNKNOWN_TIME, issue, end)
-        start = np.where(start == UNKNOWN_TIME, issue, start)
     if len(when) < 2 or any((t == UNKNOWN_TIME).any() for t in (issue, end)):
         return None
     return issue, end, start, volume

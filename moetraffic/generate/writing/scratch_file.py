@@ -10,7 +10,6 @@ import bisect
 import tempfile
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.trace.hdf5.codec import decode, encode
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Block:
-    offset: int  # in the scratch file
-    length: int
-    shape: tuple[int, ...]
 
 
 class ScratchFile:
@@ -39,7 +31,6 @@ class ScratchFile:
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed on exit
         self._end = 0
-
         self._lock = threading.Lock()
 
     def __enter__(self) -> ScratchFile:
@@ -70,7 +61,8 @@ class Series:
     def __init__(self, scratch: ScratchFile, dtype: npt.DTypeLike) -> None:
         self._scratch = scratch
         self.dtype = np.dtype(dtype)
-        self._blocks: list[_Block] = []
+        # of each block: where it begins in the scratch file, its bytes, its shape
+        self._blocks: list[tuple[int, int, tuple[int, ...]]] = []
         self._firsts: list[int] = []
         self._last: tuple[int, npt.NDArray[Any]] | None = None
         self.length = 0
@@ -80,7 +72,7 @@ class Series:
         raw = encode(np.ascontiguousarray(rows, self.dtype), rows.shape)
         offset = self._scratch.put(raw)
         self._firsts.append(self.length)
-        self._blocks.append(_Block(offset=offset, length=len(raw), shape=rows.shape))
+        self._blocks.append((offset, len(raw), rows.shape))
         self.length += len(rows)
 
     def read(self, start: int, stop: int) -> list[npt.NDArray[Any]]:
@@ -100,9 +92,9 @@ class Series:
 
     def _decoded(self, at: int) -> npt.NDArray[Any]:
         if self._last is None or self._last[0] != at:
-            block = self._blocks[at]
-            raw = self._scratch.get(block.offset, block.length)
-            self._last = (at, decode(raw, block.shape, self.dtype))
+            offset, length, shape = self._blocks[at]
+            raw = self._scratch.get(offset, length)
+            self._last = (at, decode(raw, shape, self.dtype))
         return self._last[1]
 
 

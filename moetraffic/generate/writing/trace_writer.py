@@ -368,17 +368,16 @@ class _Builder:
 
 def _frame(scene: Scenario, groups: Sequence[Group]) -> Trace:
     """Groups, sites, programs and placement, of one iteration without a token."""
+    # a copy that is dropped says that drops are to be stored
     shape = (1, scene.ranks, scene.experts)
-    nothing = np.zeros(shape, np.int32)
-    some = np.ones(shape, np.int32)
+    copies = np.full(shape, scene.capacity > 0, np.int32)
     layers = [
         RoutedLayer(
             layer=x.layer,
             slot=x.slot,
             iteration=np.zeros(1, np.int64),
-            # a copy that is dropped says that drops are to be stored
-            demand=some if scene.capacity else nothing,
-            dropped=some if scene.capacity else None,
+            demand=copies,
+            dropped=copies if scene.capacity else None,
             row_bytes=x.row_bytes,
             dtype=x.dtype,
             padded=scene.padded,
