@@ -201,6 +201,7 @@ def split_rules(c: Parallelism, m: ModelSizes, virtual: Values = 1) -> list[Rule
                 ("the embedding", "embedding", embedding),
                 ("the output layer", "head", head),
             )
+            if anywhere(counted)
         ),
         *(
             Rule(
