@@ -166,12 +166,12 @@ def present(
     if as_json:
         print(json_text(data))
         return
-    # the tables of parts alone are not printed beside the file that has them
-    if not (only and output):
+    files = [path for path in (*written, plot, output) if path]
+    # the tables of parts alone are not printed beside a file that has them
+    if not (only and any(path.suffix in WRITTEN for path in files)):
         console.show(selected(shown, parts or {}, only=only, tables=tables))
-    files = ", ".join(str(path) for path in (*written, plot, output) if path)
     if files:
-        console.print(f"written: {files}", soft_wrap=True)
+        console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
 
 
 def present_trace(

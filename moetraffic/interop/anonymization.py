@@ -202,8 +202,8 @@ def _anonymous_meta(meta: Meta, removed: Counter[str]) -> Meta:
         "workload": "free text of the workload",
         "source": "name of the source",
         "created": "time of creation",
-        **{name: f"{name} version's build" for name in ("moetraffic", "torch")},
-        "python": "python version's build",
+        **{name: f"build in the version of {name}" for name in ("moetraffic", "torch")},
+        "python": "build in the version of python",
     }
     for name, value in kept.items():
         if value != getattr(meta, name):

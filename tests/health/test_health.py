@@ -122,6 +122,9 @@ def test_ranks_that_cannot_work_together_stop(
     said = capsys.readouterr().out
     assert "--expand 4" in said
     assert "1 of" in said.splitlines()[0]
+    assert "CPython" not in said  # what is fine is in --tables
+    assert main([*asked, "--tables"]) == 0
+    assert "CPython" in capsys.readouterr().out
     assert main([*asked, "--for", str(tmp_path / "none.h5")]) == 1
     assert "there is no file" in " ".join(capsys.readouterr().out.split())
     assert main([*asked, "--nproc", "2"]) == 2

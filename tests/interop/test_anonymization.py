@@ -161,14 +161,18 @@ def test_the_command_says_what_it_removed_and_what_remains(
     named().save(run)
     assert main(["anonymize", str(run), "-o", str(shared)]) == 0
     out = capsys.readouterr().out
-    assert "names of nodes" in out
+    assert "Removed: " in out
+    assert "names of nodes" in " ".join(out.split())
+    assert "all_to_all" not in out
     assert "alice" not in out
     assert main(["anonymize", str(run), "-o", str(shared)]) == 2
     assert "--force" in capsys.readouterr().err
     assert main(["anonymize", str(run), "-o", str(run), "--force"]) == 2
     assert "input" in capsys.readouterr().err
-    again = ["anonymize", str(run), "-o", str(shared), "--force", "--json"]
-    assert main(again) == 0
+    again = ["anonymize", str(run), "-o", str(shared), "--force"]
+    assert main([*again, "--tables"]) == 0
+    assert "all_to_all" in capsys.readouterr().out
+    assert main([*again, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["file"] == str(shared)
     assert told["removed"]

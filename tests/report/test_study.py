@@ -88,6 +88,10 @@ def test_reproduce_prints_writes_and_does_not_overwrite(tmp_path, capsys):
     told = json.loads((out / "gpt350m.json").read_text())
     assert told["name"] == "gpt350m"
     assert len(list(out.glob("gpt350m-*.png"))) == 4
+    only = ["--only", "gpt350m", "-o", str(tmp_path / "only")]
+    capsys.readouterr()
+    assert main(["reproduce", "gpt350m", *only]) == 0
+    assert capsys.readouterr().out.startswith("written: ")
     assert main(["reproduce", "gpt350m", "-o", str(out)]) == 2
     assert "is not overwritten" in capsys.readouterr().err
     assert main(["reproduce", "gpt35m"]) == 2
@@ -135,5 +139,5 @@ def test_bandwidths_are_read_asked_and_drawn(tmp_path, capsys):
     assert "polaris" in capsys.readouterr().out
     assert main([*asked, *more]) == 2  # the picture is not overwritten
     assert main(asked) == 2
-    assert "choose collective, platform" in capsys.readouterr().err
+    assert "--platform, --protocol and --span" in capsys.readouterr().err
     assert main(["bandwidth", str(tmp_path / "none.csv")]) == 2

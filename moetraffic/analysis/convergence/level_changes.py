@@ -143,7 +143,8 @@ def _largest(levels: Float64) -> LevelChange | None:
     sloped = ((time @ centered) ** 2).sum() / (time @ time)
     if sloped >= gain[best]:
         p_top = 1.0
-    noise = ((centered**2).sum() - gain[best]) / max(centered.size - 2, 1)
+    rest = max((centered**2).sum() - gain[best], 0.0)  # 0, but for rounding
+    noise = rest / max(centered.size - 2, 1)
     near = np.flatnonzero(gain >= gain[best] - 3.841 * noise)
     return LevelChange(
         index=begin + int(split[best]),

@@ -58,6 +58,13 @@ class Motion:
     # steps, over that of the noise of one step
 
 
+_STILL = {
+    **dict.fromkeys(("columns", "p_still", "p_walk", "p_drift", "p_trend"), 1.0),
+    **dict.fromkeys(("half_life", "low", "high", "phi", "kappa", "walk"), 0.0),
+}
+"""Fit of levels that never vary."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MeanNoise:
     """How far motion and noise move the mean of series over n steps from zero.
@@ -135,6 +142,9 @@ def motion(
         these lines all the same.
     """
     n = len(levels)
+    levels = levels - levels[0]  # constant levels have no power but rounding
+    if not levels.any():
+        return Motion(steps=n, **_STILL)
     angle = np.pi * np.arange(1, n) / n
     raw = dct(levels - levels.mean(axis=0), type=2, axis=0, norm="ortho")[1:]
     coefficients = raw

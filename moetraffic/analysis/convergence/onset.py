@@ -70,6 +70,9 @@ def onset(levels: Float64, *, without: Float64 | None = None, seed: int = 0) -> 
     """
     n, wide = levels.shape
     late = motion(levels[-max(n // 2, min(SHORTEST, n)) :], without=without, seed=seed)
+    if not np.ptp(levels[-late.steps :], axis=0).any():  # a level without noise
+        begin = np.flatnonzero((levels != levels[-1]).any(axis=1)).max(initial=-1) + 1
+        return Onset(begin=int(begin), p=1.0, faded=0)
     taus = np.geomspace(1.0, n / 4, RATES)
     waves = np.exp(-np.outer(np.arange(n), np.outer((1, *FASTER), 1 / taus)))
     white = _whitened(np.hstack([levels, np.ones((n, 1)), waves]), late)
@@ -78,8 +81,6 @@ def onset(levels: Float64, *, without: Float64 | None = None, seed: int = 0) -> 
     white -= np.outer(constant, constant @ white) / (constant @ constant)
     values, regressors = white[:, :wide], white[:, wide + 1 :]
     noise = float((values[-late.steps :] ** 2).mean())
-    if noise <= 0:
-        return Onset(begin=0, p=1.0, faded=0)
     # Step 1: whether there is a transient, by the largest power.
     columns = max(1, int(late.columns))
     size, unit = _normed(regressors[:, :RATES])

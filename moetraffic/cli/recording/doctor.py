@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from moetraffic.cli.output import present
+from moetraffic.cli.output import Printing, printed
 from moetraffic.errors import LayoutError
 from moetraffic.launch.machine_resources import check_rank_count
-from moetraffic.report.console.options import AsJson, option
+from moetraffic.report.console.options import option
 from moetraffic.report.console.terminal import seat
 from moetraffic.tables import Table, plain
 
@@ -25,6 +25,7 @@ STOPS = 1
 """Exit code where something would stop a run."""
 
 
+@printed(("checks",))
 def doctor(
     trace: Path | None = option(
         None, "Check the needs of a replay of this trace, too.", "--for"
@@ -38,7 +39,8 @@ def doctor(
     exchange: bool = option(
         True, "Start two ranks that exchange rows and compare clocks."
     ),
-    as_json: AsJson = False,
+    *,
+    printing: Printing,
 ) -> None:
     """Check this machine's software, backends, GPUs, network and files.
 
@@ -64,7 +66,13 @@ def doctor(
     if rank_env is None or rank_env.local_rank == 0:
         names = [f.name for f in stops(found)]
         data = {"stops": names, "findings": plain(found)}
-        present(data, _conclusion(found), _table(found), as_json=as_json)
+        unusual = [f for f in found if f.state.value != "ok"]
+        printing.present(
+            data,
+            _conclusion(found),
+            *([_table(unusual)] if unusual and not printing.tables else []),
+            parts={"checks": [_table(found)]},
+        )
     if stops(found):
         raise typer.Exit(STOPS)
 

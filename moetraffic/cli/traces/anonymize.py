@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from moetraffic.cli.output import present
+from moetraffic.cli.output import Printing, printed
 from moetraffic.report.console.options import (
-    AsJson,
     Force,
     TraceFile,
     trace_output,
@@ -16,16 +15,19 @@ from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 
 
+@printed(("texts",))
 def anonymize(
     trace: TraceFile,
     output: Path = trace_output(...),
     force: Force = False,
-    as_json: AsJson = False,
+    *,
+    printing: Printing,
 ) -> None:
     """Remove host names, commands, paths and free text from a trace to share it.
 
     Nodes become node0, node1 ...; labels that moetraffic does not know become label0,
-    label1 ... All numbers are kept. Lists what was removed, and all texts that remain.
+    label1 ... All numbers are kept. Read the texts that
+    remain with --tables.
 
     Example: moetraffic anonymize run.h5 -o shared.h5
     """
@@ -35,17 +37,15 @@ def anonymize(
     with Trace.open(trace) as opened:
         found = anonymized(opened)
         found.trace.save(output, force=force)
-    rows = [
-        ("removed", "; ".join(found.removed) or "nothing"),
-        ("kept", "all numbers: sizes, counts, times, losses, layout, seed"),
-        ("texts that remain", "; ".join(found.texts)),
-    ]
-    present(
+    printing.present(
         {
             "file": str(output),
             "removed": list(found.removed),
             "texts": list(found.texts),
         },
-        Table(title=str(output), rows=rows),
-        as_json=as_json,
+        f"Removed: {'; '.join(found.removed) or 'nothing'}. Kept: all numbers (sizes, "
+        f"counts, times, losses, layout, seed) and {len(found.texts)} texts of a fixed "
+        "vocabulary.",
+        parts={"texts": [Table(rows=[(text,) for text in found.texts])]},
+        written=(output,),
     )

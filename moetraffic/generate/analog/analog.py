@@ -224,11 +224,11 @@ class AnalogDemand:
         )
         if not fitted.reruns:
             found.append(
-                "Samples of two seeds have a correlation of "
-                f"{fitted.correlation:.2f} in the load of an expert (means of "
-                f"{SMOOTHED} iterations), that of the run with itself {LAG} iterations "
-                f"later: it is a guess of the correlation of reruns (median error "
-                f"{ERROR:.2f}), which --rerun measures."
+                "In two samples (two seeds), the loads of an expert have a correlation "
+                f"of {fitted.correlation:.2f} (means of {SMOOTHED} iterations). That "
+                "of two trainings is assumed to be the same: the correlation of the "
+                f"run's loads with those {LAG} iterations later (median error of this "
+                f"assumption: {ERROR:.2f}); --rerun replaces it by a measurement."
             )
         return found
 

@@ -249,8 +249,9 @@ class BandwidthTable:
         there = "; ".join(_words(key) for key in (fits or self.curves)) or "nothing"
         which = "is not measured" if not fits else "fits several measurements"
         raise AnalysisError(
-            f"{_words(asked)} {which} ({there}): choose collective, platform, protocol "
-            "and span among these, or measure it with moetraffic bench"
+            f"{_words(asked)} {which} ({there}): choose one of these with "
+            "--collective, --platform, --protocol and --span, or measure it with "
+            "moetraffic bench"
         )
 
 

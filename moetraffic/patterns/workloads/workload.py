@@ -103,6 +103,10 @@ class Workload:
             kind = kinds.get(name)
             known = {f.name for f in fields(kind)} if kind else set()
             known = set(LAYOUT) if name == "layout" else known
+            if name == "model" and values.get("ffn_multiple") in range(1, 10_001):
+                # earlier releases had it instead of the width
+                multiple = values.pop("ffn_multiple")
+                values["ffn"] = multiple * values.get("hidden", ModelShape.hidden)
             if kind is None or not set(values) <= known:
                 raise LayoutError(
                     f"a workload has {', '.join(kinds)}, each with its own fields, "

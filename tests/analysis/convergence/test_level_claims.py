@@ -44,6 +44,26 @@ def contradictions(found):
     return wrong
 
 
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [(slice(0), np.nan), (slice(40), 40), (slice(5, 6), 6), (slice(70, 71), 71)],
+    ids=["constant", "jump", "one early", "one late"],
+)
+def test_constant_loads(changed, first):
+    """Equal rows have no noise: no warning, and they are the stable part."""
+    counts = np.tile([96, 32, 64, 64], (120, 1))
+    counts[changed] = 64
+    found = level_claims(counts, tokens=counts.sum(axis=1), about="expert load")
+    told = {claim.name: claim for claim in found}
+    assert contradictions(told) == []
+    assert {"periodic", "trend", "mean-reverting"}.isdisjoint(
+        name for name, claim in told.items() if claim.stated
+    )
+    assert told["converged"].stated
+    assert told["converged"].figure == pytest.approx(first, nan_ok=True)
+    assert told["moves"].stated == (first > 0)
+
+
 @pytest.mark.parametrize("process", PROCESSES)
 def test_claims_of_a_run_agree(process):
     for seed in range(2):
