@@ -337,8 +337,6 @@ def tables(found: Assessment) -> list[Table]:
                 for hot in found.hot
             ],
         ),
-    ]
-    made.append(
         Table(
             title="Slowest link of each part of the network",
             columns={
@@ -351,8 +349,8 @@ def tables(found: Assessment) -> list[Table]:
                 (part, hot.link, hot.capacity_bytes_s, hot.mean_busy_s)
                 for part, hot in found.slowest.items()
             ],
-        )
-    )
+        ),
+    ]
     several = _colliding(found)
     every = len(several)
     whole_flows = all(one.flows.is_integer() for one in several)

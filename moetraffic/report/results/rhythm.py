@@ -99,8 +99,7 @@ def timeline(
     chosen = _in_a_row(trace.iterations)
     start, end, rank, phases = calls(trace, chosen, layers=layers, phase=phase)
     if not len(start):
-        why = reason or UNTIMED
-        return Missing(title=title, reason=why)
+        return Missing(title=title, reason=reason or UNTIMED)
     begins = {
         int(i): int(t)
         for i, t in zip(trace.steps.iteration, trace.steps.start[:, 0], strict=True)
@@ -320,8 +319,7 @@ def time_chart(
     ``reason`` explains why there is no breakdown, if known.
     """
     if found is None or not found.known.any():
-        why = reason or UNTIMED
-        return Missing(title=TIME_TITLE, reason=why)
+        return Missing(title=TIME_TITLE, reason=reason or UNTIMED)
     shares = 100 * np.nan_to_num(found.shares[:, _ORDER])
     ranks = np.arange(len(shares))
     first = found.total[found.known[:, 0], 0]
