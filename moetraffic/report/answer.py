@@ -19,7 +19,7 @@ from moetraffic.trace.model import REPEATED, ROWS_DIFFER
 
 from .forecast_horizons import (
     named_ahead,
-    only_horizon,
+    other_horizons,
     reach_of,
     unchanging_matrices,
     worse_than_persistence,
@@ -348,7 +348,7 @@ def _not_shown(analysis: Analysis) -> list[Line]:
             inside = _and(size, some_layers(tested, every))
             both = claims if stated else claims + late
             what = named_ahead(name, both, Outcome.NO_EVIDENCE, asked)
-            what += "" if stated else only_horizon(name, every)
+            what += "" if stated else other_horizons(name, every)
             what += " load" * (name == "periodic")  # not the bursts in a step
             absent = others if name == ALWAYS else no_evidence
             absent.append((detailed(what, inside), _counted(what, tested, every)))

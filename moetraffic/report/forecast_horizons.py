@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from moetraffic.analysis import ExchangeAnalysis
 from moetraffic.analysis.claim import Claim, Outcome
+from moetraffic.analysis.forecast.forecasting import HORIZONS
+from moetraffic.analysis.forecast.origins import steps_needed
 from moetraffic.analysis.forecast.usefulness import WORSE
 
 from .layer_lists import detailed, range_of, some_layers
@@ -44,17 +46,24 @@ def reach_of(
     }
     if failed:
         rest += f", not {min(failed)}"
-    rest = only_horizon(name, exchanges) or rest
+    if not rest or name == "matrix predictable":
+        rest = other_horizons(name, exchanges)
     unit = f"iteration{'s' * (last > 1)}"
     return f" {range_of([first, last], 'd')} {unit} ahead", rest
 
 
-def only_horizon(name: str, exchanges: Sequence[ExchangeAnalysis]) -> str:
-    """State that a claim is tested at one horizon, to save time, and others at more."""
+def other_horizons(name: str, exchanges: Sequence[ExchangeAnalysis]) -> str:
+    """State which horizons are not tested, to save time or as the run is too short."""
     every = [c for e in exchanges for c in e.claims]
-    asked = [c.horizon for c in every if c.name == name == "matrix predictable"]
-    longer = asked and max(asked) < max(c.horizon for c in every)
-    return ", the only horizon tested" if longer else ""
+    asked = [c for c in every if c.name == name]
+    most = max(c.horizon for c in asked)
+    if name == "matrix predictable" and most < max(c.horizon for c in every):
+        return ", the only horizon tested"
+    iterations = max(c.used + c.left_out for c in asked)
+    later = next((h for h in HORIZONS if h > most), most)
+    if name == "predictable" and (needed := steps_needed(later)) > iterations:
+        return f", {later} ahead needs {needed} iterations"
+    return ""
 
 
 def unchanging_matrices(

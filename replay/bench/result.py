@@ -154,8 +154,7 @@ def following(bench: Bench, file: Path | None) -> str:
     of = (
         "time of any size"
         if fit and fit.usable
-        else f"interpolates between measured sizes only: no usable fit; {more} may "
-        "give one"
+        else f"interpolated between measured sizes; {more} may give a usable fit"
     )
     return (
         f"Next: moetraffic bandwidth {file} --collective {row.collective} --ranks "

@@ -564,23 +564,27 @@ def test_forecasts_are_stated_of_the_nearest_and_the_longest_horizon() -> None:
     assert "2 iterations ahead, not 5 (MSE" in line(two, "Forecasts")
     none = analysis(exchange(0, about(1, NOT), about(10, FEW)))
     assert line(none, "No evidence of") == (
-        "No evidence of: expert load: predictable 1 ahead (an MSE below that of the "
-        "past mean, which may itself be at sampling noise)."
+        "No evidence of: expert load: predictable 1 ahead, 20 ahead needs 396 "
+        "iterations (an MSE below that of the past mean, which may itself be at "
+        "sampling noise)."
     )
     assert line(none, "Undecided") == (
         "Undecided: needs about 200 iterations, has 30: predictable 10 ahead."
     )
     never = analysis(exchange(0, about(1, NOT), about(10, NOT)))
-    assert " load: predictable 1 to 10 ahead (an MSE" in line(never, "No evidence of")
+    assert " load: predictable 1 to 10 ahead, 20" in line(never, "No evidence of")
+    enough = analysis(exchange(0, replace(about(10, NOT), used=396)))
+    assert " load: predictable 10 ahead (an MSE" in line(enough, "No evidence of")
 
 
 def test_one_horizon_that_is_not_the_next_iteration_is_named() -> None:
     cells = replace(claim("matrix predictable", figure=-0.1), horizon=10)
     found = analysis(exchange(0, replace(claim("predictable"), horizon=10), cells))
     assert line(found, "No evidence of") == (
-        "No evidence of: expert load: predictable 10 ahead (an MSE below that of the "
-        "past mean, which may itself be at sampling noise); matrix predictable 10 "
-        "ahead (cells, not port sums: MSE +10% relative to the past mean)."
+        "No evidence of: expert load: predictable 10 ahead, 20 ahead needs 396 "
+        "iterations (an MSE below that of the past mean, which may itself be at "
+        "sampling noise); matrix predictable 10 ahead (cells, not port sums: MSE +10% "
+        "relative to the past mean)."
     )
 
 
@@ -715,9 +719,10 @@ def test_a_forecast_that_is_worse_than_persistence_is_stated() -> None:
         exchange(0, first, better, two), exchange(3, first, worse, two, five)
     )
     assert line(found, "Forecasts") == (
-        "Forecasts: predictable 1 iteration ahead (MSE 50% below the past mean); "
-        "better than persistence 1 ahead, not 2 (10% lower; layer 0); worse 1, 5 ahead "
-        "in layer 3 (49 to 60% higher); worse 2 ahead (103% higher)."
+        "Forecasts: predictable 1 iteration ahead, 2 ahead needs 36 iterations (MSE "
+        "50% below the past mean); better than persistence 1 ahead, not 2 "
+        "(10% lower; layer 0); worse 1, 5 ahead in layer 3 (49 to 60% higher); worse 2 "
+        "ahead (103% higher)."
     )
     alone = line(analysis(exchange(0, first), exchange(3, worse)), "Forecasts")
     assert alone.endswith("; worse than persistence 1 ahead in layer 3 (49% higher).")
@@ -731,8 +736,8 @@ def test_forecasts_name_a_horizon_and_a_baseline_that_differ() -> None:
     later = about("better than persistence", 5)
     found = analysis(exchange(0, about("predictable", 1), later))
     assert line(found, "Forecasts") == (
-        "Forecasts: predictable 1 iteration ahead (MSE 50% below the past mean); "
-        "better than persistence 5 ahead (50% lower)."
+        "Forecasts: predictable 1 iteration ahead, 2 ahead needs 36 iterations (MSE "
+        "50% below the past mean); better than persistence 5 ahead (50% lower)."
     )
     alone = analysis(exchange(0, about("matrix predictable", 1)))
     assert line(alone, "Forecasts") == (

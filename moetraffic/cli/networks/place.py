@@ -93,9 +93,10 @@ def place(
     share = after["bytes_between_ranks"] / max(before["bytes_between_ranks"], 1)
     line = (
         f"Between ranks: {byte_size(after['bytes_between_ranks'])} with EP "
-        f"{after['ep']} on {after['ranks']} ranks, {share:.1%} of the captured "
-        f"{byte_size(before['bytes_between_ranks'])}; in a dispatch the busiest rank "
-        f"receives {now:.3f} times the mean of all ranks (captured: {then:.3f})."
+        f"{after['ep']} on {after['ranks']} ranks, {share:.1%} of the "
+        f"{byte_size(before['bytes_between_ranks'])} captured with EP "
+        f"{before['ep']}; in a dispatch the busiest rank receives "
+        f"{now:.3f} times the mean of all ranks (captured: {then:.3f})."
     )
     printing.present(
         {"file": str(output), **sums},
