@@ -5,6 +5,7 @@ import pytest
 
 from moetraffic.analysis.tolerance import tolerance
 from moetraffic.errors import AnalysisError
+from moetraffic.report.results.tolerance import sentence
 
 BASE = np.array([2.0, 2.1, 2.2])  # sigma 0.1
 RISES = np.array([0.01, 0.02, 0.03])
@@ -23,8 +24,10 @@ def test_increases_are_paired_by_seed_with_students_interval() -> None:
 
 def test_p_star_ends_at_the_first_share_that_is_not_borne() -> None:
     losses = np.stack([BASE, BASE, BASE + 0.2, BASE + 0.01])
-    assert tolerance([0, 0.1, 0.2, 0.3], losses).p_star == 0.1
-    assert tolerance([0, 0.2, 0.3], losses[[0, 2, 3]]).p_star == 0
+    first, none = tolerance([0, 0.1, 0.2, 0.3], losses), [0, 2, 3]
+    assert first.p_star == 0.1
+    assert "of packets: 10%. " in sentence(first, "packets")
+    assert tolerance([0, 0.2, 0.3], losses[none]).p_star == 0
 
 
 def test_a_training_that_broke_down_is_not_borne() -> None:

@@ -117,6 +117,7 @@ def tolerance(
     source = f"{title}; {ranks} virtual ranks, {steps} iterations"
     present(
         told,
+        report.sentence(found, title),
         report.table(found, title),
         as_json=as_json,
         written=(output,),

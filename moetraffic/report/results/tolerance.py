@@ -7,22 +7,29 @@ from moetraffic.report.chart import LINE_COLORS, Axis, Chart, Panel, Rule, Serie
 from moetraffic.tables import Table
 
 
+def sentence(found: Tolerance, title: str) -> str:
+    """State the largest tolerated share, with its criterion."""
+    star = f"{100 * found.p_star:g}%" if found.p_star else "none of those tried"
+    return (
+        f"Largest tolerated share (p*) of {title}: {star}. Criterion: at "
+        f"this and all smaller shares, the {found.confidence:.0%} interval of the loss "
+        f"increase ends below the standard deviation over {found.seeds} seeds "
+        f"({found.sigma:.4f} nats per token)."
+    )
+
+
 def table(found: Tolerance, title: str) -> Table:
     """Tabulate the loss increase at each dropped share of bytes."""
-    star = f"{100 * found.p_star:g}%" if found.p_star else "none of those tried"
     return Table(
         title=title,
         columns={
             **{"share lost": ">", "loss increase, nats per token": "+.4f"},
-            f"{found.confidence:.0%} interval": "+.4f",
-            "upper end below the standard deviation over seeds "
-            f"({found.sigma:.4f})": "<",
+            **{f"{found.confidence:.0%} interval": "+.4f", "tolerated": "<"},
         },
         rows=[
             (f"{100 * i.share:g}%", i.mean, (i.low, i.high), i.high < found.sigma)
             for i in found.increases
         ],
-        notes=[f"largest tolerated share (p*): {star}; {found.seeds} seeds"],
     )
 
 
