@@ -3,15 +3,16 @@
 A description is a JSON object: ``topology`` and ``capacity`` (of a NIC, "400Gbps"),
 and, where they are not the defaults, ``hosts``, ``ranks_per_host``, ``nics``,
 ``inside``, ``placement`` and the topology's own options.  ``rates`` are those of single
-ranks' NICs (``"rank3": "50Mbps"``), of all NICs of a host (``"host1"``), or of links
-between switches in one direction (``"leaf0 -> spine1"``).
+ranks' NICs (``"rank3": "50Mbps"``), of each NIC of a host (``"host1"``), or of a link
+in one direction (``"leaf0 -> spine1"``).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 import networkx as nx
 
 from moetraffic.arrays import Int64
-from moetraffic.errors import FabricError
+from moetraffic.errors import FabricError, MoetrafficError
 from moetraffic.spelling import check_choice, nearest
 from moetraffic.units import bit_rate, bytes_per_second
 
@@ -69,20 +70,23 @@ class Network:
     file: str = ""  # that describes it; "": a topology by name
 
 
-def refuse_options(topology: str, given: Mapping[str, Any]) -> None:
-    """Raise an error for an unknown topology or an option it does not accept."""
+def refuse_options(topology: str, given: Mapping[str, Any], file: str = "") -> None:
+    """Raise an error for an unknown topology or an option, or key, it has not."""
     check_choice("the topology", topology, TOPOLOGIES, FabricError)
     for name in sorted(set(given) - set(TOPOLOGIES[topology])):
         takers = [t for t, names in TOPOLOGIES.items() if name in names]
+        option = f'the key "{name}"' if file else f"--{_WRITTEN.get(name, name)}"
         raise FabricError(
             f"{name} is of {', '.join(takers)}, but the topology is {topology}: leave "
-            f"out --{_WRITTEN.get(name, name)}"
+            f"out {option}"
         )
 
 
-def named_topology(topology: str, hosts: Hosts, options: Mapping[str, Any]) -> Topology:
+def named_topology(
+    topology: str, hosts: Hosts, options: Mapping[str, Any], file: str = ""
+) -> Topology:
     """Build a topology from its name, hosts and options (a shape as text: "4x4")."""
-    refuse_options(topology, options)
+    refuse_options(topology, options, file)
     if topology == "single":
         return single_switch(hosts)
     if topology == "leaf-spine":
@@ -220,21 +224,43 @@ def load_fabric(
                 f"{are} given: leave {them} out"
             )
         said = described
+    file = "" if by_name else asked
+    with _in(file):
+        return _network(said, asked, ranks, file)
+
+
+@contextmanager
+def _in(file: str, key: str = "") -> Iterator[None]:
+    """Name the file and key of a description in errors."""
+    try:
+        yield
+    except MoetrafficError as error:
+        if not file or file in str(error):
+            raise
+        where = ", ".join(filter(None, [file, key]))
+        raise FabricError(f"in {where}: {error}") from None
+
+
+def _network(said: dict[str, Any], asked: str, ranks: int, file: str) -> Network:
+    """Build a network from the keys of its description."""
     rate, rate_inside = said.pop("capacity", None), said.pop("inside", "450GB/s")
-    if rate is None and by_name:
+    if rate is None and not file:
         raise FabricError(
             f"the network {asked} needs the capacity of a NIC, but none is given: give "
             "--capacity 400Gbps"
         )
+    bytes_s = {}
     for key, wanted, what in (
         ("capacity", rate, "the capacity of a NIC"),
         ("inside", rate_inside, "the rate inside a host"),
     ):
-        if not isinstance(wanted, str if not by_name else (str, int, float)):
+        if not isinstance(wanted, str if file else (str, int, float)):
             raise FabricError(
                 f"the network {asked} needs {what} as text, but {key} is {wanted!r}: "
                 "give a rate such as 400Gbps"
             )
+        with _in(file, key):
+            bytes_s[key] = _bytes_s(wanted)
     each = said.pop("ranks_per_host", 1)
     at_least(1, each, "ranks of a host")
     number, own = said.pop("hosts", ceil(ranks / each)), said.pop("nics", each)
@@ -243,17 +269,17 @@ def load_fabric(
         number=number,
         ranks=each,
         nics=own,
-        nic_bytes_s=_bytes_s(rate),
-        inside_bytes_s=_bytes_s(rate_inside),
+        nic_bytes_s=bytes_s["capacity"],
+        inside_bytes_s=bytes_s["inside"],
     )
     placement = str(said.pop("placement", "block"))
     rates = said.pop("rates", {})
-    made = named_topology(str(said.pop("topology", "single")), machines, said)
+    made = named_topology(str(said.pop("topology", "single")), machines, said, file)
     where = placed(placement, ranks, machines)
     return Network(
         topology=_rated(made, where, rates, asked),
         slots=where,
-        file="" if by_name else asked,
+        file=file,
     )
 
 
@@ -292,6 +318,10 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
         if name not in ends:
             last = f"rank{len(slots) - 1}", f"host{hosts.number - 1}"
             remedy = f"{nearest(name, ends)}correct the name"
+            node = name.partition(" -> ")[0]
+            if out := [link for link in ends if link.startswith(f"{node} -> ")]:
+                rest = f" and {len(out) - 8} others" * (len(out) > 8)
+                remedy = f"links from {node} are {', '.join(out[:8])}{rest}"
             if re.fullmatch(r"(host|rank)\d+", name):
                 remedy = (
                     "leave this rate out (a folded or selected trace has fewer ranks "
@@ -307,8 +337,10 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
                 f"in {asked}, a rate is text, but that of {name} is {rate!r:.60}: give "
                 "a rate such as 50Gbps"
             )
+        with _in(asked, name):
+            room = bytes_per_second(rate)
         for link in ends[name]:
-            room, other = bytes_per_second(rate), owner.setdefault(link, name)
+            other = owner.setdefault(link, name)
             same = _specific(other) == _specific(name)
             if same and room != bytes_per_second(rates[other]):
                 raise FabricError(
@@ -343,10 +375,13 @@ def _specific(name: str) -> int:
 def other_rates(topology: Topology, most: int = 3) -> list[str]:
     """List the rates of ranks, hosts and links other than the capacity of a NIC.
 
-    At most ``most``, then the number of the rest: ``["rank2 30 Mbps"]``.
+    At most ``most``, then the number of the rest: ``["rank2 30 Mbps"]``, ``["host1 2
+    NICs of 25 Gbps"]``.
     """
+    nics = topology.hosts.nics
+    several = f" {nics} NICs of" * (nics > 1)
     named = [
-        f"{name} {bit_rate(bytes_per_second(rate))}"
+        f"{name}{several * (_specific(name) == 0)} {bit_rate(bytes_per_second(rate))}"
         for name, rate in topology.rates.items()
     ]
     more = len(named) - most

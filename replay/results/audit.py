@@ -69,6 +69,7 @@ def audit(
         pairs=len(pairs),
         bound_of=base.bound_of,
         bound_exceeded=base.bound_exceeded,
+        bound_hosts_match=base.bound_hosts_match,
         pass_bound_s=base.pass_bound_s,
         model_of=base.model_of,
         model_beyond=base.model_beyond,

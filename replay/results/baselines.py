@@ -54,6 +54,7 @@ class Baselines:
     model_s: Float64 | None = None
     bound_of: str = ""  # description of the network
     bound_exceeded: bool = False  # by measured ports
+    bound_hosts_match: bool = True  # same ranks on each host
     model_of: str = ""  # the table
     model_beyond: str = ""  # how many sizes are outside its range
     notes: tuple[str, ...] = ()

@@ -23,6 +23,7 @@ from .call_times import NO_CLOCKS, measure
 from .lower_bound import (
     described,
     faster_than,
+    hosts_match,
     operation_bounds_s,
     pass_bound_s,
     requested_network,
@@ -136,9 +137,11 @@ def _baselines(
 ) -> Baselines:
     call, transfer = captured_times(trace, plan)
     bound, whole, model, bound_of, model_of = None, float("nan"), None, "", ""
+    match = True
     if network is not None:
         bound = operation_bounds_s(trace, plan, network)
         bound_of = described(network)
+        match = hosts_match(network, nodes)
         if not request.pace.timed:  # gaps are no time of the network
             whole = pass_bound_s(trace, plan, network)
     if request.bandwidth is not None:
@@ -151,6 +154,7 @@ def _baselines(
         pass_bound_s=whole,
         model_s=model.operation_s if model else None,
         bound_of=bound_of,
+        bound_hosts_match=match,
         model_of=model_of,
         model_beyond="; ".join(model.beyond) if model else "",
         notes=model.lacking if model else (),

@@ -31,6 +31,10 @@ DIRECTIONS = ("send", "receive")
 SLOW = 0.8
 """Share of the other ranks' median rate below which a port is slow."""
 
+SMALL = 0.25
+"""Share of the slowest port's rate below which it does not limit an even all-to-all;
+half-duplex backends reach 0.5."""
+
 AGREED = 1.02
 """Ratio of two times up to which they agree."""
 
@@ -97,9 +101,12 @@ class Ports:
         text = ", ".join(filter(None, [*named, others]))
         title = f"Slow port{'s' * (len(named) > 1)}" if named else "Ports"
         each = self.bench_bytes // len({p.rank for p in self.rates})
+        busbw = 1e9 * self.bench_busbw_gbs
+        small = busbw < SMALL * min(p.rate.value for p in self.rates)
+        limit = ", at this size limited by latency or processors, not by ports" * small
         return (
             f"{title}: {text}; even all-to-all of {byte_size(each)} a pair: busbw "
-            f"{byte_rate(1e9 * self.bench_busbw_gbs)} as nccl-tests measures"
+            f"{byte_rate(busbw)} as nccl-tests measures{limit}"
         )
 
     def table(self) -> Table:

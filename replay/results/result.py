@@ -127,6 +127,7 @@ class Fidelity:
     pairs: int  # pairs of passes of the slowdown
     bound_of: str  # the network of the lower bound, "" for none
     bound_exceeded: bool = False  # by measured ports
+    bound_hosts_match: bool = True  # same ranks on each host
     pass_bound_s: float = float("nan")  # lower bound of a pass, all operations together
     model_of: str  # the table of measurements, "" for none
     model_beyond: str = ""  # how many sizes are outside its range, "" for none

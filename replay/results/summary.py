@@ -72,16 +72,19 @@ def quotation(replay: Replay) -> str:
         return "No byte crossed the network: no operation has bytes between ranks."
     name = "all-to-all" if part.by == "operation" else "all operations:"
     line = f"{name} busbw {_value(part.busbw, ' GB/s')}"
-    faster = _faster(found, part)
-    if not math.isnan(part.over_bound.value):
+    faster = _faster(found)
+    if not (faster or math.isnan(part.over_bound.value)):
         over = _value(part.over_bound, "x")
-        exceeded = ", which measured ports exceed" * found.bound_exceeded
         whose = "all-to-alls" if part.by == "operation" else "operations"
-        holds = part.over_bound.determined and not (faster or found.bound_exceeded)
-        judges = "; judge the network by this ratio" * holds
+        judges = "; judge the network by this ratio" * part.over_bound.determined
+        if not found.bound_hosts_match:
+            judges = (
+                "; not measured on that network: its hosts have other ranks than the "
+                "hosts of this replay, by name"
+            )
         line += (
             f", transfers {over} the lower bounds of these {whose} one by one "
-            f"({found.bound_of}{exceeded}{judges})"
+            f"({found.bound_of}{judges})"
         )
     if not math.isnan(part.waiting):
         of = "these calls" if part.by == "operation" else "all calls"
@@ -96,7 +99,7 @@ def quotation(replay: Replay) -> str:
             f"; {bare.number} of its {part.number} calls are {what}: {share:.0%} "
             "of the transfer time"
         )
-    return f"{faster}{line}; {_interval(found, part)}{apart}."
+    return f"{faster}{line}; {_interval(found, part, bound=not faster)}{apart}."
 
 
 def _beside(found: Fidelity, slowdown: Interval) -> str:
@@ -139,11 +142,15 @@ def _last_to_call(r: Replay) -> list[str]:
     """Name the rank that calls last, if there is one: it is no sign of its port."""
     if r.straggler is None:
         return []
-    most = f"rank {r.straggler} {{}} in {r.straggler_share:.0%} of operations"
+    text = (
+        f"Straggler: rank {r.straggler} called last in {r.straggler_share:.0%} of "
+        "operations (measured)"
+    )
     if r.straggler_share < ALWAYS:
-        text = f"No rank is always last to call: {most.format('most often,')}"
-    else:
-        text = f"Straggler: {most.format('arrived last')}"
+        text = (
+            f"No rank called last in {ALWAYS:.0%} of operations or more: most often "
+            f"rank {r.straggler}, in {r.straggler_share:.0%}"
+        )
     slow = (
         "; transfers are timed from the last call, so being last does not indicate a "
         "slow port"
@@ -151,11 +158,15 @@ def _last_to_call(r: Replay) -> list[str]:
     return [text + slow * bool(r.ports is not None and r.ports.slow) + "."]
 
 
-def _faster(found: Fidelity, quoted: PartFidelity) -> str:
-    """State that times below their lower bounds show a faster network; "" if not."""
-    parts = quoted, found.part("iteration")
-    ratios = [part.over_bound for part in parts if part is not None]
-    if not any((r.value if math.isnan(r.high) else r.high) < 1 for r in ratios):
+def _faster(found: Fidelity) -> str:
+    """State that the network is faster than the given one; "" if that is not shown.
+
+    Measured ports show it, and times below their lower bounds.
+    """
+    part = found.part("operation", "all_to_all") or found.part("all")
+    ratios = [p.over_bound for p in (part, found.part("iteration")) if p is not None]
+    below = any((r.value if math.isnan(r.high) else r.high) < 1 for r in ratios)
+    if not (below or found.bound_exceeded):
         return ""
     file, described, _ = found.bound_of.partition(": ")
     faster = f"{file} describes" if described else file
@@ -163,25 +174,16 @@ def _faster(found: Fidelity, quoted: PartFidelity) -> str:
 
 
 def _over_ports(r: Replay) -> str:
-    """Compare all-to-alls with the even one, and with the bound of the ports."""
-    if r.ports is None or r.fidelity is None:
+    """Compare operations with the bound of the ports if line 1 has no lower bound."""
+    found = r.fidelity
+    if found is None or (found.bound_of and not _faster(found)):
         return ""
-    part, text = r.fidelity.part("operation", "all_to_all"), ""
-    if part is not None and not math.isnan(part.busbw_gbs):
-        share = part.busbw_gbs / r.ports.bench_busbw_gbs
-        text = f", the replay's all-to-alls {share:.0%} of it"
-        if share > WIDEST:
-            text = (
-                ", not determined: the replay's all-to-alls have more than "
-                f"{WIDEST:g} times its rate (small messages, or other processes on the "
-                "hosts)"
-            )
-    part = part or r.fidelity.part("all")
+    part = found.part("operation", "all_to_all")
+    whose = "all-to-alls" if part is not None else "operations"
+    part = part or found.part("all")
     if part is None or math.isnan(part.over_ports.value):
-        return text
-    who = "they take" if text else "the operations take"
-    over = _times(part.over_ports, r.fidelity)
-    return f"{text}; {who} {over} the bound of these ports"
+        return ""
+    return f"; the {whose} take {_times(part.over_ports, found)} the bound of the ports"
 
 
 def _times(ratio: Interval, found: Fidelity) -> str:
@@ -197,16 +199,16 @@ def _value(ratio: Interval, unit: str) -> str:
     return interval(ratio, unit)
 
 
-def _interval(found: Fidelity, part: PartFidelity) -> str:
+def _interval(found: Fidelity, part: PartFidelity, *, bound: bool) -> str:
     """State the runs, and the intervals over them that are not stated as values."""
-    both = part.busbw, part.over_bound
+    both = (part.busbw, part.over_bound)[: 1 + bound]
     ranges = not all(ratio.determined for ratio in both)
     if found.runs == 1:
         text = "n = 1 run, no interval between runs (--repeat 5 gives one)"
         return text + "; ranges are over its iterations" * ranges
     ends = [
         f"{three_digits(ratio.low)} to {three_digits(ratio.high)}{unit}"
-        for ratio, unit in zip(both, (" GB/s", "x"), strict=True)
+        for ratio, unit in zip(both, (" GB/s", "x"), strict=False)
         if ratio.determined and not math.isnan(ratio.low)
     ]
     text = f"n = {found.runs} runs" + f", {LEVEL:.0%} CI {', '.join(ends)}" * bool(ends)
@@ -231,17 +233,11 @@ def _durations(r: Replay) -> str:
     if found is None:
         return f"{line}."
     if found.runs > 1:
-        line += f" (run {found.shown_run + 1} of {found.runs}, the median"
-        part = found.part("operation", "all_to_all") or found.part("all")
-        if part is not None and not math.isnan(part.shown_busbw_gbs):
-            line += (
-                f": busbw {three_digits(part.shown_busbw_gbs)} GB/s, waiting for late "
-                f"ranks {part.shown_waiting:.0%}"
-            )
-        line += ")"
+        line += f" (run {found.shown_run + 1} of {found.runs}, the median)"
     whole, walls = found.part("all"), found.part("iteration")
     ratios = []
-    if walls is not None and not math.isnan(walls.over_bound.value):
+    bound = walls is not None and not math.isnan(walls.over_bound.value)
+    if walls is not None and bound and not _faster(found):
         ratios.append(
             f"wall time {_times(walls.over_bound, found)} the lower bound of a pass, "
             f"all operations together ({duration(found.pass_bound_s)})"
@@ -273,7 +269,13 @@ def _doubts(r: Replay) -> list[str]:
         of_pairs = found.slowdown, found.control, found.slowdown_by_bytes
         whole = found.part("all"), found.part("iteration")
         parts = found.part("operation", "all_to_all"), *whole
-        of_runs = [r for p in parts if p is not None for r in (p.busbw, p.over_bound)]
+        refuted = bool(_faster(found))
+        of_runs = [
+            ratio
+            for p in parts
+            if p is not None
+            for ratio in (p.busbw, *[p.over_bound] * (not refuted))
+        ]
         narrower = [
             f"--{option} {max(5, 4 * number)}"
             for option, number, every in (

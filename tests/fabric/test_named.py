@@ -14,7 +14,7 @@ from moetraffic.cli.networks.fabric import TOPOLOGIES as HELPED
 from moetraffic.errors import FabricError
 from moetraffic.fabric import Hosts, cut_bounds, leaf_spine, port_bound
 from moetraffic.fabric.loads import bisection
-from moetraffic.fabric.named import TOPOLOGIES, load_fabric
+from moetraffic.fabric.named import TOPOLOGIES, load_fabric, other_rates
 
 
 def test_the_help_names_every_topology() -> None:
@@ -104,11 +104,24 @@ def test_the_arguments_are_the_options_of_fabric() -> None:
         ('{"topology": "single"}', "needs the capacity of a NIC"),
         ('{"topology": "single", "capacity": 7}', "capacity of a NIC .* capacity is 7"),
         ('{"capacity": "1Gbps", "inside": 7}', "rate inside a host .* inside is 7"),
-        ('{"topology": "single", "capacity": "1Gbps", "k": 4}', "k is of fat-tree"),
+        (
+            '{"topology": "single", "capacity": "1Gbps", "k": 4}',
+            r'in .*net\.json: k is of fat-tree.* leave out the key "k"',
+        ),
+        ('{"capacity": "fast"}', r"in .*net\.json, capacity: a rate is"),
+        (
+            '{"capacity": "1Gbps", "rates": {"rank1": "9"}}',
+            r"in .*net\.json, rank1: a rate is",
+        ),
+        (
+            '{"topology": "leaf-spine", "leaves": 2, "spines": 1, "capacity": "1Gbps", '
+            '"rates": {"leaf0 -> leaf1": "1Gbps"}}',
+            "links from leaf0 are .*leaf0 -> spine0",
+        ),
         ('{"topology": "leaf-spine", "capacity": "1Gbps", "leaves": "2"}', "'2'"),
         ('{"capacity": "1Gbps", "oversubscription": "1,4"}', "number, not '1,4'"),
         ('{"capacity": "1Gbps", "placement": "0,0,1,2"}', "at most once"),
-        ('{"capacity": "1Gbps", "hosts": 2}', "have room for 2"),
+        ('{"capacity": "1Gbps", "hosts": 2}', r"in .*net\.json: .* have room for 2"),
         ('{"capacity": "1Gbps", "leaves": 1, "leaves": 4}', "'leaves' is repeated"),
         (
             '{"capacity": "1Gbps", "rates": {"rank1": "1Gbps", "rank1": "2Gbps"}}',
@@ -135,6 +148,14 @@ def test_a_misspelled_name_has_the_nearest_as_remedy() -> None:
 def test_a_name_without_a_capacity_names_the_option() -> None:
     with pytest.raises(FabricError, match="none is given: give --capacity 400Gbps"):
         load_fabric("fat-tree", 4)
+
+
+def test_the_rate_of_a_host_is_that_of_each_of_its_nics(tmp_path):
+    path = tmp_path / "network.json"
+    said = {"capacity": "8Gbps", "ranks_per_host": 2}
+    path.write_text(json.dumps({**said, "rates": {"host1": "1Gbps", "rank0": "2Gbps"}}))
+    network = load_fabric(str(path), 4).topology
+    assert other_rates(network) == ["host1 2 NICs of 1 Gbps", "rank0 2 Gbps"]
 
 
 def test_rates_of_ranks_hosts_and_links_are_in_the_bounds(tmp_path):

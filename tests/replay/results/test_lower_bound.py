@@ -19,6 +19,7 @@ from moetraffic.replay.request import Request
 from moetraffic.replay.results.lower_bound import (
     busiest_s,
     described,
+    hosts_match,
     operation_bounds_s,
     pass_bound_s,
     requested_network,
@@ -169,6 +170,14 @@ def test_dense_operations_are_rings(toy):
     network = load_fabric("single", 4, capacity="1Gbps")
     each = operation_bounds_s(trace, plan, network)
     np.testing.assert_allclose(each, plan.bottleneck_bytes / 125e6, rtol=1e-3)
+
+
+def test_a_network_is_measured_where_ranks_share_the_same_hosts():
+    network = load_fabric("single", 4, capacity="1Gbps", ranks_per_host=2)
+    assert hosts_match(network, ["a", "a", "b", "b"])
+    assert not hosts_match(network, ["a", "b", "c", "d"])
+    assert not hosts_match(network, ["a"] * 4)
+    assert not hosts_match(network, ["a", "b", "a", "b"])
 
 
 def test_a_request_names_the_network(tmp_path):
