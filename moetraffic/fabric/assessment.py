@@ -54,6 +54,11 @@ class Assessment(ShownAsTables):
     ideal_without_oversubscription_s: Float64  # [n] at 1:1, ideal routing
     without_rates_s: Float64  # [n] without rates of single NICs and links, same paths
 
+    @property
+    def bound_s(self) -> Float64:
+        """Largest lower bound of each matrix, ``[n]`` s."""
+        return np.asarray(np.max([*self.bounds_s.values()], axis=0), np.float64)
+
     def to_frame(self, iterations: Sequence[int] | None = None) -> pandas.DataFrame:
         """Build a tidy pandas table with one row per matrix and link.
 
@@ -67,7 +72,6 @@ class Assessment(ShownAsTables):
 
         number, links = self.loads.shape
         ends = pandas.MultiIndex.from_tuples(self.topology.links)
-        bound = np.max([*self.bounds_s.values()], axis=0)
         return pandas.DataFrame(
             {
                 "matrix" if iterations is None else "iteration": np.repeat(
@@ -79,7 +83,7 @@ class Assessment(ShownAsTables):
                 "capacity_bytes_s": np.tile(self.topology.capacity, number),
                 "time_s": link_times(self.topology, self.loads).ravel(),
                 "bottleneck_s": np.repeat(self.bottleneck_s, links),
-                "bound_s": np.repeat(bound, links),
+                "bound_s": np.repeat(self.bound_s, links),
             }
         )
 

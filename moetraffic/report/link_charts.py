@@ -78,7 +78,7 @@ def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Ch
         hover=f"%{{y}}<br>iteration %{{x}}<br>%{{z:.4g}} {unit}<extra></extra>",
     )
     iteration = Axis(label="iteration")
-    time = Axis(label=f"time [{unit}]")
+    time = Axis(label=f"time [{unit}]", from_zero=True)
     return [
         Chart(
             key="bottleneck",

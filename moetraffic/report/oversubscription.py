@@ -56,8 +56,8 @@ def sentences(found: Mapping[float, Assessment]) -> list[str]:
     often = fabric.most_often(found[last])
     link = f", at {last:g}:1 {often}" if often else ""
     lines = [
-        f"Bottleneck by oversubscription, mean of {len(found[first].bottleneck_s)} "
-        f"iterations, {fabric.routing_of(found[first])}: {text}{link}.",
+        f"Bottleneck by oversubscription, {fabric.mean_of(found[first])}, "
+        f"{fabric.routing_of(found[first])}: {text}{link}.",
         *_ideal(found),
     ]
     spines = [_spines(one) for one in found.values()]
@@ -93,12 +93,18 @@ def table(found: Mapping[float, Assessment]) -> Table:
         columns={
             "oversubscription": ">",
             **{"mean": "s", "max": "s", f"ratio to {first:g}:1": ".3f"},
-            **{"largest lower bound": "s", "bottleneck link": "", "spines": ">"},
+            **{
+                "lower bound": "s",
+                "bound by": "",
+                "bottleneck link": "",
+                "spines": ">",
+            },
         },
         rows=[
             (
                 *(f"{ratio:g}:1", one.bottleneck_s.mean(), one.bottleneck_s.max()),
-                *(one.bottleneck_s.mean() / base, fabric.largest_bound(one)),
+                one.bottleneck_s.mean() / base,
+                *(one.bound_s.mean(), fabric.bounded_by(one)),
                 *(one.hot[0].link if one.hot else "", _spines(one)),
             )
             for ratio, one in found.items()
@@ -107,7 +113,7 @@ def table(found: Mapping[float, Assessment]) -> Table:
 
 
 def figure(found: Mapping[float, Assessment], source: str) -> Chart:
-    """Draw the mean bottleneck time and the largest lower bound over the ratios."""
+    """Draw the mean bottleneck time and lower bound over the ratios."""
     ratios = sorted(found)
     hosts = fabric.hosts_of(found[ratios[0]].topology)
     means = [float(found[ratio].bottleneck_s.mean()) for ratio in ratios]
@@ -130,8 +136,8 @@ def figure(found: Mapping[float, Assessment], source: str) -> Chart:
             ),
             (
                 *(
-                    "largest lower bound",
-                    [fabric.largest_bound(found[r]) for r in ratios],
+                    "lower bound (largest of each iteration)",
+                    [float(found[r].bound_s.mean()) for r in ratios],
                 ),
                 *(LINE_COLORS[1], "diamond", 6.0),
             ),

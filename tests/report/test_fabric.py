@@ -42,6 +42,25 @@ def test_tied_bounds_are_all_named_and_a_tied_link_beyond_the_listed_is_found() 
     ]
 
 
+def test_the_bound_is_the_mean_of_the_largest_of_each_iteration() -> None:
+    """A port is the limit of iteration 0 (3 s, cut 2 s), a cut of the others (4 s)."""
+    network = leaf_spine(
+        Hosts(number=4, nic_bytes_s=1.0), leaves=2, spines=1, oversubscription=2
+    )
+    sent = np.zeros((3, 4, 4), np.int64)
+    sent[0, 0, 1], sent[0, 0, 2] = 1, 2
+    sent[1:, 0, 2] = sent[1:, 1, 3] = 2
+    found = assess(network, range(4), sent)
+    assert found.bound_s.tolist() == [3, 4, 4]
+    line = report.sentences(found)[1]
+    assert (
+        "(3.67 s, mean of the largest bound of each iteration: most often cut" in line
+    )
+    assert "cut around a leaf, cut between two halves, in 2 of 3 iterations)" in line
+    (row,) = compared.table({2: found}).rows
+    assert row[4:6] == (pytest.approx(11 / 3), report.bounded_by(found))
+
+
 def test_other_rates_and_halves_are_named(tmp_path: Path) -> None:
     path = tmp_path / "network.json"
     path.write_text(
@@ -258,7 +277,7 @@ def test_no_time_is_below_a_lower_bound() -> None:
     said = set()
     for seed in range(8):
         found = assess(network, range(4), sent, seed=seed)
-        bound = report.largest_bound(found)
+        (bound,) = found.bound_s
         assert (found.to_frame()["bound_s"] == bound).all()
         assert found.bottleneck_s[0] >= bound
         line = report.sentences(found)[1]

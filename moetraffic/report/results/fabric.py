@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +60,6 @@ def as_dict(found: Assessment, iterations: Sequence[int]) -> dict[str, Any]:
 def sentences(found: Assessment) -> list[str]:
     """Summarize an assessment: the bottleneck and its bound, traffic, collisions."""
     network, mean = found.topology, float(found.bottleneck_s.mean())
-    bounds = {name: float(of.mean()) for name, of in found.bounds_s.items()}
     where = f"{network.name}, {_rates(network)}"
     often = most_often(found)
     link = f" ({often})" if often else ""
@@ -70,20 +68,16 @@ def sentences(found: Assessment) -> list[str]:
         f"(mean; at most {duration(float(found.bottleneck_s.max()))}) on {where}, "
         f"{routing_of(found)}.",
         f"Traffic: {byte_size(found.bytes_between_hosts.mean())} an iteration between "
-        f"hosts, {byte_size(found.bytes_inside_hosts.mean())} inside, mean of "
-        f"{len(found.bottleneck_s)} iterations, all sent at once.",
+        f"hosts, {byte_size(found.bytes_inside_hosts.mean())} inside, "
+        f"{mean_of(found)}, all sent at once.",
     ]
-    if bounds and mean:
-        largest = largest_bound(found)
-        over, ideal = three_digits(mean / (largest or mean)), found.ideal_s.mean()
-        tied = ", ".join(
-            _bound(name) + _cuts(found, name)
-            for name, of in bounds.items()
-            if math.isclose(of, largest)
-        )
+    if mean:
+        bound = float(found.bound_s.mean())
+        over, ideal = three_digits(mean / (bound or mean)), found.ideal_s.mean()
         text = (
-            f"Compared with other routing: {over} times the largest lower bound of any "
-            f"routing, {duration(largest)}: {tied}"
+            f"Compared with other routing: {over} times the lower bound of any routing "
+            f"({duration(bound)}, mean of the largest bound of each iteration: "
+            f"{bounded_by(found)})"
         )
         if found.routing != "ideal" and ideal:
             text += f"; {three_digits(mean / ideal)} times {IDEAL} ({duration(ideal)})"
@@ -101,8 +95,8 @@ def sentences(found: Assessment) -> list[str]:
         without = "" if here else " The bottleneck link is in none of these groups."
         lines.append(
             f"ECMP collisions on {which}: {_mean(one.max_flows)} of {_mean(one.flows)} "
-            f"flows share one link (random hashing: {_mean(one.expected_max_flows)} "
-            "expected), which carries "
+            f"flows share one of {len(one.links)} links (random hashing: "
+            f"{_mean(one.expected_max_flows)} expected), which carries "
             f"{three_digits(one.max_bytes_over_even)} times the bytes of an even split "
             f"over these links.{without}"
         )
@@ -227,9 +221,20 @@ def routing_of(found: Assessment) -> str:
     )
 
 
-def largest_bound(found: Assessment) -> float:
-    """Return the largest mean lower bound, s."""
-    return max(float(bound.mean()) for bound in found.bounds_s.values())
+def bounded_by(found: Assessment) -> str:
+    """Name the bounds that are the largest in most iterations, and in how many."""
+    number = len(found.bottleneck_s)
+    often = {
+        name: np.count_nonzero(ties(of, found.bound_s))
+        for name, of in found.bounds_s.items()
+    }
+    most = max(often.values())
+    names = [name for name, count in often.items() if count == most]
+    if most == number:
+        return ", ".join(_bound(name) + _cuts(found, name) for name in names)
+    return (
+        f"most often {', '.join(map(_bound, names))}, in {most} of {number} iterations"
+    )
 
 
 def without_spines(network: Topology) -> list[str]:
@@ -260,6 +265,12 @@ def _of_bottleneck(found: Assessment, one: Collision) -> bool:
     times = link_times(found.topology, np.atleast_2d(found.loads)).mean(axis=0)
     slowest = np.flatnonzero(ties(times, times.max()))
     return any(found.topology.link_name(int(link)) in one.links for link in slowest)
+
+
+def mean_of(found: Assessment) -> str:
+    """State the number of iterations of a mean."""
+    number = len(found.bottleneck_s)
+    return f"mean of {number} iterations" if number > 1 else "in 1 iteration"
 
 
 def _mean(count: float) -> str:
