@@ -124,8 +124,7 @@ def start_ranks(
         )
         if outcome.interrupted:
             raise Interrupted(
-                f"the replay was interrupted before it was done: "
-                f"{again or 'start it again'}",
+                f"interrupted before it was done: {again or 'start it again'}",
                 outcome.interrupted,
             )
         if not outcome.ok:

@@ -235,8 +235,11 @@ def _identical(a: Trace, b: Trace, pairs: Sequence[tuple[Source, Source]]) -> st
                     return ""
     if not of:
         return ""
-    number = len(pairs[0][0].iterations)
-    return f"{' and '.join(sorted(of))}, {number} iterations of {len(pairs)} exchanges"
+    number, each = len(pairs[0][0].iterations), len(pairs)
+    return (
+        f"{' and '.join(sorted(of))}, {number} iteration{'s' * (number > 1)} of {each} "
+        f"exchange{'s' * (each > 1)}"
+    )
 
 
 def _of_exchange(

@@ -29,6 +29,8 @@ LETTERS = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 CELL = re.compile(r"(\d{1,18})(?:\.(\d*))?(?:[eE]\+?(\d{1,2}))?([BKMG]?)")
 MOST_RANKS = 1 << 13
 AS_DISPATCH = "each matrix as the dispatch of layer 0, as --experts or --k is given"
+NO_DISPATCH = "no layer and phase (--experts or --k: each matrix is a layer's dispatch)"
+IN_KIB = "numbers read as KiB (--unit B for bytes)"
 
 
 def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
@@ -73,7 +75,10 @@ def read(files: Sequence[Path], options: ImportOptions) -> ImportedFiles:
             records=records,
             world=world,
             world_by="the rows of a matrix",
-            inferred=(AS_DISPATCH,) if experts else (),
+            inferred=(
+                *[IN_KIB] * (not options.unit),
+                AS_DISPATCH if experts else NO_DISPATCH,
+            ),
         ),
         options,
     )
@@ -87,7 +92,7 @@ def _matrices(path: Path, unit: int) -> list[Int64]:
             short = next(n for n, row in enumerate(rows) if len(row) != len(rows))
             raise wrong(
                 path,
-                f"a matrix has {len(rows)} rows, but its row {short} "
+                f"a matrix has {len(rows)} rows, but its row {short} has "
                 f"{len(rows[short])} numbers",
                 "write a number for each pair of ranks",
             )
@@ -106,7 +111,10 @@ def _blocks(path: Path, unit: int) -> Iterator[list[list[int]]]:
         if len(cells) > MOST_RANKS:
             raise wrong(path, f"line {number} has more than {MOST_RANKS} numbers")
         if cells:
-            rows.append([_bytes(path, number, cell, unit) for cell in cells])
+            where = [f"line {number}, number {at}" for at in range(1, len(cells) + 1)]
+            rows.append(
+                [_bytes(path, *one, unit) for one in zip(where, cells, strict=True)]
+            )
         elif rows and not line.strip():
             yield rows
             rows = []
@@ -114,13 +122,13 @@ def _blocks(path: Path, unit: int) -> Iterator[list[list[int]]]:
         yield rows
 
 
-def _bytes(path: Path, line: int, cell: str, unit: int) -> int:
+def _bytes(path: Path, where: str, cell: str, unit: int) -> int:
     match = CELL.fullmatch(cell)
     if match is None:
         raise wrong(
             path,
-            f"line {line} has {cell[:40]!r}, which is not a number of bytes",
-            "say which format it is with --from",
+            f"{where} is {cell[:40]!r}, which is not a number of bytes from 0 on",
+            "correct it, or name another format with --from",
         )
     digits, behind, power, letter = match.groups(default="")
     value: int = int(digits + behind) * 10 ** int(power or 0)
@@ -130,16 +138,15 @@ def _bytes(path: Path, line: int, cell: str, unit: int) -> int:
     else:
         value = value // 10 ** len(behind) * unit
     if value > MOST_BYTES:
-        raise wrong(path, f"line {line} has {cell[:40]!r}, which is too many bytes")
+        raise wrong(path, f"{where} is {cell[:40]!r}, which is too many bytes")
     return value
 
 
 def matches(beginning: str) -> bool:
-    """Return whether a file begins with a row of numbers or a comment."""
-    first = beginning.partition("\n")[0].replace(" ", "")
-    numbers = first.partition("#")[0].replace(",", "").strip()
-    known = numbers and set(numbers) <= set("0123456789.KMGBe+\t")
-    return bool(known) or beginning.startswith("#")
+    """Return whether a file begins with a row mostly of numbers, or a comment."""
+    first = beginning.partition("\n")[0].partition("#")[0].replace(",", " ").split()
+    numbers = sum(CELL.fullmatch(cell.lstrip("+-")) is not None for cell in first)
+    return 0 < len(first) <= 2 * numbers or beginning.startswith("#")
 
 
 IMPORTER = Importer(

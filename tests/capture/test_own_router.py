@@ -215,7 +215,7 @@ def test_count_exchanges_are_inferred_beside_annotated_calls(
         }
         assert "count_exchange inferred from order" in trace.meta.schedule
         assert (
-            "4 of 8 all-to-alls without annotation have no inferred phase"
+            "phase unknown for 4 of 8 all-to-alls without annotation"
             in trace.meta.schedule
         )
 

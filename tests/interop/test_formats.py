@@ -168,19 +168,21 @@ def test_matrices_are_in_kib_as_nccl_tests_reads_them(tmp_path: Path) -> None:
     found, merged = import_files([path])
     assert found == "matrix"
     trace = merged.trace
+    assert "numbers read as KiB (--unit B for bytes)" in trace.meta.inferred
     assert trace.iterations.tolist() == [0, 1]
     sent = trace.wire(np.arange(2)).tolist()
     assert sent[0] == [[0, 2048], [1024, 3072]]
     assert sent[1] == [[4096, 5120], [61440, 1536]]
     _, merged = import_files([path], options=ImportOptions(unit="B"))
+    assert "KiB" not in merged.trace.meta.inferred
     assert merged.trace.wire(np.arange(1)).tolist() == [[[0, 2], [1, 3]]]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("1 2\n3\n", "2 rows, but its row 1 1 numbers"),
-        ("1 2\n3 -4\n", "'-4', which is not a number of bytes"),
+        ("1 2\n3\n", "2 rows, but its row 1 has 1 numbers"),
+        ("1 2\n3 -4\n", "line 2, number 2 is '-4', which is not a number of bytes"),
         ("1 2\n3 4\n\n1\n", "differ in size"),
         ("# nothing\n", "holds no matrix"),
         ("1 2\n3 9e99\n", "too many bytes"),
@@ -191,6 +193,14 @@ def test_what_is_no_matrix_is_refused(tmp_path: Path, text: str, said: str) -> N
     path.write_text(text)
     with pytest.raises(TraceError, match=said):
         import_files([path], format="matrix")
+
+
+@pytest.mark.parametrize("cell", ["-1", "a"])
+def test_a_matrix_with_one_wrong_cell_is_recognized(tmp_path: Path, cell: str) -> None:
+    path = tmp_path / "matrix.txt"
+    path.write_text(f"0 {cell}\n3 0\n")
+    with pytest.raises(TraceError, match=f"line 1, number 2 is '{cell}'"):
+        import_files([path])
 
 
 # ---- CSV --------------------------------------------------------------------------

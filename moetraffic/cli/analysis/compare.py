@@ -133,8 +133,8 @@ def _settings(first: Trace, second: Trace) -> list[str]:
     other = [f"{name} {a} and {b}" for name, a, b in settings if a != b]
     return [
         "Settings of the two replays: "
-        f"{'; '.join(other) or 'same backend, ranks and hosts'}; pace and scale are "
-        "with the source below; a trace does not record the network."
+        f"{'; '.join(other) or 'same backend, ranks and hosts'}; the last lines have "
+        "pace and scale; a trace does not record the network."
     ]
 
 

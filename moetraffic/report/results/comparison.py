@@ -132,9 +132,12 @@ def _over_runs(ratio: TimeRatio) -> str:
             "iterations)"
         )
     p = float("nan") if ratio.p is None else ratio.p
-    shown = "a difference is" if p < CLAIMED else "no difference is"
+    shown = "a" if p < CLAIMED else "no"
     tested = "no test" if np.isnan(p) else f"p = {p:.2g}, level {CLAIMED:g}"
-    text = f"; over {n} and {m} runs: {shown} shown ({tested})"
+    text = (
+        f"; {shown} difference of transfer times is shown over {n} and {m} runs "
+        f"({tested})"
+    )
     if not ratio.busy:
         return text
     return (

@@ -139,8 +139,8 @@ def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
     if left:
         of = max(1, round(named + left))
         remarks.append(
-            f"{max(1, round(left))} of {of} all-to-alls without annotation have no "
-            "inferred phase"
+            f"phase unknown for {max(1, round(left))} of {of} all-to-alls without "
+            "annotation"
         )
     return remarks + list(naming.remarks)
 

@@ -48,8 +48,8 @@ def find_names(
     remarks = [experts.why_not] if experts.why_not else []
     if not all(p.order for p in programs):
         remarks.append(
-            "phases need the order of a step's all-to-alls, which is unknown where "
-            "several threads, or an unknown one, make them"
+            "phases are inferred from the order of a step's all-to-alls, which is "
+            "unknown if several threads issue them, or if no times are known"
         )
     layers = find_layers(every, readings, steps_known=steps_known)
     remarks += layers.remarks

@@ -238,10 +238,11 @@ def count_of(text: str, option: str) -> tuple[int, str]:
     (4, 'strided')
     """
     number, _, rule = text.partition(":")
+    example = "4:strided" if option == "--fold" else "4:experts"
     if not _is_rank(number) or not int(number):
         raise ReplayError(
-            f"{option} is a number of ranks from 1 on, and a rule behind a colon, not "
-            f"{text[:40]!r}: give 4, or 4:RULE"
+            f"{option} is a number of ranks from 1 on, not {text[:40]!r}: give 4, or 4 "
+            f"and a rule such as {example}"
         )
     return int(number), rule
 
