@@ -49,7 +49,7 @@ def find_names(
     if not all(p.order for p in programs):
         remarks.append(
             "phases are inferred from the order of a step's all-to-alls, which is "
-            "unknown if several threads issue them, or if no times are known"
+            "unknown if several threads, or an unknown one, issue them"
         )
     layers = find_layers(every, readings, steps_known=steps_known)
     remarks += layers.remarks
