@@ -19,8 +19,17 @@ def model_words(config: Configuration) -> str:
     fused = "fused" if anywhere(config.fused_attention) else "unfused"
     if not isinstance(config.model, ModelShape):
         return f"Attention: {fused}"
-    count = parameter_count(config.model, k=int(np.max(config.k)))
-    return f"{count.words}, {fused} attention"
+    return f"{shape_words(config.model, int(np.max(config.k)))}, {fused} attention"
+
+
+def shape_words(shape: ModelShape, k: int) -> str:
+    """State the parameters of a model, and in how many of its layers experts are."""
+    text = parameter_count(shape, k=k).words
+    sparse = len(shape.moe_layers)
+    if not sparse:
+        return text
+    every = f" (--moe-every {shape.moe_every})" * (shape.moe_every > 1)
+    return f"{text}, experts in {sparse} of {shape.layers} layers{every}"
 
 
 def batch_words(

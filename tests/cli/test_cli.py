@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 
 from moetraffic.analysis import analyze
@@ -448,6 +449,20 @@ def test_expert_parallel_groups_divide_the_ranks(
     asked = ("place", path("golden-v1.1.h5"), "--ep", "4", "-o", tmp_path / "made.h5")
     said = refused(capsys, *asked)
     assert "2 ranks do not split into groups of 4: give --ep a divisor of 2" in said
+
+
+@pytest.mark.parametrize(("ep", "stated"), [(4, True), (2, False)])
+def test_placing_one_expert_per_rank_states_that_it_changes_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, ep: int, stated: bool
+) -> None:
+    demand = np.random.default_rng(1).integers(1, 9, (2, 1, 4, 4))
+    file = tmp_path / "run.h5"
+    Trace.from_arrays(demand=demand, placement=range(4), k=1).save(file)
+    asked = ["place", str(file), "--ep", str(ep), "-o", str(tmp_path / "placed.h5")]
+    assert main([*asked, "--placement", "greedy"]) == 0
+    out = unwrapped(capsys.readouterr().out)
+    assert ("one expert, so no placement changes this ratio" in out) == stated
+    assert "times the mean of all ranks, mean over dispatches (captured: " in out
 
 
 def test_an_empty_data_frame_says_why() -> None:

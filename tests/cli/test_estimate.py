@@ -465,3 +465,23 @@ def test_the_summary_says_why_a_bubble_is_long_and_how_large_the_model_is(
     (shares,) = (line for line in unwrapped(out).splitlines() if line[:5] == "Time:")
     stated = re.findall(r"([\d.]+)%", shares.partition(" (")[0])
     assert sum(map(float, stated)) >= 98
+
+
+def test_the_layers_with_experts_and_what_is_a_default_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["--layers", "24", "--experts", "16", "--dp", "16", "--ep", "16"]
+    for verb in (["estimate", "--bandwidth", "25GB/s"], ["pattern"]):
+        assert main([*verb, *asked]) == 0
+        out = unwrapped(capsys.readouterr().out)
+        assert "gpt-1.3b (default), scaled" in out
+        assert "experts in 12 of 24 layers (--moe-every 2)" in out
+        assert main([*verb, *asked, "--model", "gpt-1.3b", "--moe-every", "1"]) == 0
+        out = unwrapped(capsys.readouterr().out)
+        assert "gpt-1.3b, scaled" in out
+        assert "experts in 24 of 24 layers" in out
+    assert main(["estimate", "--dp", "8", "--bandwidth", "25GB/s"]) == 0
+    out = unwrapped(capsys.readouterr().out)
+    assert "on A100 (default), compute" in out
+    assert re.search(r"Memory: [\d.]+ GB of 80.00 GB usable per GPU: ", out)
+    assert "no SP" not in out

@@ -48,6 +48,7 @@ from .model_shape import (
     MODEL_HELP,
     SHAPE,
     SHAPE_OPTIONS,
+    based_on,
     model_of,
     options_of,
     unchanged,
@@ -318,8 +319,13 @@ def estimate(
         what = f"utilization {assumed['utilization']:g}"
         if not fixed:
             what = "compute time by roofline"
-        named = "" if sweep == "size" else f"{of.name}{unchanged(of, gating, shape)} "
-        place = f"{gpu}, {platform}" if is_file(platform) else platform or gpu
+        named = (
+            ""
+            if sweep == "size"
+            else based_on(ctx, of) + unchanged(of, gating, shape) + " "
+        )
+        on = gpu if given("gpu") else f"{gpu} (default)"
+        place = f"{on}, {platform}" if is_file(platform) else platform or on
         source = f"{named}on {place}, {what}{of_protocol(protocol)}"
     else:
         config, known, fit = _measured(calibrate)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import typer
+
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import PRESETS, Gating, ModelShape, preset, scaled
 from moetraffic.patterns.layouts.configuration import Configuration
@@ -114,6 +116,13 @@ def model_of(model: str, chosen: Mapping[str, Any]) -> tuple[ModelShape, Gating,
             f"a dense model has no experts, but --k {k} is given: give --experts"
         )
     return made, gating, batch
+
+
+def based_on(ctx: typer.Context, shape: ModelShape) -> str:
+    """Name a model; if none was named, the default of which it is, or was scaled."""
+    given = ctx.get_parameter_source("model")
+    default = given is not None and given.name == "DEFAULT"
+    return shape.name.replace(MODEL, f"{MODEL} (default)", 1 if default else 0)
 
 
 def unchanged(shape: ModelShape, gating: Gating, chosen: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .assumptions import measured_shares
 from .layout import LAYOUT, MICRO_BATCH, refuse_idle_layout, usual_micro_batches
-from .model_shape import MODEL, MODEL_HELP, SHAPE, model_of
+from .model_shape import MODEL, MODEL_HELP, SHAPE, based_on, model_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -185,10 +185,14 @@ def pattern(
         tokens = plan.micro_batch * plan.accumulation * of.window
         made_trace = pattern_trace(made, iterations=iterations, tokens=tokens)
         made_trace.save(output, force=force)
+    from moetraffic.report.trained import shape_words
+
     count = parameter_count(of, k=gating.k)
     written = [printing.plot, output]
     as_json = printing.as_json
+    words = f"{based_on(ctx, of)}, {shape_words(of, gating.k)}"
     shown = _shown(of, count, made, matrices, plan, algorithm, as_json, written)
+    shown.summary.insert(1, f"Model: {words}.")
     printing.present(
         shown.data,
         *shown.summary,
@@ -269,7 +273,6 @@ def _shown(
     return Shown(
         summary=[
             report.sentence(made, matrices, figures, layout, batch),
-            f"Model: {count.words}.",
             note,
         ],
         parts={

@@ -77,6 +77,7 @@ def place(
             order=order,
         )
         moved.save(output, force=force)
+        experts = moved.meta.experts
         sums = {"before": asdict(totals(opened)), "after": asdict(totals(moved))}
     columns = {
         **{"": "", "ranks": "", "EP": "", "all-to-all": "bytes"},
@@ -95,9 +96,11 @@ def place(
         f"Between ranks: {byte_size(after['bytes_between_ranks'])} with EP "
         f"{after['ep']} on {after['ranks']} ranks, {share:.1%} of the "
         f"{byte_size(before['bytes_between_ranks'])} captured with EP "
-        f"{before['ep']}; in a dispatch the busiest rank receives "
-        f"{now:.3f} times the mean of all ranks (captured: {then:.3f})."
+        f"{before['ep']}; the busiest rank receives {now:.3f} times the mean of all "
+        f"ranks, mean over dispatches (captured: {then:.3f})."
     )
+    if after["ep"] == experts and not replicas:
+        line += " Each rank holds one expert, so no placement changes this ratio."
     printing.present(
         {"file": str(output), **sums},
         line,

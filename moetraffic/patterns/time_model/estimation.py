@@ -54,7 +54,8 @@ class Estimate:
     # same length (p - 1)/(v m), as in SC'21
     head_share: Float64  # of T_iter: the others wait for the last stage's output layer
     memory: Memory  # bytes of the rank that needs most
-    fits: Bool  # bool: into the memory that is not reserved
+    memory_room: Float64  # bytes of a GPU's memory that are not reserved
+    fits: Bool  # bool: into this memory
     traffic: tuple[Traffic, ...]  # calls that the communication consists of
 
     def _repr_html_(self) -> str:
@@ -288,6 +289,7 @@ def estimate(
         bubble_of_ideal=known(ideal),
         head_share=known(head_share),
         memory=needed,
+        memory_room=np.broadcast_to(np.asarray(room, np.float64), shape),
         fits=fits & sound,
         traffic=tuple(moved),
     )

@@ -133,8 +133,7 @@ def summary(found: Estimate, source: str) -> list[str]:
         f"Time: largest term {largest}, {parts[largest] / whole:.1%} of T_iter; "
         f"{''.join(others)}communication {float(found.comm_share):.1%}, bubble "
         f"{float(found.bubble_share):.1%}.",
-        f"Memory: {byte_size(float(found.memory.total))} per GPU, which "
-        f"{'fits' if found.fits else 'does not fit'}; {model_words(found.config)}.",
+        f"Memory: {_memory(found)}; {model_words(found.config)}.",
         f"Layout: {layout}; {source}.",
     ]
     if further := layout_notes(found.config):
@@ -149,6 +148,15 @@ def summary(found: Estimate, source: str) -> list[str]:
         f"{waits:.1%} of T_iter for them: a larger micro-batch would use it)."
     )
     return [*lines[:2], *[limit] * (waits >= LEAST_WAIT), *lines[2:]]
+
+
+def _memory(found: Estimate) -> str:
+    """State the memory that one configuration needs, and that a GPU has."""
+    needed, room = byte_size(float(found.memory.total)), float(found.memory_room)
+    if np.isinf(room):
+        return f"{needed} per GPU"
+    fits = "fits" if found.fits else "does not fit"
+    return f"{needed} of {byte_size(room)} usable per GPU: {fits}"
 
 
 def hidden_rows(found: Estimate) -> list[dict[str, Any]]:
@@ -204,7 +212,6 @@ def table(found: Estimate, title: str) -> Table:
     rows += [
         (f"  {name}", None, None, getattr(needed, name), None, None) for name in MEMORY
     ]
-    fits = "fits" if found.fits else "does not fit"
     return Table(
         title=title,
         columns={
@@ -214,7 +221,7 @@ def table(found: Estimate, title: str) -> Table:
         },
         rows=rows,
         notes=[
-            f"memory {fits}; {float(found.tokens_s):,.0f} tokens/s; "
+            f"memory: {_memory(found)}; {float(found.tokens_s):,.0f} tokens/s; "
             f"{float(found.flops_gpu) / 1e12:.1f} model TFLOP/s per GPU",
             "bytes and calls: of each term the rank that sends most of it",
             "effective GB/s: bytes sent or waited for over the time, with latency",
@@ -297,7 +304,7 @@ def search_notes(found: Search) -> list[str]:
     """State how many configurations were tried, and how many cannot be ranked."""
     return [
         f"{found.tried:,} configurations tried, {len(found.estimate.iteration):,} are "
-        f"possible, {len(found.order):,} fit",
+        f"valid for this model, {len(found.order):,} of these fit into memory",
         f"{found.unranked:,} of these, the fastest included, are within "
         f"{MODEL_ERROR:.0%} of its time, the model's error on published tables: they "
         "cannot be ranked"
@@ -394,7 +401,7 @@ def _words(row: Mapping[str, Any]) -> dict[str, str]:
     return {
         **{name: f"{word} {row[name]:.0f}" for name, word in WORDS.items()},
         "recompute": AGAIN[again],
-        "sequence_parallel": "SP" if row["sequence_parallel"] else "no SP",
+        "sequence_parallel": "sequence parallel" if row["sequence_parallel"] else "",
     }
 
 
