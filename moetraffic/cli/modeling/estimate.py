@@ -51,7 +51,6 @@ from .model_shape import (
     based_on,
     model_of,
     options_of,
-    unchanged,
 )
 from .time_studies import (
     best_layouts,
@@ -319,11 +318,7 @@ def estimate(
         what = f"utilization {assumed['utilization']:g}"
         if not fixed:
             what = "compute time by roofline"
-        named = (
-            ""
-            if sweep == "size"
-            else based_on(ctx, of) + unchanged(of, gating, shape) + " "
-        )
+        named = based_on(ctx, of, gating, shape) + " " if sweep != "size" else ""
         on = gpu if given("gpu") else f"{gpu} (default)"
         place = f"{on}, {platform}" if is_file(platform) else platform or on
         source = f"{named}on {place}, {what}{of_protocol(protocol)}"
@@ -340,9 +335,7 @@ def estimate(
     batch = global_batch
     if batch is None:
         replicas = chosen["dp"]
-        if (
-            sweep == "strong"
-        ):  # one batch for all sizes, the last of which it just fills
+        if sweep == "strong":  # one batch for all sizes, the last just fills it
             what = "sizes are whole numbers above 0"
             replicas = max(positive_numbers(sizes, what, "--sizes 1,2,4"))
         several = usual_micro_batches(chosen["pp"], chosen["schedule"])

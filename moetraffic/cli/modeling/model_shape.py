@@ -118,15 +118,13 @@ def model_of(model: str, chosen: Mapping[str, Any]) -> tuple[ModelShape, Gating,
     return made, gating, batch
 
 
-def based_on(ctx: typer.Context, shape: ModelShape) -> str:
-    """Name a model; if none was named, the default of which it is, or was scaled."""
+def based_on(
+    ctx: typer.Context, shape: ModelShape, gating: Gating, chosen: Mapping[str, Any]
+) -> str:
+    """Name a model, whether it is the default, and what it keeps if it was resized."""
     given = ctx.get_parameter_source("model")
     default = given is not None and given.name == "DEFAULT"
-    return shape.name.replace(MODEL, f"{MODEL} (default)", 1 if default else 0)
-
-
-def unchanged(shape: ModelShape, gating: Gating, chosen: Mapping[str, Any]) -> str:
-    """State what a model of other sizes keeps of the one it began with; "" if none."""
+    words = shape.name.replace(MODEL, f"{MODEL} (default)", 1 if default else 0)
     name = shape.name.removesuffix(", scaled")
     sizes = {
         "vocabulary": shape.vocabulary,
@@ -134,8 +132,8 @@ def unchanged(shape: ModelShape, gating: Gating, chosen: Mapping[str, Any]) -> s
     }
     kept = [f"{f} {n:,}" for f, n in sizes.items() if chosen.get(f) is None]
     if name == shape.name or not kept:
-        return ""
-    return f" (kept: {', '.join(kept)})"
+        return words
+    return f"{words} (kept: {', '.join(kept)})"
 
 
 def options_of(config: Configuration) -> dict[str, Any] | None:

@@ -190,7 +190,7 @@ def pattern(
     count = parameter_count(of, k=gating.k)
     written = [printing.plot, output]
     as_json = printing.as_json
-    words = f"{based_on(ctx, of)}, {shape_words(of, gating.k)}"
+    words = f"{based_on(ctx, of, gating, shape)}, {shape_words(of, gating.k)}"
     shown = _shown(of, count, made, matrices, plan, algorithm, as_json, written)
     shown.summary.insert(1, f"Model: {words}.")
     printing.present(

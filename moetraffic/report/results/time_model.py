@@ -152,11 +152,10 @@ def summary(found: Estimate, source: str) -> list[str]:
 
 def _memory(found: Estimate) -> str:
     """State the memory that one configuration needs, and that a GPU has."""
-    needed, room = byte_size(float(found.memory.total)), float(found.memory_room)
-    if np.isinf(room):
-        return f"{needed} per GPU"
+    of = f" of {byte_size(float(found.memory_room))} usable"
+    limit = of * bool(np.isfinite(found.memory_room))
     fits = "fits" if found.fits else "does not fit"
-    return f"{needed} of {byte_size(room)} usable per GPU: {fits}"
+    return f"{byte_size(float(found.memory.total))}{limit} per GPU: {fits}"
 
 
 def hidden_rows(found: Estimate) -> list[dict[str, Any]]:
