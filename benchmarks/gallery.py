@@ -44,8 +44,8 @@ RUNS = {
 }
 PICTURES = {
     "traffic": "Bytes between ranks in the first, a middle and the last iteration",
-    "demand-layer-3": "Token copies of the last layer in the first, middle and last "
-    "ten iterations",
+    "demand-layer-3": "Token copies of the last layer in the first, a middle and the "
+    "last iteration",
     "entropy": "Evenness of the expert load over the run",
     "complexity": "Temporal and non-temporal complexity",
 }

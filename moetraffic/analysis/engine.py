@@ -276,7 +276,7 @@ def analyze(
             network=statistics,
             experts=experts,
             claims=claims,
-            figures=load_figures(rows) if "claims" in parts else None,
+            figures=load_figures(rows) if {"claims", "skew"} & set(parts) else None,
             unchanging=unchanging(source, rows),
         )
         load = rows.get("demand.load", rows.get("wire.received"))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .forecast.origins import Ratio
     from .forecast.within_iteration import WithinIteration
     from .rhythm.source_statistics import OnOffStatistics
+    from .skew.capacity import LoadFigures
     from .times.time_breakdown import TimeBreakdown
 
 
@@ -79,6 +80,8 @@ def records(
         found += _of_claims(exchange.claims, here)
         for subject in exchange.subjects:
             found += _of_subject(exchange, subject, here)
+        if exchange.figures is not None:
+            found += _of_run(exchange.figures, here)
         if exchange.network is not None:
             found += _flat(exchange.network, "network", here)
         if exchange.experts is not None:
@@ -187,6 +190,16 @@ def _of_subject(
             horizon=1,
             **_interval(subject.limits, subject.limits.nmse),
         )
+
+
+def _of_run(figures: LoadFigures, here: Mapping[str, Any]) -> Iterator[Record]:
+    row = partial(Record, **here, subject="expert_load")
+    yield row(statistic="run.max_over_mean", value=figures.max_over_mean)
+    yield row(statistic="run.starved", unit="experts", value=figures.starved)
+    yield row(statistic="run.dropped", unit="share", value=figures.dropped)
+    for rule, factor in figures.needed.items():
+        yield row(statistic=f"run.dropless_capacity_factor_{rule}", value=factor)
+    yield row(statistic="run.capacity_factor_of_drops", value=figures.factor)
 
 
 def _of_experts(experts: ExpertStatistics, here: Mapping[str, Any]) -> Iterator[Record]:

@@ -299,12 +299,12 @@ def progress(
     else:
         said_s = time.monotonic()
         if start:
-            say(f"{title}: 0/{total}")
+            say(f"{title}: 0 of {total} done")
 
         def line(done: int, note: str = "") -> None:
             nonlocal said_s
             if time.monotonic() - said_s >= LINE_S:
                 said_s = time.monotonic()
-                say(f"{title}: {done}/{total} {note}".rstrip())
+                say(f"{title}: {done} of {total} done{f' ({note})' * bool(note)}")
 
         yield line

@@ -18,8 +18,10 @@ from moetraffic.analysis.omissions import UNCOUNTED
 from moetraffic.trace.model import REPEATED, ROWS_DIFFER
 
 from .forecast_horizons import (
+    above_or_below,
     named_ahead,
     other_horizons,
+    plan_from_past_mean,
     reach_of,
     unchanging_matrices,
     worse_than_persistence,
@@ -36,7 +38,7 @@ from .measured_words import (
 
 IN_DATA = (BEYOND, REPEATED, ROWS_DIFFER)  # in notes that the line on data repeats
 REDUCED = "MSE reduced by"
-"""Name of a figure that is negative where the MSE is increased."""
+"""Name of a figure that is negative where the MSE is above the baseline's."""
 
 PERSISTENCE = "better than persistence"
 """Claim whose baseline is persistence; that of other forecasts is the past mean."""
@@ -53,7 +55,7 @@ THROUGHOUT = "one level throughout"
 TOPICS = {
     "Skew": {"imbalanced": ("CV {} in an iteration", ".2f")}
     | {"skewed": ("CV of the mean load {}", ".2f")}
-    | {"hot set retained": ("{} stay hot", ".0%")}
+    | {"hot set retained": ("two tenths of the run share {} of ", ".0%")}
     | {"collapsed": ("k experts take {}", ".0%"), "co-activated": ("lift {}", ".2f")},
     "Movement": {"moves": ("{} times the variance of sampling noise", ".3g")}
     | {
@@ -188,7 +190,8 @@ def _data(analysis: Analysis) -> Line:
     left = max(e.left_out for e in every)
     groups = len({e.group for e in every})
     of_cv = ("imbalanced", "skewed")
-    corrected = any(c.stated and c.name in of_cv for e in every for c in e.claims)
+    noisy = [e for e in every if "demand" not in e.unchanging]
+    corrected = any(c.stated and c.name in of_cv for e in noisy for c in e.claims)
     text = (
         f"{lacks}{layers_of([e.layer for e in every])}"
         + (f" on {groups} groups" if groups > 1 else "")
@@ -237,6 +240,7 @@ def _topic(analysis: Analysis, topic: str) -> list[Line]:
     items = [_stated(name, made, every) for name in made]
     if topic == "Forecasts":
         items += worse_than_persistence(every, named=PERSISTENCE in made)
+        items += plan_from_past_mean(every)
         items = unchanging_matrices(every) + items
     basis = "claims" if items else "figure"
     measured = _measured(analysis) if topic == "Skew" else []
@@ -429,13 +433,13 @@ def figure_of(claims: Sequence[Claim]) -> str:
         return THROUGHOUT if claims[0].name == "converged" else ""
     named = {name: of for topic in TOPICS.values() for name, of in topic.items()}
     figure, form = named.get(claims[0].name, ("{}", ".3g"))
-    if figure == REDUCED and min(known) < 0:
-        change = range_of([-value for value in known], "+.0%")
-        return f"MSE {change} relative to {PAST_MEAN}"
+    if figure == REDUCED and claims[0].name == PERSISTENCE:
+        return f"MSE {range_of(known, form)} lower"
     if figure == REDUCED:
-        below = "lower" if claims[0].name == PERSISTENCE else f"below {PAST_MEAN}"
-        return f"MSE {range_of(known, form)} {below}"
+        return f"MSE {above_or_below(known)} {PAST_MEAN}"
     text = figure.format(range_of(known, form))
+    if claims[0].name == "hot set retained":
+        text += claims[0].unit.removeprefix("share of ")
     if claims[0].unit == "iteration" and min(known) < max(known):
         text += ", depending on the layer"
     chance = [claim.chance for claim in claims if np.isfinite(claim.chance)]

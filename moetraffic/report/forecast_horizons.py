@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moetraffic.analysis import ExchangeAnalysis
-from moetraffic.analysis.claim import Claim, Outcome
+from moetraffic.analysis.claim import Claim, Outcome, claim_of
 from moetraffic.analysis.forecast.forecasting import HORIZONS
 from moetraffic.analysis.forecast.origins import steps_needed
 from moetraffic.analysis.forecast.usefulness import WORSE
 
 from .layer_lists import detailed, range_of, some_layers
+from .level_words import since
 
 
 def reach_of(
@@ -107,6 +108,45 @@ def worse_than_persistence(
         full = detailed(what, f"{range_of(figures, '.0%')} higher")
         made.append((full, what if len(of) > 1 else full))
     return made
+
+
+def plan_from_past_mean(
+    exchanges: Sequence[ExchangeAnalysis],
+) -> list[tuple[str, str]]:
+    """State where loads are skewed and no forecast is stated, long and short."""
+    made = list[tuple[ExchangeAnalysis, Claim]]()
+    for exchange in exchanges:
+        skew = claim_of(exchange.claims, "skewed")
+        ahead = [c for c in exchange.claims if "predictable" in c.name]
+        tested = any(c.outcome is Outcome.NO_EVIDENCE for c in ahead)
+        if skew and skew.stated and tested and not any(c.stated for c in ahead):
+            made.append((exchange, skew))
+    if not made:
+        return []
+    where = some_layers([e for e, _ in made], exchanges)
+    what = f"plan from the past mean{since(made, exchanges)}"
+    what += f" in {where}" * bool(where)
+    why = "skewed, and no tested forecast is shown to have a lower MSE"
+    return [(f"{what} ({why})", what)]
+
+
+def above_or_below(reductions: Sequence[float]) -> str:
+    """State by how much the MSE of forecasts is below that of a baseline, or above.
+
+    Examples
+    --------
+    >>> above_or_below([0.46, 0.74]), above_or_below([-0.07, 0.16])
+    ('46 to 74% below', '7% above to 16% below')
+    >>> above_or_below([-0.004]), above_or_below([-0.2, -0.1])
+    ('0% below', '10 to 20% above')
+    """
+    zero = 0.005  # to which a percentage is rounded
+    if min(reductions) > -zero:
+        return f"{range_of([max(r, 0.0) for r in reductions], '.0%')} below"
+    above = range_of([-min(reductions)], ".0%")
+    if max(reductions) < zero:
+        return f"{range_of([max(-r, 0.0) for r in reductions], '.0%')} above"
+    return f"{above} above to {range_of([max(reductions)], '.0%')} below"
 
 
 def named_ahead(

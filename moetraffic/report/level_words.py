@@ -25,6 +25,7 @@ def level_of(
     swing = [e for e, _ in made if (e.layer, e.group) in of]
     if len(swing) == len(made):
         text = figure.replace(" by iteration", " from iteration")
+        text = text.replace("one level", "a constant level")
         text, comma, layers = text.partition(", ")
         return f"swings about {text}{' on' * (' from ' in text)}{comma}{layers}"
     where = some_layers(swing, exchanges)

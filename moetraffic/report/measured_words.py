@@ -45,7 +45,7 @@ def load_of(figures: Sequence[LoadFigures]) -> tuple[str, str]:
         else "no expert starved"
     )
     most = range_of([each.max_over_mean for each in figures], ".2f")
-    text = f"measured: max/mean {most}"
+    text = f"measured: max/mean of the run {most}"
     return f"{text}, {none}", text
 
 
@@ -61,9 +61,9 @@ def capacity_of(figures: Sequence[LoadFigures], *, sent: bool) -> tuple[str, str
         for rule, name in RULES.items()
         if not obeyed or rule in obeyed
     ]
-    of = f"for all tokens{' sent' * sent} in {QUANTILE:.0%} of iterations"
-    full = f"capacity factor {of}: {', '.join(each_rule)}"
-    return full, f"needs capacity factor {each_rule[0]}"
+    text = f"dropless capacity factor{' of the tokens sent' * sent}"
+    full = f"{text} {', '.join(each_rule)} ({QUANTILE:.0%} of iterations)"
+    return full, f"{text} {each_rule[0]}"
 
 
 def inside_collectives(spent: TimeBreakdown) -> str:

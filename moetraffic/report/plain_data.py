@@ -70,7 +70,7 @@ def _occupation(spent: TimeBreakdown | None) -> dict[str, Any] | None:
 
 def _exchange(exchange: ExchangeAnalysis) -> dict[str, Any]:
     where = ("layer", "group", "phase", "ranks", "iterations")
-    parts = ("convergence", "complexity", "network", "experts")
+    parts = ("convergence", "complexity", "network", "experts", "figures")
     return {
         **{name: plain(getattr(exchange, name)) for name in where},
         "iterations_left_out": exchange.left_out,

@@ -17,9 +17,10 @@ def test_plain_lines_of_progress_are_ten_seconds_apart(
     with output.progress("generating", 100) as tick:
         for done in range(1, 101):
             now += 0.35
-            tick(done)
+            tick(done, "expert 3" if done == 58 else "")
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"generating: {done}/100" for done in (29, 58, 87)]
+    notes = {29: "", 58: " (expert 3)", 87: ""}
+    assert lines == [f"generating: {at} of 100 done{end}" for at, end in notes.items()]
 
 
 def test_a_step_that_may_take_long_is_announced(
@@ -28,4 +29,4 @@ def test_a_step_that_may_take_long_is_announced(
     for start in (False, True):
         with output.progress("fitting", 6, start=start):
             pass
-        assert capsys.readouterr().err == "fitting: 0/6\n" * start
+        assert capsys.readouterr().err == "fitting: 0 of 6 done\n" * start

@@ -145,18 +145,18 @@ def test_a_capacity_factor_is_named_with_the_tokens_that_it_applies_to() -> None
                     needed.append((load.max(axis=1) / load.mean(axis=1)).max())
                 factors.append(np.quantile(needed, 0.99))
             texts.append(f"{min(factors):.2f} to {max(factors):.2f} ")
-    start = "capacity factor for all tokens in 99% of iterations: "
+    start, end = "dropless capacity factor ", " (99% of iterations)"
     # its drops obey a capacity per rank
     text = f"{start}{texts[0]}per rank"
     figures = known_figures(found.exchanges)
-    assert capacity_of(figures, sent=False)[0] == text
+    assert capacity_of(figures, sent=False) == (text + end, text)
     without = [replace(each, rule="") for each in figures]
     either, _ = capacity_of(without, sent=False)
-    assert either.endswith(f"{text}, {texts[1]}over all ranks")
+    assert either == f"{text}, {texts[1]}over all ranks{end}"
     assert texts[0] in line(found, "Skew")
     # of copies dropped before the router's output nothing is known
     sent, _ = capacity_of(figures, sent=True)
-    assert sent == text.replace("tokens", "tokens sent")
+    assert sent.startswith("dropless capacity factor of the tokens sent ")
 
 
 def test_what_is_stated_of_no_layer_stands_in_two_lines() -> None:
@@ -518,7 +518,7 @@ def test_a_share_below_all_is_not_rounded_up_to_all() -> None:
     found = analysis(exchange(0, claim("predictable", STATED, 0.996)))
     assert "(MSE 99.6% below the past mean)" in line(found, "Forecasts")
     cells = analysis(exchange(0, claim("matrix predictable", figure=-0.9999)))
-    assert "MSE +99.9% relative to the past mean" in line(cells, "No evidence of")
+    assert "MSE 99.9% above the past mean" in line(cells, "No evidence of")
 
 
 def test_iterations_beyond_the_last_one_are_named_in_the_first_line() -> None:
@@ -583,8 +583,8 @@ def test_one_horizon_that_is_not_the_next_iteration_is_named() -> None:
     assert line(found, "No evidence of") == (
         "No evidence of: expert load: predictable 10 ahead, 20 ahead needs 396 "
         "iterations (an MSE below that of the past mean, which may itself be at "
-        "sampling noise); matrix predictable 10 ahead (cells, not port sums: MSE +10% "
-        "relative to the past mean)."
+        "sampling noise); matrix predictable 10 ahead (cells, not port sums: MSE 10% "
+        "above the past mean)."
     )
 
 
@@ -622,23 +622,26 @@ def test_a_run_with_a_reversed_order_is_skewed_since_then() -> None:
 
 
 def test_the_share_that_stays_hot_stands_beside_that_by_chance() -> None:
+    """Of pairs of tenths of the run, not of consecutive iterations."""
     kept = replace(claim("hot set retained", STATED, 0.44), chance=1 / 8)
+    kept = replace(kept, unit="share of the 2 hottest of 16")
     assert line(analysis(exchange(0, kept)), "Skew") == (
-        "Skew: expert load: hot set retained (44% stay hot, 12% by chance)."
+        "Skew: expert load: hot set retained (two tenths of the run share 44% of the 2 "
+        "hottest of 16, 12% by chance)."
     )
 
 
 def test_a_periodic_load_swings_about_its_level() -> None:
     level, period = claim("converged", STATED, 21), claim("periodic", STATED, 10)
     both = exchange(0, level, period)
-    assert "converged (swings about one level from iteration 21 on);" in line(
+    assert "converged (swings about a constant level from iteration 21 on);" in line(
         analysis(both), "Movement"
     )
     some = line(analysis(both, exchange(1, level)), "Movement")
     assert "(one level by iteration 21, with swings about it in layer 0);" in some
     always = exchange(0, replace(level, figure=np.nan), period)
     text = line(analysis(always), "Movement")
-    assert "converged (swings about one level throughout);" in text
+    assert "converged (swings about a constant level throughout);" in text
     later = (
         replace(level, unit="iteration"),
         replace(level, unit="iteration", figure=40),
@@ -751,8 +754,8 @@ def test_the_figure_of_the_matrix_stands_there_also_where_it_shows_nothing() -> 
     claims = claim("predictable", STATED), cells
     found = analysis(exchange(0, *claims), exchange(1, *claims))
     assert line(found, "No evidence of") == (
-        "No evidence of: matrix predictable 1 ahead (cells, not port sums: MSE +2% "
-        "relative to the past mean)."
+        "No evidence of: matrix predictable 1 ahead (cells, not port sums: MSE 2% "
+        "above the past mean)."
     )
     later = replace(claim("predictable"), horizon=2)
     text = line(analysis(exchange(0, *claims, later)), "No evidence of")

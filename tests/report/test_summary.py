@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import io
+import re
 
+import numpy as np
+import pytest
 from rich.console import Console
 
-from moetraffic.analysis import Analysis, OnOffStatistics, Rhythm, SourceStatistics
+from moetraffic.analysis import (
+    Analysis,
+    OnOffStatistics,
+    Rhythm,
+    SourceStatistics,
+    analyze,
+)
+from moetraffic.analysis.claim import Claim, claim_of
 from moetraffic.analysis.forecast.lead_time import LeadTimes
+from moetraffic.data import path
+from moetraffic.report.answer import answer
 from moetraffic.report.plain_data import as_dict
+from moetraffic.report.results.pictures import charts
 from moetraffic.report.results.summary import replay_sentence, tables
 from moetraffic.tables import Table
+from moetraffic.trace import Trace
 
 NAN = float("nan")
 RHYTHM = Rhythm(
@@ -56,6 +70,115 @@ def test_what_is_not_known_is_blank() -> None:
     assert "2 ms" in shown
     assert "count_exchange" in shown
     assert as_dict(analysis)["rhythm"]["about"] == about
+
+
+@pytest.mark.parametrize("run", ["top1-unbalanced", "top2-balanced", "top8-lossfree"])
+def test_every_number_of_the_summary_is_in_the_tables_and_the_data_frame(
+    run: str,
+) -> None:
+    with Trace.open(path(f"run-{run}.h5")) as trace:
+        found = analyze(trace, parts=["claims", "skew"])
+    rows = found.to_frame()
+    rows = rows[rows.iteration == -1]
+    cells = {cell for t in tables(found) for row in t.rows for cell in row}
+    numbers = [float(c) for c in cells if isinstance(c, int | float | np.number)]
+    known = [*rows.layer, *rows.horizon, 1 / 8]  # one expert in eight by chance
+    forms = ("{:.0%}", "{:.1%}", "{:.2f}", "{:.3g}", "{:,.0f}")
+    of_frame, of_tables = (
+        {form.format(abs(v)).rstrip("%") for v in [*known, *some] for form in forms}
+        for some in (rows.value, numbers)
+    )
+    for one in answer(found):
+        if one.topic in ("Skew", "Movement", "Forecasts", "No evidence of"):
+            text = re.sub("of [0-9]+ experts|hottest of [0-9]+|99% of", "", one.text)
+            text = re.sub("[0-9]+ ahead needs [0-9,]+", "", text)
+            stated = set(re.findall(r"[0-9](?:[0-9,.]*[0-9])?", text))
+            assert stated <= of_frame, one
+            assert stated <= of_tables, one
+
+
+def _cells(counts: np.ndarray) -> Analysis:
+    return analyze(Trace.from_arrays(counts, k=1), parts=["claims"])
+
+
+def _load(found: Analysis, name: str) -> Claim:
+    claim = claim_of(found.exchanges[0].claims, name)
+    assert claim is not None
+    return claim
+
+
+def test_a_constant_matrix_has_one_cv() -> None:
+    """Nothing is drawn, so no sampling noise is subtracted."""
+    found = _cells(np.tile([[[5, 2, 1, 1]]], (64, 1, 4, 1)))
+    cv = np.std([5, 2, 1, 1]) / np.mean([5, 2, 1, 1])
+    for name in ("imbalanced", "skewed"):
+        assert _load(found, name).figure == pytest.approx(cv)
+    data, *_ = answer(found)
+    assert "corrected" not in data.text
+
+
+def test_a_scheduler_is_told_where_the_mean_of_the_past_has_a_skew() -> None:
+    """Of constant gates it has one, of loads drawn anew about equal ones it has not."""
+    rng = np.random.default_rng(3)
+    skewed = np.tile(np.arange(1, 9) / 36, (300, 1))
+    redrawn = rng.dirichlet(np.full(8, 5.0), 300)
+    told = "plan from the past mean (skewed, and no tested forecast"
+    for shares, expected in ((skewed, True), (redrawn, False)):
+        counts = rng.multinomial(4096, shares)[:, None, None]
+        found = _cells(np.tile(counts, (1, 1, 2, 1)))
+        assert _load(found, "skewed").stated == expected
+        assert any(told in one.text for one in answer(found)) == expected
+
+
+def test_an_estimate_below_noise_is_no_measured_zero() -> None:
+    even = np.array([[9, 8, 7, 8], [7, 8, 9, 8], [8, 7, 8, 9], [8, 9, 8, 7]])
+    found = _cells(np.tile(even, (25, 1))[:, None, None])
+    claim = _load(found, "skewed")
+    assert claim.figure == 0 < claim.high
+    first, *_ = tables(found)
+    (row,) = (row for row in first.rows if row[0] == "skewed")
+    assert "not above noise" in row
+    assert f"at most {claim.high:.4g}" in row
+
+
+def test_figures_of_claims_have_a_unit() -> None:
+    with Trace.open(path("run-top2-balanced.h5")) as trace:
+        found = analyze(trace, parts=["claims"], layers=[0])
+    assert not [c.name for c in found.claims if np.isfinite(c.figure) and not c.unit]
+
+
+def test_an_improvement_that_is_not_predictable_says_whose_p_value_it_has() -> None:
+    """An interval without 0 beside a large p-value needs a reason."""
+    with Trace.open(path("run-top2-balanced.h5")) as trace:
+        found = analyze(trace, parts=["claims"])
+    above = [
+        claim
+        for claim in found.claims
+        if claim.name == "better than persistence"
+        and claim.low > 0
+        and not claim.stated
+    ]
+    assert above
+    assert all("its p-value is that of a" in ", ".join(c.flags) for c in above)
+
+
+def test_the_demand_of_a_period_differs_and_names_its_layer() -> None:
+    """A mean over ten iterations would hide a period of ten."""
+    turn = np.eye(10, dtype=np.int64) * 90 + 1
+    counts = np.tile(turn, (4, 1))[:36, None, None]
+    trace = Trace.from_arrays(np.tile(counts, (1, 1, 2, 1)), k=1)
+    (chart,) = charts(trace, analyze(trace, parts=["skew"]), ["demand"]).values()
+    hottest = [int(np.argmax(p.series[0].z[0])) for p in chart.panels]
+    assert hottest == [0, 8, 5]
+    assert chart.panels[0].series[0].unit == f"token copies, layer {trace.layers[0]}"
+
+
+def test_continued_lines_of_notes_are_indented() -> None:
+    shown = printed([Table(rows=[], notes=["word " * 60])])
+    first, *rest = shown.strip().splitlines()
+    assert first.startswith("word")
+    assert rest
+    assert all(line.startswith("  word") for line in rest)
 
 
 def test_a_replay_counts_all_to_alls_as_such() -> None:

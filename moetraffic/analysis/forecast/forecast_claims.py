@@ -53,13 +53,11 @@ def forecast_claims(forecasts: Forecasts, *, about: str) -> tuple[Claim, ...]:
         subject = f"{about}, {_ahead(horizon)}"
         first = _predictable(horizon, subject, forecasts.steps)
         second = improvement(horizon.verdict, about=subject, steps=forecasts.steps)
-        unchanged = horizon.score("persistence")
-        worse = unchanged is not None and unchanged.skill.value < 0
-        found += [first, _of_both(first, second, worse=worse)]
+        found += [first, _of_both(first, second)]
     return tuple(found)
 
 
-def _of_both(predictable: Claim, improved: Claim, *, worse: bool) -> Claim:
+def _of_both(predictable: Claim, improved: Claim) -> Claim:
     """Claim an improvement on persistence only beside one on the mean of the past.
 
     A test of both rejects each of two null hypotheses at its level.
@@ -67,10 +65,8 @@ def _of_both(predictable: Claim, improved: Claim, *, worse: bool) -> Claim:
     flags = improved.flags
     if improved.stated and not predictable.stated:
         improved = replace(improved, outcome=predictable.outcome)
-        flags = (
-            *flags,
-            f"persistence is {'worse' if worse else 'no better'} than {PAST}",
-        )
+    if improved.p < predictable.p and not predictable.stated:
+        flags = (*flags, f"its p-value is that of a lower MSE than that of {PAST}")
     return replace(
         improved,
         null=f"{improved.null}, or than that of {PAST}",
@@ -123,6 +119,7 @@ def _predictable(
         figure=found.value,
         low=found.low,
         high=found.high,
+        unit=f"share below the MSE of {PAST}",
         used=steps,
         needs=steps_needed(horizon.horizon),
         horizon=horizon.horizon,

@@ -178,6 +178,8 @@ def _imbalanced(load: Int64, tokens: Float64 | None, k: int) -> Claim:
     variance = 2 * (experts - 1) * (scale @ scale) + 4 * max(square, 0) * scale.mean()
     limits = square + 1.96 * np.sqrt(variance) * np.array([-1, 0, 1])
     low, cv, high = np.sqrt(np.maximum(limits, 0.0))
+    if len(load) > 1 and (load == load[0]).all():  # nothing is drawn
+        low = cv = high = load[0].std() / load[0].mean()
     return replace(
         claim,
         outcome=_outcome(p),
@@ -186,6 +188,7 @@ def _imbalanced(load: Int64, tokens: Float64 | None, k: int) -> Claim:
             f"noise, by a CV of {cv:.3g}"
         ),
         p=p,
+        unit="CV in an iteration",
         figure=float(cv),
         low=float(low),
         high=float(high),
@@ -222,7 +225,7 @@ def _hot_set_retained(load: Int64, seed: int) -> Claim:
         claim,
         outcome=_outcome(p),
         statement=(
-            f"{retained:.0%} of {of} of {experts} in one part of the run are hot in "
+            f"{retained:.0%} of {of} of {experts} in one tenth of the run are hot in "
             f"another ({hot / experts:.0%} by chance)"
         ),
         p=p,
@@ -291,6 +294,7 @@ def _collapsed(load: Int64, tokens: Float64 | None, k: int) -> Claim:
             f"take{'s' * (k == 1)} {taken.mean():.1%} of the copies"
         ),
         p=bound,
+        unit="share of the copies",
         figure=float(taken.mean()),
         low=float(taken.min()),
         high=float(taken.max()),

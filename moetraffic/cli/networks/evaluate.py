@@ -311,7 +311,7 @@ def evaluate(
     for path in traces if names else []:
         with (
             Trace.open(path) as trace,
-            progress(str(path), len(names), quiet=quiet) as tick,
+            progress(f"policies on {path.name}", len(names), quiet=quiet) as tick,
         ):
             networks = networks_of(
                 trace.meta.world,
@@ -370,7 +370,8 @@ def _together(
 
     with ExitStack() as stack:
         every = [stack.enter_context(Trace.open(path)) for path in paths]
-        tick = stack.enter_context(progress("jobs", len(names), quiet=quiet))
+        title = "policies of several jobs"
+        tick = stack.enter_context(progress(title, len(names), quiet=quiet))
         where: dict[str, Any] = {}
         name = networks[0] if networks else "port"
         if networks:

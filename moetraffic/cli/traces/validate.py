@@ -78,7 +78,7 @@ def validate(
         Trace.open(path).close()
     runs: list[Features] = []
     metas: list[Meta] = []
-    with progress("runs", len(paths), quiet=printing.as_json) as tick:
+    with progress("reading runs", len(paths), quiet=printing.as_json) as tick:
         for path in paths:
             with Trace.open(path) as trace:
                 metas.append(trace.meta)

@@ -6,6 +6,7 @@ below.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,17 @@ class Column:
         return max([self.least(), *map(len, self.cells)])
 
 
+def indented(sentence: str, width: int) -> str:
+    """Wrap a sentence; all lines but the first are indented by two spaces."""
+    return textwrap.fill(
+        sentence,
+        width,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def fitted(table: Table, width: int) -> list[RenderableType]:
     """Return what prints a table in ``width`` characters.
 
@@ -57,11 +69,12 @@ def fitted(table: Table, width: int) -> list[RenderableType]:
     is transposed, and another continued below, with its leading columns of text again.
     """
     titled = [Text(table.heading(), style="bold")] if table.title else []
-    below: list[RenderableType] = [Text(visible(note)) for note in table.notes]
+    notes = [visible(note) for note in table.notes]
     columns = _columns(table)
     if _widths(columns, width) is None:
         columns, same = _varying(columns)
-        below = [*map(Text, same), *below]
+        notes = [*same, *notes]
+    below: list[RenderableType] = [Text(indented(note, width)) for note in notes]
     if not columns:
         return [*titled, *below, ""]
     head = bool(table.columns)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -29,6 +28,7 @@ from moetraffic.text import LOG_WIDTH, visible
 from moetraffic.trace.hdf5.durable import remedy
 
 from . import configuration
+from .fitting import indented
 
 # typer bundles click or uses the installed one: this is the class in both cases
 WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]
@@ -36,8 +36,6 @@ WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]
 
 COMMAND = re.compile(r"moetraffic (?:[^.,:;(]|[.,:](?=\S))+(?<! )")
 """A command in a sentence, up to the mark that ends it."""
-
-INDENT = "  "
 
 
 class Paper(Console):
@@ -69,18 +67,13 @@ class Paper(Console):
         """
 
         def unbroken(found: re.Match[str]) -> str:
-            fits = len(found[0]) + len(INDENT) <= self.width
+            fits = len(found[0]) + 2 <= self.width  # indented
             return found[0].replace(" ", "\0") if fits else found[0]
 
         for line in sentence.split("\n"):
             ends = any(found.end() == len(line) for found in COMMAND.finditer(line))
-            text = textwrap.fill(
-                COMMAND.sub(unbroken, line),
-                self.width if self.is_terminal or not ends else len(line),
-                subsequent_indent=INDENT,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            width = self.width if self.is_terminal or not ends else len(line)
+            text = indented(COMMAND.sub(unbroken, line), width)
             self.print(text.replace("\0", " "), soft_wrap=True, style=style)
 
     def show(self, results: Iterable[Any]) -> None:

@@ -67,7 +67,7 @@ def tiles(trace: Trace, analysis: Analysis) -> Iterator[Tile]:
         )
     for metric, what in (
         ("normalized_entropy", "entropy of the expert load"),
-        ("max_over_mean", "max/mean expert load"),
+        ("max_over_mean", "max/mean expert load of an iteration"),
     ):
         curves = [
             s.curves[metric]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moetraffic.analysis import ExchangeAnalysis
+from moetraffic.analysis.skew.capacity import QUANTILE, RULES
+from moetraffic.analysis.skew.collapse import STARVED
 from moetraffic.tables import Table
 from moetraffic.units import byte_size, rank_span
 
@@ -12,11 +14,36 @@ from moetraffic.units import byte_size, rank_span
 def expert_tables(exchanges: Sequence[ExchangeAnalysis]) -> list[Table]:
     """Tabulate the expert statistics of exchanges; tables without rows are possible."""
     return [
+        _whole_run(exchanges),
         _tails(exchanges),
         _ep_degrees(exchanges),
         _tokens(exchanges),
         *(_co_activation(exchanges), _hosts(exchanges)),
     ]
+
+
+def _whole_run(exchanges: Sequence[ExchangeAnalysis]) -> Table:
+    factors = {f"dropless capacity factor {of}": ".2f" for of in RULES.values()}
+    return Table(
+        title="Expert load of the whole run, and capacity",
+        columns={
+            **{"layer": "<", "ranks": "", "max/mean": ".2f", "starved experts": ""},
+            **{"dropped copies": ".1%", "capacity factor of drops": ".3g"},
+            **factors,
+        },
+        rows=[
+            (
+                *(e.layer, rank_span(e.ranks), of.max_over_mean, of.starved),
+                *(of.dropped, of.factor, *(of.needed[rule] for rule in RULES)),
+            )
+            for e in exchanges
+            if (of := e.figures) is not None
+        ],
+        notes=[
+            f"starved: less than {STARVED:.0%} of the mean load; dropless: holds all "
+            f"copies in {QUANTILE:.0%} of iterations"
+        ],
+    )
 
 
 def _tails(exchanges: Sequence[ExchangeAnalysis]) -> Table:

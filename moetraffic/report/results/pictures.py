@@ -25,7 +25,6 @@ from .overview import about
 from .rhythm import time_chart, timeline
 from .skew import curves, named, subject_of
 
-AVERAGED = 10  # iterations in each heatmap
 MOST_BORDERS = 16  # lines between ranks above which none are drawn
 
 
@@ -134,32 +133,31 @@ def load(trace: Trace, analysis: Analysis, source: str) -> Chart | Missing:
 
 
 def heatmaps(trace: Trace, exchange: ExchangeAnalysis) -> Chart:
-    """Draw the demand of one layer in the first, middle and last iterations."""
-    when = exchange.iterations
-    length = min(AVERAGED, len(when))
-    firsts = sorted({0, (len(when) - length) // 2, len(when) - length})
+    """Draw the demand of one layer in the first, a middle and the last iteration.
+
+    A mean over several would hide what repeats within them.
+    """
+    when = exchange.iterations.tolist()
     matrices = {}
-    for first in firsts:
-        chosen = when[first : first + length]
+    for iteration in sorted({when[0], when[len(when) // 2], when[-1]}):
         routed = trace.find(
             operation=ROUTING,
             layer=exchange.layer,
             group=exchange.group,
             direction="forward",
-            iterations=range(int(chosen[0]), int(chosen[-1]) + 1),
+            iterations=range(iteration, iteration + 1),
         )
-        name = f"iterations {chosen[0]}–{chosen[-1]}"
         total = trace.demand(trace.complete(routed)).sum(axis=0)
-        matrices[name] = total / len(chosen)
+        matrices[f"iteration {iteration}"] = total
     mean = np.mean(list(matrices.values()))
     rules = _rank_borders(trace, exchange)
     lines = "; white lines: between ranks" if rules else ""
     return matrix_chart(
         matrices,
         title=f"Demand of layer {exchange.layer}",
-        source=f"{about(trace)}. Mean token copies per iteration, dropped ones "
-        f"included; mean of all cells: {mean:.4g}{lines}",
-        unit="mean token copies per iteration",
+        source=f"{about(trace)}. Token copies, dropped ones included; mean of all "
+        f"cells: {mean:.4g}{lines}",
+        unit=f"token copies, layer {exchange.layer}",
         column="expert",
         rules=rules,
     )

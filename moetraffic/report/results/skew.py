@@ -22,7 +22,7 @@ from moetraffic.units import rank_span
 
 METRICS = {
     "normalized_entropy": "normalized entropy (1 = balanced)",
-    "max_over_mean": "max/mean (1 = balanced)",
+    "max_over_mean": "max/mean of an iteration (1 = balanced)",
     "cv": "coefficient of variation (0 = balanced)",
     "gini": "Gini index (0 = balanced)",
     "sparsity": "share of cells that are zero",

@@ -14,7 +14,7 @@ from moetraffic.analysis import (
     Trajectory,
     stage_means,
 )
-from moetraffic.analysis.claim import Outcome
+from moetraffic.analysis.claim import Claim, Outcome
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.analysis.forecast.usefulness import sentence
 from moetraffic.analysis.noise.floors import LARGEST_Z
@@ -99,8 +99,7 @@ def _claims(analysis: Analysis) -> list[Table]:
         ahead = end.removesuffix("ahead").split()[0] if end.endswith(" ahead") else ""
         rows.setdefault(subject if ahead else claim.about, []).append(
             (
-                *(claim.name, ahead, claim.outcome.value, claim.figure),
-                (claim.low, claim.high),
+                *(claim.name, ahead, claim.outcome.value, *_estimate(claim)),
                 "<0.001" if claim.p < 0.001 else claim.p,
                 *(claim.used, claim.left_out or None, claim.needs or None),
             )
@@ -124,6 +123,13 @@ def _claims(analysis: Analysis) -> list[Table]:
         *(Table(title=name, columns=columns, rows=each) for name, each in rows.items()),
         Table(rows=[], notes=list(dict.fromkeys([*nulls, *limits]))),
     ]
+
+
+def _estimate(claim: Claim) -> tuple[object, object]:
+    """Return figure and interval; an excess over noise that is clipped has neither."""
+    if claim.figure == 0 < claim.high and claim.unit.startswith("CV"):
+        return "not above noise", f"at most {claim.high:.4g}"
+    return claim.figure, (claim.low, claim.high)
 
 
 def _rhythm(analysis: Analysis) -> list[Table]:

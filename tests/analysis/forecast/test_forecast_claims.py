@@ -69,7 +69,8 @@ def test_of_noise_half_of_the_error_of_persistence_is_no_improvement():
     _, better = claims(rng.poisson(50, size=(1000, 4)))
     assert not better.stated
     assert better.low < 0.5 < better.high
-    assert better.flags == ("persistence is worse than the mean of the past",)
+    reason = "its p-value is that of a lower MSE than that of the mean of the past"
+    assert better.flags == (reason,)
 
 
 def test_an_improvement_on_both_baselines_is_stated():
