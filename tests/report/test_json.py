@@ -71,6 +71,7 @@ class Exchange(Strict):
     complexity: dict[str, Any] | None
     network: dict[str, Any] | None
     experts: dict[str, Any] | None
+    figures: dict[str, Any] | None
 
 
 class Rhythm(Strict):
