@@ -233,6 +233,7 @@ def evaluate(
     """
     plot, quiet = printing.plot, printing.as_json
     validate_outputs((output, plot), traces, force=force)
+    from moetraffic.analysis.exchange import beyond_last
     from moetraffic.policies.catalog import POLICIES, policy_family, policy_maker
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
     from moetraffic.policies.plan_file import plan_file
@@ -332,6 +333,7 @@ def evaluate(
             found = evaluate_policies(
                 trace, names, networks=networks, on_run=tick, **asked
             )
+            beyond = beyond_last(asked["iterations"], int(trace.iterations[-1]))
         if unfit := [why for why in found.failures if files and why.startswith(files)]:
             raise AnalysisError(
                 f"a file of plans fits the trace, but {unfit[0].rstrip('.')}: plan for "
@@ -339,7 +341,7 @@ def evaluate(
             )
         told.append({"file": str(path), **report.as_dict(found)})
         verdicts += [str(path)] * (len(traces) > 1)
-        verdicts += sentences(found, own)
+        verdicts += sentences(found, own) + [f"{n.capitalize()}." for n in beyond]
         scores += report.tables(found)
     if not verdicts:
         raise AnalysisError("policies are evaluated on traces: name one or more")
