@@ -26,7 +26,15 @@ from .forecast_horizons import (
     unchanging_matrices,
     worse_than_persistence,
 )
-from .layer_lists import detailed, layers_of, range_of, rounded_up, some_layers
+from .layer_lists import (
+    counted,
+    detailed,
+    joined,
+    layers_of,
+    range_of,
+    rounded_up,
+    some_layers,
+)
 from .level_words import constant, level_of, since
 from .measured_words import (
     capacity_of,
@@ -281,7 +289,7 @@ def _varied(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:
     figure = figure_of([c for _, c in found]) + ", measured"
     what = "varies from iteration to iteration"
     end = ", no evidence of motion that lasts"
-    inside = _and(figure, where)
+    inside = joined(figure, where)
     return [(detailed(what, inside) + end, detailed(what, where) + end)]
 
 
@@ -322,7 +330,7 @@ def _stated(
         figure = level_of(figure, near, made.get("periodic", ()), exchanges)
     if name != first == "predictable":
         figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
-    details = _and(figure, where)
+    details = joined(figure, where)
     kept = details if name == PERSISTENCE else where
     return detailed(full, details), detailed(full, kept)
 
@@ -341,7 +349,7 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         claims = [(e, c) for e, c in claims if c.horizon == asked[0]]
         if skipped := [(e, c.untested) for e, c in claims if c.untested]:
             where = some_layers([e for e, _ in skipped], every)
-            untested.append((name, _and(skipped[0][1], where)))
+            untested.append((name, joined(skipped[0][1], where)))
         short = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
         tested = [e for e, c in claims if _without_evidence(c)]
         if tested:
@@ -349,13 +357,13 @@ def _not_shown(analysis: Analysis) -> list[Line]:
             size = figure_of([c for _, c in claims]) if known else ""
             size = size and f"cells, not port sums: {size}"
             size = size or BELOW * (name == "predictable" and not stated)
-            inside = _and(size, some_layers(tested, every))
+            inside = joined(size, some_layers(tested, every))
             both = claims if stated else claims + late
             what = named_ahead(name, both, Outcome.NO_EVIDENCE, asked)
             what += "" if stated else other_horizons(name, every)
             what += " load" * (name == "periodic")  # not the bursts in a step
             absent = others if name == ALWAYS else no_evidence
-            absent.append((detailed(what, inside), _counted(what, tested, every)))
+            absent.append((detailed(what, inside), counted(what, tested, every)))
         short = short or [
             (e, c) for e, c in late if c.outcome is Outcome.NOT_ENOUGH_DATA
         ]
@@ -364,7 +372,7 @@ def _not_shown(analysis: Analysis) -> list[Line]:
             what = named_ahead(name, claims + late, Outcome.NOT_ENOUGH_DATA, asked)
             # co-activated needs tokens, not iterations
             needed = [c for _, c in short if name != "co-activated"]
-            brief = _counted(what, [e for e, _ in short], every)
+            brief = counted(what, [e for e, _ in short], every)
             few.append((what, where, needed, brief))
     for claim in analysis.beats.claims:
         name = f"{claim.name} of {claim.about}"
@@ -385,7 +393,7 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         if has := [claim.used + claim.left_out for claim in every_one]:
             reason += f", has {range_of(has, ',d')}"
         items = [
-            (detailed(what, _and(_needs(claims, but=needs), where)), brief)
+            (detailed(what, joined(_needs(claims, but=needs), where)), brief)
             for what, where, claims, brief in few
         ]
         rest = "; " + other if other else ""
@@ -395,7 +403,7 @@ def _not_shown(analysis: Analysis) -> list[Line]:
     of = _subject(analysis) if no_evidence else ""
     room = LONG - len(rest) - 2
     of += _fitted(f"{NOT_SHOWN}: {of}", no_evidence, ", ", width=room)
-    found = {NOT_SHOWN: _and(of, rest), UNDECIDED: undecided or other}
+    found = {NOT_SHOWN: joined(of, rest), UNDECIDED: undecided or other}
     return [Line(topic=t, text=x, basis="claims") for t, x in found.items() if x]
 
 
@@ -406,24 +414,11 @@ def _without_evidence(claim: Claim) -> bool:
     return tested and not opposite
 
 
-def _counted(
-    what: str, some: Sequence[ExchangeAnalysis], exchanges: Sequence[ExchangeAnalysis]
-) -> str:
-    """Count the layers of a claim, "skewed (4/12)", unless it is of all."""
-    every = len(some) == len(exchanges)
-    return what if every else f"{what} ({len(some)}/{len(exchanges)})"
-
-
 def _needs(claims: Sequence[Claim], *, but: str = "") -> str:
     """Format the range of iterations that claims need; "" if it equals ``but``."""
     needs = sorted(rounded_up(claim.needs) for claim in claims)
     text = range_of(needs, ",.0f") if needs else ""
     return "" if text == but else text
-
-
-def _and(*details: str) -> str:
-    """Join the details that there are."""
-    return "; ".join(filter(None, details))
 
 
 def figure_of(claims: Sequence[Claim]) -> str:

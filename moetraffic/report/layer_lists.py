@@ -28,6 +28,14 @@ def some_layers(
     return f"{len(chosen)} of {len(exchanges)} {unit_of(exchanges)}"
 
 
+def counted(
+    what: str, some: Sequence[ExchangeAnalysis], exchanges: Sequence[ExchangeAnalysis]
+) -> str:
+    """Count the layers of a claim, "skewed (4/12)", unless it is of all."""
+    every = len(some) == len(exchanges)
+    return what if every else f"{what} ({len(some)}/{len(exchanges)})"
+
+
 def unit_of(exchanges: Sequence[ExchangeAnalysis]) -> str:
     """Name what is counted: a layer may have an exchange in each of several groups."""
     alone = len({e.layer for e in exchanges}) == len(exchanges)
@@ -94,6 +102,11 @@ def dropped_copies(shares: Sequence[float]) -> str:
 def detailed(what: str, inside: str) -> str:
     """Put details behind a name in parentheses, if there are any."""
     return f"{what} ({inside})" if inside else what
+
+
+def joined(*details: str) -> str:
+    """Join the details that there are."""
+    return "; ".join(filter(None, details))
 
 
 def rounded_up(needs: int) -> int:
