@@ -79,8 +79,8 @@ def quotation(replay: Replay) -> str:
         judges = "; judge the network by this ratio" * part.over_bound.determined
         if not found.bound_hosts_match:
             judges = (
-                "; not measured on that network: its hosts have other ranks than the "
-                "hosts of this replay, by name"
+                "; not measured on that network, which has other ranks on its hosts "
+                "than this replay, by name"
             )
         line += (
             f", transfers {over} the lower bounds of these {whose} one by one "
@@ -170,7 +170,11 @@ def _faster(found: Fidelity) -> str:
         return ""
     file, described, _ = found.bound_of.partition(": ")
     faster = f"{file} describes" if described else file
-    return f"The network is faster than {faster}: its lower bound does not hold; "
+    text = f"The network is faster than {faster}"
+    if not found.bound_hosts_match:
+        network = file if described else f"A network of {file}"
+        text = f"{network} has other ranks on its hosts than this replay (by name)"
+    return f"{text}: its lower bound does not hold; "
 
 
 def _over_ports(r: Replay) -> str:

@@ -193,7 +193,10 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_pa
     parts = tuple(replace(p, over_bound=short) for p in made.fidelity.parts)
     sure = replace(made, fidelity=replace(made.fidelity, parts=parts))
     line = sentences(sure)[0]
-    assert line.startswith("The network is faster than 1 Mbps = 0.000125 GB/s a rank:")
+    assert line.startswith(
+        "A network of 1 Mbps = 0.000125 GB/s a rank has other ranks on its hosts than "
+        "this replay (by name): its lower bound does not hold; all-to-all busbw"
+    )
     assert "one by one" not in line
     assert made.fidelity.bound_exceeded
     assert (

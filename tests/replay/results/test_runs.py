@@ -158,7 +158,7 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     assert "2.10" not in whole
     elsewhere = replace(three.fidelity, bound_hosts_match=False)
     said = quotation(replace(three, fidelity=elsewhere))
-    assert "(8 Gbps a rank; not measured on that network: " in said
+    assert "(8 Gbps a rank; not measured on that network, " in said
     assert "judge" not in said
     assert "waiting for late ranks 0% of the time in these calls; n = 3 " in line
     assert "n = 3 runs, 95% CI 0.423 to 0.536 GB" in line
