@@ -360,10 +360,10 @@ def _not_shown(analysis: Analysis) -> list[Line]:
             inside = joined(size, some_layers(tested, every))
             both = claims if stated else claims + late
             what = named_ahead(name, both, Outcome.NO_EVIDENCE, asked)
-            what += "" if stated else other_horizons(name, every)
             what += " load" * (name == "periodic")  # not the bursts in a step
+            more = "" if stated else other_horizons(name, every)
             absent = others if name == ALWAYS else no_evidence
-            absent.append((detailed(what, inside), counted(what, tested, every)))
+            absent.append((detailed(what + more, inside), counted(what, tested, every)))
         short = short or [
             (e, c) for e, c in late if c.outcome is Outcome.NOT_ENOUGH_DATA
         ]
@@ -399,8 +399,9 @@ def _not_shown(analysis: Analysis) -> list[Line]:
         rest = "; " + other if other else ""
         before = f"{UNDECIDED}: {reason}: {rest}"
         undecided = f"{reason}: {_fitted(before, items, ', ', width=LONG)}{rest}"
-    rest = _fitted(NOT_SHOWN, others, ", ", width=LONG)
     of = _subject(analysis) if no_evidence else ""
+    least = len(of) + sum(len(brief) + 2 for _, brief in no_evidence)
+    rest = _fitted(NOT_SHOWN, others, ", ", width=LONG - least)
     room = LONG - len(rest) - 2
     of += _fitted(f"{NOT_SHOWN}: {of}", no_evidence, ", ", width=room)
     found = {NOT_SHOWN: joined(of, rest), UNDECIDED: undecided or other}
