@@ -73,6 +73,7 @@ def test_a_matrix_is_a_dispatch_with_a_noise_floor(tmp_path: Path) -> None:
     assert (site.phase_source, site.layer_source) == (Source.INFERRED,) * 2
     assert trace.meta.inferred.split("; ") == [
         "4 ranks, from the rows of a matrix",
+        "numbers read as KiB (--unit B for bytes)",
         "each matrix as the dispatch of layer 0, as --experts or --k is given",
         "tokens of each rank and iteration from the rows of dispatch, 2 for each token",
     ]
