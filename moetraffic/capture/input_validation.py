@@ -256,6 +256,8 @@ def demand_of(demand: Any, dropped: Any) -> tuple[list[int], list[int] | None]:
     counts = counts_of(demand, "demand")
     if dropped is None:
         return counts.tolist(), None
+    if isinstance(dropped, torch.Tensor) and not dropped.dim() and dropped < 0:
+        return counts.tolist(), [int(dropped)] * len(counts)
     missed = counts_of(dropped, "dropped")
     if missed.shape != counts.shape or (missed > counts).any():
         raise ValueError("more is dropped than was routed")

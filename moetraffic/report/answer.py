@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -45,6 +46,9 @@ from .measured_words import (
 )
 
 IN_DATA = (BEYOND, REPEATED, ROWS_DIFFER)  # in notes that the line on data repeats
+CAUSES = re.compile(r"\)?: possible causes are .* of the layer( \()?")
+"""Part of such a note that is left to ``info`` and the tables."""
+
 REDUCED = "MSE reduced by"
 """Name of a figure that is negative where the MSE is above the baseline's."""
 
@@ -213,7 +217,11 @@ def _data(analysis: Analysis) -> Line:
         + (f"; {drops_of(figures)}" if (figures := known_figures(every)) else "")
         + f"; each statement is tested against chance (p < {LEVEL:g}) unless measured"
         + "; CVs are corrected for sampling noise" * corrected
-        + "".join(f"; {n}" for n in analysis.notes if any(x in n for x in IN_DATA))
+        + "".join(
+            f"; {CAUSES.sub(lambda cut: '; ' if cut[1] else ')', note)}"
+            for note in analysis.notes
+            if any(part in note for part in IN_DATA)
+        )
     )
     return Line(topic="Data", text=text, basis="data")
 

@@ -33,20 +33,18 @@ def drops_of(figures: Sequence[LoadFigures]) -> str:
 
 
 def load_of(figures: Sequence[LoadFigures]) -> tuple[str, str]:
-    """State the largest load of the whole run, and the number of starved experts.
+    """State the number of starved experts, and the largest load of the whole run.
 
-    Long, and short: without the latter.
+    Long, and short: of starved experts alone, or of the load if there are none.
     """
     starved = [each.starved for each in figures]
     experts = range_of([each.experts for each in figures], "d")
-    none = (
-        f"{range_of(starved, 'd')} of {experts} experts starved"
-        if any(starved)
-        else "no expert starved"
-    )
     most = range_of([each.max_over_mean for each in figures], ".2f")
-    text = f"measured: max/mean of the run {most}"
-    return f"{text}, {none}", text
+    text = f"max/mean of the run {most}"
+    if not any(starved):
+        return f"measured: {text}, no expert starved", f"measured: {text}"
+    some = f"measured: {range_of(starved, 'd')} of {experts} experts starved"
+    return f"{some}, {text}", some
 
 
 def capacity_of(figures: Sequence[LoadFigures], *, sent: bool) -> tuple[str, str]:

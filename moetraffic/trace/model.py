@@ -86,6 +86,10 @@ def sized(presence: UInt8) -> Bool:
     return np.isin(presence, (Presence.RECORDED, Presence.RECOVERED))
 
 
+NONE_BEFORE = -2
+"""Instead of dropped copies: unknown, but the demand has all experts of all tokens."""
+
+
 class DroppedForm(enum.IntEnum):
     """Storage form of a routing site's dropped token copies."""
 

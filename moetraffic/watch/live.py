@@ -18,6 +18,7 @@ from moetraffic.trace.inference.inference import TRAINED
 from moetraffic.trace.iterations import layer_numbers
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import Source
+from moetraffic.trace.provenance import schedule_remarks
 from moetraffic.trace.segments.segment import Segment
 from moetraffic.trace.segments.series import members
 from moetraffic.trace.segments.store import RANKS, segments_folder
@@ -214,7 +215,7 @@ class _Watched:
                 # segments come from files: contradictions must not end the view
                 self._failed = str(error)
                 continue
-            self._inferred = trace.meta.schedule
+            self._inferred = "; ".join(schedule_remarks(trace.meta.schedule))
             shift = self._shift(segments, trace)
             kept = self._training(trace)
             if len(kept):
@@ -305,7 +306,8 @@ class _Watched:
             missing = [part for part in meta.missing.split("; ") if part]
             notes = [f"missing: {part}" for part in missing]
             if meta.schedule:
-                notes.append(f"layers and phases: {meta.schedule}")
+                found = "; ".join(schedule_remarks(meta.schedule))
+                notes.append(f"layers and phases: {found}")
             every = tuple(range(meta.world))
             seen = len(when)
             if self._rows is not None:

@@ -59,6 +59,8 @@ CASES = {
     "demand of all": Case(read=None, tells="demand"),
     "demand": Case(read=None, tells="demand", capacity=FULL),
     "drops": Case(read=None, tells="drops", capacity=FULL, batches=(64, 32)),
+    "both": Case(tells="drops", capacity=FULL, batches=(64, 32), layers=2),
+    "flat": Case(read=lambda _, output: output[1].flatten(), layers=2),
 }
 
 

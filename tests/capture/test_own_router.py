@@ -18,6 +18,8 @@ from moetraffic.analysis.omissions import UNCOUNTED as DROPPED_BEFORE
 from moetraffic.analysis.omissions import demand_remarks
 from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
+from moetraffic.report.answer import conclusions
+from moetraffic.report.results.overview import tables
 from moetraffic.trace import ROUTING, DroppedForm, Trace, WireForm
 from moetraffic.trace.model import ROWS_DIFFER, Source
 from moetraffic.trace.provenance import source_counts
@@ -28,6 +30,7 @@ CASES = (
     *("right", "too few experts", "first choices", "weights", "no such output"),
     *("experts unknown", "annotated", "all sent", "capacity", "accumulation", "once"),
     *("routed again", "to others", "padded", "demand of all", "demand", "drops"),
+    *("both", "flat"),
 )
 
 
@@ -141,12 +144,25 @@ def test_fewer_rows_than_routed_copies_are_counted_in_each_layer(
         low, high = min(shares, key=float), max(shares, key=float)
         more = f" (2 layers in all: {low} to {high}% fewer)" * (layers > 1)
         assert note == said[0] + more
+        data, *_ = conclusions(analyze(trace, parts="claims"))
+        end = more.replace(" (", "; ") or ")"
+        assert data.endswith(f"{said[0].partition(')')[0]}{end}.")
+        rows = dict(row for row in tables(trace)[0].rows)
+        assert rows["rows sent"] == note
+        assert ROWS_DIFFER not in str(rows["inference"])
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        *("right", "all sent", "demand of all", "drops"),  # nothing to say
+        *(
+            "right",
+            "all sent",
+            "demand of all",
+            "drops",
+            "both",
+            "flat",
+        ),  # nothing to say
         *("routed again", "to others", "padded"),  # what was to be sent is unknown
     ],
 )
@@ -163,11 +179,13 @@ UNCOUNTED, UNKNOWN = DroppedForm.UNCOUNTED, DroppedForm.UNKNOWN
 @pytest.mark.parametrize(
     ("case", "form"),
     [
-        ("all sent", UNCOUNTED),  # a hook may read what is left after a capacity
+        ("all sent", DroppedForm.NONE),  # of each token k ids were read, and sent
+        ("flat", UNCOUNTED),  # ids may be what is left after a capacity
         *((case, UNKNOWN) for case in ("capacity", "accumulation", "once")),
         *((case, UNKNOWN) for case in ("to others", "padded", "demand")),
         ("demand of all", DroppedForm.NONE),
         ("drops", DroppedForm.STORED),
+        ("both", DroppedForm.STORED),  # the report replaces what the hook read
     ],
 )
 def test_dropped_copies_are_known_only_where_they_were_reported_or_all_were_sent(
@@ -192,7 +210,10 @@ def test_dropped_copies_are_known_only_where_they_were_reported_or_all_were_sent
         elif form == DroppedForm.STORED:
             kept = trace.demand(routed) - trace.dropped(routed)
             assert kept.max() == 12
-            assert kept.sum() == captured.sent(case).sum()
+            assert (
+                kept.sum()
+                == trace.wire(trace.find(phase="dispatch", kind=None)).sum() // 64
+            )
             assert shown.sum() == trace.dropped(routed).sum()
         else:
             with pytest.raises(TraceError, match=r"capture\.routing"):

@@ -114,9 +114,10 @@ def watch_routers(
 
     ``on_routing`` is called with the arguments of
     :func:`moetraffic.capture.annotate.routing`: layer, demand ``[E]`` int64, dropped
-    copies ``[E]`` or None, and the expert-parallel group or None; with ``choices``,
-    also with the keyword argument ``chosen``, the experts of each token or None.  The
-    thread's context has the label ``"router"`` during the call, which must not raise.
+    copies as in a :class:`~.router_readers.Decision`, and the expert-parallel group or
+    None; with ``choices``, also with the keyword argument ``chosen``, the experts of
+    each token or None.  The thread's context has the label ``"router"`` during the
+    call, which must not raise.
     ``on_failure`` is called with ``"router"`` and the error where a router cannot be
     read; such an error does not reach the model.  If absent, each distinct error is
     logged once.  ``on_k`` is called with the experts per token wherever the shapes of a

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from moetraffic.capture.input_validation import OUTSIDE
 from moetraffic.errors import CaptureError
+from moetraffic.trace.model import NONE_BEFORE
 
 ENTRY_POINTS = "moetraffic.router_readers"
 """Entry points of installed packages: the class's full name, and a function
@@ -37,7 +38,8 @@ class Decision(NamedTuple):
     """Expert demand of one router call."""
 
     demand: Tensor  # [E] int64 token copies routed to each expert, dropped ones too
-    dropped: Tensor | None = None  # [E] int64 of these over capacity; None: unknown
+    # [E] int64 of these over capacity; -1: unknown, or NONE_BEFORE; None: unknown
+    dropped: Tensor | None = None
     # the experts of each token, ids [..., k] or a mask [..., E]; None: unknown
     chosen: Callable[[], Tensor] | None = None
     k: int = 0  # experts of each token; 0: unknown
@@ -73,7 +75,11 @@ def _decision_of_ids(
         wrong = torch.where(most >= experts, most.long(), least.long())
         outside = (most >= experts) | (least < -1)
         demand = torch.where(outside, OUTSIDE + wrong, demand)
-    return Decision(demand, chosen=own, k=k)
+    # ids of a token each, not what is left of them after a capacity
+    before = None
+    if k and ids.dim() > 1 and _tokens(inputs):
+        before = torch.where(demand.sum() == ids.numel(), NONE_BEFORE, -1)
+    return Decision(demand, before, chosen=own, k=k)
 
 
 def experts_per_token(ids: Tensor, inputs: Sequence[Any], experts: int) -> int:
@@ -83,18 +89,23 @@ def experts_per_token(ids: Tensor, inputs: Sequence[Any], experts: int) -> int:
     an input, k is the length of a row of ids ``[T, k]`` on the host whose experts all
     differ: the ids ``[B, S]`` of top-1 routing have no such rows.
     """
-    rows = (
-        x.numel() // max(1, x.shape[-1])
-        for x in inputs
-        if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
-    )
-    tokens, k = next(rows, 0), 0
+    tokens, k = _tokens(inputs), 0
     if tokens:
         k = ids.numel() // tokens if ids.numel() % tokens == 0 else 0
     elif ids.dim() == 2 and ids.is_cpu and ids.numel():
         ordered = ids.detach().sort(dim=1).values
         k = ids.shape[1] if bool((ordered[:, 1:] != ordered[:, :-1]).all()) else 0
     return k if k <= experts else 0
+
+
+def _tokens(inputs: Sequence[Any]) -> int:
+    """Count the rows of the first floating-point input; 0 if there is none."""
+    rows = (
+        x.numel() // max(1, x.shape[-1])
+        for x in inputs
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
+    )
+    return next(rows, 0)
 
 
 def _decision_of_mask(mask: Tensor) -> Decision:

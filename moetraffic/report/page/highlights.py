@@ -18,7 +18,7 @@ from moetraffic.report.results.summary import settled
 from moetraffic.report.results.watch import WITHOUT_WAITING
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
-from moetraffic.trace.provenance import source_clause
+from moetraffic.trace.provenance import schedule_remarks, source_clause
 from moetraffic.units import byte_size, duration
 
 UNRECORDED = {
@@ -112,7 +112,8 @@ def run_in_words(trace: Trace, analysis: Analysis) -> list[str]:
     lines = conclusions(analysis)
     lines.append(f"{about_run(trace)}; the trace is {complete}.")
     if meta.schedule:
-        lines.append(f"Steps, layers and phases: {meta.schedule}.")
+        found = "; ".join(schedule_remarks(meta.schedule))
+        lines.append(f"Steps, layers and phases: {found}.")
     if clause := source_clause(trace):
         lines.append(f"How they were determined: {clause}.")
     return lines

@@ -11,7 +11,7 @@ from moetraffic.report.layer_lists import dropped_copies
 from moetraffic.tables import Table, tables_of
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
-from moetraffic.trace.model import REPEATED, Meta
+from moetraffic.trace.model import REPEATED, ROWS_DIFFER, Meta
 from moetraffic.trace.provenance import (
     SOURCES,
     recorded,
@@ -137,11 +137,9 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
         or "made by unknown software",
         *([] if stated else ["sources not recorded (trace format before 1.1)"]),
     ]
+    remarks = schedule_remarks(meta.schedule)
     layers = [
         ", ".join(map(str, trace.layers)) or "unknown",
-        f"layers and phases: {'; '.join(schedule_remarks(meta.schedule))}"
-        if meta.schedule
-        else "",
         f"token sample: {sample}" if (sample := _sample(trace)) else "",
     ]
     facts = {
@@ -169,6 +167,8 @@ def tables(trace: Trace, path: Path | None = None) -> list[Table]:
             else ""
         ),
         f"MoE layer{'s' * (len(trace.layers) != 1)}": "; ".join(filter(None, layers)),
+        "inference": "; ".join(r for r in remarks if ROWS_DIFFER not in r),
+        "rows sent": "; ".join(r for r in remarks if ROWS_DIFFER in r),
         "file": "; ".join(file),
     }
     notes = [f"inferred: {meta.inferred}"] if meta.inferred else []

@@ -178,9 +178,9 @@ def _collapsed(each: LayerSnapshot) -> str:
 
 def _legend(layers: Sequence[LayerSnapshot]) -> list[str]:
     notes = [
-        "max/mean of the load: mean of the steps shown; noise floor: of a balanced "
-        "router with as many tokens. Hot: largest loads over these steps, at least 2 "
-        "standard deviations above that floor; where it is unknown, they may be "
+        "max/mean of each step's load: mean of the steps shown; noise floor: of a "
+        "balanced router with as many tokens. Hot: largest loads over these steps, "
+        "at least 2 standard deviations above that floor; where unknown, they may be "
         "sampling noise."
     ]
     bounds = [
@@ -248,8 +248,8 @@ def line(snapshot: Snapshot) -> str:
         floor = mean(worst.floor)
         known_floor = f"{floor:.3f}" if np.isfinite(floor) else UNAVAILABLE
         parts.append(
-            f"largest max/mean {mean(worst.imbalance):.3f} in layer {worst.layer} "
-            f"(noise floor {known_floor})"
+            f"largest max/mean of a step {mean(worst.imbalance):.3f} in layer "
+            f"{worst.layer} (noise floor {known_floor})"
         )
     parts.append(
         f"all-to-all {_text(byte_size, mean(snapshot.bytes))} a step, "

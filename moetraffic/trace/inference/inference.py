@@ -38,16 +38,13 @@ from .evidence import linked_forward, recorded_by_autograd
 from .names import Naming, find_names
 from .numbering import number_steps
 from .period import NumberedSteps
-from .router_layers import with_annotated_layers
+from .router_layers import ROUTER, with_annotated_layers, without_read_routings
 from .step_markers import (
     check_sampling,
     number_early_calls,
     unmarked_steps,
     withdraw_optimizer_steps,
 )
-
-ROUTER = "router"
-"""Label of a routing reported by a hook on the router, not by an annotation."""
 
 TRAINED = 0.5  # minimum share of steps with a backward for classifying the others
 LONGEST = 2000  # longest text of the remarks, in characters
@@ -59,7 +56,8 @@ def infer_schedule(record: Record) -> Record:
     The events stay in the same order; the ``schedule`` of the metadata states what was
     inferred.
     """
-    record = number_early_calls(withdraw_optimizer_steps(check_sampling(record)))
+    record = without_read_routings(check_sampling(record))
+    record = number_early_calls(withdraw_optimizer_steps(record))
     record, unmatched = with_annotated_layers(record)
     marked = not (record.events["iteration"] < 0).any()
     if marked and not any(_unnamed(s) or _unbound(s) for s in record.sites):

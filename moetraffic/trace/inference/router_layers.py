@@ -18,6 +18,8 @@ from moetraffic.trace.segments.record import Record
 
 AGAIN = ("backward", "recompute")
 ROUTED, ANNOTATED, HOOKED = 1, 2, 3
+ROUTER = "router"
+"""Label of the routings that the hook on a router reads."""
 
 UNMATCHED = (
     "the layers of routers could not be matched with the annotated layers: call the "
@@ -83,6 +85,23 @@ def with_annotated_layers(record: Record) -> tuple[Record, str]:
         sites=tuple(sites.sites),
         placements=placements[kept],
     ), remark
+
+
+def without_read_routings(record: Record) -> Record:
+    """Remove a rank's reading of a router that the program's first report replaces.
+
+    The hook of a layer's router reads the first call before it knows of the report.
+    """
+    kept, events = np.ones(len(record.events), bool), record.events
+    for layer in {s.layer for s in record.sites if s.operation == ROUTING}:
+        routed = [s.operation == ROUTING and s.layer == layer for s in record.sites]
+        read = record.site_mask([s.label == ROUTER for s in record.sites])
+        for rank in record.ranks:
+            mine = np.flatnonzero(record.site_mask(routed) & (events["rank"] == rank))
+            reported = np.flatnonzero(~read[mine])
+            if len(reported) and reported[0]:
+                kept[mine[reported[0] - 1]] = False
+    return replace(record, events=events[kept])
 
 
 def _role(site: Site) -> int:

@@ -20,6 +20,7 @@ from moetraffic.arrays import Bool, Int64, UInt8
 from moetraffic.errors import TraceError
 from moetraffic.trace.model import (
     ALL_TO_ALL,
+    NONE_BEFORE,
     ROUTING,
     TRANSPOSED_PHASES,
     DroppedForm,
@@ -88,7 +89,9 @@ def encode_bytes(
             follows = _follows_demand(kept, site, routing, when, values[whole])
             sole = _is_dispatch(site) and dispatches[_layer(site)] == 1
             if follows and sole and draft.meta.origin == "captured":
-                sites[routing] = _settled(sites[routing], values[whole])
+                sites[routing] = _settled(
+                    sites[routing], values[whole], events.payload(routing)[:, :, 1]
+                )
             if follows and sites[routing].dropped != DroppedForm.UNKNOWN:
                 sites[number] = replace(
                     site,
@@ -131,16 +134,17 @@ def _as_if_nothing_was_dropped(draft: Trace) -> Trace:
     return draft.replaced(sites=sites)
 
 
-def _settled(routing: Site, sent: Int64) -> Site:
+def _settled(routing: Site, sent: Int64, dropped: Int64) -> Site:
     """Settle a routing without reported drops whose demand equals the bytes sent.
 
-    A program reports copies over a capacity too: all were kept.  A hook on a router may
-    read what is left after the capacity.  Equal parts may be padded: they settle
-    nothing.
+    A program reports copies over a capacity too, and ids of all tokens have them: all
+    were kept.  Other hooks on a router may read what is left after the capacity.  Equal
+    parts may be padded: they settle nothing.
     """
     if routing.dropped != DroppedForm.UNKNOWN or (sent == sent[:, :1, :1]).all():
         return routing
-    form = DroppedForm.UNCOUNTED if routing.label else DroppedForm.NONE
+    after = routing.label and not (dropped == NONE_BEFORE).all()
+    form = DroppedForm.UNCOUNTED if after else DroppedForm.NONE
     return replace(routing, dropped=form)
 
 

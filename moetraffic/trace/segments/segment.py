@@ -49,6 +49,7 @@ from moetraffic.trace.model import (
     MOST_BYTES,
     MOST_ITERATIONS,
     MOST_ROW_BYTES,
+    NONE_BEFORE,
     PLACEMENT,
     ROUTING,
     STEP_KINDS,
@@ -133,7 +134,7 @@ class Segment:
     kinds: tuple[str, ...]  # [s] kind of each step
     # negative bytes and counts are unknown; of a capture only dropped copies may be
     splits: Mapping[int, Int64]  # W -> [m, 2, W] bytes sent to and received from each
-    demand: Mapping[int, Int32]  # E -> [m, 2, E] copies routed; dropped, -1: unknown
+    demand: Mapping[int, Int32]  # E -> [m, 2, E] copies routed; dropped, < 0: unknown
     # E -> [m, S, B] experts of sampled tokens as bit sets, a row for each of demand;
     # of virtual ranks likewise; absent where no tokens are sampled
     choices: Mapping[int, UInt8] = field(default_factory=dict)
@@ -273,7 +274,7 @@ def _rules(segment: Segment) -> Iterator[tuple[object, str]]:
     yield (
         all(
             within(rows[:, 0], 0, 1 << 31)
-            and within(rows[:, 1], 0 if shards else -1, 1 << 31)
+            and within(rows[:, 1], 0 if shards else NONE_BEFORE, 1 << 31)
             for rows in segment.demand.values()
         ),
         "a count of token copies is below zero",
