@@ -140,7 +140,7 @@ def sources(
     chosen = trace.layers if layers is None else tuple(layers)
     if unknown := sorted(set(chosen) - set(trace.layers)):
         raise AnalysisError(
-            f"statistics are of MoE layers, but {unknown} are none: this trace has "
+            f"statistics are of MoE layers, not of {unknown}: this trace has "
             f"{list(trace.layers)}"
         )
     check_choice("a phase", phase, PHASES, AnalysisError)

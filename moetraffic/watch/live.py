@@ -89,7 +89,7 @@ def watch_run(
     if not follow and watched.state() == "waiting":
         raise CaptureError(
             f"there is neither {watched.path} nor {watched.reader.folder}: start the "
-            "capture, or wait for it by leaving out --once (follow=True)"
+            "capture, or wait for it by following (without --once)"
         )
     while True:
         for snapshot in watched.snapshots():
@@ -185,8 +185,8 @@ class _Watched:
             there = {each.layer for each in found}
             if found and (unknown := sorted(set(self._layers) - there)):
                 raise AnalysisError(
-                    f"snapshots are of the layers of a run, but {unknown} are none: "
-                    f"this run has {sorted(there - {-1})}"
+                    f"snapshots are of the layers of a run, not of {unknown}: this run "
+                    f"has the layers {sorted(there - {-1})}"
                 )
             found = tuple(each for each in found if each.layer in self._layers)
         return Snapshot(

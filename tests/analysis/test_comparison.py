@@ -17,9 +17,10 @@ from moetraffic.analysis.distances import (
     total_variation,
     wasserstein,
 )
+from moetraffic.cli.analysis.compare import _partial
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
-from moetraffic.report.results.comparison import claim_sentence, tables
+from moetraffic.report.results.comparison import claim_sentence, claims, tables
 from moetraffic.trace import Trace
 from moetraffic.trace.model import Steps
 
@@ -175,6 +176,15 @@ def test_a_part_of_a_run_is_compared_with_the_same_iterations(
     assert capsys.readouterr().out.startswith("Byte-identical: ")
 
 
+def test_a_part_of_a_run_with_other_steps_between_has_no_range() -> None:
+    with Trace.open(path("golden-v1.h5")) as trace:
+        kinds = list(trace.steps.kind)
+        kinds[5] = "evaluation"
+        part = trace.replace(steps=replace(trace.steps, kind=tuple(kinds)))
+        assert len(part.iterations) == len(trace.iterations) - 1
+        assert _partial(trace, part) == []
+
+
 def test_claims_are_counted_where_both_runs_have_them() -> None:
     def made(outcome: Outcome, about: str = "load of layer 0") -> Claim:
         return Claim(
@@ -185,7 +195,32 @@ def test_claims_are_counted_where_both_runs_have_them() -> None:
     other = made(Outcome.STATED, "load of layer 1")
     assert claim_sentence([stated, other], [not_shown]) == (
         "Claims, by layer and horizon: 0 of 1 have the same outcome in both; stated in "
-        'the first only: "moves" 1x; 1 more are of layers or horizons that one run '
-        "lacks."
+        'the first only: "moves" 1x; 1 more are of layers, ranks or horizons that one '
+        "run lacks."
     )
     assert claim_sentence([stated], [other]).startswith("Claims: none is of the same")
+
+
+def test_expert_loads_of_a_layer_are_compared_on_other_numbers_of_ranks() -> None:
+    def made(subject: str, ranks: str) -> Claim:
+        return Claim(
+            name="moves",
+            about=f"{subject} of layer 0, ranks {ranks}, 1 iteration ahead",
+            outcome=Outcome.STATED,
+            statement="it moves",
+            null="no",
+        )
+
+    load, matrix = "expert load", "demand matrix"
+    four = [made(load, "0 to 3"), made(matrix, "0 to 3")]
+    two = [made(load, "0 to 1"), made(matrix, "0 to 1")]
+    assert claim_sentence(four, two) == (
+        "Claims, by layer and horizon: 1 of 1 have the same outcome in both; 2 more "
+        "are of layers, ranks or horizons that one run lacks."
+    )
+    titles = [table.title for table in claims(four, two)]
+    assert titles[0] == "expert load of layer 0"
+    assert titles[1:] == [f"{matrix} of layer 0, ranks 0 to {n}" for n in (3, 1)]
+    # with several groups of ranks it is not known which are the same
+    several = [*two, made(load, "2 to 3")]
+    assert claim_sentence(four, several).startswith("Claims: none is of the same")

@@ -127,7 +127,7 @@ def test_layers_and_iterations_are_chosen(captured: Path) -> None:
         forecasts = exchange.subjects[0].forecasts
         assert forecasts is not None
         assert all(v.reason for v in forecasts.verdicts)
-        with pytest.raises(AnalysisError, match=r"\[2\] are none"):
+        with pytest.raises(AnalysisError, match=r"not of \[2\]"):
             analyze(trace, layers=[2])
 
 

@@ -21,7 +21,7 @@ from moetraffic.trace.segments.segment import (
     rank_folder,
     write_segment,
 )
-from moetraffic.trace.segments.store import segments_folder
+from moetraffic.trace.segments.store import CLOSED, segments_folder
 from moetraffic.units import byte_count
 
 EVERY, STEPS, SECOND = 5, 4, 10**9
@@ -58,6 +58,10 @@ def test_a_forecast_is_what_the_last_segments_take(tmp_path: Path) -> None:
     assert math.isclose(found.bytes_per_iteration, want)
     assert math.isclose(found.bytes_per_hour, want * 7200)
     assert found.free_bytes == pytest.approx(shutil.disk_usage(folder).free, rel=0.1)
+    closed = rank_folder(folder, 0) / CLOSED
+    closed.touch()
+    assert disk_forecast(folder) is None  # the run has ended
+    closed.unlink()
     said: list[str] = []
     with forecasting(output, said.append, iterations=1000, begin_s=0.01):
         deadline = time.monotonic() + 20

@@ -344,7 +344,7 @@ def test_bad_input_is_one_sentence(
 
     assert "start the capture" in refused(tmp_path / "none.h5", "--once")
     assert "does not exist" in refused(tmp_path / "no" / "run.h5")
-    assert "[7] are none" in refused(recording, "--once", "--layer", "7")
+    assert "not of [7]" in refused(recording, "--once", "--layer", "7")
     assert "numbers" in refused(recording, "--layer", "x")
     assert "at least 1" in refused(recording, "--last", "0")
     assert "at least 0.1" in refused(recording, "--interval", "0")

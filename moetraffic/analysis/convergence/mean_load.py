@@ -16,12 +16,22 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtri
 
-from moetraffic.analysis.claim import ALL_EXPERTS, LEVEL, SINCE, Claim, Outcome
+from moetraffic.analysis.claim import (
+    ALL_EXPERTS,
+    LEVEL,
+    NOT_TESTED,
+    SINCE,
+    Claim,
+    Outcome,
+)
 
 from .motion import mean_noise
 
 SHORTEST = 32
 """Iterations that the test needs."""
+
+WALKS = NOT_TESTED + "loads may be a random walk"
+"""Flag of the claim where no uneven mean would be shown."""
 
 TINY = 1e-12
 """Mean square of relative deviations below which they are rounding."""
@@ -103,6 +113,8 @@ def skewed(
             over = chdtri(noise.columns, LEVEL) / noise.columns * noise.high / measured
             few, needs = Outcome.NOT_ENOUGH_DATA, len(x) + ceil((over - 1) * steps)
             return replace(claim, outcome=few, needs=needs, p=p)
+        if p > LEVEL and noise.walks:
+            claim = replace(claim, flags=(*claim.flags, WALKS))
         excess = max(measured - expected, 0.0)
         variance = expected * (2 * expected + 4 * excess) / noise.columns
         spread = 1.96 * float(np.sqrt(variance))

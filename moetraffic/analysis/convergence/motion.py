@@ -75,6 +75,7 @@ class MeanNoise:
     expected: float  # by the best fit
     high: float  # by the worst of a 95% region of phi and kappa, or of a smooth drift
     columns: float  # effective number of independent columns
+    walks: bool  # the 95% region has a random walk, and not noise alone
 
     def p(self, measured: float, noise: float | None = None) -> float:
         """Compute the chance of a value if all columns have the mean zero.
@@ -113,11 +114,13 @@ def mean_noise(series: Float64) -> MeanNoise:
     gain = np.append(((1 + phi) / (1 - phi) - ended) / (1 - phi**2), n**2 / 3)
     level = (power / fit.spectrum) @ weight / fit.number
     noise = level * (1 + np.outer(gain, _KAPPA))
-    region = noise[found >= found.max() - _BOTH_DROP]
+    border = found.max() - _BOTH_DROP
+    region = noise[found >= border]
     return MeanNoise(
         expected=float(noise.flat[found.argmax()]),
         high=max(float(region.max()), float(power[0]) * np.pi**2 / 3),
         columns=columns,
+        walks=bool((found[-1] >= border).any() and found[0, 0] < border),
     )
 
 

@@ -255,7 +255,7 @@ def _validate(
     validate_sources(by)
     if missing := sorted(set(layers) - set(trace.layers)):
         raise AnalysisError(
-            f"rhythms are of MoE layers, but {missing} are none: this trace has "
+            f"rhythms are of MoE layers, not of {missing}: this trace has "
             f"{list(trace.layers)}"
         )
     world = trace.meta.world

@@ -117,9 +117,12 @@ def _partial(first: Trace, second: Trace) -> list[str]:
     some, every = (set(trace.iterations.tolist()) for trace in (fewer, more))
     if not some or not some < every:
         return []
+    within = range(min(some), max(some) + 1)
+    if some != every & set(within):
+        return []  # evaluations are between, so that none of the ranges has them
     return [
         f"{fewer.name} has {len(some)} of the {len(every)} iterations of {more.name}: "
-        f"--iterations {min(some)}:{max(some) + 1} compares the same ones."
+        f"--iterations {within.start}:{within.stop} compares the same ones."
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from moetraffic.analysis.resampling import LEVEL
 from moetraffic.analysis.times.time_ratios import TimeRatio
 from moetraffic.report.answer import REDUCED, TOPICS
 from moetraffic.tables import Table, tables_of
-from moetraffic.units import amount
+from moetraffic.units import amount, byte_size
 
 STATED = Outcome.STATED
 
@@ -109,7 +110,7 @@ def _busbw(ratio: TimeRatio) -> str:
     if ratio.busbw_gbs is None:
         return "unknown"
     if ratio.busbw_runs is None:
-        return " and ".join(f"{rate:.3g}" for rate in ratio.busbw_gbs) + " GB/s"
+        return " and ".join(f"{byte_size(1e9 * r)}/s" for r in ratio.busbw_gbs)
     each = [
         f"{rate.value:.3g}"
         if rate.determined
@@ -213,7 +214,7 @@ def claims(first: Sequence[Claim], second: Sequence[Claim]) -> list[Table]:
 
     A table for each subject, which fits into 80 columns.
     """
-    runs = [{(c.about, c.name): c for c in found} for found in (first, second)]
+    runs = _by_subject(first, second)
     rows: dict[str, list[tuple[object, ...]]] = {}
     for about, name in dict.fromkeys([*runs[0], *runs[1]]):
         found = [run.get((about, name)) for run in runs]
@@ -243,7 +244,9 @@ def claims(first: Sequence[Claim], second: Sequence[Claim]) -> list[Table]:
 
 def claim_sentence(first: Sequence[Claim], second: Sequence[Claim]) -> str:
     """Summarize how many claims have the same outcome, and which are of one run."""
-    runs = [{(c.about, c.name): c.outcome for c in found} for found in (first, second)]
+    runs = [
+        {key: c.outcome for key, c in run.items()} for run in _by_subject(first, second)
+    ]
     both = [key for key in runs[0] if key in runs[1]]
     if not both:
         return "Claims: none is of the same layer, ranks and horizon in both runs."
@@ -259,8 +262,36 @@ def claim_sentence(first: Sequence[Claim], second: Sequence[Claim]) -> str:
         each = ", ".join(f'"{name}" {n}x' for name, n in counts.items())
         text += f"; stated in the {where} only: {each}" if each else ""
     if lone := len(runs[0]) + len(runs[1]) - 2 * len(both):
-        text += f"; {lone} more are of layers or horizons that one run lacks"
+        text += f"; {lone} more are of layers, ranks or horizons that one run lacks"
     return f"{text}."
+
+
+def _by_subject(
+    first: Sequence[Claim], second: Sequence[Claim]
+) -> list[dict[tuple[str, str], Claim]]:
+    """Key claims by subject and name, those of expert load by layer if ranks differ.
+
+    Of a layer that has several groups of ranks, loads are those of a group.
+    """
+    runs = [{(c.about, c.name): c for c in found} for found in (first, second)]
+    subjects = [{c.about for c in found} for found in (first, second)]
+    layers = [Counter(map(_without_ranks, of)) for of in subjects]
+    alone = {layer for layer, n in layers[0].items() if n == layers[1][layer] == 1}
+    common = {
+        about: _without_ranks(about)
+        for about in subjects[0] ^ subjects[1]
+        if _without_ranks(about) in alone
+    }
+    return [
+        {(common.get(about, about), name): c for (about, name), c in run.items()}
+        for run in runs
+    ]
+
+
+def _without_ranks(about: str) -> str:
+    """Name the expert load of a layer on any ranks; other subjects as they are."""
+    known = about.startswith("expert load of ")
+    return re.sub(", ranks [^,]*", "", about) if known else about
 
 
 _FIGURES = {

@@ -12,7 +12,7 @@ from moetraffic.errors import TraceError
 from moetraffic.units import byte_size, duration
 
 from .segment import PATTERN, read_segment
-from .store import RANKS
+from .store import CLOSED, RANKS
 
 HOUR_S = 3600.0
 
@@ -53,9 +53,12 @@ class DiskForecast:
 def disk_forecast(folder: Path) -> DiskForecast | None:
     """Forecast the disk space of a capture from its last two segments of one rank.
 
-    None until there are two segments with at least two steps and their times.
+    None until there are two segments with at least two steps and their times, and once
+    a rank has closed its capture.
     """
     for own in sorted(folder.glob(RANKS)):
+        if (own / CLOSED).exists():
+            return None
         paths = sorted(own.glob(PATTERN))[-2:]
         try:
             segments = [read_segment(path) for path in paths]

@@ -38,6 +38,19 @@ def test_experts_that_expect_the_same_are_not_skewed(process) -> None:
     assert sum(of_process(process, seed).stated for seed in range(3)) == 0
 
 
+@pytest.mark.parametrize(
+    ("process", "known"), [("fast walk", True), ("balanced", False)]
+)
+def test_a_random_walk_is_named_as_the_reason_why_skew_is_not_tested(
+    process: str, known: bool
+) -> None:
+    """However long the run is; of a balanced router it is tested."""
+    claims = [of_process(process, seed) for seed in range(6)]
+    unseen = [c for c in claims if c.outcome is Outcome.NO_EVIDENCE]
+    assert len(unseen) >= 2
+    assert all(("random walk" in c.untested) == known for c in unseen)
+
+
 @pytest.mark.parametrize("process", UNEQUAL)
 def test_experts_that_expect_more_than_others_are_skewed(process) -> None:
     assert all(of_process(process, seed).stated for seed in range(3))
