@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -12,11 +11,9 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.claim import LEVEL, Claim, Outcome
-from moetraffic.analysis.exchange import BEYOND
 from moetraffic.analysis.forecast.usefulness import WORSE
 from moetraffic.analysis.noise.skew_claims import NO_TOKENS
 from moetraffic.analysis.omissions import UNCOUNTED
-from moetraffic.trace.model import REPEATED, ROWS_DIFFER
 
 from .forecast_horizons import (
     above_or_below,
@@ -38,16 +35,13 @@ from .layer_lists import (
 )
 from .level_words import constant, level_of, since
 from .measured_words import (
+    about_data,
     capacity_of,
     drops_of,
     inside_collectives,
     known_figures,
     load_of,
 )
-
-IN_DATA = (BEYOND, REPEATED, ROWS_DIFFER)  # in notes that the line on data repeats
-CAUSES = re.compile(r"\)?: possible causes are .* of the layer( \()?")
-"""Part of such a note that is left to ``info`` and the tables."""
 
 REDUCED = "MSE reduced by"
 """Name of a figure that is negative where the MSE is above the baseline's."""
@@ -217,11 +211,7 @@ def _data(analysis: Analysis) -> Line:
         + (f"; {drops_of(figures)}" if (figures := known_figures(every)) else "")
         + f"; each statement is tested against chance (p < {LEVEL:g}) unless measured"
         + "; CVs are corrected for sampling noise" * corrected
-        + "".join(
-            f"; {CAUSES.sub(lambda cut: '; ' if cut[1] else ')', note)}"
-            for note in analysis.notes
-            if any(part in note for part in IN_DATA)
-        )
+        + "".join(f"; {note}" for note in about_data(analysis.notes))
     )
     return Line(topic="Data", text=text, basis="data")
 

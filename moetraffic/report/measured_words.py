@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from moetraffic.analysis import ExchangeAnalysis
+from moetraffic.analysis.exchange import BEYOND
 from moetraffic.analysis.skew.capacity import QUANTILE, RULES, LoadFigures
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
+from moetraffic.trace.model import REPEATED, ROWS_DIFFER
 
 from .layer_lists import dropped_copies, range_of
+
+_CAUSES = re.compile(r"\)?: possible causes are .* of the layer( \()?")
+
+
+def about_data(notes: Sequence[str]) -> list[str]:
+    """List the notes that qualify all conclusions; their causes are in the tables."""
+    return [
+        _CAUSES.sub(lambda cut: "; " if cut[1] else ")", note)
+        for note in notes
+        if any(part in note for part in (BEYOND, REPEATED, ROWS_DIFFER))
+    ]
 
 
 def known_figures(exchanges: Sequence[ExchangeAnalysis]) -> list[LoadFigures]:
