@@ -342,7 +342,7 @@ def test_a_collective_is_interpolated_in_a_table(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     said = refused(capsys, "bandwidth", "--collective", "all_reduce")
-    assert "give its file, or big-red-200" in said
+    assert "name the file of a table, or big-red-200" in said
 
 
 @pytest.mark.parametrize(
