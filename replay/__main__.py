@@ -220,7 +220,7 @@ def command(
     Example: moetraffic replay run.h5 -o replayed.h5 --nproc 4
     """
     rank_env = current_rank()
-    names = parts_of(only, PARTS, tables=tables)
+    names = parts_of(only, PARTS)
 
     def work() -> Replay | None:
         scaling["factor"] = factor_of(scaling["factor"])

@@ -112,7 +112,7 @@ def printed(
         def with_printing(
             *, printing: dict[str, Any], look: dict[str, Any], **given: Any
         ) -> T:
-            only = parts_of(printing["only"], parts, tables=printing["tables"])
+            only = parts_of(printing["only"], parts)
             chosen = Printing(**{**printing, "only": only}, look=look)
             return verb(printing=chosen, **given)
 

@@ -118,7 +118,7 @@ def command(
     Example: moetraffic bench all_reduce all_to_all -b 1K -e 1M -f 4 -o bench.csv
     """
     rank_env = current_rank()
-    names = parts_of(only, PARTS, tables=tables)
+    names = parts_of(only, PARTS)
 
     def work() -> Bench | None:
         if output is not None:

@@ -4,7 +4,8 @@ The mean loads of experts that expect the same differ all the same, by the motio
 their shares and by noise.  How much is estimated from the run itself
 (:func:`.motion.mean_noise`).  The null hypothesis is the noisiest motion that the run
 allows, up to a random walk from equal shares; for few iterations of a slow motion it is
-not rejected, however uneven their mean is.
+not rejected, however uneven their mean is.  Where the run allows a random walk, the
+claim is not tested: no length of the run is sure to decide it.
 """
 
 from __future__ import annotations
@@ -108,13 +109,13 @@ def skewed(
     if float(share.var(axis=0).mean()) > TINY:
         noise = mean_noise(share - 1)
         p, expected = noise.p(measured), noise.expected
-        if p > LEVEL > noise.p(measured, expected):
+        if p > LEVEL and noise.walks:  # no number of iterations is enough for one
+            claim = replace(claim, flags=(*claim.flags, WALKS))
+        elif p > LEVEL > noise.p(measured, expected):
             # with the same means, in how many iterations the worst noise is exceeded
             over = chdtri(noise.columns, LEVEL) / noise.columns * noise.high / measured
             few, needs = Outcome.NOT_ENOUGH_DATA, len(x) + ceil((over - 1) * steps)
             return replace(claim, outcome=few, needs=needs, p=p)
-        if p > LEVEL and noise.walks:
-            claim = replace(claim, flags=(*claim.flags, WALKS))
         excess = max(measured - expected, 0.0)
         variance = expected * (2 * expected + 4 * excess) / noise.columns
         spread = 1.96 * float(np.sqrt(variance))

@@ -47,7 +47,7 @@ def reproduce(
 
     choose("a study", study, (*there(), ALL))
     names = there() if study == ALL else (study,)
-    chosen = parts_of(only, names, tables=tables)
+    chosen = parts_of(only, names)
     found = [computed(name) for name in names]
     if output is not None:
         make_folder(output, [f"{name}.json" for name in names], force=force)

@@ -125,7 +125,6 @@ def parts_of(
     only: str | None,
     parts: Sequence[str],
     *,
-    tables: bool = False,
     flag: str = "--only",
 ) -> tuple[str, ...]:
     """Read the names of parts of a result; empty if none are given.
@@ -133,14 +132,10 @@ def parts_of(
     Raises
     ------
     MoetrafficError
-        If a name is none of ``parts``, or all tables are asked for, too.
+        If a name is none of ``parts``.
     """
     if only is None:
         return ()
-    if tables:
-        raise MoetrafficError(
-            f"--tables prints all parts, but --only {only} is given: leave one out"
-        )
     names = tuple(dict.fromkeys(only.split(",")))
     if unknown := [name for name in names if name not in parts]:
         raise MoetrafficError(

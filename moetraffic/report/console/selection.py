@@ -16,7 +16,8 @@ def selected(
     """Select what is printed: the summary, all, or some parts.
 
     A summary ends with the names of the parts that it leaves out.  Tables of the
-    summary are not printed twice; a part without a table is named.
+    summary are not printed twice; a part without a table is named.  Parts that are
+    named are printed whole, so that ``tables`` adds nothing to them.
     """
     if only:
         each = (parts.get(name) or [f"{name}: no table"] for name in only)

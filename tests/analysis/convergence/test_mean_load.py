@@ -51,6 +51,16 @@ def test_a_random_walk_is_named_as_the_reason_why_skew_is_not_tested(
     assert all(("random walk" in c.untested) == known for c in unseen)
 
 
+def test_no_number_of_iterations_is_promised_of_random_walks() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng([seed, 300, 77])
+        shares = np.exp(np.cumsum(rng.normal(0, 0.05, (300, 8)), axis=0))
+        shares /= shares.sum(axis=1, keepdims=True)
+        claim = skew(rng.multinomial(2048, shares))
+        assert (claim.outcome, claim.needs) == (Outcome.NO_EVIDENCE, 0)
+        assert "random walk" in claim.untested
+
+
 @pytest.mark.parametrize("process", UNEQUAL)
 def test_experts_that_expect_more_than_others_are_skewed(process) -> None:
     assert all(of_process(process, seed).stated for seed in range(3))
