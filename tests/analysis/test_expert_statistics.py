@@ -103,7 +103,8 @@ def test_hosts_per_token_only_where_they_are_known() -> None:
 def test_an_analysis_has_them_in_tables_json_and_records() -> None:
     demand = 2 * np.random.default_rng(0).integers(60, 90, (30, 2, 2, 4))
     analysis = analyze(Trace.from_arrays(demand, k=2, row_bytes=8), parts=["skew"])
-    assert [len(table.rows) for table in expert_tables(analysis.exchanges)] == [4, 6, 2]
+    tables = expert_tables(analysis.exchanges)
+    assert [len(t.rows) for t in tables if t.rows] == [2, 4, 6, 2]
     plain = as_dict(analysis)["exchanges"][1]["experts"]
     assert [each["ep"] for each in plain["ep_degrees"]] == [2, 4]
     assert plain["load"]["p50"] > 0

@@ -84,7 +84,7 @@ def test_four_ranks_in_two_groups_give_a_trace_and_a_summary(
         assert (make_plan(made).checksum == plan.checksum).all()
         assert summary.digest == plan.digest
         assert summary.rank_bytes == tuple(plan.rank_bytes)
-        assert made.meta.source == str(path)
+        assert made.meta.source == f"{path} with --pace asap"
         for occurrence in make_plan(made).occurrence:
             issue, start, end = made.times(np.array([occurrence]))
             assert (issue <= start).all()
