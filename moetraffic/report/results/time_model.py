@@ -152,10 +152,15 @@ def summary(found: Estimate, source: str) -> list[str]:
 
 def _memory(found: Estimate) -> str:
     """State the memory that one configuration needs, and that a GPU has."""
-    of = f" of {byte_size(float(found.memory_room))} usable"
-    limit = of * bool(np.isfinite(found.memory_room))
     fits = "fits" if found.fits else "does not fit"
-    return f"{byte_size(float(found.memory.total))}{limit} per GPU: {fits}"
+    memory = _of_usable(float(found.memory.total), float(found.memory_room))
+    return f"{memory} per GPU: {fits}"
+
+
+def _of_usable(needed: float, room: float) -> str:
+    """State a memory, and how much of it a GPU has where that is known."""
+    limit = f" of {byte_size(room)} usable" * bool(np.isfinite(room))
+    return f"{byte_size(needed)}{limit}"
 
 
 def hidden_rows(found: Estimate) -> list[dict[str, Any]]:
@@ -288,11 +293,13 @@ def search_sentences(found: Search, batch: str, title: str) -> list[str]:
     best, at = found.estimate, found.order[0]
     experts = anywhere(best.config.sizes.experts)
     layout = _stated(_words(found.rows(1)[0]), experts=experts)
+    room = float(best.memory_room[at])
     return [
         f"Iteration time T_iter {duration(float(best.iteration[at]))}, "
         f"{best.tokens_s[at]:,.0f} tokens/s, communication {best.comm_share[at]:.1%} "
         "of it, memory "
-        f"{byte_size(best.memory.total[at])}; batch: {batch}.",
+        f"{_of_usable(float(best.memory.total[at]), room)} per GPU; batch: "
+        f"{batch}.",
         f"Layout: {layout}; {model_words(best.config)}.",
         *(f"{note[:1].upper()}{note[1:]}." for note in search_notes(found)),
         f"{title}.",
