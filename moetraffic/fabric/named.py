@@ -274,8 +274,9 @@ def _network(said: dict[str, Any], asked: str, ranks: int, file: str) -> Network
     )
     placement = str(said.pop("placement", "block"))
     rates = said.pop("rates", {})
+    with _in(file, "hosts" if machines.slots < ranks else "placement"):
+        where = placed(placement, ranks, machines)
     made = named_topology(str(said.pop("topology", "single")), machines, said, file)
-    where = placed(placement, ranks, machines)
     return Network(
         topology=_rated(made, where, rates, asked),
         slots=where,

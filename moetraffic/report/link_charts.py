@@ -99,11 +99,13 @@ def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Ch
 
 
 def _joined(names: Sequence[str]) -> str:
-    """Name what equal curves are, bounds with one prefix."""
+    """Name what equal curves are, bounds in one pair of parentheses."""
     prefix = "lower bound: "
     bounds = [n.removeprefix(prefix) for n in names if n.startswith(prefix)]
-    others = [n for n in names if not n.startswith(prefix)]
-    return " = ".join([*others, *([prefix + " = ".join(bounds)] if bounds else [])])
+    others = [n.partition(":")[0] for n in names if not n.startswith(prefix)]
+    return " = ".join(
+        [*others, *[f"lower bound ({' = '.join(bounds)})"] * bool(bounds)]
+    )
 
 
 def figure(found: Assessment, iterations: Sequence[int], source: str) -> Chart:

@@ -121,7 +121,11 @@ def test_the_arguments_are_the_options_of_fabric() -> None:
         ('{"topology": "leaf-spine", "capacity": "1Gbps", "leaves": "2"}', "'2'"),
         ('{"capacity": "1Gbps", "oversubscription": "1,4"}', "number, not '1,4'"),
         ('{"capacity": "1Gbps", "placement": "0,0,1,2"}', "at most once"),
-        ('{"capacity": "1Gbps", "hosts": 2}', r"in .*net\.json: .* have room for 2"),
+        ('{"capacity": "1Gbps", "hosts": 2}', r"net\.json, hosts: .* have room for 2"),
+        (
+            '{"topology": "leaf-spine", "capacity": "1Gbps", "hosts": 3, "leaves": 2}',
+            r"net\.json, hosts: .* have room for 3",
+        ),
         ('{"capacity": "1Gbps", "leaves": 1, "leaves": 4}', "'leaves' is repeated"),
         (
             '{"capacity": "1Gbps", "rates": {"rank1": "1Gbps", "rank1": "2Gbps"}}',

@@ -224,17 +224,19 @@ def routing_of(found: Assessment) -> str:
 def bounded_by(found: Assessment) -> str:
     """Name the bounds that are the largest in most iterations, and in how many."""
     number = len(found.bottleneck_s)
-    often = {
-        name: np.count_nonzero(ties(of, found.bound_s))
-        for name, of in found.bounds_s.items()
-    }
-    most = max(often.values())
-    names = [name for name, count in often.items() if count == most]
+    largest = {n: ties(of, found.bound_s) for n, of in found.bounds_s.items()}
+    most = max(map(np.count_nonzero, largest.values()))
+    names = [name for name, at in largest.items() if np.count_nonzero(at) == most]
     if most == number:
         return ", ".join(_bound(name) + _cuts(found, name) for name in names)
-    return (
-        f"most often {', '.join(map(_bound, names))}, in {most} of {number} iterations"
-    )
+    first, *others = map(_bound, names)
+    if not others:
+        said = first
+    elif all((largest[name] == largest[names[0]]).all() for name in names):
+        said = f"{first} (equal to the {' and the '.join(others)})"
+    else:
+        said = f"{' and '.join([first, *others])}, each"
+    return f"most often {said} in {most} of {number} iterations"
 
 
 def without_spines(network: Topology) -> list[str]:
