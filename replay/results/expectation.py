@@ -32,6 +32,9 @@ TIMES_BYTES = 5 * 8
 PROGRAM_BYTES = 71
 """Bytes of one operation in a rank's program, without those per pair of ranks."""
 
+LEAST_S = 1.0
+"""A lower bound below this is not stated: starting the processes takes longer."""
+
 _BLOCK_CELLS = 1 << 20
 
 
@@ -157,7 +160,7 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
         unknown = f"times of {number - lacking:,} of {number:,} transfers"
     else:
         unknown = "no times of iterations"
-    parts = []
+    parts, bound = [], "--capacity 400Gbps has a lower bound"
     if np.isfinite(takes):
         parts.append(f"about {duration(takes)} if {rests} take as long as captured")
     elif np.isfinite(whole) and not trace.meta.virtual:  # no network took its time
@@ -175,12 +178,15 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
             verifying = request.verify.depth is Depth.FULL
             complete = request.repeat + request.pairs + verifying
             least = complete * pass_bound_s(trace, plan, network)
-            parts.append(f"at least {duration(least)} on {described(network)}")
+            if least >= LEAST_S:
+                parts.append(f"at least {duration(least)} on {described(network)}")
+            bound = (
+                f"lower bound of transfers below {duration(LEAST_S)}, to which the "
+                "start of the processes is added"
+            )
     if parts:
         parts.append("plus the start of the processes")
-    expected = ", ".join(parts) or (
-        f"unknown, as the trace has {unknown} (--capacity 400Gbps has a lower bound)"
-    )
+    expected = ", ".join(parts) or (f"unknown, as the trace has {unknown} ({bound})")
     passes = ["verification"] * (request.verify.depth is not Depth.NONE)
     passes += ["warm-up"] * bool(request.warm_up)
     passes.append(f"{request.repeat} timed run{'s' * (request.repeat > 1)}")

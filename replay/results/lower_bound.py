@@ -34,6 +34,7 @@ from moetraffic.trace.trace import Trace
 from moetraffic.units import bit_rate, byte_rate
 
 from .ports import Ports
+from .result import NO_NIC
 
 
 def requested_network(request: Request, ranks: int) -> Network | None:
@@ -54,17 +55,23 @@ def described(network: Network) -> str:
 
     Others are described by their name and the rate of their NICs.  The name of its file
     comes before, rates that differ after: "slow.json: 100 Mbps = 0.0125 GB/s a rank,
-    rank2 30 Mbps".
+    rank2 30 Mbps".  Where all ranks are on one host, this is said instead of rates.
     """
     topology, hosts = network.topology, network.topology.hosts
     rate = _both_units(hosts.nic_bytes_s)
-    if topology.name == "single switch" and hosts.ranks == 1:
+    others = other_rates(topology)
+    used = np.unique(network.slots // hosts.ranks).tolist()
+    if len(used) == 1 and len(network.slots) > 1:
+        inside = byte_rate(hosts.inside_bytes_s)
+        text = f"all ranks on host{used[0]} of the network ({inside} inside): {NO_NIC}"
+        others = []
+    elif topology.name == "single switch" and hosts.ranks == 1:
         text = f"{rate} a rank"
     else:
         text = f"{topology.name}, {rate} NICs"
     if network.file:
         text = f"{Path(network.file).name}: {text}"
-    return ", ".join([text, *other_rates(topology)])
+    return ", ".join([text, *others])
 
 
 def _both_units(bytes_s: float) -> str:

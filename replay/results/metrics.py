@@ -108,14 +108,14 @@ class Progress:
         """Format the progress as one line of a log."""
         stage = STAGES.get(self.stage, "starting")
         line = f"{stage}: {self.done} of {self.of} operations done by all ranks"
+        if self.late:
+            last = self.late[0]
+            line = (
+                f"{stage}: the first rank has done {max(self.done_of)} of {self.of} "
+                f"operations, the last (rank {last}) {self.done_of[last] or 'none'}"
+            )
         if self.rate:
             line += f", {self.rate:.4g} a second"
-        if self.late:
-            several = "s" * (len(self.late) > 1)
-            ranks = ", ".join(map(str, self.late[:4]))
-            line += (
-                f" ({max(self.done_of)} by the first, fewest by rank{several} {ranks})"
-            )
         if self.slowest:
             line += f", slowest: {duration(self.slowest_us / 1e6)}, {self.slowest}"
         return line

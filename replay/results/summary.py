@@ -9,7 +9,7 @@ from moetraffic.tables import Table, tables_of
 from moetraffic.units import byte_size, duration, three_digits
 
 from .call_times import WITHOUT_PHASE
-from .result import LATE_S, Fidelity, PartFidelity, Replay
+from .result import LATE_S, NO_NIC, Fidelity, PartFidelity, Replay
 from .summary_tables import counts, interval, replay_tables, verification
 
 ALWAYS = 0.6
@@ -76,7 +76,9 @@ def quotation(replay: Replay) -> str:
     if not (faster or math.isnan(part.over_bound.value)):
         over = _value(part.over_bound, "x")
         whose = "all-to-alls" if part.by == "operation" else "operations"
-        judges = "; judge the network by this ratio" * part.over_bound.determined
+        used = not found.bound_of.endswith(NO_NIC)
+        judges = "; judge the network by this ratio"
+        judges *= part.over_bound.determined and used
         if not found.bound_hosts_match:
             judges = (
                 "; not measured on that network, which has other ranks on its hosts "

@@ -193,6 +193,14 @@ def test_a_request_names_the_network(tmp_path):
     slow = replace(request, topology=str(file))
     label = "slow.json: 100 Mbps = 0.0125 GB/s a rank, rank2 30 Mbps"
     assert described(requested_network(slow, 4)) == label
+    file.write_text(
+        '{"capacity": "1Gbps", "hosts": 2, "ranks_per_host": 4, "inside": "100GB/s",'
+        ' "rates": {"host1": "30Mbps"}}'
+    )
+    assert described(requested_network(slow, 4)) == (
+        "slow.json: all ranks on host0 of the network (100 GB/s inside): "
+        "no NIC or switch is used"
+    )
     with pytest.raises(MoetrafficError, match="whole network, but --capacity is given"):
         requested_network(replace(slow, capacity="1Gbps"), 4)
     for wrong in ("0Gbps", "fast"):

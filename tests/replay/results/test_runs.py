@@ -160,6 +160,9 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     said = quotation(replace(three, fidelity=elsewhere))
     assert "(8 Gbps a rank; not measured on that network, " in said
     assert "judge" not in said
+    inside = replace(three.fidelity, bound_of="net.json: no NIC or switch is used")
+    said = quotation(replace(three, fidelity=inside))
+    assert "(net.json: no NIC or switch is used), " in said
     assert "waiting for late ranks 0% of the time in these calls; n = 3 " in line
     assert "n = 3 runs, 95% CI 0.423 to 0.536 GB" in line
     # exchanges of counts have a part of their own, and the line says their share
