@@ -126,6 +126,7 @@ def summary(found: Estimate, source: str) -> list[str]:
         and parts.get(words, 0.0) >= LEAST_STATED * float(found.iteration)
     ]
     whole, waits = float(found.iteration), float(found.launches / found.iteration)
+    fits = "fits" if found.fits else "does not fit"
     lines = [
         f"Iteration time T_iter {duration(whole)}, {float(found.tokens_s):,.0f} "
         f"tokens/s, {float(found.flops_gpu) / 1e12:.1f} model TFLOP/s/GPU: "
@@ -133,7 +134,7 @@ def summary(found: Estimate, source: str) -> list[str]:
         f"Time: largest term {largest}, {parts[largest] / whole:.1%} of T_iter; "
         f"{''.join(others)}communication {float(found.comm_share):.1%}, bubble "
         f"{float(found.bubble_share):.1%}.",
-        f"Memory: {_memory(found)}; {model_words(found.config)}.",
+        f"Memory: {_memory(found)}: {fits}; {model_words(found.config)}.",
         f"Layout: {layout}; {source}.",
     ]
     if further := layout_notes(found.config):
@@ -150,17 +151,11 @@ def summary(found: Estimate, source: str) -> list[str]:
     return [*lines[:2], *[limit] * (waits >= LEAST_WAIT), *lines[2:]]
 
 
-def _memory(found: Estimate) -> str:
+def _memory(found: Estimate, at: Any = ()) -> str:
     """State the memory that one configuration needs, and that a GPU has."""
-    fits = "fits" if found.fits else "does not fit"
-    memory = _of_usable(float(found.memory.total), float(found.memory_room))
-    return f"{memory} per GPU: {fits}"
-
-
-def _of_usable(needed: float, room: float) -> str:
-    """State a memory, and how much of it a GPU has where that is known."""
+    room = float(np.asarray(found.memory_room)[at])
     limit = f" of {byte_size(room)} usable" * bool(np.isfinite(room))
-    return f"{byte_size(needed)}{limit}"
+    return f"{byte_size(float(np.asarray(found.memory.total)[at]))}{limit} per GPU"
 
 
 def hidden_rows(found: Estimate) -> list[dict[str, Any]]:
@@ -293,13 +288,11 @@ def search_sentences(found: Search, batch: str, title: str) -> list[str]:
     best, at = found.estimate, found.order[0]
     experts = anywhere(best.config.sizes.experts)
     layout = _stated(_words(found.rows(1)[0]), experts=experts)
-    room = float(best.memory_room[at])
     return [
         f"Iteration time T_iter {duration(float(best.iteration[at]))}, "
         f"{best.tokens_s[at]:,.0f} tokens/s, communication {best.comm_share[at]:.1%} "
         "of it, memory "
-        f"{_of_usable(float(best.memory.total[at]), room)} per GPU; batch: "
-        f"{batch}.",
+        f"{_memory(best, at)}; batch: {batch}.",
         f"Layout: {layout}; {model_words(best.config)}.",
         *(f"{note[:1].upper()}{note[1:]}." for note in search_notes(found)),
         f"{title}.",
