@@ -231,7 +231,8 @@ def test_the_traffic_of_the_best_layout_is_a_command(
     batch = 8 * int(of.split("--gpus ")[1].split()[0])
     first = " ".join(said.split()).partition("Layout:")[0]
     assert f": {batch:,} sequences an iteration, 8 a GPU (--global-batch)." in first
-    assert re.search(r"memory [\d.]+ GB of [\d.]+ GB usable; batch", first)
+    memory = r"memory [\d.]+ GB of [\d.]+ GB usable per GPU"
+    assert re.search(memory, " ".join(said.split()))
     (line,) = re.findall(r"traffic: moetraffic (.*)", said)
     assert main([*asked, "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["best"][0]

@@ -291,9 +291,8 @@ def search_sentences(found: Search, batch: str, title: str) -> list[str]:
     return [
         f"Iteration time T_iter {duration(float(best.iteration[at]))}, "
         f"{best.tokens_s[at]:,.0f} tokens/s, communication {best.comm_share[at]:.1%} "
-        "of it, memory "
-        f"{_memory(best, at).removesuffix(' per GPU')}; batch: {batch}.",
-        f"Layout: {layout}; {model_words(best.config)}.",
+        f"of it; batch: {batch}.",
+        f"Layout: {layout}; memory {_memory(best, at)}; {model_words(best.config)}.",
         *(f"{note[:1].upper()}{note[1:]}." for note in search_notes(found)),
         f"{title}.",
     ]
