@@ -70,6 +70,11 @@ class Claim:
         return next(reasons, "").removeprefix(NOT_TESTED)
 
     @property
+    def result(self) -> str:
+        """The outcome in words; "not tested" where no test was made."""
+        return "not tested" if self.untested else self.outcome.value
+
+    @property
     def since(self) -> int | None:
         """First iteration that the claim is of, if earlier ones are left out."""
         of = next((f for f in self.flags if f.startswith(SINCE)), None)

@@ -126,8 +126,9 @@ def test_the_command_says_by_its_exit_code(
     assert "Byte-identical" not in out
     # shares of other experts are not compared
     assert "otal variation" not in out
-    assert main(["compare", golden, golden, "--at-most", "color=1"]) == 2
-    assert "--at-most shares=0.05" in capsys.readouterr().err
+    for threshold in ("color=1", "shares=5", "skew=-1"):
+        assert main(["compare", golden, golden, "--at-most", threshold]) == 2
+        assert "--at-most shares=0.05" in capsys.readouterr().err
 
 
 PACES = {"gloo": "asap", "nccl": "captured"}

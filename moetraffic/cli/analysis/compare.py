@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -149,11 +150,12 @@ def _thresholds(given: list[str]) -> dict[str, float]:
             limit = float(value)
         except ValueError:
             limit = -1.0
-        if name not in MEASURES or not 0 <= limit < float("inf"):
+        most = 1.0 if name == "shares" else sys.float_info.max
+        if name not in MEASURES or not 0 <= limit <= most:
             raise AnalysisError(
                 "a threshold is NAME=NUMBER, where the name is one of "
-                f"{', '.join(MEASURES)} and the number is 0 or more, but is {each!r}: "
-                "give --at-most shares=0.05"
+                f"{', '.join(MEASURES)} and the number is 0 or more (of shares at most "
+                f"1), but is {each!r}: give --at-most shares=0.05"
             )
         found[MEASURES[name]] = limit
     return found

@@ -318,7 +318,7 @@ def _outcome(claim: Claim) -> str:
     form = {name: form for of in TOPICS.values() for name, (_, form) in of.items()}
     known = claim.stated and np.isfinite(claim.figure)
     figure = f": {claim.figure:{form.get(claim.name, '.3g')}}" if known else ""
-    return f"{claim.outcome.value}{figure}"
+    return f"{claim.result}{figure}"
 
 
 def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> Table:

@@ -99,7 +99,7 @@ def _claims(analysis: Analysis) -> list[Table]:
         ahead = end.removesuffix("ahead").split()[0] if end.endswith(" ahead") else ""
         rows.setdefault(subject if ahead else claim.about, []).append(
             (
-                *(claim.name, ahead, claim.outcome.value, *_estimate(claim)),
+                *(claim.name, ahead, claim.result, *_estimate(claim)),
                 "<0.001" if claim.p < 0.001 else claim.p,
                 *(claim.used, claim.left_out or None, claim.needs or None),
             )

@@ -49,6 +49,7 @@ def test_a_random_walk_is_named_as_the_reason_why_skew_is_not_tested(
     unseen = [c for c in claims if c.outcome is Outcome.NO_EVIDENCE]
     assert len(unseen) >= 2
     assert all(("random walk" in c.untested) == known for c in unseen)
+    assert {c.result for c in unseen} == {"not tested" if known else "no evidence"}
 
 
 def test_no_number_of_iterations_is_promised_of_random_walks() -> None:
