@@ -60,7 +60,7 @@ def replayed_trace(
     CLOCK.  ``rescaled``: ``trace`` is on other ranks, or with other bytes, than it was
     captured.  ``runs`` are all timed passes, of which these are the times of the
     median; several are summed in the trace, each by site.  ``busy``: other processes
-    used the hosts meanwhile.  ``settings``: pace and scale in words.
+    used the hosts meanwhile.  ``settings``: pace and scale as options.
     """
     same_operations = not rescaled and bool((plan.occurrence >= 0).all())
     if same_operations:

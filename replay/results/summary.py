@@ -76,13 +76,12 @@ def quotation(replay: Replay) -> str:
     if not (faster or math.isnan(part.over_bound.value)):
         over = _value(part.over_bound, "x")
         whose = "all-to-alls" if part.by == "operation" else "operations"
-        used = not found.bound_of.endswith(NO_NIC)
         judges = "; judge the network by this ratio"
-        judges *= part.over_bound.determined and used
+        judges *= part.over_bound.determined and _comparable(found)
         if not found.bound_hosts_match:
             judges = (
                 "; not measured on that network, which has other ranks on its hosts "
-                "than this replay, by name"
+                "than this replay, by host name"
             )
         line += (
             f", transfers {over} the lower bounds of these {whose} one by one "
@@ -175,8 +174,21 @@ def _faster(found: Fidelity) -> str:
     text = f"The network is faster than {faster}"
     if not found.bound_hosts_match:
         network = file if described else f"A network of {file}"
-        text = f"{network} has other ranks on its hosts than this replay (by name)"
+        text = f"{network} has other ranks on its hosts than this replay, by host name"
     return f"{text}: its lower bound does not hold; "
+
+
+def _comparable(found: Fidelity) -> bool:
+    """Whether NICs of the given network are used, and hosts have the same ranks."""
+    return found.bound_hosts_match and not found.bound_of.endswith(NO_NIC)
+
+
+def _over_pass(found: Fidelity) -> Interval | None:
+    """The wall time over the lower bound of a pass, if the network can have it."""
+    walls = found.part("iteration")
+    if walls is None or _faster(found) or not _comparable(found):
+        return None
+    return None if math.isnan(walls.over_bound.value) else walls.over_bound
 
 
 def _over_ports(r: Replay) -> str:
@@ -240,13 +252,11 @@ def _durations(r: Replay) -> str:
         return f"{line}."
     if found.runs > 1:
         line += f" (run {found.shown_run + 1} of {found.runs}, the median)"
-    whole, walls = found.part("all"), found.part("iteration")
-    ratios = []
-    bound = walls is not None and not math.isnan(walls.over_bound.value)
-    if walls is not None and bound and not _faster(found):
+    whole, over_pass, ratios = found.part("all"), _over_pass(found), []
+    if over_pass is not None:
         ratios.append(
-            f"wall time {_times(walls.over_bound, found)} the lower bound of a pass, "
-            f"all operations together ({duration(found.pass_bound_s)})"
+            f"wall time {_times(over_pass, found)} the lower bound of a pass, all "
+            f"operations together ({duration(found.pass_bound_s)})"
         )
     if whole is not None and not math.isnan(whole.transfer_over_captured.value):
         ratios.append(
@@ -273,15 +283,10 @@ def _doubts(r: Replay) -> list[str]:
     if found is not None:
         doubts += found.notes
         of_pairs = found.slowdown, found.control, found.slowdown_by_bytes
-        whole = found.part("all"), found.part("iteration")
-        parts = found.part("operation", "all_to_all"), *whole
-        refuted = bool(_faster(found))
-        of_runs = [
-            ratio
-            for p in parts
-            if p is not None
-            for ratio in (p.busbw, *[p.over_bound] * (not refuted))
-        ]
+        of_runs, refuted = [_over_pass(found)], bool(_faster(found))
+        for p in (found.part("operation", "all_to_all"), found.part("all")):
+            if p is not None:
+                of_runs += [p.busbw, *[p.over_bound] * (not refuted)]
         narrower = [
             f"--{option} {max(5, 4 * number)}"
             for option, number, every in (

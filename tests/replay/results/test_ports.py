@@ -195,7 +195,7 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_pa
     line = sentences(sure)[0]
     assert line.startswith(
         "A network of 1 Mbps = 0.000125 GB/s a rank has other ranks on its hosts than "
-        "this replay (by name): its lower bound does not hold; all-to-all busbw"
+        "this replay, by host name: its lower bound does not hold; all-to-all busbw"
     )
     assert "one by one" not in line
     assert made.fidelity.bound_exceeded

@@ -163,6 +163,13 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     inside = replace(three.fidelity, bound_of="net.json: no NIC or switch is used")
     said = quotation(replace(three, fidelity=inside))
     assert "(net.json: no NIC or switch is used), " in said
+    for fidelity, stated in (
+        (three.fidelity, True),
+        (elsewhere, False),
+        (inside, False),
+    ):
+        whole = " ".join(sentences(replace(three, fidelity=fidelity)))
+        assert ("the lower bound of a pass" in whole) == stated
     assert "waiting for late ranks 0% of the time in these calls; n = 3 " in line
     assert "n = 3 runs, 95% CI 0.423 to 0.536 GB" in line
     # exchanges of counts have a part of their own, and the line says their share
