@@ -111,10 +111,8 @@ def _blocks(path: Path, unit: int) -> Iterator[list[list[int]]]:
         if len(cells) > MOST_RANKS:
             raise wrong(path, f"line {number} has more than {MOST_RANKS} numbers")
         if cells:
-            where = [f"line {number}, number {at}" for at in range(1, len(cells) + 1)]
-            rows.append(
-                [_bytes(path, *one, unit) for one in zip(where, cells, strict=True)]
-            )
+            places = enumerate(cells, 1)
+            rows.append([_bytes(path, number, *of, unit) for of in places])
         elif rows and not line.strip():
             yield rows
             rows = []
@@ -122,12 +120,13 @@ def _blocks(path: Path, unit: int) -> Iterator[list[list[int]]]:
         yield rows
 
 
-def _bytes(path: Path, where: str, cell: str, unit: int) -> int:
+def _bytes(path: Path, line: int, at: int, cell: str, unit: int) -> int:
     match = CELL.fullmatch(cell)
     if match is None:
         raise wrong(
             path,
-            f"{where} is {cell[:40]!r}, which is not a number of bytes from 0 on",
+            f"line {line}, number {at} is {cell[:40]!r}, which is not a number of "
+            "bytes from 0 on",
             "correct it, or name another format with --from",
         )
     digits, behind, power, letter = match.groups(default="")
@@ -138,7 +137,10 @@ def _bytes(path: Path, where: str, cell: str, unit: int) -> int:
     else:
         value = value // 10 ** len(behind) * unit
     if value > MOST_BYTES:
-        raise wrong(path, f"{where} is {cell[:40]!r}, which is too many bytes")
+        raise wrong(
+            path,
+            f"line {line}, number {at} is {cell[:40]!r}, which is too many bytes",
+        )
     return value
 
 

@@ -48,11 +48,13 @@ def test_published_layouts_beat_the_median_layout() -> None:
     assert np.median(regret) < 0.06
     errors = {str(row[0]): float(row[-1]) for row in times.rows}  # type: ignore[arg-type]
     # whether its TFLOP/s count all of the attention matrices is not stated: a published
-    # time of 15.3 or 10.9 s
+    # time of 15.3 or 10.9 s; with the paper's eight virtual stages 8% below the latter
     (long,) = [error for name, error in errors.items() if "131,072" in name]
-    assert 0.9 * 10.9 / 15.28 - 1 < long < 0
+    assert 0.92 * 10.9 / 15.28 - 1 < long < 0
     short = {name: abs(e) for name, e in errors.items() if "131,072" not in name}
+    # the largest is Mixtral's, 16.5%
     assert max(short.values()) < 0.17
+    # a head is waited for only as far as its stage is the longest: 13% too short
     assert max(short[name] for name in short if "8,192 tokens" in name) < 0.14
     # table 1 of SC'21, to whose even rows two shares are fitted
     assert max(short[name] for name in short if "SC'21" in name) < 0.05

@@ -185,7 +185,7 @@ def split_rules(c: Parallelism, m: ModelSizes, virtual: Values = 1) -> list[Rule
             m.layers + embedding + head < c.pp * virtual,
             "every chunk of a pipeline holds a layer, but there are {} layers for pp "
             "x virtual = {} x {}: lower --pp or --virtual-stages, or count the ends "
-            "as layers (--embedding-layers, --head-layers)",
+            "as layers, as Megatron-LM can (--embedding-layers, --head-layers)",
             (m.layers, c.pp, virtual),
         ),
         *(
@@ -194,7 +194,7 @@ def split_rules(c: Parallelism, m: ModelSizes, virtual: Values = 1) -> list[Rule
                 | (counted % 1 > 0)
                 | ((counted > each) & (c.pp * virtual > 1)),
                 f"{what} counts as a whole number of layers, at most those of a chunk, "
-                f"but --{name}-layers is {{}} and chunks have {{}}: lower it",
+                f"but --{name}-layers is {{}} and chunks have {{}}: correct it",
                 (counted, each),
             )
             for what, name, counted in (

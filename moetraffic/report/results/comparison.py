@@ -76,8 +76,9 @@ def sentences(
             waits = f"{waits} of the time in calls" if waits else "unknown"
             took.insert(
                 0,
-                f"All-to-alls: busbw {_busbw(ratio)}; transfer time {_ratio(ratio)}; "
-                f"waiting for late ranks {waits}{_over_runs(ratio)}.",
+                f"All-to-alls, {ratio.number:,} common calls: busbw {_busbw(ratio)}; "
+                f"transfer time {_ratio(ratio)}; waiting for late ranks "
+                f"{waits}{_over_runs(ratio)}.",
             )
         if ratio.by == "all":
             part = MEASURES.get(ratio.measure, ratio.measure)

@@ -133,8 +133,9 @@ def test_times_of_zero_make_rates_and_ratios_unknown(replay):
     assert all(t.busbw_gbs is None and np.isnan(t.ratio.value) for t in found.times)
     (said,) = (s for s in sentences(found) if s.startswith("All-to-alls"))
     assert said.startswith(
-        "All-to-alls: busbw unknown; transfer time unknown; waiting for late ranks "
-        "unknown; no difference of transfer times is shown over 3 and 3 runs (no test)"
+        "All-to-alls, 15 common calls: busbw unknown; transfer time unknown; waiting "
+        "for late ranks unknown; no difference of transfer times is shown over 3 and 3 "
+        "runs (no test)"
     )
 
 
