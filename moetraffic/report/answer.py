@@ -340,14 +340,17 @@ def _not_shown(analysis: Analysis) -> list[Line]:
     untested = list[tuple[str, str]]()
     few = list[tuple[str, str, list[Claim], str]]()
     for name in (name for names in TOPICS.values() for name in names):
-        claims = [(e, c) for e in every for c in e.claims if c.name == name]
+        # a demand that is the same in every iteration needs no forecast
+        some = [e for e in every if name != ALWAYS or "demand" not in e.unchanging]
+        claims = [(e, c) for e in some for c in e.claims if c.name == name]
         stated = any(c.stated for _, c in claims)
         asked = sorted({c.horizon for _, c in claims})
         late = [(e, c) for e, c in claims if c.horizon == asked[-1]]
         claims = [(e, c) for e, c in claims if c.horizon == asked[0]]
         if skipped := [(e, c.untested) for e, c in claims if c.untested]:
             where = some_layers([e for e, _ in skipped], every)
-            untested.append((name, joined(skipped[0][1], where)))
+            brief = counted(name, [e for e, _ in skipped], every)
+            untested.append((detailed(name, joined(skipped[0][1], where)), brief))
         short = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
         tested = [e for e, c in claims if _without_evidence(c)]
         if tested:
@@ -380,10 +383,8 @@ def _not_shown(analysis: Analysis) -> list[Line]:
             others.append((name, name))
     undecided, other = "", ""
     if untested:
-        names = ", ".join(name for name, _ in untested)
-        full = ", ".join(detailed(*one) for one in untested)
-        room = WIDTH // (2 if few else 1) - len(f"{UNDECIDED}: not tested: .")
-        other = f"not tested: {full if len(full) <= room else names}"
+        other, width = "not tested: ", WIDTH // (2 if few else 1)
+        other += _fitted(f"{UNDECIDED}: not tested", untested, ", ", width)
     if few:
         every_one = [claim for *_, claims, _ in few for claim in claims]
         needs = _needs(every_one)
@@ -453,8 +454,8 @@ def _communication(analysis: Analysis) -> list[Line]:
         items.insert(0, inside_collectives(spent))
     elif why := [note for note in analysis.notes if "time-breakdown" in note]:
         items.append(f"unavailable: {why[0].partition(': ')[2]}")
-    text = "; ".join(items)
-    return [Line(topic="Communication", text=text, basis=basis)] if items else []
+    line = Line(topic="Communication", text="; ".join(items), basis=basis)
+    return [line] if items else []
 
 
 def _remedy(analysis: Analysis) -> str:
@@ -462,8 +463,10 @@ def _remedy(analysis: Analysis) -> str:
     untested = [[c.untested for c in e.claims] for e in analysis.exchanges]
     if _known_experts(analysis) and not analysis.unnamed:
         lacks_k = untested and all(NO_TOKENS in each for each in untested)
-        k = "give k, experts per token (Recorder(k=K), moetraffic run --k K)"
-        return k if lacks_k else ""
+        where = "Recorder(k=K), moetraffic run --k K"
+        if analysis.origin == "imported":
+            where = "Trace.from_arrays(k=K), import --k K"
+        return f"give k, experts per token ({where})" if lacks_k else ""
     if analysis.origin == "replayed":
         return ""  # a replay has no router
     if analysis.origin == "imported":
@@ -481,7 +484,7 @@ def _next(analysis: Analysis, file: str, options: str) -> Line:
     if any(len(e.ranks) > 1 for e in analysis.exchanges):
         verbs["evaluate"] = "circuits"
     verbs["report"] = "charts"
-    text, asked = "", f" {options}" * bool(options)
+    texts, asked = list[str](), f" {options}" * bool(options)
     width = LONG if options else WIDTH
     path = quote(file)
     names = (path, ""), ('"$T"', f"T={path}; ")
@@ -492,7 +495,6 @@ def _next(analysis: Analysis, file: str, options: str) -> Line:
             + f" ({what})" * described
             for verb, what in verbs.items()
         )
-        text = first + where + "; ".join(commands)
-        if len(f"Next: {text}.") <= width:
-            break
-    return Line(topic="Next", text=text, basis=STEP)
+        texts.append(first + where + "; ".join(commands))
+    fits = (text for text in texts if len(f"Next: {text}") <= width)
+    return Line(topic="Next", text=next(fits, min(texts, key=len)), basis=STEP)

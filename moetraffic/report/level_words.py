@@ -24,10 +24,8 @@ def level_of(
     of = [(e.layer, e.group) for e, _ in periodic]
     swing = [e for e, _ in made if (e.layer, e.group) in of]
     if len(swing) == len(made):
-        text = figure.replace(" by iteration", " from iteration")
-        text = text.replace("one level", "a constant level")
-        text, comma, layers = text.partition(", ")
-        return f"swings about {text}{' on' * (' from ' in text)}{comma}{layers}"
+        text = figure.replace("one level by", "a constant level reached by")
+        return f"swings about {text.replace('one level', 'a constant level')}"
     where = some_layers(swing, exchanges)
     figure += f", with swings about it in {where}" if swing else ""
     still = [e for e, c in made if constant(e, c)]

@@ -182,6 +182,27 @@ def test_a_claim_that_was_not_tested_stands_there_with_the_reason() -> None:
     )
 
 
+def test_claims_of_some_layers_that_were_not_tested_are_counted_without_room() -> None:
+    why = ("not tested: " + "loads may be a random walk, " * 3 + "at most",)
+    names = ("skewed", "collapsed")
+    untested = [replace(claim(name), flags=why) for name in names]
+    found = analysis(exchange(0, *untested), exchange(1, *map(claim, names)))
+    assert line(found, "Undecided").endswith(", collapsed (1/2).")
+    both = analysis(exchange(0, *untested), exchange(1, *untested))
+    assert line(both, "Undecided").endswith(", collapsed.")
+
+
+@pytest.mark.parametrize("outcome", [NOT, FEW])
+def test_no_forecast_is_missing_of_an_unchanging_demand(outcome: Outcome) -> None:
+    forecast = replace(MATRIX, outcome=outcome)
+    same = replace(exchange(0, forecast), unchanging=("demand", "wire"))
+    lines = sentences(analysis(same))
+    assert any("demand matrix the same in every iteration" in x for x in lines)
+    assert not any("predictable" in x or "iterations, has" in x for x in lines)
+    other = sentences(analysis(same, exchange(1, forecast)))
+    assert any("matrix predictable" in x and "layer 1" in x for x in other)
+
+
 def test_a_layer_whose_groups_differ_is_named_by_its_ranks() -> None:
     found = analysis(
         *(exchange(0, claim("skewed", STATED), group=g) for g in range(2)),
@@ -364,9 +385,12 @@ def test_conclusions_are_the_summary_without_the_next_commands() -> None:
 
 def test_the_next_line_names_k_where_the_number_of_tokens_is_unknown() -> None:
     counts = np.random.default_rng().multinomial(64, np.full(4, 1 / 4), (30, 1, 2))
+    of_a_table = "(Trace.from_arrays(k=K), import --k K)"
     for k in (None, 2):
         found = analyze(Trace.from_arrays(counts, k=k), parts=["claims"])
-        assert ("moetraffic run --k K" in sentences(found)[-1]) == (k is None)
+        assert (of_a_table in sentences(found)[-1]) == (k is None)
+        captured = sentences(replace(found, origin="captured"))[-1]
+        assert ("moetraffic run --k K" in captured) == (k is None)
 
 
 def test_without_claims_the_reason_is_among_the_conclusions() -> None:
@@ -467,6 +491,16 @@ def test_commands_with_a_long_path_fit_and_are_whole(length: int) -> None:
     for verb in ("analyze", "evaluate", "report"):
         assert re.search(rf'moetraffic {verb} ("\$T"|{file})(?! ?\w)', last)
     assert last.count(file) == (3 if length < 12 else 1)
+
+
+def test_a_short_path_is_repeated_where_a_variable_is_no_shorter() -> None:
+    """Whatever else the line has to name, here how k becomes known."""
+    counts = np.random.default_rng().multinomial(64, np.full(4, 1 / 4), (30, 1, 2))
+    found = analyze(Trace.from_arrays(counts), parts=["claims"])
+    for short in ("run.h5", "mine.h5"):
+        assert f"moetraffic report {short}" in sentences(found, file=short)[-1]
+    long = "/" + "p" * 40 + ".h5"
+    assert 'moetraffic report "$T"' in sentences(found, file=long)[-1]
 
 
 def test_all_claims_without_evidence_are_named() -> None:
@@ -634,7 +668,7 @@ def test_the_share_that_stays_hot_stands_beside_that_by_chance() -> None:
 def test_a_periodic_load_swings_about_its_level() -> None:
     level, period = claim("converged", STATED, 21), claim("periodic", STATED, 10)
     both = exchange(0, level, period)
-    assert "converged (swings about a constant level from iteration 21 on);" in line(
+    assert "converged (swings about a constant level reached by iteration 21);" in line(
         analysis(both), "Movement"
     )
     some = line(analysis(both, exchange(1, level)), "Movement")
@@ -647,7 +681,7 @@ def test_a_periodic_load_swings_about_its_level() -> None:
         replace(level, unit="iteration", figure=40),
     )
     two = [exchange(n, one, period) for n, one in enumerate(later)]
-    assert "level from iteration 21 to 40 on, depending on the layer);" in line(
+    assert "reached by iteration 21 to 40, depending on the layer);" in line(
         analysis(*two), "Movement"
     )
     without = [exchange(n, one) for n, one in enumerate(later)]
