@@ -26,8 +26,7 @@ def anonymize(
     """Remove host names, commands, paths and free text from a trace to share it.
 
     Nodes become node0, node1 ...; labels that moetraffic does not know become label0,
-    label1 ... All numbers are kept. Read the texts that
-    remain with --tables.
+    label1 ... All numbers are kept. Read the texts that remain with --tables.
 
     Example: moetraffic anonymize run.h5 -o shared.h5
     """
