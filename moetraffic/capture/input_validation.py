@@ -19,7 +19,7 @@ import torch
 from moetraffic.arrays import Int32
 from moetraffic.errors import CaptureError
 from moetraffic.trace.consistency import MOST_CHOICES
-from moetraffic.trace.model import ROUTING, STEP_KINDS
+from moetraffic.trace.model import NONE_BEFORE, ROUTING, STEP_KINDS
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -256,8 +256,9 @@ def demand_of(demand: Any, dropped: Any) -> tuple[list[int], list[int] | None]:
     counts = counts_of(demand, "demand")
     if dropped is None:
         return counts.tolist(), None
-    if isinstance(dropped, torch.Tensor) and not dropped.dim() and dropped < 0:
-        return counts.tolist(), [int(dropped)] * len(counts)
+    if isinstance(dropped, torch.Tensor) and not dropped.dim():
+        if (unknown := dropped.item()) in (-1, NONE_BEFORE):
+            return counts.tolist(), [int(unknown)] * len(counts)
     missed = counts_of(dropped, "dropped")
     if missed.shape != counts.shape or (missed > counts).any():
         raise ValueError("more is dropped than was routed")

@@ -62,7 +62,8 @@ def test_one_wrong_value_costs_one_record(alone: None, tmp_path: Path) -> None:
             (0, None),
         ):
             capture.routing(layer, counts)  # type: ignore[arg-type]
-        capture.routing(0, torch.tensor([1, 2]), torch.tensor([2, 0]))
+        for dropped in (torch.tensor([2, 0]), torch.tensor(-5)):
+            capture.routing(0, torch.tensor([1, 2]), dropped)
         step(recorder, loss=np.float32(0.5), tokens=np.int32(3))
     with Trace.open(tmp_path / "run.h5") as trace:
         assert trace.steps.loss[:, 0].tolist()[::3] == [1.0, 0.5]
@@ -73,7 +74,7 @@ def test_one_wrong_value_costs_one_record(alone: None, tmp_path: Path) -> None:
         assert len(trace.find(phase="dispatch")) == 4
         assert not trace.meta.complete
         assert "2 x loss" in trace.meta.missing
-        assert "8 x routing" in trace.meta.missing
+        assert "9 x routing" in trace.meta.missing
     # each kind once, the sum of them, and what the trace says
     assert len([w for w in recorder.warnings if "could not be recorded" in w]) == 3
     assert not segments_folder(tmp_path / "run.h5").exists()
