@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from moetraffic.capture import Recorder
 from moetraffic.capture.hook import python as hook
 from moetraffic.capture.record_format import STEP, loss_word
-from moetraffic.capture.records import committer
+from moetraffic.capture.records import committer, committer_process
 from moetraffic.capture.records.committer import Committer
 from moetraffic.errors import CaptureError
 from moetraffic.report.results.overview import sentence
@@ -90,7 +92,25 @@ def test_an_unknown_kind_of_step_ends_no_training(tmp_path: Path) -> None:
     assert merged is not None
     assert merged.trace.steps.kind == ("evaluation", "train", "train", "train")
     assert "rank 0 left out 3 x step kind" in merged.remarks[0]
+    assert merged.trace.meta.complete  # no traffic is missing
     assert sum("could not be recorded" in each for each in recorder.warnings) == 1
+
+
+def test_a_folder_that_vanished_before_its_first_read_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The committer ends during the training; its reason is not repeated at the end."""
+    late = "import os, sys, time\nwhile os.path.isdir(sys.argv[2]): time.sleep(0.01)\n"
+    program = late + committer_process.PROGRAM
+    monkeypatch.setattr(committer_process, "PROGRAM", program)
+    recorder = Recorder(tmp_path / "run.h5").start()
+    shutil.rmtree(segments_folder(recorder.path))
+    while not recorder.warnings:
+        time.sleep(0.01)
+    recorder.step(loss=1.0)
+    recorder.close(merged=False)
+    (warning,) = recorder.warnings
+    assert warning.endswith("was removed: the records in it are lost")
 
 
 def test_a_run_without_all_to_alls_has_no_sum_of_their_bytes(tmp_path: Path) -> None:

@@ -273,8 +273,9 @@ class Journal:
         what = f"the process that writes its records {how}"
         self._restarts = 1 if committer.progressed else self._restarts + 1
         if self._restarts > MOST_RESTARTS or committer.report is not None:
-            why = (committer.report or {}).get("left") or what
-            self._report(self._left(f"{why}; it is not started again"))
+            # in the words of the end, which are then not repeated
+            left = (committer.report or {}).get("left")
+            self._report(left or self._left(f"{what}; it is not started again"))
             self._given_up = True
             return
         try:
