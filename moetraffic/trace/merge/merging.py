@@ -58,6 +58,9 @@ from .wire_encoding import encode_bytes
 
 MOST_CELLS = 1 << 20  # steps x ranks accepted without check
 MOST_ABSENT = 64  # largest accepted ratio of cells to recorded cells
+STEP_VALUES = frozenset(("loss", "token count", "step kind"))
+"""Kinds of omitted records that are no traffic."""
+_OMITTED = re.compile(r"(?:(?:^|\), )\d+ x |\); )([\w ]*\w)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +129,7 @@ def merge_segments(
     names = {s.rank: s.node for s in segments}
     meta = replace(
         record.meta,
-        complete=not lacking,
+        complete=not (missing or gaps) and _is_complete(segments),
         missing="; ".join(lacking)[:4000],
         nodes=tuple(names.get(rank, "") for rank in range(record.meta.world)),
     )
@@ -322,6 +325,15 @@ def _remarks(
         else f"ranks {', '.join(map(str, ranks))} {re.sub('^was', 'were', what)}"
         for what, ranks in remarks.items()
     ]
+
+
+def _is_complete(segments: Sequence[Segment]) -> bool:
+    """Whether no rank ended early, or omitted more than values of its steps."""
+    last = [mine[-1] for mine in _by_rank(segments).values()]
+    kinds = [_OMITTED.findall(s.left_out) for s in last if s.left_out]
+    return not any(s.ended for s in last) and all(
+        found and STEP_VALUES.issuperset(found) for found in kinds
+    )
 
 
 def _planned(meta: Meta) -> int:

@@ -302,6 +302,25 @@ def test_a_step_that_did_not_end_is_told(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("left_out", "complete"),
+    [
+        ("2 x step kind (it is one of (a, b), not 7), 1 x loss (x)", True),
+        ("1 x loss (it is one number, not a tensor of (2,)), 1 x routing (x)", False),
+        ("1 x call of barrier (x)", False),
+        ("1 x token count (x); iterations from 3 on, because its segments", False),
+        ("messages of which the other rank is unknown", False),
+    ],
+)
+def test_values_of_steps_that_are_left_out_are_no_missing_traffic(
+    folder: Path, left_out: str, complete: bool
+) -> None:
+    changed(folder, 1, 2, left_out=left_out)
+    merged = merge(folder)
+    assert merged.remarks == (f"rank 1 left out {left_out}",)
+    assert merged.trace.meta.complete == complete
+
+
 def test_a_lost_end_is_measured_by_the_window(folder: Path) -> None:
     segment(folder, 1, 2).unlink()
     changed(folder, 1, 1, window=8)
