@@ -81,10 +81,8 @@ def schedule_remarks(schedule: str) -> list[str]:
     """
     parts = schedule.split("; ") if schedule else []
     first, *more = [part for part in parts if ROWS_DIFFER in part] or [""]
-    fewer = re.findall(r"\(([\d.]+)% fewer\)", schedule)
-    ends = (
-        dict.fromkeys((min(fewer, key=float), max(fewer, key=float))) if fewer else ()
-    )
+    fewer = sorted(re.findall(r"\(([\d.]+)% fewer\)", schedule), key=float)
+    ends = dict.fromkeys(fewer[:1] + fewer[-1:])
     span = f": {' to '.join(ends)}% fewer" if fewer else ""
     stated = f"{first} ({1 + len(more)} layers in all{span})" if more else first
     return [stated if part == first else part for part in parts if part not in more]

@@ -92,16 +92,18 @@ def without_read_routings(record: Record) -> Record:
 
     The hook of a layer's router reads the first call before it knows of the report.
     """
-    kept, events = np.ones(len(record.events), bool), record.events
-    for layer in {s.layer for s in record.sites if s.operation == ROUTING}:
-        routed = [s.operation == ROUTING and s.layer == layer for s in record.sites]
-        read = record.site_mask([s.label == ROUTER for s in record.sites])
-        for rank in record.ranks:
-            mine = np.flatnonzero(record.site_mask(routed) & (events["rank"] == rank))
-            reported = np.flatnonzero(~read[mine])
-            if len(reported) and reported[0]:
-                kept[mine[reported[0] - 1]] = False
-    return replace(record, events=events[kept])
+    events, sites = record.events, record.sites
+    called = np.flatnonzero(record.site_mask([s.operation == ROUTING for s in sites]))
+    layer = np.array([s.layer for s in sites], np.int64)[events["site"][called]]
+    at = np.stack([events["rank"][called], layer])
+    order = np.lexsort(at[::-1])  # by rank and layer, in the order of the calls
+    called, at = called[order], at[:, order]
+    read = record.site_mask([s.label == ROUTER for s in sites])[called]
+    reported = np.flatnonzero(~read)
+    _, first = np.unique(at[:, reported], axis=1, return_index=True)
+    after = reported[first]
+    after = after[(after > 0) & (at[:, after - 1] == at[:, after]).all(axis=0)]
+    return replace(record, events=np.delete(events, called[after - 1]))
 
 
 def _role(site: Site) -> int:
