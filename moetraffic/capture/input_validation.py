@@ -256,9 +256,9 @@ def demand_of(demand: Any, dropped: Any) -> tuple[list[int], list[int] | None]:
     counts = counts_of(demand, "demand")
     if dropped is None:
         return counts.tolist(), None
-    if isinstance(dropped, torch.Tensor) and not dropped.dim():
-        if (unknown := dropped.item()) in (-1, NONE_BEFORE):
-            return counts.tolist(), [int(unknown)] * len(counts)
+    scalar = isinstance(dropped, torch.Tensor) and not dropped.dim()
+    if scalar and (unknown := dropped.item()) in (-1, NONE_BEFORE):
+        return counts.tolist(), [int(unknown)] * len(counts)
     missed = counts_of(dropped, "dropped")
     if missed.shape != counts.shape or (missed > counts).any():
         raise ValueError("more is dropped than was routed")

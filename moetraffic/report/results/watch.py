@@ -321,7 +321,7 @@ def metrics(snapshot: Snapshot) -> Iterator[Metric]:
     yield gauge("world_ranks", "Ranks of the run.", snapshot.world)
     yield gauge("ranks", "Ranks whose segments are read.", len(snapshot.ranks))
     if len(snapshot.iteration):
-        newest = "Iterations up to the last training step that all ranks seen have ended."
+        newest = "Iterations up to the last training step ended on all ranks seen."
         yield gauge("iterations_total", newest, snapshot.iteration[-1] + 1)
     yield gauge(
         "ahead_steps", "Steps of the furthest rank after these.", snapshot.ahead
