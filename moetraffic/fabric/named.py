@@ -235,10 +235,9 @@ def _in(file: str, key: str = "") -> Iterator[None]:
     try:
         yield
     except MoetrafficError as error:
-        if not file or file in str(error):
+        if not file or str(error).startswith(f"in {file}"):
             raise
-        where = ", ".join(filter(None, [file, key]))
-        raise FabricError(f"in {where}: {error}") from None
+        raise FabricError(f"in {file}{f', {key}' * bool(key)}: {error}") from None
 
 
 def _network(said: dict[str, Any], asked: str, ranks: int, file: str) -> Network:
@@ -256,8 +255,8 @@ def _network(said: dict[str, Any], asked: str, ranks: int, file: str) -> Network
     ):
         if not isinstance(wanted, str if file else (str, int, float)):
             raise FabricError(
-                f"the network {asked} needs {what} as text, but {key} is {wanted!r}: "
-                "give a rate such as 400Gbps"
+                f"a network needs {what} as text, but {key} is {wanted!r}: give a rate "
+                "such as 400Gbps"
             )
         with _in(file, key):
             bytes_s[key] = _bytes_s(wanted)
@@ -278,7 +277,7 @@ def _network(said: dict[str, Any], asked: str, ranks: int, file: str) -> Network
         where = placed(placement, ranks, machines)
     made = named_topology(str(said.pop("topology", "single")), machines, said, file)
     return Network(
-        topology=_rated(made, where, rates, asked),
+        topology=_rated(made, where, rates, file),
         slots=where,
         file=file,
     )
@@ -288,14 +287,14 @@ def _bytes_s(rate: str | float) -> float:
     return bytes_per_second(rate) if isinstance(rate, str) else float(rate)
 
 
-def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology:
+def _rated(topology: Topology, slots: Int64, rates: Any, file: str) -> Topology:
     """Return a topology with the rates of single ranks, hosts and links."""
     if not rates:
         return topology
     if not isinstance(rates, dict):
         raise FabricError(
-            f'in {asked}, rates are an object such as {{"rank3": "50Mbps"}}, but are '
-            f"{rates!r}: correct them"
+            f'rates are an object such as {{"rank3": "50Mbps"}}, but are {rates!r}: '
+            "correct them"
         )
     hosts, graph = topology.hosts, nx.DiGraph(topology.graph)
     ends: dict[str, list[tuple[str, str]]] = {
@@ -329,23 +328,23 @@ def _rated(topology: Topology, slots: Int64, rates: Any, asked: str) -> Topology
                     "than were captured)"
                 )
             raise FabricError(
-                f"in {asked}, a rate is of a rank (rank0 to {last[0]}), a host "
-                f"(host0 to {last[1]}) or a link (such as {topology.link_name(0)}), "
-                f"but {name[:60]!r} is none of these: {remedy}"
+                f"a rate is of a rank (rank0 to {last[0]}), a host (host0 to "
+                f"{last[1]}) or a link (such as {topology.link_name(0)}), but "
+                f"{name[:60]!r} is none of these: {remedy}"
             )
         if not isinstance(rate, str):
             raise FabricError(
-                f"in {asked}, a rate is text, but that of {name} is {rate!r:.60}: give "
-                "a rate such as 50Gbps"
+                f"a rate is text, but that of {name} is {rate!r:.60}: give a rate such "
+                "as 50Gbps"
             )
-        with _in(asked, name):
+        with _in(file, name):
             room = bytes_per_second(rate)
         for link in ends[name]:
             other = owner.setdefault(link, name)
             same = _specific(other) == _specific(name)
             if same and room != bytes_per_second(rates[other]):
                 raise FabricError(
-                    f"in {asked}, {other} and {name} have the same NIC, but the rates "
+                    f"{other} and {name} have the same NIC, but the rates "
                     f"{rates[other]} and {rate}: give one of them"
                 )
             graph.edges[link]["capacity"], owner[link] = room, name
