@@ -111,8 +111,8 @@ class Progress:
         if self.late:
             last = self.late[0]
             line = (
-                f"{stage}: the first rank has done {max(self.done_of)} of {self.of} "
-                f"operations, the last (rank {last}) {self.done_of[last] or 'none'}"
+                f"{stage}: the fastest rank has done {max(self.done_of)} of {self.of} "
+                f"operations, the slowest (rank {last}) {self.done_of[last] or 'none'}"
             )
         if self.rate:
             line += f", {self.rate:.4g} a second"

@@ -230,11 +230,8 @@ def bounded_by(found: Assessment) -> str:
     if most == number:
         return ", ".join(_bound(name) + _cuts(found, name) for name in names)
     first, *others = map(_bound, names)
-    if not others:
-        said = first
-    elif all((largest[name] == largest[names[0]]).all() for name in names):
-        said = f"{first} (equal to the {' and the '.join(others)})"
-    else:
+    said = f"{first} (equal to the {' and the '.join(others)})" if others else first
+    if not all((largest[name] == largest[names[0]]).all() for name in names):
         said = f"{' and '.join([first, *others])}, each"
     return f"most often {said} in {most} of {number} iterations"
 

@@ -53,7 +53,8 @@ def test_the_slowest_rank_the_rate_and_who_is_behind():
     assert progress.late == [2]
     line = progress.line()
     for part in (
-        "replaying: the first rank has done 60 of 100 operations, the last (rank 2) 20",
+        "replaying: the fastest rank has done 60 of 100 operations, "
+        "the slowest (rank 2) 20",
         "100 us, layer 2, rank 2",
     ):
         assert part in line
@@ -108,7 +109,7 @@ def test_a_log_has_plain_lines_and_a_terminal_a_view(toy, capsys, monkeypatch):
         display.event(beat(0, 7))
     said = capsys.readouterr().err
     assert f"{len(plan)} operations of trace" in said
-    assert "7 of 100 operations, the last (rank 1) none" in said
+    assert "7 of 100 operations, the slowest (rank 1) none" in said
     assert "\x1b" not in said
     with progress_display(live=True) as display:
         assert isinstance(display, ProgressDisplay)
