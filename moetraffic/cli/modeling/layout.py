@@ -105,25 +105,29 @@ def idle_options(config: Configuration) -> Mapping[str, str]:
         name: why
         for idle, name, why in (
             *(
-                (c.pp == 1, name, "layers are divided among stages (--pp)")
+                (c.pp == 1, name, "only several stages (--pp) divide the layers")
                 for name in ("embedding_layers", "head_layers")
             ),
-            (c.cp == 1, "context", "context-parallel ranks (--cp) share attention"),
+            (
+                c.cp == 1,
+                "context",
+                "only context-parallel ranks (--cp) share attention",
+            ),
             (
                 c.tp == 1,
                 "sequence_parallel",
-                "sequences are split over tensor-parallel ranks (--tp)",
+                "only tensor-parallel ranks (--tp) split sequences",
             ),
             (
                 not handed_on,
                 "scatter_gather",
-                "tensor-parallel ranks without --sequence-parallel hand on parts of "
-                "activations to the next of several stages (--pp, --tp)",
+                "only tensor-parallel ranks without --sequence-parallel hand on parts "
+                "of activations to the next of several stages (--pp, --tp)",
             ),
             (
                 alone,
                 "dispatch_dtype",
-                "tokens are sent to experts on other ranks (--ep)",
+                "tokens are sent only to experts on other ranks (--ep)",
             ),
             (
                 c.node_limit >= nodes,
