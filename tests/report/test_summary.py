@@ -159,7 +159,7 @@ def test_an_improvement_that_is_not_predictable_says_whose_p_value_it_has() -> N
         and not claim.stated
     ]
     assert above
-    assert all("its p-value is that of a" in ", ".join(c.flags) for c in above)
+    assert all("the p-value is that for" in ", ".join(c.flags) for c in above)
 
 
 def test_the_demand_of_a_period_differs_and_names_its_layer() -> None:

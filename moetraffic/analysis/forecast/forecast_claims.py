@@ -66,7 +66,7 @@ def _of_both(predictable: Claim, improved: Claim) -> Claim:
     if improved.stated and not predictable.stated:
         improved = replace(improved, outcome=predictable.outcome)
     if improved.p < predictable.p and not predictable.stated:
-        flags = (*flags, f"its p-value is that of a lower MSE than that of {PAST}")
+        flags = (*flags, f"the p-value is that for {PAST}")
     return replace(
         improved,
         null=f"{improved.null}, or than that of {PAST}",

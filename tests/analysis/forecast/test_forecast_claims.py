@@ -69,7 +69,7 @@ def test_of_noise_half_of_the_error_of_persistence_is_no_improvement():
     _, better = claims(rng.poisson(50, size=(1000, 4)))
     assert not better.stated
     assert better.low < 0.5 < better.high
-    reason = "its p-value is that of a lower MSE than that of the mean of the past"
+    reason = "the p-value is that for the mean of the past"
     assert better.flags == (reason,)
 
 
