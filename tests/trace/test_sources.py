@@ -17,7 +17,7 @@ from moetraffic.errors import TraceError
 from moetraffic.interop import import_trace
 from moetraffic.interop.export import export_trace
 from moetraffic.interop.export.exporter import ExportOptions
-from moetraffic.report.results.overview import overview, tables
+from moetraffic.report.results.overview import overview, sentence, tables
 from moetraffic.trace import PHASES, ROUTING, Group, Site, Source, Trace
 from moetraffic.trace.merge.merging import merge_segments
 from moetraffic.trace.model import SiteNumbers
@@ -319,3 +319,22 @@ def test_a_table_of_calls_is_imported_with_its_sources(tmp_path: Path) -> None:
         assert read.steps.source.tolist() == [GUESSED] + [STATED] * (
             len(read.steps.source) - 1
         )
+
+
+@pytest.mark.parametrize(
+    ("kinds", "stated"),
+    [
+        (["train"], ""),
+        (["skipped"], " more in skipped steps"),
+        (["skipped", "evaluation"], " more in evaluation and skipped steps"),
+    ],
+)
+def test_bytes_of_other_steps_are_those_of_their_kinds(
+    kinds: list[str], stated: str
+) -> None:
+    with Trace.open(path("golden-v1.h5")) as trace:
+        every = (*kinds, *trace.steps.kind[len(kinds) :])
+        other = trace.replace(steps=replace(trace.steps, kind=every))
+        said = sentence(other, Path("run.h5"))
+    assert (" more in " in said) == bool(stated)
+    assert stated in said

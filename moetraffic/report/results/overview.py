@@ -90,6 +90,7 @@ def sentence(trace: Trace, path: Path) -> str:
     whole, kept = all_to_all_bytes(trace, trace.iterations)
     other = np.setdiff1d(trace.steps.iteration, trace.iterations)
     beside, _ = all_to_all_bytes(trace, other)
+    kinds = " and ".join(sorted(set(trace.steps.kind) - {"train"}))
     dropped = dropped_share(trace)
     wires = {s.wire for s in trace.sites if s.operation == ALL_TO_ALL}
     sent = (
@@ -105,7 +106,7 @@ def sentence(trace: Trace, path: Path) -> str:
         f"{iterations:,} training iteration{'s' * (iterations != 1)}, "
         + (f"{layers} MoE layer{'s' * (layers > 1)}, " if layers else "")
         + f"{trace.meta.world} ranks; {sent}"
-        + (f"; {byte_size(beside)} more in evaluation steps" if beside else "")
+        + (f"; {byte_size(beside)} more in {kinds} steps" if beside else "")
         + ("" if dropped is None else f"; {dropped_copies([dropped])}")
         + "."
     )
