@@ -86,10 +86,11 @@ class Workload:
             parts = json.loads(text)
         except json.JSONDecodeError as error:
             parts = error
-        if not isinstance(parts, dict):
+        every = [parts, *parts.values()] if isinstance(parts, dict) else [parts]
+        if not all(isinstance(one, dict) for one in every):
             raise LayoutError(
-                f"a workload is a JSON object, but {text[:40]!r} is none: write what "
-                "Workload.to_json() returns"
+                f"a workload is a JSON object of objects, but {text[:40]!r} is none: "
+                "write what Workload.to_json() returns"
             )
         kinds = {
             "model": ModelShape,
@@ -103,10 +104,11 @@ class Workload:
             kind = kinds.get(name)
             known = {f.name for f in fields(kind)} if kind else set()
             known = set(LAYOUT) if name == "layout" else known
-            if name == "model" and values.get("ffn_multiple") in range(1, 10_001):
-                # earlier releases had it instead of the width
-                multiple = values.pop("ffn_multiple")
-                values["ffn"] = multiple * values.get("hidden", ModelShape.hidden)
+            # earlier releases had a multiple instead of the width
+            multiple = name == "model" and values.get("ffn_multiple")
+            hidden = values.get("hidden", ModelShape.hidden)
+            if multiple in range(1, 10_001) and isinstance(hidden, int):
+                values["ffn"] = hidden * values.pop("ffn_multiple")
             if kind is None or not set(values) <= known:
                 raise LayoutError(
                     f"a workload has {', '.join(kinds)}, each with its own fields, "

@@ -111,6 +111,14 @@ def test_the_width_of_earlier_releases_is_read() -> None:
     assert (model.hidden, model.ffn) == (16, 48)
     with pytest.raises(LayoutError, match="ffn_multiple"):
         Workload.from_json(stored.replace('multiple": 4', 'multiple": "4"'))
+    with pytest.raises(LayoutError, match="ffn_multiple"):
+        Workload.from_json('{"model": {"ffn_multiple": 4, "hidden": null}}')
+
+
+@pytest.mark.parametrize("part", ['["hidden"]', "[]", "3", "null"])
+def test_parts_of_a_workload_are_objects(part: str) -> None:
+    with pytest.raises(LayoutError, match="a JSON object of objects"):
+        Workload.from_json(f'{{"model": {part}}}')
 
 
 def test_the_greatest_seed_is_allowed() -> None:
