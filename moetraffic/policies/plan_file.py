@@ -114,7 +114,7 @@ def plan_file(path: Path) -> Maker:
 def _why(error: Exception) -> str:
     """Say what a file lacks, in terms of the file."""
     if isinstance(error, UnicodeDecodeError):
-        return "it is no text"
+        return "it is not text"
     if isinstance(error, KeyError):
         return f"{error} is missing, or not a valid name"
     if isinstance(error, (TypeError, AttributeError)):

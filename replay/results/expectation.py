@@ -160,7 +160,7 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
         unknown = f"times of {number - lacking:,} of {number:,} transfers"
     else:
         unknown = "no times of iterations"
-    parts, bound = [], "--capacity 400Gbps has a lower bound"
+    parts, bound = [], "--capacity 400Gbps gives a lower bound"
     if np.isfinite(takes):
         parts.append(f"about {duration(takes)} if {rests} take as long as captured")
     elif np.isfinite(whole) and not trace.meta.virtual:  # no network took its time
@@ -186,7 +186,7 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
             )
     if parts:
         parts.append("plus the start of the processes")
-    expected = ", ".join(parts) or (f"unknown, as the trace has {unknown} ({bound})")
+    expected = ", ".join(parts) or f"unknown, as the trace has {unknown} ({bound})"
     passes = ["verification"] * (request.verify.depth is not Depth.NONE)
     passes += ["warm-up"] * bool(request.warm_up)
     passes.append(f"{request.repeat} timed run{'s' * (request.repeat > 1)}")

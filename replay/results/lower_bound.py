@@ -60,10 +60,10 @@ def described(network: Network) -> str:
     topology, hosts = network.topology, network.topology.hosts
     rate = _both_units(hosts.nic_bytes_s)
     others = other_rates(topology)
-    used = np.unique(network.slots // hosts.ranks).tolist()
-    if len(used) == 1 and len(network.slots) > 1:
+    used = len(np.unique(network.slots // hosts.ranks))
+    if used == 1 and len(network.slots) > 1:
         inside = byte_rate(hosts.inside_bytes_s)
-        text = f"all ranks on host{used[0]} of the network ({inside} inside): {NO_NIC}"
+        text = f"one host with all ranks, {inside} inside and {NO_NIC}"
         others = []
     elif topology.name == "single switch" and hosts.ranks == 1:
         text = f"{rate} a rank"

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 LATE_S = 1e-3
 """Delay after the due time, in s, above which an operation counts as late."""
 
-NO_NIC = "no NIC or switch is used"
+NO_NIC = "no NIC or switch in use"
 """End of the description of a network of which one host has all ranks."""
 
 

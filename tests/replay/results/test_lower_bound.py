@@ -198,8 +198,8 @@ def test_a_request_names_the_network(tmp_path):
         ' "rates": {"host1": "30Mbps"}}'
     )
     assert described(requested_network(slow, 4)) == (
-        "slow.json: all ranks on host0 of the network (100 GB/s inside): "
-        "no NIC or switch is used"
+        "slow.json: one host with all ranks, 100 GB/s inside and no NIC or switch in "
+        "use"
     )
     with pytest.raises(MoetrafficError, match="whole network, but --capacity is given"):
         requested_network(replace(slow, capacity="1Gbps"), 4)

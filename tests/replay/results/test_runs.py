@@ -160,9 +160,14 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     said = quotation(replace(three, fidelity=elsewhere))
     assert "(8 Gbps a rank; not measured on that network, " in said
     assert "judge" not in said
-    inside = replace(three.fidelity, bound_of="net.json: no NIC or switch is used")
+    one_host = "one host with all ranks, 100 GB/s inside and no NIC or switch in use"
+    inside = replace(three.fidelity, bound_of=one_host)
     said = quotation(replace(three, fidelity=inside))
-    assert "(net.json: no NIC or switch is used), " in said
+    assert f"({one_host}), " in said
+    refuted = replace(inside, bound_exceeded=True)
+    assert quotation(replace(three, fidelity=refuted)).startswith(
+        f"The network is faster than {one_host}: its lower bound does not hold; "
+    )
     for fidelity, stated in (
         (three.fidelity, True),
         (elsewhere, False),
