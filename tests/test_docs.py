@@ -27,7 +27,7 @@ from moetraffic.data import path, runs
 from moetraffic.generate import preset_names
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import OpticalSwitch
-from moetraffic.report.answer import TOPICS
+from moetraffic.report.summary.claim_words import TOPICS
 from tests.analysis.known_processes.tally import Tally
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from moetraffic.errors import AnalysisError, install_command
 from moetraffic.tables import SCHEMA_VERSION, plain
 from moetraffic.trace.hdf5.durable import replacing, validate_output, write_errors
 
-from .answer import answer
+from .summary.answer import answer
 
 STAGES = ("early", "middle", "late")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis import Analysis, analyze
-from moetraffic.report.answer import answer
+from moetraffic.report.summary.answer import answer
 from moetraffic.trace import PHASES, Trace, WireForm
 
 

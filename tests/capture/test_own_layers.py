@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis import analyze
-from moetraffic.report.answer import sentences
 from moetraffic.report.plain_data import as_dict
+from moetraffic.report.summary.answer import sentences
 from moetraffic.trace import PHASES, ROUTING, Trace
 
 from .conftest import HOOKS, prepared, run

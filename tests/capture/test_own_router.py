@@ -18,8 +18,8 @@ from moetraffic.analysis.omissions import UNCOUNTED as DROPPED_BEFORE
 from moetraffic.analysis.omissions import demand_remarks
 from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
-from moetraffic.report.answer import conclusions
 from moetraffic.report.results.overview import tables
+from moetraffic.report.summary.answer import conclusions
 from moetraffic.trace import ROUTING, DroppedForm, Trace, WireForm
 from moetraffic.trace.model import ROWS_DIFFER, Source
 from moetraffic.trace.provenance import source_counts

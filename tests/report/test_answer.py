@@ -22,18 +22,12 @@ from moetraffic.analysis.forecast.usefulness import WORSE
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
-from moetraffic.report.answer import (
-    LONG,
-    TOPICS,
-    WIDTH,
-    Line,
-    answer,
-    conclusions,
-    sentences,
-)
-from moetraffic.report.measured_words import capacity_of, known_figures
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.summary import by_part
+from moetraffic.report.summary.answer import answer, conclusions, sentences
+from moetraffic.report.summary.claim_words import TOPICS
+from moetraffic.report.summary.line import LONG, WIDTH, Line
+from moetraffic.report.summary.measured_words import capacity_of, known_figures
 from moetraffic.trace import Trace
 
 STATED, NOT, FEW = Outcome.STATED, Outcome.NO_EVIDENCE, Outcome.NOT_ENOUGH_DATA

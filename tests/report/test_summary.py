@@ -19,10 +19,10 @@ from moetraffic.analysis import (
 from moetraffic.analysis.claim import Claim, claim_of
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.data import path
-from moetraffic.report.answer import answer
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.pictures import charts
 from moetraffic.report.results.summary import replay_sentence, tables
+from moetraffic.report.summary.answer import answer
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 

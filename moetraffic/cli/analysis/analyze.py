@@ -101,8 +101,8 @@ def analyze(
     from moetraffic.analysis import effort
     from moetraffic.analysis.engine import SUMMARY_PARTS
     from moetraffic.report import plain_data
-    from moetraffic.report.answer import sentences
     from moetraffic.report.results import summary
+    from moetraffic.report.summary.answer import sentences
 
     asked: dict[str, Any] = selection(layers, iterations, phase, of=of)
     refuse_format(output)

@@ -86,10 +86,10 @@ def demo(
         )
     assert trace is not None  # this process is no rank
     from moetraffic.analysis import analyze
-    from moetraffic.report.answer import conclusions
     from moetraffic.report.page import write_report
     from moetraffic.report.plain_data import as_dict
     from moetraffic.report.results import pictures, summary
+    from moetraffic.report.summary.answer import conclusions
 
     with trace:
         held = overview(trace, run)
@@ -123,7 +123,7 @@ def _answer(trace: Trace) -> list[str]:
     """Summarize a run by what is fast to compute."""
     from moetraffic.analysis import analyze
     from moetraffic.analysis.engine import SUMMARY_PARTS
-    from moetraffic.report.answer import conclusions
+    from moetraffic.report.summary.answer import conclusions
 
     return conclusions(analyze(trace, parts=SUMMARY_PARTS))
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, Subject
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
-from moetraffic.report.answer import conclusions
 from moetraffic.report.results.overview import about as about_run
 from moetraffic.report.results.overview import layout, layout_known
 from moetraffic.report.results.skew import named, subject_of
 from moetraffic.report.results.summary import settled
 from moetraffic.report.results.watch import WITHOUT_WAITING
+from moetraffic.report.summary.answer import conclusions
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 from moetraffic.trace.provenance import schedule_remarks, source_clause

@@ -13,7 +13,7 @@ from moetraffic.analysis.claim import Claim, Outcome
 from moetraffic.analysis.comparison import SCALES, Comparison, Distance
 from moetraffic.analysis.resampling import LEVEL
 from moetraffic.analysis.times.time_ratios import TimeRatio
-from moetraffic.report.answer import REDUCED, TOPICS
+from moetraffic.report.summary.claim_words import REDUCED, TOPICS
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import amount, byte_size
 

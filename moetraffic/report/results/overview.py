@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moetraffic.report.layer_lists import dropped_copies
+from moetraffic.report.summary.layer_lists import dropped_copies
 from moetraffic.tables import Table, tables_of
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns

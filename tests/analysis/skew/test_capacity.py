@@ -7,7 +7,7 @@ import pytest
 
 from moetraffic.analysis import analyze
 from moetraffic.analysis.skew.capacity import LoadFigures
-from moetraffic.report.answer import conclusions
+from moetraffic.report.summary.answer import conclusions
 from moetraffic.trace import Trace
 
 TOKENS, EXPERTS, RANKS, FACTOR = 64, 8, 4, 1.25

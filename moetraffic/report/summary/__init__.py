@@ -1,0 +1,3 @@
+"""The summary of an analysis, in a few lines."""
+
+from __future__ import annotations

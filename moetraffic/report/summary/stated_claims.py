@@ -1,0 +1,117 @@
+"""Lines of a summary on what is stated of the load, and measured beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from moetraffic.analysis import Analysis, ExchangeAnalysis
+from moetraffic.analysis.claim import Claim
+from moetraffic.analysis.omissions import UNCOUNTED
+
+from .claim_words import (
+    PAST_MEAN,
+    PERSISTENCE,
+    TOPICS,
+    figure_of,
+    known_experts,
+    subject_of,
+)
+from .forecast_horizons import (
+    plan_from_past_mean,
+    reach_of,
+    unchanging_matrices,
+    worse_than_persistence,
+)
+from .layer_lists import detailed, joined, some_layers
+from .level_words import constant, level_of, since
+from .line import LONG, Line, fitted
+from .measured_words import capacity_of, known_figures, load_of
+
+SKEW = 230
+"""Characters of the line on skew, three of a terminal of 80 columns."""
+
+VARIED = 2.0
+"""Variance of shares over that of sampling noise, above which it is always named."""
+
+
+def stated_lines(analysis: Analysis, topic: str) -> list[Line]:
+    """State the claims of a topic, and what is measured beside the skew."""
+    every = analysis.exchanges
+    made = {
+        name: [(e, c) for e in every for c in e.claims if c.name == name and c.stated]
+        for name in TOPICS[topic]
+    }
+    made = {name: claims for name, claims in made.items() if claims}
+    items = [_stated(name, made, every) for name in made]
+    if topic == "Forecasts":
+        items += worse_than_persistence(every, named=PERSISTENCE in made)
+        items += plan_from_past_mean(every)
+        items = unchanging_matrices(every) + items
+    basis = "claims" if items else "figure"
+    measured = _measured(analysis) if topic == "Skew" else []
+    varied = _varied(every) if topic == "Movement" else []
+    at = int("moves" in made)  # beside it, or in its place
+    items[at:at] = varied
+    if not items + measured:
+        return []
+    named = topic == "Skew" or not known_experts(analysis)
+    of = subject_of(analysis) if items and named else ""
+    width = SKEW if topic == "Skew" else LONG
+    text = of + fitted(f"{topic}: {of}", items + measured, width=width)
+    return [Line(topic=topic, text=text, basis=basis)]
+
+
+def _measured(analysis: Analysis) -> list[tuple[str, str]]:
+    """State the largest load of the run, and the capacity factor that it needs."""
+    figures = known_figures(analysis.exchanges) if known_experts(analysis) else []
+    sent = any(UNCOUNTED in note for note in analysis.notes)
+    return [load_of(figures), capacity_of(figures, sent=sent)] if figures else []
+
+
+def _varied(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:
+    """State the variance of shares that are not stated to move, long and short.
+
+    "Moves" is about motion that lasts: loads that are drawn anew in each iteration vary
+    by more than sampling noise, but do not move.
+    """
+    found = [
+        (e, c)
+        for e in exchanges
+        for c in e.claims
+        if c.name == "moves" and not c.stated and c.figure > VARIED
+    ]
+    if not found:
+        return []
+    where = some_layers([e for e, _ in found], exchanges)
+    figure = figure_of([c for _, c in found]) + ", measured"
+    what = "varies from iteration to iteration"
+    end = ", no evidence of motion that lasts"
+    inside = joined(figure, where)
+    return [(detailed(what, inside) + end, detailed(what, where) + end)]
+
+
+def _stated(
+    name: str,
+    made: Mapping[str, Sequence[tuple[ExchangeAnalysis, Claim]]],
+    exchanges: Sequence[ExchangeAnalysis],
+) -> tuple[str, str]:
+    """State a claim with its figure and layers, and without its figure.
+
+    Of forecasts these are of the nearest horizon.  Their horizon is never left out.
+    """
+    first, ahead = next(iter(made)), min(c.horizon for _, c in made[name])
+    near = [(e, c) for e, c in made[name] if c.horizon == ahead]
+    where = some_layers([e for e, _ in near], exchanges)
+    reach, rest = reach_of(name, made[name], exchanges)
+    if name != first:
+        reach = reach.replace(" iterations", "").replace(" iteration", "")
+    full = name + since(near, exchanges) + reach + rest
+    left = [c for e, c in near if name != "converged" or not constant(e, c)]
+    figure = figure_of(left) if left else ""
+    if name == "converged":
+        figure = level_of(figure, near, made.get("periodic", ()), exchanges)
+    if name != first == "predictable":
+        figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
+    details = joined(figure, where)
+    kept = details if name == PERSISTENCE else where
+    return detailed(full, details), detailed(full, kept)
