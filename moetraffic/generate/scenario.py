@@ -19,6 +19,9 @@ from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.relocation import routed_layers
 from moetraffic.trace.routed import RoutedLayer
 
+SHORTEST = 30
+"""Fewest iterations of a run that a generator is fitted to."""
+
 MOST_RANKS = 1 << 14
 MOST_EXPERTS = 1 << 12
 MOST_ITERATIONS = 10_000_000
@@ -223,7 +226,7 @@ def _expert_parallel(trace: Trace) -> int:
 
 
 def stacked_rows(
-    trace: Trace, iterations: range | None = None, *, shortest: int = 0
+    trace: Trace, iterations: range | None = None
 ) -> tuple[Scenario, Int32]:
     """The scenario of a trace, and the rows of all its micro-batches and ranks.
 
@@ -231,8 +234,6 @@ def stacked_rows(
     ----------
     trace, iterations
         As of :func:`scenario_of`.
-    shortest
-        Fewest iterations that a model is fitted to.
 
     Returns
     -------
@@ -242,14 +243,14 @@ def stacked_rows(
     Raises
     ------
     TraceError, AnalysisError
-        As :func:`scenario_of`; if there are fewer iterations; or if a row does not sum
-        to k times the tokens of a rank.
+        As :func:`scenario_of`; if there are fewer than SHORTEST iterations; or if a row
+        does not sum to k times the tokens of a rank.
     """
     scenario, layers = scenario_of(trace, iterations)
     total, slots, ranks = len(layers[0].iteration), scenario.slots, scenario.ranks
-    if total < shortest:
+    if total < SHORTEST:
         raise AnalysisError(
-            f"a generator is fitted to at least {shortest} iterations, but "
+            f"a generator is fitted to at least {SHORTEST} iterations, but "
             f"{trace.name} has {total} that are whole: capture more"
         )
     shape = (total, len(scenario.layers), len(slots) * ranks, scenario.experts)

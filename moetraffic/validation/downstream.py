@@ -47,7 +47,7 @@ TIMES = ("p99 link time", "p50 completion", "p99 completion")
 """Figures that are seconds; the others have no unit."""
 
 PORT_BYTES_S = 25e9
-"""Rate of a port: 200 Gb/s.  Differences between runs do not depend on it."""
+"""Rate of a port, each way: 200 Gb/s.  Differences of runs do not depend on it."""
 
 SLACK = 1.25
 """Accepted difference over the largest difference between two reruns."""
@@ -64,7 +64,6 @@ def downstream(
     holder: Int64 | None = None,
     width: int | None = None,
     copy_bytes: int = 1,
-    port_bytes_s: float = PORT_BYTES_S,
 ) -> dict[str, float]:
     """Compute the downstream figures of a run.
 
@@ -80,8 +79,6 @@ def downstream(
         W, consecutive ranks of an expert-parallel group; None: all R.
     copy_bytes
         Bytes of a token copy in each of the four phases.
-    port_bytes_s
-        Bytes per second of a rank's port, in each direction.
 
     Returns
     -------
@@ -100,7 +97,7 @@ def downstream(
     n, held, group = placed_counts(run, holder, width)
     total = n.sum(axis=2, dtype=np.float64)
     load = total / np.maximum(total.sum(axis=2, keepdims=True), 1)  # [T, L, E]
-    second = copy_bytes / port_bytes_s
+    second = copy_bytes / PORT_BYTES_S
     calls = bottleneck_copies(n, holder=held, width=group) * second  # [T, L]
     iteration = len(PHASES) * calls.sum(axis=1)  # a transposed matrix has its bound
     skills = _skills(load)
@@ -117,24 +114,18 @@ def downstream(
     }
 
 
-def bottleneck_copies(
-    counts: Integer,
-    *,
-    holder: Int64 | None = None,
-    width: int | None = None,
-) -> Int64:
+def bottleneck_copies(counts: Integer, *, holder: Int64, width: int) -> Int64:
     """Compute the token copies through the bottleneck port of each dispatch.
 
     ``[T, L]``: the largest sum of a row or column, without rank-local copies, of all
     groups.
     """
-    counts, held, group = placed_counts(counts, holder, width)
     total, depth, ranks, _ = counts.shape
-    onto = (held[..., None] == np.arange(group)).astype(np.float64)
+    onto = (holder[..., None] == np.arange(width)).astype(np.float64)
     most = np.zeros((total, depth), np.int64)
     for t in range(total):  # an iteration at a time: matrices are large
-        sent = (counts[t] @ onto).reshape(depth, ranks // group, group, group)
-        sent[..., np.arange(group), np.arange(group)] = 0
+        sent = (counts[t] @ onto).reshape(depth, ranks // width, width, width)
+        sent[..., np.arange(width), np.arange(width)] = 0
         ports = np.maximum(sent.sum(axis=2), sent.sum(axis=3))
         most[t] = np.rint(ports.max(axis=(1, 2)))
     return most

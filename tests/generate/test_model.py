@@ -172,7 +172,7 @@ def test_impossible_runs_are_refused_in_a_sentence(known_model: Make) -> None:
 
 
 def test_a_short_trace_is_not_fitted(golden_trace: Trace) -> None:
-    with pytest.raises(AnalysisError, match="at least 32"):
+    with pytest.raises(AnalysisError, match="at least 30"):
         TrafficModel.fit(golden_trace)
 
 

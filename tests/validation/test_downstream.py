@@ -12,6 +12,7 @@ from moetraffic.errors import AnalysisError
 from moetraffic.trace import Trace
 from moetraffic.validation.downstream import (
     FIGURES,
+    PORT_BYTES_S,
     accepted_difference,
     bottleneck_copies,
     difference,
@@ -33,16 +34,17 @@ def drifting(iterations: int, seed: int, *, layers: int = 2) -> np.ndarray:
 
 def test_even_counts_have_the_values_of_balance() -> None:
     counts = np.full((60, 3, RANKS, EXPERTS), 5)
-    found = downstream(counts, copy_bytes=10, port_bytes_s=100.0)
+    found = downstream(counts, copy_bytes=10)
     assert found.keys() == FIGURES.keys()
     assert found["entropy"] == pytest.approx(1)
     assert found["max over mean"] == 1
     assert found["change"] == 0
     assert found["retention at 10"] == 1
-    # a rank sends 2 experts' 5 copies to each of 3 others: 30 copies, 3 s
-    assert found["p99 link time"] == pytest.approx(3)
-    assert found["p50 completion"] == pytest.approx(3 * 4 * 3)  # 3 layers, 4 phases
-    assert found["p99 completion"] == pytest.approx(3 * 4 * 3)
+    # a rank sends 2 experts' 5 copies to each of 3 others: 300 bytes
+    second = 300 / PORT_BYTES_S
+    assert found["p99 link time"] == pytest.approx(second)
+    assert found["p50 completion"] == pytest.approx(3 * 4 * second)  # layers, phases
+    assert found["p99 completion"] == pytest.approx(3 * 4 * second)
     assert np.isnan(found["skill at 1"])  # there is nothing to forecast
 
 
@@ -50,11 +52,15 @@ def test_the_bottleneck_is_the_fullest_port_of_any_group() -> None:
     counts = np.zeros((2, 1, 4, 4), np.int64)
     counts[0, 0, 0] = [100, 100, 7, 0]  # ranks 0 and 1: rank 1 holds experts 2 and 3
     counts[0, 0, 2] = counts[0, 0, 3] = [4, 0, 0, 0]  # ranks 2, 3: rank-local, and 4
-    assert bottleneck_copies(counts, width=2)[:, 0].tolist() == [7, 0]
+
+    def bottleneck(holder: list[int], width: int) -> list[int]:
+        held = np.array([holder])
+        return bottleneck_copies(counts, holder=held, width=width)[:, 0].tolist()
+
+    assert bottleneck([0, 0, 1, 1], 2) == [7, 0]
     # all four in one group, an expert each: 100 arrive at rank 1, 107 leave rank 0
-    assert bottleneck_copies(counts)[:, 0].tolist() == [107, 0]
-    held = np.array([[1, 1, 0, 0]])
-    assert bottleneck_copies(counts, width=2, holder=held)[:, 0].tolist() == [200, 0]
+    assert bottleneck([0, 1, 2, 3], 4) == [107, 0]
+    assert bottleneck([1, 1, 0, 0], 2) == [200, 0]
 
 
 def test_the_numbers_of_experts_do_not_matter() -> None:

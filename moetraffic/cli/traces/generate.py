@@ -96,12 +96,6 @@ def generate(
         "NPZ file for the true gate probabilities of the sample (parametric "
         "model), for evaluate --probabilities.",
     ),
-    threads: int | None = option(
-        None,
-        "Number of threads; the file does not depend on it.",
-        shown="all cores",
-        min=1,
-    ),
     force: bool = option(
         False, "Overwrite existing outputs, and write samples that are not accepted."
     ),
@@ -174,13 +168,7 @@ def generate(
     count = model.fitted if iterations is None else iterations
     demand: AnalogDemand | SampledDemand
     if isinstance(model, TrafficModel):
-        demand = model.sample(
-            iterations=count,
-            seed=seed,
-            **asdict(size),
-            knobs=knobs,
-            threads=threads or 0,
-        )
+        demand = model.sample(iterations=count, seed=seed, **asdict(size), knobs=knobs)
     else:
         demand = model.sample(iterations=count, seed=seed, ranks=ranks, ep=ep)
     if probabilities is not None:

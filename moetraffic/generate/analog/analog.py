@@ -42,9 +42,6 @@ from .labels import SMOOTHED, Labels
 FIT_STEPS = 3
 """Steps of a fit: the run, the reruns and the exchange of labels."""
 
-SHORTEST = 30
-"""Fewest iterations of a run that is fitted."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Analog:
@@ -90,7 +87,7 @@ class Analog:
         AnalysisError
             If it is too short, or ranks differ in how many copies they send.
         """
-        scenario, counts = stacked_rows(trace, shortest=SHORTEST)
+        scenario, counts = stacked_rows(trace)
         loads = [_load(counts)]
         tick(1)
         for rerun in reruns:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 class FitConstants:
     """Constants of the fit; none was tuned to a router or to a size of run."""
 
-    shortest: int = 32  # iterations that a fit needs
     # windows between knots: the first, the growth from one to the next, the longest
     first_window: int = 20
     window_growth: float = 1.4

@@ -14,7 +14,6 @@ from moetraffic.generate.writing.rhythm import Rhythm
 from moetraffic.trace import Trace
 
 from .calibration import calibrated
-from .constants import CONSTANTS
 from .dynamics import Dynamics
 from .fitting import fit_dynamics, fit_rows
 from .rows import RowVariation
@@ -66,7 +65,7 @@ class TrafficModel:
         AnalysisError
             If it is too short, or ranks differ in how many copies they send.
         """
-        scenario, counts = stacked_rows(trace, iterations, shortest=CONSTANTS.shortest)
+        scenario, counts = stacked_rows(trace, iterations)
         k, tokens = scenario.k, scenario.tokens
         dynamics = fit_dynamics(counts, k=k, tokens=tokens)
         rows = fit_rows(counts, tokens=tokens)

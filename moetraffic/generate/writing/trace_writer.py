@@ -233,12 +233,6 @@ def generate_trace(
     return Trace.open(output)
 
 
-def scene_groups(scenario: Scenario) -> list[Group]:
-    """The expert-parallel groups: contiguous ranks, as Megatron's order has them."""
-    layout = Parallelism(dp=scenario.ranks, ep=scenario.ep)
-    return [Group(kind="ep", ranks=tuple(g)) for g in layout.groups("ep")]
-
-
 class _Builder:
     """A trace while it is drawn."""
 
@@ -254,7 +248,9 @@ class _Builder:
             )
         self.demand, self.scene, self.seed = demand, scene, seed
         self.rhythm = rhythm
-        self.groups = scene_groups(scene)
+        # contiguous ranks, as Megatron's order has them
+        layout = Parallelism(dp=scene.ranks, ep=scene.ep)
+        self.groups = [Group(kind="ep", ranks=tuple(g)) for g in layout.groups("ep")]
         self.frame = _frame(scene, self.groups)
         self.done = 0
         sites = self.frame.sites
