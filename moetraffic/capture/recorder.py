@@ -167,6 +167,7 @@ class Recorder(Recording):
             self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._met: set[str] = set()
         self._k = 0  # experts per token of the routers' ids so far
+        self._routers: set[str] = set()  # their classes
         hook.stop_attached_recorder()
         hook.check_not_installed()
         store = self._store()
@@ -204,7 +205,9 @@ class Recorder(Recording):
             self._undo.callback(subscribe(self._routing, choices=sampled))
             self._undo.callback(
                 watch_routers(
-                    on_failure=self._left_out.unread, on_k=self._k_seen, choices=sampled
+                    on_failure=self._left_out.unread,
+                    on_router=self._router_seen,
+                    choices=sampled,
                 )
             )
             self._undo.callback(DirectExchangeHooks(self._failed).undo)
@@ -386,12 +389,15 @@ class Recorder(Recording):
         """Count a collective that could not be recorded."""
         self._left_out.add(f"call of {operation}", repr(error))
 
-    def _k_seen(self, k: int) -> None:
-        """Note the experts per token of a router's ids; -1 where routers differ."""
-        common = k if self._k in (0, k) else -1
-        if common != self._k:
+    def _router_seen(self, name: str, k: int) -> None:
+        """Note a router's class, and the k of its ids (0: unknown; -1: they differ)."""
+        common = (k or self._k) if 0 in (k, self._k) or k == self._k else -1
+        if name not in self._routers or common != self._k:
             self._k = common
-            self._journal.send(k=common)
+            self._routers.add(name)
+            named = self._about["router"] or self._workload
+            classes = "" if named else ", ".join(sorted(self._routers))
+            self._journal.send(k=common, router=classes)
 
     def _optimizer_stepped(self, record: tuple[Any, ...]) -> None:
         # a program that calls step() ends its iterations itself

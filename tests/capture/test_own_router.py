@@ -90,6 +90,7 @@ def test_demand_is_exact_and_ids_show_k(captured: Captured) -> None:
         assert np.array_equal(routed_forward(trace), captured.routed("right"))
         assert trace.meta.complete
         assert trace.meta.k == 2
+        assert trace.meta.router == "MyGate"
         assert trace.meta.inferred == (
             "expert ids have 2 a token, but k=1 was given: 2 is used"
         )

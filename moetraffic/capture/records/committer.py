@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,8 @@ class Committer:
         self._left_out = fields.get("left_out", self._left_out)
         self._ended = fields.get("ended", self._ended)
         self._routed_k = int(fields.get("k", self._routed_k))
+        if fields.get("router"):
+            self._meta = replace(self._meta, router=fields["router"])
         if "close" in fields:
             self.close(final=True, even_empty=bool(fields["close"]))
 

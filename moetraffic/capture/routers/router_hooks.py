@@ -106,7 +106,7 @@ def watch_routers(
     on_routing: RoutingSink = annotate.routing,
     *,
     on_failure: Failure | None = None,
-    on_k: Callable[[int], object] | None = None,
+    on_router: Callable[[str, int], object] | None = None,
     model: nn.Module | None = None,
     choices: bool = False,
 ) -> Callable[[], None]:
@@ -120,9 +120,10 @@ def watch_routers(
     call, which must not raise.
     ``on_failure`` is called with ``"router"`` and the error where a router cannot be
     read; such an error does not reach the model.  If absent, each distinct error is
-    logged once.  ``on_k`` is called with the experts per token wherever the shapes of a
-    router's ids and inputs show it.  All live modules are searched for routers, or only
-    ``model``.  Returns the function that removes all hooks.
+    logged once.  ``on_router`` is called with the name of a router's class and the
+    experts per token, 0 unless the shapes of its ids and inputs show them.  All live
+    modules are searched for routers, or only ``model``.  Returns the function that
+    removes all hooks.
 
     Notes
     -----
@@ -131,7 +132,7 @@ def watch_routers(
     :func:`moetraffic.capture.annotate.routing`.  In a compiled module, a graph operator
     reports (see :mod:`.observed_router`).
     """
-    hooks = RouterHooks(on_routing, on_failure, on_k, model, choices=choices)
+    hooks = RouterHooks(on_routing, on_failure, on_router, model, choices=choices)
     hooks.scan()
     return hooks.undo
 
@@ -143,13 +144,13 @@ class RouterHooks:
         self,
         sink: RoutingSink,
         failure: Failure | None,
-        on_k: Callable[[int], object] | None,
+        on_router: Callable[[str, int], object] | None,
         model: nn.Module | None,
         *,
         choices: bool = False,
     ) -> None:
         self._sink, self._failure, self._model = sink, failure, model
-        self._choices, self._on_k = choices, on_k
+        self._choices, self._on_router = choices, on_router
         self._lock = threading.RLock()
         self._routers: WeakKeyDictionary[nn.Module, ObservedRouter] = (
             WeakKeyDictionary()
@@ -263,8 +264,8 @@ class RouterHooks:
                 layer = self.layer(self._first_of_layer(entry))
             if layer in self._own_program:
                 return
-            if decision.k and self._on_k is not None:
-                self._on_k(decision.k)
+            if self._on_router is not None:
+                self._on_router(type(module).__name__, decision.k)
             group = entry.group()
             self._reporting.on = True
             annotate.set_context(CallContext(layer, "", LABEL, linked=True))

@@ -45,7 +45,9 @@ def run(
     output: Path = trace_output(Path("run.h5")),
     force: Force = False,
     model: str = option("", "Name of the model, for the metadata."),
-    router: str = option("", "Name of the router, for the metadata."),
+    router: str = option(
+        "", "Name of the router, for the metadata.", shown="class, if hooked"
+    ),
     k: int | None = option(
         None, "Experts per token (top-k), for noise floors.", min=1, shown="unknown"
     ),

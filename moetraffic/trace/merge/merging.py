@@ -346,18 +346,21 @@ def _planned(meta: Meta) -> int:
 
 
 def _derived(meta: Meta, events: Events) -> Meta:
-    """Set the metadata's experts and ep from the calls, if there is no workload."""
+    """Set experts, ep, k and router from the segments, if there is no workload."""
     if meta.workload:
         return meta
     used = [n for n, s in enumerate(events.sites) if s.phase or s.operation == ROUTING]
     experts = {events.sites[n].experts for n in used} - {0}
     widths = {int(events.width[n]) for n in used}
     k, source = _experts_per_token(meta.k, events)
+    # the first segment of a rank may be older than its first router call
+    routers = ", ".join(sorted({s.meta.router for s in events.segments} - {""}))
     return replace(
         meta,
         experts=experts.pop() if len(experts) == 1 else meta.experts,
         ep=widths.pop() if len(widths) == 1 else meta.ep,
         k=k,
+        router=", ".join(dict.fromkeys(routers.split(", "))),
         inferred="; ".join(filter(None, (meta.inferred, source))),
     )
 
