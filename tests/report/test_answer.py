@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 import subprocess
-import textwrap
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -143,13 +143,14 @@ def test_a_capacity_factor_is_named_with_the_tokens_that_it_applies_to() -> None
     # its drops obey a capacity per rank
     text = f"{start}{texts[0]}per rank"
     figures = known_figures(found.exchanges)
-    assert capacity_of(figures, sent=False) == (text + end, text)
+    assert capacity_of(figures, sent=False) == text + end
     without = [replace(each, rule="") for each in figures]
-    either, _ = capacity_of(without, sent=False)
-    assert either == f"{text}, {texts[1]}over all ranks{end}"
+    assert capacity_of(without, sent=False) == text + end
+    of_all = [replace(each, rule="of_all") for each in figures]
+    assert capacity_of(of_all, sent=False) == f"{start}{texts[1]}over all ranks{end}"
     assert texts[0] in line(found, "Skew")
     # of copies dropped before the router's output nothing is known
-    sent, _ = capacity_of(figures, sent=True)
+    sent = capacity_of(figures, sent=True)
     assert sent.startswith("dropless capacity factor of the tokens sent ")
 
 
@@ -585,22 +586,29 @@ def test_forecasts_are_stated_of_the_nearest_and_the_longest_horizon() -> None:
         )
     )
     assert line(found, "Forecasts") == (
-        "Forecasts: predictable 1 iteration ahead, up to 5 in layers 5, 6, 7, not 10 "
-        "(MSE 50% below the past mean; layers 1 to 7)."
+        "Forecasts: predictable 1 iteration ahead (MSE 50% below the past mean; layers "
+        "1 to 7), up to 5 in layers 5, 6, 7, not 10."
     )
     two = analysis(exchange(0, about(2, STATED), about(5, NOT), about(10, NOT)))
-    assert "2 iterations ahead, not 5 (MSE" in line(two, "Forecasts")
+    assert line(two, "Forecasts") == (
+        "Forecasts: predictable 2 iterations ahead (MSE 25% below the past mean), not "
+        "5."
+    )
+    same = analysis(exchange(0, *(about(h, STATED) for h in (1, 2, 5)), about(10, NOT)))
+    assert "ahead (MSE 50% below the past mean), up to 5, not 10." in line(
+        same, "Forecasts"
+    )
     none = analysis(exchange(0, about(1, NOT), about(10, FEW)))
     assert line(none, "No evidence of") == (
-        "No evidence of: expert load: predictable 1 ahead, 20 ahead needs 396 "
-        "iterations (an MSE below that of the past mean, which may itself be at "
-        "sampling noise)."
+        "No evidence of: expert load: predictable 1 ahead (an MSE below that of the "
+        "past mean, which may itself be at sampling noise), 20 ahead needs 396 "
+        "iterations."
     )
     assert line(none, "Undecided") == (
         "Undecided: needs about 200 iterations, has 30: predictable 10 ahead."
     )
     never = analysis(exchange(0, about(1, NOT), about(10, NOT)))
-    assert " load: predictable 1 to 10 ahead, 20" in line(never, "No evidence of")
+    assert " load: predictable 1 to 10 ahead (an" in line(never, "No evidence of")
     enough = analysis(exchange(0, replace(about(10, NOT), used=396)))
     assert " load: predictable 10 ahead (an MSE" in line(enough, "No evidence of")
 
@@ -609,10 +617,10 @@ def test_one_horizon_that_is_not_the_next_iteration_is_named() -> None:
     cells = replace(claim("matrix predictable", figure=-0.1), horizon=10)
     found = analysis(exchange(0, replace(claim("predictable"), horizon=10), cells))
     assert line(found, "No evidence of") == (
-        "No evidence of: expert load: predictable 10 ahead, 20 ahead needs 396 "
-        "iterations (an MSE below that of the past mean, which may itself be at "
-        "sampling noise); matrix predictable 10 ahead (cells, not port sums: MSE 10% "
-        "above the past mean)."
+        "No evidence of: expert load: predictable 10 ahead (an MSE below that of the "
+        "past mean, which may itself be at sampling noise), 20 ahead needs 396 "
+        "iterations; matrix predictable 10 ahead (cells, not port sums: MSE 10% above "
+        "the past mean)."
     )
 
 
@@ -721,22 +729,31 @@ def test_a_list_names_the_load_of_the_load_alone() -> None:
     assert alone.startswith("No evidence of: matrix predictable 1 ahead (")
 
 
-def test_the_line_on_skew_has_three_lines_of_80_characters() -> None:
-    """With every claim stated, of some layers each, and every measured figure."""
+def test_the_measured_figures_stand_there_whatever_else_is_stated() -> None:
+    """With every claim stated, of some layers each, details of claims yield to them."""
     names = [*TOPICS["Skew"]]
     with Trace.open(path("golden-v1.h5")) as trace:
         measured = analyze(trace, parts=["claims"]).exchanges[0].figures
+    assert measured is not None
     claims = [replace(claim(name, STATED), chance=0.1) for name in names]
     some = [replace(one, outcome=NOT) for one in claims]
-    found = analysis(
-        *(replace(exchange(n, *claims), figures=measured) for n in (0, 2)),
-        replace(exchange(1, *some), figures=measured),
-    )
-    text = line(found, "Skew")
-    assert len(textwrap.wrap(text, 80, subsequent_indent="  ")) <= 3
-    assert all(name in text for name in names)
-    assert "max/mean" in text
-    assert "capacity factor" in text
+    ends = set()
+    for starved, made in product((0, 2), (some, claims)):
+        figures = replace(measured, starved=starved)
+        found = analysis(
+            *(replace(exchange(n, *made), figures=figures) for n in (0, 2)),
+            replace(exchange(1, *some), figures=figures),
+        )
+        text = line(found, "Skew")
+        assert len(text) <= LONG
+        assert all(name in text for name in names) == (made is claims)
+        ends.add(text[text.index("measured: ") :])
+    for end, many in zip(sorted(ends), ("2 of 4 experts", "no expert"), strict=True):
+        assert re.fullmatch(
+            rf"measured: max/mean of the run [0-9.]+, {many} starved; dropless "
+            r"capacity factor [0-9.]+ per rank \(99% of iterations\)\.",
+            end,
+        )
 
 
 def test_a_forecast_that_is_worse_than_persistence_is_stated() -> None:
@@ -750,9 +767,9 @@ def test_a_forecast_that_is_worse_than_persistence_is_stated() -> None:
         exchange(0, first, better, two), exchange(3, first, worse, two, five)
     )
     assert line(found, "Forecasts") == (
-        "Forecasts: predictable 1 iteration ahead, 2 ahead needs 36 iterations (MSE "
-        "50% below the past mean); better than persistence 1 ahead, not 2 "
-        "(10% lower; layer 0); worse 1, 5 ahead in layer 3 (49 to 60% higher); worse 2 "
+        "Forecasts: predictable 1 iteration ahead (MSE 50% below the past mean), 2 "
+        "ahead needs 36 iterations; better than persistence 1 ahead (10% lower; layer "
+        "0), not 2; worse 1, 5 ahead in layer 3 (49 to 60% higher); worse 2 "
         "ahead (103% higher)."
     )
     alone = line(analysis(exchange(0, first), exchange(3, worse)), "Forecasts")
@@ -767,8 +784,8 @@ def test_forecasts_name_a_horizon_and_a_baseline_that_differ() -> None:
     later = about("better than persistence", 5)
     found = analysis(exchange(0, about("predictable", 1), later))
     assert line(found, "Forecasts") == (
-        "Forecasts: predictable 1 iteration ahead, 2 ahead needs 36 iterations (MSE "
-        "50% below the past mean); better than persistence 5 ahead (50% lower)."
+        "Forecasts: predictable 1 iteration ahead (MSE 50% below the past mean), 2 "
+        "ahead needs 36 iterations; better than persistence 5 ahead (50% lower)."
     )
     alone = analysis(exchange(0, about("matrix predictable", 1)))
     assert line(alone, "Forecasts") == (
@@ -787,7 +804,7 @@ def test_the_figure_of_the_matrix_stands_there_also_where_it_shows_nothing() -> 
     )
     later = replace(claim("predictable"), horizon=2)
     text = line(analysis(exchange(0, *claims, later)), "No evidence of")
-    assert "matrix predictable 1 ahead, the only horizon tested (cells, not " in text
+    assert text.endswith("above the past mean), the only horizon tested.")
 
 
 def test_the_data_line_names_missing_demand_and_rows_that_differ() -> None:

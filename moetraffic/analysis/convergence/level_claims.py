@@ -15,8 +15,7 @@ from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
 from .level_changes import Levels, levels_of
-from .mean_load import skewed
-from .motion import Motion
+from .mean_load import WALKS, skewed
 from .movement import DRIFT, HALF_LIVES, SHORTEST, Movement, movement
 
 Part = dict[str, Any]
@@ -188,14 +187,18 @@ def _claims(
 _SHORT = f"fewer than {HALF_LIVES} half-lives of its motion"
 
 
-def _lacking(fit: Motion, begin: int) -> int:
-    """Return the steps with which a return to a level is decided; 0: there are enough.
+def _lacking(found: Movement) -> int:
+    """Return the steps with which a return to a level is decided; 0: none are known.
 
-    A fit by a random walk has no half-life, so that no number of steps is enough.
+    No number is enough of what may be a random walk, nor of what drifts or fades.
     """
-    if fit.p_still >= LEVEL or not fit.steps < fit.half_life * HALF_LIVES < np.inf:
+    fit = found.stable
+    if fit is None or found.uneven or found.lasting or found.trend:
         return 0
-    return begin + ceil(fit.half_life * HALF_LIVES)
+    if fit.p_drift < DRIFT or max(fit.p_still, fit.p_walk) >= LEVEL:
+        return 0
+    needs = fit.half_life * HALF_LIVES
+    return found.begin + ceil(needs) if fit.steps < needs < np.inf else 0
 
 
 def _constant(x: Float64) -> bool:
@@ -267,7 +270,7 @@ def _converged(found: Movement, when: Int64) -> Part:
         flags.append("a transient may last beyond two thirds of the run")
     elif found.trend or fit.p_drift < DRIFT:
         flags.append("it drifts in one direction")
-    elif fit.p_walk < LEVEL and (needs := _lacking(fit, found.begin)):
+    elif needs := _lacking(found):
         part = {**_NOTHING, "outcome": Outcome.NOT_ENOUGH_DATA, "needs": needs}
         flags.append(_SHORT)
     else:
@@ -398,7 +401,9 @@ def _mean_reverting(found: Movement, every: float) -> Part:
         }
     elif found.returns:
         part["flags"] = ("a periodic function fits as well",)
-    elif fit is not None and (needs := _lacking(fit, found.begin)):
+    elif fit is not None and fit.p_still < LEVEL <= fit.p_walk:
+        part["flags"] = (WALKS,)
+    elif needs := _lacking(found):
         part |= {
             "outcome": Outcome.NOT_ENOUGH_DATA,
             "needs": needs,

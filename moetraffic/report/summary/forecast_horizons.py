@@ -21,24 +21,22 @@ def reach_of(
 ) -> tuple[str, str]:
     """Name the horizons at which a claim holds, and the first at which it does not.
 
-    The longest horizon is named with its layers where it holds in fewer; then the first
-    that was tested and at which it holds nowhere.
+    The longest horizon is named with its layers where they differ from those of the
+    first; then the first that was tested and at which it holds nowhere.
     """
     of: dict[int, list[ExchangeAnalysis]] = {
         c.horizon: [] for e in exchanges for c in e.claims if c.name == name
     }
     for exchange, claim in made:
         of[claim.horizon].append(exchange)
-    asked = sorted(of)
-    holds = [h for h in asked if of[h]]
-    if holds[0] < 0:
+    first, *later = (h for h in sorted(of) if of[h])
+    if first < 0:
         return "", ""
-    first, last, rest = holds[0], holds[0], ""
-    if all(len(of[h]) == len(of[first]) for h in holds):
-        last = holds[-1]
-    else:
-        named = some_layers(of[holds[-1]], exchanges) or "all layers"
-        rest = f", up to {holds[-1]} in {named}"
+    rest = ""
+    if later:
+        rest = f", up to {later[-1]}"
+        if of[later[-1]] != of[first]:
+            rest += f" in {some_layers(of[later[-1]], exchanges) or 'all layers'}"
     failed = {
         c.horizon
         for e in exchanges
@@ -49,8 +47,7 @@ def reach_of(
         rest += f", not {min(failed)}"
     if not rest or name == "matrix predictable":
         rest = other_horizons(name, exchanges)
-    unit = f"iteration{'s' * (last > 1)}"
-    return f" {range_of([first, last], 'd')} {unit} ahead", rest
+    return f" {first} iteration{'s' * (first > 1)} ahead", rest
 
 
 def other_horizons(name: str, exchanges: Sequence[ExchangeAnalysis]) -> str:

@@ -46,36 +46,28 @@ def drops_of(figures: Sequence[LoadFigures]) -> str:
     )
 
 
-def load_of(figures: Sequence[LoadFigures]) -> tuple[str, str]:
-    """State the number of starved experts, and the largest load of the whole run.
-
-    Long, and short: of starved experts alone, or of the load if there are none.
-    """
+def load_of(figures: Sequence[LoadFigures]) -> str:
+    """State the largest load of the whole run, and the number of starved experts."""
     starved = [each.starved for each in figures]
     experts = range_of([each.experts for each in figures], "d")
     most = range_of([each.max_over_mean for each in figures], ".2f")
-    text = f"max/mean of the run {most}"
-    if not any(starved):
-        return f"measured: {text}, no expert starved", f"measured: {text}"
-    some = f"measured: {range_of(starved, 'd')} of {experts} experts starved"
-    return f"{some}, {text}", some
+    some = f"{range_of(starved, 'd')} of {experts} experts" if any(starved) else ""
+    return f"measured: max/mean of the run {most}, {some or 'no expert'} starved"
 
 
-def capacity_of(figures: Sequence[LoadFigures], *, sent: bool) -> tuple[str, str]:
-    """State the capacity factor that holds all copies, by what it may apply to.
+def capacity_of(figures: Sequence[LoadFigures], *, sent: bool) -> str:
+    """State the capacity factor that holds all copies, by the rule that drops obey.
 
-    Long, and short: of the first that it may apply to.
+    Per rank where no rule is known; both are in the tables.
     ``sent``: whether copies that were dropped before are unknown.
     """
     obeyed = {each.rule for each in figures} - {""}
-    each_rule = [
-        f"{range_of([each.needed[rule] for each in figures], '.2f')} {name}"
-        for rule, name in RULES.items()
-        if not obeyed or rule in obeyed
-    ]
-    text = f"dropless capacity factor{' of the tokens sent' * sent}"
-    full = f"{text} {', '.join(each_rule)} ({QUANTILE:.0%} of iterations)"
-    return full, f"{text} {each_rule[0]}"
+    rule = next((each for each in RULES if each in obeyed), next(iter(RULES)))
+    needed = range_of([each.needed[rule] for each in figures], ".2f")
+    return (
+        f"dropless capacity factor{' of the tokens sent' * sent} {needed} {RULES[rule]}"
+        f" ({QUANTILE:.0%} of iterations)"
+    )
 
 
 def inside_collectives(spent: TimeBreakdown) -> str:

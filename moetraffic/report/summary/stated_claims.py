@@ -27,9 +27,6 @@ from .level_words import constant, level_of, since
 from .line import LONG, Line, fitted
 from .measured_words import capacity_of, known_figures, load_of
 
-SKEW = 230
-"""Characters of the line on skew, three of a terminal of 80 columns."""
-
 VARIED = 2.0
 """Variance of shares over that of sampling noise, above which it is always named."""
 
@@ -56,8 +53,7 @@ def stated_lines(analysis: Analysis, topic: str) -> list[Line]:
         return []
     named = topic == "Skew" or not known_experts(analysis)
     of = subject_of(analysis) if items and named else ""
-    width = SKEW if topic == "Skew" else LONG
-    text = of + fitted(f"{topic}: {of}", items + measured, width=width)
+    text = of + fitted(f"{topic}: {of}", items + measured, width=LONG)
     return [Line(topic=topic, text=text, basis=basis)]
 
 
@@ -65,7 +61,8 @@ def _measured(analysis: Analysis) -> list[tuple[str, str]]:
     """State the largest load of the run, and the capacity factor that it needs."""
     figures = known_figures(analysis.exchanges) if known_experts(analysis) else []
     sent = any(UNCOUNTED in note for note in analysis.notes)
-    return [load_of(figures), capacity_of(figures, sent=sent)] if figures else []
+    text = f"{load_of(figures)}; {capacity_of(figures, sent=sent)}" if figures else ""
+    return [(text, text)] * bool(text)
 
 
 def _varied(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:
@@ -97,7 +94,7 @@ def _stated(
 ) -> tuple[str, str]:
     """State a claim with its figure and layers, and without its figure.
 
-    Of forecasts these are of the nearest horizon.  Their horizon is never left out.
+    Of forecasts these are of the nearest horizon, and stand before other horizons.
     """
     first, ahead = next(iter(made)), min(c.horizon for _, c in made[name])
     near = [(e, c) for e, c in made[name] if c.horizon == ahead]
@@ -105,7 +102,7 @@ def _stated(
     reach, rest = reach_of(name, made[name], exchanges)
     if name != first:
         reach = reach.replace(" iterations", "").replace(" iteration", "")
-    full = name + since(near, exchanges) + reach + rest
+    full = name + since(near, exchanges) + reach
     left = [c for e, c in near if name != "converged" or not constant(e, c)]
     figure = figure_of(left) if left else ""
     if name == "converged":
@@ -114,4 +111,4 @@ def _stated(
         figure = figure.removeprefix("MSE ").replace(PAST_MEAN, "it")
     details = joined(figure, where)
     kept = details if name == PERSISTENCE else where
-    return detailed(full, details), detailed(full, kept)
+    return detailed(full, details) + rest, detailed(full, kept) + rest

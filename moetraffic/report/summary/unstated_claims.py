@@ -57,7 +57,7 @@ def unstated_lines(analysis: Analysis) -> list[Line]:
             what += " load" * (name == "periodic")  # not the bursts in a step
             more = "" if stated else other_horizons(name, every)
             absent = others if name == ALWAYS else no_evidence
-            absent.append((detailed(what + more, inside), counted(what, tested, every)))
+            absent.append((detailed(what, inside) + more, counted(what, tested, every)))
         short = short or [
             (e, c) for e, c in late if c.outcome is Outcome.NOT_ENOUGH_DATA
         ]
@@ -76,8 +76,8 @@ def unstated_lines(analysis: Analysis) -> list[Line]:
             others.append((name, name))
     undecided, other = "", ""
     if untested:
-        other, width = "not tested: ", WIDTH // (2 if few else 1)
-        other += fitted(f"{UNDECIDED}: not tested", untested, ", ", width)
+        other = "not tested: "
+        other += fitted(f"{UNDECIDED}: not tested", untested, ", ", WIDTH)
     if few:
         every_one = [claim for *_, claims, _ in few for claim in claims]
         needs = _needs(every_one)

@@ -213,13 +213,26 @@ def test_a_sine_is_not_mean_reverting():
 
 
 def test_a_run_of_few_half_lives_names_the_iterations_that_it_needs():
-    for seed in range(5):
+    named = 0
+    for seed in range(8):
         found, run = claims("autoregression", [14, seed], steps=60)
         returns = found["mean-reverting"]
-        if returns.outcome is not Outcome.STATED:
-            assert returns.outcome is Outcome.NOT_ENOUGH_DATA
+        if returns.outcome is Outcome.NOT_ENOUGH_DATA:
+            named += 1
             assert 60 < returns.needs < 20 * 4 * run.truth["half_life"]
-            assert not found["converged"].stated
+            assert returns.needs == found["converged"].needs
+        elif not returns.stated:
+            assert "random walk" in returns.untested
+    assert named
+
+
+@pytest.mark.parametrize("process", ["slow walk", "walk", "fast walk"])
+def test_no_number_of_iterations_is_promised_of_a_random_walk(process):
+    for seed in range(6):
+        found, _ = claims(process, [26, seed], steps=300)
+        assert not found["mean-reverting"].needs
+        assert not found["converged"].needs
+        assert "random walk" in found["mean-reverting"].untested
 
 
 def test_a_damped_oscillation_is_no_period():
