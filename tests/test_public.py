@@ -196,6 +196,14 @@ def test_a_fabric_result_is_a_frame(golden: Trace) -> None:
     assert sent.bytes.tolist() == [m[0, 1] for m in matrices]
 
 
+def test_a_narrow_terminal_shows_statistics_with_their_values(golden: Trace) -> None:
+    rows = moetraffic.analyze(golden, parts="claims").to_frame()
+    with pd.option_context("display.width", 80, "display.max_columns", 0):
+        shown = repr(rows).splitlines()
+    assert {"layer", "statistic", "value"} <= {*shown[0].split()}
+    assert "claim.imbalanced" in shown[1]
+
+
 def replay_frame(run: Trace) -> pd.DataFrame:
     plan = make_plan(run)
     times = timed(plan, lambda rank, operation: 1000 + rank + operation)

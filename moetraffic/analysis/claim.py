@@ -7,6 +7,7 @@ is part of the claim.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import Enum
 
@@ -47,7 +48,7 @@ class Claim:
     outcome: Outcome
     statement: str  # the claim as a clause: "its level is stable from iteration 120 on"
     null: str  # hypothesis that the claim must reject: "a random walk of the shares"
-    p: float = NAN  # of the null hypothesis; NaN where not tested
+    p: float = NAN  # of the null hypothesis, never 0; NaN where not tested
     figure: float = NAN  # size of what is claimed
     chance: float = NAN  # figure that is expected by chance
     unit: str = ""  # of the figure: "iterations", "" for a ratio
@@ -57,6 +58,10 @@ class Claim:
     left_out: int = 0  # observations that were not used
     needs: int = 0  # observations that are needed, where there are too few
     flags: tuple[str, ...] = ()  # limits: "at the bound of the search"
+
+    def __post_init__(self) -> None:
+        # smaller ones are 0 in floating point
+        object.__setattr__(self, "p", max(self.p, sys.float_info.min))
 
     @property
     def stated(self) -> bool:

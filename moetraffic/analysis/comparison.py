@@ -1,6 +1,7 @@
 r"""Comparison of two traces: distances with confidence intervals and a noise floor.
 
-A distance between two finite runs is never zero: two halves of one run differ, too.
+A distance between two finite runs is never zero: two halves of one run differ, too,
+and two runs of one program differ by more than resamples of one of them.
 Each distance is therefore reported with a confidence interval by the moving-block
 bootstrap (Kuensch, Annals of Statistics 17 (1989) 1217), which preserves
 autocorrelation, and with the *floor*: the same distance between two resamples of the
@@ -94,8 +95,11 @@ class Distance:
     floor: float  # LEVEL quantile of the distance between resamples of the first run
 
     @property
-    def beyond_chance(self) -> bool:
-        """Whether the distance exceeds the noise floor within the first run."""
+    def beyond_noise(self) -> bool:
+        """Whether the distance exceeds that of resamples of the first run.
+
+        Runs of one program with other seeds often do, too.
+        """
         return self.value > self.floor
 
 
@@ -114,12 +118,12 @@ class Comparison(ShownAsTables):
         Returns
         -------
         pandas.DataFrame
-            With the fields of :class:`Distance` and ``beyond_chance`` as columns.
+            With the fields of :class:`Distance` and ``beyond_noise`` as columns.
         """
         import pandas
 
         return pandas.DataFrame(
-            [vars(d) | {"beyond_chance": d.beyond_chance} for d in self.distances]
+            [vars(d) | {"beyond_noise": d.beyond_noise} for d in self.distances]
         )
 
 

@@ -31,25 +31,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One value of an analysis: a row of its data frame."""
+    """One value of an analysis: a row of its data frame.
 
-    file: str = ""
+    The first and last columns are those that a narrow terminal shows.
+    """
+
     layer: int = -1  # -1: whole run
-    group: int = -1
-    phase: str = ""
-    subject: str = ""  # expert_load, demand, wire, received, rank 3 ...
     statistic: str
-    unit: str = ""
-    iteration: int = -1  # -1: all iterations
+    subject: str = ""  # expert_load, demand, wire, received, rank 3 ...
     horizon: int = -1  # iterations ahead; -1: no forecast
+    iteration: int = -1  # -1: all iterations
     forecaster: str = ""
     chosen: bool = False  # the forecaster that was the best on the validation part
-    value: float
-    low: float = float("nan")  # interval
-    high: float = float("nan")
+    phase: str = ""
+    group: int = -1
+    file: str = ""
     floor: float = float("nan")  # of a balanced router
     floor_std: float = float("nan")
     z: float = float("nan")  # standard deviations above the floor
+    unit: str = ""
+    low: float = float("nan")  # interval
+    high: float = float("nan")
+    value: float
 
 
 COLUMNS = tuple(f.name for f in fields(Record))

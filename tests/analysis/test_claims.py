@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from moetraffic import Trace, analyze
+from moetraffic.analysis.convergence.mean_load import skewed
+from moetraffic.analysis.noise.skew_claims import skew_claims
 from tests.analysis.known_processes.tally import (
     TRUTH,
     Tally,
@@ -89,6 +91,14 @@ def test_a_share_of_false_claims_has_its_exact_limit():
     assert one.share_limit == pytest.approx(0.0475, abs=2e-4)
     one.outcomes["stated"] += 1
     assert one.share_limit > 0.05
+
+
+def test_a_p_value_is_never_zero():
+    even = np.tile([1000, 3000], (100, 1))
+    imbalanced = skew_claims(even, tokens=np.full(100, 4000), k=1, about="load")[0]
+    for claim in (skewed(even, about="load"), imbalanced):
+        assert claim.stated
+        assert 0 < claim.p < 1e-300
 
 
 def test_claims_of_forecasts_join_the_rows_of_the_forecasts():

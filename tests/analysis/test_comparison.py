@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis.claim import Claim, Outcome
-from moetraffic.analysis.comparison import compare, distance, worst
+from moetraffic.analysis.comparison import Comparison, compare, distance, worst
 from moetraffic.analysis.distances import (
     relative_difference,
     relative_median,
@@ -20,7 +20,12 @@ from moetraffic.analysis.distances import (
 from moetraffic.cli.analysis.compare import _partial
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
-from moetraffic.report.results.comparison import claim_sentence, claims, tables
+from moetraffic.report.results.comparison import (
+    claim_sentence,
+    claims,
+    sentences,
+    tables,
+)
 from moetraffic.trace import Trace
 from moetraffic.trace.model import Steps
 
@@ -52,22 +57,41 @@ def test_the_interval_covers_the_truth_and_the_floor_chance(runs: int) -> None:
         far = distance(one, _shares(seed + 100, q), total_variation, **names)
         near = distance(one, _shares(seed + 200, p), total_variation, **names)
         covered += far.low <= 0.1 <= far.high
-        chance += near.beyond_chance
-        assert far.beyond_chance
+        chance += near.beyond_noise
+        assert far.beyond_noise
         assert near.low <= near.value <= near.high
     assert covered >= 0.9 * runs
     assert chance <= 0.15 * runs
+
+
+def test_reruns_with_a_motion_of_their_own_exceed_the_noise_within_a_run() -> None:
+    found, runs, keep = [], 10, 0.5 ** (1 / 20)  # half-life of 20 iterations
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        moved = np.zeros((2, 120, 4))
+        for t in range(1, 120):
+            moved[:, t] = keep * moved[:, t - 1] + rng.normal(0, 0.1, (2, 4))
+        p = np.exp(moved) / np.exp(moved).sum(axis=-1, keepdims=True)
+        one, other = rng.multinomial(2048, p).astype(float)
+        found.append(
+            distance(one, other, total_variation, layer=0, of="load", unit="1")
+        )
+    assert sum(d.beyond_noise for d in found) > runs / 2
+    # so the summary states no difference of the two runs
+    for d in found:
+        text = " ".join(sentences(Comparison(distances=(d,), notes=())))
+        assert ("whether these differ by more" in text) == d.beyond_noise
 
 
 def test_a_run_is_at_no_distance_from_itself() -> None:
     with Trace.open(path("golden-v1.h5")) as a, Trace.open(path("golden-v1.h5")) as b:
         found = compare(a, b)
         assert {d.value for d in found.distances} == {0.0}
-        assert not any(d.beyond_chance for d in found.distances)
+        assert not any(d.beyond_noise for d in found.distances)
         frame = found.to_frame()
         assert frame.value.tolist() == [d.value for d in found.distances]
         assert frame.columns.tolist()[:3] == ["layer", "of", "measure"]
-        assert not frame.beyond_chance.any()
+        assert not frame.beyond_noise.any()
         assert worst(found, {"total variation": 0.0}) == []
 
 

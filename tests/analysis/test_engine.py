@@ -285,7 +285,7 @@ def test_an_output_is_refused_before_the_work(
     assert "--force" in capsys.readouterr().err
     assert there.read_text() == "mine"
     assert main([*asked, str(there), "--force"]) == 0
-    assert there.read_text().startswith("file,layer")
+    assert there.read_text().startswith("layer,statistic")
     assert main([*asked, str(tmp_path / "x.ods")]) == 2
     assert main([*asked, str(tmp_path / "y.csv"), "--threads", "-1"]) == 2
     assert "at least 1, but is -1" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def compare(
         "identical": found.identical,
         "second": str(second),
         "distances": [
-            asdict(d) | {"beyond_chance": d.beyond_chance} for d in found.distances
+            asdict(d) | {"beyond_noise": d.beyond_noise} for d in found.distances
         ],
         "claims": {
             name: [claim_dict(c) for c in run]

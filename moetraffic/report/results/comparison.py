@@ -26,6 +26,14 @@ MEASURES = {
 """Which part of a call a ratio of times is of."""
 
 
+RERUNS = (
+    "Reruns of one program often do, too: from two runs it is unknown whether these "
+    "differ by more (compare the first with a rerun of its settings as well; "
+    "moetraffic validate takes several)."
+)
+"""What distances above within-run noise do not show."""
+
+
 def sentences(
     comparison: Comparison,
     above: Sequence[Distance] = (),
@@ -54,13 +62,13 @@ def sentences(
     if comparison.identical:
         lines, every = [f"Byte-identical: {comparison.identical}."], ()
     else:
-        number = sum(d.beyond_chance for d in every)
+        number = sum(d.beyond_noise for d in every)
         lines = [
-            f"Distances: {number} of {len(every)} exceed within-run noise (95th "
-            f"percentile; {(1 - LEVEL) * len(every):.2g} expected by chance)."
+            f"Distances: {number} of {len(every)} exceed within-run noise "
+            f"({LEVEL:.0%} quantile)." + f" {RERUNS}" * bool(number)
         ]
     for measure, scale in SCALES.items():
-        beyond = [d for d in every if d.measure == measure and d.beyond_chance]
+        beyond = [d for d in every if d.measure == measure and d.beyond_noise]
         if beyond:
             # the farthest from its noise, which differs by statistic
             d = max(beyond, key=lambda d: d.value - d.floor)
@@ -189,7 +197,7 @@ def tables(comparison: Comparison, above: Sequence[Distance] = ()) -> list[Table
                 "above threshold"
                 if d in above
                 else "exceeds noise"
-                if d.beyond_chance
+                if d.beyond_noise
                 else "",
             )
             for d in comparison.distances
