@@ -37,6 +37,9 @@ ROWS_DIFFER = "token copies were routed"
 """Part of a remark of the schedule that the rows sent contradict the routing, by which
 :func:`~moetraffic.analysis.omissions.demand_remarks` finds it."""
 
+FEWER_ROWS = "% fewer"
+"""Part of such a remark where fewer rows are sent: what was dropped is unknown."""
+
 STEP_KINDS = ("train", "evaluation", "skipped")
 
 DIRECTIONS = ("forward", "backward", "recompute")

@@ -18,7 +18,7 @@ from moetraffic.analysis.omissions import UNCOUNTED as DROPPED_BEFORE
 from moetraffic.analysis.omissions import demand_remarks
 from moetraffic.arrays import Int64
 from moetraffic.errors import TraceError
-from moetraffic.report.results.overview import tables
+from moetraffic.report.results.overview import sentence, tables
 from moetraffic.report.summary.answer import conclusions
 from moetraffic.trace import ROUTING, DroppedForm, Trace, WireForm
 from moetraffic.trace.model import ROWS_DIFFER, Source
@@ -129,11 +129,11 @@ def test_fewer_rows_than_routed_copies_are_counted_in_each_layer(
 ) -> None:
     with captured.trace(case) as trace:
         said = [s for s in trace.meta.schedule.split("; ") if ROWS_DIFFER in s]
-        for layer, sentence in zip(range(layers), said, strict=True):
+        for layer, stated in zip(range(layers), said, strict=True):
             rows = int(captured.sent(case, layer).sum())
             copies = int(captured.routed(case, layer).sum())
             assert rows < copies
-            assert sentence == (
+            assert stated == (
                 f"the dispatches of layer {layer} send {rows:,} rows, but {copies:,} "
                 f"token copies were routed ({1 - rows / copies:.1%} fewer): possible "
                 "causes are a capacity (report drops by capture.routing(..., "
@@ -148,6 +148,10 @@ def test_fewer_rows_than_routed_copies_are_counted_in_each_layer(
         data, *_ = conclusions(analyze(trace, parts="claims"))
         end = more.replace(" (", "; ") or ")"
         assert data.endswith(f"{said[0].partition(')')[0]}{end}.")
+        unknown = "share of dropped token copies unknown"
+        assert f"; {unknown}: {said[0].partition(')')[0]}" in data
+        assert data.count("dropped") == 1
+        assert sentence(trace, Path("run.h5")).endswith(f"{unknown}: see rows sent.")
         rows = dict(row for row in tables(trace)[0].rows)
         assert rows["rows sent"] == note
         assert ROWS_DIFFER not in str(rows["inference"])

@@ -11,7 +11,7 @@ from moetraffic.report.summary.layer_lists import dropped_copies
 from moetraffic.tables import Table, tables_of
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace, WireForm
 from moetraffic.trace.clock import error_ns
-from moetraffic.trace.model import REPEATED, ROWS_DIFFER, Meta
+from moetraffic.trace.model import FEWER_ROWS, REPEATED, ROWS_DIFFER, Meta
 from moetraffic.trace.provenance import (
     SOURCES,
     recorded,
@@ -108,6 +108,7 @@ def sentence(trace: Trace, path: Path) -> str:
         + f"{trace.meta.world} ranks; {sent}"
         + (f"; {byte_size(beside)} more in {kinds} steps" if beside else "")
         + ("" if dropped is None else f"; {dropped_copies([dropped])}")
+        + (": see rows sent" if FEWER_ROWS in trace.meta.schedule else "")
         + "."
     )
 

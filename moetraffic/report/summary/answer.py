@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from moetraffic.analysis import Analysis
 from moetraffic.analysis.claim import LEVEL
+from moetraffic.trace.model import FEWER_ROWS
 
 from .claim_words import TOPICS, known_experts, of_ranks
 from .layer_lists import layers_of, range_of
@@ -97,6 +98,8 @@ def _data(analysis: Analysis) -> Line:
     of_cv = ("imbalanced", "skewed")
     noisy = [e for e in every if "demand" not in e.unchanging]
     corrected = any(c.stated and c.name in of_cv for e in noisy for c in e.claims)
+    figures = known_figures(every)
+    notes = "".join(f"; {note}" for note in about_data(analysis.notes))
     text = (
         f"{lacks}{layers_of([e.layer for e in every])}"
         + (f" on {groups} groups" if groups > 1 else "")
@@ -107,10 +110,10 @@ def _data(analysis: Analysis) -> Line:
             if known_experts(analysis)
             else f"; loads of experts unknown: {of_ranks(every)}"
         )
-        + (f"; {drops_of(figures)}" if (figures := known_figures(every)) else "")
+        + (f"; {drops_of(figures)}" if figures and FEWER_ROWS not in notes else "")
         + f"; each statement is tested against chance (p < {LEVEL:g}) unless measured"
         + "; CVs are corrected for sampling noise" * corrected
-        + "".join(f"; {note}" for note in about_data(analysis.notes))
+        + notes
     )
     return Line(topic="Data", text=text, basis="data")
 

@@ -12,7 +12,7 @@ from moetraffic.analysis.exchange import BEYOND
 from moetraffic.analysis.skew.capacity import QUANTILE, RULES, LoadFigures
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
-from moetraffic.trace.model import REPEATED, ROWS_DIFFER
+from moetraffic.trace.model import FEWER_ROWS, REPEATED, ROWS_DIFFER
 
 from .layer_lists import dropped_copies, range_of
 
@@ -22,7 +22,8 @@ _CAUSES = re.compile(r"\)?: possible causes are .* of the layer( \()?")
 def about_data(notes: Sequence[str]) -> list[str]:
     """List the notes that qualify all conclusions; their causes are in the tables."""
     return [
-        _CAUSES.sub(lambda cut: "; " if cut[1] else ")", note)
+        "share of dropped token copies unknown: " * (FEWER_ROWS in note)
+        + _CAUSES.sub(lambda cut: "; " if cut[1] else ")", note)
         for note in notes
         if any(part in note for part in (BEYOND, REPEATED, ROWS_DIFFER))
     ]
