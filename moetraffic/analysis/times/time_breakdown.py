@@ -125,11 +125,15 @@ def time_breakdown(trace: Trace, *, iterations: range | None = None) -> TimeBrea
     iteration, start, end = _steps(trace, iterations)
     known = (start != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (end >= start)
     if not known.any():
-        raise AnalysisError(
-            "the parts of a step's time need steps with a start and an end, but "
-            f"{trace.name} has none (an inferred step ends where the next training "
-            "step begins): capture a run that marks its steps"
-        )
+        why = "has no training step with a start and an end: capture a run with times"
+        if (start != UNKNOWN_TIME).any():
+            why = (
+                "does not show where a training step ends: steps are inferred, and no "
+                "training step directly follows another (evaluation steps do); call "
+                "recorder.step() after each training step and "
+                'recorder.step(kind="evaluation") after each evaluation'
+            )
+        raise AnalysisError(f"{trace.name} {why}")
     start, end = np.where(known, start, 0), np.where(known, end, 0)
     parts = np.zeros((4, len(iteration), world), np.int64)
     for rank, (issue, begin, finish) in enumerate(_calls(trace)):
