@@ -141,7 +141,7 @@ def test_inferred_steps_last_until_the_next_training_step_or_are_unknown():
     marked = replace(steps, source=np.full(6, Source.LINKED, np.uint8))
     assert time_breakdown(trace.replaced(steps=marked)).known.all()
     alone = replace(steps, kind=("train", "evaluation") * 3)
-    with pytest.raises(AnalysisError, match="evaluation steps do.*recorder.step"):
+    with pytest.raises(AnalysisError, match=r"evaluation steps do.*recorder\.step"):
         time_breakdown(trace.replaced(steps=alone))
     # the program's own marks bound them
     marked = replace(alone, source=np.full(6, Source.ANNOTATED, np.uint8))
