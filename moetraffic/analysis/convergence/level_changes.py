@@ -24,6 +24,12 @@ MOST = 8
 WIDER = 2
 """Factor of the longer means in which a jump must be significant as well."""
 
+FEWEST = 3
+"""Least number of steps of a level beside a jump."""
+
+ROUNDING = 1e-18
+"""Squared change below which levels are equal, in units of their squared steps."""
+
 _SHAPES = np.geomspace(0.25, 64, 200)
 _QUANTILES = gammaincinv(_SHAPES[:, None], np.array([0.5, 0.9]))
 
@@ -117,7 +123,7 @@ def _largest(levels: Float64) -> LevelChange | None:
     if width < 4:
         return None
     change, p = _changes(levels, width)
-    if not change.max() > 0:
+    if not change.max() > ROUNDING:
         return None
     top = int(change.argmax())
     p_top = float(p[top])
@@ -132,12 +138,19 @@ def _largest(levels: Float64) -> LevelChange | None:
     # Step 1: its place: two levels about it, with the least squares.
     begin, end = max(0, top - width), min(steps, top + 3 * width)
     part = levels[begin:end]
-    split = np.arange(2, len(part) - 1)
+    split = np.arange(FEWEST, len(part) - FEWEST + 1)
     left = np.cumsum(part, axis=0)[split - 1] / split[:, None]
     right = (part.sum(axis=0) - left * split[:, None]) / (len(part) - split)[:, None]
     gain = split * (len(part) - split) / len(part) * ((right - left) ** 2).sum(axis=1)
     best = int(gain.argmax())
-    # Step 2: whether two levels describe it better than a line does.
+    jump = right[best] - left[best]
+    # Step 2: whether most rows on either side differ: a few odd rows are no level.
+    at = begin + int(split[best])
+    beside = levels[max(0, at - width) : at], levels[at : at + width]
+    before, after = (np.median(rows, axis=0) for rows in beside)
+    if ((after - before) ** 2).sum() < (jump**2).sum() / 4:
+        p_top = 1.0
+    # Step 3: whether two levels describe it better than a line does.
     centered = part - part.mean(axis=0)
     time = np.arange(len(part)) - (len(part) - 1) / 2
     sloped = ((time @ centered) ** 2).sum() / (time @ time)
@@ -147,11 +160,11 @@ def _largest(levels: Float64) -> LevelChange | None:
     noise = rest / max(centered.size - 2, 1)
     near = np.flatnonzero(gain >= gain[best] - 3.841 * noise)
     return LevelChange(
-        index=begin + int(split[best]),
+        index=at,
         low=begin + int(split[near[0]]),
         high=begin + int(split[near[-1]]),
         p=p_top,
-        jump=right[best] - left[best],
+        jump=jump,
     )
 
 
