@@ -20,6 +20,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 
 from moetraffic.errors import AnalysisError
 
@@ -67,6 +68,9 @@ SCALE = 12
 
 NO_INTERVAL = "no interval: too few iterations"
 """Legend of points of a line whose interval is unknown."""
+
+THIN: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.35}
+"""Style of a line under its moving mean."""
 
 METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
@@ -161,7 +165,8 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
             along = bar.ax.xaxis if below else bar.ax.yaxis
             log_ticks(along, *bar.mappable.get_clim(), length_in)
         bar.set_label("\n".join(wrapped(plain(images[0][2]), length_in)))
-    _legend(figure, grid[: len(chart.panels)])
+    smooth = max(panel.smooth for panel in chart.panels)
+    _legend(figure, grid[: len(chart.panels)], smooth)
     if style.title:
         headline(figure, chart.title, caption(chart))
     return figure
@@ -169,10 +174,8 @@ def _draw(chart: Chart, style: FigureStyle) -> Figure:
 
 def caption(chart: Chart) -> str:
     """Describe the data of a chart, with the notes on its panels."""
-    smooth = max(panel.smooth for panel in chart.panels)
-    smoothed = f"Thick lines: mean of {smooth} points." if smooth > 1 else ""
     notes = dict.fromkeys(panel.note for panel in chart.panels)
-    return ". ".join(t.rstrip(".") for t in (chart.source, *notes, smoothed) if t)
+    return ". ".join(t.rstrip(".") for t in (chart.source, *notes) if t)
 
 
 def _layout(chart: Chart, width: float | None) -> tuple[int, tuple[float, float]]:
@@ -350,7 +353,8 @@ def _marks(axes: Axes, series: Series, smooth: int, scale: float) -> None:
     elif smooth > 1 and not series.reference:
         values = pd.Series(np.asarray(series.y, np.float64))
         mean = values.rolling(smooth, center=True, min_periods=1).mean()
-        axes.plot(series.x, values, **style | {"linewidth": 0.7 * thick, "alpha": 0.35})
+        thin = THIN | {"linewidth": THIN["linewidth"] * thick}
+        axes.plot(series.x, values, **style | thin)
         axes.plot(series.x, mean.where(values.notna()), **style, label=label)
     else:
         width = series.width * thick
@@ -387,7 +391,7 @@ def _heatmap(
     # one precision for all heatmaps of a scale: all have values, or none
     digits = ".1f" if float(colors.vmax or 0) >= 1 else ".2g"
     texts = [
-        "" if np.isnan(v) else f"{v:.0f}" if v >= 10 or v == 0 else f"{v:{digits}}"
+        "" if np.isnan(v) else f"{v:.0f}" if v >= 10 or v % 1 == 0 else f"{v:{digits}}"
         for v in cells.flat
     ]
     # a space beside each value
@@ -412,12 +416,15 @@ def _heatmap(
     return image
 
 
-def _legend(figure: Figure, panels: npt.NDArray[Any]) -> None:
+def _legend(figure: Figure, panels: npt.NDArray[Any], smooth: int) -> None:
     """Name all series below the panels, in rows of equal length, and enlarge."""
     found: dict[str, Any] = {}
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
+    if smooth > 1:
+        found["each iteration"] = Line2D([], [], color=rcParams["text.color"], **THIN)
+        found[f"mean of {smooth}"] = Line2D([], [], color=rcParams["text.color"])
     if len(found) < 2 and not any("interval" in n or "balanced" in n for n in found):
         return
     if NO_INTERVAL in found:
