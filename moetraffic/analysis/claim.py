@@ -103,10 +103,11 @@ class Claim:
         'Expert load: no evidence of "periodic" (null: shuffled blocks, p = 0.4).'
         """
         subject = self.about[:1].upper() + self.about[1:]
+        limits = f"; {', '.join(self.flags)}" if self.flags else ""
         if self.outcome is Outcome.NOT_ENOUGH_DATA:
             return (
                 f'{subject}: not enough data for "{self.name}" '
-                f"(needs {self.needs:,}, has {self.used:,})."
+                f"(needs {self.needs:,}, has {self.used:,}){limits}."
             )
         if self.untested:
             return f'{subject}: "{self.name}" was not tested: {self.untested}.'
@@ -115,7 +116,6 @@ class Claim:
         else:
             bound = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.2g}"
             test = f"(null: {self.null}, {bound})"
-        limits = f"; {', '.join(self.flags)}" if self.flags else ""
         if self.stated:
             return f"{subject}: {self.statement} {test}{limits}."
         return f'{subject}: no evidence of "{self.name}" {test}{limits}.'

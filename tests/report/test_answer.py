@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics, analyze
 from moetraffic.analysis.claim import NO_TRANSIENT, SINCE, Claim, Outcome, claim_of
 from moetraffic.analysis.conclusion import Subject
+from moetraffic.analysis.convergence.mean_load import MOTION
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.analysis.forecast.usefulness import WORSE
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
@@ -174,6 +175,14 @@ def test_a_claim_that_was_not_tested_stands_there_with_the_reason() -> None:
     found = analysis(*(exchange(n, every) for n in range(2)))
     assert line(found, "Undecided") == (
         "Undecided: not tested: collapsed (a token has 2 of 4 experts)."
+    )
+
+
+def test_a_skew_that_more_iterations_would_decide_has_a_reason() -> None:
+    few = replace(claim("skewed", FEW), flags=(MOTION,))
+    assert line(analysis(exchange(0, few), exchange(1)), "Undecided") == (
+        "Undecided: needs about 200 iterations, has 30: skewed (motion may explain the "
+        "uneven mean; layer 0)."
     )
 
 

@@ -34,6 +34,9 @@ SHORTEST = 32
 WALKS = NOT_TESTED + "loads may be a random walk"
 """Flag of the claim where no uneven mean would be shown."""
 
+MOTION = "motion may explain the uneven mean"
+"""Flag of the claim where more iterations would decide it."""
+
 TINY = 1e-12
 """Mean square of relative deviations below which they are rounding."""
 
@@ -115,7 +118,8 @@ def skewed(
             # with the same means, in how many iterations the worst noise is exceeded
             over = chdtri(noise.columns, LEVEL) / noise.columns * noise.high / measured
             few, needs = Outcome.NOT_ENOUGH_DATA, len(x) + ceil((over - 1) * steps)
-            return replace(claim, outcome=few, needs=needs, p=p)
+            flags = (*claim.flags, MOTION)
+            return replace(claim, outcome=few, needs=needs, p=p, flags=flags)
         excess = max(measured - expected, 0.0)
         variance = expected * (2 * expected + 4 * excess) / noise.columns
         spread = 1.96 * float(np.sqrt(variance))

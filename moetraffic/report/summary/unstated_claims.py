@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from moetraffic.analysis import Analysis
 from moetraffic.analysis.claim import Claim, Outcome
+from moetraffic.analysis.convergence.mean_load import MOTION
 from moetraffic.analysis.forecast.usefulness import WORSE
 
 from .claim_words import PAST_MEAN, TOPICS, figure_of, subject_of
@@ -63,6 +64,8 @@ def unstated_lines(analysis: Analysis) -> list[Line]:
         ]
         if short:
             where = some_layers([e for e, _ in short], every)
+            if any(MOTION in c.flags for _, c in short):
+                where = joined(MOTION, where)
             what = named_ahead(name, claims + late, Outcome.NOT_ENOUGH_DATA, asked)
             # co-activated needs tokens, not iterations
             needed = [c for _, c in short if name != "co-activated"]

@@ -122,6 +122,14 @@ def test_only_the_iterations_of_the_stable_level_are_used() -> None:
     assert f"of iterations from {found.left_out} on" in found.flags[0]
 
 
+def test_a_mean_that_motion_may_explain_has_this_reason() -> None:
+    claims = [of_process("regime switch", seed) for seed in range(6)]
+    few = [c for c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
+    assert few
+    assert all(c.needs > c.used for c in few)
+    assert all("motion may explain the uneven mean" in c.sentence for c in few)
+
+
 def test_short_runs_and_choices_of_all_experts_are_not_tested() -> None:
     counts = np.tile([40, 20, 20, 20], (SHORTEST, 1)).astype(float)
     assert skew(counts).stated
