@@ -127,11 +127,11 @@ def _layers(snapshot: Snapshot, most: int | None) -> Table:
         "layer": "<",
         "max/mean": ".3f",
         "noise floor": ".3f",
-        "load (▄ mean, █ twice)": "<",
-        "hot (x mean)": "<",
+        "load": "<",
+        "hot": "<",
         "dropped": ".1%",
         "bytes a step": "bytes",
-        "share of step time": "",
+        "time share": "",
         "collapsed": "<",
     }
     rows = [_row(each) for each in chosen]
@@ -179,9 +179,10 @@ def _collapsed(each: LayerSnapshot) -> str:
 def _legend(layers: Sequence[LayerSnapshot]) -> list[str]:
     notes = [
         "max/mean of each step's load: mean of the steps shown; noise floor: of a "
-        "balanced router with as many tokens. Hot: largest loads over these steps, "
-        "at least 2 standard deviations above that floor; where unknown, they may be "
-        "sampling noise."
+        "balanced router with as many tokens. Load: ▄ is the mean, █ twice that. Hot: "
+        "largest loads over these steps, relative to the mean, at least 2 standard "
+        "deviations above that floor; where unknown, they may be sampling noise. Time "
+        "share: of the step in the layer's all-to-alls."
     ]
     bounds = [
         each.collapse.false_claims
