@@ -477,3 +477,21 @@ def test_an_option_without_its_value_names_the_help_of_its_verb(
 ) -> None:
     assert main(["validate", "run.h5", "--against"]) == 2
     assert capsys.readouterr().err.endswith("see moetraffic validate --help\n")
+
+
+def test_an_absent_trace_is_refused_before_libraries_are_loaded(tmp_path: Path) -> None:
+    """They take seconds, in which nothing is printed."""
+    program = (
+        "import sys\n"
+        "from moetraffic.cli import main\n"
+        "for verb in 'analyze plot report schedule evaluate fabric validate'.split():\n"
+        "    assert main([verb, 'none.h5']) == 2\n"
+        "assert main(['analyze', 'none.h5', '--phase', 'none']) == 2\n"
+        "heavy = {'torch', 'scipy', 'pandas', 'plotly', 'statsmodels', 'matplotlib'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stderr.count("there is no file none.h5") == 7

@@ -30,6 +30,7 @@ from moetraffic.report.console.options import (
     positive_numbers,
     selection,
     selection_options,
+    trace_argument,
 )
 from moetraffic.report.console.selection import selected
 from moetraffic.trace import Trace
@@ -56,7 +57,7 @@ NEEDS = {
 @printed(PARTS)
 def analyze(
     context: typer.Context,
-    traces: Annotated[list[Path], typer.Argument(help="Trace files.")],
+    traces: Annotated[list[Path], trace_argument("Trace files.")],
     layers: Layers = None,
     phase: Phase = "dispatch",
     iterations: Iterations = None,

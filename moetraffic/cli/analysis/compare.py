@@ -16,8 +16,10 @@ from moetraffic.report.console.options import (
     Layers,
     Of,
     Phase,
+    TraceFile,
     option,
     selection,
+    trace_argument,
 )
 from moetraffic.trace import Trace
 
@@ -36,8 +38,8 @@ BEYOND = 1
 
 @printed(PARTS)
 def compare(
-    first: Annotated[Path, typer.Argument(help="Trace file.")],
-    second: Annotated[Path, typer.Argument(help="Trace file to compare with.")],
+    first: TraceFile,
+    second: Annotated[Path, trace_argument("Trace file to compare with.")],
     layers: Layers = None,
     phase: Phase = "dispatch",
     iterations: Iterations = None,

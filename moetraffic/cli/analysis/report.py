@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from moetraffic.cli.output import present, progress
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
@@ -21,6 +19,7 @@ from moetraffic.report.console.options import (
     TraceFile,
     option,
     selection,
+    trace_argument,
 )
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -35,7 +34,7 @@ PAGE = "Report"
 def report(
     trace: TraceFile,
     second: Annotated[
-        Path | None, typer.Argument(help="Trace file to compare with.")
+        Path | None, trace_argument("Trace file to compare with.")
     ] = None,
     output: Path = option(Path("report.html"), "HTML file to write.", "-o", "--output"),
     replay: Path | None = option(None, "Trace of a replay, for its fidelity."),

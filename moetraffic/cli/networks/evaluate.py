@@ -21,6 +21,7 @@ from moetraffic.report.console.options import (
     picture,
     positive_numbers,
     selection,
+    trace_argument,
 )
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -76,9 +77,7 @@ ScoresPlot = picture(
 @printed(PARTS, plot=ScoresPlot)
 def evaluate(
     context: typer.Context,
-    traces: Annotated[
-        list[Path], typer.Argument(help="Trace files, one after another.")
-    ],
+    traces: Annotated[list[Path], trace_argument("Trace files, one after another.")],
     policy: list[str] | None = option(
         None,
         "Policies, or yours as file.py:Class, with commas or given again; "

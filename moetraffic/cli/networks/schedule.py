@@ -16,6 +16,7 @@ from moetraffic.report.console.options import (
     option,
     picture,
     selection,
+    trace_argument,
 )
 from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -53,9 +54,7 @@ def schedule(
     context: typer.Context,
     traces: Annotated[
         list[Path],
-        typer.Argument(
-            help="One trace for a circuit schedule; several for time shifts."
-        ),
+        trace_argument("One trace for a circuit schedule; several for time shifts."),
     ],
     capacity: float = option(
         "400Gbps",

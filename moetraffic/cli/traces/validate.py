@@ -18,6 +18,7 @@ from moetraffic.report.console.options import (
     Plot,
     option,
     selection_options,
+    trace_argument,
 )
 from moetraffic.trace import Meta, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -32,7 +33,7 @@ EXIT_CODES = {"passed": 0, "failed": 1, "cannot be judged": 3}
 
 @printed(PARTS, plot=Plot)
 def validate(
-    synthetic: Annotated[Path, typer.Argument(help="Synthetic trace.")],
+    synthetic: Annotated[Path, trace_argument("Synthetic trace.")],
     more: Annotated[
         list[Path] | None,
         typer.Argument(

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Optional, TypeVar, get_type_hints
 
 import typer
 
-from moetraffic.errors import AnalysisError, LayoutError, MoetrafficError
+from moetraffic.errors import AnalysisError, LayoutError, MoetrafficError, TraceError
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.report.chart import picture_format
-from moetraffic.trace import Trace
+from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers
 from moetraffic.units import byte_count
 
@@ -112,7 +112,19 @@ def _within(
     return checked
 
 
-TraceFile = Annotated[Path, typer.Argument(help="Trace file.")]
+def trace_argument(help: str) -> Any:
+    """Describe the argument of traces to read, refused first of all if absent."""
+    return typer.Argument(help=help, callback=_existing)
+
+
+def _existing(given: Path | list[Path] | None) -> Path | list[Path] | None:
+    for path in [given] if isinstance(given, Path) else given or []:
+        if not path.exists():
+            raise TraceError(f"there is no file {path}: check the path")
+    return given
+
+
+TraceFile = Annotated[Path, trace_argument("Trace file.")]
 
 
 def only_option(default: None, parts: Sequence[str], **more: Any) -> Any:
@@ -256,13 +268,16 @@ Layers = Annotated[
     option(..., "Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"),
 ]
 """Parsed by :func:`moetraffic.trace.iterations.layer_numbers`; may be repeated."""
-Phase = Annotated[str, option(..., "Phase of the exchange whose wire bytes are used.")]
+Phase = Annotated[
+    str, option(..., "Phase of the exchange whose wire bytes are used.", choices=PHASES)
+]
 Of = Annotated[
     str | None,
     option(
         ...,
         "Use only demand (token counts) or only wire (bytes).",
         shown="both",
+        choices=("demand", "wire"),
     ),
 ]
 SUMMED = "Collectives whose traffic is summed, such as all_to_all,all_reduce."
