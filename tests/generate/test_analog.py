@@ -287,10 +287,7 @@ def test_reruns_decide_how_experts_change_places(tmp_path: Path) -> None:
     assert f"{alone.correlation:.2f}, assumed" in guessed.about
     assert f"{both.correlation:.2f}, that of 2 runs" in fitted.about
     with pytest.raises(AnalysisError, match="a rerun has the layers, ranks and"):
-        Analog.fit(trace, reruns=[Trace.open(GOLDEN)])
-
-
-GOLDEN = Path(__file__).parents[2] / "data" / "golden-v1.h5"
+        Analog.fit(trace, reruns=[run(tmp_path, ranks=8)])
 
 
 def test_a_judgment_finds_what_differs(tmp_path: Path) -> None:

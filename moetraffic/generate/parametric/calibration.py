@@ -71,18 +71,11 @@ def calibrated(
         )
         made = np.concatenate([block for _, block in demand.blocks()])
         found = _windowed(made, borders)
-        most = CONSTANTS.most_ratio
         ratio = {
-            name: np.clip(
-                np.maximum(target[name], 1e-9) / np.maximum(found[name], 1e-9),
-                1 / most,
-                most,
-            )
+            name: np.maximum(target[name], 1e-9) / np.maximum(found[name], 1e-9)
             for name in target
         }
-        # smaller steps later: each sample has chance of its own
-        damping = CONSTANTS.damping / (1 + number / 4)
-        dynamics, rows = _corrected(dynamics, rows, ratio, fast, damping)
+        dynamics, rows = _corrected(dynamics, rows, ratio, fast)
     return dynamics, rows
 
 
@@ -105,8 +98,8 @@ def _corrected(
     rows: RowVariation,
     ratio: dict[str, Float64],
     fast: Bool,
-    damping: float,
 ) -> tuple[Dynamics, RowVariation]:
+    damping = CONSTANTS.damping
     # entropy lacks in proportion to the square of the spread
     spread = ratio["skew"] ** (damping / 2)
     # only a part of the change is movement, and the rest is due to rows: twice the step

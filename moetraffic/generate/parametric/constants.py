@@ -19,16 +19,11 @@ class FitConstants:
     decays: tuple[float, ...] = (0.5, 1.5, 4.0, 10.0, 25.0, 60.0)
     swing_decays: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
     periods: tuple[float, ...] = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0, 32.0, 50.0)
-    # a period is resolved if it is at most so many time constants, and two iterations
-    longest_period: float = 4.0
-    # share of a variogram's maximum below which its errors count less
-    variogram_floor: float = 0.1
     least_component: float = 0.02  # of the movement's variance
     factors: int = 12  # Q, factors that the rows of all layers share
     # calibration by simulated moments
     rounds: int = 12
-    damping: float = 0.6
-    most_ratio: float = 3.0  # of one round
+    damping: float = 0.3
     fast: float = 0.8  # correlation of neighbors below which a component is fast
 
 

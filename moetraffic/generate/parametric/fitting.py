@@ -14,7 +14,6 @@ from itertools import pairwise
 import numpy as np
 from scipy.linalg import eigh
 from scipy.optimize import nnls
-from scipy.special import polygamma
 
 from moetraffic.arrays import Bool, Float64, Int32, Int64
 
@@ -122,8 +121,8 @@ def _noise(
     near = np.maximum(pi, least)
     slope = np.maximum(response(near, k), least)
     relative = ratio * np.maximum(near * (1 - near), 0) / ranks / slope**2
-    # of a gamma variable; that of a cell with few copies is bounded by the logarithm
-    return np.asarray(polygamma(1, 1 / np.clip(relative, 1e-12, 1)))
+    # the logarithm of a cell with few copies varies less than its relative error
+    return np.asarray(np.minimum(relative, 1.0))
 
 
 def _grid() -> Float64:
@@ -133,7 +132,6 @@ def _grid() -> Float64:
         (np.exp(-1 / decay), 2 * np.pi / period)
         for decay in CONSTANTS.swing_decays
         for period in CONSTANTS.periods
-        if period <= CONSTANTS.longest_period * decay + 2
     ]
     return np.array(still + swinging)
 
@@ -163,12 +161,9 @@ def _variogram(
 
 def _components(grid: Float64, lags: Int64, variogram: Float64) -> Float64:
     """Variances ``[J]`` of components whose variograms add up to one."""
-    if not variogram.any():
-        return np.zeros(len(grid))
     h = lags[:, None]
     each = 2 * (1 - grid[:, 0] ** h * np.cos(grid[:, 1] * h))
-    scale = 1 / (variogram + CONSTANTS.variogram_floor * variogram.max())
-    return np.asarray(nnls(each * scale[:, None], variogram * scale)[0], np.float64)
+    return np.asarray(nnls(each, variogram)[0], np.float64)
 
 
 def _kept(level: Float64) -> tuple[Float64, Float64]:
