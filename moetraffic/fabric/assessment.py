@@ -40,6 +40,7 @@ class Assessment(ShownAsTables):
     topology: Topology
     routing: str
     seed: int  # of ECMP's hash
+    idle_hosts: int  # hosts without ranks
     loads: npt.NDArray[np.generic]  # [n, L] bytes
     bytes_between_hosts: Float64  # [n]
     bytes_inside_hosts: Float64  # [n], without rank-local (self) traffic
@@ -153,6 +154,7 @@ def assess(
         topology=topology,
         routing=routing,
         seed=seed,
+        idle_hosts=topology.hosts.number - len(np.unique(host)),
         loads=loads,
         bytes_between_hosts=np.where(apart, stack, 0).sum(axis=(1, 2)).astype(float),
         bytes_inside_hosts=np.where(beside, stack, 0).sum(axis=(1, 2)).astype(float),

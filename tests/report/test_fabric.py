@@ -91,6 +91,13 @@ def test_other_rates_and_halves_are_named(tmp_path: Path) -> None:
     assert "give --leaves 3, or another divisor of the hosts, for traffic" in said
 
 
+def test_hosts_without_ranks_are_counted() -> None:
+    for hosts, ending in ((2, "at once."), (5, "at once; 3 of 5 hosts without ranks.")):
+        network = load_fabric("single", 2, hosts=hosts, capacity="1Gbps")
+        found = assess(network, network.slots, np.ones((2, 2), np.int64))
+        assert any(line.endswith(ending) for line in report.sentences(found))
+
+
 def test_a_host_with_one_rank_is_named_so_in_tables_and_charts() -> None:
     said = {}
     with Trace.open(data_path("golden-v1.h5")) as trace:

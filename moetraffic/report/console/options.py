@@ -17,6 +17,7 @@ from moetraffic.errors import AnalysisError, LayoutError, MoetrafficError, Trace
 from moetraffic.patterns.algorithms import ALGORITHMS
 from moetraffic.report.chart import picture_format
 from moetraffic.trace import PHASES, Trace
+from moetraffic.trace.consistency import MOST_CHOICES
 from moetraffic.trace.iterations import iteration_range, layer_numbers
 from moetraffic.units import byte_count
 
@@ -106,7 +107,7 @@ def _within(
             (most is None or value <= most, f"at most {most}"),
         ):
             if not holds:
-                raise typer.BadParameter(f"it must be {rule}, but is {value:g}")
+                raise typer.BadParameter(f"it must be {rule}, but is {value:.15g}")
         return value
 
     return checked
@@ -183,6 +184,7 @@ TokenSample = Annotated[
         "rank, for co-activation and hosts per token.",
         "--token-sample",
         min=0,
+        max=MOST_CHOICES,
     ),
 ]
 

@@ -61,7 +61,8 @@ def sentences(found: Assessment) -> list[str]:
     """Summarize an assessment: the bottleneck and its bound, traffic, collisions."""
     network, mean = found.topology, float(found.bottleneck_s.mean())
     where = f"{network.name}, {_rates(network)}"
-    often = most_often(found)
+    often, idle = most_often(found), found.idle_hosts
+    without_ranks = f"; {idle} of {network.hosts.number} hosts without ranks"
     link = f" ({often})" if often else ""
     lines = [
         f"Bottleneck, the slowest link of each iteration{link}: {duration(mean)} "
@@ -69,7 +70,7 @@ def sentences(found: Assessment) -> list[str]:
         f"{routing_of(found)}.",
         f"Traffic: {byte_size(found.bytes_between_hosts.mean())} an iteration between "
         f"hosts, {byte_size(found.bytes_inside_hosts.mean())} inside, "
-        f"{mean_of(found)}, all sent at once.",
+        f"{mean_of(found)}, all sent at once{without_ranks * (idle > 0)}.",
     ]
     if mean:
         bound = float(found.bound_s.mean())
