@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
@@ -172,12 +173,11 @@ def scenario_of(
             "a model is fitted to layers of one number of experts, but these have "
             f"{sorted(experts)}: select layers of one kind"
         )
-    common = np.intersect1d(layers[0].iteration, trace.iterations)
+    recorded = (layer.iteration for layer in layers)
+    common = reduce(np.intersect1d, recorded, trace.iterations)
     if iterations is not None:
         keep = (common >= iterations.start) & (common < iterations.stop)
         common = common[keep]
-    for layer in layers[1:]:
-        common = np.intersect1d(common, layer.iteration)
     if not len(common):
         raise AnalysisError(
             f"a model is fitted to iterations that every layer and rank recorded, but "

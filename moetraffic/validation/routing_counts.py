@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -56,9 +57,7 @@ def routing_counts(
             )
         chosen = sorted(set(layers))
     routed = [r for r in routed if r.layer in chosen]
-    when = routed[0].iteration
-    for each in routed[1:]:
-        when = np.intersect1d(when, each.iteration)
+    when = reduce(np.intersect1d, (each.iteration for each in routed))
     if iterations is not None:
         when = when[(when >= iterations.start) & (when < iterations.stop)]
     experts = {r.demand.shape[2] for r in routed}

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 
+from moetraffic.data import path
 from moetraffic.errors import LayoutError
 from moetraffic.spelling import check_choice
 
 from .model import TrafficModel
 
-PREFIX = "traffic-"
-SUFFIX = ".h5"
-
 
 def preset_names() -> tuple[str, ...]:
     """Names of the shipped models."""
-    folder = resources.files("moetraffic.data")
-    return tuple(
-        sorted(
-            entry.name[len(PREFIX) : -len(SUFFIX)]
-            for entry in folder.iterdir()
-            if entry.name.startswith(PREFIX) and entry.name.endswith(SUFFIX)
-        )
-    )
+    files = (entry.name for entry in resources.files("moetraffic.data").iterdir())
+    found = re.findall(r"^traffic-(.*)\.h5$", "\n".join(files), re.MULTILINE)
+    return tuple(sorted(found))
 
 
 def preset_model(name: str) -> TrafficModel:
@@ -34,6 +28,4 @@ def preset_model(name: str) -> TrafficModel:
         If there is none of this name.
     """
     check_choice("a shipped model", name, preset_names(), LayoutError)
-    entry = resources.files("moetraffic.data") / f"{PREFIX}{name}{SUFFIX}"
-    with resources.as_file(entry) as path:
-        return TrafficModel.load(path)
+    return TrafficModel.load(path(f"traffic-{name}.h5"))
