@@ -72,6 +72,7 @@ UNSEEN = {
 
 
 COINCIDENT = {
+    "analyze": {"--tables"},  # its command has --only, which prints tables
     "export": {"--unnamed", "--pace", "--unit"},
     "place": {"--ranks"},
     "fabric": {*("--hosts", "--leaves", "--slots", "--flows", "--seed", "--hot")}
