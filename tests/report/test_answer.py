@@ -747,8 +747,8 @@ def test_the_measured_figures_stand_there_whatever_else_is_stated() -> None:
     claims = [replace(claim(name, STATED), chance=0.1) for name in names]
     some = [replace(one, outcome=NOT) for one in claims]
     ends = set()
-    for starved, made in product((0, 2), (some, claims)):
-        figures = replace(measured, starved=starved)
+    for ids, made in product(((), (1, 2)), (some, claims)):
+        figures = replace(measured, starved=len(ids), starved_experts=ids)
         found = analysis(
             *(replace(exchange(n, *made), figures=figures) for n in (0, 2)),
             replace(exchange(1, *some), figures=figures),
@@ -757,9 +757,10 @@ def test_the_measured_figures_stand_there_whatever_else_is_stated() -> None:
         assert len(text) <= LONG
         assert all(name in text for name in names) == (made is claims)
         ends.add(text[text.index("measured: ") :])
-    for end, many in zip(sorted(ends), ("2 of 4 experts", "no expert"), strict=True):
+    starved = ("no expert starved", "starved: experts 1, 2 in all layers")
+    for end, which in zip(sorted(ends), starved, strict=True):
         assert re.fullmatch(
-            rf"measured: max/mean of the run [0-9.]+, {many} starved; dropless "
+            rf"measured: max/mean of the run [0-9.]+, {which}; dropless "
             r"capacity factor [0-9.]+ per rank \(99% of iterations\)\.",
             end,
         )

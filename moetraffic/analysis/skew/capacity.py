@@ -40,6 +40,7 @@ class LoadFigures:
 
     max_over_mean: float  # of the load of the whole run
     starved: int  # experts with less than a tenth of the mean load of the run
+    starved_experts: tuple[int, ...]  # which
     experts: int
     needed: Mapping[str, float]  # by RULES: capacity factor, in 99% of iterations
     dropped: float  # share of the token copies; NaN: unknown
@@ -110,13 +111,15 @@ def load_figures(rows: Mapping[str, npt.NDArray[np.generic]]) -> LoadFigures | N
     if "demand.dropped" not in rows or not len(rows["demand.dropped"]):
         return None
     total = np.asarray(rows["demand.load"], np.int64).sum(axis=0)
+    starved = np.flatnonzero(total < STARVED * total.mean()).tolist()
     lost = np.asarray(rows["demand.dropped"], np.int64)
     known = (lost >= 0).all() and total.any()
     obeyed = {rule: _factor(rows[f"demand.full_{rule}"]) for rule in RULES}
     found = [rule for rule in RULES if not np.isnan(obeyed[rule])]
     return LoadFigures(
         max_over_mean=float(max_over_mean(total)),
-        starved=int((total < STARVED * total.mean()).sum()),
+        starved=len(starved),
+        starved_experts=tuple(starved),
         experts=len(total),
         needed={
             rule: float(

@@ -27,13 +27,15 @@ def _whole_run(exchanges: Sequence[ExchangeAnalysis]) -> Table:
     return Table(
         title="Expert load of the whole run, and capacity",
         columns={
-            **{"layer": "<", "ranks": "", "max/mean": ".2f", "starved experts": ""},
+            **{"layer": "<", "ranks": "", "max/mean": ".2f"},
+            **{"ids of starved experts": ""},
             **{"dropped copies": ".1%", "capacity factor of drops": ".3g"},
             **factors,
         },
         rows=[
             (
-                *(e.layer, rank_span(e.ranks), of.max_over_mean, of.starved),
+                *(e.layer, rank_span(e.ranks), of.max_over_mean),
+                rank_span(of.starved_experts) or "none",
                 *(of.dropped, of.factor, *(of.needed[rule] for rule in RULES)),
             )
             for e in exchanges

@@ -13,8 +13,12 @@ from moetraffic.analysis.skew.capacity import QUANTILE, RULES, LoadFigures
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.arrays import Float64
 from moetraffic.trace.model import FEWER_ROWS, REPEATED, ROWS_DIFFER
+from moetraffic.units import rank_span
 
-from .layer_lists import dropped_copies, range_of
+from .layer_lists import dropped_copies, range_of, some_layers
+
+SHORT = 40
+"""Characters of a list of starved experts, above which they are counted."""
 
 _CAUSES = re.compile(r"\)?: possible causes are .* of the layer( \()?")
 
@@ -47,13 +51,31 @@ def drops_of(figures: Sequence[LoadFigures]) -> str:
     )
 
 
-def load_of(figures: Sequence[LoadFigures]) -> str:
-    """State the largest load of the whole run, and the number of starved experts."""
-    starved = [each.starved for each in figures]
-    experts = range_of([each.experts for each in figures], "d")
+def load_of(exchanges: Sequence[ExchangeAnalysis]) -> str:
+    """State the largest load of the whole run, and the starved experts.
+
+    They are counted where a list of them would be long.
+    """
+    figures = known_figures(exchanges)
     most = range_of([each.max_over_mean for each in figures], ".2f")
-    some = f"{range_of(starved, 'd')} of {experts} experts" if any(starved) else ""
-    return f"measured: max/mean of the run {most}, {some or 'no expert'} starved"
+    text = f"measured: max/mean of the run {most}"
+    of: dict[tuple[int, ...], list[ExchangeAnalysis]] = {}
+    for each in exchanges:
+        if each.figures and each.figures.starved:
+            of.setdefault(each.figures.starved_experts, []).append(each)
+    if not of:
+        return f"{text}, no expert starved"
+    every = " in all layers" * (len(exchanges) > 1)
+    named = ", ".join(
+        f"expert{'s' * (len(experts) > 1)} {rank_span(experts)}"
+        + (f" in {where}" if (where := some_layers(some, exchanges)) else every)
+        for experts, some in of.items()
+    )
+    if len(named) <= SHORT:
+        return f"{text}, starved: {named}"
+    starved = range_of([each.starved for each in figures], "d")
+    experts = range_of([each.experts for each in figures], "d")
+    return f"{text}, {starved} of {experts} experts starved"
 
 
 def capacity_of(figures: Sequence[LoadFigures], *, sent: bool) -> str:

@@ -59,9 +59,10 @@ def stated_lines(analysis: Analysis, topic: str) -> list[Line]:
 
 def _measured(analysis: Analysis) -> list[tuple[str, str]]:
     """State the largest load of the run, and the capacity factor that it needs."""
-    figures = known_figures(analysis.exchanges) if known_experts(analysis) else []
+    every = analysis.exchanges
+    figures = known_figures(every) if known_experts(analysis) else []
     sent = any(UNCOUNTED in note for note in analysis.notes)
-    text = f"{load_of(figures)}; {capacity_of(figures, sent=sent)}" if figures else ""
+    text = f"{load_of(every)}; {capacity_of(figures, sent=sent)}" if figures else ""
     return [(text, text)] * bool(text)
 
 

@@ -69,4 +69,20 @@ def test_the_summary_names_drops_their_rule_and_starved_experts(drops: bool) -> 
     )
     load = copies.sum(axis=(0, 1, 2, 3))
     most = load.max() / load.mean()
-    assert f"max/mean of the run {most:.2f}, 2 of 8 experts starved" in skew
+    assert f"max/mean of the run {most:.2f}, starved: experts 0, 1;" in skew
+
+
+def test_the_summary_names_starved_experts_with_their_layers_or_counts_many() -> None:
+    """A dead expert is named whatever the tests of skew decide; a long list is not."""
+
+    def skew(*idle: list[int]) -> str:
+        copies = np.concatenate([routed() for _ in idle], axis=1)
+        for layer, experts in enumerate(idle):
+            copies[:, layer, ..., experts] = 0
+        found = analyze(Trace.from_arrays(copies, k=1), parts=["claims"])
+        return next(one for one in conclusions(found) if one.startswith("Skew"))
+
+    assert ", starved: expert 7 in all layers;" in skew([7], [7])
+    assert ", starved: expert 5 in layer 1;" in skew([], [5])
+    assert ", starved: expert 1 in layer 0, expert 7 in layer 1;" in skew([1], [7])
+    assert ", 1 to 2 of 8 experts starved;" in skew([0, 3], [1], [2, 5])
