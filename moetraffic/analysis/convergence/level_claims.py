@@ -16,6 +16,7 @@ from moetraffic.errors import AnalysisError
 
 from .level_changes import Levels, levels_of
 from .mean_load import WALKS, skewed
+from .motion import Motion
 from .movement import DRIFT, HALF_LIVES, SHORTEST, Movement, movement
 
 Part = dict[str, Any]
@@ -264,12 +265,8 @@ def _converged(found: Movement, when: Int64) -> Part:
             )
     elif fit is None:
         flags.append(f"it changes its level at iteration {begin}")
-    elif found.uneven:
-        flags.append("its swings become larger or smaller to the end")
-    elif found.lasting:
-        flags.append("a transient may last beyond two thirds of the run")
-    elif found.trend or fit.p_drift < DRIFT:
-        flags.append("it drifts in one direction")
+    elif why := _unstable(found, fit):
+        flags.append(why)
     elif needs := _lacking(found):
         part = {**_NOTHING, "outcome": Outcome.NOT_ENOUGH_DATA, "needs": needs}
         flags.append(_SHORT)
@@ -282,6 +279,16 @@ def _converged(found: Movement, when: Int64) -> Part:
         "unit": "iteration",
         "flags": (*part.get("flags", ()), *flags),
     }
+
+
+def _unstable(found: Movement, fit: Motion) -> str:
+    """Name what a stable level does not do; "" if nothing is seen."""
+    if found.uneven:
+        return "its swings become larger or smaller to the end"
+    if found.lasting:
+        return "a transient may last beyond two thirds of the run"
+    drifts = found.trend or fit.p_drift < DRIFT
+    return "it drifts in one direction" if drifts else ""
 
 
 def _level(found: Movement, when: Int64) -> Part:
@@ -332,7 +339,13 @@ def _level_change(found: Movement, when: Int64) -> Part:
 
 
 def _trend(found: Movement, x: Float64) -> Part:
-    figure, fit = NAN, found.slope
+    figure, fit, flags = NAN, found.slope, list[str]()
+    if fit is not None and not found.trend and fit.p_trend < LEVEL:
+        flags.append(
+            f"needs p < {DRIFT:g}: a slope is tested in several parts of the run"
+            if fit.p_trend >= DRIFT
+            else "it is at no level about the slope"
+        )
     if found.trend:
         # shares at the ends of the straight lines of the logs
         logs = np.log(x / x.sum(axis=1, keepdims=True) + 0.5 / x.sum(axis=1).mean())
@@ -350,6 +363,7 @@ def _trend(found: Movement, x: Float64) -> Part:
         "p": NAN if fit is None else fit.p_trend,
         "figure": figure,
         "unit": "total variation distance of the ends",
+        "flags": tuple(flags),
     }
 
 
@@ -409,4 +423,6 @@ def _mean_reverting(found: Movement, every: float) -> Part:
             "needs": needs,
             "flags": (_SHORT,),
         }
+    elif fit is not None and part["p"] < LEVEL:
+        part["flags"] = (_unstable(found, fit),)
     return part

@@ -7,7 +7,7 @@ import secrets
 import numpy as np
 import pytest
 
-from moetraffic.analysis.claim import Outcome, claim_of
+from moetraffic.analysis.claim import LEVEL, Outcome, claim_of
 from moetraffic.analysis.convergence.level_claims import NULLS, level_claims
 from moetraffic.analysis.rhythm.spectral_lines import phase, strongest_period
 from moetraffic.errors import AnalysisError
@@ -425,3 +425,11 @@ def test_swings_that_grow_to_the_end_have_not_converged():
     assert of["moves"].stated
     assert of["converged"].outcome is Outcome.NO_EVIDENCE
     assert "its swings become larger or smaller to the end" in of["converged"].flags
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_a_small_p_value_without_a_statement_has_its_reason(process):
+    """Tests of parts, of a slope or of a return need more than the level."""
+    for steps, seed in ((60, 0), (60, 1), (200, 0)):
+        for claim in claims(process, seed, steps)[0].values():
+            assert claim.stated or not claim.p < LEVEL or all(claim.flags or [""])
