@@ -317,7 +317,7 @@ def test_a_log_has_a_line_per_interval(
     assert main(["watch", str(recording), "--interval", "0.1"]) == 0
     lines = capsys.readouterr().out.replace("\n  ", " ").splitlines()
     assert lines[0].startswith(
-        "step 5, 2 of 2 ranks, mean iteration time 1 ms, largest max/mean of a step"
+        "step 5, 2 of 2 ranks, iteration time 1 ms (median), largest max/mean of a step"
     )
     assert "all-to-all 49" in lines[0]
     assert "the merge is pending" in "\n".join(lines)

@@ -94,8 +94,10 @@ def burst_claims(
         return (claim_of_bursts(found, bursts=len(first), about=about),)
     within = extent(first, last)
     begin, finish = step_spans(marks, within=within, observed=observed)
+    left = len(step_spans(marks, within=within)[0]) - len(begin)
     on = shares_on(first, last, begin, finish)
-    return (claim_of_steps(on, finish - begin, about=about, seed=seed),)
+    lengths = finish - begin
+    return (claim_of_steps(on, lengths, left_out=left, about=about, seed=seed),)
 
 
 def shares_on(first: Int64, last: Int64, begin: Int64, end: Int64) -> Float64:
@@ -189,7 +191,12 @@ def claim_of_bursts(found: Repetition, *, bursts: int, about: str) -> Claim:
 
 
 def claim_of_steps(
-    on: Float64, lengths: npt.NDArray[np.number], *, about: str, seed: int = 0
+    on: Float64,
+    lengths: npt.NDArray[np.number],
+    *,
+    left_out: int = 0,
+    about: str,
+    seed: int = 0,
 ) -> Claim:
     """Judge whether bursts come at the same places of successive marked steps.
 
@@ -198,7 +205,9 @@ def claim_of_steps(
     on
         ``[m, PARTS]`` from :func:`shares_on`.
     lengths
-        ``[m]`` ns, of the steps.
+        ``[m]`` ns, of the steps, from the start of one to that of the next.
+    left_out
+        Steps whose length is unknown, as before an evaluation.
     """
     null = f"bursts at random places of each {AFTER} steps"
     if len(lengths) < FEWEST_STEPS:
@@ -221,7 +230,13 @@ def claim_of_steps(
         about=about,
         outcome=Outcome.STATED if stated else Outcome.NO_EVIDENCE,
         statement=(
-            f"they repeat every step, {period:.4g} s (median; mean {mean_s:.4g} s)"
+            "they come at the same times of each step; step time "
+            f"{period:.4g} s (median; mean {mean_s:.4g} s"
+            + (
+                f"; without the {left_out:,} before an evaluation or a gap"
+                * (left_out > 0)
+            )
+            + ")"
         ),
         null=null,
         p=p,
@@ -230,6 +245,7 @@ def claim_of_steps(
         low=low if stated else NAN,
         high=high if stated else NAN,
         used=len(lengths),
+        left_out=left_out,
     )
 
 

@@ -78,7 +78,7 @@ def _state(snapshot: Snapshot) -> Table:
         facts["steps shown"] = f"{steps[0]} to {steps[-1]} ({number})" + ahead * (
             snapshot.ahead > 0
         )
-        facts["mean iteration time"] = _text(duration, mean(snapshot.duration_s))
+        facts["iteration time (median)"] = _text(duration, _median(snapshot.duration_s))
         loss = mean(snapshot.loss)
         if np.isfinite(loss):
             facts["mean loss"] = f"{loss:.4f}"
@@ -232,6 +232,12 @@ def _experts(each: LayerSnapshot) -> Table:
     )
 
 
+def _median(values: Float64) -> float:
+    """Return the median of the known values; NaN without any."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else float("nan")
+
+
 def line(snapshot: Snapshot) -> str:
     """Summarize a snapshot in one line, for a log."""
     if not len(snapshot.iteration):
@@ -243,7 +249,7 @@ def line(snapshot: Snapshot) -> str:
     parts = [
         f"step {snapshot.iteration[-1]}",
         f"{len(snapshot.ranks)} of {snapshot.world} ranks",
-        f"mean iteration time {_text(duration, mean(snapshot.duration_s))}",
+        f"iteration time {_text(duration, _median(snapshot.duration_s))} (median)",
     ]
     if worst is not None:
         floor = mean(worst.floor)

@@ -154,3 +154,18 @@ def test_the_hurst_exponent_of_fractional_noise() -> None:
 @pytest.mark.parametrize("series", [[], np.zeros(1000), np.arange(255.0)])
 def test_short_and_constant_series_have_no_hurst_exponent(series) -> None:
     assert np.isnan(hurst_exponent(series))
+
+
+def test_a_step_time_is_said_to_be_without_the_steps_before_an_evaluation() -> None:
+    """The time from a step to the next one is unknown where an evaluation follows."""
+    marks = np.cumsum(np.where(np.arange(61) % 5, 10, 40))  # every fifth is before one
+    starts = marks[:-1]
+    observed = marks[:-1:5], marks[4::5] + 10
+    (whole,) = burst_claims(starts, starts + 4, marks=marks, about="a rank")
+    assert (whole.used, whole.left_out) == (60, 0)
+    assert "without" not in whole.statement
+    (cut,) = burst_claims(
+        starts, starts + 4, marks=marks, observed=observed, about="a rank"
+    )
+    assert (cut.used, cut.left_out) == (48, 12)
+    assert "; without the 12 before an evaluation or a gap)" in cut.statement
