@@ -12,7 +12,7 @@ from moetraffic.trace.model import ROWS_DIFFER
 from moetraffic.trace.provenance import schedule_remarks
 from moetraffic.units import rank_span
 
-_BY_RANKS = re.compile(r"\branks? (\d+(?:, \d+)*) left out ")
+_BY_RANKS = re.compile(r"\branks? (\d+(?:, \d+)*) (?:each )?left out ")
 _CALLS = re.compile(r"(\d+) x call of (\w+)")
 EXCHANGES = ("alltoall_base_", "alltoall_")
 """Names of all-to-alls, which may be counted beside the recorded ones."""

@@ -37,11 +37,7 @@ from .recorder import Recorder
 from .recording import ask_rank_0
 from .sigterm import SigtermListener
 
-STEPS_BACK = (
-    "own",
-    "the program records by itself, so moetraffic run steps back and leaves the "
-    "capture to it",
-)
+STEPS_BACK = "the program's own Recorder writes {}, so moetraffic run steps back"
 Say = Callable[[str, str], None]  # kind of a message, and its text
 Note = Callable[[str], object]  # kind of a note for the launcher
 _times = itertools.count()
@@ -77,8 +73,8 @@ class Attachment:
         finally:
             self.withdraw()
 
-    def step_back(self) -> None:
-        """Stop and delete this recording in favor of the program's own recorder."""
+    def step_back(self, path: Path) -> None:
+        """Stop and delete this recording in favor of the program's own, to ``path``."""
         global _attached
         with _ending:
             if _attached is not self:
@@ -90,7 +86,7 @@ class Attachment:
                 shutil.rmtree(rank_folder(folder, self.rank), ignore_errors=True)
             except Exception as error:
                 _report(self.say, error)
-        self.say(*STEPS_BACK)
+        self.say("own", STEPS_BACK.format(path))
 
     def withdraw(self) -> None:
         """Detach this process from the recorder (also a forked child)."""
@@ -113,7 +109,7 @@ def begin(*, say: Say, note: Note) -> None:
             if dist.get_backend() == "fake":
                 return  # nothing is sent
             if hook.installed():
-                say(*STEPS_BACK)
+                say("own", STEPS_BACK.format("its trace"))
                 return
             out = _reserve(path, say, force=force)
             if out is None:

@@ -202,7 +202,7 @@ def step_kind_of(kind: Any, left_out: OmittedRecords) -> int:
         return STEP_KINDS.index(kind)
     if kind is not None:
         every = ", ".join(STEP_KINDS)
-        left_out.add("step kind", f"it is one of {every}, not {_shown(kind)}")
+        left_out.add("step kind", f"{_shown(kind)} is none of {every}: it is inferred")
     return -1
 
 

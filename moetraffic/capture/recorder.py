@@ -168,7 +168,7 @@ class Recorder(Recording):
         self._met: set[str] = set()
         self._k = 0  # experts per token of the routers' ids so far
         self._routers: set[str] = set()  # their classes
-        hook.stop_attached_recorder()
+        hook.stop_attached_recorder(self.path)
         hook.check_not_installed()
         store = self._store()
         check_output(self.path, store, self._rank, self._number, force=self._force)

@@ -8,11 +8,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import typer
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -143,6 +144,7 @@ def present(
     chart: Chart | None = None,
     plot: Path | None = None,
     look: Mapping[str, Any] | None = None,
+    code: int = 0,
 ) -> None:
     """Write the files of a result, and print it as JSON, or as tables and sentences.
 
@@ -152,7 +154,8 @@ def present(
     ``written`` are files that exist already (None where one was not asked for).
     ``output`` is a file to write, JSON or, with a data ``frame``, a table; ``plot`` a
     picture of ``chart``, ``look`` the values of
-    :data:`moetraffic.report.console.options.APPEARANCE`.
+    :data:`moetraffic.report.console.options.APPEARANCE`.  An exit ``code`` ends the
+    verb, also if the reader closes the pipe.
     """
     if chart is not None and plot is not None:
         from moetraffic.report import figures
@@ -163,15 +166,17 @@ def present(
         write_result(output, data, frame, force=force)
     elif output is not None:
         write_text(output, json_text(data) + "\n")
-    if as_json:
-        print(json_text(data))
-        return
     files = [path for path in (*written, plot, output) if path]
-    # the tables of parts alone are not printed beside a file that has them
-    if not (only and any(path.suffix in WRITTEN for path in files)):
-        console.show(selected(shown, parts or {}, only=only, tables=tables))
-    if files:
-        console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
+    with suppress(*[BrokenPipeError] * bool(code)):
+        if as_json:
+            print(json_text(data))
+        # the tables of parts alone are not printed beside a file that has them
+        elif not (only and any(path.suffix in WRITTEN for path in files)):
+            console.show(selected(shown, parts or {}, only=only, tables=tables))
+        if files and not as_json:
+            console.print(f"written: {', '.join(map(str, files))}", soft_wrap=True)
+    if code:
+        raise typer.Exit(code)
 
 
 def present_trace(

@@ -29,16 +29,10 @@ from moetraffic.patterns.workloads.router_spec import DISPATCH_FORMS
 from moetraffic.patterns.workloads.router_table import ROUTERS
 from moetraffic.patterns.workloads.routers import BALANCE_SCOPES, Gating
 from moetraffic.patterns.workloads.training import DEVICES, Training
-from moetraffic.trace import ALL_TO_ALL, DIRECTIONS, PHASES, ROUTING, Trace
-from moetraffic.trace.model import Meta, Site
+from moetraffic.trace import DIRECTIONS, PHASES, Trace
+from moetraffic.trace.model import OPERATIONS, Meta, Site
 
 PARTS = (Workload, ModelShape, Gating, Parallelism, Training, Dropping)
-OPERATIONS = frozenset(
-    {
-        *(ROUTING, ALL_TO_ALL, "all_reduce", "all_gather", "reduce_scatter"),
-        *("broadcast", "reduce", "gather", "scatter", "send_recv", "barrier"),
-    }
-)
 KINDS = frozenset(
     {
         *("ep", "edp", "etp", "dp", "tp", "pp", "cp", "sp", "world", "other"),
@@ -128,7 +122,7 @@ def anonymize(trace: Trace | str | Path) -> Anonymized:
     of_sites = {  # by field of a call site
         "label": _Numbered("labels of calls", "label", LABELS | {""}),
         "dtype": _Numbered("element types", "dtype", DTYPES | {""}),
-        "operation": _Numbered("operations", "operation", OPERATIONS),
+        "operation": _Numbered("operations", "operation", {*OPERATIONS}),
         "phase": _Numbered("phases", "phase", {*PHASES, ""}),
         "direction": _Numbered("directions", "direction", {*DIRECTIONS, ""}),
     }

@@ -66,7 +66,7 @@ class SegmentMerger:
             if not quiet and not made:
                 clear(self._output)
         if not made and not quiet:
-            self._say(f"nothing was recorded: {explain_nothing_recorded(notes)}")
+            self._say(f"nothing was recorded by run: {explain_nothing_recorded(notes)}")
         return made
 
     def _merge(self, folder: Path, path: Path) -> bool:
@@ -109,7 +109,7 @@ class SegmentMerger:
 
 
 _REASONS = {
-    "own": "the program records by itself, see the output of its own recorder",
+    "own": "the program's own Recorder writes the trace named above",
     "refused": "a rank reported the reason above",
     "lost": "a rank reported the reason above",
     "begun": "its ranks ended before a collective was on the disk",

@@ -30,6 +30,12 @@ ROUTING = "routing"
 
 ALL_TO_ALL = "all_to_all"
 
+OPERATIONS = (
+    *(ROUTING, ALL_TO_ALL, "all_reduce", "all_gather", "reduce_scatter"),
+    *("broadcast", "reduce", "gather", "scatter", "send_recv", "barrier"),
+)
+"""Operations of sites; imported traces may have others."""
+
 REPEATED = "repeat captured ones"
 """What iterations and ranks of a synthetic trace do, in its provenance and in notes."""
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from moetraffic.arrays import Bool, Int32, Int64, UInt8
 from moetraffic.errors import TraceError
+from moetraffic.spelling import check_choice
 from moetraffic.trace.hdf5.container import Container
 
 from . import clock
@@ -27,7 +28,10 @@ from .consistency import (
 from .iterations import iteration_range
 from .model import (
     CLOCK,
+    DIRECTIONS,
     MOST_ITERATIONS,
+    OPERATIONS,
+    PHASES,
     PLACEMENT,
     ROUTING,
     RUN,
@@ -230,7 +234,20 @@ class TraceContents:
         -------
         ndarray
             ``[n]`` int64.
+
+        Raises
+        ------
+        TraceError
+            If the operation, phase or direction is none of the format.
         """
+        own = {site.operation: None for site in self.sites}
+        for name, given, known in (
+            ("operation", operation, {**dict.fromkeys(OPERATIONS), **own}),
+            ("phase", phase, {*PHASES, ""}),
+            ("direction", direction, {*DIRECTIONS, ""}),
+        ):
+            if given is not None:
+                check_choice(name, given, known, TraceError)
         asked = {
             "operation": operation,
             "phase": phase,

@@ -150,6 +150,13 @@ def test_the_command_says_by_its_exit_code(
     assert "Byte-identical" not in out
     # shares of other experts are not compared
     assert "otal variation" not in out
+    assert main(["compare", str(captured), golden, "--at-most", "shares=0.1"]) == 2
+    assert "needs distances of shares" in capsys.readouterr().err
+    bytes_alone = ["compare", golden, golden, "--of", "wire", "--at-most"]
+    assert main([*bytes_alone, "shares=0.1"]) == 0
+    assert "is applied to bytes" in capsys.readouterr().out
+    assert main([*bytes_alone, "amounts=0.1"]) == 0
+    assert "is applied to bytes" not in capsys.readouterr().out
     for threshold in ("color=1", "shares=5", "skew=-1"):
         assert main(["compare", golden, golden, "--at-most", threshold]) == 2
         assert "--at-most shares=0.05" in capsys.readouterr().err
@@ -220,8 +227,8 @@ def test_claims_are_counted_where_both_runs_have_them() -> None:
     other = made(Outcome.STATED, "load of layer 1")
     assert claim_sentence([stated, other], [not_shown]) == (
         "Claims, by layer and horizon: 0 of 1 have the same outcome in both; stated in "
-        'the first only: "moves" 1x; 1 more are of layers, ranks or horizons that one '
-        "run lacks."
+        'the first only: "moves" 1x; 1 more are of layers, ranks, horizons or routers '
+        "that one run lacks."
     )
     assert claim_sentence([stated], [other]).startswith("Claims: none is of the same")
 
@@ -241,7 +248,7 @@ def test_expert_loads_of_a_layer_are_compared_on_other_numbers_of_ranks() -> Non
     two = [made(load, "0 to 1"), made(matrix, "0 to 1")]
     assert claim_sentence(four, two) == (
         "Claims, by layer and horizon: 1 of 1 have the same outcome in both; 2 more "
-        "are of layers, ranks or horizons that one run lacks."
+        "are of layers, ranks, horizons or routers that one run lacks."
     )
     titles = [table.title for table in claims(four, two)]
     assert titles[0] == "expert load of layer 0"

@@ -91,7 +91,10 @@ def test_an_unknown_kind_of_step_ends_no_training(tmp_path: Path) -> None:
     merged = recorder.close()
     assert merged is not None
     assert merged.trace.steps.kind == ("evaluation", "train", "train", "train")
-    assert "rank 0 left out 3 x step kind" in merged.remarks[0]
+    assert merged.remarks == (
+        "rank 0 left out 3 x step kind ('eval' is none of train, evaluation, skipped: "
+        "it is inferred)",
+    )
     assert merged.trace.meta.complete  # no traffic is missing
     assert sum("could not be recorded" in each for each in recorder.warnings) == 1
 

@@ -187,7 +187,8 @@ def test_a_reader_that_leaves_ends_nothing(tmp_path: Path, captured: Path) -> No
         *("capture", "-o", tmp_path / "run.h5", "--nproc", 1, "--layers", 2),
         *("--hidden", 16, "--heads", 1, "--sequence", 16, "--iterations", 20),
     )
-    for verb in (capture, ("info", captured)):
+    verdict = ("compare", captured, path("golden-v1.h5"), "--at-most", "skew=0.001")
+    for verb, code in ((capture, 0), (("info", captured), 0), (verdict, 1)):
         reading, writing = os.pipe()
         os.close(reading)
         command = [sys.executable, "-m", "moetraffic", *map(str, verb)]
@@ -195,7 +196,7 @@ def test_a_reader_that_leaves_ends_nothing(tmp_path: Path, captured: Path) -> No
             command, stdout=writing, stderr=writing, timeout=100, check=False
         )
         os.close(writing)
-        assert ran.returncode == 0
+        assert ran.returncode == code
     with Trace.open(tmp_path / "run.h5") as trace:
         assert len(trace.iterations) == 20
         assert trace.meta.complete

@@ -306,7 +306,7 @@ def test_says_why_nothing_was_recorded(
     assert main(["run", "-o", str(tmp_path / "run.h5"), "--", *command]) == 0
     out, said = capfd.readouterr()
     assert out == ""
-    assert said.startswith("moetraffic: nothing was recorded: ")
+    assert said.startswith("moetraffic: nothing was recorded by run: ")
     assert why in said
     assert list(tmp_path.iterdir()) == []
 

@@ -131,7 +131,7 @@ def test_a_file_that_is_no_trace_is_one_sentence_and_exit_code_2(
         (["--timeout", "1e300"], "but is 1e+300"),
         (["--start-timeout", "-1"], "start timeout must be above 0 s"),
         (["--verify", "sample", "--sample", "0"], "change --sample or --sample-seed"),
-        (["--timeout", "soon"], "Invalid value for '--timeout'"),
+        (["--timeout", "soon"], "it is a number, not 'soon': see moetraffic replay"),
         (["--verify", "some"], "see moetraffic replay --help"),
         (["--loud"], "No such option"),
         (["-o", "."], "is a folder: name a file in it"),

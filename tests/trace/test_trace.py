@@ -72,6 +72,14 @@ def test_a_matrix_that_does_not_exist_is_refused(
         trace.matrix(**(question | asked))  # type: ignore[arg-type]
 
 
+def test_a_search_for_a_word_that_the_format_lacks_is_refused(trace: Trace) -> None:
+    with pytest.raises(TraceError, match="not 'rooting': did you mean routing"):
+        trace.find(operation="rooting")
+    with pytest.raises(TraceError, match="not 'dispach': did you mean dispatch"):
+        trace.find(phase="dispach")
+    assert not len(trace.find(operation="broadcast"))  # it does not occur
+
+
 def test_absent_is_absent_and_never_zero(ragged: Trace) -> None:
     found = ragged.find(operation=ROUTING, layer=0, kind=None)
     whole = ragged.complete(found)

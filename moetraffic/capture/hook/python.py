@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ _identity: Callable[[Any], object] = getattr(
     repr,  # torch 2.4 has no number of a key set
 )
 _installed: list[Callable[[], None]] = []
-_stop_attached: Callable[[], None] | None = None
+_stop_attached: Callable[[Path], None] | None = None
 
 
 def installed() -> bool:
@@ -81,10 +82,11 @@ def check_not_installed() -> None:
         )
 
 
-def set_attached_recorder(stop: Callable[[], None] | None) -> None:
+def set_attached_recorder(stop: Callable[[Path], None] | None) -> None:
     """Register how to stop the attached recorder when another one starts.
 
-    ``stop`` also removes its hook; it is None when the attached recorder has ended.
+    ``stop``, given the other's trace, also removes the hook; it is None when the
+    attached recorder has ended.
     """
     global _stop_attached
     _stop_attached = stop
@@ -95,10 +97,10 @@ def attached() -> bool:
     return _stop_attached is not None
 
 
-def stop_attached_recorder() -> None:
-    """Stop the recorder attached by ``moetraffic run``, if there is one."""
+def stop_attached_recorder(other: Path) -> None:
+    """Stop the recorder of ``moetraffic run``, if any, as another writes a trace."""
     if _stop_attached is not None:
-        _stop_attached()
+        _stop_attached(other)
 
 
 def install(sink: CallSink, native: ModuleType | None = None) -> Callable[[], None]:

@@ -7,8 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from moetraffic.cli.output import Printing, printed, progress
 from moetraffic.errors import AnalysisError
 from moetraffic.report.console.options import (
@@ -79,6 +77,14 @@ def compare(
         if not printing.only or "claims" in printing.only:
             claimed = [analyze(t, parts=("claims",), **chosen).claims for t in (a, b)]
     beyond = worst(found, thresholds)
+    about = {d.of: d.measure for d in found.distances}
+    for name, measure in MEASURES.items():
+        if measure in thresholds and measure not in about.values():
+            raise AnalysisError(
+                f"a threshold of {name} needs distances of {name}, but there are none "
+                f"({'; '.join(found.notes)}): give another --at-most"
+            )
+    unrouted = MEASURES["shares"] in thresholds and "expert load" not in about
     data = {
         "first": str(first),
         "identical": found.identical,
@@ -103,15 +109,19 @@ def compare(
         *report.sentences(found, beyond, times_first=bool(replays)),
         *([f"Both are one file: {first.name}."] if first.samefile(second) else []),
         *sources,
+        *(
+            ["The threshold of shares is applied to bytes: no expert load is compared."]
+            if unrouted
+            else []
+        ),
         *([] if found.identical else [report.claim_sentence(*claimed)]),
         parts={
             "claims": report.claims(*claimed),
             "distances": [distances],
             "times": times,
         },
+        code=BEYOND if beyond else 0,
     )
-    if beyond:
-        raise typer.Exit(BEYOND)
 
 
 def _partial(first: Trace, second: Trace) -> list[str]:

@@ -72,6 +72,7 @@ def doctor(
             _conclusion(found),
             *([_table(unusual)] if unusual and not printing.tables else []),
             parts={"checks": [_table(found)]},
+            code=STOPS if names else 0,
         )
     if stops(found):
         raise typer.Exit(STOPS)

@@ -102,7 +102,7 @@ def _show(snapshots: Iterator[Snapshot], *, once: bool, experts: bool) -> None:
                     found = tables(last, experts=experts, most=most)
                     live.update(Group(*found), refresh=True)
                 elif not (once or last.ended) and (new := line(last)) != said:
-                    paper.say(new)
+                    paper.print(new, soft_wrap=True)  # one line of a log
                     said = new
     finally:
         # also after Ctrl-C

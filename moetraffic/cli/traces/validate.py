@@ -101,9 +101,8 @@ def validate(
         *_needed(found, paths, metas, options),
         parts={"tests": report.tables(found)},
         chart=report.figure(found),
+        code=EXIT_CODES[found.outcome],
     )
-    if not found.passed:
-        raise typer.Exit(EXIT_CODES[found.outcome])
 
 
 def _needed(

@@ -33,6 +33,8 @@ from .fitting import indented
 # typer bundles click or uses the installed one: this is the class in both cases
 WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]
 
+NUMBERS = {"int_parsing": "a whole number", "float_parsing": "a number"}
+"""What options are that pydantic cannot parse, by the type of its error."""
 
 COMMAND = re.compile(r"moetraffic (?:[^.,:;(]|[.,:](?=\S))+(?<! )")
 """A command in a sentence, up to the mark that ends it."""
@@ -136,6 +138,7 @@ def run(
     """
     given = list(arguments) if arguments is not None else None
     _open_standard_streams()
+    code: Any = 0
     try:
         _check_given(sys.argv[1:] if given is None else given)
         told = _configured(app, verb) if verb else {}
@@ -151,20 +154,28 @@ def run(
     except WRONG_USE as error:
         wrong: Any = error
         verb = wrong.ctx.command_path if wrong.ctx else name
-        return refuse(f"{wrong.format_message().rstrip('.')}: see {verb} --help")
+        return refuse(f"{_wrong_use(wrong)}: see {verb} --help")
     except (KeyboardInterrupt, typer.Abort):
         say("moetraffic: interrupted")
         return 130
     except BrokenPipeError:
         # the reader closed the pipe (moetraffic info run.h5 | head): no error
         _discard(1)
-        return 0
     except OSError as error:
         # unanticipated: this machine refuses a file, or standard output
         if error.filename is None:
             _discard(1)
         return refuse(_environment_error(error))
     return int(code or 0)
+
+
+def _wrong_use(error: Any) -> str:
+    """Describe wrong use; of a number, typer may have pydantic's text and no value."""
+    text = str(error.format_message()).rstrip(".")
+    for part in getattr(error.__cause__, "errors", list)():
+        if rule := NUMBERS.get(part["type"]):
+            text = text.replace(part["msg"], f"it is {rule}, not {part['input']!r:.60}")
+    return text
 
 
 def _check_given(arguments: Sequence[str]) -> None:

@@ -322,7 +322,8 @@ def _remarks(
     return [
         f"rank {ranks[0]} {what}"
         if len(ranks) == 1
-        else f"ranks {', '.join(map(str, ranks))} {re.sub('^was', 'were', what)}"
+        else f"ranks {', '.join(map(str, ranks))} "
+        + re.sub("^left", "each left", re.sub("^was", "were", what))
         for what, ranks in remarks.items()
     ]
 
