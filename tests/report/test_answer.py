@@ -1,4 +1,4 @@
-"""The summary of an analysis: of claims, every layer, and no more than eight lines."""
+"""The summary of an analysis: of claims, every layer, and no more than eight topics."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from moetraffic.analysis.conclusion import Subject
 from moetraffic.analysis.convergence.mean_load import MOTION
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.analysis.forecast.usefulness import WORSE
+from moetraffic.analysis.omissions import UNCOUNTED
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
@@ -311,9 +312,9 @@ def test_transfer_and_waiting_for_late_ranks_are_stated_apart() -> None:
 def test_a_level_that_begins_with_the_run_has_no_iteration() -> None:
     seen, none = claim("converged", STATED, 34), claim("converged", STATED, np.nan)
     for claims, stated in (
-        ((seen,), "one level by iteration 34"),
-        ((none,), "one level throughout"),
-        ((seen, none), "one level by iteration 34"),
+        ((seen,), "about one level from iteration 34 on"),
+        ((none,), "about one level throughout"),
+        ((seen, none), "about one level from iteration 34 on"),
     ):
         found = analysis(*(exchange(n, each) for n, each in enumerate(claims)))
         assert line(found, "Movement") == f"Movement: converged ({stated})."
@@ -323,13 +324,13 @@ def test_a_level_without_motion_is_constant() -> None:
     still = replace(claim("converged", STATED, 1), flags=(NO_TRANSIENT,))
     level, at_once = claim("converged", STATED, 34), claim("converged", STATED, 1)
     for claims, stated in (
-        ([(still, NOT)], "constant level"),
-        ([(still, STATED)], "one level by iteration 1"),
-        ([(still, FEW)], "one level by iteration 1"),
-        ([(at_once, NOT)], "one level by iteration 1"),  # after a transient
+        ([(still, NOT)], "constant load"),
+        ([(still, STATED)], "about one level from iteration 1 on"),
+        ([(still, FEW)], "about one level from iteration 1 on"),
+        ([(at_once, NOT)], "about one level from iteration 1 on"),  # after a transient
         (
             [(level, NOT), (still, NOT)],
-            "one level by iteration 34, constant in layer 1",
+            "about one level from iteration 34 on, constant in layer 1",
         ),
     ):
         every = (
@@ -360,6 +361,19 @@ def test_a_replay_has_no_router_to_register(unnamed: int) -> None:
     ):
         found = replace(analysis(pair), origin=origin, unnamed=unnamed)
         assert line(found, "Next").startswith(f"Next: {remedy}")
+
+
+def test_the_next_line_says_how_unknown_drops_become_known() -> None:
+    with Trace.open(path("golden-v1.h5")) as trace:
+        known = analyze(trace, parts=["claims"])
+    (first, *_) = known.exchanges
+    assert first.figures is not None
+    lost = replace(first, figures=replace(first.figures, dropped=np.nan))
+    unknown = replace(known, exchanges=(lost,), origin="captured")
+    assert line(unknown, "Next").startswith("Next: report drops, if the router has a ")
+    left = replace(unknown, notes=(f"layer 1: {UNCOUNTED} are unknown",))
+    for found in (replace(known, exchanges=(first,)), left):
+        assert line(found, "Next").startswith("Next: moetraffic analyze ")
 
 
 def test_without_exchanges_no_command_about_layers_is_recommended() -> None:
@@ -556,7 +570,7 @@ def test_a_share_below_all_is_not_rounded_up_to_all() -> None:
     found = analysis(exchange(0, claim("predictable", STATED, 0.996)))
     assert "(MSE 99.6% below the past mean)" in line(found, "Forecasts")
     cells = analysis(exchange(0, claim("matrix predictable", figure=-0.9999)))
-    assert "MSE 99.9% above the past mean" in line(cells, "No evidence of")
+    assert "cells 99.9% above the past mean" in line(cells, "No evidence of")
 
 
 def test_iterations_beyond_the_last_one_are_named_in_the_first_line() -> None:
@@ -628,7 +642,7 @@ def test_one_horizon_that_is_not_the_next_iteration_is_named() -> None:
     assert line(found, "No evidence of") == (
         "No evidence of: expert load: predictable 10 ahead (an MSE below that of the "
         "past mean, which may itself be at sampling noise), 20 ahead needs 396 "
-        "iterations; matrix predictable 10 ahead (cells, not port sums: MSE 10% above "
+        "iterations; matrix predictable 10 ahead (MSE of its cells 10% above "
         "the past mean)."
     )
 
@@ -669,35 +683,39 @@ def test_a_run_with_a_reversed_order_is_skewed_since_then() -> None:
 def test_the_share_that_stays_hot_stands_beside_that_by_chance() -> None:
     """Of pairs of tenths of the run, not of consecutive iterations."""
     kept = replace(claim("hot set retained", STATED, 0.44), chance=1 / 8)
-    kept = replace(kept, unit="share of the 2 hottest of 16")
     assert line(analysis(exchange(0, kept)), "Skew") == (
-        "Skew: expert load: hot set retained (two tenths of the run share 44% of the 2 "
-        "hottest of 16, 12% by chance)."
+        "Skew: expert load: hot set retained (44% stay hot from one tenth of the "
+        "run to another, 12% by chance)."
     )
 
 
 def test_a_periodic_load_swings_about_its_level() -> None:
     level, period = claim("converged", STATED, 21), claim("periodic", STATED, 10)
     both = exchange(0, level, period)
-    assert "converged (swings about a constant level reached by iteration 21);" in line(
+    assert "converged (swings about one level from iteration 21 on);" in line(
         analysis(both), "Movement"
     )
     some = line(analysis(both, exchange(1, level)), "Movement")
-    assert "(one level by iteration 21, with swings about it in layer 0);" in some
+    assert (
+        "(about one level from iteration 21 on, with swings about it in layer 0);"
+        in some
+    )
     always = exchange(0, replace(level, figure=np.nan), period)
     text = line(analysis(always), "Movement")
-    assert "converged (swings about a constant level throughout);" in text
+    assert "converged (swings about one level throughout);" in text
     later = (
         replace(level, unit="iteration"),
         replace(level, unit="iteration", figure=40),
     )
     two = [exchange(n, one, period) for n, one in enumerate(later)]
-    assert "reached by iteration 21 to 40, depending on the layer);" in line(
-        analysis(*two), "Movement"
+    assert (
+        "about one level from iteration 21 to 40 on, depending on the layer);"
+        in line(analysis(*two), "Movement")
     )
     without = [exchange(n, one) for n, one in enumerate(later)]
-    assert "(one level by iteration 21 to 40, depending on the layer)" in line(
-        analysis(*without), "Movement"
+    assert (
+        "(about one level from iteration 21 to 40 on, depending on the layer)"
+        in line(analysis(*without), "Movement")
     )
 
 
@@ -809,7 +827,7 @@ def test_the_figure_of_the_matrix_stands_there_also_where_it_shows_nothing() -> 
     claims = claim("predictable", STATED), cells
     found = analysis(exchange(0, *claims), exchange(1, *claims))
     assert line(found, "No evidence of") == (
-        "No evidence of: matrix predictable 1 ahead (cells, not port sums: MSE 2% "
+        "No evidence of: matrix predictable 1 ahead (MSE of its cells 2% "
         "above the past mean)."
     )
     later = replace(claim("predictable"), horizon=2)

@@ -41,7 +41,7 @@ def complexities(analysis: Analysis) -> dict[str, Complexity]:
 def complexity_chart(
     found: Mapping[str, Complexity], *, source: str = "", reason: str = ""
 ) -> Chart | Missing:
-    """Draw NT, T and T corrected for the compressor, a row for each name.
+    """Draw NT, T and T without compressor bias, a row for each name.
 
     Bars are 95% intervals over windows. ``reason`` explains why nothing is known, if it
     is.
@@ -65,7 +65,7 @@ def complexity_chart(
             "circle",
         ),
         (
-            "T corrected for the compressor (no interval)",
+            "T without compressor bias (estimate, no bar)",
             [c.temporal_corrected for c in every],
             [NO_INTERVAL] * len(every),
             "diamond",
@@ -93,7 +93,8 @@ def complexity_chart(
         f"copies (bytes, where copies are not known), {one.order} within an iteration, "
         f"compressed by {one.compressor} (Avin et al., SIGMETRICS 2020). NT = 1: all "
         "pairs are equally likely; T = 1: no order in time; bars: 95% of NT and T over "
-        "windows; the corrected T is another quantity and may lie outside T's bar"
+        "windows; a compressor finds only part of the order, which makes T too large: "
+        "T without this bias may lie outside T's bar"
     )
     return Chart(
         key="complexity",

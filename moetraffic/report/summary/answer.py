@@ -1,4 +1,4 @@
-"""Summarize an analysis in at most eight lines, of claims and of marked figures."""
+"""Summarize an analysis in at most eight topics, of claims and of marked figures."""
 
 from __future__ import annotations
 

@@ -21,17 +21,17 @@ PERSISTENCE = "better than persistence"
 PAST_MEAN = "the past mean"
 """Baseline of forecasts: the mean of all iterations before."""
 
-THROUGHOUT = "one level throughout"
+THROUGHOUT = "about one level throughout"
 """In place of the figure of "converged" where the level begins with the run."""
 
 TOPICS = {
     "Skew": {"imbalanced": ("CV {} in an iteration", ".2f")}
     | {"skewed": ("CV of the mean load {}", ".2f")}
-    | {"hot set retained": ("two tenths of the run share {} of ", ".0%")}
+    | {"hot set retained": ("{} stay hot from one tenth of the run to another", ".0%")}
     | {"collapsed": ("k experts take {}", ".0%"), "co-activated": ("lift {}", ".2f")},
     "Movement": {"moves": ("{} times the variance of sampling noise", ".3g")}
     | {
-        "converged": ("one level by iteration {}", ",.0f"),
+        "converged": ("about one level from iteration {} on", ",.0f"),
         "level change": ("at iteration {}", ",.0f"),
     }
     | {"trend": ("by {} of the traffic", ".1%")}
@@ -56,8 +56,6 @@ def figure_of(claims: Sequence[Claim]) -> str:
     if figure == REDUCED:
         return f"MSE {above_or_below(known)} {PAST_MEAN}"
     text = figure.format(range_of(known, form))
-    if claims[0].name == "hot set retained":
-        text += claims[0].unit.removeprefix("share of ")
     if claims[0].unit == "iteration" and min(known) < max(known):
         text += ", depending on the layer"
     chance = [claim.chance for claim in claims if np.isfinite(claim.chance)]

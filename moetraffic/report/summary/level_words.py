@@ -20,12 +20,11 @@ def level_of(
     ``figure`` is of the layers whose level is not constant; "" if there are none.
     """
     if not figure:
-        return "constant level"
+        return "constant load"
     of = [(e.layer, e.group) for e, _ in periodic]
     swing = [e for e, _ in made if (e.layer, e.group) in of]
     if len(swing) == len(made):
-        text = figure.replace("one level by", "a constant level reached by")
-        return f"swings about {text.replace('one level', 'a constant level')}"
+        return f"swings {figure}"
     where = some_layers(swing, exchanges)
     figure += f", with swings about it in {where}" if swing else ""
     still = [e for e, c in made if constant(e, c)]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from itertools import product
+from math import isnan
 from shlex import quote
 
 from moetraffic.analysis import Analysis
 from moetraffic.analysis.noise.skew_claims import NO_TOKENS
+from moetraffic.analysis.omissions import UNCOUNTED
 
 from .claim_words import known_experts
 from .line import LONG, STEP, WIDTH, Line
+from .measured_words import known_figures
 
 
 def next_line(analysis: Analysis, file: str, options: str) -> Line:
@@ -36,14 +39,21 @@ def next_line(analysis: Analysis, file: str, options: str) -> Line:
 
 
 def _remedy(analysis: Analysis) -> str:
-    """State what makes layers, experts or tokens known; "" where nothing does."""
+    """State what makes layers, experts, tokens or drops known; "" if nothing does."""
     untested = [[c.untested for c in e.claims] for e in analysis.exchanges]
     if known_experts(analysis) and not analysis.unnamed:
         lacks_k = untested and all(NO_TOKENS in each for each in untested)
         where = "Recorder(k=K), moetraffic run --k K"
         if analysis.origin == "imported":
             where = "Trace.from_arrays(k=K), import --k K"
-        return f"give k, experts per token ({where})" if lacks_k else ""
+        if lacks_k:
+            return f"give k, experts per token ({where})"
+        lost = any(isnan(each.dropped) for each in known_figures(analysis.exchanges))
+        counted = not any(UNCOUNTED in note for note in analysis.notes)
+        if lost and counted and analysis.origin == "captured":
+            how = "python -m pydoc moetraffic.capture.routing"
+            return f"report drops, if the router has a capacity ({how})"
+        return ""
     if analysis.origin == "replayed":
         return ""  # a replay has no router
     if analysis.origin == "imported":

@@ -50,7 +50,7 @@ def unstated_lines(analysis: Analysis) -> list[Line]:
         if tested:
             known = name == ALWAYS and not stated
             size = figure_of([c for _, c in claims]) if known else ""
-            size = size and f"cells, not port sums: {size}"
+            size = size.replace("MSE", "MSE of its cells")
             size = size or BELOW * (name == "predictable" and not stated)
             inside = joined(size, some_layers(tested, every))
             both = claims if stated else claims + late
