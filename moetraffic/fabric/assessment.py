@@ -46,13 +46,13 @@ class Assessment(ShownAsTables):
     bytes_inside_hosts: Float64  # [n], without rank-local (self) traffic
     bottleneck_s: Float64  # [n] time of the bottleneck link
     bounds_s: Mapping[str, Float64]  # [n] by name, such as "port", "cut host"
-    ideal_s: Float64  # [n] with ideal routing: no bound, the mean of ECMP is not below
+    ideal_s: Float64  # [n] even split over shortest paths: no bound
     cuts: Mapping[str, tuple[str, ...]]  # by bound, those of the longest mean time
     hot: tuple[BottleneckLink, ...]
     slowest: Mapping[str, BottleneckLink]  # by part of the network that carries bytes
     collisions: tuple[Collision, ...]  # ECMP only
     without_oversubscription_s: Float64  # [n] at 1:1, on the same paths
-    ideal_without_oversubscription_s: Float64  # [n] at 1:1, ideal routing
+    ideal_without_oversubscription_s: Float64  # [n] at 1:1, even split
     without_rates_s: Float64  # [n] without rates of single NICs and links, same paths
 
     @property

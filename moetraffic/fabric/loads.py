@@ -14,9 +14,9 @@ Lower bounds on the transfer time of a byte matrix:
     routing and any forwarding (the easy half of max-flow min-cut: Ford and Fulkerson
     1956).
 
-The time of ideal routing, which splits traffic evenly over all shortest paths, is no
-such bound: the mean of ECMP over hashes is not below it, by convexity (Jensen), but a
-single hash, an uneven split or routing on longer paths may be.
+The time of an even split over shortest paths (routing ``ideal``) is no such bound: the
+mean of ECMP over hashes is not below it, by convexity (Jensen), but a single hash, an
+uneven split or routing on longer paths may be.
 """
 
 from __future__ import annotations

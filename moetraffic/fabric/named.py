@@ -402,15 +402,21 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _read(asked: str) -> dict[str, Any]:
     try:
         text = Path(asked).read_text(encoding="utf-8")
-        said = json.loads(text, object_pairs_hook=_once)
-        if not isinstance(said, dict):
-            raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise FabricError(
             f"a network is one of {', '.join(TOPOLOGIES)}, or a JSON file, but "
             f"{asked!r} cannot be read ({why}): {nearest(asked, TOPOLOGIES)}"
             "choose a name, or write such a file"
+        ) from None
+    try:
+        said = json.loads(text, object_pairs_hook=_once)
+        if not isinstance(said, dict):
+            raise ValueError("it is another value")
+    except ValueError as error:
+        raise FabricError(
+            f"the description of a network is a JSON object, but {asked} is none "
+            f"({error}): correct it"
         ) from None
     if unknown := [name for name in said if name not in _KEYS]:
         raise FabricError(

@@ -102,7 +102,7 @@ def _joined(names: Sequence[str]) -> str:
     """Name what equal curves are, bounds in one pair of parentheses."""
     prefix = "lower bound: "
     bounds = [n.removeprefix(prefix) for n in names if n.startswith(prefix)]
-    others = [n.partition(":")[0] for n in names if not n.startswith(prefix)]
+    others = [n for n in names if not n.startswith(prefix)]
     return " = ".join(
         [*others, *[f"lower bound ({' = '.join(bounds)})"] * bool(bounds)]
     )

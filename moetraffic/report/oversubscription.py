@@ -58,7 +58,7 @@ def sentences(found: Mapping[float, Assessment]) -> list[str]:
     lines = [
         f"Bottleneck by oversubscription, {fabric.mean_of(found[first])}, "
         f"{fabric.routing_of(found[first])}: {text}{link}.",
-        *_ideal(found),
+        *_even_split(found),
     ]
     spines = [_spines(one) for one in found.values()]
     if len({*spines}) > 1:
@@ -69,15 +69,15 @@ def sentences(found: Mapping[float, Assessment]) -> list[str]:
     return lines
 
 
-def _ideal(found: Mapping[float, Assessment]) -> list[str]:
-    """Compare the ratios with ideal routing, which no seed of a hash changes."""
+def _even_split(found: Mapping[float, Assessment]) -> list[str]:
+    """Compare the ratios with an even split, which no seed of a hash changes."""
     mean = {r: float(one.ideal_s.mean()) for r, one in found.items()}
     first, *others = mean
     if not mean[first] or not any(one.collisions for one in found.values()):
         return []
     times = (f"{r:g}:1 {three_digits(mean[r] / mean[first])} times" for r in others)
     like = f"as long as {first:g}:1 ({duration(mean[first])})"
-    return [f"With ideal routing: {', '.join(times)} {like}."]
+    return [f"With an {fabric.EVEN}: {', '.join(times)} {like}."]
 
 
 def _spines(one: Assessment) -> int:
@@ -118,7 +118,7 @@ def figure(found: Mapping[float, Assessment], source: str) -> Chart:
     hosts = fabric.hosts_of(found[ratios[0]].topology)
     means = [float(found[ratio].bottleneck_s.mean()) for ratio in ratios]
     unit, scale = time_unit(max(means))
-    routing = found[ratios[0]].routing
+    routing = fabric.routing_of(found[ratios[0]])
     lines = tuple(
         Series(
             kind="points",  # nothing is known between the ratios
@@ -131,7 +131,7 @@ def figure(found: Mapping[float, Assessment], source: str) -> Chart:
         )
         for name, values, color, symbol, size in (
             (
-                *(f"bottleneck link, {routing} routing", means),
+                *(f"bottleneck link, {routing}", means),
                 *(LINE_COLORS[0], "circle", 12.0),  # seen behind an equal bound
             ),
             (

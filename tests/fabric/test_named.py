@@ -98,8 +98,8 @@ def test_the_arguments_are_the_options_of_fabric() -> None:
     ("said", "sentence"),
     [
         (None, "a network is one of single"),
-        ("[1]", "it is no JSON object"),
-        ("{", "cannot be read"),
+        ("[1]", r"JSON object, but .*\(it is another value\): correct it"),
+        ("{", r"line 1 column 2 .*\): correct it"),
         ('{"topology": "ring", "capacity": "1Gbps"}', "not 'ring'"),
         ('{"topology": "single"}', "needs the capacity of a NIC"),
         ('{"topology": "single", "capacity": 7}', "capacity of a NIC .* capacity is 7"),

@@ -82,7 +82,7 @@ def test_other_rates_and_halves_are_named(tmp_path: Path) -> None:
     )
     line = " ".join(report.sentences(found))
     assert "cut between two halves (leaf0 against leaf1)" in line
-    assert "100 Gbps NICs, rank2 25 Gbps" in line
+    assert "100 Gbps NICs, rank2 25 Gbps, leaf0 -> spine0 10 Gbps, over" in line
     assert "share one leaf" not in line
     one = load_fabric("leaf-spine", 8, capacity="1Gbps", ranks_per_host=3)
     alone = assess(one, one.slots, np.ones((8, 8), np.int64))
@@ -116,7 +116,11 @@ def test_oversubscription_is_compared_with_one_to_one() -> None:
     sent[:, 0, 2] = sent[:, 1, 3] = 1_000_000_000
     sent[1, 0, 2] = 0  # one flow fills a NIC, and half of the uplink at 1:1
     for factor, times, states in (
-        (4, [4.0, 2.0], "Oversubscription 4:1 takes 3.00 times as long as 1:1"),
+        (
+            *(4, [4.0, 2.0]),
+            "Oversubscription 4:1 takes 3.00 times as long as 1:1 with the same paths "
+            "(1 s, limited by NICs).",
+        ),
         (1, [1.0, 1.0], ""),
     ):
         network = leaf_spine(hosts, leaves=2, spines=1, oversubscription=factor)
@@ -131,7 +135,8 @@ def test_oversubscription_is_compared_with_one_to_one() -> None:
     network = leaf_spine(hosts, leaves=2, spines=1, oversubscription=4)
     said = "\n".join(report.sentences(assess(network, range(4), sent)))
     assert (
-        "Oversubscription 4:1 takes as long as 1:1 with the same paths (1 s)." in said
+        "Oversubscription 4:1 takes as long as 1:1 with the same paths (1 s, limited "
+        "by NICs)." in said
     )
 
 
@@ -143,7 +148,7 @@ def test_the_comparison_of_one_hash_has_that_of_ideal_routing() -> None:
     ideal = assess(network, range(8), sent, routing="ideal")
     ratio = ideal.bottleneck_s.sum() / ideal.without_oversubscription_s.sum()
     times = f"{three_digits(ratio)} times as long"
-    words = f", for this hash seed; {times} with ideal routing."
+    words = f", for this hash seed; {times} with an even split over shortest paths."
     for found, stated in ((ideal, False), (assess(network, range(8), sent), True)):
         (line,) = (one for one in report.sentences(found) if "Oversub" in one)
         assert line.endswith(words) == stated
@@ -188,12 +193,10 @@ def test_links_and_cuts_that_tie_are_not_one_winner() -> None:
     said = "\n".join(report.sentences(assess(network, range(8), sent, routing="ideal")))
     assert "(equal for all 16 links, NICs to switches)" in said
     assert "cut around a host (equal for all 8)" in said
-    assert "NICs to switches equal for all 16 (7 ms)" in said
-    assert "between switches equal for all 16 (6 ms)" in said
+    assert "NICs to switches 7 ms, between switches 6 ms." in said
     sent[:, 0, 1:] += 1
     said = "\n".join(report.sentences(assess(network, range(8), sent, routing="ideal")))
     assert "(always host0.nic0 -> leaf0)" in said
-    assert "between switches leaf0 -> spine0 and leaf0 -> spine1 (6 ms)" in said
 
 
 def test_networks_that_differ_in_oversubscription_are_compared() -> None:
@@ -234,7 +237,10 @@ def test_networks_that_differ_in_oversubscription_are_compared() -> None:
     }
     first, ideal, line = compared.sentences(chosen)
     assert "ecmp routing (hash seed 0): " in first
-    assert ideal == "With ideal routing: 2:1 1.00 times as long as 1:1 (1 s)."
+    even = (
+        "With an even split over shortest paths: 2:1 1.00 times as long as 1:1 (1 s)."
+    )
+    assert ideal == even
     assert line.startswith("Spines: 2, 1, as many as make an uplink about as fast")
 
 
@@ -292,12 +298,14 @@ def test_no_time_is_below_a_lower_bound() -> None:
         said.add(line.split("; ")[1])
         rows = report.tables(found)[1].rows
         assert all(row[3] <= 1 for row in rows if "lower bound" in row[0])
-    ideal = "times ideal routing: split evenly over all shortest paths (1.2 s)."
-    assert said == {f"0.667 {ideal}", f"1.33 {ideal}"}
+        assert rows[-1][:2] == ("largest lower bound of each iteration", bound)
+    even = "times an even split over shortest paths (1.2 s)."
+    assert said == {f"0.667 {even}", f"1.33 {even}"}
     alone = assess(network, range(4), sent, routing="ideal")
     assert "ideal" not in report.sentences(alone)[1]
     names = [name for name, _ in report.times_of(alone)]
-    assert not any("split evenly" in name for name in names)
+    assert names[0] == "bottleneck link, even split over shortest paths"
+    assert not any("even split" in name for name in names[1:])
 
 
 def test_the_caption_names_rates_and_oversubscription(tmp_path: Path) -> None:
@@ -310,6 +318,26 @@ def test_the_caption_names_rates_and_oversubscription(tmp_path: Path) -> None:
     caption = link_charts.figure(found, [0], "run.h5: 4 ranks").source
     assert "8 Gbps NICs, leaf0 -> spine0 2 Gbps." in caption
     assert "Oversubscription 1:1 to 8:1 (by leaf and direction)." in caption
+    first, *_ = report.sentences(found)
+    assert "2 Gbps, oversubscription 1:1 to 8:1 (by leaf and direction), " in first
+
+
+@pytest.mark.parametrize("rates", [{}, {"leaf0 -> spine0": "1Gbps"}])
+def test_flows_are_compared_with_an_even_split_over_links_of_one_rate_alone(
+    tmp_path: Path, rates: dict[str, str]
+) -> None:
+    path = tmp_path / "network.json"
+    said = {"topology": "leaf-spine", "capacity": "8Gbps", "leaves": 2, "spines": 2}
+    path.write_text(json.dumps({**said, "rates": rates}))
+    network = load_fabric(str(path), 8)
+    found = assess(network, network.slots, np.ones((8, 8), np.int64))
+    table = report.tables(found)[-1]
+    assert table.title == "ECMP collisions: flows on equal links"
+    leaves = sorted(str(row[0])[:5] for row in table.rows)
+    assert leaves == ["leaf0", "leaf1"][bool(rates) :]
+    (line,) = (one for one in report.sentences(found) if one.startswith("ECMP"))
+    assert not rates or "The bottleneck link is in no such group." in line
+    assert ("the only group of parallel links of equal rate" in line) == bool(rates)
 
 
 @pytest.mark.parametrize("width", [None, 3.4, 7.0])

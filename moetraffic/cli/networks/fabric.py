@@ -98,7 +98,11 @@ def fabric(
         "Ranks on hosts: block, strided, or slots separated by commas.",
         panel=TRAFFIC,
     ),
-    routing: str = option("ecmp", "Routing: ecmp, ideal or shortest.", panel=TRAFFIC),
+    routing: str = option(
+        "ecmp",
+        "Routing: ecmp, ideal (even split over shortest paths) or shortest.",
+        panel=TRAFFIC,
+    ),
     flows: int = option(
         1, "Number of ECMP flows of a pair of ranks.", panel=TRAFFIC, min=1
     ),

@@ -29,7 +29,9 @@ BOUNDS = {
     "cut bisection": "cut between two halves",
 }
 
-IDEAL = "ideal routing: split evenly over all shortest paths"
+EVEN = "even split over shortest paths"
+
+_AT_LIMIT = {"inside hosts": "links inside hosts", "NICs to switches": "NICs"}
 
 _SAME = 0.005  # a ratio this close to 1 is stated as equal
 
@@ -61,27 +63,30 @@ def sentences(found: Assessment) -> list[str]:
     """Summarize an assessment: the bottleneck and its bound, traffic, collisions."""
     network, mean = found.topology, float(found.bottleneck_s.mean())
     where = f"{network.name}, {_rates(network)}"
+    if network.rates and (ratios := ratios_of(network)):
+        where += f", oversubscription {ratios}"
     often, idle = most_often(found), found.idle_hosts
     without_ranks = f"; {idle} of {network.hosts.number} hosts without ranks"
     link = f" ({often})" if often else ""
+    most = f" (mean; at most {duration(float(found.bottleneck_s.max()))})"
     lines = [
-        f"Bottleneck, the slowest link of each iteration{link}: {duration(mean)} "
-        f"(mean; at most {duration(float(found.bottleneck_s.max()))}) on {where}, "
-        f"{routing_of(found)}.",
+        f"Bottleneck, the slowest link of each iteration{link}: {duration(mean)}"
+        f"{most * (len(found.bottleneck_s) > 1)} on {where}, {routing_of(found)}.",
         f"Traffic: {byte_size(found.bytes_between_hosts.mean())} an iteration between "
         f"hosts, {byte_size(found.bytes_inside_hosts.mean())} inside, "
         f"{mean_of(found)}, all sent at once{without_ranks * (idle > 0)}.",
     ]
     if mean:
         bound = float(found.bound_s.mean())
-        over, ideal = three_digits(mean / (bound or mean)), found.ideal_s.mean()
+        over, even = three_digits(mean / (bound or mean)), found.ideal_s.mean()
         text = (
             f"Compared with other routing: {over} times the lower bound of any routing "
             f"({duration(bound)}, mean of the largest bound of each iteration: "
             f"{bounded_by(found)})"
         )
-        if found.routing != "ideal" and ideal:
-            text += f"; {three_digits(mean / ideal)} times {IDEAL} ({duration(ideal)})"
+        if found.routing != "ideal" and even:
+            ratio = three_digits(mean / even)
+            text += f"; {ratio} times an {EVEN} ({duration(even)})"
         lines.insert(1, f"{text}.")
     lines.insert(-1, _by_part(found))
     if network.hosts.number > 1:
@@ -92,8 +97,10 @@ def sentences(found: Assessment) -> list[str]:
         one = several[0]
         here = _of_bottleneck(found, one)
         of = f"the least even of {len(several)} groups of parallel links"
+        if len(several) == 1:
+            of = "the only group of parallel links of equal rate with several flows"
         which = "the bottleneck link and those parallel to it" if here else of
-        without = "" if here else " The bottleneck link is in none of these groups."
+        without = "" if here else " The bottleneck link is in no such group."
         lines.append(
             f"ECMP collisions on {which}: {_mean(one.max_flows)} of {_mean(one.flows)} "
             f"flows share one of {len(one.links)} links (random hashing: "
@@ -102,32 +109,30 @@ def sentences(found: Assessment) -> list[str]:
             f"over these links.{without}"
         )
     elif found.collisions:
-        none = "no group of parallel links has several flows"
+        none = "no group of parallel links of equal rate has several flows"
         lines.append(f"ECMP collisions: none, {none}.")
     return lines
 
 
 def _by_part(found: Assessment) -> str:
-    """Name the slowest link of each part: inside hosts, of NICs, between switches."""
+    """State the slowest links' time inside hosts, of NICs and between switches."""
     if not found.bytes_between_hosts.any():
         return (
             "No bytes cross the network: all ranks with traffic share one host; place "
             "them on several with a smaller --ranks-per-host."
         )
-    mean = link_times(found.topology, np.atleast_2d(found.loads)).mean(axis=0)
-    parts = []
-    for part, hot in found.slowest.items():
-        among = found.topology.parts[part]
-        slow = np.flatnonzero(among & ties(mean, hot.mean_busy_s)).tolist()
-        names = [found.topology.link_name(at) for at in slow]
-        which = _several(names)
-        if 1 < len(slow) == np.count_nonzero(among):
-            which = f"equal for all {len(slow)}"
-        parts.append(f"{part} {which} ({duration(hot.mean_busy_s)})")
-    return (
-        "Slowest link by part, with its own mean over all iterations: "
-        f"{', '.join(parts)}."
+    parts = (
+        f"{part} {duration(float(times.mean()))}"
+        for part, times in _part_times(found).items()
     )
+    return f"Slowest link of each iteration by part (mean): {', '.join(parts)}."
+
+
+def _part_times(found: Assessment) -> dict[str, Float64]:
+    """Compute the time of the slowest link of each part with bytes, ``[n]`` s."""
+    times = link_times(found.topology, np.atleast_2d(found.loads))
+    parts = found.topology.parts
+    return {part: times[:, parts[part]].max(axis=1) for part in found.slowest}
 
 
 def ratios_of(network: Topology) -> str:
@@ -148,14 +153,20 @@ def _oversubscribed(found: Assessment) -> list[str]:
         return []
     if not np.allclose(ratios, ratios.max()):
         return []  # uplinks with rates of their own: _rated
+    number, limit = len(even), ""
+    for part, times in _part_times(found).items():
+        often = int(ties(times, even).sum())
+        if part in _AT_LIMIT and 2 * often > number:
+            in_some = f" in {often} of {number} iterations" * (often < number)
+            limit = f", limited by {_AT_LIMIT[part]}{in_some}"
     text = (
         f"Oversubscription {ratios.max():.4g}:1 {_times(found, even)} 1:1 with the "
-        f"same paths ({duration(float(even.mean()))})"
+        f"same paths ({duration(float(even.mean()))}{limit})"
     )
     if found.collisions:
         at_one = found.ideal_without_oversubscription_s.sum()
         ideal = three_digits(found.ideal_s.sum() / at_one)
-        text += f", for this hash seed; {ideal} times as long with ideal routing"
+        text += f", for this hash seed; {ideal} times as long with an {EVEN}"
     return [f"{text}."]
 
 
@@ -217,9 +228,12 @@ def _cuts(found: Assessment, bound: str) -> str:
 
 def routing_of(found: Assessment) -> str:
     """Name the routing, and the seed of its hash where flows have several paths."""
-    return f"{found.routing} routing" + f" (hash seed {found.seed})" * bool(
-        found.collisions
-    )
+    seed = f" (hash seed {found.seed})" * bool(found.collisions)
+    return f"{_routing(found)}{seed}"
+
+
+def _routing(found: Assessment) -> str:
+    return EVEN if found.routing == "ideal" else f"{found.routing} routing"
 
 
 def bounded_by(found: Assessment) -> str:
@@ -255,9 +269,15 @@ def without_spines(network: Topology) -> list[str]:
 
 
 def _colliding(found: Assessment) -> list[Collision]:
-    """List sets of links with several flows, those of the bottleneck link first."""
-    # one flow collides with none
-    several = [one for one in found.collisions if one.flows > 1]
+    """List sets of equal links with several flows, the bottleneck link's first."""
+    network = found.topology
+    rate = dict(zip(map(" -> ".join, network.links), network.capacity, strict=True))
+    several = [
+        one
+        for one in found.collisions
+        # one flow collides with none; an even split needs links of the same rate
+        if one.flows > 1 and len({rate[link] for link in one.links}) == 1
+    ]
     return sorted(several, key=lambda one: not _of_bottleneck(found, one))
 
 
@@ -319,7 +339,8 @@ def tables(found: Assessment) -> list[Table]:
     }
     whole = float(found.bottleneck_s.mean()) or np.nan
     number = len(found.bottleneck_s)
-    ratio = f"ratio to {found.routing.upper()}"
+    of = {"ecmp": "ECMP", "ideal": "even split"}.get(found.routing, found.routing)
+    ratio = f"ratio to {of}"
     made = [
         Table(rows=[(name, text) for name, text in facts.items() if text]),
         Table(
@@ -327,7 +348,10 @@ def tables(found: Assessment) -> list[Table]:
             columns={"quantity": "", "mean": "s", "max": "s", ratio: ".3f"},
             rows=[
                 (name, values.mean(), values.max(), values.mean() / whole)
-                for name, values in times_of(found)
+                for name, values in (
+                    *times_of(found),
+                    ("largest lower bound of each iteration", found.bound_s),
+                )
             ],
         ),
         Table(
@@ -352,13 +376,16 @@ def tables(found: Assessment) -> list[Table]:
             title="Slowest link of each part of the network",
             columns={
                 "part": "",
-                "link": "",
+                "slowest of each iteration, mean": "s",
+                "link with the longest mean": "",
                 "capacity": "bit/s",
-                "mean busy time": "s",
+                "its mean": "s",
             },
             rows=[
-                (part, hot.link, hot.capacity_bytes_s, hot.mean_busy_s)
-                for part, hot in found.slowest.items()
+                (part, times.mean(), hot.link, hot.capacity_bytes_s, hot.mean_busy_s)
+                for (part, hot), times in zip(
+                    found.slowest.items(), _part_times(found).values(), strict=True
+                )
             ],
         ),
     ]
@@ -397,16 +424,16 @@ def tables(found: Assessment) -> list[Table]:
     elif found.routing == "ecmp":
         why = "no flow has more than one shortest path"
         if found.collisions:
-            why = "no group of parallel links has several flows"
+            why = "no group of parallel links of equal rate has several flows"
         made.append(Table(rows=[("ECMP", why)]))
     return made
 
 
 def times_of(found: Assessment) -> list[tuple[str, Any]]:
-    """List the times of the bottleneck and of ideal routing, and bounds, by name."""
+    """List the times of the bottleneck and of an even split, and bounds, by name."""
     return [
-        (f"bottleneck link, {found.routing} routing", found.bottleneck_s),
-        *[(IDEAL, found.ideal_s)] * (found.routing != "ideal"),
+        (f"bottleneck link, {_routing(found)}", found.bottleneck_s),
+        *[(EVEN, found.ideal_s)] * (found.routing != "ideal"),
         *((f"lower bound: {_bound(name)}", of) for name, of in found.bounds_s.items()),
     ]
 
