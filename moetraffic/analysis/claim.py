@@ -25,6 +25,9 @@ SINCE = "of iterations from "
 NO_TRANSIENT = "no transient is seen"
 """Flag of a claim "converged" without level change or transient before the level."""
 
+SAME = NOT_TESTED + "the same in every iteration"
+"""Flag of a claim about a variation that a load or matrix does not have."""
+
 ALL_EXPERTS = NOT_TESTED + "every token goes to every expert"
 """Flag of a claim about loads that cannot differ."""
 

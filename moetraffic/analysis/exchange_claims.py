@@ -7,14 +7,24 @@ from dataclasses import replace
 
 from moetraffic.trace import Meta
 
-from .claim import SINCE, Claim
-from .conclusion import CLAIMED, Subject, load_counts, sent_tokens, tokens_of
+from .claim import NAN, SAME, SINCE, Claim, Outcome
+from .conclusion import (
+    CLAIMED,
+    Subject,
+    load_counts,
+    sent_tokens,
+    tokens_of,
+    unchanging,
+)
 from .convergence.level_changes import Levels
 from .convergence.level_claims import level_claims
 from .exchange import Rows, Source
 from .forecast.forecast_claims import forecast_claims, matrix_claim
 from .forecast.forecasting import forecast
 from .noise.skew_claims import skew_claims
+
+ABSOLUTE = ("imbalanced", "collapsed")
+"""Claims against the noise of a balanced router, not the variation of the run."""
 
 
 def exchange_claims(
@@ -99,4 +109,25 @@ def exchange_claims(
             )
             for claim in made
         ]
-    return tuple(found)
+    same = set(unchanging(source, rows))
+    if len(counts) > 1 and (counts == counts[0]).all():
+        same.add(name)
+    return tuple(_untested(c) if c.subject in same else c for c in found)
+
+
+def _untested(claim: Claim) -> Claim:
+    """Withdraw a claim whose null hypothesis is a variation that there is not."""
+    if claim.name in ABSOLUTE or claim.untested:
+        return claim
+    return replace(
+        claim,
+        outcome=Outcome.NO_EVIDENCE,
+        statement="",
+        p=NAN,
+        figure=NAN,
+        chance=NAN,
+        low=NAN,
+        high=NAN,
+        needs=0,
+        flags=(SAME,),
+    )

@@ -132,7 +132,7 @@ def frame(rows: Sequence[Record], notes: Sequence[str]) -> pandas.DataFrame:
 
 def _of_claims(claims: tuple[Claim, ...], here: Mapping[str, Any]) -> Iterator[Record]:
     """Yield three records per claim: figure, p-value and whether it is stated."""
-    stated = {Outcome.STATED: 1.0, Outcome.NO_EVIDENCE: 0.0}
+    stated = {Outcome.STATED.value: 1.0, Outcome.NO_EVIDENCE.value: 0.0}
     for claim in claims:
         row = partial(
             Record,
@@ -149,9 +149,9 @@ def _of_claims(claims: tuple[Claim, ...], here: Mapping[str, Any]) -> Iterator[R
             high=claim.high,
         )
         yield row(statistic=f"{name}.p", value=claim.p)
-        # undefined where there are not enough data
+        # undefined where nothing was tested, or too few data
         yield row(
-            statistic=f"{name}.stated", value=stated.get(claim.outcome, float("nan"))
+            statistic=f"{name}.stated", value=stated.get(claim.result, float("nan"))
         )
 
 

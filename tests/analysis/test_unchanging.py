@@ -48,6 +48,22 @@ def test_one_moved_token_makes_a_matrix_change() -> None:
     assert [e.unchanging for e in found.exchanges] == [(), ("demand",)]
 
 
+def test_what_never_varies_is_measured_and_not_tested() -> None:
+    """Only the imbalance of an iteration is: its noise is not that of the run."""
+    skew = np.random.default_rng().multinomial(64, np.arange(1, 9) / 36, (1, 2, 1, 4))
+    for demand in (routed(1), skew):
+        trace = Trace.from_arrays(np.tile(demand, (40, 1, 1, 1, 1)), k=1)
+        found = analyze(trace, parts=["claims"], horizons=[1])
+        tested = {claim.name for claim in found.claims if not claim.untested}
+        assert tested == {"imbalanced", "collapsed"}
+        rows = found.to_frame().set_index("statistic").value
+        assert np.isnan(rows["claim.converged.stated"]).all()
+        assert np.isnan(rows["claim.predictable.stated"]).all()
+        lines = [str(one) for one in answer(found)]
+        assert "Movement: load the same in every iteration (measured)." in lines
+        assert not any("predictable" in one or "converged" in one for one in lines)
+
+
 def test_one_iteration_shows_no_repetition() -> None:
     (one, _) = analyze(Trace.from_arrays(routed(1), k=1), parts=["claims"]).exchanges
     assert one.unchanging == ()

@@ -274,8 +274,8 @@ def _converged(found: Movement, when: Int64) -> Part:
         flags.append("it moves like a random walk")
     return {
         **part,
-        # of a walk, where the shares are seen to move and return; else not tested
-        "p": fit.p_walk if fit is not None and not found.still else NAN,
+        # of a walk; without motion, of a transient, rejected at this iteration
+        "p": NAN if fit is None else LEVEL if found.still else fit.p_walk,
         "unit": "iteration",
         "flags": (*part.get("flags", ()), *flags),
     }

@@ -109,10 +109,12 @@ def skewed(
     mean = share.mean(axis=0)
     measured = steps * float(((mean - 1) ** 2).mean())
     expected, spread, p = 0.0, 0.0, 0.0 if measured > TINY else 1.0
-    if float(share.var(axis=0).mean()) > TINY:
+    white = float(share.var(axis=0).mean())
+    if white > TINY:
         noise = mean_noise(share - 1)
         p, expected = noise.p(measured), noise.expected
-        if p > LEVEL and noise.walks:  # no number of iterations is enough for one
+        # above white noise: no number of iterations is enough for a walk
+        if p > LEVEL > noise.p(measured, white) and noise.walks:
             claim = replace(claim, flags=(*claim.flags, WALKS))
         elif p > LEVEL > noise.p(measured, expected):
             # with the same means, in how many iterations the worst noise is exceeded

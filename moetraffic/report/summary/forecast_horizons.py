@@ -19,11 +19,7 @@ def reach_of(
     made: Sequence[tuple[ExchangeAnalysis, Claim]],
     exchanges: Sequence[ExchangeAnalysis],
 ) -> tuple[str, str]:
-    """Name the horizons at which a claim holds, and the first at which it does not.
-
-    The longest horizon is named with its layers where they differ from those of the
-    first; then the first that was tested and at which it holds nowhere.
-    """
+    """Name the first horizon at which a claim holds, and the longest of each layer."""
     of: dict[int, list[ExchangeAnalysis]] = {
         c.horizon: [] for e in exchanges for c in e.claims if c.name == name
     }
@@ -32,19 +28,23 @@ def reach_of(
     first, *later = (h for h in sorted(of) if of[h])
     if first < 0:
         return "", ""
-    rest = ""
-    if later:
-        rest = f", up to {later[-1]}"
-        if of[later[-1]] != of[first]:
-            rest += f" in {some_layers(of[later[-1]], exchanges) or 'all layers'}"
-    failed = {
+    longest = {(e.layer, e.group): (c.horizon, e) for e, c in made}
+    limits = []
+    for ahead in reversed([first, *later]):
+        some = [e for furthest, e in longest.values() if furthest == ahead]
+        where = f" ({some_layers(some, exchanges) or 'all layers'})"
+        limits += [f"{ahead}" + where * (some != of[first] or limits != [])] * bool(
+            some
+        )
+    rest = f", up to {', '.join(limits)}" if later else ""
+    failed = [
         c.horizon
         for e in exchanges
         for c in e.claims
-        if c.name == name and c.outcome is Outcome.NO_EVIDENCE and not of[c.horizon]
-    }
-    if failed:
-        rest += f", not {min(failed)}"
+        if c.name == name and c.outcome is Outcome.NO_EVIDENCE and c.horizon > first
+    ]
+    if failed and not later:
+        rest = f", not {min(failed)}"
     if not rest or name == "matrix predictable":
         rest = other_horizons(name, exchanges)
     return f" {first} iteration{'s' * (first > 1)} ahead", rest

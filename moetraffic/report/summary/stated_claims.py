@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis
-from moetraffic.analysis.claim import Claim
+from moetraffic.analysis.claim import SAME, Claim
 from moetraffic.analysis.omissions import UNCOUNTED
 
 from .claim_words import (
@@ -46,7 +46,7 @@ def stated_lines(analysis: Analysis, topic: str) -> list[Line]:
         items = unchanging_matrices(every) + items
     basis = "claims" if items else "figure"
     measured = _measured(analysis) if topic == "Skew" else []
-    varied = _varied(every) if topic == "Movement" else []
+    varied = _same(every) + _varied(every) if topic == "Movement" else []
     at = int("moves" in made)  # beside it, or in its place
     items[at:at] = varied
     if not items + measured:
@@ -64,6 +64,19 @@ def _measured(analysis: Analysis) -> list[tuple[str, str]]:
     sent = any(UNCOUNTED in note for note in analysis.notes)
     text = f"{load_of(every)}; {capacity_of(figures, sent=sent)}" if figures else ""
     return [(text, text)] * bool(text)
+
+
+def _same(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:
+    """State the layers whose load is the same in all iterations, long and short."""
+    some = [
+        e
+        for e in exchanges
+        if any(c.name == "moves" and SAME in c.flags for c in e.claims)
+    ]
+    if not some:
+        return []
+    inside = joined("measured", some_layers(some, exchanges))
+    return [(detailed("load the same in every iteration", inside),) * 2]
 
 
 def _varied(exchanges: Sequence[ExchangeAnalysis]) -> list[tuple[str, str]]:

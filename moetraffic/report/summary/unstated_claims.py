@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moetraffic.analysis import Analysis
-from moetraffic.analysis.claim import Claim, Outcome
+from moetraffic.analysis.claim import SAME, Claim, Outcome
 from moetraffic.analysis.convergence.mean_load import MOTION
 from moetraffic.analysis.forecast.usefulness import WORSE
 
@@ -34,9 +34,9 @@ def unstated_lines(analysis: Analysis) -> list[Line]:
     untested = list[tuple[str, str]]()
     few = list[tuple[str, str, list[Claim], str]]()
     for name in (name for names in TOPICS.values() for name in names):
-        # a demand that is the same in every iteration needs no forecast
-        some = [e for e in every if name != ALWAYS or "demand" not in e.unchanging]
-        claims = [(e, c) for e in some for c in e.claims if c.name == name]
+        # that nothing varies is stated as measured
+        named = [(e, c) for e in every for c in e.claims if c.name == name]
+        claims = [(e, c) for e, c in named if SAME not in c.flags]
         stated = any(c.stated for _, c in claims)
         asked = sorted({c.horizon for _, c in claims})
         late = [(e, c) for e, c in claims if c.horizon == asked[-1]]

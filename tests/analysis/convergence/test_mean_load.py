@@ -52,6 +52,13 @@ def test_a_random_walk_is_named_as_the_reason_why_skew_is_not_tested(
     assert {c.result for c in unseen} == {"not tested" if known else "no evidence"}
 
 
+def test_a_mean_within_white_noise_is_no_evidence_even_if_a_walk_is_possible() -> None:
+    """A balanced run whose 95% region of motions happens to have a random walk."""
+    draw = np.random.default_rng(7).multinomial(1024, [1 / 8] * 8, (300, 2, 4))
+    claim = skew(draw[:, 0].sum(axis=1))
+    assert (claim.result, claim.figure) == ("no evidence", 0)
+
+
 def test_no_number_of_iterations_is_promised_of_random_walks() -> None:
     for seed in range(20):
         rng = np.random.default_rng([seed, 300, 77])
