@@ -29,7 +29,7 @@ def reach_of(
     if first < 0:
         return "", ""
     longest = {(e.layer, e.group): (c.horizon, e) for e, c in made}
-    limits = []
+    limits = list[str]()
     for ahead in reversed([first, *later]):
         some = [e for furthest, e in longest.values() if furthest == ahead]
         where = f" ({some_layers(some, exchanges) or 'all layers'})"
