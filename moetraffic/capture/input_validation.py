@@ -251,7 +251,8 @@ def demand_of(demand: Any, dropped: Any) -> tuple[list[int], list[int] | None]:
     Raises
     ------
     TypeError, ValueError
-        As :func:`counts_of` does, or if more copies are dropped than were routed.
+        As :func:`counts_of` does, if dropped has another length, or more than were
+        routed.
     """
     counts = counts_of(demand, "demand")
     if dropped is None:
@@ -260,7 +261,12 @@ def demand_of(demand: Any, dropped: Any) -> tuple[list[int], list[int] | None]:
     if scalar and (unknown := dropped.item()) in (-1, NONE_BEFORE):
         return counts.tolist(), [int(unknown)] * len(counts)
     missed = counts_of(dropped, "dropped")
-    if missed.shape != counts.shape or (missed > counts).any():
+    if len(missed) != len(counts):
+        raise ValueError(
+            f"dropped has {len(missed)} counts, but demand has {len(counts)}: give one "
+            "per expert"
+        )
+    if (missed > counts).any():
         raise ValueError("more is dropped than was routed")
     return counts.tolist(), missed.tolist()
 

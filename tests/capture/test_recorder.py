@@ -13,6 +13,7 @@ import pytest
 
 from moetraffic.capture import Recorder
 from moetraffic.capture.hook import python as hook
+from moetraffic.capture.input_validation import demand_of
 from moetraffic.capture.record_format import STEP, loss_word
 from moetraffic.capture.records import committer, committer_process
 from moetraffic.capture.records.committer import Committer
@@ -136,3 +137,8 @@ def test_a_reason_of_a_loss_is_stated_once(tmp_path: Path) -> None:
     recorder._warn_of_losses({"left": "", "error": "a defect", "lost_windows": 2})
     assert recorder.warnings[1:] == ["2 windows of rank 0 are lost: a defect"]
     recorder.close()
+
+
+def test_dropped_copies_of_other_experts_than_the_demand_are_refused() -> None:
+    with pytest.raises(ValueError, match="dropped has 3 counts, but demand has 4"):
+        demand_of([4, 4, 4, 4], [1, 0, 0])

@@ -132,7 +132,8 @@ def timeline(
             )
         )
     rules = tuple(
-        Rule(x=(begin - origin) / 1e6, text=f"{i}") for i, begin in begins.items()
+        Rule(x=(begin - origin) / 1e6, text=f"{'' if n else 'iteration '}{i}")
+        for n, (i, begin) in enumerate(begins.items())
     )
     about = (
         "From when the last rank has issued the all-to-all until it has ended on the "
@@ -145,7 +146,7 @@ def timeline(
         columns=("length [ms]", "rank", "begin [ms]"),
         panels=(
             Panel(
-                x=Axis(label="time [ms]"),
+                x=Axis(label="time, all-to-alls only [ms]"),
                 y=Axis(label="rank", reverse=True),
                 series=tuple(series),
                 rules=rules,
