@@ -94,7 +94,8 @@ def conclude(
     baselines = _baselines(request, trace, plan, nodes, network)
     if ports is not None:
         limit = port_bounds(plan, operation_matrices(trace, plan), ports)
-        faster = faster_than(network, ports) if network is not None else ""
+        ran_there = network if baselines.bound_hosts_match else None
+        faster = faster_than(ran_there, ports) if ran_there is not None else ""
         baselines = replace(
             baselines,
             ports_s=limit,

@@ -72,17 +72,12 @@ def quotation(replay: Replay) -> str:
         return "No byte crossed the network: no operation has bytes between ranks."
     name = "all-to-all" if part.by == "operation" else "all operations:"
     line = f"{name} busbw {_value(part.busbw, ' GB/s')}"
-    faster = _faster(found)
-    if not (faster or math.isnan(part.over_bound.value)):
+    refuted = _without_bound(replay)
+    if not (refuted or math.isnan(part.over_bound.value)):
         over = _value(part.over_bound, "x")
         whose = "all-to-alls" if part.by == "operation" else "operations"
         judges = "; judge the network by this ratio"
-        judges *= part.over_bound.determined and _comparable(found)
-        if not found.bound_hosts_match:
-            judges = (
-                "; not measured on that network, which has other ranks on its hosts "
-                "than this replay, by host name"
-            )
+        judges *= part.over_bound.determined and not found.bound_of.endswith(NO_NIC)
         line += (
             f", transfers {over} the lower bounds of these {whose} one by one "
             f"({found.bound_of}{judges})"
@@ -100,7 +95,7 @@ def quotation(replay: Replay) -> str:
             f"; {bare.number} of its {part.number} calls are {what}: {share:.0%} "
             "of the transfer time"
         )
-    return f"{faster}{line}; {_interval(found, part, bound=not faster)}{apart}."
+    return f"{refuted}{line}; {_interval(found, part, bound=not refuted)}{apart}."
 
 
 def _beside(found: Fidelity, slowdown: Interval) -> str:
@@ -118,11 +113,6 @@ def _beside(found: Fidelity, slowdown: Interval) -> str:
     )
     by_bytes = found.slowdown_by_bytes
     if math.isnan(by_bytes.low):
-        if found.pairs < 2:
-            text += (
-                ". The effect of its bytes is not determined: one pair has no interval "
-                "of their ratio (--pairs 5 has one)"
-            )
         return f"{text}."
     shown = "includes 1: no effect of its bytes is shown"
     if by_bytes.low > 1:
@@ -159,34 +149,39 @@ def _last_to_call(r: Replay) -> list[str]:
     return [text + slow * bool(r.ports is not None and r.ports.slow) + "."]
 
 
-def _faster(found: Fidelity) -> str:
-    """State that the network is faster than the given one; "" if that is not shown.
+def _without_bound(r: Replay) -> str:
+    """State why no ratio to the given network's lower bound is stated; "" if one is.
 
-    Measured ports show it, and times below their lower bounds.
+    The replay ran elsewhere, or the network is faster than the given one: measured
+    ports show it, and times below their lower bounds.
     """
+    found = r.fidelity
+    if found is None or not found.bound_of:
+        return ""
+    file, described, _ = found.bound_of.partition(": ")
+    if not found.bound_hosts_match:
+        one = len(set(r.nodes)) == 1
+        where = "on one host" if one else "with other ranks on its hosts (by name)"
+        network = file if described else f"the given network ({file})"
+        return (
+            f"This replay ran {where}, not on {network}: no ratio to its lower bound; "
+        )
     part = found.part("operation", "all_to_all") or found.part("all")
     ratios = [p.over_bound for p in (part, found.part("iteration")) if p is not None]
     below = any((r.value if math.isnan(r.high) else r.high) < 1 for r in ratios)
     if not (below or found.bound_exceeded):
         return ""
-    file, described, _ = found.bound_of.partition(": ")
     faster = f"{file} describes" if described else file
-    text = f"The network is faster than {faster}"
-    if not found.bound_hosts_match:
-        network = file if described else f"A network of {file}"
-        text = f"{network} has other ranks on its hosts than this replay, by host name"
-    return f"{text}: its lower bound does not hold; "
+    return f"The network is faster than {faster}: its lower bound does not hold; "
 
 
-def _comparable(found: Fidelity) -> bool:
-    """Whether NICs of the given network are used, and hosts have the same ranks."""
-    return found.bound_hosts_match and not found.bound_of.endswith(NO_NIC)
-
-
-def _over_pass(found: Fidelity) -> Interval | None:
+def _over_pass(r: Replay) -> Interval | None:
     """The wall time over the lower bound of a pass, if the network can have it."""
-    walls = found.part("iteration")
-    if walls is None or _faster(found) or not _comparable(found):
+    found = r.fidelity
+    walls = None if found is None else found.part("iteration")
+    if found is None or walls is None or found.bound_of.endswith(NO_NIC):
+        return None
+    if _without_bound(r):
         return None
     return None if math.isnan(walls.over_bound.value) else walls.over_bound
 
@@ -194,7 +189,7 @@ def _over_pass(found: Fidelity) -> Interval | None:
 def _over_ports(r: Replay) -> str:
     """Compare operations with the bound of the ports if line 1 has no lower bound."""
     found = r.fidelity
-    if found is None or (found.bound_of and not _faster(found)):
+    if found is None or (found.bound_of and not _without_bound(r)):
         return ""
     part = found.part("operation", "all_to_all")
     whose = "all-to-alls" if part is not None else "operations"
@@ -252,7 +247,7 @@ def _durations(r: Replay) -> str:
         return f"{line}."
     if found.runs > 1:
         line += f" (run {found.shown_run + 1} of {found.runs}, the median)"
-    whole, over_pass, ratios = found.part("all"), _over_pass(found), []
+    whole, over_pass, ratios = found.part("all"), _over_pass(r), []
     if over_pass is not None:
         ratios.append(
             f"wall time {_times(over_pass, found)} the lower bound of a pass, all "
@@ -283,7 +278,7 @@ def _doubts(r: Replay) -> list[str]:
     if found is not None:
         doubts += found.notes
         of_pairs = found.slowdown, found.control, found.slowdown_by_bytes
-        of_runs, refuted = [_over_pass(found)], bool(_faster(found))
+        of_runs, refuted = [_over_pass(r)], bool(_without_bound(r))
         for p in (found.part("operation", "all_to_all"), found.part("all")):
             if p is not None:
                 of_runs += [p.busbw, *[p.over_bound] * (not refuted)]

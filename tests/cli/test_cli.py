@@ -349,7 +349,7 @@ def test_a_collective_is_interpolated_in_a_table(
     ("times", "origin"),
     [
         ((10, 20, 110, 1010), "(interpolated)."),
-        ((900, 10, 900, 10), "(interpolated between measured sizes or ranks, no usab"),
+        ((900, 10, 900, 10), "unknown (no usable fit: median error"),
     ],
 )
 def test_the_time_of_a_size_says_that_no_fit_is_usable(
@@ -359,8 +359,10 @@ def test_the_time_of_a_size_says_that_no_fit_is_usable(
     origin: str,
 ) -> None:
     table = tmp_path / "links.csv"
-    sizes = zip((1000, 10_000, 100_000, 1_000_000), times, strict=True)
-    rows = "".join(f"broadcast,2,{size},{took}\n" for size, took in sizes)
+    sizes = (1000, 10_000, 100_000, 1_000_000)
+    rows = "".join(
+        f"broadcast,2,{size},{took}\n" for size, took in zip(sizes, times, strict=True)
+    )
     table.write_text(f"collective,ranks,size_bytes,time_us\n{rows}")
     asked = ["bandwidth", str(table), "--collective", "broadcast", "--size", "20000"]
     assert main(asked) == 0
@@ -368,11 +370,19 @@ def test_the_time_of_a_size_says_that_no_fit_is_usable(
     assert said.startswith("broadcast of 20,000 B on 2 ranks: ")
     assert origin in said
     unusable = "no usab" in origin
+    # a measured size needs no fit
+    assert main([*asked[:-1], "10000"]) == 0
+    exact = f"2 ranks: {times[1]} us, busbw {10 / times[1]:.3g}"
+    assert exact in (measured := " ".join(capsys.readouterr().out.split()))
+    assert "GB/s (measured). " in measured
+    # the highest busbw, as bench states
+    best, at = max((b / t / 1e3, b) for b, t in zip(sizes, times, strict=True))
+    assert f"broadcast: busbw up to {best:.3g}" in measured
+    assert f"GB/s, on 2 ranks at {at:,} B" in measured
     # beyond the measured sizes, no time comes from a fit that is not usable
     assert main([*asked[:-1], "2M"]) == 0
     beyond = " ".join(capsys.readouterr().out.split())
-    unknown = "ranks: unknown (it would be extrapolated to 2.1 times the largest size"
-    assert (unknown in beyond) == unusable
+    assert ("2 ranks: unknown (no usable fit" in beyond) == unusable
     assert ("2,097,152 B on 2 ranks: 2.1" in beyond) != unusable
     assert ("no usable fit" in said) == unusable
     # and the picture has points alone, and says so
@@ -392,7 +402,8 @@ def test_bandwidth_beyond_the_measurements_says_by_how_far(
     asked = ["bandwidth", str(table), "--collective", "broadcast", "--size"]
     for size, ranks, states in (
         ("64K", 2, "65,536 B on 2 ranks: 64 ms, busbw"),
-        ("64K", 2, "(interpolated)"),
+        ("64K", 2, "(measured)"),
+        ("32K", 2, "(interpolated)"),
         ("20M", 64, "(extrapolated to 32 times the largest number of ranks and 320"),
         ("20M", 64, "and 320 times the largest size measured)"),
         ("512", 2, "(extrapolated to 0.5 times the smallest size measured)"),

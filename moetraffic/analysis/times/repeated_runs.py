@@ -57,6 +57,12 @@ class RunSums:
     def __len__(self) -> int:
         return len(self.call_s)
 
+    @property
+    def waiting(self) -> float:
+        """Share of the time in calls before the last member's issue, mean of runs."""
+        known = bool(self.inside_s.all())
+        return float((self.wait_s / self.inside_s).mean()) if known else math.nan
+
 
 def run_sums(trace: Trace, sites: Int64) -> RunSums | None:
     """Sum the times of calls in each run of a replay; None if they are not stored.

@@ -93,7 +93,7 @@ class TimeRatio:
     ratio: Interval  # sum of the second run over that of the first
     waiting: tuple[float, float] | None = None  # of each run, with ``transfer``
     busbw_gbs: tuple[float, float] | None = None  # of calls that move bytes, likewise
-    runs: tuple[int, int] | None = None  # of two replays: timed runs of each
+    runs: tuple[int, int] | None = None  # timed runs of each, one of a captured run
     p: float | None = None  # of no difference between the runs of two replays
     busy: bool = False  # whether other processes used their hosts: interval is wider
     ratio_tested: Interval | None = None  # over runs, of the test's confidence level
@@ -110,9 +110,10 @@ def compare_times(
     """Compare the times of the same calls in two runs.
 
     Ratios are of sums over the same calls; iterations are resampled jointly for the
-    intervals.  Of two replays, ratios, waiting and busbw are of all their timed runs,
-    with intervals over these (:mod:`.repeated_runs`): where the runs are not in both
-    traces, or have summed other calls, there is no interval.
+    intervals.  Of a replay of several runs, ratios, waiting and busbw are of all of
+    them, with intervals over these (:mod:`.repeated_runs`), as ``replay`` states them.
+    Where the runs of two replays are not in both traces, or have summed other calls,
+    there is no interval.
 
     Parameters
     ----------
@@ -136,7 +137,6 @@ def compare_times(
     # NaN, of unknown bytes, is not above 0
     known = np.stack([*links, x.transfer_s, y.transfer_s])
     crossed = np.asarray((known > 0).all(axis=0), bool)
-    replays = a.meta.origin == b.meta.origin == "replayed"
     found = []
     for by, label, mine in parts(a, x):
         for measure in MEASURES:
@@ -146,8 +146,7 @@ def compare_times(
             if measure == "transfer":
                 shares = [_share(of.wait_s[mine], of.inside_s[mine]) for of in (x, y)]
                 made = replace(made, waiting=_pair(shares))
-            if replays:
-                made = _of_runs(made, a, b, x.site[mine], y.site[mine])
+            made = _of_runs(made, a, b, x.site[mine], y.site[mine])
             if measure == "transfer":
                 moved = mine[crossed[mine]]
                 sums = [
@@ -159,37 +158,44 @@ def compare_times(
     (when, one, _), (_, other, _) = wall_times(a, x), wall_times(b, y)
     walls = _time_ratio("iteration", "", "wall", one, other, when, seed)
     iterations_of = np.full(len(when), -1)
-    found.append(
-        _of_runs(walls, a, b, iterations_of, iterations_of) if replays else walls
-    )
+    found.append(_of_runs(walls, a, b, iterations_of, iterations_of))
     return tuple(found)
 
 
 def _of_runs(
     ratio: TimeRatio, a: Trace, b: Trace, of_a: Int64, of_b: Int64
 ) -> TimeRatio:
-    """Replace the figures of one run each by those of all runs of two replays.
+    """Replace the figures of one run each by those of all runs of one or two replays.
 
     ``of_a`` and ``of_b`` are the sites of the calls.
     """
-    one, other = run_sums(a, of_a), run_sums(b, of_b)
-    if one is None or other is None:
+    sums = run_sums(a, of_a), run_sums(b, of_b)
+    replays = a.meta.origin == b.meta.origin == "replayed"
+    several = sum(s is not None for s in sums)
+    runs = [len(s) if s else 1 for s in sums]
+    if replays and several < 2:
         alone = Interval(value=ratio.ratio.value, low=np.nan, high=np.nan)
-        runs = (len(one) if one else 1, len(other) if other else 1)
-        return replace(ratio, ratio=alone, runs=runs)
-    sums = one, other
+        return replace(ratio, ratio=alone, runs=(runs[0], runs[1]))
+    if not replays and several != 1:
+        return ratio
     name = "transfer_s" if ratio.measure == "transfer" else "call_s"
-    totals = [getattr(s, name) for s in sums]
-    waiting = ratio.waiting
-    if waiting is not None:
-        known = all(s.inside_s.all() for s in sums)
-        shares = [float((s.wait_s / s.inside_s).mean()) for s in sums if known]
-        waiting = _pair(shares) if known else None
+    one, other = (
+        getattr(s, name) if s else np.array([of.total])
+        for s, of in zip(sums, (ratio.a, ratio.b), strict=True)
+    )
+    if ratio.waiting is not None:
+        shares = [
+            s.waiting if s else own for s, own in zip(sums, ratio.waiting, strict=True)
+        ]
+        ratio = replace(ratio, waiting=_pair(shares))
+    ratio = replace(ratio, runs=(runs[0], runs[1]))
+    if not replays:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return replace(ratio, ratio=mean_of_runs(other / one))
     busy = bool(a.runs["busy"].any() or b.runs["busy"].any())
-    interval, p = ratio_of_runs(*totals, busy=busy)
-    tested, _ = ratio_of_runs(*totals, busy=busy, level=1 - CLAIMED)
-    ratio = replace(ratio, ratio=interval, ratio_tested=tested, p=p, busy=busy)
-    return replace(ratio, waiting=waiting, runs=(len(one), len(other)))
+    interval, p = ratio_of_runs(one, other, busy=busy)
+    tested, _ = ratio_of_runs(one, other, busy=busy, level=1 - CLAIMED)
+    return replace(ratio, ratio=interval, ratio_tested=tested, p=p, busy=busy)
 
 
 def _with_busbw(
@@ -197,26 +203,25 @@ def _with_busbw(
 ) -> TimeRatio:
     """Add the busbw of both runs, from GB of the busiest links and the calls' times.
 
-    Of two replays whose runs are known, it is the geometric mean over the runs.
+    Of a replay whose runs are known, it is the geometric mean over the runs.
     """
-    (gb, calls), (other_gb, other_calls) = moved
-    if not (calls.transfer_s.any() and other_calls.transfer_s.any()):
-        return ratio
-    rates = _pair(
-        [
-            float(gb / calls.transfer_s.sum()),
-            float(other_gb / other_calls.transfer_s.sum()),
-        ]
-    )
-    if rates is None or ratio.runs is None or min(ratio.runs) < 2:
-        return replace(ratio, busbw_gbs=rates)
-    one, other = run_sums(a, calls.site), run_sums(b, other_calls.site)
-    if one is None or other is None:
-        return ratio  # the runs have summed calls without bytes with these
-    if not (one.transfer_s.all() and other.transfer_s.all()):
-        return ratio  # a run took no time
-    x, y = mean_of_runs(gb / one.transfer_s), mean_of_runs(other_gb / other.transfer_s)
-    return replace(ratio, busbw_gbs=(x.value, y.value), busbw_runs=(x, y))
+    replays = a.meta.origin == b.meta.origin == "replayed"
+    runs = ratio.runs or (1, 1)
+    single = replays and min(runs) < 2
+    rates = []
+    for trace, number, (gb, calls) in zip((a, b), runs, moved, strict=True):
+        taken_s = np.array([calls.transfer_s.sum()])
+        if number > 1 and not single:
+            sums = run_sums(trace, calls.site)
+            if sums is None:
+                return ratio  # the runs have summed calls without bytes with these
+            taken_s = sums.transfer_s
+        if not taken_s.all():
+            return ratio  # a run took no time
+        rates.append(mean_of_runs(gb / taken_s))
+    one, other = rates
+    found = replace(ratio, busbw_gbs=_pair([one.value, other.value]))
+    return found if single else replace(found, busbw_runs=(one, other))
 
 
 def link_bytes(trace: Trace, occurrences: Int64) -> Float64:

@@ -14,7 +14,7 @@ from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import Force, Plot, option
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_outputs
-from moetraffic.units import duration, message_size
+from moetraffic.units import duration, message_size, three_digits
 
 from .assumptions import BIG_RED_200
 
@@ -93,7 +93,9 @@ def bandwidth(
             if got.inside
             else report.beyond_words(found, collective, ranks, size, span=span)
         )
-        how, known = report.origin_words(found, collective, span=span, beyond=beyond)
+        how, known = report.origin_words(
+            found, collective, ranks, size, span=span, beyond=beyond
+        )
         data["answer"] = {
             "collective": collective,
             "ranks": ranks,
@@ -102,9 +104,9 @@ def bandwidth(
             "busbw_gbs": busbw_gbs if known else None,
             "measured_around": bool(got.inside),
         }
-        value = f"{duration(time_s)}, busbw {busbw_gbs:.4g} GB/s ({how})"
+        value = f"{duration(time_s)}, busbw {three_digits(busbw_gbs)} GB/s ({how})"
         if not known:
-            value = f"unknown (it would be {how}): measure with this size and ranks"
+            value = f"unknown ({how}): measure with this size and ranks"
         shown.insert(0, f"{collective} of {size:,} B on {ranks} ranks: {value}.")
     chart = report.figure(found, str(table))
     parts = {"fits": [report.sheet(found)]}

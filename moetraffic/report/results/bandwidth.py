@@ -18,7 +18,7 @@ def records(table: BandwidthTable) -> list[dict[str, Any]]:
     found = []
     for (collective, platform, protocol, span), curves in table.curves.items():
         for curve in curves:
-            fit = curve.fit
+            fit, best = curve.fit, int(np.argmax(_busbw(curve)))
             found.append(
                 {
                     "collective": collective,
@@ -29,7 +29,8 @@ def records(table: BandwidthTable) -> list[dict[str, Any]]:
                     "sizes": len(curve.size),
                     "smallest_bytes": int(curve.size[0]),
                     "largest_bytes": int(curve.size[-1]),
-                    "busbw_gbs": float(_busbw(curve)[-1]),
+                    "busbw_gbs": float(_busbw(curve)[best]),
+                    "busbw_bytes": int(curve.size[best]),
                     "alpha_us": fit.model.alpha_s * 1e6 if fit else None,
                     "beta_gbs": fit.model.beta_bytes_s / 1e9 if fit else None,
                     "residuals": fit.residual.tolist() if fit else None,
@@ -50,10 +51,11 @@ def sentences(table: BandwidthTable) -> list[str]:
     lines = []
     for name, curves in _by_name(table).items():
         best = max(curves, key=lambda one: one["busbw_gbs"])
-        fit = _fit_words(_median_error(curves))
+        words = _fit_words(_median_error(curves))
+        fit = f"; {words}" * bool(words)
         lines.append(
-            f"{name}: busbw {three_digits(best['busbw_gbs'])} GB/s on {best['ranks']} "
-            f"ranks, at {best['largest_bytes']:,} B{f'; {fit}' * bool(fit)}."
+            f"{name}: busbw up to {three_digits(best['busbw_gbs'])} GB/s, on "
+            f"{best['ranks']} ranks at {best['busbw_bytes']:,} B{fit}."
         )
     rest = len(lines) - MOST_LINES
     more = [f"{rest} more collectives are in the table."] if rest > 0 else []
@@ -82,14 +84,26 @@ def _fit_words(error: float) -> str:
 
 
 def origin_words(
-    table: BandwidthTable, collective: str, *, span: int | None, beyond: str
+    table: BandwidthTable,
+    collective: str,
+    ranks: int,
+    size: int,
+    *,
+    span: int | None,
+    beyond: str,
 ) -> tuple[str, bool]:
-    """State how the time of a size comes from a table, and why not to rely on it.
+    """State how the time of a size comes from a table, or why it is unknown.
 
     ``span`` is the number of nodes; None: any.  ``beyond`` are the
     :func:`beyond_words` of a point outside the measured range, "" inside.  The second
-    value is whether the time is known: none is outside without a usable fit.
+    value is whether the time is known: without a usable fit only that of a measured
+    size is.
     """
+    if any(
+        curve.ranks == ranks and size in curve.size
+        for curve in _of(table, collective, span)
+    ):
+        return "measured", True
     error = _median_error(
         [
             one
@@ -97,22 +111,26 @@ def origin_words(
             if one["collective"] == collective and span in (None, one["span"])
         ]
     )
-    usable = not error > USABLE
-    between = "" if usable else " between measured sizes or ranks"
-    how = f"extrapolated to {beyond}" if beyond else f"interpolated{between}"
-    return (how if usable else f"{how}, {_fit_words(error)}"), usable or not beyond
+    if error > USABLE:
+        return _fit_words(error), False
+    return (f"extrapolated to {beyond}" if beyond else "interpolated"), True
+
+
+def _of(table: BandwidthTable, collective: str, span: int | None) -> list[Curve]:
+    """List the curves of a collective on a number of nodes; None: any."""
+    return [
+        curve
+        for (of, _, _, nodes), several in table.curves.items()
+        for curve in several
+        if of == collective and span in (None, nodes)
+    ]
 
 
 def beyond_words(
     table: BandwidthTable, collective: str, ranks: int, size: int, *, span: int | None
 ) -> str:
     """State how far ranks and bytes are outside the measured range of a collective."""
-    curves = [
-        curve
-        for (of, _, _, nodes), several in table.curves.items()
-        for curve in several
-        if of == collective and span in (None, nodes)
-    ]
+    curves = _of(table, collective, span)
     nearest = min(curves, key=lambda curve: abs(np.log(curve.ranks / ranks)))
     measured = [curve.ranks for curve in curves]
     words = []
@@ -156,8 +174,8 @@ def sheet(table: BandwidthTable) -> Table:
         },
         rows=rows,
         notes=[
-            "busbw: of the largest size; held-out residual: median residual of a size "
-            "that was not fitted"
+            "busbw: that of the size with the highest; held-out residual: median "
+            "residual of a size that was not fitted"
         ],
     )
 

@@ -15,7 +15,7 @@ from moetraffic.analysis.resampling import LEVEL
 from moetraffic.analysis.times.time_ratios import TimeRatio
 from moetraffic.report.summary.claim_words import REDUCED, TOPICS
 from moetraffic.tables import Table, tables_of
-from moetraffic.units import amount, byte_size
+from moetraffic.units import amount, three_digits
 
 STATED = Outcome.STATED
 
@@ -119,15 +119,17 @@ def _busbw(ratio: TimeRatio) -> str:
     if ratio.busbw_gbs is None:
         return "unknown"
     if ratio.busbw_runs is None:
-        return " and ".join(f"{byte_size(1e9 * r)}/s" for r in ratio.busbw_gbs)
+        one, other = map(three_digits, ratio.busbw_gbs)
+        return f"{one} and {other} GB/s (median runs)"
     each = [
-        f"{rate.value:.3g}"
+        three_digits(rate.value)
         if rate.determined
-        else f"{rate.low:.3g} to {rate.high:.3g} (not determined)"
+        else f"{three_digits(rate.low)} to {three_digits(rate.high)} (not determined)"
         for rate in ratio.busbw_runs
     ]
-    n, m = ratio.runs or (0, 0)
-    return f"{' and '.join(each)} GB/s (geometric means of {n} and {m} runs)"
+    text = f"{' and '.join(each)} GB/s"
+    n, m = ratio.runs or (1, 1)
+    return text + f" (geometric means of {n} and {m} runs)" * (max(n, m) > 1)
 
 
 def _over_runs(ratio: TimeRatio) -> str:
@@ -136,6 +138,8 @@ def _over_runs(ratio: TimeRatio) -> str:
         return ""
     n, m = ratio.runs
     if min(ratio.runs) < 2:
+        if not np.isnan(ratio.ratio.low):  # a replay beside the captured run
+            return ""
         return (
             f"; {n} and {m} run{'s' * (n + m > 2)} of these calls: no interval, as two "
             "runs of one command differ too (replay each with --repeat 5, the same "
@@ -355,7 +359,7 @@ def times(ratios: Sequence[TimeRatio], title: str = "Times of common calls") -> 
         ],
         notes=[
             "p50 and p99 in ms; "
-            "intervals over the timed runs of two replays, else over iterations; "
+            "intervals over the timed runs of replays, else over iterations; "
             "busbw of calls with bytes between ranks, GB/s, by transfer time (bytes as "
             "nccl-tests counts them); waiting for late ranks: share of the time in "
             "calls; start-up: sites that the first iteration alone "

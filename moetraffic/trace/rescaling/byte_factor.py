@@ -18,7 +18,7 @@ from moetraffic.arrays import Int64
 from moetraffic.errors import ReplayError
 from moetraffic.trace.model import MOST_BYTES
 
-_WRITTEN = re.compile(r"x?(\d{1,6}(?:\.\d{1,9})?|\d{1,6}/[1-9]\d{0,5})", re.ASCII)
+_WRITTEN = re.compile(r"x(\d{1,6}(?:\.\d{1,9})?|\d{1,6}/[1-9]\d{0,5})", re.ASCII)
 
 ALIGNMENT = 16
 """Largest alignment that is kept, in bytes."""
@@ -32,7 +32,7 @@ def factor_of(text: str) -> Fraction:
 
     Examples
     --------
-    >>> factor_of("x0.1"), factor_of("1/8")
+    >>> factor_of("x0.1"), factor_of("x1/8")
     (Fraction(1, 10), Fraction(1, 8))
     """
     found = _WRITTEN.fullmatch(text)

@@ -15,6 +15,7 @@ from moetraffic.analysis.resampling import Interval
 from moetraffic.analysis.times.completion import completion
 from moetraffic.analysis.times.repeated_runs import (
     BETWEEN_COMMANDS,
+    mean_of_runs,
     ratio_of_runs,
     run_sums,
 )
@@ -191,7 +192,28 @@ def test_a_difference_is_stated_only_with_its_interval(replay):
     # a large difference is stated on busy hosts, too
     far = " ".join(sentences(compare(loaded, slower(replay, 1_000_000))))
     assert "a difference of transfer times is shown" in far
-    # a run and its replay have one run each: over iterations, as before
     run = replay.replace(meta=replace(replay.meta, origin="captured"))
-    assert all(t.runs is None for t in compare_times(run, replay))
     assert "duration of dispatch" in {d.of for d in compare(run, replay).distances}
+
+
+def test_a_replay_of_several_runs_has_one_set_of_numbers(replay):
+    """Beside the captured run its figures are those beside another replay."""
+    meta = replace(replay.meta, origin="captured")
+    run = replay.replace(meta=meta, runs=replay.runs[:0])
+    other = slower(replay, 2)
+    twice = compare_times(replay, other)
+    for before, two in zip(compare_times(run, other), twice, strict=True):
+        assert before.runs == (1, 3)
+        if before.by == "all" and before.measure == "transfer":
+            sums = run_sums(other, completion(other).site).transfer_s
+            mean = mean_of_runs(sums / before.a.total)
+            assert before.ratio == mean
+        if two.waiting is not None:
+            assert before.waiting[1] == two.waiting[1]
+        if two.busbw_runs is not None:
+            assert before.busbw_runs[1] == two.busbw_runs[1]
+    (said,) = (s for s in sentences(compare(run, other)) if "busbw" in s)
+    assert "GB/s (geometric means of 1 and 3 runs)" in said
+    assert "difference of transfer times" not in said  # one run has no test
+    # one run of both: over iterations
+    assert all(t.runs is None for t in compare_times(run, slower(replay, 1, runs=1)))

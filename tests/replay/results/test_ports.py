@@ -181,24 +181,27 @@ def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_pa
     assert made.runs == 2
     said = " ".join(sentences(made))
     above = Interval(value=2.0, low=1.9, high=2.1)
-    for given, stated in (("", True), (made.fidelity.bound_of, False)):
+    named = made.fidelity.bound_of
+    for given, match, stated in (("", True, True), (named, 1, False), (named, 0, True)):
         parts = tuple(replace(p, over_bound=above) for p in made.fidelity.parts)
-        of = replace(made.fidelity, bound_of=given, bound_exceeded=False, parts=parts)
+        more = {"bound_of": given, "bound_hosts_match": match, "parts": parts}
+        of = replace(made.fidelity, **more)
         text = " ".join(sentences(replace(made, fidelity=of)))
         # the only ratio of transfers to a bound, or none
         assert (" the bound of the ports" in text) == stated
-    assert "exceed the given network" in said
+    # ports of one host are none of a network whose ranks have hosts of their own
+    assert "exceed the given network" not in said
     # two runs of a moment seldom determine a ratio
     short = Interval(value=0.1, low=0.09, high=0.11)
     parts = tuple(replace(p, over_bound=short) for p in made.fidelity.parts)
     sure = replace(made, fidelity=replace(made.fidelity, parts=parts))
     line = sentences(sure)[0]
     assert line.startswith(
-        "A network of 1 Mbps = 0.000125 GB/s a rank has other ranks on its hosts than "
-        "this replay, by host name: its lower bound does not hold; all-to-all busbw"
+        "This replay ran on one host, not on the given network (1 Mbps = 0.000125 GB/s "
+        "a rank): no ratio to its lower bound; all-to-all busbw"
     )
     assert "one by one" not in line
-    assert made.fidelity.bound_exceeded
+    assert not made.fidelity.bound_exceeded
     assert (
         made.fidelity.bound_of == "1 Mbps = 0.000125 GB/s a rank"
     )  # a name, and a column's header

@@ -158,8 +158,15 @@ def test_one_line_can_be_quoted_and_the_summary_has_at_most_seven(toy):
     assert "2.10" not in whole
     elsewhere = replace(three.fidelity, bound_hosts_match=False)
     said = quotation(replace(three, fidelity=elsewhere))
-    assert "(8 Gbps a rank; not measured on that network, " in said
-    assert "judge" not in said
+    assert said.startswith(
+        "This replay ran with other ranks on its hosts (by name), not on the given "
+        "network (8 Gbps a rank): no ratio to its lower bound; all-to-all busbw "
+    )
+    assert "lower bounds" not in said
+    alone = replace(elsewhere, bound_of="net.json: 8 Gbps a rank", bound_exceeded=True)
+    assert quotation(replace(three, fidelity=alone, nodes="aaa")).startswith(
+        "This replay ran on one host, not on net.json: no ratio to its lower bound; "
+    )
     one_host = "one host with all ranks, 100 GB/s inside and no NIC or switch in use"
     inside = replace(three.fidelity, bound_of=one_host)
     said = quotation(replace(three, fidelity=inside))
