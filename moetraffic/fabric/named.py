@@ -243,10 +243,11 @@ def _in(file: str, key: str = "") -> Iterator[None]:
 def _network(said: dict[str, Any], asked: str, ranks: int, file: str) -> Network:
     """Build a network from the keys of its description."""
     rate, rate_inside = said.pop("capacity", None), said.pop("inside", "450GB/s")
-    if rate is None and not file:
+    if rate is None:
+        key = '"capacity": "400Gbps"' if file else "--capacity 400Gbps"
         raise FabricError(
-            f"the network {asked} needs the capacity of a NIC, but none is given: give "
-            "--capacity 400Gbps"
+            f"the network{f' {asked}' * (not file)} needs the capacity of a NIC, but "
+            f"none is given: give {key}"
         )
     bytes_s = {}
     for key, wanted, what in (

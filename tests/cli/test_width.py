@@ -244,6 +244,16 @@ def test_sentences_in_a_log_are_as_wide_as_its_tables(
         assert any(command in line for line in (first, *others))
 
 
+def test_a_number_and_its_unit_are_on_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = " ".join(f"link{n} takes {n} us at {n} Gbps" for n in range(1, 99))
+    Paper().say(said)
+    lines = capsys.readouterr().out.splitlines()
+    assert " ".join(line.strip() for line in lines) == said
+    assert not any(line.strip().startswith(("us ", "Gbps ")) for line in lines)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_an_error_is_wrapped_on_a_terminal_and_one_line_in_a_log(
     width: int, capsys: pytest.CaptureFixture[str]

@@ -16,7 +16,8 @@ from moetraffic.report.console.options import Setting, field_options
 
 LAYOUT: Mapping[str, str | Setting] = {
     "pp": "Number of pipeline stages.",
-    "tp": "Number of tensor-parallel ranks of a layer.",
+    "tp": "Number of tensor-parallel ranks of a layer; a model with experts then needs "
+    "--sequence-parallel.",
     "dp": "Number of data-parallel ranks, those of --ep included.",
     "ep": "Number of expert-parallel ranks.",
     "etp": Setting("Number of tensor-parallel ranks of an expert.", shown="tp"),

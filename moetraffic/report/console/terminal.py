@@ -39,6 +39,9 @@ NUMBERS = {"int_parsing": "a whole number", "float_parsing": "a number"}
 COMMAND = re.compile(r"moetraffic (?:[^.,:;(]|[.,:](?=\S))+(?<! )")
 """A command in a sentence, up to the mark that ends it."""
 
+IN_QUANTITY = re.compile(r"(?<=\d) (?=(?:[kMGTP]?(?:B(?:/s)?|bps)|[mun]?s)(?!\w))")
+"""The space between a number and its unit."""
+
 
 class Paper(Console):
     """Console that prints text literally: no markup, no control characters.
@@ -64,8 +67,9 @@ class Paper(Console):
     def say(self, sentence: str, *, style: str = "") -> None:
         """Print sentences, wrapped: all lines but the first are indented.
 
-        Commands are not broken where they fit into a line, and in a log a line that
-        ends with one is left as it is, so that they can be copied.
+        A number and its unit are not separated.  Commands are not broken where they
+        fit into a line, and in a log a line that ends with one is left as it is, so
+        that they can be copied.
         """
 
         def unbroken(found: re.Match[str]) -> str:
@@ -75,7 +79,8 @@ class Paper(Console):
         for line in sentence.split("\n"):
             ends = any(found.end() == len(line) for found in COMMAND.finditer(line))
             width = self.width if self.is_terminal or not ends else len(line)
-            text = indented(COMMAND.sub(unbroken, line), width)
+            whole = IN_QUANTITY.sub("\0", COMMAND.sub(unbroken, line))
+            text = indented(whole, width)
             self.print(text.replace("\0", " "), soft_wrap=True, style=style)
 
     def show(self, results: Iterable[Any]) -> None:

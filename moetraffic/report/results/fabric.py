@@ -68,10 +68,11 @@ def sentences(found: Assessment) -> list[str]:
     often, idle = most_often(found), found.idle_hosts
     without_ranks = f"; {idle} of {network.hosts.number} hosts without ranks"
     link = f" ({often})" if often else ""
+    several = len(found.bottleneck_s) > 1
     most = f" (mean; at most {duration(float(found.bottleneck_s.max()))})"
     lines = [
         f"Bottleneck, the slowest link of each iteration{link}: {duration(mean)}"
-        f"{most * (len(found.bottleneck_s) > 1)} on {where}, {routing_of(found)}.",
+        f"{most * several} on {where}, {routing_of(found)}.",
         f"Traffic: {byte_size(found.bytes_between_hosts.mean())} an iteration between "
         f"hosts, {byte_size(found.bytes_inside_hosts.mean())} inside, "
         f"{mean_of(found)}, all sent at once{without_ranks * (idle > 0)}.",
@@ -81,8 +82,8 @@ def sentences(found: Assessment) -> list[str]:
         over, even = three_digits(mean / (bound or mean)), found.ideal_s.mean()
         text = (
             f"Compared with other routing: {over} times the lower bound of any routing "
-            f"({duration(bound)}, mean of the largest bound of each iteration: "
-            f"{bounded_by(found)})"
+            f"({duration(bound)}, {'mean of ' * several}the largest bound"
+            f"{' of each iteration' * several}: {bounded_by(found)})"
         )
         if found.routing != "ideal" and even:
             ratio = three_digits(mean / even)
@@ -92,12 +93,11 @@ def sentences(found: Assessment) -> list[str]:
     if network.hosts.number > 1:
         lines[-1:-1] = without_spines(network) or _oversubscribed(found)
         lines[-1:-1] = _rated(found)
-    several = _colliding(found)
-    if several:
-        one = several[0]
+    if sets := _colliding(found):
+        one = sets[0]
         here = _of_bottleneck(found, one)
-        of = f"the least even of {len(several)} groups of parallel links"
-        if len(several) == 1:
+        of = f"the least even of {len(sets)} groups of parallel links"
+        if len(sets) == 1:
             of = "the only group of parallel links of equal rate with several flows"
         which = "the bottleneck link and those parallel to it" if here else of
         without = "" if here else " The bottleneck link is in no such group."

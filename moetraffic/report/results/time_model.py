@@ -119,6 +119,7 @@ def summary(found: Estimate, source: str) -> list[str]:
         if (value := float(getattr(found, name)))
     }
     largest = max(parts, key=lambda words: parts[words])
+    gpus = int(np.ravel(found.config.world)[0])
     others = [
         f"{words} {parts[words] / float(found.iteration):.1%}, "
         for words in ("compute", "optimizer", "overheads")
@@ -135,7 +136,7 @@ def summary(found: Estimate, source: str) -> list[str]:
         f"{''.join(others)}communication {float(found.comm_share):.1%}, bubble "
         f"{float(found.bubble_share):.1%}.",
         f"Memory: {_memory(found)}: {fits}; {model_words(found.config)}.",
-        f"Layout: {layout}; {source}.",
+        f"Layout: {gpus:,} GPU{'s' * (gpus > 1)}, {layout}; {source}.",
     ]
     if further := layout_notes(found.config):
         lines.append(f"Also: {', '.join(further)}.")
