@@ -40,7 +40,7 @@ NARROW_IN = 6.0
 
 NARROW_POINTS = 8.0
 
-LEAST_IN, MOST_IN = 1.0, 60.0
+LEAST_IN, MOST_IN = 2.0, 60.0
 
 UNITS_IN = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 """Inches by unit; pt are those of TeX's ``\\columnwidth``."""
@@ -52,7 +52,7 @@ def inches(text: str) -> float:
     Raises
     ------
     MoetrafficError
-        If it is none, or not from 1 to 60 inches.
+        If it is none, or not from 2 to 60 inches.
     """
     number, unit = text.strip()[:-2], text.strip()[-2:]
     try:

@@ -19,6 +19,9 @@ from moetraffic.policies.scores import (
 from moetraffic.text import LOG_WIDTH
 from moetraffic.units import duration
 
+BOUNDS = {"placement": "a balanced layer", "jobs": "that of jobs that share nothing"}
+"""By family, what "over bound" is relative to where it is not the lower bound."""
+
 SLOW = 20
 """Times the lower bound above which a circuit policy is compared with packets."""
 
@@ -136,7 +139,7 @@ def _sentences(found: Evaluation, family: str, network: str) -> list[str]:
         f"{of} on {best.network}: {_named(best)} "
         + ("is the only one scored" if alone else lowest)
         + f", {best.over_bound.value:.3g} times "
-        + ("a balanced layer" if family == "placement" else "the lower bound")
+        + BOUNDS.get(family, "the lower bound")
     )
     if plainest is not None and gap is not None:
         text += (

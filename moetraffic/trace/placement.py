@@ -18,10 +18,10 @@ from .reading import TraceContents
 def contiguous_placement(
     groups: Sequence[Group], layers: Sequence[int], experts: int
 ) -> npt.NDArray[Any]:
-    """Place equal consecutive blocks of experts on the ranks of each group, in order.
+    """Place consecutive blocks of experts on the ranks of each group, in order.
 
-    The rows are of type PLACEMENT, valid from iteration 0: group rank w holds experts
-    ``w E/W`` to ``(w + 1) E/W - 1``.
+    The rows are of type PLACEMENT, valid from iteration 0: group rank ``floor(e W/E)``
+    holds expert e.
     """
     rows = [
         (number, layer, expert, 0, group.ranks[expert * len(group.ranks) // experts], 0)

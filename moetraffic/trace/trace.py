@@ -85,8 +85,8 @@ class Trace(ShownAsTables, TraceContents):
             routes to an expert, by iteration, MoE layer and micro-batch (M = 1 if
             absent).
         placement
-            ``[E]`` or ``[L, E]``: rank of each expert.  By default, rank w holds the
-            contiguous block of experts ``w E/W`` to ``(w+1) E/W - 1``.
+            ``[E]`` or ``[L, E]``: rank of each expert.  By default, rank
+            ``floor(e W/E)`` holds expert e: contiguous blocks, equal if W divides E.
         k
             Experts per token; None: unknown, or not the same number for all tokens.
         row_bytes

@@ -12,6 +12,7 @@ import pytest
 from moetraffic import Trace, load_fabric
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.cli import main
+from moetraffic.data import path as data_path
 from moetraffic.errors import MoetrafficError
 from moetraffic.fabric import Hosts, bisection_bytes_s, leaf_spine, torus
 from moetraffic.fabric.assessment import assess
@@ -287,6 +288,15 @@ def test_collisions_have_several_flows_and_the_bottleneck_first(
     assert "several flows" in str(report.tables(found)[-1].rows)
     asked = assess(network, range(4), sent, flows=3, seed=2)
     assert report.tables(asked)[-1].rows[0][1] == 3.0
+
+
+def test_time_shifts_of_runs_without_a_period_are_of_no_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    golden = str(data_path("golden-v1.h5"))
+    assert main(["schedule", golden, golden]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("No period: time shifts are of no use for ")
 
 
 @pytest.mark.parametrize("demand", ["line", "rate", "scaled"])

@@ -230,6 +230,9 @@ def test_the_verdict_states_where_the_chosen_forecast_is_of_no_use() -> None:
     assert level not in said(0.7, 0.5)
     assert "shuffled is faster than chosen" in said(0.7, 1.5)
     assert "of those evaluated, 2 times the lower bound" in said(0.7, 0.5)
+    of_jobs = [replace(s, family="jobs") for s in found.scores]
+    shared = verdict(replace(found, scores=tuple(of_jobs)))
+    assert "times that of jobs that share nothing" in shared
     add = "All circuit policies evaluated take over 20 times the bound: add packets"
     assert add in said(0.7, 0.5, bound=21.0)
     assert add not in said(0.7, 0.5, bound=19.0)

@@ -400,7 +400,9 @@ def test_widths_have_units(text, wanted):
     assert inches(text) == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("text", ["3.4", "0in", "-3in", "nanin", "in", "9e9cm", ""])
+@pytest.mark.parametrize(
+    "text", ["3.4", "0in", "1in", "-3in", "nanin", "in", "9e9cm", ""]
+)
 def test_other_widths_are_rejected(text):
     with pytest.raises(
         MoetrafficError, match="a width is a number with in, cm, mm, pt"

@@ -37,7 +37,7 @@ class Trajectory:
     change: Float64  # [T], from the step before; the first is NaN
     change_floor: Float64  # [T], expected from sampling noise
     beyond_counting: float  # mean change over mean floor, stable part; 1: noise alone
-    wander: float  # mean distance over mean floor, stable part; 1: no drift
+    drift: float  # mean distance over mean floor, stable part; 1: no drift
     transient: Transient  # of the distance
     settled_at: int  # the stable part begins here at the latest, of the claims; -1:
     # there is none, or all steps are stable
@@ -187,7 +187,7 @@ def _trajectory(
         change=change,
         change_floor=change_floor,
         beyond_counting=_over(change[both].sum(), change_floor[both].sum()),
-        wander=_over(np.nansum(distance[begin:]), np.nansum(floor[begin:])),
+        drift=_over(np.nansum(distance[begin:]), np.nansum(floor[begin:])),
         transient=transient,
         settled_at=int(claim.figure) if np.isfinite(claim.figure) else -1,
         faded=faded,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -207,7 +208,13 @@ def jobs_sentences(told: Mapping[str, Any]) -> list[str]:
         f"jitter {job['period_jitter']:.1%}"
         for job in told["jobs"]
     )
+    without = [j["file"] for j in told["jobs"] if not isfinite(j["rhythm_period_s"])]
+    useless = (
+        f"No period: time shifts are of no use for {', '.join(without)} (moetraffic "
+        "analyze --only rhythm)."
+    )
     return [
+        *[useless] * bool(without),
         f"Compatibility score: {told['score']:.3f} with time shifts ({best}), "
         f"{told['score_unshifted']:.3f} without, {told['score_worst']:.3f} at worst; "
         "1: the load never exceeds the capacity.",
@@ -247,6 +254,7 @@ def jobs_as_dict(
                 "duty": float((job.rate_bytes_s > 0).mean()),
                 "mean_rate_bytes_s": float(job.rate_bytes_s.mean()),
                 "captured_rate_bytes_s": float(seen.bytes_s.mean()),
+                "rhythm_period_s": seen.rhythm.period_ns / 1e9,
                 "autocorrelation": seen.rhythm.acf,
                 "period_jitter": seen.rhythm.jitter,
                 "iterations": seen.iterations,

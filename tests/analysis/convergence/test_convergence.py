@@ -57,7 +57,7 @@ def test_loads_and_matrix_that_settle_together(still):
         # a skew that fades as exp(-t/8), 10 iterations a step
         assert course.half_life == pytest.approx(80 * np.log(2), rel=0.1)
         assert course.beyond_counting == pytest.approx(1, abs=0.15)
-        assert course.wander == pytest.approx(1, abs=0.15)
+        assert course.drift == pytest.approx(1, abs=0.15)
         late = course.distance[60:] / course.distance_floor[60:]
         assert late.mean() == pytest.approx(1, abs=0.15)
         assert course.distance[0] > 5 * course.distance_floor[0]
@@ -85,8 +85,8 @@ def test_loads_that_even_out_while_the_matrix_wanders_and_stays_sparse(wandering
     assert found.cells.converged is False
     assert found.cells.evenness[60:].mean() < found.load.evenness[60:].mean() / 2
     assert found.cells.beyond_counting > 1.3
-    assert found.cells.wander > 2
-    assert found.load.wander == pytest.approx(1, abs=0.2)
+    assert found.cells.drift > 2
+    assert found.load.drift == pytest.approx(1, abs=0.2)
 
 
 def test_a_jump_late_in_the_run_is_no_convergence():
