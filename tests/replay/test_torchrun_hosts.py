@@ -104,10 +104,9 @@ def test_the_kubernetes_job_runs_in_two_namespaces(two_hosts, toy_file, tmp_path
             words = [w.replace(old, new) for w in words]
         commands.append(words)
     said = on_each(two_hosts, commands)
-    assert (
-        "the lower bounds of these all-to-alls one by one (400 Gbps = 50.0 GB/s "
-        in said[0]
-    )
+    # namespaces have one host name
+    states = "This replay ran on one host, not on the given network (400 Gbps = "
+    assert states in " ".join(said[0].split())
     for name in ("replayed.h5", "replayed.json", "replayed.prom"):
         assert (tmp_path / name).stat().st_size
 

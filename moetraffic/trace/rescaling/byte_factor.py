@@ -39,9 +39,9 @@ def factor_of(text: str) -> Fraction:
     factor = Fraction(found[1]) if found else Fraction(0)
     if not factor or max(factor.numerator, factor.denominator) > LARGEST:
         raise ReplayError(
-            "bytes are scaled by a factor above 0 whose numerator and denominator are "
-            f"at most {LARGEST}, but --bytes is {text[:40]!r}: give x0.1 for a tenth, "
-            "x2 for twice as many"
+            "bytes are scaled by x and a factor above 0, of a numerator and a "
+            f"denominator up to {LARGEST}, but --bytes is {text[:40]!r}: give x0.1 for "
+            "a tenth, x2 for twice as many"
         )
     return factor
 
