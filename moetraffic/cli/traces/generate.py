@@ -60,22 +60,16 @@ def generate(
     judged: bool = option(
         True, "Compare two samples with the run.", "--judge/--no-judge"
     ),
-    iterations: int | None = option(
-        None, "Number of iterations.", shown=CAPTURED, min=1
-    ),
-    ranks: int | None = option(None, "Number of ranks.", shown=CAPTURED, min=1),
+    iterations: int | None = option(None, "Number of iterations.", shown=CAPTURED),
+    ranks: int | None = option(None, "Number of ranks.", shown=CAPTURED),
     experts: int | None = option(
-        None,
-        "Number of experts; the fitted ones are split or merged.",
-        shown=CAPTURED,
-        min=1,
+        None, "Number of experts; the fitted ones are split or merged.", shown=CAPTURED
     ),
-    k: int | None = option(None, "Experts per token (top-k).", shown=CAPTURED, min=1),
+    k: int | None = option(None, "Experts per token (top-k).", shown=CAPTURED),
     ep: int | None = option(
         None,
         "Number of expert-parallel ranks.",
         shown="the most that ranks and experts allow",
-        min=1,
     ),
     seed: int = option(0, "Random seed; the same seed gives the same file.", min=0),
     skew: float = option(1.0, "Scale the load skew by this factor.", panel=SCENARIO),
