@@ -264,7 +264,7 @@ def test_what_cannot_be_computed_says_why(golden: Trace, fabric: Network) -> Non
         assert reason.split()[-1].rstrip(".") in page
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", "nothing"])
+@pytest.mark.parametrize("operation", ["all_reduce", "barrier"])
 def test_a_trace_without_exchanges_has_a_page_too(
     golden: Trace, fabric: Network, operation: str
 ) -> None:
@@ -273,7 +273,7 @@ def test_a_trace_without_exchanges_has_a_page_too(
     assert "no expert exchange" in lacking["Traffic matrices"]
     assert all(lacking.values())
     # gradients load links all the same
-    assert ("Busy time of links" in lacking) == (operation == "nothing")
+    assert ("Busy time of links" in lacking) == (operation == "barrier")
 
 
 def test_text_of_a_trace_is_no_part_of_the_pages_code(shown: Content) -> None:
