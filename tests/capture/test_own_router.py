@@ -259,7 +259,7 @@ def test_a_wrong_function_is_named_once_while_it_trains_and_once_in_the_trace(
 ) -> None:
     with captured.trace(case) as trace:
         assert not len(trace.find(operation=ROUTING, kind=None))
-        assert trace.meta.missing.startswith("ranks 0, 1 left out 8 x routing (")
+        assert trace.meta.missing.startswith("ranks 0, 1 each left out 8 x routing (")
         assert reason in trace.meta.missing
     text = " ".join(captured.messages.split())
     assert text.count(reason) == 2

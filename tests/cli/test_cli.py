@@ -73,7 +73,7 @@ def test_info_refuses_what_is_no_trace(
         (["capture", "--router", "magic"], "the router is one of"),
         (["capture", "--router", "switch", "--k", "2"], "Switch routes a token to one"),
         (["capture", "--dispatch", "padded", "--capacity-factor", "0"], "capacity"),
-        (["capture", "--iterations", "many"], "valid integer"),
+        (["capture", "--iterations", "many"], "whole number"),
         (["capture", "-o", "nowhere/run.h5"], "does not exist"),
         (["capture", "--experts", "6"], "6 experts do not spread over 4"),
         (["capture", "--model", "mixtral"], "did you mean mixtral-8x7b"),

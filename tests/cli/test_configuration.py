@@ -77,7 +77,7 @@ def test_options_come_from_the_file_and_the_command_line_wins(
         ("[pattern]\nsequence-parallel = 1", "pattern", "true or false, not 1"),
         ("[pattern]\ndp = true", "pattern", "a number, a text or a list"),
         ("[pattern]\ndp = [1, 2]", "pattern", "one value, not a list"),
-        ("[pattern]\ndp = 1.5", "pattern", "valid integer"),
+        ("[pattern]\ndp = 1.5", "pattern", "whole number"),
         ("[pattern]\ndp = 2024-01-01", "pattern", "a number, a text or a list"),
         ("[pattern]\nmicro-batch = 1\nmicro_batch = 2", "pattern", "two spellings"),
         ("[pattern\n", "pattern", "a TOML file, but"),

@@ -61,5 +61,5 @@ def _remedy(analysis: Analysis) -> str:
             "again with --experts E --k K" if analysis.unnamed else "a table of tokens"
         )
         return f"import {how} (moetraffic import --help)"
-    example = "capture.router(MyGate, lambda x, out: out[1], experts=8)"
+    example = "moetraffic.capture.router(MyGate, lambda x, out: out[1], experts=8)"
     return f"register your router: {example}"
