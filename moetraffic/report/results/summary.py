@@ -92,14 +92,15 @@ def settled(course: Trajectory) -> str:
 
 
 def _claims(analysis: Analysis) -> list[Table]:
-    """Tabulate the claims of each subject, then units, null hypotheses and limits."""
+    """Tabulate the claims of each subject, then null hypotheses and limits (*)."""
     rows: dict[str, list[tuple[object, ...]]] = {}
     for claim in analysis.claims:
         subject, _, end = claim.about.rpartition(", ")
         ahead = end.removesuffix("ahead").split()[0] if end.endswith(" ahead") else ""
         rows.setdefault(subject if ahead else claim.about, []).append(
             (
-                *(claim.name, ahead, claim.result, *_estimate(claim)),
+                *(claim.name, ahead, claim.result + "*" * bool(claim.flags)),
+                *_estimate(claim),
                 "<0.001" if claim.p < 0.001 else claim.p,
                 *(claim.used, claim.left_out or None, claim.needs or None),
             )
@@ -110,7 +111,7 @@ def _claims(analysis: Analysis) -> list[Table]:
         for claim in analysis.claims
     )
     limits = (
-        f"{claim.name} of {claim.about}: {flag}"
+        f"* {claim.name} of {claim.about}: {flag}"
         for claim in analysis.claims
         for flag in claim.flags
     )
