@@ -34,7 +34,7 @@ def test_a_run_on_eight_ranks_equals_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["tp-cp-ep-dp-pp", "pp-dp-tp-ep-cp"])
+@pytest.mark.parametrize("order", ["tp-cp-ep-dp-pp", "pp-dp-ep-tp-cp"])
 @pytest.mark.parametrize(
     "gating",
     [
