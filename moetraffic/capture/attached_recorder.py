@@ -37,7 +37,7 @@ from .recorder import Recorder
 from .recording import ask_rank_0
 from .sigterm import SigtermListener
 
-STEPS_BACK = "the program's own Recorder writes {}, so moetraffic run steps back"
+STEPS_BACK = "the program's own Recorder writes {}, so moetraffic run records nothing"
 Say = Callable[[str, str], None]  # kind of a message, and its text
 Note = Callable[[str], object]  # kind of a note for the launcher
 _times = itertools.count()

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -167,7 +167,7 @@ def present(
     elif output is not None:
         write_text(output, json_text(data) + "\n")
     files = [path for path in (*written, plot, output) if path]
-    with suppress(*[BrokenPipeError] * bool(code)):
+    with suppress(BrokenPipeError) if code else nullcontext():
         if as_json:
             print(json_text(data))
         # the tables of parts alone are not printed beside a file that has them

@@ -109,7 +109,7 @@ class SegmentMerger:
 
 
 _REASONS = {
-    "own": "the program's own Recorder writes the trace named above",
+    "own": "the program's own Recorder writes the trace",
     "refused": "a rank reported the reason above",
     "lost": "a rank reported the reason above",
     "begun": "its ranks ended before a collective was on the disk",

@@ -182,7 +182,7 @@ def test_a_recorder_of_the_programs_own_comes_first(played: Path) -> None:
     folder = played / "own"
     assert codes(folder) == [0, 0]
     assert len(said(folder)) == 1
-    assert f"{folder.name}/own.h5, so moetraffic run steps back" in said(folder)[0]
+    assert f"{folder.name}/own.h5, so moetraffic run records nothing" in said(folder)[0]
     assert "own" in notes(folder)
     with Trace.open(folder / "own.h5") as trace:
         assert exchanged(trace) == logged(seen(folder))

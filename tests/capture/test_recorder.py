@@ -117,6 +117,18 @@ def test_a_folder_that_vanished_before_its_first_read_is_told_once(
     assert warning.endswith("was removed: the records in it are lost")
 
 
+def test_a_recorder_that_is_closed_leaves_no_process(tmp_path: Path) -> None:
+    def children() -> set[str]:
+        tasks = Path("/proc/self/task").glob("*/children")
+        return {pid for task in tasks for pid in task.read_text().split()}
+
+    before = children()
+    recorder = Recorder(tmp_path / "run.h5").start()
+    assert children() - before
+    recorder.close()
+    assert children() <= before
+
+
 def test_a_run_without_all_to_alls_has_no_sum_of_their_bytes(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "run.h5").start()
     recorder.step(loss=1.0)

@@ -194,9 +194,7 @@ def _lacking(found: Movement) -> int:
     No number is enough of what may be a random walk, nor of what drifts or fades.
     """
     fit = found.stable
-    if fit is None or found.uneven or found.lasting or found.trend:
-        return 0
-    if fit.p_drift < DRIFT or max(fit.p_still, fit.p_walk) >= LEVEL:
+    if fit is None or _unstable(found, fit) or max(fit.p_still, fit.p_walk) >= LEVEL:
         return 0
     needs = fit.half_life * HALF_LIVES
     return found.begin + ceil(needs) if fit.steps < needs < np.inf else 0

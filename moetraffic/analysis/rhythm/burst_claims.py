@@ -93,8 +93,7 @@ def burst_claims(
         found = repetition(first, last)
         return (claim_of_bursts(found, bursts=len(first), about=about),)
     within = extent(first, last)
-    begin, finish = step_spans(marks, within=within, observed=observed)
-    left = len(step_spans(marks, within=within)[0]) - len(begin)
+    begin, finish, left = step_spans(marks, within=within, observed=observed)
     on = shares_on(first, last, begin, finish)
     lengths = finish - begin
     return (claim_of_steps(on, lengths, left_out=left, about=about, seed=seed),)

@@ -202,12 +202,10 @@ def rhythm(
         claim = claim_of_bursts(found, bursts=len(first), about=about)
     else:
         active = extent(first, last)
-        steps = step_spans(marks, within=active, observed=observed)
-        lengths = (steps[1] - steps[0]).astype(np.float64)
-        on = shares_on(first, last, *steps)
-        left = len(step_spans(marks, within=active)[0]) - len(steps[0])
-        lasted = steps[1] - steps[0]
-        claim = claim_of_steps(on, lasted, left_out=left, about=about)
+        begin, finish, left = step_spans(marks, within=active, observed=observed)
+        lengths = (finish - begin).astype(np.float64)
+        on = shares_on(first, last, begin, finish)
+        claim = claim_of_steps(on, lengths, left_out=left, about=about)
         on_by_step = on.sum(axis=1)
     step_ns = float(np.median(lengths)) if len(lengths) else _NAN
     if marks is None and len(lengths):

@@ -78,7 +78,7 @@ def step_spans(
     *,
     within: Span | None,
     observed: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
-) -> tuple[Int64, Int64]:
+) -> tuple[Int64, Int64, int]:
     """List the steps between marks that were observed from begin to end.
 
     Parameters
@@ -95,22 +95,26 @@ def step_spans(
     -------
     begin, end
         int64 ``[n]`` ns.
+    left_out
+        Number of other steps in ``within``, whose length is unknown.
 
     Examples
     --------
     >>> marks, seen = [0, 10, 20, 90, 100], ([0, 90], [30, 110])
-    >>> begin, end = step_spans(marks, within=(12, 95), observed=seen)
-    >>> begin.tolist(), end.tolist()
-    ([10, 90], [20, 100])
+    >>> begin, end, left_out = step_spans(marks, within=(12, 95), observed=seen)
+    >>> begin.tolist(), end.tolist(), left_out
+    ([10, 90], [20, 100], 1)
     """
     borders = np.unique(np.asarray(marks, np.int64))
     begin, end = borders[:-1], borders[1:]
     if within is None:
-        return begin[:0], end[:0]
+        return begin[:0], end[:0], 0
     inside = (end > within[0]) & (begin < within[1])
+    number = int(inside.sum())
     if observed is not None:
         first, last = merge_intervals(*observed)
         part = np.searchsorted(first, begin, side="right") - 1
         inside &= part >= 0
         inside[inside] &= end[inside] <= last[part[inside]]
-    return begin[inside], end[inside]
+    begin, end = begin[inside], end[inside]
+    return begin, end, number - len(begin)

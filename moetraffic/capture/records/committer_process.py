@@ -52,6 +52,7 @@ RING_BYTES = 1 << 20
 takes a core, and its cache, from the training; many records at once cost a third."""
 RETRY_S = 0.5  # interval between attempts to write a segment
 LAST_ATTEMPTS = 3  # after the training has ended
+EXIT_S = 5.0  # longest wait for its exit after the final report
 
 
 class CommitterProcess:
@@ -140,10 +141,12 @@ class CommitterProcess:
         return f"ended with exit code {code}"
 
     def release(self) -> None:
-        """Close this end of its pipes."""
+        """Close this end of its pipes, and reap the process if it has reported."""
         self.hang_up()
         if self._process.stdout is not None:
             self._process.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.0 if self.report is None else EXIT_S)
 
 
 class TrainingProcess:

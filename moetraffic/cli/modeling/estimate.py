@@ -153,7 +153,7 @@ def estimate(
         panel=SYSTEM,
     ),
     memory_gb: float | None = option(
-        None, "Memory per GPU in GB.", panel=SYSTEM, shown="platform's or none", above=0
+        None, "Memory per GPU in GB.", panel=SYSTEM, shown="the platform's", above=0
     ),
     convention: list[str] | None = option(
         None,

@@ -63,8 +63,8 @@ def doctor(
     if trace is not None:
         ranks = rank_env.world if rank_env is not None else nproc
         found += before_replay(trace, nproc=ranks, folder=folder)
+    names = [f.name for f in stops(found)]
     if rank_env is None or rank_env.local_rank == 0:
-        names = [f.name for f in stops(found)]
         data = {"stops": names, "findings": plain(found)}
         unusual = [f for f in found if f.state.value != "ok"]
         printing.present(
@@ -74,7 +74,7 @@ def doctor(
             parts={"checks": [_table(found)]},
             code=STOPS if names else 0,
         )
-    if stops(found):
+    if names:
         raise typer.Exit(STOPS)
 
 

@@ -46,7 +46,7 @@ def run(
     force: Force = False,
     model: str = option("", "Name of the model, for the metadata."),
     router: str = option(
-        "", "Name of the router, for the metadata.", shown="class, if hooked"
+        "", "Name of the router, for the metadata.", shown="the routers' classes"
     ),
     k: int | None = option(
         None, "Experts per token (top-k), for noise floors.", min=1, shown="unknown"

@@ -275,8 +275,10 @@ def claim_sentence(first: Sequence[Claim], second: Sequence[Claim]) -> str:
         each = ", ".join(f'"{name}" {n}x' for name, n in counts.items())
         text += f"; stated in the {where} only: {each}" if each else ""
     if lone := len(runs[0]) + len(runs[1]) - 2 * len(both):
-        text += f"; {lone} more are of layers, ranks, horizons or routers that one run "
-        text += "lacks"
+        text += (
+            f"; {lone} more are of layers, ranks, horizons or routers that one run "
+            "lacks"
+        )
     return f"{text}."
 
 

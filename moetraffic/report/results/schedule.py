@@ -208,13 +208,17 @@ def jobs_sentences(told: Mapping[str, Any]) -> list[str]:
         f"jitter {job['period_jitter']:.1%}"
         for job in told["jobs"]
     )
-    without = [j["file"] for j in told["jobs"] if not isfinite(j["rhythm_period_s"])]
+    without = {
+        job["file"]: None
+        for job in told["jobs"]
+        if not isfinite(job["rhythm_period_s"])
+    }
     useless = (
         f"No period: time shifts are of no use for {', '.join(without)} (moetraffic "
         "analyze --only rhythm)."
     )
     return [
-        *[useless] * bool(without),
+        *([useless] if without else []),
         f"Compatibility score: {told['score']:.3f} with time shifts ({best}), "
         f"{told['score_unshifted']:.3f} without, {told['score_worst']:.3f} at worst; "
         "1: the load never exceeds the capacity.",

@@ -31,11 +31,9 @@ def reach_of(
     longest = {(e.layer, e.group): (c.horizon, e) for e, c in made}
     limits = list[str]()
     for ahead in reversed([first, *later]):
-        some = [e for furthest, e in longest.values() if furthest == ahead]
-        where = f" ({some_layers(some, exchanges) or 'all layers'})"
-        limits += [f"{ahead}" + where * (some != of[first] or limits != [])] * bool(
-            some
-        )
+        if some := [e for furthest, e in longest.values() if furthest == ahead]:
+            where = f" ({some_layers(some, exchanges) or 'all layers'})"
+            limits.append(f"{ahead}" + where * (some != of[first] or limits != []))
     rest = f", up to {', '.join(limits)}" if later else ""
     failed = [
         c.horizon

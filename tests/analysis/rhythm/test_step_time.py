@@ -64,8 +64,11 @@ def test_what_was_not_observed_is_in_no_window() -> None:
 )
 def test_steps_lie_in_what_was_observed(marks, seen) -> None:
     seen = np.array(sorted(seen)[: len(seen) // 2 * 2], np.int64).reshape(-1, 2)
-    begin, end = step_spans(marks, within=(0, 301), observed=(seen[:, 0], seen[:, 1]))
+    begin, end, left_out = step_spans(
+        marks, within=(0, 301), observed=(seen[:, 0], seen[:, 1])
+    )
     borders = sorted(set(marks))
+    assert len(begin) + left_out == len(step_spans(marks, within=(0, 301))[0])
     for b, e in zip(begin.tolist(), end.tolist(), strict=True):
         assert borders[borders.index(b) + 1] == e
         covered = np.zeros(301, bool)
