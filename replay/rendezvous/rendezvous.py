@@ -76,7 +76,7 @@ class Rendezvous:
         spare = min(_SPARE * start_timeout_s, _SPARE_S)
         began_s = time.monotonic() if began_s is None else began_s
         self._until = began_s + start_timeout_s - spare
-        self.store = Store(rank_env, self._left_s)
+        self.store = Store(rank_env, self._left_s, start_timeout_s)
         self._handshakes: list[Handshake] = []  # of all ranks, once they agree
         self.ready = False  # whether all ranks are ready for the first operation
 

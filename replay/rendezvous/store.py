@@ -35,16 +35,20 @@ _POLL_S = 0.005, 0.2  # interval between two reads: at first, at most
 class Store:
     """Client of one rank to the key-value store shared by all ranks.
 
+    It is awaited for ``patience_s``; messages name the users' ``start_timeout_s``.
+
     Raises
     ------
     RankError
         If the store cannot be reached; from every method also if it is lost.
     """
 
-    def __init__(self, rank_env: RankEnvironment, patience_s: float) -> None:
+    def __init__(
+        self, rank_env: RankEnvironment, patience_s: float, start_timeout_s: float
+    ) -> None:
         self._rank_env = rank_env
         self._patience_s = patience_s
-        self.client = _store(rank_env, patience_s)
+        self.client = _store(rank_env, patience_s, start_timeout_s)
 
     def put(self, key: str, value: Mapping[str, Any]) -> None:
         """Store a value under a key, as JSON."""
@@ -100,7 +104,9 @@ def where() -> str:
     return ":".join(map(str, _address()))
 
 
-def _store(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
+def _store(
+    rank_env: RankEnvironment, patience_s: float, start_timeout_s: float
+) -> AnyStore:
     """Connect to the store at the launcher's rendezvous address within a time.
 
     Rank 0 or the launcher serves it.  torch waits without limit for the answer of
@@ -110,7 +116,7 @@ def _store(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
 
     def connect() -> None:
         try:
-            found.append(_connected(rank_env, patience_s))
+            found.append(_connected(rank_env, patience_s, start_timeout_s))
         except Exception as error:  # raised again below
             found.append(error)
 
@@ -118,13 +124,13 @@ def _store(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
     thread.start()
     thread.join(patience_s + _MARGIN_S)
     if not found:
-        raise _unanswered(rank_env, patience_s)
+        raise _unanswered(rank_env, start_timeout_s)
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]
 
 
-def _unanswered(rank_env: RankEnvironment, patience_s: float) -> RankError:
+def _unanswered(rank_env: RankEnvironment, start_timeout_s: float) -> RankError:
     """Build the error of an address at which no store has answered in time."""
     reason = ""
     try:
@@ -132,9 +138,9 @@ def _unanswered(rank_env: RankEnvironment, patience_s: float) -> RankError:
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:
-        return _unreachable(rank_env, patience_s, reason)
+        return _unreachable(rank_env, start_timeout_s, reason)
     return RankError(
-        f"has no answer from {where()} within {patience_s:.2g} s: another program "
+        f"has no answer from {where()} within {start_timeout_s:g} s: another program "
         "listens there, or rank 0's host is overloaded; set MASTER_PORT to a free one "
         "for all ranks, or raise --start-timeout",
         rank=rank_env.rank,
@@ -143,12 +149,12 @@ def _unanswered(rank_env: RankEnvironment, patience_s: float) -> RankError:
 
 
 def _unreachable(
-    rank_env: RankEnvironment, patience_s: float, reason: str
+    rank_env: RankEnvironment, start_timeout_s: float, reason: str
 ) -> RankError:
     return RankError(
-        f"cannot reach rank 0 at {where()} within {patience_s:.2g} s ({reason}); other "
-        "missing ranks are reported only once rank 0 is reached: start rank 0, or set "
-        "MASTER_ADDR and MASTER_PORT to its host and a free port of it",
+        f"cannot reach rank 0 at {where()} within {start_timeout_s:g} s ({reason}); "
+        "other missing ranks are reported only once rank 0 is reached: start rank 0, "
+        "or set MASTER_ADDR and MASTER_PORT to its host and a free port of it",
         rank=rank_env.rank,
         operation=PLACE,
         cause="own" if rank_env.rank == 0 and not served_by_agent() else "peer",
@@ -156,7 +162,9 @@ def _unreachable(
     )
 
 
-def _connected(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
+def _connected(
+    rank_env: RankEnvironment, patience_s: float, start_timeout_s: float
+) -> AnyStore:
     place = urlsplit(rendezvous())
     if place.scheme == "file":
         # torch removes a file after its last user: the groups have their own
@@ -184,7 +192,7 @@ def _connected(rank_env: RankEnvironment, patience_s: float) -> AnyStore:
                 rank=rank_env.rank,
                 operation=PLACE,
             ) from error
-        raise _unreachable(rank_env, patience_s, first_line(error)) from error
+        raise _unreachable(rank_env, start_timeout_s, first_line(error)) from error
 
 
 def _address() -> tuple[str, int]:
