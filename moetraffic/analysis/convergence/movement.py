@@ -109,7 +109,7 @@ def movement(levels: Levels, *, seed: int = 0) -> Movement:
         if start.seen and not lasting:
             # what is left of a transient may still be seen where it is small
             before, begin = begin, begin + start.faded
-        elif not np.ptp(values[level:], axis=0).any():
+        elif not lasting and not np.ptp(values[level:], axis=0).any():
             begin = level  # a level without noise; before it are odd rows
         stable = motion(values[begin:], without=bands, seed=seed) if begin else whole
         returns, still = (False, False) if lasting else _outcome(stable)

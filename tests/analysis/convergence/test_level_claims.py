@@ -90,6 +90,13 @@ def test_claims_of_many_runs_agree(process, steps):
         assert contradictions(claims(process, [12, seed], steps=steps)[0]) == []
 
 
+@pytest.mark.parametrize("seed", [14, 21, 37])
+def test_a_collapse_may_leave_no_step_after_its_transient(seed):
+    found, _ = claims("collapse", seed, steps=300)
+    assert found["moves"].stated
+    assert not found["converged"].stated
+
+
 @pytest.mark.parametrize("seed", [37, 47, 72])
 def test_a_run_with_a_transient_moves(seed):
     """It may be too short to be a motion of the whole run; the shares moved."""
