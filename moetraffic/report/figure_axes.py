@@ -58,7 +58,8 @@ def set_axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
     elif axis.whole:
         tens = "iteration" in axis.label
         rows = side == "y"
-        of.set_major_locator(integer_ticks(length_in, tens=tens, rows=rows))
+        top = of.get_view_interval().max()
+        of.set_major_locator(integer_ticks(length_in, top, tens=tens, rows=rows))
     if axis.limits:
         axes.set(**{f"{side}lim": axis.limits})
     elif axis.from_zero:
@@ -112,9 +113,9 @@ def chosen_ticks(names: Any, most: int) -> tuple[list[int], list[str]]:
 
 
 def integer_ticks(
-    length_in: float, *, tens: bool = False, rows: bool = False
+    length_in: float, top: float, *, tens: bool = False, rows: bool = False
 ) -> MaxNLocator:
-    """Place few enough ticks that their numbers have space between them.
+    """Place few enough ticks that numbers up to ``top`` have space between them.
 
     Steps divide tens if ``tens``, as of iterations; else powers of 2 are among them.
     The numbers of ``rows`` are below each other, those of columns side by side.
@@ -122,7 +123,8 @@ def integer_ticks(
     if rows:
         most = max(1, int(length_in / (LINE * rcParams["font.size"] / 72)))
     else:
-        most = max(1, min(9, int(length_in / (5 * letter_in()))))
+        letters = 5 if tens else len(f"{top:.0f}") + 1
+        most = max(1, min(9 if tens else 16, int(length_in / (letters * letter_in()))))
     steps = [1, 2, 2.5, 5, 10] if tens else [1, 2, 4, 5, 8, 10]
     return MaxNLocator(most, integer=True, steps=steps, min_n_ticks=1)
 

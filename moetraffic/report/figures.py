@@ -6,12 +6,12 @@ Each figure has a headline, and below it a description of the underlying data.
 from __future__ import annotations
 
 import textwrap
+from math import floor, log10
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from matplotlib import colormaps, rcParams
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from scipy.ndimage import uniform_filter1d
 
 from moetraffic.errors import AnalysisError
 
@@ -89,7 +90,12 @@ def save(chart: Chart, path: str | Path, style: FigureStyle | None = None) -> Pa
     target, style = Path(path), style or FigureStyle()
     kind = picture_format(target)
     with style.applied():
-        draw(chart, style).savefig(target, format=kind, metadata=METADATA[kind])
+        figure = draw(chart, style)
+        # savefig draws a figure with a layout engine twice
+        if engine := figure.get_layout_engine():
+            engine.execute(figure)
+        figure.set_layout_engine("none")
+        figure.savefig(target, format=kind, metadata=METADATA[kind])
     return target
 
 
@@ -351,11 +357,15 @@ def _marks(axes: Axes, series: Series, smooth: int, scale: float) -> None:
             zorder=3,
         )
     elif smooth > 1 and not series.reference:
-        values = pd.Series(np.asarray(series.y, np.float64))
-        mean = values.rolling(smooth, center=True, min_periods=1).mean()
+        values = np.asarray(series.y, np.float64)
+        known = np.where(np.isfinite(values), 1.0, np.nan)
+        total, number = (
+            uniform_filter1d(np.nan_to_num(of), smooth, mode="constant")
+            for of in (values * known, known)
+        )
         thin = THIN | {"linewidth": THIN["linewidth"] * thick}
         axes.plot(series.x, values, **style | thin)
-        axes.plot(series.x, mean.where(values.notna()), **style, label=label)
+        axes.plot(series.x, known * total / number, **style, label=label)
     else:
         width = series.width * thick
         axes.plot(series.x, series.y, **style, linewidth=width, label=label)
@@ -387,9 +397,9 @@ def _heatmap(
     if isinstance(series.x[0], str):
         axes.set_xticks(*chosen_ticks(series.x, 16 if width_in > 3 else 6))
     else:
-        axes.xaxis.set_major_locator(integer_ticks(width_in))
+        axes.xaxis.set_major_locator(integer_ticks(width_in, at[-1]))
     # one precision for all heatmaps of a scale: all have values, or none
-    digits = ".1f" if float(colors.vmax or 0) >= 1 else ".2g"
+    digits = f".{max(1, 1 - floor(log10(colors.vmax or 1.0)))}f"
     texts = [
         "" if np.isnan(v) else f"{v:.0f}" if v >= 10 or v % 1 == 0 else f"{v:{digits}}"
         for v in cells.flat
@@ -412,6 +422,7 @@ def _heatmap(
                     ha="center",
                     va="center",
                     color="black" if light else "white",
+                    in_layout=False,  # it is in its cell
                 )
     return image
 

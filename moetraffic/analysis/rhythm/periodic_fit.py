@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.optimize import minimize_scalar
+import scipy
 
 from moetraffic.arrays import Float64
 
@@ -58,7 +58,7 @@ def without_period(levels: Float64) -> Iterator[tuple[Float64, Float64]]:
             rest: Float64 = x - basis @ np.linalg.lstsq(basis, x, rcond=None)[0]
             return rest
 
-        best = minimize_scalar(
+        best = scipy.optimize.minimize_scalar(
             lambda place: float((residual(place) ** 2).sum()),
             bounds=(max(top - 1, 0.25 * _FINER), min(top + 1, len(power) - 1)),
             method="bounded",

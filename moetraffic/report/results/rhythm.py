@@ -26,13 +26,16 @@ from moetraffic.report.chart import (
     line_colors,
 )
 from moetraffic.tables import Table
-from moetraffic.trace import ALL_TO_ALL, UNKNOWN_TIME, Trace
+from moetraffic.trace import ALL_TO_ALL, ROUTING, UNKNOWN_TIME, Trace
 from moetraffic.units import duration
 
 SHOWN = 3  # iterations in the timeline
 MOST_BARS = 6000
 MOST_ROWS = 64
 MOST_SOURCES = 24
+
+OTHERS = "other communication"
+"""Name of all but the all-to-alls of a phase in the timeline."""
 
 TIME_PARTS = (
     ("compute only", "#0072B2"),
@@ -54,20 +57,28 @@ def calls(
     layers: Collection[int] | None = None,
     phase: str | None = None,
 ) -> list[npt.NDArray[Any]]:
-    """List starts and ends [ns of rank 0's clock], ranks and phases of all-to-alls."""
-    found = trace.complete(trace.find(operation=ALL_TO_ALL, iterations=chosen))
+    """List starts and ends [ns of rank 0's clock], ranks and names of calls.
+
+    All-to-alls have the name of their phase, all others :data:`OTHERS`; the latter are
+    left out if ``layers`` or a ``phase`` are chosen.
+    """
+    found = trace.complete(trace.find(iterations=chosen))
+    phases = np.array(
+        [(s.operation == ALL_TO_ALL and s.phase) or OTHERS for s in trace.sites], object
+    )
     wanted = [
-        (layers is None or s.layer in layers) and phase in (None, s.phase)
-        for s in trace.sites
+        site.operation != ROUTING
+        and (layers is None or (site.layer in layers and name != OTHERS))
+        and phase in (None, name)
+        for site, name in zip(trace.sites, phases, strict=True)
     ]
     found = found[np.array(wanted, bool)[trace.occurrences.site[found]]]
-    phases = np.array([site.phase for site in trace.sites], object)
     parts: list[list[npt.NDArray[Any]]] = [[np.zeros(0, np.int64)] * 4]
     for part in timed(trace, found, with_wire=False):
         phase_of = phases[trace.occurrences.site[part.occurrence]][:, None]
         names = np.broadcast_to(phase_of, part.end.shape)
-        known = part.known & (names != "")
-        parts.append([e[known] for e in (part.begin, part.end, part.ranks, names)])
+        every = (part.begin, part.end, part.ranks, names)
+        parts.append([e[part.known] for e in every])
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
@@ -90,12 +101,13 @@ def timeline(
     layers: Collection[int] | None = None,
     phase: str | None = None,
 ) -> Chart | Missing:
-    """Draw each rank's all-to-alls as bars over time, colored by phase.
+    """Draw each rank's calls as bars over time, all-to-alls colored by phase.
 
-    ``layers`` and ``phase`` select some (None: all). ``reason`` explains why the trace
-    has no times, if known.
+    ``layers`` and ``phase`` select all-to-alls (None: all calls). ``reason`` explains
+    why the trace has no times, if known.
     """
-    title = "On-off timeline of the all-to-alls"
+    some = layers is not None or phase is not None
+    title = f"On-off timeline of {'all-to-alls' if some else 'all communication'}"
     chosen = _in_a_row(trace.iterations)
     start, end, rank, phases = calls(trace, chosen, layers=layers, phase=phase)
     if not len(start):
@@ -115,7 +127,7 @@ def timeline(
         note += f" The first {MOST_BARS} calls are drawn."
     origin = min([int(start[shown].min()), *begins.values()])
     series = []
-    for name in dict.fromkeys([*PHASE_COLORS, *sorted(set(phases[shown]))]):
+    for name in dict.fromkeys([OTHERS, *PHASE_COLORS, *sorted(set(phases[shown]))]):
         mine = shown & (phases == name)
         if not mine.any():
             continue
@@ -136,8 +148,8 @@ def timeline(
         for n, (i, begin) in enumerate(begins.items())
     )
     about = (
-        "From when the last rank has issued the all-to-all until it has ended on the "
-        "rank; times on rank 0's clock. Dotted lines: starts of iterations."
+        "From when the last rank has issued the call until it has ended on the rank; "
+        "times on rank 0's clock. Dotted lines: starts of iterations."
     )
     return Chart(
         key="timeline",
@@ -146,7 +158,7 @@ def timeline(
         columns=("length [ms]", "rank", "begin [ms]"),
         panels=(
             Panel(
-                x=Axis(label="time, all-to-alls only [ms]"),
+                x=Axis(label=f"time{', all-to-alls only' * some} [ms]"),
                 y=Axis(label="rank", reverse=True),
                 series=tuple(series),
                 rules=rules,
