@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import shlex
 import struct
 import sys
 import termios
@@ -242,6 +243,22 @@ def test_sentences_in_a_log_are_as_wide_as_its_tables(
     assert all(len(line) <= 120 or "x" * 200 in line for line in (first, *others))
     for command in commands:
         assert any(command in line for line in (first, *others))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_command_longer_than_a_terminal_is_whole_for_a_shell(
+    width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = " ".join(f"--option-{n} {n}" for n in range(40))
+    command = f"moetraffic verb 'my first run.h5' -o x.h5 --flag {options}"
+    Paper(width=width, force_terminal=True).say(f"Next: {command} (why)")
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert shlex.split(printed.replace("\\\n", "")) == shlex.split(
+        f"Next: {command} (why)"
+    )
+    assert not any(line.strip()[:1].isdigit() for line in lines)
 
 
 def test_a_number_and_its_unit_are_on_one_line(

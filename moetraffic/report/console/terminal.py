@@ -39,6 +39,9 @@ NUMBERS = {"int_parsing": "a whole number", "float_parsing": "a number"}
 COMMAND = re.compile(r"moetraffic (?:[^.,:;(]|[.,:](?=\S))+(?<! )")
 """A command in a sentence, up to the mark that ends it."""
 
+TOGETHER = re.compile(r"'[^']*'|(?<!\S)(?:moetraffic|-\S+) (?!-)")
+"""Parts of a command that are not broken: quoted text, an option and its value."""
+
 IN_QUANTITY = re.compile(r"(?<=\d) (?=(?:[kMGTP]?(?:B(?:/s)?|bps)|[mun]?s)(?!\w))")
 """The space between a number and its unit."""
 
@@ -67,21 +70,24 @@ class Paper(Console):
     def say(self, sentence: str, *, style: str = "") -> None:
         """Print sentences, wrapped: all lines but the first are indented.
 
-        A number and its unit are not separated.  Commands are not broken where they
-        fit into a line, and in a log a line that ends with one is left as it is, so
-        that they can be copied.
+        A number and its unit are not separated.  So that commands can be copied, they
+        are not broken where they fit into a line, else at options, with backslashes; in
+        a log, a line that ends with one is left as it is.
         """
 
         def unbroken(found: re.Match[str]) -> str:
-            fits = len(found[0]) + 2 <= self.width  # indented
-            return found[0].replace(" ", "\0") if fits else found[0]
+            if len(found[0]) + 2 <= self.width:  # indented
+                return found[0].replace(" ", "\0")
+            parts = TOGETHER.sub(lambda part: part[0].replace(" ", "\0"), found[0])
+            return parts.replace(" ", "\1 ")
 
         for line in sentence.split("\n"):
             ends = any(found.end() == len(line) for found in COMMAND.finditer(line))
-            width = self.width if self.is_terminal or not ends else len(line)
             whole = IN_QUANTITY.sub("\0", COMMAND.sub(unbroken, line))
-            text = indented(whole, width)
-            self.print(text.replace("\0", " "), soft_wrap=True, style=style)
+            width = self.width - ("\1" in whole)  # space for a backslash
+            text = indented(whole, width if self.is_terminal or not ends else 10**9)
+            text = text.replace("\1\n", " \\\n").replace("\1", "").replace("\0", " ")
+            self.print(text, soft_wrap=True, style=style)
 
     def show(self, results: Iterable[Any]) -> None:
         """Print tables and sentences."""
