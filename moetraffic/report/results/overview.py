@@ -275,10 +275,13 @@ def layout_known(meta: Meta) -> bool:
 
 
 def layout(trace: Trace) -> str:
-    """Describe the degrees of expert and data parallelism, as far as known."""
+    """Describe the degrees of parallelism, as far as known."""
     meta = trace.meta
     if layout_known(meta):
-        return f"ep {meta.ep}, dp {meta.dp}"
+        of = {"dp": meta.dp, "tp": meta.tp, "pp": meta.pp, "cp": meta.cp}
+        words = [f"{name} {n}" for name, n in of.items() if n > 1 or name == "dp"]
+        among = " among the same ranks" * (meta.ep > 1)
+        return f"{', '.join(words)}; ep {meta.ep}{among}"
     if meta.origin == "replayed":
         return LAYOUT_UNKNOWN
     known = any(s.phase or s.operation == ROUTING for s in trace.sites)
