@@ -1,16 +1,13 @@
-"""Duration and memory of a replay, estimated before it starts.
+"""Passes and memory of a replay, stated before it starts.
 
-Passes without gaps (``asap``, verification, warm-up) take as long as a rank had
-transfers in progress, on a network as fast as the captured run's; passes with gaps
-take as long as its iterations.  On a given network the duration is at least the lower
-bound of its complete passes (:mod:`.lower_bound`).
+Timed passes with gaps take as long as the captured iterations.  On a given network the
+duration is at least the lower bound of its complete passes (:mod:`.lower_bound`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from moetraffic.arrays import Int64
 from moetraffic.replay.execution.prepared import (
     BLOCK,
     LAUNCH_BYTES,
@@ -19,8 +16,7 @@ from moetraffic.replay.execution.prepared import (
     VIEW_BYTES,
 )
 from moetraffic.replay.plan.program import KINDS, Plan
-from moetraffic.replay.plan.program_builder import read_times
-from moetraffic.replay.plan.selection import Depth, blocks, takes_part
+from moetraffic.replay.plan.selection import Depth
 from moetraffic.replay.request import Request
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
@@ -31,11 +27,6 @@ TIMES_BYTES = 5 * 8
 
 PROGRAM_BYTES = 71
 """Bytes of one operation in a rank's program, without those per pair of ranks."""
-
-LEAST_S = 1.0
-"""A lower bound below this is not stated: starting the processes takes longer."""
-
-_BLOCK_CELLS = 1 << 20
 
 
 def captured_s(trace: Trace, plan: Plan) -> float:
@@ -102,73 +93,21 @@ def launch_bytes(plan: Plan, *, backend: str = "gloo") -> int:
     return int(np.where(number > PREPARED, most, total).sum())
 
 
-def transfers_s(trace: Trace, plan: Plan) -> tuple[float, int]:
-    """Compute how long transfers were in progress in the capture, s.
-
-    Of the rank for which that is longest.  A transfer lasts from the last member's call
-    to the last end; time in which several are in progress counts once.  Background
-    traffic has no times, and counts nothing.
-
-    Returns seconds, NaN if a transfer is unknown or there is none; and the number of
-    captured operations of the plan whose transfer is unknown.
-    """
-    (mine,) = np.nonzero(plan.occurrence >= 0)
-    occurrences, least = plan.occurrence[mine], np.iinfo(np.int64).min
-    spans: list[list[Int64]] = [[] for _ in range(plan.world)]  # [k, 2] ns
-    lacking = 0
-    for at in blocks(trace, occurrences, _BLOCK_CELLS):
-        these = occurrences[at]
-        members, part = trace.members(these), takes_part(trace, these)
-        issue, end = (read_times(trace, n, these, members) for n in ("issue", "end"))
-        timed = ((issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME) | ~part).all(axis=1)
-        lacking += int((~timed).sum())
-        span = np.stack([np.where(part, t, least).max(axis=1) for t in (issue, end)], 1)
-        for rank, of_rank in enumerate(spans):
-            of_rank.append(span[timed & (part & (members == rank)).any(axis=1)])
-    if lacking or not len(occurrences):
-        return float("nan"), lacking
-    return max(_covered_s(np.concatenate(s)) for s in spans), 0
-
-
-def _covered_s(spans: Int64) -> float:
-    """Compute the length of the union of intervals ``[k, 2]`` ns, s."""
-    begin, end = spans[np.argsort(spans[:, 0], kind="stable")].T
-    before = np.concatenate([begin[:1], np.maximum.accumulate(end)[:-1]])
-    return float(np.maximum(end - np.maximum(begin, before), 0).sum()) / 1e9
-
-
 def expectation(trace: Trace, plan: Plan, request: Request) -> str:
-    """State how long a replay takes and what memory it needs, in one sentence.
+    """State the passes of a replay, what is known of their duration, and the memory.
 
     ``trace`` is the one of the plan, rescaled.
     """
-    iterations = len(np.unique(plan.iteration))
     runs = request.repeat + 3 * request.pairs  # with, without, and empty ones
-    quick = (
-        request.passes - request.repeat + min(request.warm_up, iterations) / iterations
-    )
-    (moved, lacking), whole = transfers_s(trace, plan), captured_s(trace, plan)
-    if request.pace.timed:
-        paced = moved + max(whole - moved, 0.0) * request.pace.factor
-        takes, rests = runs * paced + quick * moved, "iterations and transfers"
-    else:
-        takes, rests = (runs + quick) * moved, "transfers"
-    number = np.count_nonzero(plan.occurrence >= 0)
-    if lacking == number:
-        unknown = "no times of transfers"
-    elif lacking:
-        unknown = f"times of {number - lacking:,} of {number:,} transfers"
-    else:
-        unknown = "no times of iterations"
-    parts, bound = [], "--capacity 400Gbps gives a lower bound"
-    if np.isfinite(takes):
-        parts.append(f"about {duration(takes)} if {rests} take as long as captured")
-    elif np.isfinite(whole) and not trace.meta.virtual:  # no network took its time
-        most = (runs + quick) * whole * max(1.0, request.pace.factor)
-        parts.append(
-            f"at most {duration(most)} if iterations take as long as captured (the "
-            f"trace has {unknown})"
-        )
+    passes = ["verification"] * (request.verify.depth is not Depth.NONE)
+    passes += ["warm-up"] * bool(request.warm_up)
+    passes.append(f"{request.repeat} timed run{'s' * (request.repeat > 1)}")
+    if request.pairs:
+        passes.append(f"{request.pairs} x 3 passes with and without background traffic")
+    parts = [f"passes: {', '.join(passes)}"]
+    whole = runs * captured_s(trace, plan) * request.pace.factor
+    if request.pace.timed and np.isfinite(whole) and not trace.meta.virtual:
+        parts.append(f"timed runs at pace {request.pace}: {duration(whole)}")
     if request.topology is not None or request.capacity is not None:
         # the network model takes long to import
         from .lower_bound import described, pass_bound_s, requested_network
@@ -178,22 +117,7 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
             verifying = request.verify.depth is Depth.FULL
             complete = request.repeat + request.pairs + verifying
             least = complete * pass_bound_s(trace, plan, network)
-            if least >= LEAST_S:
-                parts.append(f"at least {duration(least)} on {described(network)}")
-            bound = (
-                f"lower bound of transfers below {duration(LEAST_S)}, to which the "
-                "start of the processes is added"
-            )
-    if parts:
-        parts.append("plus the start of the processes")
-    expected = ", ".join(parts) or f"unknown, as the trace has {unknown} ({bound})"
-    passes = ["verification"] * (request.verify.depth is not Depth.NONE)
-    passes += ["warm-up"] * bool(request.warm_up)
-    passes.append(f"{request.repeat} timed run{'s' * (request.repeat > 1)}")
-    if request.pairs:
-        passes.append(f"{request.pairs} x 3 passes with and without background traffic")
+            parts.append(f"at least {duration(least)} on {described(network)}")
     memory = byte_size(memory_bytes(plan, request.repeat, backend=request.backend))
-    return (
-        f"expected duration ({', '.join(passes)}): {expected}; memory of all ranks "
-        f"together: up to {memory} beside that of torch"
-    )
+    parts.append(f"memory of all ranks together: up to {memory} beside that of torch")
+    return "; ".join(parts)

@@ -84,7 +84,7 @@ def test_as_ranks_of_another_launcher_rank_zero_tells(
     told, silent = ((tmp_path / f"before-{r}").read_text() for r in range(2))
     for word in (
         "21 operations of",
-        "expected duration",
+        "passes: verification",
         "before the replay, other proc",
     ):
         assert told.count(word) == 1
