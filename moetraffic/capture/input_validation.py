@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 LARGEST_COUNT = 2**31 - 1
+MOST_EXPERTS = 1 << 16
 OUTSIDE = -(1 << 40)
 """Every count of a demand whose ids contain one that is no expert, less that id.
 
@@ -53,10 +54,11 @@ def check_names_and_counts(**values: Any) -> None:
 
 def check_experts_per_token(k: int | None) -> None:
     """Check a number of experts per token, None if unknown."""
-    if k is not None and not (type(k) is int and 1 <= k <= LARGEST_COUNT):
+    if k is not None and not (type(k) is int and 1 <= k <= MOST_EXPERTS):
         raise CaptureError(
-            f"k is the number of experts per token, a whole number from 1 on, but "
-            f"{str(k)[:40]!r} was given: leave it out if it is unknown"
+            f"k is the number of experts per token, a whole number from 1 to "
+            f"{MOST_EXPERTS}, but {str(k)[:40]!r} was given: leave it out if it is "
+            "unknown"
         )
 
 

@@ -114,8 +114,9 @@ def evaluate(
     on_run
         Called after each policy with the number done and its name.
     options
-        OPTIONS of the command for the networks of a trace, instead of ``networks``, as
-        ``capacity="1Gbps", packets="100Mbps", reconfigure="1us"``.
+        OPTIONS of the command for the networks of a trace, instead of ``networks``:
+        texts with a unit, as ``capacity="1Gbps", reconfigure="1us"``, or numbers of
+        bytes a second and of seconds.
 
     Returns
     -------

@@ -80,7 +80,9 @@ def test_a_window_that_cannot_be_built_costs_itself_alone(
 
 @pytest.mark.parametrize("k", [0, -1, "two", True, 2**31])
 def test_experts_per_token_are_from_1_on(k: Any) -> None:
-    with pytest.raises(CaptureError, match="per token, a whole number from 1 on, but"):
+    with pytest.raises(
+        CaptureError, match="per token, a whole number from 1 to 65536, but"
+    ):
         Recorder("run.h5", k=k)
 
 

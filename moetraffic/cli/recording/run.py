@@ -49,7 +49,11 @@ def run(
         "", "Name of the router, for the metadata.", shown="the routers' classes"
     ),
     k: int | None = option(
-        None, "Experts per token (top-k), for noise floors.", min=1, shown="unknown"
+        None,
+        "Experts per token (top-k), for noise floors.",
+        min=1,
+        max=1 << 16,
+        shown="unknown",
     ),
     every: Every = 1,
     most_bytes: MaxSize = None,

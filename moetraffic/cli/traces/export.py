@@ -69,7 +69,8 @@ def export(
 ) -> None:
     """Convert a trace for simulators, benchmarks, viewers and data tools.
 
-    Whatever a format cannot represent is reported.
+    Whatever a format cannot represent is reported. The opposite, files of other tools
+    to a trace, is moetraffic import.
 
     Example: moetraffic export run.h5 --to htsim --pace asap -o run.cm
     """

@@ -80,7 +80,8 @@ def import_(
     """Convert profiles, execution traces, router traces, matrices or CSV to a trace.
 
     The bytes that a rank sent must equal those that the others received: otherwise
-    the call is named and no trace is written.
+    the call is named and no trace is written. The opposite, a trace to CSV and other
+    formats, is moetraffic export.
 
     Example: moetraffic import profiles/*.json.gz -o run.h5
     """
