@@ -1,13 +1,19 @@
-"""The suggestion to compile the hook, after a first capture."""
+"""Compiling the hook: a build that is ended, and the suggestion to build it."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from torch.utils import cpp_extension
 
+from moetraffic.capture.hook import native
+from moetraffic.cli import main
 from moetraffic.cli.recording.build import OFFERED, offer
 
 
@@ -61,3 +67,19 @@ def test_it_names_how_to_install_ninja(
     sys.stderr.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(shutil, "which", lambda t: None if t == "ninja" else t)
     assert "pip install" in told(capsys)
+
+
+def test_an_ended_build_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a demo whose report is drawn long before."""
+
+    def ended(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr(cpp_extension, "load", ended)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["build"]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(native.folders()[0].iterdir()) == []

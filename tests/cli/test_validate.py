@@ -135,7 +135,7 @@ def test_fits_are_pairs(
     pairs = [f"{kind}{n}.h5" for n in range(3) for kind in ("flat", "run")]
     assert main(["validate", "--fits", *pairs, "--only", "tests"]) == 1
     table = capsys.readouterr().out
-    assert "3 synthetic traces and the runs" in table
+    assert "3 synthetic traces against the runs" in table
     assert "FAILED" in table
 
 

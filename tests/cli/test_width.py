@@ -13,6 +13,7 @@ import termios
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from moetraffic.analysis import compare
 from moetraffic.cli import output
 from moetraffic.cli.app import VERBS, main
+from moetraffic.cli.recording import demo
 from moetraffic.data import path
 from moetraffic.report.console.terminal import Paper
 from moetraffic.tables import Table
@@ -160,6 +162,7 @@ def test_no_number_is_cut_of_what_takes_longer(
     for seed, name in enumerate(("long", "again") if LONG in SLOW[verb] else ()):
         output = f"--iterations 120 -o {tmp_path}/{name}.h5 --seed {seed}"
         assert main(f"generate --from {PRESET} {output}".split()) == 0
+    monkeypatch.setattr(demo, "compiled", nullcontext)  # a minute of a compiler
     check(verb, SLOW[verb], tmp_path, monkeypatch, capsys)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def build(
     # torch takes a second to import
     from moetraffic.capture.hook import native
 
+    # the demo and launchers end it so: what is half compiled is removed
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not as_json:
         console.print("compiling the hook, which takes about a minute ...")
     path, made = native.build(force=force)
