@@ -23,8 +23,8 @@ from .forecast.forecast_claims import forecast_claims, matrix_claim
 from .forecast.forecasting import forecast
 from .noise.skew_claims import skew_claims
 
-ABSOLUTE = ("imbalanced", "collapsed")
-"""Claims against the noise of a balanced router, not the variation of the run."""
+ABSOLUTE = ("imbalanced", "skewed", "collapsed")
+"""Claims about the loads themselves, not their variation: of a constant load, too."""
 
 
 def exchange_claims(

@@ -49,19 +49,31 @@ def test_one_moved_token_makes_a_matrix_change() -> None:
 
 
 def test_what_never_varies_is_measured_and_not_tested() -> None:
-    """Only the imbalance of an iteration is: its noise is not that of the run."""
+    """Only the loads themselves are: that they differ needs no variation."""
     skew = np.random.default_rng().multinomial(64, np.arange(1, 9) / 36, (1, 2, 1, 4))
     for demand in (routed(1), skew):
         trace = Trace.from_arrays(np.tile(demand, (40, 1, 1, 1, 1)), k=1)
         found = analyze(trace, parts=["claims"], horizons=[1])
         tested = {claim.name for claim in found.claims if not claim.untested}
-        assert tested == {"imbalanced", "collapsed"}
+        assert tested == {"imbalanced", "skewed", "collapsed"}
         rows = found.to_frame().set_index("statistic").value
         assert np.isnan(rows["claim.converged.stated"]).all()
         assert np.isnan(rows["claim.predictable.stated"]).all()
         lines = [str(one) for one in answer(found)]
         assert "Movement: load the same in every iteration (measured)." in lines
         assert not any("predictable" in one or "converged" in one for one in lines)
+
+
+def test_an_expert_that_never_receives_a_token_is_skew() -> None:
+    """Of loads that never vary, and of noisy ones."""
+    shares = np.array([1, 1, 1, 0, 1, 1, 1, 1]) / 7
+    noisy = np.random.default_rng().multinomial(448, shares, (40, 1, 1, 4))
+    constant = np.broadcast_to((448 * shares).round().astype(int), noisy.shape)
+    for demand in (noisy, constant):
+        found = analyze(Trace.from_arrays(demand, k=1), parts=["claims"], horizons=[1])
+        stated = {claim.name for claim in found.claims if claim.stated}
+        assert {"imbalanced", "skewed"} <= stated
+        assert any("starved: expert 3" in str(one) for one in answer(found))
 
 
 def test_one_iteration_shows_no_repetition() -> None:

@@ -233,6 +233,8 @@ def test_the_verdict_states_where_the_chosen_forecast_is_of_no_use() -> None:
     of_jobs = [replace(s, family="jobs") for s in found.scores]
     shared = verdict(replace(found, scores=tuple(of_jobs)))
     assert "times that of jobs that share nothing" in shared
+    assert "whether the runs have a period, which time shifts need, is not" in shared
+    assert "period" not in verdict(found)
     add = "All circuit policies evaluated take over 20 times the bound: add packets"
     assert add in said(0.7, 0.5, bound=21.0)
     assert add not in said(0.7, 0.5, bound=19.0)

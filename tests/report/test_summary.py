@@ -112,7 +112,8 @@ def test_a_constant_matrix_has_one_cv() -> None:
     found = _cells(np.tile([[[5, 2, 1, 1]]], (64, 1, 4, 1)))
     cv = np.std([5, 2, 1, 1]) / np.mean([5, 2, 1, 1])
     assert _load(found, "imbalanced").figure == pytest.approx(cv)
-    assert _load(found, "skewed").untested == "the same in every iteration"
+    assert _load(found, "skewed").figure == pytest.approx(cv)
+    assert _load(found, "moves").untested == "the same in every iteration"
     data, *_ = answer(found)
     assert "corrected" not in data.text
 
