@@ -146,7 +146,8 @@ def _largest(levels: Float64) -> LevelChange | None:
     jump = right[best] - left[best]
     # Step 2: whether most rows on either side differ: a few odd rows are no level.
     at = begin + int(split[best])
-    beside = levels[max(0, at - width) : at], levels[at : at + width]
+    first, last = max(0, at - width), min(at, steps - width)  # within the run
+    beside = levels[first : first + width], levels[last : last + width]
     before, after = (np.median(rows, axis=0) for rows in beside)
     if ((after - before) ** 2).sum() < (jump**2).sum() / 4:
         p_top = 1.0
