@@ -21,7 +21,7 @@ from .units import bit_rate, byte_rate, byte_size, duration, three_digits
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of all JSON that the command line prints (``docs/json.md``).
 
 It grows when a field is renamed, removed or changes its meaning, not when one is added.

@@ -54,7 +54,8 @@ class Claim:
     p: float = NAN  # of the null hypothesis, never 0; NaN where not tested
     figure: float = NAN  # size of what is claimed
     chance: float = NAN  # figure that is expected by chance
-    unit: str = ""  # of the figure: "iterations", "" for a ratio
+    unit: str = ""  # of the figure: "iterations", "share", "s"; "" for a ratio
+    measure: str = ""  # what the figure is: "CV of the mean load"
     low: float = NAN  # 95% interval of the figure
     high: float = NAN
     used: int = 0  # observations: iterations, cycles or bursts

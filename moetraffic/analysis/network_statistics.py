@@ -133,7 +133,7 @@ def packet_complexity(
     found = complexity(
         packets(matrices, number=number, diagonal=not of_wire, budget=PACKETS)
     )
-    if not np.isfinite(found.product):
+    if not np.isfinite(found.trace_complexity):
         notes.append(
             f"{source.where}: no complexity, since there are no two packets between "
             "different pairs"

@@ -53,7 +53,7 @@ def test_a_capture_is_analyzed_whole(captured: Path) -> None:
             )
             assert exchange.convergence is not None
             assert exchange.complexity is not None
-            assert 0 < exchange.complexity.product <= 1.2
+            assert 0 < exchange.complexity.trace_complexity <= 1.2
         spent = found.occupation
         assert spent is not None
         assert np.allclose(spent.shares.sum(axis=1), 1)

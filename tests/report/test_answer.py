@@ -709,8 +709,8 @@ def test_a_periodic_load_swings_about_its_level() -> None:
     text = line(analysis(always), "Movement")
     assert "converged (swings about one level throughout);" in text
     later = (
-        replace(level, unit="iteration"),
-        replace(level, unit="iteration", figure=40),
+        level,
+        replace(level, figure=40),
     )
     two = [exchange(n, one, period) for n, one in enumerate(later)]
     assert (

@@ -28,7 +28,7 @@ def at(one: Complexity, temporal: float, other: float) -> Complexity:
         one,
         temporal=temporal,
         non_temporal=other,
-        product=temporal * other,
+        trace_complexity=temporal * other,
         temporal_interval=(temporal - 0.02, temporal + 0.02),
         non_temporal_interval=(other - 0.01, other + 0.01),
         temporal_corrected=temporal * 0.9,

@@ -39,6 +39,7 @@ class Claim(Strict):
     figure: float | None
     chance: float | None
     unit: str
+    measure: str
     low: float | None
     high: float | None
     used: int
@@ -94,7 +95,7 @@ class Occupation(Strict):
 
 
 class Analysis(Strict):
-    schema_version: Literal[4]
+    schema_version: Literal[5]
     file: str
     summary: list[Line]
     claims: list[Claim]

@@ -236,7 +236,7 @@ def _moves(
         "statement": f"its shares move over the run{over}" if found.moves else "",
         "p": min(p),
         "figure": figure,
-        "unit": "times the variance of sampling noise",
+        "measure": "variance over that of sampling noise",
     }
 
 
@@ -274,7 +274,7 @@ def _converged(found: Movement, when: Int64) -> Part:
         **part,
         # of a walk; without motion, of a transient, rejected at this iteration
         "p": NAN if fit is None else LEVEL if found.still else fit.p_walk,
-        "unit": "iteration",
+        "unit": "iterations",
         "flags": (*part.get("flags", ()), *flags),
     }
 
@@ -318,7 +318,7 @@ def _level_change(found: Movement, when: Int64) -> Part:
         "outcome": _decided(bool(found.changes)),
         "statement": "",
         "p": found.p_change,
-        "unit": "iteration",
+        "unit": "iterations",
     }
     if found.changes:
         largest = min(found.changes, key=lambda change: change.p)
@@ -360,7 +360,8 @@ def _trend(found: Movement, x: Float64) -> Part:
         else "",
         "p": NAN if fit is None else fit.p_trend,
         "figure": figure,
-        "unit": "total variation distance of the ends",
+        "unit": "share",
+        "measure": "total variation distance of the ends",
         "flags": tuple(flags),
     }
 

@@ -92,7 +92,7 @@ def skewed(
         outcome=Outcome.NO_EVIDENCE,
         statement="",
         null="experts that expect the same load, under the motion and noise of the run",
-        unit="CV of the mean load",
+        measure="CV of the mean load",
         used=steps,
         left_out=len(x) - steps,
     )

@@ -119,7 +119,7 @@ def _predictable(
         figure=found.value,
         low=found.low,
         high=found.high,
-        unit=f"share below the MSE of {PAST}",
+        measure=f"share below the MSE of {PAST}",
         used=steps,
         needs=steps_needed(horizon.horizon),
         horizon=horizon.horizon,

@@ -83,7 +83,7 @@ def improvement(verdict: Verdict, *, about: str, steps: int) -> Claim:
         figure=found.value,
         low=found.low,
         high=found.high,
-        unit=f"share below the MSE of {other}",
+        measure=f"share below the MSE of {other}",
         used=steps,
         needs=steps_needed(verdict.horizon),
         horizon=verdict.horizon,

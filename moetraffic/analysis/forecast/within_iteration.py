@@ -42,17 +42,17 @@ class WithinIteration:
     steps: int  # iterations that were used
     origins: int = 0  # forecasts of the test part
     cells: int = 0  # cells of the target that were forecast
-    same: float  # share of iterations in which the target equals the first dispatch
-    transposed: float  # or its transpose; NaN where the shapes do not allow it
-    best: str = ""  # chosen on the validation part: "same", "transposed", ...
+    equal_share: float  # of iterations in which the target equals the first dispatch
+    transposed_share: float  # or its transpose; NaN where the shapes differ
+    best: str = ""  # chosen on the validation part: "first dispatch", "transposed" ...
     past: str = ""  # best history-based forecaster, chosen there too
     mse: float = NAN  # mean squared error
-    past_mse: float = NAN
+    history_mse: float = NAN
     skill: float = NAN  # 1 - MSE / MSE of the best history-based forecaster
     skill_low: float = NAN  # 95% confidence interval
     skill_high: float = NAN
     hot_recall: float = NAN
-    past_hot_recall: float = NAN
+    history_hot_recall: float = NAN
     verdict: Verdict
     reason: str = ""
 
@@ -166,14 +166,14 @@ def _forecast(
     wide = max(int(np.prod(x.shape[1:])) + int(np.prod(y.shape[1:])), 1)
     keep = min(len(x), max(VALUES // wide, 64))
     x, y = x[len(x) - keep :], y[len(y) - keep :]
-    same, transposed = identities(x, y)
+    equal, transposed = identities(x, y)
 
     def unavailable(why: str) -> WithinIteration:
         return WithinIteration(
             target=name,
             steps=keep,
-            same=same,
-            transposed=transposed,
+            equal_share=equal,
+            transposed_share=transposed,
             verdict=unknown_verdict(of=name, horizon=0, reason=why),
             reason=why,
         )
@@ -194,7 +194,7 @@ def _forecast(
     past, how = past_forecast(real, cut, tried)
     made = {PAST: past}
     if x.shape == y.shape:
-        made["same"] = np.asarray(flat[:, some_y], np.float64)
+        made["first dispatch"] = np.asarray(flat[:, some_y], np.float64)
         if np.isfinite(transposed):
             turned = x.transpose(0, 2, 1).reshape(flat.shape)[:, some_y]
             made["transposed"] = np.asarray(turned, np.float64)
@@ -230,17 +230,17 @@ def _forecast(
         steps=keep,
         origins=len(at),
         cells=cells,
-        same=same,
-        transposed=transposed,
+        equal_share=equal,
+        transposed_share=transposed,
         best=best,
         past=how,
         mse=float(square.sum() / known.sum()),
-        past_mse=float(base_square.sum() / known.sum()),
+        history_mse=float(base_square.sum() / known.sum()),
         skill=skill.value,
         skill_low=skill.low,
         skill_high=skill.high,
         hot_recall=mean_of_known(hot_recall(f, target, hot)),
-        past_hot_recall=mean_of_known(hot_recall(base, target, hot)),
+        history_hot_recall=mean_of_known(hot_recall(base, target, hot)),
         verdict=Verdict(
             of=name,
             horizon=0,

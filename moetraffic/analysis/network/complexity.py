@@ -81,7 +81,7 @@ class Complexity:
 
     temporal: float  # T: 1 no temporal structure, near 0 strong
     non_temporal: float  # NT: 1 all pairs equally frequent
-    product: float  # Psi = T NT
+    trace_complexity: float  # Psi = T NT
     temporal_interval: Interval  # 95 %, from the spread over windows
     non_temporal_interval: Interval
     product_interval: Interval
@@ -98,7 +98,7 @@ class Complexity:
     windows: int  # of the sequence
     whole: bool  # whether those are all packets of the trace
     order: str  # of the packets in a matrix
-    quantum: int  # bytes or token copies per packet
+    packet_size: int  # bytes or token copies per packet
     compressor: str
     shuffles: int
     seed: int
@@ -161,7 +161,7 @@ def complexity(sequence: Packets, *, seed: int = 0) -> Complexity:
     return Complexity(
         temporal=values[0],
         non_temporal=values[1],
-        product=values[2],
+        trace_complexity=values[2],
         temporal_interval=intervals[0],
         non_temporal_interval=intervals[1],
         product_interval=intervals[2],
@@ -178,7 +178,7 @@ def complexity(sequence: Packets, *, seed: int = 0) -> Complexity:
         windows=len(borders) - 1,
         whole=sequence.whole,
         order=sequence.order,
-        quantum=sequence.quantum,
+        packet_size=sequence.packet_size,
         compressor=COMPRESSOR,
         shuffles=SHUFFLES,
         seed=seed,

@@ -44,7 +44,7 @@ class Packets:
     borders: Int64  # [windows + 1] boundaries of the windows
     pairs: int  # K cells that could send: R(R-1) for ranks
     order: str  # of the packets of a matrix
-    quantum: int  # amount (bytes, token copies) per packet
+    packet_size: int  # amount (bytes, token copies) per packet
     matrices: int  # number of matrices with packets in the sequence
     whole: bool  # whether all matrices are included completely
 
@@ -72,7 +72,7 @@ def packets(
     *,
     number: int,
     diagonal: bool = False,
-    quantum: int | None = None,
+    packet_size: int | None = None,
     budget: int = BUDGET,
     windows: int = WINDOWS,
     seed: int = 0,
@@ -81,9 +81,9 @@ def packets(
 
     Window i begins at matrix ``i n / windows`` and extends without gaps until its share
     of the budget is used or the next window begins; short series are used completely.
-    A cell emits one packet per quantum, with the remainder carried over to the next
-    matrix, so that shares are preserved for any quantum; the initial carry of a window
-    is random.
+    A cell emits one packet per ``packet_size``, with the remainder carried over to the
+    next matrix, so that shares are preserved for any size; the initial carry of a
+    window is random.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def packets(
     diagonal
         Whether rank-local traffic counts, for square matrices; in others every cell
         counts.
-    quantum
+    packet_size
         Amount per packet; 1: each byte or token copy is a packet.  None: the
         smallest power of two with which windows of the budget hold
         :data:`MATRICES` matrices, going by the first matrix of each window.
@@ -111,10 +111,10 @@ def packets(
     AnalysisError
         If amounts are negative or not integers, or an argument is out of range.
     """
-    if min(budget, windows, 1 if quantum is None else quantum) < 1:
+    if min(budget, windows, 1 if packet_size is None else packet_size) < 1:
         raise AnalysisError(
-            f"packets are drawn with a budget, windows and a quantum of at least 1, "
-            f"not {budget}, {windows} and {quantum}: choose larger ones"
+            "packets are drawn with a budget, windows and a packet size of at least 1, "
+            f"not {budget}, {windows} and {packet_size}: choose larger ones"
         )
     starts = np.unique(np.arange(windows) * number // windows)[:number]
 
@@ -124,15 +124,17 @@ def packets(
     firsts = [cells(int(s), int(s) + 1) for s in starts]
     pairs = (firsts[0] if firsts else cells(0, 0)).shape[1]
     share = max(1, budget // max(1, len(starts)))
-    if quantum is None:
+    if packet_size is None:
         typical = float(np.mean([f.sum(dtype=np.float64) for f in firsts] or [0.0]))
         wanted = typical * min(MATRICES, max(1.0, number / max(1, len(starts)))) / share
-        quantum = 1 << max(0, int(np.ceil(np.log2(max(wanted, 1.0)))))
+        packet_size = 1 << max(0, int(np.ceil(np.log2(max(wanted, 1.0)))))
     rng = np.random.default_rng(seed)
     taken, seen, whole = [np.zeros(0, np.int64)], 0, True
     for start, stop in pairwise([*starts.tolist(), number]):
-        carry = np.asarray(rng.integers(0, quantum, pairs), np.int64)
-        part, used, ended = _window(cells, (start, stop), carry, quantum, share, rng)
+        carry = np.asarray(rng.integers(0, packet_size, pairs), np.int64)
+        part, used, ended = _window(
+            cells, (start, stop), carry, packet_size, share, rng
+        )
         taken.append(part)
         seen += used
         whole &= ended
@@ -141,7 +143,7 @@ def packets(
         borders=np.cumsum([len(part) for part in taken], dtype=np.int64),
         pairs=pairs,
         order=ORDER,
-        quantum=quantum,
+        packet_size=packet_size,
         matrices=seen,
         whole=whole,
     )
@@ -170,7 +172,7 @@ def _window(
     read: Callable[[int, int], Int64],
     span: tuple[int, int],
     carry: Int64,
-    quantum: int,
+    packet_size: int,
     share: int,
     rng: np.random.Generator,
 ) -> tuple[Int64, int, bool]:
@@ -181,8 +183,8 @@ def _window(
     while at < stop and have < share:
         cells = read(at, min(stop, at + step))
         before = carry + np.cumsum(cells, axis=0) - cells
-        counts = (before + cells) // quantum - before // quantum
-        carry = (carry + cells.sum(axis=0)) % quantum
+        counts = (before + cells) // packet_size - before // packet_size
+        carry = (carry + cells.sum(axis=0)) % packet_size
         # a block may exceed the budget: keep the matrices within it and one more
         reached = np.cumsum(counts.sum(axis=1))
         wanted = int(np.searchsorted(reached, share - have)) + 1

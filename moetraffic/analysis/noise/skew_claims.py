@@ -188,7 +188,7 @@ def _imbalanced(load: Int64, tokens: Float64 | None, k: int) -> Claim:
             f"noise, by a CV of {cv:.3g}"
         ),
         p=p,
-        unit="CV in an iteration",
+        measure="CV in an iteration",
         figure=float(cv),
         low=float(low),
         high=float(high),
@@ -209,7 +209,7 @@ def _hot_set_retained(load: Int64, seed: int) -> Claim:
     if len(load) < needs:
         return _too_few(claim, needs)
     of = f"the {hot} hottest" if hot > 1 else "the hottest"
-    claim = replace(claim, unit=f"share of {of} of {experts}")
+    claim = replace(claim, unit="share", measure=f"share of {of} of {experts}")
     rng = np.random.default_rng(seed)
     totals = _totals(load)
     # ties are broken at random: a fixed order would retain experts
@@ -294,7 +294,8 @@ def _collapsed(load: Int64, tokens: Float64 | None, k: int) -> Claim:
             f"take{'s' * (k == 1)} {taken.mean():.1%} of the copies"
         ),
         p=bound,
-        unit="share of the copies",
+        unit="share",
+        measure="share of the copies",
         figure=float(taken.mean()),
         low=float(taken.min()),
         high=float(taken.max()),

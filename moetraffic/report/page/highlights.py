@@ -96,7 +96,7 @@ def tiles(trace: Trace, analysis: Analysis) -> Iterator[Tile]:
         )
     found = [e.complexity for e in analysis.exchanges if e.complexity]
     # of 2 ranks each has one partner, in 2 pairs
-    product = mean([each.product for each in found if each.pairs > 2])
+    product = mean([each.trace_complexity for each in found if each.pairs > 2])
     if np.isfinite(product):
         yield Tile(
             value=f"{product:.3f}",

@@ -46,7 +46,7 @@ def complexity_chart(
     Bars are 95% intervals over windows. ``reason`` explains why nothing is known, if it
     is.
     """
-    known = {n: c for n, c in found.items() if np.isfinite(c.product)}
+    known = {n: c for n, c in found.items() if np.isfinite(c.trace_complexity)}
     if not known:
         why = reason or "no packets between different ranks were observed"
         return Missing(title=TITLE, reason=why)
@@ -89,8 +89,9 @@ def complexity_chart(
         )
     one = every[0]
     about = (
-        f"{one.records:,} packets between different ranks, each of {one.quantum} token "
-        f"copies (bytes, where copies are not known), {one.order} within an iteration, "
+        f"{one.records:,} packets between different ranks, each of {one.packet_size} "
+        "token copies (bytes, where copies are not known), "
+        f"{one.order} within an iteration, "
         f"compressed by {one.compressor} (Avin et al., SIGMETRICS 2020). NT = 1: all "
         "pairs are equally likely; T = 1: no order in time; bars: 95% of NT and T over "
         "windows; a compressor finds only part of the order, which makes T too large: "

@@ -107,7 +107,7 @@ def _claims(analysis: Analysis) -> list[Table]:
         )
     nulls = (
         f"{claim.name}: null hypothesis: {claim.null}"
-        + (f"; figure: {claim.unit}" if claim.unit else "")
+        + (f"; figure: {of}" if (of := claim.measure or claim.unit) else "")
         for claim in analysis.claims
     )
     limits = (
@@ -128,7 +128,7 @@ def _claims(analysis: Analysis) -> list[Table]:
 
 def _estimate(claim: Claim) -> tuple[object, object]:
     """Return figure and interval; an excess over noise that is clipped has neither."""
-    if claim.figure == 0 < claim.high and claim.unit.startswith("CV"):
+    if claim.figure == 0 < claim.high and claim.measure.startswith("CV"):
         return "not above noise", f"at most {claim.high:.4g}"
     return claim.figure, (claim.low, claim.high)
 
@@ -255,7 +255,7 @@ def _network(exchanges: list[ExchangeAnalysis]) -> Table:
 
 def _complexity(exchanges: list[ExchangeAnalysis]) -> Table:
     rows = [
-        (e.layer, rank_span(e.ranks), of.temporal, of.non_temporal, of.product)
+        (e.layer, rank_span(e.ranks), of.temporal, of.non_temporal, of.trace_complexity)
         for e in exchanges
         if (of := e.complexity) is not None
     ]

@@ -56,7 +56,7 @@ def figure_of(claims: Sequence[Claim]) -> str:
     if figure == REDUCED:
         return f"MSE {above_or_below(known)} {PAST_MEAN}"
     text = figure.format(range_of(known, form))
-    if claims[0].unit == "iteration" and min(known) < max(known):
+    if claims[0].name in ("converged", "level change") and min(known) < max(known):
         text += ", depending on the layer"
     chance = [claim.chance for claim in claims if np.isfinite(claim.chance)]
     return f"{text}, {range_of(chance, form)} by chance" if chance else text

@@ -33,9 +33,9 @@ def test_the_four_phases_are_known_with_the_first():
         {"combine": back, "combine_grad": sent, "dispatch_grad": back},
         lead_s={"combine": 0.004, "combine_grad": 0.2},
     )
-    assert [s.best for s in found] == ["transposed", "same", "transposed"]
-    assert [s.transposed for s in found] == [1, 0, 1]
-    assert [s.same for s in found] == [0, 1, 0]
+    assert [s.best for s in found] == ["transposed", "first dispatch", "transposed"]
+    assert [s.transposed_share for s in found] == [1, 0, 1]
+    assert [s.equal_share for s in found] == [0, 1, 0]
     for sight in found:
         assert sight.skill == 1
         assert sight.mse == 0
@@ -54,7 +54,7 @@ def test_a_phase_that_is_nearly_the_transpose_is_found_out():
     assert identities(sent, back) == (0, 59 / 60)
     (found,) = within_iteration(sent, {"combine": back})
     assert found.best == "transposed"
-    assert found.transposed == 59 / 60
+    assert found.transposed_share == 59 / 60
 
 
 def test_a_later_layer_is_told_by_the_loads_of_the_first():
@@ -80,7 +80,7 @@ def test_a_correction_is_worth_what_the_surprises_share():
     (found,) = within_iteration(x, {"y": y})
     assert found.best.startswith("regression")
     assert found.past.startswith("ar")
-    assert found.past_mse == pytest.approx(1, rel=0.05)
+    assert found.history_mse == pytest.approx(1, rel=0.05)
     assert found.skill == pytest.approx(0.5, abs=0.03)
     assert found.skill_low < 0.5 < found.skill_high
 
@@ -88,7 +88,7 @@ def test_a_correction_is_worth_what_the_surprises_share():
 def test_what_has_nothing_to_do_with_the_first_is_left_to_the_past():
     (found,) = within_iteration(shocks((2000, 6), 4), {"other": shocks((2000, 6), 5)})
     assert found.best == PAST or abs(found.skill) < 0.02
-    assert found.past_mse == pytest.approx(9, rel=0.1)
+    assert found.history_mse == pytest.approx(9, rel=0.1)
 
 
 def test_what_comes_does_not_change_what_was_forecast_of_it():
@@ -167,8 +167,8 @@ def test_real_phases_repeat_the_first_dispatch(captured: Path):
                 "next layer": matrices(later, "dispatch"),
             },
         )
-    assert [s.transposed for s in found[:3]] == [1, 0, 1]
-    assert found[1].same == 1
+    assert [s.transposed_share for s in found[:3]] == [1, 0, 1]
+    assert found[1].equal_share == 1
     assert all(s.skill == 1 for s in found[:3])
-    assert found[3].same < 1
+    assert found[3].equal_share < 1
     assert not found[3].reason

@@ -22,7 +22,7 @@ def sequence(pair: np.ndarray, pairs: int, windows: int = 8) -> Packets:
         borders=np.linspace(0, len(pair), windows + 1).astype(np.int64),
         pairs=pairs,
         order="random",
-        quantum=1,
+        packet_size=1,
         matrices=len(pair),
         whole=True,
     )
@@ -56,13 +56,13 @@ def test_independent_packets_have_no_structure_in_time():
     limit = entropy / np.log2(56)
     assert found.non_temporal == pytest.approx(limit, rel=0.02)
     assert found.non_temporal_limit == pytest.approx(limit, rel=0.01)
-    assert found.product == pytest.approx(found.temporal * found.non_temporal)
+    assert found.trace_complexity == pytest.approx(found.temporal * found.non_temporal)
 
 
 def test_the_uniform_trace_is_the_most_complex():
     pair = np.random.default_rng(0).integers(0, 56, 30_000)
     found = complexity(sequence(pair, 56))
-    for value in (found.temporal, found.non_temporal, found.product):
+    for value in (found.temporal, found.non_temporal, found.trace_complexity):
         assert value == pytest.approx(1, abs=0.01)
     assert found.uniform_bits == pytest.approx(np.log2(56), rel=0.05)
 
@@ -145,7 +145,7 @@ def test_intervals_hold_what_longer_runs_of_the_source_show():
 def test_the_intervals_coverage():
     rng = np.random.default_rng(8)
     many = [complexity(sequence(_runs(rng), 12), seed=n) for n in range(200)]
-    for name in ("temporal", "non_temporal", "product"):
+    for name in ("temporal", "non_temporal", "trace_complexity"):
         truth = np.mean([getattr(c, name) for c in many])
         ends = np.array([getattr(c, f"{name}_interval") for c in many])
         held = (ends[:, 0] <= truth) & (truth <= ends[:, 1])
@@ -182,7 +182,7 @@ def test_the_seed_decides_and_nothing_else():
 @pytest.mark.parametrize(("number", "pairs"), [(0, 0), (0, 12), (1, 12), (50, 1)])
 def test_what_cannot_be_told_is_nan(number, pairs):
     found = complexity(sequence(np.zeros(number, np.int64), pairs, windows=1))
-    assert np.isnan([found.temporal, found.non_temporal, found.product]).all()
+    assert np.isnan([found.temporal, found.non_temporal, found.trace_complexity]).all()
     assert np.isnan(found.temporal_interval).all()
     assert np.isnan([found.temporal_corrected, found.entropy_bits]).all()
 

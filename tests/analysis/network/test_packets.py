@@ -43,7 +43,7 @@ def test_the_seed_decides_the_order():
 def test_short_series_are_taken_whole(ranks, number, seed, windows):
     rng = np.random.default_rng(seed)
     matrices = rng.integers(0, 5, (number, ranks, ranks))
-    found = drawn(matrices, quantum=1, windows=windows)
+    found = drawn(matrices, packet_size=1, windows=windows)
     off = matrices[:, ~np.eye(ranks, dtype=bool)]
     assert found.whole
     assert found.pairs == ranks * (ranks - 1)
@@ -59,7 +59,7 @@ def test_a_budget_takes_contiguous_windows_from_all_over():
     matrices = np.zeros((100, 11, 11), np.int64)
     off = np.flatnonzero(~np.eye(11, dtype=bool).ravel())
     matrices.reshape(100, -1)[np.arange(100), off[:100]] = 1
-    found = drawn(matrices, quantum=1, budget=20, windows=4)
+    found = drawn(matrices, packet_size=1, budget=20, windows=4)
     assert found.pair.tolist() == [t + n for t in (0, 25, 50, 75) for n in range(5)]
     assert found.borders.tolist() == [0, 5, 10, 15, 20]
     assert not found.whole
@@ -74,10 +74,10 @@ def test_a_reader_is_read_in_blocks_and_gives_the_same():
         asked.append((first, last))
         return matrices[first:last]
 
-    by_reader = packets(read, number=300, quantum=1, budget=500, windows=3)
+    by_reader = packets(read, number=300, packet_size=1, budget=500, windows=3)
     assert (
         by_reader.pair.tolist()
-        == drawn(matrices, quantum=1, budget=500, windows=3).pair.tolist()
+        == drawn(matrices, packet_size=1, budget=500, windows=3).pair.tolist()
     )
     assert max(last - first for first, last in asked) <= 64
     assert sum(last - first for first, last in asked) < 300
@@ -86,7 +86,7 @@ def test_a_reader_is_read_in_blocks_and_gives_the_same():
 def test_a_large_quantum_keeps_the_shares():
     matrices = np.zeros((400, 3, 3), np.int64)
     matrices[:, 0, 1], matrices[:, 0, 2], matrices[:, 1, 0] = 700, 200, 100
-    found = drawn(matrices, quantum=4096, windows=1)
+    found = drawn(matrices, packet_size=4096, windows=1)
     assert found.pair.size == pytest.approx(400 * 1000 / 4096, abs=3)
     share = np.bincount(found.pair, minlength=6) / found.pair.size
     assert share[:3] == pytest.approx([0.7, 0.2, 0.1], abs=0.02)
@@ -95,10 +95,10 @@ def test_a_large_quantum_keeps_the_shares():
 def test_unless_told_the_quantum_lets_windows_hold_many_matrices():
     matrices = np.random.default_rng(1).integers(0, 1 << 20, (2000, 8, 8))
     found = drawn(matrices, budget=1 << 16)
-    assert found.quantum > 1
+    assert found.packet_size > 1
     assert found.matrices >= 8 * 40
     assert found.pair.size <= 1 << 16
-    assert drawn(matrices >> 18, budget=1 << 22).quantum == 1
+    assert drawn(matrices >> 18, budget=1 << 22).packet_size == 1
 
 
 def test_demand_counts_every_expert_and_the_diagonal_where_asked():
