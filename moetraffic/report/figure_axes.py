@@ -58,7 +58,7 @@ def set_axis(axes: Axes, side: str, axis: Axis, length_in: float) -> None:
     elif axis.whole:
         tens = "iteration" in axis.label
         rows = side == "y"
-        top = of.get_view_interval().max()
+        top = max(of.get_view_interval())
         of.set_major_locator(integer_ticks(length_in, top, tens=tens, rows=rows))
     if axis.limits:
         axes.set(**{f"{side}lim": axis.limits})
