@@ -44,6 +44,9 @@ Outcome = Literal["passed", "failed", "cannot be judged"]
 FEWEST = 3
 """Minimum number of real runs, or of fits, to estimate how runs vary."""
 
+USUAL = 7
+"""Number that is asked for if there are fewer: enough at most settings."""
+
 CHANGE = 0.2
 """Change of max/mean for which the power is stated."""
 
@@ -299,7 +302,7 @@ def _power(
     """Compute the power against changes of max/mean, and the runs that it needs."""
     if not spread:
         return Power(
-            change=CHANGE, probability=0.0, detectable=float("nan"), needed=FEWEST
+            change=CHANGE, probability=0.0, detectable=float("nan"), needed=USUAL
         )
     shift = {change: shifts(real, change) for change in CHANGES}
     found = {change: detected(spread, each) for change, each in shift.items()}
@@ -320,7 +323,7 @@ def _needed(
 ) -> int:
     """Number of runs at which a shift is found with probability OFTEN; 0: too many."""
     if runs < FEWEST:  # in how many directions they vary is not known
-        return FEWEST
+        return USUAL
     for number in range(runs, MOST_RUNS + 1):
         more = {
             name: replace(each, runs=number, factor=factor(number))

@@ -145,8 +145,8 @@ def test_one_run_is_too_few_with_exit_code_3(
     monkeypatch.chdir(folder)
     assert main(["validate", "even.h5", "--against", "run1.h5"]) == 3
     said = unwrapped(capsys.readouterr().out)
-    assert "cannot be judged: too few real runs (needs 3, has 1)" in said
-    assert "needed: 2 further real runs like" in said
+    assert "cannot be judged: too few real runs (needs 7, has 1)" in said
+    assert "needed: 6 further real runs like" in said
     assert "unknown: not all given runs are of moetraffic capture" in said
 
 
@@ -166,17 +166,17 @@ def test_a_size_that_no_real_run_has_cannot_be_judged(
     said = capsys.readouterr().out
     assert "the real runs are of another size (k 2 against 1)" in said
     command = "moetraffic capture -o rerun$n.h5 --nproc 4"
-    assert f"needed: 3 real runs: for n in 1 2 3; do {command} --k 2 " in said
-    again = "moetraffic validate large.h5 --against rerun1.h5 rerun2.h5 rerun3.h5"
+    assert f"needed: 7 real runs: for n in 1 2 3 4 5 6 7; do {command} --k 2 " in said
+    again = "moetraffic validate large.h5 --against rerun1.h5 rerun2.h5 rerun3.h5 "
     assert f"done; {again}" in said
     chosen = "--layers 3 --iterations 2: --ranks-per-host 2 "
     for options in ("", chosen):
         asked = ["validate", "even.h5", *options.split(), "--against", real[1]]
         assert main(asked) == 3
         assert (
-            f"needed: 2 further real runs: for n in 1 3; do {command} --k 1 "
+            f"needed: 6 further real runs: for n in 1 3 4 5 6 7; do {command} --k 1 "
             f"--data-seed $n; done; moetraffic validate even.h5 {options}--against "
-            "known2.h5 rerun1.h5 rerun3.h5"
+            "known2.h5 rerun1.h5 rerun3.h5 rerun4.h5 "
         ) in unwrapped(capsys.readouterr().out)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import AnalysisError
-from moetraffic.validation.acceptance import CHANGE, FEWEST, accept, accept_fits
+from moetraffic.validation.acceptance import CHANGE, USUAL, accept, accept_fits
 from moetraffic.validation.features import Features, count_features
 from moetraffic.validation.figures import LEVEL
 
@@ -97,7 +97,7 @@ def test_too_few_runs_cannot_judge(
     assert not found.passed
     assert found.classifier is None
     assert found.power.probability < 0.5
-    assert found.power.needed == FEWEST
+    assert found.power.needed == USUAL
 
 
 @pytest.mark.slow

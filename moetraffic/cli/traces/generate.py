@@ -285,11 +285,11 @@ def _next(
     )
     if (made.world, made.experts, made.k) == (run.world, run.experts, run.k):
         return None
-    from moetraffic.validation.acceptance import FEWEST
+    from moetraffic.validation.acceptance import USUAL
 
     return (
         f"validation at this size (moetraffic validate {output} --against rerun*.h5) "
-        f"needs {lacking_runs(FEWEST, str(source), [run], made, resized=True)}"
+        f"needs {lacking_runs(USUAL, str(source), [run], made, resized=True)}"
     )
 
 

@@ -63,9 +63,10 @@ def validate(
 ) -> None:
     """Test whether a synthetic trace differs from real runs.
 
-    Exit code 1 if it does, 3 if there are too few real runs to judge.  Real runs are
-    reruns of one training (capture --data-seed), or runs of other seeds: a synthetic
-    trace passes if it is as close to them as they are to each other.
+    Exit code 1 if it does, 3 if there are too few real runs to judge: at least three
+    are needed, and seven are enough for most trainings.  Real runs are reruns of one
+    training (capture --data-seed), or runs of other seeds: a synthetic trace passes if
+    it is as close to them as they are to each other.
 
     Example: moetraffic validate synthetic.h5 --against run1.h5 run2.h5 run3.h5
     """
