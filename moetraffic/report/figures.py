@@ -90,12 +90,7 @@ def save(chart: Chart, path: str | Path, style: FigureStyle | None = None) -> Pa
     target, style = Path(path), style or FigureStyle()
     kind = picture_format(target)
     with style.applied():
-        figure = draw(chart, style)
-        # savefig draws a figure with a layout engine twice
-        if engine := figure.get_layout_engine():
-            engine.execute(figure)
-        figure.set_layout_engine("none")
-        figure.savefig(target, format=kind, metadata=METADATA[kind])
+        draw(chart, style).savefig(target, format=kind, metadata=METADATA[kind])
     return target
 
 
