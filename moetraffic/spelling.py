@@ -1,33 +1,9 @@
-"""Current names for those of earlier versions, and the nearest to a wrong one."""
+"""The known name that is nearest to a wrong one, and the error that names it."""
 
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Iterable
-from functools import cache
-
-RENAMED = {
-    "renormalise": "renormalize",
-    "synchronisation": "synchronization",
-    "utilisation": "utilization",
-}
-"""Current option names by their earlier spelling."""
-
-
-def current_name(name: str) -> str:
-    """Return the current spelling of an option's name.
-
-    An earlier spelling is reported once, as one line on standard error.
-
-    Examples
-    --------
-    >>> current_name("utilization")
-    'utilization'
-    """
-    if name in RENAMED:
-        _warn(name)
-    return RENAMED.get(name, name)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -61,12 +37,3 @@ def check_choice(
             f"{what} is one of {', '.join(named)}, not {given!r}: "
             f"{nearest(str(given), named)}choose one"
         )
-
-
-@cache
-def _warn(name: str) -> None:
-    logging.getLogger("moetraffic").warning(
-        "the option %r is now spelled %r; the earlier spelling is still read",
-        name,
-        RENAMED[name],
-    )

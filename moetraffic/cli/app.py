@@ -16,7 +16,6 @@ from moetraffic import __version__
 from moetraffic.report.console import configuration, terminal
 from moetraffic.report.console.command import Command
 from moetraffic.report.console.options import option
-from moetraffic.spelling import current_name
 
 app = typer.Typer(
     name="moetraffic",
@@ -25,7 +24,6 @@ app = typer.Typer(
     invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    context_settings={"token_normalize_func": current_name},
 )
 VERBS = (
     *(

@@ -11,7 +11,6 @@ from importlib.metadata import entry_points
 from math import inf
 
 from moetraffic.patterns.rules import Broken, unmet
-from moetraffic.spelling import current_name
 
 from .router_spec import DISPATCH_FORMS, OptionValue, RouterSpec, Setup
 from .router_table import ROUTERS
@@ -39,10 +38,6 @@ class Gating:
     options: Mapping[str, OptionValue] = field(
         default_factory=dict
     )  # what only this router has, by name
-
-    def __post_init__(self) -> None:
-        named = {current_name(name): value for name, value in self.options.items()}
-        object.__setattr__(self, "options", named)
 
 
 def known_routers() -> tuple[str, ...]:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.errors import MoetrafficError
-from moetraffic.spelling import current_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -101,7 +100,7 @@ def defaults(
                 options[spelling.lstrip("-")] = parameter
     found = {}
     for key, value in table.items():
-        option = options.get(current_name(key.replace("_", "-")))
+        option = options.get(key.replace("_", "-"))
         if option is None or key in ("help", "config"):
             raise MoetrafficError(
                 f"{path} gives moetraffic {verb} an option {key!r}, which it does not "
