@@ -11,10 +11,10 @@ can be compared with the model's prediction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError, LayoutError
@@ -28,10 +28,11 @@ from moetraffic.patterns.time_model import (
     estimate,
     operations,
 )
-from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
+from moetraffic.trace import UNKNOWN_TIME, Trace
 
-from .call_times import step_bounds, times_in_blocks, training_steps
+from .intervals import merge_intervals
 from .iteration_traffic import world_matrices
+from .time_breakdown import covered_ns, rank_calls, training_spans
 
 PEAK_FLOPS = 1e12
 """FLOP/s of a rank; only the product with the fitted utilization matters."""
@@ -153,27 +154,27 @@ def step_times(trace: Trace, *, warm_up: int = 3) -> StepTimes:
     AnalysisError
         If no training step has times.
     """
-    steps = trace.steps
-    start, end = step_bounds(trace)
-    known = (start != UNKNOWN_TIME).all(axis=1) & (end > start).all(axis=1)
-    there = np.flatnonzero(training_steps(trace, None) & known)
+    steps, start, end = training_spans(trace, None)
+    known = (start != UNKNOWN_TIME) & (end > start)
+    there = np.flatnonzero(known.all(axis=1))
     there = there[warm_up:] if len(there) > warm_up else there
     if not len(there):
         raise AnalysisError(
             f"{trace.name} has no training step with a start and an end: capture with "
             "Recorder.step"
         )
-    chosen = steps.iteration[there]
-    whole = (end[there] - start[there]) / 1e9
-    shape = whole.shape
-    calls = _calls(trace, chosen)
+    chosen, spans = steps[there], (start[there], end[there])
     kinds = sorted({trace.groups[s.group].kind for s in trace.sites})
-    communicating = _union(calls, shape, "issue")
     return StepTimes(
         steps=chosen,
-        whole=whole,
-        communicating=np.minimum(communicating, whole),
-        moving={kind: _union(calls, shape, "moved", kind) for kind in kinds},
+        whole=(spans[1] - spans[0]) / 1e9,
+        communicating=_covered(
+            [(issue, end) for issue, _, end in rank_calls(trace)], *spans
+        ),
+        moving={
+            kind: _covered([moved for _, *moved in rank_calls(trace, kind)], *spans)
+            for kind in kinds
+        },
         sent_bytes={
             kind: world_matrices(trace, chosen.tolist(), kinds=[kind])
             .sum(axis=2)
@@ -183,58 +184,10 @@ def step_times(trace: Trace, *, warm_up: int = 3) -> StepTimes:
     )
 
 
-@dataclass(frozen=True)
-class _Calls:
-    """Times of calls on each participating rank, one row per call and rank."""
-
-    step: Int64  # index among the chosen steps
-    rank: Int64
-    issue: Int64  # ns
-    moved: Int64  # ns, last member's issue
-    end: Int64  # ns
-    kind: npt.NDArray[np.str_]
-
-
-def _calls(trace: Trace, chosen: Int64) -> _Calls:
-    when, site = trace.occurrences.iteration, trace.occurrences.site
-    of = np.array([s.operation != ROUTING for s in trace.sites], bool)
-    asked = np.flatnonzero(np.isin(when, chosen) & of[site])
-    kinds = np.array([trace.groups[s.group].kind for s in trace.sites])
-    parts: list[tuple[npt.NDArray[np.generic], ...]] = []
-    for part, issue, start, end in times_in_blocks(trace, asked):
-        known = (issue != UNKNOWN_TIME) & (end != UNKNOWN_TIME)
-        last = np.where(known, issue, UNKNOWN_TIME).max(axis=1, keepdims=True)
-        moved = np.where(start != UNKNOWN_TIME, start, np.broadcast_to(last, end.shape))
-        place = np.searchsorted(chosen, when[part])
-        row, member = np.nonzero(known & (end >= issue))
-        parts.append(
-            (
-                place[row],
-                trace.members(part)[row, member],
-                issue[row, member],
-                np.clip(moved, issue, end)[row, member],
-                end[row, member],
-                kinds[site[part]][row],
-            )
-        )
-    none: list[npt.NDArray[np.generic]] = [
-        np.zeros(0, kind) for kind in (*[np.int64] * 5, np.str_)
-    ]
-    return _Calls(*map(np.concatenate, zip(none, *parts, strict=True)))
-
-
-def _union(
-    calls: _Calls, shape: tuple[int, ...], begins: str, kind: str | None = None
-) -> Float64:
+def _covered(calls: Sequence[Sequence[Int64]], start: Int64, end: Int64) -> Float64:
     """Compute the time in which a rank has at least one call active, ``[S, R]`` s."""
-    out = np.zeros(shape)
-    mine = np.ones(len(calls.step), bool) if kind is None else calls.kind == kind
-    for rank in np.unique(calls.rank[mine]):
-        of = mine & (calls.rank == rank)
-        begin, end = getattr(calls, begins)[of], calls.end[of]
-        order = np.argsort(begin, kind="stable")
-        begin, end, step = begin[order], end[order], calls.step[of][order]
-        before = np.maximum.accumulate(end)
-        open_ = np.concatenate([begin[:1], np.maximum(begin[1:], before[:-1])])
-        np.add.at(out[:, rank], step, np.maximum(end - open_, 0) / 1e9)
-    return out
+    ranks = [
+        covered_ns(merge_intervals(*one), start[:, rank], end[:, rank])
+        for rank, one in enumerate(calls)
+    ]
+    return np.stack(ranks, axis=1) / 1e9

@@ -107,7 +107,7 @@ def distribution(
     either = merge_intervals(
         np.concatenate([busy[0], sending[0]]), np.concatenate([busy[1], sending[1]])
     )
-    k, c, u = (_within(on, first, last) for on in (busy, sending, either))
+    k, c, u = (covered_ns(on, first, last) for on in (busy, sending, either))
     return u - c, u - k, c + k - u, last - first - u
 
 
@@ -122,7 +122,7 @@ def time_breakdown(trace: Trace, *, iterations: range | None = None) -> TimeBrea
         If no training step has times.
     """
     world = trace.meta.world
-    iteration, start, end = _steps(trace, iterations)
+    iteration, start, end = training_spans(trace, iterations)
     known = (start != UNKNOWN_TIME) & (end != UNKNOWN_TIME) & (end >= start)
     if not known.any():
         why = "has no training step with a start and an end: capture a run with times"
@@ -136,7 +136,7 @@ def time_breakdown(trace: Trace, *, iterations: range | None = None) -> TimeBrea
         raise AnalysisError(f"{trace.name} {why}")
     start, end = np.where(known, start, 0), np.where(known, end, 0)
     parts = np.zeros((4, len(iteration), world), np.int64)
-    for rank, (issue, begin, finish) in enumerate(_calls(trace)):
+    for rank, (issue, begin, finish) in enumerate(rank_calls(trace)):
         spans = start[:, rank], end[:, rank]
         busy = _between(_waits(issue, finish), *spans)
         parts[:, :, rank] = distribution(busy, (begin, finish), *spans)
@@ -164,7 +164,7 @@ def _between(waits: tuple[Int64, Int64], first: Int64, last: Int64) -> Events:
     return np.concatenate([[low], waits[1]]), np.concatenate([waits[0], [high]])
 
 
-def _within(on: tuple[Int64, Int64], first: Int64, last: Int64) -> Int64:
+def covered_ns(on: tuple[Int64, Int64], first: Int64, last: Int64) -> Int64:
     """Compute the total duration of disjoint, ordered events within each span."""
     start, end = on
     if not len(start):
@@ -180,7 +180,9 @@ def _within(on: tuple[Int64, Int64], first: Int64, last: Int64) -> Int64:
     return until(last) - until(first)
 
 
-def _steps(trace: Trace, iterations: range | None) -> tuple[Int64, Int64, Int64]:
+def training_spans(
+    trace: Trace, iterations: range | None
+) -> tuple[Int64, Int64, Int64]:
     """Read training steps: iteration ``[S]``, start and end ``[S, R]``, ns."""
     steps = trace.steps
     keep = training_steps(trace, iterations)
@@ -193,9 +195,18 @@ def _steps(trace: Trace, iterations: range | None) -> tuple[Int64, Int64, Int64]
     )
 
 
-def _calls(trace: Trace) -> list[tuple[Int64, ...]]:
-    """Read issue, begin and end of each rank's collectives on rank 0's clock."""
-    sending = np.array([s.operation != ROUTING for s in trace.sites], bool)
+def rank_calls(trace: Trace, kind: str = "") -> list[tuple[Int64, ...]]:
+    """Read issue, begin and end of each rank's collectives on rank 0's clock.
+
+    ``kind``: Of group; "": all.
+    """
+    sending = np.array(
+        [
+            s.operation != ROUTING and kind in ("", trace.groups[s.group].kind)
+            for s in trace.sites
+        ],
+        bool,
+    )
     site = trace.occurrences.site
     chosen = np.flatnonzero(sending[site]) if len(site) else np.zeros(0, np.int64)
     found: list[list[tuple[Int64, Int64, Int64]]] = [

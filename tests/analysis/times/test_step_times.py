@@ -9,8 +9,7 @@ import pytest
 from moetraffic import Trace
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.analysis.times.run_calibration import (
-    _Calls,
-    _union,
+    _covered,
     calibrated,
     configuration_of,
     step_times,
@@ -20,18 +19,14 @@ from moetraffic.patterns import Parallelism, Training, Workload
 
 
 def test_calls_that_overlap_count_once() -> None:
-    second = 10**9
-    calls = _Calls(
-        step=np.array([0, 0, 0, 1, 0]),
-        rank=np.array([0, 0, 0, 0, 1]),
-        issue=np.array([0, 2, 8, 20, 5]) * second,
-        moved=np.array([1, 3, 9, 22, 5]) * second,
-        end=np.array([4, 6, 9, 25, 6]) * second,
-        kind=np.array(["dp", "ep", "ep", "ep", "dp"]),
+    """On each rank, and of a call only what lies in the step."""
+    first, second = (
+        tuple(np.array(times) for times in ([0, 2, 8, 20], [4, 6, 9, 25])),
+        tuple(np.array(times) for times in ([5], [6])),
     )
-    assert _union(calls, (2, 2), "issue").tolist() == [[7, 1], [5, 0]]
-    assert _union(calls, (2, 2), "moved").tolist() == [[5, 1], [3, 0]]
-    assert _union(calls, (2, 2), "issue", "dp").tolist() == [[4, 1], [0, 0]]
+    start, end = np.array([[0, 0], [10, 10]]), np.array([[10, 10], [24, 24]])
+    found = _covered([first, second], start, end) * 1e9
+    assert found == pytest.approx(np.array([[7, 1], [4, 0]]))
 
 
 def test_steps_of_a_capture_are_taken_apart(captured: Path) -> None:
