@@ -2,9 +2,10 @@
 
 The trace's matrices are drawn around the expert loads of the golden capture of a real
 run, so that they compress as captured ones do.  Each file is read several times by a
-process of its own, whose best is told, and its first beside it: that one loads what is
-compiled.  Time is linear where the second half of a file takes as long a byte as the
-first: *slope* is what one more GB takes.
+process of its own, whose best is told, and its first beside it.  All times are
+processor times, so that other work on the machine hardly changes them.  Time is linear
+where the second half of a file takes as long a byte as the first: *slope* is what one
+more GB takes.
 """
 
 from __future__ import annotations
@@ -174,13 +175,13 @@ def child(path: Path, what: str, plain: bool) -> None:
     spent: list[float] = []
     for _ in range(ROUNDS if what == "demand" else 1):
         with Trace.open(path) as trace:
-            begin = time.perf_counter()
+            begin = time.process_time()
             if what == "demand":
                 for source in sources(trace, [], of=("demand",)):
                     observed(source, in_threads(trace, 2, cells=False))
             else:
                 analyze(trace)
-            spent.append(time.perf_counter() - begin)
+            spent.append(time.process_time() - begin)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found = {"seconds": min(spent), "first": spent[0], "peak_bytes": peak}
     print(json.dumps(found))
@@ -214,7 +215,7 @@ def main() -> int:
                 rows.append({"demand_bytes": size, "isal": isal, **found})
                 print(
                     f"  skew {'with isal' if isal else 'without  '}: "
-                    f"{size / found['seconds'] / 1e9:.2f} GB/s "
+                    f"{size / found['seconds'] / 1e9:.2f} GB a processor s "
                     f"(first {size / found['first'] / 1e9:.2f}), "
                     f"peak {found['peak_bytes'] / 1e9:.2f} GB"
                 )

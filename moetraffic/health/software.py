@@ -42,7 +42,7 @@ PACKAGES = (
     Package("statsmodels", "0.14.2", "stationarity tests, multiple testing"),
     Package("prometheus-client", "0.20", "metrics files of replay and watch"),
     Package("isal", "1.6", "two to three times faster decompression", "fast"),
-    Package("numba", "0.60", "compiled statistics of many matrices", "fast"),
+    Package("numba", "0.60", "evaluate: compiled times of flows", "fast"),
     Package("ninja", "1.11", "compiling the capture hook", "hook"),
     Package("pyarrow", "16", "Parquet", "tables"),
     Package("openpyxl", "3.1", "Excel files", "tables"),

@@ -10,8 +10,7 @@ the entropies of the marginals and with them mutual information follow in closed
             = \frac1{KN} \sum_{t \ge 0} F(t) (K - F(t))
 
 with F(t) the number of the K cells that are at most t.  Small counts are counted by
-value: a histogram of each matrix gives all sums at once, compiled by numba where that
-is installed and there are many matrices.  Large counts are sorted.
+value: a histogram of each matrix gives all sums at once.  Large counts are sorted.
 
 Results agree with :mod:`moetraffic.analysis.skew.measures`, which takes any array and
 axis, to a relative 1e-12; totals, and the numerators of CV and Gini, are exact integers
@@ -22,13 +21,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic import machine_code
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 
@@ -39,9 +36,6 @@ SLICE_BYTES = 1 << 24
 
 BINS_A_CELL = 2
 """Histogram bins per cell up to which counting by value is faster than sorting."""
-
-COMPILED_CELLS = 1 << 21
-"""Minimum cells of a call for which numba import and compilation pay off."""
 
 THREADS = 2
 """Threads that process slices; two cores already reach the bandwidth of memory."""
@@ -170,9 +164,7 @@ def matrix_statistics(
     sent = np.zeros((number, height), np.int64)
     received = np.zeros((number, width), np.int64)
     of_sent, of_received = np.zeros(number), np.zeros(number)
-    fast = stack.size >= COMPILED_CELLS and machine_code.available()
     bins = min(BINS_A_CELL * cells, EXACT // max(cells, 1))
-    terms = _terms(np.arange(bins))
     size = max(1, SLICE_BYTES // max(8, 8 * height * width))
 
     def sweep(first: int) -> None:
@@ -184,18 +176,14 @@ def matrix_statistics(
             values[:, np.arange(height), np.arange(width)] = 0
         reach = int(values.max()) + 1
         _check_range(low, reach - 1, cells)
-        if reach <= bins and fast:
-            out = whole[:, part], sums[:, part], sent[part], received[part]
-            _compiled()(values, cells, terms, *out)
-        else:
-            sent[part] = values.sum(axis=2, dtype=np.int64)
-            received[part] = values.sum(axis=1, dtype=np.int64)
-            way = _by_value if reach <= bins else _by_sorting
-            whole[:, part], sums[:, part] = way(values, cells, reach)
+        sent[part] = values.sum(axis=2, dtype=np.int64)
+        received[part] = values.sum(axis=1, dtype=np.int64)
+        way = _by_value if reach <= bins else _by_sorting
+        whole[:, part], sums[:, part] = way(values, cells, reach)
         of_sent[part] = _terms(sent[part]).sum(axis=1)
         of_received[part] = _terms(received[part]).sum(axis=1)
 
-    # numpy and the compiled loop release the interpreter's lock
+    # numpy releases the interpreter's lock
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(sweep, range(0, number if cells else 0, size)))
     total = sent.sum(axis=1)
@@ -268,58 +256,6 @@ def _by_value(
             (below * (cells - below)).sum(axis=1),
         ]
     )
-
-
-def _tally(
-    counts: npt.NDArray[Any],
-    cells: int,
-    terms: Float64,
-    whole: Int64,
-    sums: Float64,
-    sent: Int64,
-    received: Int64,
-) -> None:
-    """Compute sums of :func:`_by_value` and line sums in one numba-compiled pass."""
-    matrices, height, width = counts.shape
-    bins = np.zeros(len(terms), np.uint32)
-    columns = np.zeros(width, np.int64)
-    one = np.uint32(1)
-    for i in range(matrices):
-        columns[:] = 0
-        largest = counts[i, 0, 0]
-        for a in range(height):
-            row = 0
-            for b in range(width):
-                n = counts[i, a, b]
-                row += n
-                largest = max(largest, n)
-                columns[b] += n
-            sent[i, a] = row
-            # a loop of its own, as only the other one becomes vector instructions;
-            # an unsigned index needs no test for negative ones
-            for b in range(width):
-                bins[np.uint64(counts[i, a, b])] += one
-        received[i] = columns
-        bins[0] -= np.uint32(height * width - cells)
-        squares = below = differences = 0
-        weighted = 0.0
-        for n in range(largest + 1):
-            often: Any = np.int64(bins[n])
-            squares += often * n * n
-            weighted += often * terms[n]
-            below += often
-            differences += below * (cells - below)
-        total = columns.sum()
-        whole[0, i], whole[1, i] = cells - np.int64(bins[0]), largest
-        bins[: largest + 1] = 0
-        sums[0, i] = (cells * squares - total * total) / cells
-        sums[1, i], sums[2, i] = weighted, differences
-
-
-@cache
-def _compiled() -> Any:
-    """Compile :func:`_tally` with numba."""
-    return machine_code.compiled(_tally)
 
 
 def _by_sorting(

@@ -84,15 +84,6 @@ def test_slices_types_and_memory_order_change_nothing(kind, monkeypatch):
     assert_equal(whole, matrix_statistics(counts.astype(counts.dtype.newbyteorder())))
 
 
-@pytest.mark.parametrize("diagonal", [True, False])
-def test_compiled_statistics_agree_with_numpy(diagonal, monkeypatch):
-    pytest.importorskip("numba")
-    counts = np.minimum(drawn((9, 12, 12), 30), 200).astype(np.int32)
-    plain = matrix_statistics(counts, diagonal=diagonal)
-    monkeypatch.setattr(kernels, "COMPILED_CELLS", 0)
-    assert_equal(plain, matrix_statistics(counts, diagonal=diagonal))
-
-
 @settings(max_examples=40)
 @given(
     hnp.arrays(
