@@ -15,7 +15,7 @@ from moetraffic.analysis.times.call_times import (
 from moetraffic.trace import Trace
 
 from .burst_claims import burst_claims
-from .sources import bounded, collected
+from .sources import bounded, rank_events
 
 MARKS = 3
 """Least number of step starts that are used as marks."""
@@ -45,11 +45,9 @@ def rank_claims(
         trace.groups[trace.sites[s].group].ranks[0]
         for s in np.unique(trace.occurrences.site[found]).tolist()
     )
-    key = ("rank", (rank,), f"rank {rank}")
-    parts = collected(trace, found, [key], np.arange(trace.meta.world), False)[key]
-    if not parts:
+    first, last, _ = rank_events(trace, found, rank, weighs=False)
+    if not len(first):
         return ()
-    first, last, _ = (np.concatenate([p[at] for p in parts]) for at in range(3))
     marks = step_starts(trace, rank, iterations)
     return burst_claims(
         first,

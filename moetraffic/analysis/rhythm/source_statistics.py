@@ -1,4 +1,4 @@
-"""On-off statistics of a trace by phase, layer, rank, link and NIC.
+"""On-off statistics of a trace by phase, layer, rank and link.
 
 Events of each traffic source (times as in
 :mod:`moetraffic.analysis.times.call_times`):
@@ -9,7 +9,6 @@ layer      likewise of the layer, whatever the phase
 exchange   likewise of a layer's phase
 rank       the rank's part in an all-to-all; bytes that it sends to others
 link       from the source's begin to the destination's end, if bytes pass at all
-nic        the parts of the ranks behind it; bytes that they send to other NICs
 =========  ==========================================================================
 
 The trace is read in blocks, twice where the busiest are chosen.  What is kept are three
@@ -41,7 +40,7 @@ from moetraffic.trace.clock import error_ns
 from .on_off import Rhythm, rhythm
 from .sources import bounded, chosen_keys, collected, own_clocks
 
-SOURCES = ("phase", "layer", "exchange", "rank", "link", "nic")
+SOURCES = ("phase", "layer", "exchange", "rank", "link")
 
 NAMELESS = {
     "phase": "the trace records no phase of its all-to-alls",
@@ -54,7 +53,7 @@ NOT_SENT = "no rank sent another anything at a known time"
 LINKS = 8
 
 MOST = 64
-"""Default maximum number of ranks and NICs to analyze (about 0.1 s each)."""
+"""Maximum number of ranks to analyze (about 0.1 s each)."""
 
 BINS_A_STEP = 32
 """Bins per iteration of the on-off series."""
@@ -65,7 +64,7 @@ class SourceStatistics:
     """On-off statistics of one traffic source."""
 
     by: str  # one of SOURCES
-    name: str  # "dispatch", "layer 3", "rank 2", "2 -> 5", "NIC 1"
+    name: str  # "dispatch", "layer 3", "rank 2", "2 -> 5"
     ranks: tuple[int, ...]  # that it is of; (source, destination) of a link
     events: int
     amount: int  # bytes to others, -1 where they are not known
@@ -92,7 +91,6 @@ def beats(
     layers: Sequence[int] | None = None,
     iterations: range | None = None,
     links: int = LINKS,
-    nic_of: Sequence[int] | None = None,
     most: int = MOST,
 ) -> OnOffStatistics:
     """Compute on-off statistics of each traffic source of a trace.
@@ -109,20 +107,21 @@ def beats(
         Training iterations; None: all.
     links
         How many, those with the most bytes.
-    nic_of
-        The NIC of each world rank; None: each has its own.
     most
-        Of ranks and of NICs, those with the most bytes.
+        Of ranks, those with the most bytes.
 
     Raises
     ------
     AnalysisError
-        If there is no such source or layer, or not one NIC a rank.
+        If there is no such source or layer.
     """
     chosen = trace.layers if layers is None else tuple(layers)
-    world = trace.meta.world
-    nics = np.arange(world) if nic_of is None else np.asarray(nic_of, np.int64)
-    _validate(trace, by, chosen, nics)
+    validate_sources(by)
+    if missing := sorted(set(chosen) - set(trace.layers)):
+        raise AnalysisError(
+            f"rhythms are of MoE layers, not of {missing}: this trace has "
+            f"{list(trace.layers)}"
+        )
     if trace.meta.virtual:
         why = (
             "no rhythm: the trace is virtual, one process stood for all ranks and "
@@ -137,12 +136,12 @@ def beats(
             f"{len(found) - len(readable)} all-to-alls have no bytes: {reason}"
         )
     weighs = not reason
-    if not weighs and {"link", "nic"} & set(by):
+    if not weighs and "link" in by:
         found, weighs = readable, True
         notes.append("rhythms are of the all-to-alls whose bytes are known")
     found = bounded(trace, found, notes)
-    keys = chosen_keys(trace, found, by, links, nics, most, weighs, notes)
-    events = collected(trace, found, keys, nics, weighs)
+    keys = chosen_keys(trace, found, by, links, most, weighs, notes)
+    events = collected(trace, found, keys, weighs)
     told: list[SourceStatistics] = []
     error = error_ns(trace.clocks)
     for key in keys:
@@ -243,24 +242,4 @@ def validate_sources(by: Sequence[str]) -> None:
         raise AnalysisError(
             f"on-off statistics are of each {', '.join(SOURCES)}, not of "
             f"{', '.join(map(repr, unknown))}: choose among these"
-        )
-
-
-def _validate(
-    trace: Trace,
-    by: Sequence[str],
-    layers: Sequence[int],
-    nics: Int64,
-) -> None:
-    validate_sources(by)
-    if missing := sorted(set(layers) - set(trace.layers)):
-        raise AnalysisError(
-            f"rhythms are of MoE layers, not of {missing}: this trace has "
-            f"{list(trace.layers)}"
-        )
-    world = trace.meta.world
-    if nics.shape != (world,):
-        raise AnalysisError(
-            f"every rank has one NIC, but there are {world} ranks and NICs of shape "
-            f"{nics.shape}: give one number a rank"
         )

@@ -1,4 +1,4 @@
-"""Read the events of each phase, layer, rank, link and NIC of a trace.
+"""Read the events of each phase, layer, rank and link of a trace.
 
 Read in blocks.  Of an event its begin, end (ns of rank 0's clock) and bytes are kept.
 """
@@ -33,11 +33,12 @@ def link_bytes(trace: Trace, occurrences: Int64) -> Int64:
     return out
 
 
-def rank_events(trace: Trace, occurrences: Int64, rank: int) -> Events:
+def rank_events(
+    trace: Trace, occurrences: Int64, rank: int, *, weighs: bool = True
+) -> Events:
     """Collect begin, end (ns) and bytes to other ranks of a rank's events."""
     key = ("rank", (rank,), f"rank {rank}")
-    alone = np.arange(trace.meta.world)
-    parts = collected(trace, occurrences, [key], alone, True)[key]
+    parts = collected(trace, occurrences, [key], weighs)[key]
     nothing = np.zeros(0, np.int64)
     first, last, size = (
         np.concatenate([nothing, *(p[at] for p in parts)]) for at in range(3)
@@ -66,7 +67,6 @@ def chosen_keys(
     found: Int64,
     by: Sequence[str],
     links: int,
-    nics: Int64,
     most: int,
     weighs: bool,
     notes: list[str],
@@ -81,26 +81,22 @@ def chosen_keys(
         names = dict.fromkeys(_label(kind, s) for s in ordered) if kind in by else ()
         keys += [(kind, everybody, name) for name in names if name]
     sent = np.zeros((trace.meta.world, trace.meta.world), np.int64)
-    busy = {"rank", "nic"} & set(by) and len(everybody) > min(room, most)
+    busy = "rank" in by and len(everybody) > min(room, most)
     if weighs and (busy or "link" in by):
         sent = link_bytes(trace, found)
     if "rank" in by:
         busiest = sorted(everybody, key=lambda r: (-int(sent[r].sum()), r))[
             : min(room, most)
         ]
-        _left(notes, "ranks", len(everybody), len(busiest))
+        if len(busiest) < len(everybody):
+            notes.append(
+                f"rhythms are of the {len(busiest)} busiest of {len(everybody)} ranks "
+                "alone"
+            )
         keys += [("rank", (r,), f"rank {r}") for r in sorted(busiest)]
     if "link" in by:
         busiest_links = _busiest(sent, min(links, room))
         keys += [("link", (s, d), f"{s} -> {d}") for s, d in busiest_links]
-    if "nic" in by:
-        behind: dict[int, list[int]] = {}
-        for rank in everybody:
-            behind.setdefault(int(nics[rank]), []).append(rank)
-        fit = min(most, max(1, room // max(map(len, behind.values()), default=1)))
-        told = sorted(behind, key=lambda n: (-int(sent[behind[n]].sum()), n))[:fit]
-        _left(notes, "NICs", len(behind), len(told))
-        keys += [("nic", tuple(behind[n]), f"NIC {n}") for n in sorted(told)]
     return keys
 
 
@@ -110,11 +106,6 @@ def _label(kind: str, site: Site) -> str:
     if kind == "exchange":
         return f"{layer}, {site.phase}" if layer and site.phase else ""
     return site.phase if kind == "phase" else layer
-
-
-def _left(notes: list[str], what: str, every: int, kept: int) -> None:
-    if kept < every:
-        notes.append(f"rhythms are of the {kept} busiest of {every} {what} alone")
 
 
 def _busiest(sent: Int64, number: int) -> list[tuple[int, int]]:
@@ -134,18 +125,18 @@ def own_clocks(trace: Trace, found: Int64) -> bool:
 
 
 def collected(
-    trace: Trace, found: Int64, keys: Sequence[Key], nics: Int64, weighs: bool
+    trace: Trace, found: Int64, keys: Sequence[Key], weighs: bool
 ) -> dict[Key, list[Events]]:
     """Collect the events of each traffic source, in blocks."""
     events: dict[Key, list[Events]] = {key: [] for key in keys}
     for part in timed(trace, found, with_wire=weighs):
-        sent, beyond = _to_others(part), _to_others(part, nics)
+        sent = _to_others(part)
         for key in keys:
             kind = key[0]
             if kind == "link":
                 got = _of_link(part, *key[1])
-            elif kind in ("rank", "nic"):
-                got = _of_ranks(part, key[1], beyond if kind == "nic" else sent)
+            elif kind == "rank":
+                got = _of_rank(part, key[1][0], sent)
             else:
                 used, which = np.unique(
                     trace.occurrences.site[part.occurrence], return_inverse=True
@@ -157,12 +148,11 @@ def collected(
     return events
 
 
-def _to_others(part: CallTimes, side: Int64 | None = None) -> Int64:
-    """Compute the bytes each member sends to other ranks (or sides), ``[n, W]``."""
+def _to_others(part: CallTimes) -> Int64:
+    """Compute the bytes each member sends to other ranks, ``[n, W]``."""
     if not part.wire.size:
         return np.zeros(part.ranks.shape, np.int64)
-    mine = part.ranks if side is None else side[part.ranks]
-    apart = mine[:, :, None] != mine[:, None, :]
+    apart = part.ranks[:, :, None] != part.ranks[:, None, :]
     return np.asarray(np.where(apart, part.wire, 0).sum(axis=2), np.int64)
 
 
@@ -171,8 +161,8 @@ def _of_all(part: CallTimes, rows: Bool, sent: Int64) -> Events:
     return part.begin[rows].min(axis=1), part.end[rows].max(axis=1), sent[rows]
 
 
-def _of_ranks(part: CallTimes, ranks: tuple[int, ...], sent: Int64) -> Events:
-    mine = np.isin(part.ranks, ranks) & part.known
+def _of_rank(part: CallTimes, rank: int, sent: Int64) -> Events:
+    mine = (part.ranks == rank) & part.known
     return part.begin[mine], part.end[mine], sent[mine]
 
 

@@ -64,10 +64,9 @@ def spectra(trace: Trace) -> tuple[tuple[Spectrum, ...], str]:
     found, _ = on_the_wire(trace, trace.layers, None)
     notes: list[str] = []
     found = bounded(trace, found, notes)
-    alone = np.arange(trace.meta.world)
-    keys = chosen_keys(trace, found, BY, 0, alone, MOST_RANKS, False, notes)
+    keys = chosen_keys(trace, found, BY, 0, MOST_RANKS, False, notes)
     told = []
-    for (kind, _, name), parts in collected(trace, found, keys, alone, False).items():
+    for (kind, _, name), parts in collected(trace, found, keys, False).items():
         if not parts:
             continue
         first, last = (np.concatenate([p[at] for p in parts]) for at in range(2))

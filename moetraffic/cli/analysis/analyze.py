@@ -70,7 +70,7 @@ def analyze(
     ),
     rhythm_by: str = option(
         "phase,layer,rank",
-        "Sources of on-off statistics: phase, layer, exchange, rank, link, nic.",
+        "Sources of on-off statistics: phase, layer, exchange, rank, link.",
         panel=METHOD,
     ),
     threads: Threads = None,

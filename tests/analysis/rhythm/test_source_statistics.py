@@ -1,4 +1,4 @@
-"""On-off statistics of real runs by phase, layer, rank, link and NIC."""
+"""On-off statistics of real runs by phase, layer, rank and link."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ def test_phases_layers_and_ranks_of_a_clocked_run(captured: Path) -> None:
         ("combine", 0.2, 1, [0.6]),
         ("layer 1", 0.4, 2, [0.3, 0.6]),
         ("rank 2", 0.4, 2, [0.3, 0.6]),
-        ("NIC 3", 0.4, 2, [0.3, 0.6]),
     ):
         rhythm = told[name].rhythm
         assert rhythm.duty == pytest.approx(duty, rel=0.05)
@@ -97,16 +96,6 @@ def test_phases_layers_and_ranks_of_a_clocked_run(captured: Path) -> None:
     assert [beat.amount for beat in links] == sorted(between.ravel())[::-1][:3]
     for beat in links:
         assert beat.amount == between[beat.ranks]
-
-
-def test_a_nic_of_two_ranks_sends_what_leaves_it(captured: Path) -> None:
-    trace = clocked(captured)
-    told = by_name(beats(trace, by=["nic"], nic_of=[0, 0, 1, 1]))
-    wire = trace.wire(trace.find(operation=ALL_TO_ALL)).sum(axis=0)
-    assert set(told) == {"NIC 0", "NIC 1"}
-    assert told["NIC 0"].ranks == (0, 1)
-    assert told["NIC 0"].amount == wire[:2, 2:].sum()
-    assert told["NIC 1"].amount == wire[2:, :2].sum()
 
 
 def test_real_runs_are_told_whole(captured: Path) -> None:
@@ -151,12 +140,12 @@ def test_of_too_many_events_the_busiest_and_the_middle_are_told(
         found, _ = on_the_wire(trace, trace.layers, None)
         sent = sources.link_bytes(trace, found).sum(axis=1)
         monkeypatch.setattr(sources, "EVENTS", 2 * len(found))
-        told = beats(trace, by=["rank", "link", "nic"])
+        told = beats(trace, by=["rank", "link"])
         ranks = [b.ranks[0] for b in told.found if b.by == "rank"]
         assert ranks == sorted(np.argsort(-sent)[:2].tolist())
         assert any("2 busiest of 4 ranks" in note for note in told.notes)
-        told = beats(trace, by=["rank", "nic"], most=1)
-        assert [b.ranks for b in told.found] == [(int(np.argmax(sent)),)] * 2
+        told = beats(trace, by=["rank"], most=1)
+        assert [b.ranks for b in told.found] == [(int(np.argmax(sent)),)]
         monkeypatch.setattr(sources, "EVENTS", len(found) // 3)
         told = beats(trace, by=["phase"])
         assert any("iterations 8 to 15 alone" in note for note in told.notes)
@@ -214,7 +203,7 @@ def test_calls_without_a_name_have_the_rhythm_of_ranks_alone(captured: Path) -> 
         nameless = trace.select(np.array(counts, np.int64))
         found = beats(nameless, by=SOURCES)
         assert found.about == "all all-to-alls"
-        assert {b.by for b in found.found} == {"rank", "link", "nic"} | (
+        assert {b.by for b in found.found} == {"rank", "link"} | (
             {"layer"} if any(s.layer >= 0 for s in nameless.sites) else set()
         )
         assert any("no rhythm by phase" in note for note in found.notes)
@@ -245,7 +234,6 @@ def test_a_golden_file_is_told() -> None:
     [
         ({"by": ["host"]}, "not of 'host'"),
         ({"layers": [2]}, r"not of \[2\]"),
-        ({"nic_of": [0, 1]}, "one NIC"),
     ],
 )
 def test_what_there_is_not_is_refused(captured: Path, asked, says) -> None:
