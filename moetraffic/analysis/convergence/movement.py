@@ -91,7 +91,10 @@ def movement(levels: Levels, *, seed: int = 0) -> Movement:
     found = _movement(levels, seed=seed)
     if not found.moves or found.changes or found.line:
         return found
-    others = _movement(replace(levels, values=_without_odd(levels.values)), seed=seed)
+    values = _without_odd(levels.values)
+    if motion(values, seed=seed).p_still < LEVEL:  # nearly always, and sooner
+        return found
+    others = _movement(replace(levels, values=values), seed=seed)
     return found if others.moves else others
 
 
