@@ -11,12 +11,13 @@ D. Bertsekas, R. Gallager, "Data Networks" (1992), section 6.5.2: max-min fairne
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
 
-from moetraffic import machine_code
 from moetraffic.arrays import Float64, Int64
 
 ENDED = 1e-9
@@ -78,7 +79,7 @@ def fluid_seconds(
     if resolution is None:
         resolution = RESOLUTION if len(left) > EXACT_FLOWS else 0.0
     least = resolution * bottleneck_seconds(left, on, capacity)
-    if len(left) >= COMPILED_FLOWS and machine_code.available():
+    if len(left) >= COMPILED_FLOWS and find_spec("numba"):
         begin, link = on.indptr.astype(np.int64), on.indices.astype(np.int64)
         return float(_compiled()(begin, link, on.data * 1.0, capacity, left, least))
     small = left * ENDED
@@ -119,8 +120,13 @@ def fair_rates(shares: csr_array, capacity: Float64) -> Float64:
 
 @cache
 def _compiled() -> Any:
-    """Compile :func:`_last_end` with numba."""
-    return machine_code.compiled(_last_end)
+    """Compile :func:`_last_end` with numba, to run without holding the GIL."""
+    numba: Any = import_module("numba")
+    how = {"nogil": True, "error_model": "numpy"}
+    try:
+        return numba.njit(cache=True, **how)(_last_end)
+    except (RuntimeError, OSError):  # no writable cache folder, or a full disk
+        return numba.njit(**how)(_last_end)
 
 
 def _last_end(
