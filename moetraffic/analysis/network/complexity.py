@@ -84,7 +84,7 @@ class Complexity:
     trace_complexity: float  # Psi = T NT
     temporal_interval: Interval  # 95 %, from the spread over windows
     non_temporal_interval: Interval
-    product_interval: Interval
+    trace_complexity_interval: Interval
     temporal_corrected: float  # T corrected for compressor bias
     non_temporal_limit: float  # H/log2 K: limit of NT for long sequences
     shuffle_spread: float  # standard deviation of T over the shuffles
@@ -164,7 +164,7 @@ def complexity(sequence: Packets, *, seed: int = 0) -> Complexity:
         trace_complexity=values[2],
         temporal_interval=intervals[0],
         non_temporal_interval=intervals[1],
-        product_interval=intervals[2],
+        trace_complexity_interval=intervals[2],
         temporal_corrected=corrected,
         non_temporal_limit=_over(entropy, most),
         shuffle_spread=float(np.std([_over(own, s) for s in shuffled], ddof=1)),
