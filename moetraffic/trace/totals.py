@@ -63,18 +63,32 @@ def dropped_share(trace: Trace) -> float | None:
 def totals(trace: Trace) -> Totals:
     """Compute total bytes and load imbalance over a trace's all-to-alls.
 
-    ``busiest_rank_over_mean`` is the mean over dispatches of the ratio of maximum to
-    mean bytes received by a rank; rank-local tokens are included, as experts compute
-    them too.
+    ``busiest_rank_over_mean`` is the mean over dispatches (all groups of a layer and
+    micro-batch together) of the ratio of maximum to mean bytes received by a rank;
+    rank-local tokens are included, as experts compute them too.
     """
     sent, kept = all_to_all_bytes(trace)
-    ratios = []
+    dispatches: dict[tuple[int, int], list[int]] = {}
     for number, site in enumerate(trace.sites):
         if site.phase == "dispatch" and site.direction != "recompute":
-            of = trace.complete(np.flatnonzero(trace.occurrences.site == number))
-            received = trace.wire(of).sum(axis=1)  # [n, W]
-            received = received[received.sum(axis=1) > 0]
-            ratios.append(received.max(axis=1) / received.mean(axis=1))
+            dispatches.setdefault((site.layer, site.slot), []).append(number)
+    ratios = []
+    for sites in dispatches.values():
+        of = trace.complete(np.flatnonzero(np.isin(trace.occurrences.site, sites)))
+        when = np.unique(trace.occurrences.iteration[of])
+        received = np.zeros((len(when), trace.meta.world))
+        members = np.zeros(trace.meta.world, bool)
+        calls = np.zeros_like(received)
+        for number in sites:
+            ranks = np.array(trace.groups[trace.sites[number].group].ranks)
+            mine = of[trace.occurrences.site[of] == number]
+            rows = np.searchsorted(when, trace.occurrences.iteration[mine])
+            received[np.ix_(rows, ranks)] += trace.wire(mine).sum(axis=1)
+            calls[np.ix_(rows, ranks)] += 1
+            members[ranks] = True
+        received = received[:, members]
+        received = received[calls[:, members].all(axis=1) & received.any(axis=1)]
+        ratios.append(received.max(axis=1) / received.mean(axis=1))
     over = np.concatenate(ratios) if ratios else np.zeros(0)
     return Totals(
         ranks=trace.meta.world,

@@ -18,6 +18,7 @@ from moetraffic.trace import ROUTING, Group, Meta, Steps, Trace
 from moetraffic.trace.model import PLACEMENT, TRANSPOSED_PHASES
 from moetraffic.trace.relocation import Relocation, relocate, routed_layers
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
+from moetraffic.trace.totals import totals
 
 
 def made(
@@ -107,6 +108,14 @@ def whole_wire(trace: Trace, phase: str, layer: int) -> np.ndarray:
             ranks = np.array(trace.groups[site.group].ranks)
             out[:, ranks[:, None], ranks] += trace.wire(of)
     return out
+
+
+@pytest.mark.parametrize("ep", [2, 4, 8])
+def test_the_busiest_rank_is_that_of_all_groups(ep: int) -> None:
+    trace = relocate(made(ranks=8, ep=8), to(8, ep))
+    received = np.array([whole_wire(trace, "dispatch", n).sum(axis=1) for n in (0, 1)])
+    ratio = received.max(axis=2) / received.mean(axis=2)
+    assert totals(trace).busiest_rank_over_mean == pytest.approx(ratio.mean())
 
 
 def test_the_same_place_is_the_same_trace() -> None:

@@ -97,7 +97,8 @@ def place(
         f"{after['ep']} on {after['ranks']} ranks, {share:.1%} of the "
         f"{byte_size(before['bytes_between_ranks'])} captured with EP "
         f"{before['ep']}; the busiest rank receives {now:.3f} times the mean of all "
-        f"ranks, mean over dispatches (captured: {then:.3f})."
+        f"ranks, rank-local copies included, mean over dispatches (captured: "
+        f"{then:.3f})."
     )
     if after["ep"] == experts and not replicas:
         line += " Each rank holds one expert, so no placement changes this ratio."
