@@ -18,6 +18,7 @@ from .exchange_series import (
     ExchangeSeries,
     LayerKey,
     forecast_points,
+    number_of,
     served_points,
 )
 from .family import Family, network_of
@@ -104,13 +105,14 @@ class Bench:
                 scope=self.scope if family.unit == "bytes" else EXCHANGE,
                 row_bytes=series.row_bytes,
             )
-            parts = {n: network_of(network, series.ranks.get(n)) for n in series.layers}
-            self._bounds[family.name, network] = np.array(
-                [
-                    [bound(t[p], network=parts[n]) for n, t in series.layers.items()]
-                    for p in self.points(series).tolist()
-                ]
-            )
+            points = self.points(series).tolist()
+            groups: dict[int, list[list[float]]] = {}
+            for key, truth in series.layers.items():
+                part = network_of(network, series.ranks.get(key))
+                every = [bound(truth[p], network=part) for p in points]
+                groups.setdefault(number_of(key), []).append(every)
+            slowest = [np.max(of, axis=0) for of in groups.values()]
+            self._bounds[family.name, network] = np.array(slowest).T
         return self._bounds[family.name, network]
 
     def tokens(self, unit: str) -> float:

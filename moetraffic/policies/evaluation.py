@@ -286,7 +286,8 @@ def evaluate(
         completion=scope.name,
         iterations=(int(one.iterations[points[0]]), int(one.iterations[points[-1]])),
         layers=tuple(dict.fromkeys(map(number_of, one.layers))),
-        ranks=max(truth.shape[1] for truth in one.layers.values()),
+        ranks=len({r for of in one.ranks.values() for r in of})
+        or max(truth.shape[1] for truth in one.layers.values()),
         scores=tuple(scores[""]),
         **{f"by_{curve}": tuple(scores[curve]) for curve in CURVES},
         failures=tuple(failures),

@@ -32,7 +32,7 @@ from .exchange_series import (
 from .family import FAMILIES, network_of
 from .policy import ObservingPolicy, View
 from .service.layer import EXCHANGE, Scope, serve_layer, transposed
-from .service.optical import Service
+from .service.optical import Service, served_together
 
 MEMORY = 64
 """Iterations of the past in a view."""
@@ -58,7 +58,7 @@ class PolicyRun:
 
     name: str
     plans: Mapping[LayerKey, Any]  # the last of each layer
-    services: tuple[tuple[Service, ...], ...]  # [n][layer of the series]
+    services: tuple[tuple[Service, ...], ...]  # [n][layer], all groups of it together
     planning_s: Float64  # CPU seconds of each plan
 
 
@@ -114,7 +114,7 @@ def run_policy(
                 with _failures(policy.name, f" in iteration {of}"), _limit(limit_s):
                     policy.observe(view, done)
             waiting = [w for w in waiting if w[0] > point - age]
-        row = []
+        row: dict[int, list[Service]] = {}
         for layer, truth in series.layers.items():
             last = plans.get(layer)
             on = network_of(network, series.ranks.get(layer))
@@ -145,10 +145,10 @@ def run_policy(
                 row_bytes=series.row_bytes,
             )
             _conserved(policy.name, served)
-            row.append(served)
+            row.setdefault(number_of(layer), []).append(served)
             if isinstance(policy, ObservingPolicy):
                 waiting.append((point, view, served))
-        services.append(tuple(row))
+        services.append(tuple(map(served_together, row.values())))
     return PolicyRun(
         name=policy.name,
         plans=plans,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -267,6 +267,37 @@ def test_several_groups_and_pipeline_stages() -> None:
     assert len({s.policy for s in found.scores}) == 7
     assert found.layers == (0, 1)
     assert min(s.over_bound.value for s in found.scores if s.family != "placement") >= 1
+
+
+def test_a_layer_waits_for_its_slowest_group() -> None:
+    """Contiguous experts: every time, load and moved byte by hand."""
+    trace = stages_and_groups()
+    cluster = Cluster(rate_bytes_s=1e6, row_bytes=3, token_s=1e-5, expert_bytes=1e3)
+    asked: dict[str, Any] = {"networks": {"cluster": cluster}}
+    found = evaluate(trace, ["contiguous", "eplb"], **asked, forecasters=())
+    assert (found.ranks, found.layers) == (8, (0, 1))
+    fixed, planned = found.scores
+    assert fixed.exchanges == planned.exchanges == 10 * 2
+    tokens = token_series(trace).layers
+    seconds, ratios = [], []
+    for step in range(10, 20):
+        for layer in (0, 1):
+            groups = [np.array(t[step]) for key, t in tokens.items() if key[0] == layer]
+            copies = [g.reshape(2, 2, 2).sum(axis=2) for g in groups]
+            crossing = [max(c[0, 1], c[1, 0]) for c in copies]
+            load = np.array([c.sum(axis=0) for c in copies])
+            each = 2 * 3 * np.array(crossing) / 1e6 + 1e-5 * load.max(axis=1)
+            seconds.append(each.max())
+            ratios.append(load.max() / load.mean())
+    assert fixed.completion_mean_s == pytest.approx(np.mean(seconds))
+    assert fixed.completion_p99_s == pytest.approx(np.quantile(seconds, 0.99))
+    assert fixed.load_imbalance == pytest.approx(np.mean(ratios))
+    moved = 0.0
+    for group in tokens.values():
+        plans = [balance(group[n].sum(axis=0), ranks=2, slots=4) for n in range(10, 20)]
+        for one, other in pairwise(plans):
+            moved += serve_placement(group[0], other, cluster, one).moved_bytes
+    assert planned.moved_bytes == pytest.approx(moved / 20)
 
 
 def skewed(steps: int = 32) -> Trace:

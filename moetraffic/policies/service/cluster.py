@@ -149,7 +149,7 @@ def serve_placement(
     Returns
     -------
     Service
-        With ``moved_bytes`` and ``load_imbalance``; all bytes are planned ones.
+        With ``moved_bytes`` and ``loads``; all bytes are planned ones.
     """
     copies = rank_copies(tokens, plan)
     ranks, experts = np.shape(tokens)
@@ -161,14 +161,13 @@ def serve_placement(
         moved = np.maximum(count, 0).sum(axis=0) * cluster.expert_bytes
     seconds = cluster.layer_seconds(line_bytes(sent), float(load.max()))
     total = float(sent.sum())
-    mean = float(load.mean())
     return Service(
         completion_s=seconds + float(moved.max()) / cluster.rate_bytes_s,
         demand_bytes=total,
         planned_bytes=total,
         rest_bytes=0.0,
         moved_bytes=float(moved.sum()),
-        load_imbalance=float(load.max()) / mean if mean else float("nan"),
+        loads=tuple(load.tolist()),
     )
 
 

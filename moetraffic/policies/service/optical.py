@@ -26,7 +26,8 @@ pairs (:func:`max_weight_matchings`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -116,7 +117,28 @@ class Service:
     rest_bytes: float  # carried otherwise
     reconfigurations: int = 0
     moved_bytes: float = 0.0  # expert weights sent for a new placement
-    load_imbalance: float = field(default=float("nan"))  # max / mean tokens of a rank
+    loads: tuple[float, ...] = ()  # [W] token copies of each rank, if known
+
+    @property
+    def load_imbalance(self) -> float:
+        """Maximum over mean tokens of a rank; NaN if unknown."""
+        total = sum(self.loads)
+        return max(self.loads) * len(self.loads) / total if total else float("nan")
+
+
+def served_together(groups: Sequence[Service]) -> Service:
+    """Join the services of a layer's groups: the layer waits for the slowest one."""
+    if len(groups) == 1:
+        return groups[0]
+    return Service(
+        completion_s=max(one.completion_s for one in groups),
+        demand_bytes=sum(one.demand_bytes for one in groups),
+        planned_bytes=sum(one.planned_bytes for one in groups),
+        rest_bytes=sum(one.rest_bytes for one in groups),
+        reconfigurations=sum(one.reconfigurations for one in groups),
+        moved_bytes=sum(one.moved_bytes for one in groups),
+        loads=tuple(load for one in groups for load in one.loads),
+    )
 
 
 def crossing(demand: npt.ArrayLike) -> Float64:
