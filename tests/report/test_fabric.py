@@ -174,6 +174,30 @@ def test_rails_of_one_pod_have_no_comparison_of_uplinks(
     assert ("Oversubscription 4:1" in said) != idle
 
 
+@pytest.mark.parametrize("kind", ["leaf-spine", "rails"])
+def test_groups_of_ranks_inside_hosts_are_told_from_one_host_with_traffic(
+    kind: str,
+) -> None:
+    """The remedy of either case works, and none is given for idle spines."""
+    options: dict[str, Any] = {"capacity": "1Gbps", "ranks_per_host": 2}
+    network = load_fabric(kind, 4, **options)
+    group = np.ones((2, 2), np.int64)
+    every, one = np.kron(np.eye(2, dtype=np.int64), group), np.zeros((4, 4), np.int64)
+    one[:2, :2] = group
+    alone = "all ranks with traffic share one host"
+    grouped = "each group of ranks that exchange data lies on one host"
+    for sent, words, other in ((every, grouped, alone), (one, alone, grouped)):
+        said = "\n".join(report.sentences(assess(network, network.slots, sent)))
+        assert words in said and other not in said
+        assert "spine:" not in said
+    assert "--slots strided" not in said
+    for remedy in ({"slots": "strided"}, {"ranks_per_host": 1}):
+        spread = load_fabric(kind, 4, **{**options, **remedy})
+        said = "\n".join(report.sentences(assess(spread, spread.slots, every)))
+        assert "No bytes cross the network" not in said
+        assert "NICs to switches" in said
+
+
 def test_the_link_that_is_the_slowest_most_often_is_named() -> None:
     """Not the one with the longest mean time."""
     network = single_switch(Hosts(number=4, nic_bytes_s=1e9))

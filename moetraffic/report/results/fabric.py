@@ -90,7 +90,7 @@ def sentences(found: Assessment) -> list[str]:
             text += f"; {ratio} times an {EVEN} ({duration(even)})"
         lines.insert(1, f"{text}.")
     lines.insert(-1, _by_part(found))
-    if network.hosts.number > 1:
+    if found.bytes_between_hosts.any():
         lines[-1:-1] = without_spines(network) or _oversubscribed(found)
         lines[-1:-1] = _rated(found)
     if sets := _colliding(found):
@@ -117,6 +117,14 @@ def sentences(found: Assessment) -> list[str]:
 def _by_part(found: Assessment) -> str:
     """State the slowest links' time inside hosts, of NICs and between switches."""
     if not found.bytes_between_hosts.any():
+        carry = np.flatnonzero(np.any(found.loads, axis=0)).tolist()
+        names = (found.topology.link_name(link) for link in carry)
+        if len({name.partition(".")[0] for name in names}) > 1:
+            return (
+                "No bytes cross the network: each group of ranks that exchange data "
+                "lies on one host; spread the groups with --slots strided instead of "
+                "block, or with a smaller --ranks-per-host."
+            )
         return (
             "No bytes cross the network: all ranks with traffic share one host; place "
             "them on several with a smaller --ranks-per-host."
