@@ -138,8 +138,8 @@ def links(trace: Trace, network: Network) -> list[Chart | Missing]:
         why = "no bytes between different ranks are known"
         return [Missing(title=title, reason=why)]
     source = (
-        f"All collectives of an iteration, sent at once, on a {network.topology.name}, "
-        f"{routing_of(found)}; all-reduces as rings. Hosts: "
+        "All collectives of an iteration, sent at once; network: "
+        f"{network.topology.name}, {routing_of(found)}; all-reduces as rings. Hosts: "
         f"{hosts_of(network.topology)}. {len(chosen)} of {len(every)} iterations."
     )
     return [*charts(found, chosen, source)]

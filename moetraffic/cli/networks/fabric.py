@@ -188,7 +188,7 @@ def fabric(
             for network in networks
         ]
     order = "as in the file" if is_file else slots
-    source = f"{trace.name}: {world} ranks (slots: {order}) on a"
+    source = f"{trace.name}: {world} ranks (slots: {order}); network:"
     routed = report.routing_of(every[0])
     summary: list[Any]
     parts: dict[str, list[Any]] = {}
