@@ -49,9 +49,10 @@ class SampledDemand:
         """Sentences on what is unknown of the sample."""
         found = [
             "The sample is drawn from the model: no iteration is a captured one.",
-            "Use it to test a scheduler with new traffic; it is not like a further run "
-            "of the training, from which a classifier distinguishes it.",
-            "How far samples of two seeds correlate is an assumption.",
+            "Use it to test a scheduler with new traffic. It does not replace a run of "
+            "the training: a classifier can distinguish the two.",
+            "How similar samples with different seeds are is assumed, not fitted to "
+            "reruns.",
         ]
         fitted, own = self.fitted, self.scenario
         size, asked = (f"{s.ranks} ranks, {s.experts} experts" for s in (fitted, own))
