@@ -311,7 +311,7 @@ def _without_ranks(about: str) -> str:
 
 
 _FIGURES = {
-    "imbalanced": "CV in an iteration",
+    "imbalanced": "RMS CV over iterations",
     "skewed": "CV of the mean load",
     "hot set retained": "share",
     "collapsed": "share",

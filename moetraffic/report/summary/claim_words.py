@@ -25,7 +25,7 @@ THROUGHOUT = "about one level throughout"
 """In place of the figure of "converged" where the level begins with the run."""
 
 TOPICS = {
-    "Skew": {"imbalanced": ("CV {} in an iteration", ".2f")}
+    "Skew": {"imbalanced": ("RMS CV {} over iterations", ".2f")}
     | {"skewed": ("CV of the mean load {}", ".2f")}
     | {"hot set retained": ("{} stay hot from one tenth of the run to another", ".0%")}
     | {"collapsed": ("k experts take {}", ".0%"), "co-activated": ("lift {}", ".2f")},
