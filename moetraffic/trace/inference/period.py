@@ -81,7 +81,7 @@ class _Blocks:
         self.calls, self.blocks = calls, blocks
         self.reduces = calls.where([s.operation == "all_reduce" for s in calls.sites])
         self.piped = bool(calls.between_stages.any())
-        kept = ~calls.between_stages
+        kept = ~calls.between_stages & ~_once(calls, blocks)
         self.position = [np.flatnonzero(kept[a:b]) + a for a, b, _ in blocks]
         self.forward = [self._word(p) for p in self.position]
         self.backward = [
@@ -288,6 +288,20 @@ class _Blocks:
             passed = not self.piped and (not own or self._exchanged(rest) % own == 0)
             kind = "evaluation" if passed else "train"
             found.append(_Step(begin, kind=kind, whole=passed))
+
+
+def _once(calls: Calls, blocks: list[tuple[int, int, int]]) -> Bool:
+    """Return a mask of the calls of kinds that only one block's forward has, ``[n]``.
+
+    Set-up is no part of a forward pass, even if it lies within one: DDP rebuilds its
+    buckets in the second step, after the layers before the wrapped module.
+    """
+    seen = [*(np.unique(calls.kind[a:b]) for a, b, _ in blocks)]
+    seen.append(np.unique(calls.kind[blocks[-1][2] :]))
+    kinds, blocks_of = np.unique(np.concatenate(seen), return_counts=True)
+    single = np.isin(calls.kind, kinds[blocks_of == 1])
+    single[blocks[-1][2] :] = False
+    return np.asarray(single & ~calls.exchange & ~calls.routing, bool)
 
 
 def _usual(words: Iterable[Word]) -> Word:

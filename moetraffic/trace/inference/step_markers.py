@@ -69,8 +69,9 @@ def number_early_calls(record: Record) -> Record:
 def unmarked_steps(record: Record) -> str:
     """Describe iterations that may contain steps without an optimizer step.
 
-    These have a multiple of the all-to-alls and routings of both neighbors, and end at
-    an optimizer step: a gradient scaler that is not known skips steps unobserved.
+    These have more all-to-alls and routings than both neighbors, which have as many as
+    each other, and end at an optimizer step: an evaluation before a step, or steps that
+    a gradient scaler skips unobserved.
     """
     exchanged = record.site_mask(
         [s.operation in (ALL_TO_ALL, ROUTING) for s in record.sites]
@@ -82,13 +83,13 @@ def unmarked_steps(record: Record) -> str:
         steps = record.steps[record.steps["rank"] == rank]
         linked = steps["iteration"][steps["source"] == Source.LINKED]
         before, here, after = calls[:-2], calls[1:-1], calls[2:]
-        many = (before == after) & (here > before) & (here % np.maximum(before, 1) == 0)
+        many = (before == after) & (here > before)
         found |= set(numbers[1:-1][many & np.isin(numbers[1:-1], linked)].tolist())
     if not found:
         return ""
     first = ", ".join(map(str, sorted(found)[:MOST_LISTED]))
     more = f" and {len(found) - MOST_LISTED} more" if len(found) > MOST_LISTED else ""
     return (
-        "iterations with a multiple of their neighbors' calls, which may contain steps "
-        f"without an optimizer step (skipped steps, evaluations): {first}{more}"
+        "iterations with more all-to-alls than their neighbors, which may contain "
+        f"steps without an optimizer step (evaluations, skipped steps): {first}{more}"
     )

@@ -6,6 +6,7 @@ import os
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from .moe import (
     HIDDEN,
@@ -60,6 +61,21 @@ def evaluate(truth: Truth, module: nn.Module, step: int, batches: int = 2) -> No
 def evaluation(truth: Truth) -> None:
     """An evaluation of 2 batches before every second training step."""
     module = model(truth)
+
+    def before(step: int) -> None:
+        if step % 2 == 1:
+            evaluate(truth, module, step)
+
+    train(truth, module, before=before)
+
+
+def evaluation_beside_ddp(truth: Truth) -> None:
+    """The same, with DDP around the dense layers before and after the MoE layers."""
+    truth.lifted = ["all_gather", "broadcast", "all_reduce"]  # DDP calls them by itself
+    module = model(truth)
+    # of the second step's forward: DDP's broadcasts, before and after the layers
+    module.first = DistributedDataParallel(module.first)
+    module.last = DistributedDataParallel(module.last)
 
     def before(step: int) -> None:
         if step % 2 == 1:

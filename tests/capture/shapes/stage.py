@@ -63,6 +63,7 @@ SHAPES = {
     "accumulation": Shape(play=loops.accumulation),
     "varying": Shape(play=loops.varying),
     "evaluation": Shape(play=loops.evaluation),
+    "evaluation-beside-ddp": Shape(play=loops.evaluation_beside_ddp, few=True),
     "inference": Shape(play=loops.inference),
     "mtp": Shape(play=loops.mtp, few=True),
     "nan-loss": Shape(play=loops.nan_loss),

@@ -121,8 +121,8 @@ def _judge_rank(
     verdict: Verdict, trace: Trace, rank: int, truth: dict[str, Any]
 ) -> None:
     found = issued(trace, rank, truth["lifted"])
-    calls = truth["calls"]
-    truth["found"] = found
+    calls = [c for c in truth["calls"] if c["operation"] not in truth["lifted"]]
+    truth["found"], truth["calls"] = found, calls
     verdict.calls += len(calls)
     verdict.absent += abs(len(found) - len(calls))
     for number, (occurrence, call) in enumerate(zip(found, calls, strict=False)):
