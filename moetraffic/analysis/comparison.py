@@ -90,9 +90,10 @@ class Distance:
     a: float  # value of the first run; NaN if not a single number
     b: float
     value: float
-    low: float  # interval of LEVEL
+    low: float  # interval of LEVEL; NaN with fewer than FEWEST observations
     high: float
-    floor: float  # LEVEL quantile of the distance between resamples of the first run
+    floor: float  # LEVEL quantile between resamples of the first run; likewise NaN
+    observations: int  # iterations of the shorter run; of durations calls
 
     @property
     def beyond_noise(self) -> bool:
@@ -325,6 +326,12 @@ def durations(trace: Trace, iterations: range | None = None) -> dict[str, Float6
     }
 
 
+FEWEST = 24
+"""Fewest observations that have four blocks, for an interval and a noise floor.
+
+With a single block, every resample has the mean of the run itself.
+"""
+
 ON_MEANS = (total_variation, relative_difference)
 """Statistics computed from means over iterations, not from the values themselves."""
 
@@ -351,7 +358,7 @@ def distance(
     statistic
         One of STATISTICS.
     """
-    rng = np.random.default_rng(seed)
+    rng, number = np.random.default_rng(seed), min(len(x), len(y))
     measure, summary = STATISTICS[statistic]
     draw: Callable[..., list[Float64]] = block_means
     if statistic in ON_MEANS:
@@ -372,7 +379,9 @@ def distance(
         for other in (y, x)
     )
     a, b = (float(summary(v)) if summary else float("nan") for v in (x, y))
-    low, high = _interval(value, between)
+    low, high, floor = *_interval(value, between), _quantile(itself, LEVEL)
+    if number < FEWEST:
+        low = high = floor = float("nan")
     return Distance(
         layer=layer,
         of=of,
@@ -383,7 +392,8 @@ def distance(
         value=value,
         low=low,
         high=high,
-        floor=_quantile(itself, LEVEL),
+        floor=floor,
+        observations=number,
     )
 
 
@@ -410,12 +420,13 @@ def _quantile(values: Float64, level: float) -> float:
 
 
 def worst(comparison: Comparison, measures: Mapping[str, float]) -> list[Distance]:
-    """List the distances whose confidence interval lies above their threshold.
+    """List the distances whose interval, or value without one, is above a threshold.
 
     ``measures``: Threshold of each measure, such as ``{"total variation": 0.1}``.
     """
     return [
         d
         for d in comparison.distances
-        if d.measure in measures and d.low > measures[d.measure]
+        if d.measure in measures
+        and (d.value if np.isnan(d.low) else d.low) > measures[d.measure]
     ]

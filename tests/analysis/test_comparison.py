@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from moetraffic.analysis.claim import Claim, Outcome
-from moetraffic.analysis.comparison import Comparison, compare, distance, worst
+from moetraffic.analysis.comparison import (
+    FEWEST,
+    Comparison,
+    compare,
+    distance,
+    worst,
+)
 from moetraffic.analysis.distances import (
     relative_difference,
     relative_median,
@@ -81,6 +87,48 @@ def test_reruns_with_a_motion_of_their_own_exceed_the_noise_within_a_run() -> No
     for d in found:
         text = " ".join(sentences(Comparison(distances=(d,), notes=())))
         assert ("whether these differ by more" in text) == d.beyond_noise
+
+
+def test_few_iterations_have_neither_noise_nor_interval() -> None:
+    """With one block, all resamples have the mean of the run: no noise at all."""
+    even = np.full(8, 1 / 8)
+    for steps in (4, FEWEST - 1, FEWEST):
+        unknown = steps < FEWEST
+        d = distance(
+            _shares(0, even, steps),
+            _shares(1, np.arange(1, 9) / 36, steps),
+            total_variation,
+            layer=0,
+            of="load",
+            unit="1",
+        )
+        assert np.isnan([d.low, d.high, d.floor]).all() == unknown
+        assert d.beyond_noise != unknown
+        found = Comparison(distances=(d,), notes=())
+        # the threshold of a test in CI is then that of the distance itself
+        assert worst(found, {"total variation": 0.1}) == [d]
+        text = " ".join(sentences(found))
+        needs = f"noise unknown: too few iterations (needs {FEWEST}, has {steps})"
+        assert (needs in text) == unknown
+        assert ("interval" in text) != unknown
+        assert f"{d.value:.3g}" in text
+
+
+def test_other_numbers_of_ranks_are_named_before_the_distances(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from moetraffic.cli import main
+
+    eight, folded = str(path("run-top1-balanced.h5")), str(tmp_path / "folded.h5")
+    with Trace.open(path("golden-v1.h5")) as trace:
+        meta = replace(trace.meta, origin="replayed", source="run.h5 with --fold 2")
+        trace.replace(meta=meta).save(folded)
+    asked = ["--iterations", "0:4", "--of", "wire"]
+    assert main(["compare", eight, folded, *asked]) == 0
+    first, source, *rest = capsys.readouterr().out.splitlines()
+    assert first == "Numbers of ranks differ: 8 and 2."
+    assert "with --fold 2." in source
+    assert not any("with --fold 2." in line for line in rest)
 
 
 def test_a_run_is_at_no_distance_from_itself() -> None:

@@ -73,6 +73,9 @@ def compare(
         partial = [] if iterations else _partial(a, b)
         sources = [f"{t.name}: replay of {t.meta.source}." for t in replays]
         settings = _settings(a, b) if len(replays) == 2 else []
+        if a.meta.world != b.meta.world:  # a cause of distances: named before them
+            ranks = f"Numbers of ranks differ: {a.meta.world} and {b.meta.world}."
+            settings, sources = [ranks, *sources, *settings], []
         claimed: list[tuple[Claim, ...]] = [(), ()]
         if not printing.only or "claims" in printing.only:
             claimed = [analyze(t, parts=("claims",), **chosen).claims for t in (a, b)]
@@ -149,8 +152,8 @@ def _settings(first: Trace, second: Trace) -> list[str]:
     other = [f"{name} {a} and {b}" for name, a, b in settings if a != b]
     return [
         "Settings of the two replays: "
-        f"{'; '.join(other) or 'same backend, ranks and hosts'}; the last lines have "
-        "pace and scale; a trace does not record the network."
+        f'{"; ".join(other) or "same backend, ranks and hosts"}; the lines "replay '
+        'of" have pace and scale; a trace does not record the network.'
     ]
 
 

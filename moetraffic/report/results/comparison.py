@@ -10,7 +10,7 @@ import numpy as np
 
 from moetraffic.analysis.claim import LEVEL as CLAIMED
 from moetraffic.analysis.claim import Claim, Outcome
-from moetraffic.analysis.comparison import SCALES, Comparison, Distance
+from moetraffic.analysis.comparison import FEWEST, SCALES, Comparison, Distance
 from moetraffic.analysis.resampling import LEVEL
 from moetraffic.analysis.times.time_ratios import TimeRatio
 from moetraffic.report.summary.claim_words import REDUCED, TOPICS
@@ -63,12 +63,27 @@ def sentences(
         lines, every = [f"Byte-identical: {comparison.identical}."], ()
     else:
         number = sum(d.beyond_noise for d in every)
-        lines = [
-            f"Distances: {number} of {len(every)} exceed within-run noise "
-            f"({LEVEL:.0%} quantile)." + f" {RERUNS}" * bool(number)
-        ]
+        few = [d.observations for d in every if d.observations < FEWEST]
+        known = [
+            f"{number} of {len(every) - len(few)} exceed within-run noise "
+            f"({LEVEL:.0%} quantile)"
+        ] * (len(few) < len(every))
+        if few:
+            known.append(
+                f"within-run noise{f' of {len(few)} others' * len(known)} unknown: too "
+                f"few iterations (needs {FEWEST}, has {min(few)})"
+            )
+        text = f"Distances: {'; '.join(known)}."
+        lines = [text + f" {RERUNS}" * bool(number)]
     for measure, scale in SCALES.items():
-        beyond = [d for d in every if d.measure == measure and d.beyond_noise]
+        mine = [d for d in every if d.measure == measure]
+        beyond = [d for d in mine if d.beyond_noise]
+        if mine and all(d.observations < FEWEST for d in mine):
+            d = max(mine, key=lambda d: d.value)
+            lines.append(
+                f"{measure[:1].upper()}{measure[1:]} ({scale}), largest: "
+                f"{_described(d)}."
+            )
         if beyond:
             # the farthest from its noise, which differs by statistic
             d = max(beyond, key=lambda d: d.value - d.floor)
@@ -162,10 +177,9 @@ def _over_runs(ratio: TimeRatio) -> str:
 
 def _described(distance: Distance) -> str:
     where = "" if distance.layer < 0 else f", layer {distance.layer}"
-    return (
-        f"{distance.value:.3g} ({LEVEL:.0%} interval {distance.low:.3g} to "
-        f"{distance.high:.3g}) of {distance.of}{where}"
-    )
+    interval = f" ({LEVEL:.0%} interval {distance.low:.3g} to {distance.high:.3g})"
+    within = interval * bool(distance.low <= distance.high)
+    return f"{distance.value:.3g}{within} of {distance.of}{where}"
 
 
 @tables_of.register
