@@ -116,8 +116,12 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
         if network is not None:
             verifying = request.verify.depth is Depth.FULL
             complete = request.repeat + request.pairs + verifying
-            least = complete * pass_bound_s(trace, plan, network)
-            parts.append(f"at least {duration(least)} on {described(network)}")
+            least = pass_bound_s(trace, plan, network)
+            whole = f"{duration(complete * least)} for {complete} passes, "
+            parts.append(
+                f"at least {whole * (complete > 1)}{duration(least)} a pass (warm-up "
+                f"not counted) on {described(network)}"
+            )
     memory = byte_size(memory_bytes(plan, request.repeat, backend=request.backend))
     parts.append(f"memory of all ranks together: up to {memory} beside that of torch")
     return "; ".join(parts)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -297,6 +298,10 @@ def test_time_shifts_of_runs_without_a_period_are_of_no_use(
     assert main(["schedule", golden, golden]) == 0
     said = capsys.readouterr().out
     assert said.startswith("No period: time shifts are of no use for ")
+    # the median is of ratios to the bound, not of durations
+    assert main(["schedule", golden, "--capacity", "1Gbps"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"; the median exchange takes [\d.]+ times its bound\.", said)
 
 
 @pytest.mark.parametrize("demand", ["line", "rate", "scaled"])

@@ -30,7 +30,9 @@ from moetraffic.generate.analog.labels import (
     relabeled,
 )
 from moetraffic.generate.fit import fit_steps
+from moetraffic.generate.judgment import FigureJudgment, Judgment
 from moetraffic.generate.scenario import stacked_rows
+from moetraffic.report.results.generation import refusal
 from moetraffic.trace import Trace
 from tests.cli.printed import unwrapped
 
@@ -321,6 +323,16 @@ def test_each_step_of_a_fit_is_reported_once(tmp_path: Path, kind: str) -> None:
     fit_trace(run(tmp_path), kind, tick=lambda done, what: seen.append((done, what)))
     assert [done for done, _ in seen] == list(range(1, fit_steps(0, judged=True) + 1))
     assert [what for _, what in seen[2:]] == ["judging"] * 4
+
+
+@pytest.mark.parametrize("name", ["p99 completion", "entropy"])
+def test_a_refusal_states_that_times_are_computed(name: str) -> None:
+    """Also of a trace without times."""
+    figure = FigureJudgment(
+        name=name, captured=1.0, generated=2.0, difference=1.0, error=1.0, accepted=0.1
+    )
+    text = refusal(Judgment(figures=(figure,), reruns=0))
+    assert ("(computed, ports of 200 Gb/s)" in text) == (name == "p99 completion")
 
 
 @pytest.mark.slow

@@ -78,8 +78,10 @@ def figure_table(judgment: Judgment) -> Table:
 
 
 def _named(figure: FigureJudgment) -> str:
+    port = f" (computed, ports of {8e-9 * PORT_BYTES_S:.0f} Gb/s)"
+    computed = port * (figure.name in TIMES)
     return (
-        f"{FIGURES[figure.name]}, with a difference of {figure.error:.1%} "
+        f"{FIGURES[figure.name]}{computed}, with a difference of {figure.error:.1%} "
         f"({figure.accepted:.1%} is accepted)"
     )
 

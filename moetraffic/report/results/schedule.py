@@ -161,7 +161,8 @@ def circuits_sentences(told: Mapping[str, Any]) -> list[str]:
     of, median = "the exchange", ""
     if len(every) > 1:
         of = f"the slowest of {len(every)} exchanges"
-        median = f"; median of all {three_digits(float(np.median(ratios)))} times"
+        times = three_digits(float(np.median(ratios)))
+        median = f"; the median exchange takes {times} times its bound"
     return [
         f"Circuits of {bit_rate(told['capacity_bytes_s'])}, {longest['matching']} "
         f"matching: {duration(took[at])} for {of} ({where}{slowest['exchange']}, "

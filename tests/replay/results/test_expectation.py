@@ -55,14 +55,19 @@ def test_passes_and_what_is_known_of_their_duration(run, toy_file):
     # of the passes that send everything, the bound that a dry run states
     network = load_fabric("single", 2, capacity="8kbps")
     least = 3 * pass_bound_s(run, plan, network)
-    assert f"at least {duration(least)} on {described(network)}; memory" in said
+    each = f"{duration(least / 3)} a pass (warm-up not counted) on {described(network)}"
+    assert f"at least {duration(least)} for 3 passes, {each}; memory" in said
+    once = replace(request, repeat=1, verify=Verification(depth=Depth.NONE))
+    assert f"at least {each}; memory" in expectation(run, plan, once)
     assert least < 3 * plan.bottleneck_bytes.sum() / 1e3
     # transfers on another network or busier host take another time
     assert " s " not in expectation(run, plan, replace(request, capacity=None))
     paired = expectation(run, plan, replace(request, pairs=5))
     assert "2 timed runs, 5 x 3 passes with and without background traffic;" in paired
     sampled = replace(request, verify=Verification(depth=Depth.SAMPLE))
-    assert f"at least {duration(least * 2 / 3)} on" in expectation(run, plan, sampled)
+    assert f"at least {duration(least * 2 / 3)} for 2 passes" in expectation(
+        run, plan, sampled
+    )
     for pace, text in (
         ("captured", "12 s"),
         ("open-loop", "12 s"),
