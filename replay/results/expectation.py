@@ -117,9 +117,9 @@ def expectation(trace: Trace, plan: Plan, request: Request) -> str:
             verifying = request.verify.depth is Depth.FULL
             complete = request.repeat + request.pairs + verifying
             least = pass_bound_s(trace, plan, network)
-            whole = f"{duration(complete * least)} for {complete} passes, "
+            total = f"{duration(complete * least)} for {complete} passes, "
             parts.append(
-                f"at least {whole * (complete > 1)}{duration(least)} a pass (warm-up "
+                f"at least {total * (complete > 1)}{duration(least)} a pass (warm-up "
                 f"not counted) on {described(network)}"
             )
     memory = byte_size(memory_bytes(plan, request.repeat, backend=request.backend))

@@ -106,7 +106,8 @@ def sentences(
         if ratio.by == "all":
             part = MEASURES.get(ratio.measure, ratio.measure)
             took.append(
-                f"Time of {ratio.number:,} common calls, {part}: {_ratio(ratio)}."
+                f"Time of the {ratio.number:,} calls with times in both runs, {part}: "
+                f"{_ratio(ratio)}."
             )
     lines = [*took, *lines] if times_first else [*lines, *took]
     lines += [f"above threshold: {d.measure}: {_described(d)}." for d in above]
