@@ -188,7 +188,7 @@ def _imbalanced(load: Int64, tokens: Float64 | None, k: int) -> Claim:
             f"noise, by a CV of {cv:.3g}"
         ),
         p=p,
-        measure="RMS CV over iterations",
+        measure="RMS CV",
         figure=float(cv),
         low=float(low),
         high=float(high),

@@ -326,7 +326,7 @@ def _without_ranks(about: str) -> str:
 
 
 _FIGURES = {
-    "imbalanced": "RMS CV over iterations",
+    "imbalanced": "RMS CV",
     "skewed": "CV of the mean load",
     "hot set retained": "share",
     "collapsed": "share",
