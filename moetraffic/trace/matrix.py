@@ -97,6 +97,12 @@ def exchange_matrix(
             kind=None,
         )
 
+    step = trace.steps.label(iteration)
+    if step.endswith("(evaluation)") and phase.endswith("_grad"):
+        raise TraceError(
+            f"phases of the backward pass are of training iterations, but {step} has "
+            "no backward pass: choose dispatch or combine, or another iteration"
+        )
     sent = find(ALL_TO_ALL, phase, None)
     found = sent if of == "wire" else find(ROUTING, None, "forward")
     sites = trace.occurrences.site
@@ -104,7 +110,7 @@ def exchange_matrix(
     if not groups:
         span = [int(i) for i in (*trace.iterations[:1], *trace.iterations[-1:])]
         raise TraceError(
-            f"the trace has no {of} of iteration {iteration}, layer {layer}, {phase}: "
+            f"the trace has no {of} of {step}, layer {layer}, {phase}: "
             f"its MoE layers are {list(trace.layers)} and its training iterations "
             f"{' to '.join(map(str, span)) or 'none'}"
         )
@@ -143,7 +149,7 @@ def exchange_matrix(
         if space == "world"
         else trace.groups[groups[0]].ranks,
         label=(
-            f"{of} of {phase}, layer {layer}, iteration {iteration}, "
+            f"{of} of {phase}, layer {layer}, {step}, "
             + _sum("micro-batch", "micro-batches", slots)
             + (", " + _sum("group", "groups", groups) if space == "world" else "")
             + f", {unit}"

@@ -285,6 +285,12 @@ class Steps:
             kind_source=np.array(stated, np.uint8),
         )
 
+    def label(self, iteration: int) -> str:
+        """Name an iteration, with its kind where it is no training step."""
+        at = np.flatnonzero(self.iteration == iteration)
+        kind = self.kind[at[0]] if len(at) else "train"
+        return f"iteration {iteration}" + f" ({kind})" * (kind != "train")
+
     def joined(self, origins: Sequence[Sequence[int]]) -> Steps:
         """Join the steps of the ranks that each new rank carries.
 

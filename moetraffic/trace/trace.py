@@ -363,7 +363,9 @@ class Trace(ShownAsTables, TraceContents):
         Parameters
         ----------
         occurrences
-            ``[n]`` routings, from :meth:`find`; by default all of the forward pass.
+            ``[n]`` routings, from :meth:`find`; by default those of the forward pass
+            in training iterations.  ``find(operation="routing", direction="forward",
+            kind=None)`` adds evaluation steps.
 
         Returns
         -------

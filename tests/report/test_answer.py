@@ -271,7 +271,8 @@ def test_the_rhythm_of_bursts_stands_beside_the_share_of_communication() -> None
     )
     found = analysis(exchange(0, claim("periodic")), bursts=(bursts,))
     assert line(found, "Communication") == (
-        "Communication: all-to-alls of rank 0 repeat every step, median 0.2972 s."
+        "Communication: all-to-alls of rank 0, the only rank tested, repeat every "
+        "step, median 0.2972 s."
     )
     assert (
         line(found, "No evidence of") == "No evidence of: expert load: periodic load."
@@ -305,7 +306,8 @@ def test_transfer_and_waiting_for_late_ranks_are_stated_apart() -> None:
     assert line(found, "Communication") == (
         "Communication: 60 to 72% of step time in all collectives (measured, by rank): "
         "transfer 25 to 50%, none of it behind compute (inferred), waiting for late "
-        "ranks 10 to 47%; all-to-alls of rank 0 repeat every step, median 0.2972 s."
+        "ranks 10 to 47%; all-to-alls of rank 0, the only rank tested, repeat every "
+        "step, median 0.2972 s."
     )
     some = replace(spent, overlapped=np.array([[10, 0]]))
     found = replace(analysis(exchange(0, claim("skewed"))), occupation=some)
@@ -688,9 +690,10 @@ def test_a_run_with_a_reversed_order_is_skewed_since_then() -> None:
 def test_the_share_that_stays_hot_stands_beside_that_by_chance() -> None:
     """Of pairs of tenths of the run, not of consecutive iterations."""
     kept = replace(claim("hot set retained", STATED, 0.44), chance=1 / 8)
+    kept = replace(kept, measure="share of the hottest of 8")
     assert line(analysis(exchange(0, kept)), "Skew") == (
-        "Skew: expert load: hot set retained (44% stay hot from one tenth of the "
-        "run to another, 12% by chance)."
+        "Skew: expert load: hot set retained (44% of the hottest of 8 stay hot in "
+        "another tenth of the run, 12% by chance)."
     )
 
 

@@ -556,5 +556,7 @@ def test_pictures_are_of_training_and_of_an_evaluation_that_is_asked_for() -> No
         assert 11 not in training
         assert set(_iterations(None, mixed)) <= training
         assert set(_in_a_row(mixed.iterations)) <= training
-        asked = traffic(mixed, [11], layers=[3])
-        assert np.nansum(asked.panels[0].series[0].z) > 0
+        asked = traffic(mixed, [10, 11], layers=[3])
+        assert np.nansum(asked.panels[1].series[0].z) > 0
+        names = [panel.name for panel in asked.panels]
+        assert names == [("iteration 10",), ("iteration 11 (evaluation)",)]

@@ -166,6 +166,16 @@ def test_demand_is_a_tidy_table() -> None:
     assert (merged.tokens_x == merged.tokens_y).all()
 
 
+def test_a_table_of_demand_has_evaluation_steps_where_asked_for() -> None:
+    trace = make_trace()
+    forward = {"operation": ROUTING, "direction": "forward"}
+    both = trace.demand_frame(trace.find(**forward, kind=None))
+    alone = trace.demand_frame(trace.find(**forward, kind="evaluation"))
+    training = set(trace.demand_frame().iteration)
+    assert set(alone.iteration) == {39}
+    assert set(both.iteration) == training | {39} != training
+
+
 def test_a_trace_without_routing_has_a_table_of_demand_without_rows() -> None:
     trace = make_trace()
     none = trace.demand_frame(trace.find(operation=ROUTING, layer=7))

@@ -72,6 +72,14 @@ def test_a_matrix_that_does_not_exist_is_refused(
         trace.matrix(**(question | asked))  # type: ignore[arg-type]
 
 
+def test_a_matrix_of_an_evaluation_step_is_called_one(trace: Trace) -> None:
+    label = trace.matrix(39, 0, "dispatch").label
+    assert "iteration 39 (evaluation)" in label
+    for of, unit in (("wire", "bytes"), ("demand", "tokens")):
+        with pytest.raises(TraceError, match=r"39 \(evaluation\) has no backward pass"):
+            trace.matrix(39, 0, "combine_grad", of=of, unit=unit)  # type: ignore[call-overload]
+
+
 def test_a_search_for_a_word_that_the_format_lacks_is_refused(trace: Trace) -> None:
     with pytest.raises(TraceError, match="not 'rooting': did you mean routing"):
         trace.find(operation="rooting")

@@ -7,8 +7,9 @@ test (K. V. Mardia, P. E. Jupp, "Directional Statistics", 2000, section 6.3), an
 be at least 1/e besides.  A cycle is one burst with its gap, or the number of bursts
 that :func:`.burst_order.burst_order` finds.
 
-With step marks a cycle is a step.  Bursts are periodic if they come at the same places
-of successive steps; with every four steps turned by a random phase they do not.
+With step marks a cycle is a step.  Bursts are periodic if their places in the steps are
+not random: with every four steps turned by a random phase they are.  How much the steps
+differ, it does not show: the jitter does.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def claim_of_steps(
     about: str,
     seed: int = 0,
 ) -> Claim:
-    """Judge whether bursts come at the same places of successive marked steps.
+    """Judge whether bursts are at random places of marked steps.
 
     Parameters
     ----------
@@ -212,7 +213,7 @@ def claim_of_steps(
     if len(lengths) < FEWEST_STEPS:
         return _too_few(about, null, len(lengths), FEWEST_STEPS)
     period, low, high = _median(lengths)
-    mean_s = float(lengths.mean()) / 1e9
+    mean_s, cv = float(lengths.mean()) / 1e9, float(lengths.std() / lengths.mean())
     waves = np.fft.rfft(on, axis=1)[:, 1 : PARTS // 2]
     # The power of the mean step.  With blocks of steps turned at random its Fourier
     # coefficients are sums of independent terms: normal, and uncorrelated.
@@ -229,8 +230,8 @@ def claim_of_steps(
         about=about,
         outcome=Outcome.STATED if stated else Outcome.NO_EVIDENCE,
         statement=(
-            "they come at the same times of each step; step time "
-            f"{period:.4g} s (median; mean {mean_s:.4g} s"
+            "they are not at random times within a step; step time "
+            f"{period:.4g} s (median; mean {mean_s:.4g} s, jitter {cv:.0%}"
             + (
                 f"; without the {left_out:,} before an evaluation or a gap"
                 * (left_out > 0)

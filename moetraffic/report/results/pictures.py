@@ -266,7 +266,7 @@ def traffic(
     own = np.arange(shown.shape[1])
     shown[:, own, own] = np.nan  # left out, not zero
     return matrix_chart(
-        {f"iteration {i}": matrix for i, matrix in zip(iterations, shown, strict=True)},
+        dict(zip(map(trace.steps.label, iterations), shown, strict=True)),
         title=f"Bytes between ranks: {what}",
         source=f"{about(trace)}. Sums over the calls of one iteration{summed}; {how}"
         "without rank-local (self) traffic, the diagonal",

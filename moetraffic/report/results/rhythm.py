@@ -289,9 +289,9 @@ def statistics_tables(
             rows=[(name, *compress(row, known)) for name, *row in bursty],
             notes=[
                 "Index of dispersion: variance over mean of counts in windows, 1 for a "
-                "Poisson process; of bytes in units of a burst's mean bytes. Hurst "
-                "exponent: about .5 of independent steps; a correlation over tens of "
-                "steps raises it as long memory does."
+                "Poisson process; of bytes in units of a burst's mean bytes."
+                + " Hurst exponent: about .5 of independent steps; a correlation over "
+                "tens of steps raises it as long memory does." * known[-1]
             ],
         ),
     ]

@@ -121,7 +121,7 @@ def _data(analysis: Analysis) -> Line:
 def _communication(analysis: Analysis) -> list[Line]:
     """State the share of a step inside collectives, and the rhythm of its bursts."""
     items = [
-        f"{claim.about} {claim.statement.removeprefix('they ')}"
+        f"{claim.about}, the only rank tested, {claim.statement.removeprefix('they ')}"
         for claim in analysis.beats.claims
         if claim.stated
     ]

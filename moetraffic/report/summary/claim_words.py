@@ -27,7 +27,7 @@ THROUGHOUT = "about one level throughout"
 TOPICS = {
     "Skew": {"imbalanced": ("RMS CV {} over iterations", ".2f")}
     | {"skewed": ("CV of the mean load {}", ".2f")}
-    | {"hot set retained": ("{} stay hot from one tenth of the run to another", ".0%")}
+    | {"hot set retained": ("{} of {hot} stay hot in another tenth of the run", ".0%")}
     | {"collapsed": ("k experts take {}", ".0%"), "co-activated": ("lift {}", ".2f")},
     "Movement": {"moves": ("{} times the variance of sampling noise", ".3g")}
     | {
@@ -55,7 +55,8 @@ def figure_of(claims: Sequence[Claim]) -> str:
         return f"MSE {range_of(known, form)} lower"
     if figure == REDUCED:
         return f"MSE {above_or_below(known)} {PAST_MEAN}"
-    text = figure.format(range_of(known, form))
+    hot = dict.fromkeys(claim.measure.removeprefix("share of ") for claim in claims)
+    text = figure.format(range_of(known, form), hot=" or ".join(hot))
     if claims[0].name in ("converged", "level change") and min(known) < max(known):
         text += ", depending on the layer"
     chance = [claim.chance for claim in claims if np.isfinite(claim.chance)]

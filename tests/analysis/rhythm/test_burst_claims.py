@@ -124,6 +124,19 @@ def test_marks_that_the_bursts_do_not_follow_give_no_period() -> None:
     assert stated <= 2
 
 
+def test_bursts_that_differ_from_step_to_step_are_not_called_the_same() -> None:
+    """What the test rejects is a random place; how much the steps differ is stated."""
+    rng = np.random.default_rng(2)
+    lengths = rng.gamma(5, 2e7, 400)
+    marks = np.concatenate(([0], lengths.cumsum())).astype(np.int64)
+    first = marks[:-1] + (rng.uniform(0.2, 0.6, 400) * lengths).astype(np.int64)
+    (periodic,) = burst_claims(first, first + 1000, marks=marks, about="a rank")
+    assert periodic.stated
+    assert "not at random times within a step" in periodic.statement
+    cv = np.diff(marks)[1:-1].std() / np.diff(marks)[1:-1].mean()
+    assert f"jitter {cv:.0%}" in periodic.statement
+
+
 @pytest.mark.parametrize("bursts", [0, 1, 2, 31])
 def test_few_bursts_are_not_judged(bursts: int) -> None:
     start = np.arange(bursts) * 100
