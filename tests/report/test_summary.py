@@ -135,13 +135,15 @@ def test_a_scheduler_is_told_where_the_mean_of_the_past_has_a_skew() -> None:
 
 def test_an_estimate_below_noise_is_no_measured_zero() -> None:
     even = np.array([[9, 8, 7, 8], [7, 8, 9, 8], [8, 7, 8, 9], [8, 9, 8, 7]])
-    found = _cells(np.tile(even, (25, 1))[:, None, None])
-    claim = _load(found, "skewed")
-    assert claim.figure == 0 < claim.high
-    first, *_ = tables(found)
-    (row,) = (row for row in first.rows if row[0] == "skewed")
-    assert "not above noise" in row
-    assert f"at most {claim.high:.4g}" in row
+    drawn = np.random.default_rng(5).multinomial(4096, np.full(8, 1 / 8), 100)
+    for name, loads in (("skewed", np.tile(even, (25, 1))), ("imbalanced", drawn)):
+        found = _cells(loads[:, None, None])
+        claim = _load(found, name)
+        assert claim.figure == 0 < claim.high
+        first, *_ = tables(found)
+        (row,) = (row for row in first.rows if row[0] == name)
+        assert "not above noise" in row
+        assert f"at most {claim.high:.4g}" in row
 
 
 def test_figures_of_claims_have_a_unit_or_a_name() -> None:

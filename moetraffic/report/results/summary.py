@@ -128,7 +128,7 @@ def _claims(analysis: Analysis) -> list[Table]:
 
 def _estimate(claim: Claim) -> tuple[object, object]:
     """Return figure and interval; an excess over noise that is clipped has neither."""
-    if claim.figure == 0 < claim.high and claim.measure.startswith("CV"):
+    if claim.figure == 0 < claim.high and "CV" in claim.measure:
         return "not above noise", f"at most {claim.high:.4g}"
     return claim.figure, (claim.low, claim.high)
 

@@ -296,11 +296,12 @@ def _once(calls: Calls, blocks: list[tuple[int, int, int]]) -> Bool:
     Set-up is no part of a forward pass, even if it lies within one: DDP rebuilds its
     buckets in the second step, after the layers before the wrapped module.
     """
-    seen = [*(np.unique(calls.kind[a:b]) for a, b, _ in blocks)]
-    seen.append(np.unique(calls.kind[blocks[-1][2] :]))
-    kinds, blocks_of = np.unique(np.concatenate(seen), return_counts=True)
-    single = np.isin(calls.kind, kinds[blocks_of == 1])
-    single[blocks[-1][2] :] = False
+    last = blocks[-1][2]
+    parts = [*((a, b) for a, b, _ in blocks), (last, len(calls.kind))]
+    seen = np.concatenate([np.unique(calls.kind[a:b]) for a, b in parts])
+    kinds, number = np.unique(seen, return_counts=True)
+    single = np.isin(calls.kind, kinds[number == 1])
+    single[last:] = False
     return np.asarray(single & ~calls.exchange & ~calls.routing, bool)
 
 
