@@ -63,15 +63,21 @@ def recorded(counts: dict[str, dict[str, int]]) -> bool:
 
 
 def source_clause(trace: TraceContents) -> str:
-    """Name what is inferred and what is unknown in a few words; "" if nothing is."""
+    """Give the sources of what is partly inferred or unknown; "" if nothing is."""
     counts = source_counts(trace)
     if not recorded(counts):
         return ""
-    parts = []
-    for name in ("inferred", "unknown"):
-        found = [what for what, n in counts.items() if n[name]]
-        parts += [f"{name} {' and '.join(found)}"] if found else []
-    return ", ".join(parts)
+    found: dict[str, list[str]] = {}
+    for what, n in counts.items():
+        if n["inferred"] or n["unknown"]:
+            whole = sum(n.values())
+            parts = [
+                name + f" ({n[name]:,} of {whole:,})" * (n[name] < whole)
+                for name in SOURCES
+                if n[name]
+            ]
+            found.setdefault(" and ".join(parts), []).append(what)
+    return "; ".join(f"{', '.join(of)} {how}" for how, of in found.items())
 
 
 def schedule_remarks(schedule: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,22 @@ def test_what_is_not_known_is_blank() -> None:
     assert "2 ms" in shown
     assert "count_exchange" in shown
     assert as_dict(analysis)["rhythm"]["about"] == about
+
+
+def test_step_times_are_of_ranks_only_where_steps_are_marked() -> None:
+    title = "Time from step start to step start"
+    with Trace.open(path("golden-v1.h5")) as trace:
+        found = analyze(trace, parts=["rhythm"])
+        ranks = [f"rank {rank}" for rank in range(trace.meta.world)]
+    shown = {t.title: t for t in tables(found)}
+    assert [row[0] for row in shown[title].rows] == ranks
+    beats = tuple(
+        replace(one, rhythm=replace(one.rhythm, marked=False))
+        for one in found.beats.found
+    )
+    unmarked = replace(found, beats=replace(found.beats, found=beats))
+    (shown[title],) = (t for t in tables(unmarked) if "first burst" in t.title)
+    assert len(shown[title].rows) == len(beats) > len(ranks)
 
 
 @pytest.mark.parametrize("run", ["top1-unbalanced", "top2-balanced", "top8-lossfree"])

@@ -123,6 +123,7 @@ class Rhythm:
     position_jitter: tuple[float, ...] = ()  # standard deviation, likewise
     length_stationarity: Stationarity | None = None  # of the cycles' lengths
     observed_ns: float = _NAN  # time that all of this was seen in
+    marked: bool = False  # steps are a rank's marks, not cycles of the bursts
     step_time: StepTime | None = None  # of all steps, or of the cycles of a period
     dispersion: tuple[float, ...] = UNKNOWN  # of bursts, in dispersion.WINDOWS
     byte_dispersion: tuple[float, ...] = UNKNOWN  # of bytes, over a burst's mean bytes
@@ -251,6 +252,7 @@ def rhythm(
         position_jitter=tuple(cut.position_jitter.tolist()),
         length_stationarity=stationarity(cut.length_ns),
         observed_ns=seen_ns,
+        marked=marks is not None,
         step_time=cycle_times if cycle_times.steps else None,
         dispersion=dispersion(first, step_ns=step_ns, parts=parts),
         byte_dispersion=of_bytes,

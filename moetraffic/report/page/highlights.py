@@ -115,7 +115,7 @@ def run_in_words(trace: Trace, analysis: Analysis) -> list[str]:
         found = "; ".join(schedule_remarks(meta.schedule))
         lines.append(f"Steps, layers and phases: {found}.")
     if clause := source_clause(trace):
-        lines.append(f"How they were determined: {clause}.")
+        lines.append(f"Sources: {clause}.")
     return lines
 
 

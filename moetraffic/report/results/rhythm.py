@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis import Analysis
+from moetraffic.analysis import Analysis, SourceStatistics
 from moetraffic.analysis.rhythm.dispersion import WINDOWS
 from moetraffic.analysis.rhythm.spectrum import Spectrum, spectra
 from moetraffic.analysis.times.call_times import timed
@@ -225,19 +225,14 @@ def statistics_tables(
     every = analysis.beats.found
     if not every:
         return [Missing(title=title, reason=why_no_times(analysis))]
-    on_off, periods, steps, bursty = [], [], [], []
+    on_off, periods, bursty = [], [], []
     for one in every[:most]:
-        r = one.rhythm
-        name = one.name if one.by in one.name else f"{one.by} {one.name}"
+        r, name = one.rhythm, _named(one)
         bursts = (r.duty, r.bursts, r.burst_ns / 1e9, r.burst_cv)
         on_off.append((name, *bursts, r.gap_ns / 1e9, r.gap_cv, r.peak_to_mean))
         stationary = r.length_stationarity.p if r.length_stationarity else None
         period = (r.period_ns / 1e9, r.acf, r.cycle_ns / 1e9)
         periods.append((name, *period, r.likeness, r.jitter, stationary))
-        if (t := r.step_time) is not None:
-            lengths = (t.p50_ns, t.p90_ns, t.p99_ns, t.max_ns)
-            tail = (t.tail_index, t.tail_index_low, t.tail_index_high)
-            steps.append((name, t.steps, *(x / 1e9 for x in lengths), t.cv, *tail))
         bursty.append((name, *r.dispersion, *r.byte_dispersion, r.hurst))
     more = len(every) - len(on_off)
     measures = [
@@ -278,11 +273,7 @@ def statistics_tables(
                 "steps would not show it. Jitter: CV of all steps."
             ],
         ),
-        *(
-            [Table(title=FROM_STEP_TO_STEP, columns=_STEP_TIME, rows=steps)]
-            if steps
-            else []
-        ),
+        *_step_times(every, most),
         Table(
             title="Burstiness",
             columns={"source": "", **dict.fromkeys(compress(measures, known), ".2f")},
@@ -297,11 +288,33 @@ def statistics_tables(
     ]
 
 
-FROM_STEP_TO_STEP = "Time from an iteration's first burst to the next one's"
-_STEP_TIME = {
-    **{"source": "", "steps": "", "p50": "s", "p90": "s", "p99": "s", "max": "s"},
-    **{"CV": ".1%", "tail index": ".2f", "95% low": ".2f", "95% high": ".2f"},
-}
+def _named(one: SourceStatistics) -> str:
+    return one.name if one.by in one.name else f"{one.by} {one.name}"
+
+
+def _step_times(every: Sequence[SourceStatistics], most: int) -> list[Table]:
+    """Tabulate step times: of each rank where steps are marked, else of each source."""
+    rows: dict[str, tuple[object, ...]] = {}
+    marked = all(one.rhythm.marked for one in every)
+    for one in sorted(every, key=lambda one: marked and one.by != "rank"):
+        if (t := one.rhythm.step_time) is not None:
+            name = f"rank {one.ranks[0]}" if marked else _named(one)
+            lengths = (t.p50_ns, t.p90_ns, t.p99_ns, t.max_ns)
+            tail = (t.tail_index, t.tail_index_low, t.tail_index_high)
+            row = (name, t.steps, *(x / 1e9 for x in lengths), t.cv, *tail)
+            rows.setdefault(name, row)
+    table = Table(
+        title="Time from step start to step start"
+        if marked
+        else "Time from an iteration's first burst to the next one's",
+        columns={
+            **{"source": "", "steps": "", "p50": "s", "p90": "s", "p99": "s"},
+            **{"max": "s", "CV": ".1%", "tail index": ".2f"},
+            **{"95% low": ".2f", "95% high": ".2f"},
+        },
+        rows=[*rows.values()][:most],
+    )
+    return [table] if rows else []
 
 
 UNTIMED = "the trace has no times of its calls (capture or replay it on real ranks)"
@@ -341,8 +354,8 @@ def time_chart(
     about = (
         f"{len(found.iteration)} training steps{f', {length}' if len(first) else ''}; "
         f"mean of ranks: {np.mean(found.collective_fraction):.1%} of step time in "
-        "collectives, of which "
-        f"{np.mean(found.shares[:, 3]):.1%} waiting for late ranks; "
+        f"collectives, including {np.mean(found.shares[:, 3]):.1%} of step time "
+        "waiting for late ranks; "
         "compute inferred from gaps between collectives (no profile)"
     )
     return Chart(
