@@ -231,6 +231,7 @@ class Bench:
             regret=regret,
             served_share=planned / demand if demand else float("nan"),
             reconfigurations=float(np.mean([s.reconfigurations for s in flat])),
+            moved_experts=float(np.mean([s.moved_experts for s in flat])),
             moved_bytes=float(np.mean([s.moved_bytes for s in flat])),
             load_imbalance=float(np.mean([s.load_imbalance for s in flat])),
             planning_p50_s=float(np.quantile(run.planning_s, 0.5)),

@@ -130,6 +130,13 @@ def evaluate(
     """
     if wrong := [name for name in options if name not in OPTIONS]:
         known = {**evaluate.__annotations__, **dict.fromkeys(OPTIONS)}
+        of_cluster = wrong[0].replace("_time", "_s")  # token_time is the command's
+        if of_cluster in Cluster.__dataclass_fields__:
+            raise AnalysisError(
+                f"evaluate has no option {wrong[0]!r}: give "
+                f"networks={{'cluster': Cluster(rate_bytes_s=125e6, {of_cluster}=...)}}"
+                ", from moetraffic.policies.service.cluster"
+            )
         raise AnalysisError(
             f"evaluate has no option {wrong[0]!r}: {nearest(wrong[0], known)}choose "
             f"one of its arguments or {', '.join(OPTIONS)}"
@@ -242,7 +249,7 @@ def evaluate(
             for name, network in networks.items():
                 if not isinstance(network, family.network):
                     continue
-                _check_ranks(name, network, series[family.unit])
+                _check_fits(name, network, series[family.unit])
                 if isinstance(network, Cluster):
                     rows = network.row_bytes or series[family.unit].row_bytes
                     network = replace(network, row_bytes=rows)
@@ -280,6 +287,7 @@ def evaluate(
         )
     one = next(iter(series.values()))
     points = bench.points(one)
+    once = f"plans are made once, as --hold {hold} covers all {len(points)} iterations"
     return Evaluation(
         run=one.name,
         phase=one.phase,
@@ -292,7 +300,7 @@ def evaluate(
         **{f"by_{curve}": tuple(scores[curve]) for curve in CURVES},
         failures=tuple(failures),
         informed=_informed(makers, one, points),
-        notes=one.notes,
+        notes=one.notes + (once,) * (hold >= len(points)),
         networks={
             name: text
             for name in dict.fromkeys(s.network for s in scores[""])
@@ -338,8 +346,18 @@ def _informed(
     return found
 
 
-def _check_ranks(name: str, network: Any, series: ExchangeSeries) -> None:
-    """Raise AnalysisError if a packet network has no place for ranks of the run."""
+def _check_fits(name: str, network: Any, series: ExchangeSeries) -> None:
+    """Raise AnalysisError if a network has no place for ranks or experts of the run."""
+    if isinstance(network, Cluster):
+        for _, ranks, experts in (truth.shape for truth in series.layers.values()):
+            if (experts + network.replicas) % ranks:
+                least = -experts % ranks
+                raise AnalysisError(
+                    f"{ranks} ranks hold equal numbers of the {experts} experts and "
+                    f"the replicas, but --replicas {network.replicas} makes "
+                    f"{experts + network.replicas} slots: give {least}, "
+                    f"{least + ranks} or {least + 2 * ranks}"
+                )
     if not isinstance(network, PacketNetwork):
         return
     for layer, truth in series.layers.items():

@@ -58,6 +58,7 @@ class PolicyScore:
     regret: Interval  # over the same policy with the oracle, minus 1; NaN without
     served_share: float  # bytes that the plan itself carries
     reconfigurations: float  # mean per exchange
+    moved_experts: float  # mean per exchange
     moved_bytes: float  # mean per exchange
     load_imbalance: float  # mean of max / mean tokens of a rank; NaN if unknown
     planning_p50_s: float  # CPU time of a plan

@@ -38,6 +38,7 @@ def known_sites(
     """
     check_choice("the phase", phase, PHASES, AnalysisError)
     every = unnamed and not any(site.phase for site in trace.sites)
+    _check_layers(trace, None if every else layers)
     found = [
         number
         for number, site in enumerate(trace.sites)
@@ -52,10 +53,18 @@ def known_sites(
             f"plans serve all-to-alls whose bytes are known, but {trace.name} has "
             f"none of {phase}"
             + (f" in layers {list(layers)}" if layers else "")
-            + f": its MoE layers are {list(trace.layers)}, of which one with "
-            "all-to-alls is needed (import --row-bytes adds them to routed tokens)"
+            + ": import --row-bytes adds all-to-alls to routed tokens"
         )
     return found
+
+
+def _check_layers(trace: Trace, layers: Sequence[int] | None) -> None:
+    """Raise AnalysisError if a trace has no such MoE layers."""
+    if unknown := sorted({*(layers or ())} - {*trace.layers}):
+        raise AnalysisError(
+            f"the MoE layers of {trace.name} are {list(trace.layers)}, not {unknown}: "
+            "choose among these"
+        )
 
 
 def byte_series(
@@ -151,6 +160,7 @@ def token_series(
     AnalysisError
         If the routing is not known, or the run is too short or has no such layer.
     """
+    _check_layers(trace, layers)
     sites: dict[tuple[int, int], list[int]] = {}
     for number, site in enumerate(trace.sites):
         chosen = layers is None or site.layer in layers
@@ -162,7 +172,7 @@ def token_series(
             "experts are placed by the routing of tokens, but "
             f"{trace.name} has none"
             + (f" in layers {list(layers)}" if layers else "")
-            + f": its MoE layers are {list(trace.layers)}; capture with a router hook"
+            + ": capture with a router hook"
         )
     notes = list[str]()
     iterations = new_iterations(trace, iterations, notes)

@@ -61,7 +61,7 @@ def _table(
         **{"policy": "<", "forecast": "<", "network": "<"},
         **{"completion p50": "s", "p99": "s", "over bound": ".3f", "regret": ".1%"},
         **{"95% interval": ".1%", "served share": ".1%", "reconfigurations": ".3g"},
-        **({"max/mean load": ".3f", "moved": "bytes"} if balanced else {}),
+        **({"max/mean load": ".3f", "moved experts": ".3g"} if balanced else {}),
         **{"planning p50": "s"},
     }
     rows = []
@@ -75,7 +75,7 @@ def _table(
                 s.regret.value,
                 " to ".join(f"{end:.1%}" for end in ends) if isfinite(ends[0]) else "",
                 *(s.served_share, s.reconfigurations),
-                *((s.load_imbalance, s.moved_bytes) if balanced else ()),
+                *((s.load_imbalance, s.moved_experts) if balanced else ()),
                 s.planning_p50_s,
             )
         )

@@ -153,6 +153,8 @@ def _sentences(found: Evaluation, family: str, network: str) -> list[str]:
         )
         if gap.high >= 0 and _known(gap):
             text += ", no evidence of a difference"
+    if any(s.moved_experts and not s.moved_bytes for s in mine):
+        text += "; moving experts is free here (--expert-bytes 0)"
     slow = all(s.over_bound.value > SLOW for s in usable)
     if family == "circuits" and slow and "packets" not in names:
         informed.append(

@@ -168,6 +168,20 @@ def test_options_of_the_verb_are_keywords(
         assert one.completion_mean_s == other["completion_mean_s"]
     with pytest.raises(AnalysisError, match="did you mean capacity"):
         evaluate(run, "rotation", capacty="1Gbps")
+    for name, known in (("replicas", "replicas"), ("token_time", "token_s")):
+        with pytest.raises(AnalysisError, match=rf"networks=.*Cluster\(.*{known}="):
+            evaluate(run, "eplb", **{name: 3})
+    for policy in ("rotation", "eplb"):
+        with pytest.raises(AnalysisError, match=r"are \[0\], not \[9\]: choose"):
+            evaluate(run, policy, layers=[0, 9])
+    assert (
+        main(["evaluate", run, "--policy", "contiguous,eplb", "--replicas", "1"]) == 2
+    )
+    why = "--replicas 1 makes 4 slots: give 0, 3 or 6"
+    assert why in capsys.readouterr().err.replace("\n", " ")
+    notes = {h: evaluate(run, "rotation", most=4, hold=h).notes for h in (3, 4)}
+    assert notes[3] == ()
+    assert "plans are made once" in notes[4][0]
     with pytest.raises(AnalysisError, match="give networks"):
         evaluate(run, "rotation", networks={"optical": OPTICAL}, capacity="1Gbps")
 

@@ -32,6 +32,7 @@ from moetraffic.policies.service.cluster import (
 )
 from moetraffic.policies.service.packet_network import PacketNetwork
 from moetraffic.policies.trace_series import byte_series, token_series
+from moetraffic.report.policy_verdict import verdict
 from moetraffic.trace.relocation import Relocation, relocate
 
 from .conftest import view_of
@@ -320,7 +321,18 @@ def test_eplb_is_faster_than_fixed_experts_on_a_steady_skew() -> None:
     assert score["eplb"].load_imbalance < score["contiguous"].load_imbalance
     assert score["swaps"].load_imbalance < score["contiguous"].load_imbalance
     assert score["eplb"].completion_mean_s < score["contiguous"].completion_mean_s
-    assert score["contiguous"].moved_bytes == 0
+    assert score["contiguous"].moved_experts == score["contiguous"].moved_bytes == 0
+    # the same plans pay for what they move
+    assert score["eplb"].moved_experts > 0 == score["eplb"].moved_bytes
+    assert "moving experts is free here (--expert-bytes 0)" in verdict(found)
+    paid = evaluate(
+        skewed(),
+        ["eplb"],
+        networks={"cluster": replace(cluster, expert_bytes=10)},
+        forecasters=["persistence"],
+    )
+    assert all(s.moved_bytes == 10 * s.moved_experts for s in paid.scores)
+    assert "free" not in verdict(paid)
 
 
 def test_a_placement_policy_that_reads_the_truth_is_caught() -> None:

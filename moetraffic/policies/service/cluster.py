@@ -102,11 +102,6 @@ def placement_violations(
         return "experts and ranks are integers"
     if set(expert.tolist()) != set(range(experts)):
         return f"every expert 0 to {experts - 1} has a slot, and no other"
-    if slots % ranks:
-        return (
-            f"each of {ranks} ranks has as many slots, but there are {slots}: change "
-            "--replicas"
-        )
     if (np.bincount(rank, minlength=ranks) != slots // ranks).any():
         return f"each rank 0 to {ranks - 1} has {slots // ranks} slots"
     return ""
@@ -149,24 +144,26 @@ def serve_placement(
     Returns
     -------
     Service
-        With ``moved_bytes`` and ``loads``; all bytes are planned ones.
+        With what is moved, and ``loads``; all bytes are planned ones.
     """
     copies = rank_copies(tokens, plan)
     ranks, experts = np.shape(tokens)
     load = copies.sum(axis=0)
     sent = crossing(copies) * cluster.row_bytes
-    moved = np.zeros(ranks)
+    moved = np.zeros(ranks, np.int64)  # experts that each rank receives
     if last is not None and last is not plan:
         count = holders(plan, experts, ranks) - holders(last, experts, ranks)
-        moved = np.maximum(count, 0).sum(axis=0) * cluster.expert_bytes
+        moved = np.maximum(count, 0).sum(axis=0)
     seconds = cluster.layer_seconds(line_bytes(sent), float(load.max()))
     total = float(sent.sum())
     return Service(
-        completion_s=seconds + float(moved.max()) / cluster.rate_bytes_s,
+        completion_s=seconds
+        + int(moved.max()) * cluster.expert_bytes / cluster.rate_bytes_s,
         demand_bytes=total,
         planned_bytes=total,
         rest_bytes=0.0,
-        moved_bytes=float(moved.sum()),
+        moved_experts=int(moved.sum()),
+        moved_bytes=int(moved.sum()) * cluster.expert_bytes,
         loads=tuple(load.tolist()),
     )
 

@@ -116,7 +116,8 @@ class Service:
     planned_bytes: float  # carried by what the plan provides for
     rest_bytes: float  # carried otherwise
     reconfigurations: int = 0
-    moved_bytes: float = 0.0  # expert weights sent for a new placement
+    moved_experts: int = 0  # that ranks receive for a new placement
+    moved_bytes: float = 0.0  # their weights
     loads: tuple[float, ...] = ()  # [W] token copies of each rank, if known
 
     @property
@@ -136,6 +137,7 @@ def served_together(groups: Sequence[Service]) -> Service:
         planned_bytes=sum(one.planned_bytes for one in groups),
         rest_bytes=sum(one.rest_bytes for one in groups),
         reconfigurations=sum(one.reconfigurations for one in groups),
+        moved_experts=sum(one.moved_experts for one in groups),
         moved_bytes=sum(one.moved_bytes for one in groups),
         loads=tuple(load for one in groups for load in one.loads),
     )
