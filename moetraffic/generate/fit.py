@@ -86,7 +86,8 @@ def fit_trace(
     if name == "analog" and not same:
         raise LayoutError(
             f"the analog model samples the captured {scenario.experts} experts and "
-            f"k={scenario.k}, but others are asked for: give --model parametric"
+            f"k={scenario.k}, but others are asked for: give --model parametric, or "
+            "capture such a run (moetraffic capture --virtual)"
         )
 
     def step(done: int) -> None:

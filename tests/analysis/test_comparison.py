@@ -108,7 +108,9 @@ def test_few_iterations_have_neither_noise_nor_interval() -> None:
         # the threshold of a test in CI is then that of the distance itself
         assert worst(found, {"total variation": 0.1}) == [d]
         text = " ".join(sentences(found))
-        needs = f"noise unknown: too few iterations (needs {FEWEST}, has {steps})"
+        needs = (
+            f"noise unknown: too few iterations or calls (needs {FEWEST}, has {steps})"
+        )
         assert (needs in text) == unknown
         assert ("interval" in text) != unknown
         assert f"{d.value:.3g}" in text

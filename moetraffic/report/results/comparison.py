@@ -71,7 +71,7 @@ def sentences(
         if few:
             known.append(
                 f"within-run noise{f' of {len(few)} others' * len(known)} unknown: too "
-                f"few iterations (needs {FEWEST}, has {min(few)})"
+                f"few iterations or calls (needs {FEWEST}, has {min(few)})"
             )
         text = f"Distances: {'; '.join(known)}."
         lines = [text + f" {RERUNS}" * bool(number)]

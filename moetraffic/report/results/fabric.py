@@ -122,8 +122,8 @@ def _by_part(found: Assessment) -> str:
         if len({name.partition(".")[0] for name in names}) > 1:
             return (
                 "No bytes cross the network: each group of ranks that exchange data "
-                "lies on one host; spread the groups with --slots strided instead of "
-                "block, or with a smaller --ranks-per-host."
+                "lies on one host; spread the groups with another order of --slots, or "
+                "with a smaller --ranks-per-host."
             )
         return (
             "No bytes cross the network: all ranks with traffic share one host; place "

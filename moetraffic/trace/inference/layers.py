@@ -21,8 +21,8 @@ from .gradients import Reading
 from .phases import UNREACHED
 
 ALTERNATE = (
-    "layers are unknown where forward passes of several micro-batches or chunks "
-    "alternate, unless a router reports its layer"
+    "layers are unknown where several forward passes (of micro-batches, chunks or an "
+    "evaluation) precede a backward pass, unless a router reports its layer"
 )
 BLOCKS = (
     "layers are unknown where the block of the model that calls was not recorded, or "
