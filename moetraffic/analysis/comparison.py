@@ -4,8 +4,8 @@ A distance between two finite runs is never zero: two halves of one run differ, 
 and two runs of one program differ by more than resamples of one of them.
 Each distance is therefore reported with a confidence interval by the moving-block
 bootstrap (Kuensch, Annals of Statistics 17 (1989) 1217), which preserves
-autocorrelation, and with the *floor*: the same distance between two resamples of the
-first run, of the lengths of both runs.
+autocorrelation, and with the *floor*: the 95% quantile of the same distance after
+blocks of both runs have been exchanged at random (a permutation test at 5%).
 
     load, matrix   total variation of the mean shares, :math:`\frac12 \sum |p - q|`
     sent, received likewise, of the bytes of each rank
@@ -45,7 +45,7 @@ from .engine import Tick
 from .exchange import OF, Rows, Source, read, sources, windows
 from .mapper import in_threads, observed
 from .observation import SKEW
-from .resampling import LEVEL, block_means, block_values
+from .resampling import LEVEL, block_means, block_values, divisions
 
 if TYPE_CHECKING:
     import pandas
@@ -92,12 +92,12 @@ class Distance:
     value: float
     low: float  # interval of LEVEL; NaN with fewer than FEWEST observations
     high: float
-    floor: float  # LEVEL quantile between resamples of the first run; likewise NaN
+    floor: float  # LEVEL quantile if blocks are exchanged at random; likewise NaN
     observations: int  # iterations of the shorter run; of durations calls
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether the distance exceeds that of resamples of the first run.
+        """Whether the distance exceeds that of runs whose blocks are exchanged.
 
         Runs of one program with other seeds often do, too.
         """
@@ -327,7 +327,7 @@ def durations(trace: Trace, iterations: range | None = None) -> dict[str, Float6
 
 
 FEWEST = 24
-"""Fewest observations that have four blocks, for an interval and a noise floor.
+"""Fewest observations for an interval and a noise floor: those that have four blocks.
 
 With a single block, every resample has the mean of the run itself.
 """
@@ -367,21 +367,13 @@ def distance(
         x, y = _thinned(x[:, 0]), _thinned(y[:, 0])
         value = float(statistic(x, y))
         draw = block_values
-    between, itself = (
-        np.array(
-            [
-                statistic(p, q)
-                for p, q in zip(
-                    draw(x, len(x), rng), draw(other, len(y), rng), strict=True
-                )
-            ]
-        )
-        for other in (y, x)
-    )
     a, b = (float(summary(v)) if summary else float("nan") for v in (x, y))
-    low, high, floor = *_interval(value, between), _quantile(itself, LEVEL)
-    if number < FEWEST:
-        low = high = floor = float("nan")
+    low = high = floor = float("nan")
+    if number >= FEWEST:
+        resampled = zip(draw(x, len(x), rng), draw(y, len(y), rng), strict=True)
+        low, high = _interval(value, np.array([statistic(*two) for two in resampled]))
+        exchanged = divisions(x, y, rng, means=statistic in ON_MEANS)
+        floor = _quantile(np.array([statistic(*two) for two in exchanged]), LEVEL)
     return Distance(
         layer=layer,
         of=of,

@@ -93,6 +93,40 @@ def block_values(x: Float64, wanted: int, rng: np.random.Generator) -> list[Floa
     return list(x[index])
 
 
+def divisions(
+    x: Float64, y: Float64, rng: np.random.Generator, *, means: bool
+) -> list[tuple[Float64, Float64]]:
+    """Divide the blocks of two runs at random into two runs, DRAWS times.
+
+    Blocks are of the shorter run's :func:`block_length`, at most a quarter of it: what
+    differs between the two parts is chance if both runs are of one stationary process
+    whose autocorrelation ends within a block.
+
+    ``x``, ``y``: ``[T, C]`` and ``[U, C]``; ``means``: return the means ``[C]`` of the
+    two parts instead of their values ``[about T, C]`` and ``[about U, C]``.
+    """
+    shorter = min(len(x), len(y))
+    long = max(1, min(block_length(shorter), shorter // 4))
+    first = len(x) // long
+    parts = [*np.array_split(x, first), *np.array_split(y, len(y) // long)]
+    orders = [rng.permutation(len(parts)) for _ in range(DRAWS)]
+    halves = [(order[:first], order[first:]) for order in orders]
+    if not means:
+        return [
+            (
+                np.concatenate([parts[i] for i in p]),
+                np.concatenate([parts[i] for i in q]),
+            )
+            for p, q in halves
+        ]
+    sums = np.array([part.sum(axis=0) for part in parts])
+    lengths = np.array([len(part) for part in parts])
+    return [
+        (sums[p].sum(axis=0) / lengths[p].sum(), sums[q].sum(axis=0) / lengths[q].sum())
+        for p, q in halves
+    ]
+
+
 def ratio(below: npt.ArrayLike, above: npt.ArrayLike, *, seed: int = 0) -> Interval:
     """Compute the ratio of two sums over the same iterations with a bootstrap interval.
 

@@ -100,8 +100,8 @@ def distances(found: Comparison, key: str, second: str) -> Chart | Missing:
         title=f"Distance between the traffic of this run and {second}",
         reason="; ".join(found.notes) or "the runs have nothing in common",
         source="Layers and groups are matched by their order. A distance to the right "
-        "of the gray mark exceeds the within-run noise of the first run; distances of "
-        "reruns of one program often do, too.",
+        "of the gray mark exceeds the within-run noise; distances of reruns of one "
+        "program often do, too.",
         columns=("distance (dimensionless)", "quantity"),
         choices=("metric",),
     )
