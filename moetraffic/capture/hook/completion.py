@@ -3,7 +3,8 @@
 The end of a wait is the time at which the result is available to the program.  Waits
 are observed in Python (``Work.wait``) and for functional collectives (``wait_tensor``).
 Collectives that only C++ code waits for (DDP's reducer) are found as completed works
-without an observed wait; later calls of the same kind report completion by a callback.
+without an observed wait.  Their end is their completion, which a callback reports, of
+the first calls of a kind as well: these keep it until it is known who waits.
 On CUDA a wait orders streams and returns at once: there, an event before the call and
 one after the wait are recorded on the calling stream.  A background thread queries
 whether the device has completed them, and converts their distance from a base event
@@ -105,6 +106,14 @@ SETTLE_NS = 2_000_000_000
 """Maximum time that the end of a capture waits for callbacks of pending works."""
 
 
+def _future(work: Any) -> Any:
+    """Return the future of a work; None: sends and receives of gloo have none."""
+    try:
+        return work.get_future()
+    except RuntimeError:  # "not implemented", of torch's base class
+        return None
+
+
 class CompletionTracker:
     """Tracker of launched collectives until the program waits for their results.
 
@@ -120,8 +129,11 @@ class CompletionTracker:
         # a work is kept until it is waited for, as the waiting code itself does
         self._works: dict[int, Entry] = {}
         self._by_output: dict[int, int] = {}
+        self._awaited: set[int] = set()  # kinds with an observed wait
         self._unawaited: set[int] = set()
         self._called_back: set[int] = set()  # numbers of calls with a pending callback
+        # completion of each call of a kind that is not known yet; 0: not completed
+        self._completion: dict[int, int] = {}
 
     def install(self) -> Callable[[], None]:
         """Install hooks on ``Work.wait`` and ``wait_tensor``; return the remover."""
@@ -160,10 +172,16 @@ class CompletionTracker:
         work = result
         if not isinstance(work, dist.Work):
             work = _unbox(result[-1] if type(result) is tuple else result)
-        if kind in self._unawaited and before is None:
-            self._called_back.add(number)
-            work.get_future().add_done_callback(lambda _: self._completed(number))
-            return
+        unawaited = kind in self._unawaited
+        if before is None and (unawaited or kind not in self._awaited):
+            future = _future(work)
+            if future is not None:
+                if not unawaited:
+                    self._completion[number] = 0
+                self._called_back.add(number)
+                future.add_done_callback(lambda _: self._completed(number, kind))
+            if unawaited:
+                return
         output = 0
         if tensor is not None:
             output = tensor.data_ptr()
@@ -202,9 +220,19 @@ class CompletionTracker:
 
         return wait
 
-    def _completed(self, number: int) -> None:
-        self._put((END, number, UNKNOWN_TIME, now_ns()))
+    def _completed(self, number: int, kind: int) -> None:
+        at = now_ns()
+        if number in self._completion and kind not in self._unawaited:
+            self._completion[number] = at
+        else:
+            self._completion.pop(number, None)
+            self._put((END, number, UNKNOWN_TIME, at))
         self._called_back.discard(number)
+
+    def _unwaited(self, number: int) -> None:
+        """Report the completion of a call as its end, if it has a known one."""
+        if at := self._completion.pop(number, 0):
+            self._put((END, number, UNKNOWN_TIME, at))
 
     def settle(self) -> None:
         """Wait for pending callbacks: at the end of the interpreter they abort.
@@ -215,23 +243,28 @@ class CompletionTracker:
         until = now_ns() + SETTLE_NS
         while self._called_back and now_ns() < until:
             time.sleep(0.001)
+        for number in list(self._completion):
+            self._unwaited(number)
 
     def _sweep(self) -> None:
         """Drop tracked works that have completed without an observed wait."""
         waiting = list(self._works.items())
-        for key, (work, _, kind, before, output) in waiting:
+        for key, (work, number, kind, before, output) in waiting:
             done = before is None and work.is_completed()
             if done:
                 self._unawaited.add(kind)
+                self._unwaited(number)
             # also drop old works, so that tracking does not keep their tensors alive
             if done or len(self._works) > SWEEP // 2:
                 self._works.pop(key, None)
                 self._by_output.pop(output, None)
 
     def _ended(self, entry: Entry) -> None:
-        _, number, _, before, output = entry
+        _, number, kind, before, output = entry
         self._by_output.pop(output, None)
         if before is None:
+            self._awaited.add(kind)
+            self._completion.pop(number, None)
             self._put((END, number, UNKNOWN_TIME, now_ns()))
         else:
             self._device.ended(number, before)

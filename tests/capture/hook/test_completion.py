@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from moetraffic.capture import Recorder
 from moetraffic.capture.hook import completion
+from moetraffic.capture.hook.call_recording import now_ns
 from moetraffic.capture.hook.completion import SWEEP, CompletionTracker, DeviceClock
 from moetraffic.capture.record_format import END
 
@@ -64,5 +65,48 @@ def test_a_capture_ends_after_the_callbacks_of_its_works() -> None:
     completes.start()
     remove()
     tracker.settle()
-    assert [record[:2] for record in records] == [(END, SWEEP)]
+    # the others end before, when it is found that nobody waits for them
+    assert [record[:2] for record in records] == [(END, n) for n in range(SWEEP + 1)]
     completes.join()
+
+
+@pytest.mark.parametrize("number", [3, SWEEP + 3])
+def test_works_that_only_cpp_code_waits_for_end_when_they_complete(number: int) -> None:
+    """The first ones, too: it is known later that nobody waits for their kind."""
+    records: list[Any] = []
+    tracker = CompletionTracker(records.append, DeviceClock(lambda _: None))
+    remove = tracker.install()
+    between: dict[int, tuple[int, int]] = {}
+    for n in range(number):
+        work = Work()
+        tracker.launched(n, work, None, 0, None)
+        before = now_ns()
+        work.future.set_result(None)
+        between[n] = before, now_ns()
+    remove()
+    tracker.settle()
+    assert {record[0] for record in records} == {END}
+    assert [record[1] for record in records] == list(range(number))
+    for _, n, _, end in records:
+        assert between[n][0] <= end <= between[n][1]
+
+
+def test_the_end_of_a_work_with_a_wait_is_that_of_the_wait() -> None:
+    records: list[Any] = []
+    tracker = CompletionTracker(records.append, DeviceClock(lambda _: None))
+    remove = tracker.install()
+    try:
+        for n in range(SWEEP // 2):
+            work = Work()
+            tracker.launched(n, work, None, 0, None)
+            work.future.set_result(None)
+            before = now_ns()
+            tracker._ended(tracker._works.pop(id(work)))  # as after a wait
+            assert [record[:2] for record in records] == [
+                (END, m) for m in range(n + 1)
+            ]
+            assert records[-1][3] >= before
+    finally:
+        remove()
+    tracker.settle()
+    assert len(records) == SWEEP // 2
