@@ -28,6 +28,7 @@ class IterationBoundaries:
     _in_backward: bool = False  # the last optimizer step was within a backward pass
     _updated: bool = False  # an optimizer of this iteration was not skipped
     _skipped: bool = False  # one was
+    _begins: bool = False  # the first iteration begins with a call that settles
     _calls: int = 0
     _first: int = 0  # calls before this iteration
 
@@ -46,18 +47,18 @@ class IterationBoundaries:
         """Number of most recent calls that may belong to the next iteration."""
         return 0 if self._optimizer is None else self._calls - self._optimizer[0]
 
-    def record(self, when: int) -> None:
-        """Start the first iteration with its first record, as set-up comes before."""
-        if not self.next_whole:
-            self.first = self.begun = when
-
-    def call(self, *, settles: bool, in_backward: bool) -> tuple[int, int] | None:
-        """Count a call, which may show that the current iteration has ended.
+    def call(
+        self, when: int, *, settles: bool, in_backward: bool
+    ) -> tuple[int, int] | None:
+        """Count a call at ``when`` ns, which may show that the iteration has ended.
 
         A call ``settles`` if it can only belong to a model's forward or backward pass.
         If an iteration has ended, the result is the number of earlier calls that belong
         to the next iteration, and the time of the end in ns.
         """
+        if not self.next_whole or (settles and not self._begins and not self.known):
+            # set-up, such as DDP's broadcast of parameters, is no part of a step
+            self.first, self.begun, self._begins = when, when, settles
         if self._optimizer is not None and self._in_backward and in_backward:
             # of the same backward pass as the optimizer step
             self._calls += 1

@@ -21,7 +21,10 @@ def numbered(program: str) -> tuple[list[int], list[int]]:
 
 def with_kinds(program: str) -> tuple[list[int], list[int], list[str]]:
     """As ``numbered``, with the kind of each iteration."""
-    boundaries, calls, ends, kinds = IterationBoundaries(), [], [], []
+    boundaries = IterationBoundaries()
+    calls: list[int] = []
+    ends: list[int] = []
+    kinds: list[str] = []
     for time, letter in enumerate(program):
         if letter in "oix":
             boundaries.optimizer(time, in_backward=letter == "i", skipped=letter == "x")
@@ -31,7 +34,9 @@ def with_kinds(program: str) -> tuple[list[int], list[int], list[str]]:
             ends.append(time)
             kinds.append(boundaries.kind)
         else:
-            found = boundaries.call(settles=letter in "fb", in_backward=letter == "b")
+            found = boundaries.call(
+                time, settles=letter in "fb", in_backward=letter == "b"
+            )
             if found is not None:
                 after, when = found
                 ends.append(when)
@@ -82,8 +87,8 @@ def test_an_iteration_is_skipped_if_all_its_optimizers_are() -> None:
 
 def test_nothing_is_known_without_either() -> None:
     boundaries = IterationBoundaries()
-    for _ in range(9):
-        assert boundaries.call(settles=True, in_backward=False) is None
+    for time in range(9):
+        assert boundaries.call(time, settles=True, in_backward=False) is None
     assert not boundaries.known
 
 
@@ -113,16 +118,27 @@ def test_regular_programs_are_numbered_exactly(
 
 
 def test_setup_is_no_part_of_the_first_iteration() -> None:
-    """It starts with its first record, also where steps show later that what optimizers
-    ended before was all of it; other iterations start where the last one ended."""
+    """It starts with its first call of a pass, also where steps show later that what
+    optimizers ended before was all of it; others start where the last one ended."""
     boundaries = IterationBoundaries(begun=5, first=5)
-    boundaries.record(100)
-    assert boundaries.begun == 100
-    boundaries.call(settles=True, in_backward=False)
-    boundaries.record(110)
-    assert (boundaries.begun, boundaries.first) == (100, 100)
+    plain, passes = {"settles": False}, {"settles": True}
+    for when, told, begun in ((100, plain, 100), (105, plain, 100), (110, passes, 110)):
+        boundaries.call(when, in_backward=False, **told)
+        assert (boundaries.begun, boundaries.first) == (begun, begun)
+    boundaries.call(115, settles=True, in_backward=True)
+    assert (boundaries.begun, boundaries.first) == (110, 110)
     boundaries.optimizer(120)
-    assert boundaries.call(settles=True, in_backward=False) == (0, 120)
+    assert boundaries.call(130, settles=True, in_backward=False) == (0, 120)
     boundaries.begun = 120
-    boundaries.record(130)
-    assert (boundaries.begun, boundaries.first) == (120, 100)
+    boundaries.call(140, settles=True, in_backward=False)
+    assert (boundaries.begun, boundaries.first) == (120, 110)
+
+
+def test_a_first_iteration_without_a_pass_starts_with_its_first_call() -> None:
+    """As where gradients are averaged outside of the backward pass."""
+    boundaries = IterationBoundaries(begun=5, first=5)
+    for when in (100, 110):
+        boundaries.call(when, settles=False, in_backward=False)
+    boundaries.optimizer(120)
+    assert boundaries.call(130, settles=True, in_backward=False) == (0, 120)
+    assert (boundaries.begun, boundaries.first) == (100, 100)

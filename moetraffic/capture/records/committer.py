@@ -322,9 +322,9 @@ class Committer:
             source=source,
             peers=(sender, destination),
         )
-        self._boundaries.record(issue)
         self._settle(
             self._boundaries.call(
+                issue,
                 settles=direction not in ("forward", "") or operation == ALL_TO_ALL,
                 in_backward=bool(in_backward),
             )
@@ -356,8 +356,9 @@ class Committer:
             source=Source.LINKED,
             experts=experts,
         )
-        self._boundaries.record(issue)
-        self._settle(self._boundaries.call(settles=True, in_backward=bool(in_backward)))
+        self._settle(
+            self._boundaries.call(issue, settles=True, in_backward=bool(in_backward))
+        )
         if not self._recorded.may_have(self._boundaries):
             return
         rest = words[at + ROUTED_HEAD : at + plain[at + 1]]
