@@ -142,14 +142,14 @@ def fat_tree(hosts: Hosts, *, k: int) -> Topology:
     half = k // 2
     if k < 2 or k % 2:
         raise FabricError(
-            f"a fat-tree's switches have an even number of ports, but k is {k}: give "
-            "an even number"
+            "a fat-tree's switches have an even number of ports, but k (--ports) is "
+            f"{k}: give an even number of 2 or more"
         )
     ports = k**3 // 4
     if hosts.number * hosts.nics > ports:
         raise FabricError(
-            f"a fat-tree with k = {k} takes {ports} NICs, but there are "
-            f"{hosts.number * hosts.nics}: choose a larger k"
+            f"a fat-tree of {k}-port switches takes {ports} NICs, but there are "
+            f"{hosts.number * hosts.nics}: choose a larger k (--ports)"
         )
     draft = TopologyBuilder(hosts)
     for pod in range(k):
@@ -189,9 +189,12 @@ def fat_tree(hosts: Hosts, *, k: int) -> Topology:
 
 def _each(hosts: Hosts, parts: int, name: str) -> int:
     """Return the number of hosts per part, or raise if they do not divide evenly."""
-    at_least(1, parts, name)
+    at_least(1, parts, f"number of {name} (--leaves)")
     if hosts.number % parts:
-        are, remedy = f"are {hosts.number} hosts", f"a divisor of {hosts.number}"
+        are, remedy = (
+            f"are {hosts.number} hosts",
+            f"a divisor of {hosts.number} (--leaves)",
+        )
         if hosts.number == 1:
             are, remedy = "is 1 host", "1, or have fewer ranks on each of more hosts"
         raise FabricError(

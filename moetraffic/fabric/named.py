@@ -75,10 +75,10 @@ def refuse_options(topology: str, given: Mapping[str, Any], file: str = "") -> N
     check_choice("the topology", topology, TOPOLOGIES, FabricError)
     for name in sorted(set(given) - set(TOPOLOGIES[topology])):
         takers = [t for t, names in TOPOLOGIES.items() if name in names]
-        option = f'the key "{name}"' if file else f"--{_WRITTEN.get(name, name)}"
+        option = name if file else _WRITTEN.get(name, name)
         raise FabricError(
-            f"{name} is of {', '.join(takers)}, but the topology is {topology}: leave "
-            f"out {option}"
+            f"{option} is of {', '.join(takers)}, but the topology is {topology}: "
+            f"leave out {'the key ' if file else '--'}{option}"
         )
 
 
@@ -140,8 +140,8 @@ def placed(placement: str, ranks: int, hosts: Hosts) -> Int64:
     slots = placement.split(",")
     if not all(slot.isdecimal() for slot in slots) or len(slots) != ranks:
         raise FabricError(
-            f"a placement is {', '.join(PLACEMENTS)} or {ranks} slots with commas, one "
-            f"a rank, not {placement!r}: choose one"
+            f"a placement (--slots) is {', '.join(PLACEMENTS)} or {ranks} slots with "
+            f"commas, one a rank, not {placement!r}: choose one"
         )
     return explicit([int(slot) for slot in slots], hosts)
 

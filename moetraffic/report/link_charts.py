@@ -138,8 +138,9 @@ def links(trace: Trace, network: Network) -> list[Chart | Missing]:
         why = "no bytes between different ranks are known"
         return [Missing(title=title, reason=why)]
     source = (
-        "All collectives of an iteration, sent at once; network: "
-        f"{network.topology.name}, {routing_of(found)}; all-reduces as rings. Hosts: "
-        f"{hosts_of(network.topology)}. {len(chosen)} of {len(every)} iterations."
+        "All collectives of an iteration, sent at once; those of initialization are in "
+        f"the first; network: {network.topology.name}, {routing_of(found)}; "
+        f"all-reduces as rings. Hosts: {hosts_of(network.topology)}. "
+        f"{len(chosen)} of {len(every)} iterations."
     )
     return [*charts(found, chosen, source)]

@@ -106,7 +106,7 @@ def test_the_arguments_are_the_options_of_fabric() -> None:
         ('{"capacity": "1Gbps", "inside": 7}', "rate inside a host .* inside is 7"),
         (
             '{"topology": "single", "capacity": "1Gbps", "k": 4}',
-            r'in .*net\.json: k is of fat-tree.* leave out the key "k"',
+            r"in .*net\.json: k is of fat-tree.* leave out the key k",
         ),
         ('{"capacity": "fast"}', r"in .*net\.json, capacity: a rate is"),
         (

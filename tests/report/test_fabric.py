@@ -108,7 +108,7 @@ def test_a_host_with_one_rank_is_named_so_in_tables_and_charts() -> None:
             said[ranks] = chart.source
     assert "Hosts: 2, each 1 rank and 1 NIC; 1 Gbps NICs." in said[1]
     assert "Hosts: 1, each 2 ranks and 2 NICs; 1 Gbps NICs" in said[2]
-    assert f"sent at once; network: {network.topology.name}, ecmp routing;" in said[2]
+    assert f"in the first; network: {network.topology.name}, ecmp routing;" in said[2]
 
 
 def test_oversubscription_is_compared_with_one_to_one() -> None:
