@@ -33,7 +33,7 @@ from .plan_file import FixedPlans
 from .scores import CURVES, Evaluation, PolicyScore
 from .service.cluster import Cluster
 from .service.layer import EXCHANGE, Scope
-from .service.networks import described, networks_of
+from .service.networks import described, networks_of, reference
 from .service.optical import OpticalSwitch
 from .service.packet_network import PacketNetwork
 from .trace_series import byte_series, token_series
@@ -288,6 +288,8 @@ def evaluate(
     one = next(iter(series.values()))
     points = bench.points(one)
     once = f"plans are made once, as --hold {hold} covers all {len(points)} iterations"
+    used = dict.fromkeys(s.network for s in scores[""])
+    compute = scope.token_s + scope.other_s > 0
     return Evaluation(
         run=one.name,
         phase=one.phase,
@@ -301,11 +303,8 @@ def evaluate(
         failures=tuple(failures),
         informed=_informed(makers, one, points),
         notes=one.notes + (once,) * (hold >= len(points)),
-        networks={
-            name: text
-            for name in dict.fromkeys(s.network for s in scores[""])
-            if (text := described(networks[name]))
-        },
+        networks={name: text for name in used if (text := described(networks[name]))},
+        bounds={name: reference(networks[name], compute=compute) for name in used},
     )
 
 

@@ -87,6 +87,7 @@ class Evaluation(ShownAsTables):
     informed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # iterations that are left out, and why
     networks: Mapping[str, str] = field(default_factory=dict)  # rates and delays
+    bounds: Mapping[str, str] = field(default_factory=dict)  # over bound, by network
 
     def curve(self, name: str) -> tuple[PolicyScore, ...]:
         """Return the scores along one of CURVES; the main ones are part of it."""

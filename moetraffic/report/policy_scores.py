@@ -45,11 +45,31 @@ def tables(found: Evaluation) -> Sequence[Table]:
         f"{found.iterations[0]} to {found.iterations[1]}, {_layers(found)}, "
         f"{found.ranks} ranks"
     )
-    made = [_table(found.scores, title, several=several, notes=found.failures)]
+    made = [_table(found.scores, title, several=several, notes=_notes(found))]
     for curve, title in TITLES.items():
         if scores := found.curve(curve):
             made.append(_curve(scores, CURVES[curve], title))
     return made
+
+
+def _notes(found: Evaluation) -> list[str]:
+    """Explain columns, and name the policies that failed."""
+    notes = [f"over bound: completion time relative to {_bounds(found)}"]
+    notes.append("served share: share of the bytes that the plan itself carries")
+    if any(s.policy == "rotation" for s in found.scores):
+        notes.append(
+            "rotation repeats its matchings until all bytes are sent, without packets "
+            "or replan; its served share is that of the first cycle"
+        )
+    return [*notes, *found.failures]
+
+
+def _bounds(found: Evaluation) -> str:
+    """Name what "over bound" is relative to on each network."""
+    by_network = {of: n for n, of in found.bounds.items()}
+    if len(by_network) == 1:
+        return next(iter(by_network))
+    return "; ".join(f"{of} on {name}" for name, of in found.bounds.items())
 
 
 def _table(
@@ -118,8 +138,8 @@ def chart(found: Evaluation) -> Chart:
         title=f"Scheduling policies on {Path(found.run).name}",
         source=f"{found.phase}, iterations {found.iterations[0]} to "
         f"{found.iterations[1]}, {_layers(found)}, {found.ranks} ranks; "
-        "over bound: completion time / lower bound, with 95% intervals where there are "
-        "enough iterations. The regret compares a "
+        f"over bound: completion time relative to {_bounds(found)}, with 95% intervals "
+        "where there are enough iterations. The regret compares a "
         "forecast with the true traffic: policies without forecast have none",
         panels=tuple(panels),
         columns=("x", "y"),

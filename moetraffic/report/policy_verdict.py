@@ -19,9 +19,6 @@ from moetraffic.policies.scores import (
 from moetraffic.text import LOG_WIDTH
 from moetraffic.units import duration
 
-BOUNDS = {"placement": "a balanced layer", "jobs": "that of jobs that share nothing"}
-"""By family, what "over bound" is relative to where it is not the lower bound."""
-
 REGULAR = (
     "Compute between exchanges is assumed constant: whether the runs have a period, "
     "which time shifts need, is not tested (moetraffic analyze --only rhythm)."
@@ -145,7 +142,7 @@ def _sentences(found: Evaluation, family: str, network: str) -> list[str]:
         f"{of} on {best.network}: {_named(best)} "
         + ("is the only one scored" if alone else lowest)
         + f", {best.over_bound.value:.3g} times "
-        + BOUNDS.get(family, "the lower bound")
+        + found.bounds.get(network, "the lower bound")
     )
     if plainest is not None and gap is not None:
         text += (

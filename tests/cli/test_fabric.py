@@ -17,6 +17,7 @@ from moetraffic.data import path as data_path
 from moetraffic.errors import MoetrafficError
 from moetraffic.fabric import Hosts, bisection_bytes_s, leaf_spine, torus
 from moetraffic.fabric.assessment import assess
+from moetraffic.policies.service.optical import crossing, line_bytes
 from moetraffic.report.results import fabric as report
 from tests.cli.printed import unwrapped
 
@@ -302,6 +303,9 @@ def test_time_shifts_of_runs_without_a_period_are_of_no_use(
     assert main(["schedule", golden, "--capacity", "1Gbps"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(r"; the median exchange takes [\d.]+ times its bound\.", said)
+    assert "for the mean matrix of the slowest of 2 exchanges (layer" in said
+    assert "times its lower bound (bytes over capacity, no reconfiguration);" in said
+    assert "The lower bound of a single matrix is " in said
 
 
 @pytest.mark.parametrize("demand", ["line", "rate", "scaled"])
@@ -352,6 +356,13 @@ def test_circuits_serve_a_run(
     with Trace.open(captured) as trace:
         sites = trace.find(operation="all_to_all", phase="dispatch", layer=1)
         wire = trace.wire(sites)
+    single = exchange["single_lower_bound_s"]
+    if matrices == "mean":
+        own = [line_bytes(crossing(one)) / 1e9 for one in wire]
+        assert single == pytest.approx(np.mean(own))
+        assert single >= exchange["schedules"][0]["lower_bound_s"] * (1 - 1e-6)
+    else:
+        assert single is None
     for at, one in zip((0, len(wire) // 2, -1), exchange["schedules"], strict=False):
         served = np.zeros((4, 4), np.int64)
         for term in one["terms"]:
@@ -372,7 +383,7 @@ def test_circuits_serve_a_run(
         (False, ["--matching", "best"], "max-min, max-weight"),
         (False, ["--matrices", "all"], "matrices are mean or"),
         (False, ["--phase", "forward"], "the phase is one of dispatch"),
-        (False, ["--layer", "7"], "in layers [7]: its MoE layers are [1, 3]"),
+        (False, ["--layer", "7"], "are [1, 3], not [7]: choose among"),
         (False, ["--tolerance", "0.1"], "but --tolerance is given: leave it out"),
         (False, ["--matrices", "0"], "raise --matrices"),
         (

@@ -29,7 +29,7 @@ from moetraffic.policies.exchange_series import (
 from moetraffic.policies.policy import View
 from moetraffic.policies.scores import CURVES, PolicyScore, break_even_s
 from moetraffic.policies.service.cluster import Cluster
-from moetraffic.policies.service.networks import described, networks_of
+from moetraffic.policies.service.networks import described, networks_of, reference
 from moetraffic.policies.service.optical import (
     Matchings,
     Service,
@@ -39,7 +39,7 @@ from moetraffic.policies.service.optical import (
 )
 from moetraffic.policies.service.packet_network import PacketNetwork
 from moetraffic.policies.trace_series import byte_series
-from moetraffic.report.policy_scores import chart
+from moetraffic.report.policy_scores import chart, tables
 from moetraffic.report.policy_verdict import sentences, verdict
 from moetraffic.units import duration
 
@@ -243,10 +243,10 @@ def test_the_verdict_states_where_the_chosen_forecast_is_of_no_use() -> None:
     assert slower not in said(0.7, 0.5)
     assert level not in said(0.7, 0.5)
     assert "shuffled is faster than chosen" in said(0.7, 1.5)
-    assert "of those evaluated, 2 times the lower bound" in said(0.7, 0.5)
+    bound = "2 times the lower bound (bytes over circuit and packet rates)"
+    assert f"of those evaluated, {bound}" in said(0.7, 0.5)
     of_jobs = [replace(s, family="jobs") for s in found.scores]
     shared = verdict(replace(found, scores=tuple(of_jobs)))
-    assert "times that of jobs that share nothing" in shared
     assert "whether the runs have a period, which time shifts need, is not" in shared
     assert "period" not in verdict(found)
     add = "All circuit policies evaluated take over 20 times the bound: add packets"
@@ -498,7 +498,10 @@ def test_the_verb_prints_a_verdict_a_table_and_curves(
     assert "Reconfiguration delay" in shown
     assert main([*asked, "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
-    usual = "circuits of 400 Gbps, 10 us to reconfigure, packets of 50 Gbps beside"
+    usual = (
+        "circuits of 400 Gbps, 10 us to reconfigure, packets of 50 Gbps beside "
+        "(default of --packets; 0: none)"
+    )
     assert run["networks"] == {"optical": usual}
     assert f"Network optical: {usual}." in shown
     frame = evaluate(Trace.open(path), ["rotation", "max-weight"]).to_frame()
@@ -510,9 +513,9 @@ def test_the_verb_prints_a_verdict_a_table_and_curves(
 
 def test_the_summary_states_the_rates_of_each_network() -> None:
     usual = "Network optical: circuits of 1 Gbps, 10 us to reconfigure"
-    faster = "which are faster than a circuit: --packets sets their rate."
+    default = "packets of 50 Gbps beside (default of --packets; 0: none)"
     for packets, beside in (
-        ("50Gbps", f"packets of 50 Gbps beside, {faster}"),
+        ("50Gbps", f"{default}, faster than a circuit."),
         ("1Gbps", "packets of 1 Gbps beside."),
         ("0", "no packets beside."),
     ):
@@ -522,6 +525,32 @@ def test_the_summary_states_the_rates_of_each_network() -> None:
         assert f"{usual}, {beside}" in lines
         assert "Network single: ports of 1 Gbps." in lines
         assert "Transmission on single: " in lines
+
+
+def test_ratios_state_what_their_bound_counts() -> None:
+    made = networks_of(4, packets="0")
+    made["cluster"] = Cluster(rate_bytes_s=1e9)
+    found = evaluate(drawn(16), ["rotation", "sprayed"], networks=made)
+    assert found.bounds == {
+        "optical": "the lower bound (bytes and fewest reconfigurations)",
+        "single": "the lower bound (ports and cuts)",
+    }
+    for text in (" ".join(sentences(found)), chart(found).source):
+        assert all(of in text for of in found.bounds.values())
+    (table,) = tables(found)
+    notes = " ".join(table.notes)
+    assert all(of in notes for of in found.bounds.values())
+    assert "rotation repeats its matchings until all bytes are sent" in notes
+    # packets change the bound of a rotation, and not its time
+    usual = evaluate(drawn(16), ["rotation"])
+    alone = evaluate(drawn(16), ["rotation"], networks={"optical": made["optical"]})
+    assert usual.scores[0].completion_mean_s == alone.scores[0].completion_mean_s
+    assert usual.scores[0].over_bound.value != alone.scores[0].over_bound.value
+    more = replace(made["optical"], circuits=2)
+    assert "no reconfiguration" in reference(more)
+    lp = replace(made["single"], optimum=True)
+    assert "optimum of all routings, and compute" in reference(lp, compute=True)
+    assert reference(made["cluster"]) == "a balanced layer"
 
 
 def test_single_rates_of_a_packet_network_are_described() -> None:

@@ -11,7 +11,7 @@ import typer
 
 from moetraffic.cli.output import Printing, printed, progress
 from moetraffic.errors import AnalysisError
-from moetraffic.policies.defaults import DEFAULT_POLICIES
+from moetraffic.policies.defaults import DEFAULT_PACKETS, DEFAULT_POLICIES
 from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
     Force,
@@ -156,7 +156,7 @@ def evaluate(
         shown="none",
     ),
     packets: float = option(
-        "50Gbps",
+        DEFAULT_PACKETS,
         "Rate of a port to a packet switch beside the circuits; 0: there is none.",
         read=_or_none(bytes_per_second),
         panel=CIRCUITS,

@@ -11,6 +11,7 @@ import numpy as np
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError, FabricError
 from moetraffic.fabric import Decomposition, decompose
+from moetraffic.policies.service.optical import crossing, line_bytes
 from moetraffic.policies.trace_series import known_sites
 from moetraffic.trace import ALL_TO_ALL, Trace
 from moetraffic.trace.iterations import iteration_range, layer_numbers
@@ -29,6 +30,8 @@ class CircuitPlan:
     about: str  # description of the matrices, such as "mean of 24 matrices"
     iterations: tuple[int, int]  # half-open range of those that it is planned from
     schedules: tuple[Decomposition, ...]
+    # mean of the single matrices' largest line sums; NaN unless the mean is scheduled
+    single_bytes: float = float("nan")
 
 
 def circuits(
@@ -85,8 +88,10 @@ def circuits(
         mine = trace.complete(mine)
         if not len(mine):
             continue
+        single = float("nan")
         if matrices is None:
-            wire = np.rint(_mean(trace, mine)).astype(np.int64)[None]
+            mean, single = _mean(trace, mine)
+            wire = np.rint(mean).astype(np.int64)[None]
         else:
             spaced = np.linspace(0, len(mine) - 1, min(matrices, len(mine)))
             wire = trace.wire(mine[np.rint(spaced).astype(np.int64)])
@@ -102,6 +107,7 @@ def circuits(
                 else f"{len(wire)} of {len(mine)} matrices",
                 iterations=_range(trace, mine),
                 schedules=tuple(decompose(one, matching=matching) for one in wire),
+                single_bytes=single,
             )
         )
     if not found:
@@ -116,10 +122,11 @@ def _range(trace: Trace, occurrences: Int64) -> tuple[int, int]:
     return int(when.min()), int(when.max()) + 1
 
 
-def _mean(trace: Trace, occurrences: Int64) -> Float64:
-    """Compute the mean byte matrix of all-to-all calls, ``[W, W]``."""
-    total = sum(
-        trace.wire(occurrences[first : first + AT_ONCE]).sum(axis=0)
-        for first in range(0, len(occurrences), AT_ONCE)
-    )
-    return np.asarray(total / len(occurrences), np.float64)
+def _mean(trace: Trace, occurrences: Int64) -> tuple[Float64, float]:
+    """Compute the mean matrix of all-to-alls, and the mean of their largest lines."""
+    total, lines = np.zeros(1), 0.0
+    for first in range(0, len(occurrences), AT_ONCE):
+        wire = trace.wire(occurrences[first : first + AT_ONCE])
+        total = total + wire.sum(axis=0)
+        lines += sum(line_bytes(crossing(one)) for one in wire)
+    return total / len(occurrences), lines / len(occurrences)

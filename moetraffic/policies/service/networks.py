@@ -6,18 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from moetraffic.fabric.named import TOPOLOGIES, load_fabric, other_rates
+from moetraffic.policies.defaults import DEFAULT_PACKETS
 from moetraffic.units import bit_rate, bytes_per_second, duration, seconds
 
 from .cluster import Cluster
 from .optical import OpticalSwitch
 from .packet_network import PacketNetwork
+from .shared_links import SharedLinks
+
+LINE_BOUND = "bytes over capacity, no reconfiguration"
+"""What the bound of the busiest port of circuits counts."""
 
 
 def networks_of(
     ranks: int,
     *,
     capacity: str | float = "400Gbps",
-    packets: str | float = "50Gbps",
+    packets: str | float = DEFAULT_PACKETS,
     reconfigure: str | float = "10us",
     window: str | float = 0.0,
     rest: str | None = None,
@@ -76,12 +81,37 @@ def described(network: Any) -> str:
         return ""
     each = f"{network.circuits} circuits a port" if network.circuits > 1 else "circuits"
     beside = f"packets of {bit_rate(network.packet_bytes_s)} beside"
+    if network.packet_bytes_s == bytes_per_second(DEFAULT_PACKETS):
+        beside += " (default of --packets; 0: none)"
     if network.packet_bytes_s > network.rate_bytes_s:
-        beside += ", which are faster than a circuit: --packets sets their rate"
+        beside += ", faster than a circuit"
     return (
         f"{each} of {bit_rate(network.rate_bytes_s)}, {duration(network.delay_s)} to "
         f"reconfigure, {beside if network.packet_bytes_s else 'no packets beside'}"
     )
+
+
+def reference(network: Any, *, compute: bool = False) -> str:
+    """Name what completion times are relative to in "over bound", and what it counts.
+
+    Examples
+    --------
+    >>> reference(OpticalSwitch(rate_bytes_s=12.5e9, delay_s=1e-5))
+    'the lower bound (bytes and fewest reconfigurations)'
+    """
+    if isinstance(network, Cluster):
+        return "a balanced layer"
+    if isinstance(network, SharedLinks):
+        return "that of jobs that share nothing"
+    if isinstance(network, PacketNetwork):
+        counts = "optimum of all routings" if network.optimum else "ports and cuts"
+    elif network.packet_bytes_s:
+        counts = "bytes over circuit and packet rates"
+    elif network.circuits > 1:
+        counts = LINE_BOUND
+    else:
+        counts = "bytes and fewest reconfigurations"
+    return f"the lower bound ({counts}{', and compute' * compute})"
 
 
 def _read(value: str | float, of: Callable[[str], float]) -> float:

@@ -18,6 +18,7 @@ from moetraffic.fabric.decomposition import Decomposition, coverage, terms_for
 from moetraffic.policies.circuits.birkhoff import configurations
 from moetraffic.policies.circuits.run_schedule import CircuitPlan
 from moetraffic.policies.exchange_series import FEWEST_ITERATIONS, served_points
+from moetraffic.policies.service.networks import LINE_BOUND
 from moetraffic.policies.service.optical import (
     OpticalSwitch,
     crossing,
@@ -69,6 +70,7 @@ def circuits_as_dict(
                 "ranks": list(one.ranks),
                 "of": one.about,
                 "iterations": list(one.iterations),
+                "single_lower_bound_s": one.single_bytes / rate,
                 "schedules": [_schedule(found, switch) for found in one.schedules],
             }
             for one in served
@@ -153,20 +155,26 @@ def circuits_sentences(told: Mapping[str, Any]) -> list[str]:
         f"{share:.0%}"
         for share in SHARES
     )
-    layer = slowest["layer"]
-    where = "" if layer is None else f"layer {layer}, "
     even = mean([made["sending_s"] / made["circuits"] for _, made in every])
     fewest, most = min(circuits), max(circuits)
     number = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    of, median = "the exchange", ""
+    of, median, single = "exchange", "", ""
     if len(every) > 1:
-        of = f"the slowest of {len(every)} exchanges"
+        of = f"slowest of {len(every)} exchanges"
         times = three_digits(float(np.median(ratios)))
         median = f"; the median exchange takes {times} times its bound"
+    if isfinite(slowest["single_lower_bound_s"]):
+        of = f"mean matrix of the {of}"
+        by = {one["single_lower_bound_s"]: _name(one) for one, _ in every}
+        single = (
+            f" The lower bound of a single matrix is {duration(max(by))} on average in "
+            f"{by[max(by)]}."
+        )
     return [
         f"Circuits of {bit_rate(told['capacity_bytes_s'])}, {longest['matching']} "
-        f"matching: {duration(took[at])} for {of} ({where}{slowest['exchange']}, "
-        f"{slowest['of']}), {three_digits(ratios[at])} times its lower bound{median}.",
+        f"matching: {duration(took[at])} for the {of} ({_name(slowest)}, "
+        f"{slowest['of']}), {three_digits(ratios[at])} times its lower bound "
+        f"({LINE_BOUND}){median}.{single}",
         f"Reconfiguration of {duration(told['reconfigure_s'])}: {number} "
         f"circuit{'s' * (most != 1)} per exchange, mean duty cycle "
         f"{mean([made['duty'] for _, made in every]):.1%}; at a delay above "
@@ -174,6 +182,11 @@ def circuits_sentences(told: Mapping[str, Any]) -> list[str]:
         "than its transfer.",
         f"Circuits needed for a share of the bytes, mean: {shares}.",
     ]
+
+
+def _name(exchange: Mapping[str, Any]) -> str:
+    layer = exchange["layer"]
+    return ("" if layer is None else f"layer {layer}, ") + str(exchange["exchange"])
 
 
 def planned_sentence(served: Sequence[CircuitPlan], iterations: Int64) -> list[str]:
@@ -386,7 +399,8 @@ def circuits_chart(
         title=title,
         source="Mean matrix of the iterations whose matrices are in this page, without "
         "rank-local traffic, decomposed into permutations by each matching; circuits "
-        f"of {bit_rate(rate)}, reconfiguration {duration(RECONFIGURE_S)}.",
+        f"of {bit_rate(rate)}, reconfiguration {duration(RECONFIGURE_S)}; lower bound: "
+        f"{LINE_BOUND}.",
         columns=("permutations", "demand served [%]"),
         choices=("layer",),
         panels=tuple(panels),
