@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.claim import LEVEL, NAN, NO_TRANSIENT, Claim, Outcome
+from moetraffic.analysis.claim import (
+    LEVEL,
+    NAN,
+    NO_TRANSIENT,
+    NOT_TESTED,
+    Claim,
+    Outcome,
+)
 from moetraffic.analysis.distances import total_variation
 from moetraffic.analysis.rhythm.spectral_lines import AFTER, ALTERNATION
 from moetraffic.arrays import Float64, Int64
@@ -372,18 +379,22 @@ def _periodic(found: Movement, every: float) -> Part:
         return {"outcome": Outcome.NOT_ENOUGH_DATA, "statement": "", "needs": SHORTEST}
     if phase is None:
         return {"outcome": Outcome.NO_EVIDENCE, "statement": "", "p": period.p}
-    part: Part = {"statement": "", "p": max(period.p, phase.p), "unit": "iterations"}
+    part: Part = {
+        "statement": "",
+        "p": max(period.p, phase.p),
+        "figure": period.period * every,
+        "low": period.low * every,
+        "high": period.high * every,
+        "unit": "iterations",
+    }
     if found.periodic:
         return part | {
             "outcome": Outcome.STATED,
             "statement": f"it repeats every {period.period * every:.3g} iterations"
             + (", alternating" if period.period == ALTERNATION else ""),
-            "figure": period.period * every,
-            "low": period.low * every,
-            "high": period.high * every,
         }
     swing = f"an oscillation of about {period.period * every:.3g} iterations"
-    if found.whole.steps < phase.needs:
+    if found.oscillates:
         flag = f"{swing} may lose its phase"
         return part | {
             "outcome": Outcome.NOT_ENOUGH_DATA,
@@ -395,6 +406,8 @@ def _periodic(found: Movement, every: float) -> Part:
 
 
 def _mean_reverting(found: Movement, every: float) -> Part:
+    if found.oscillates:  # what repeats returns, too, and its deviations never decay
+        return {**_NOTHING, "flags": (NOT_TESTED + "a period may explain the returns",)}
     fit = found.stable
     part: Part = {
         "outcome": _decided(found.reverts),

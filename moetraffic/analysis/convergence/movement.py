@@ -72,6 +72,12 @@ class Movement:
         return self.phase is not None and self.phase.p < LEVEL
 
     @property
+    def oscillates(self) -> bool:
+        """Whether the line is a period, or more steps would decide whether it is."""
+        line = self.phase
+        return line is not None and (self.periodic or self.whole.steps < line.needs)
+
+    @property
     def reverts(self) -> bool:
         """Whether it returns to a level as no periodic function does."""
         return self.returns and self.p_cycle < LEVEL

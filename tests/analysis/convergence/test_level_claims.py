@@ -251,6 +251,22 @@ def test_a_sine_is_not_mean_reverting():
             assert not returns.stated
 
 
+@pytest.mark.parametrize("seed", [3, 6, 7])
+def test_a_cycle_of_data_domains_is_not_mean_reverting(seed):
+    """Also where the router moves, so that no periodic function fits."""
+    rng = np.random.default_rng([17, seed])
+    domains = 0.3 * rng.normal(size=(5, 8))
+    walk = rng.normal(0, 0.004, (240, 8)).cumsum(axis=0)
+    shares = np.exp(domains[np.arange(240) // 6 % 5] + walk)
+    shares /= shares.sum(axis=1, keepdims=True)
+    counts = rng.multinomial(4096, shares)
+    found = level_claims(counts, tokens=4096, about="load")
+    period, returns = (claim_of(found, n) for n in ("periodic", "mean-reverting"))
+    assert period.outcome is Outcome.NOT_ENOUGH_DATA
+    assert period.figure == pytest.approx(30, rel=0.05)
+    assert returns.untested == "a period may explain the returns"
+
+
 def test_a_run_of_few_half_lives_names_the_iterations_that_it_needs():
     named = 0
     for seed in range(8):
