@@ -194,6 +194,25 @@ def test_a_skew_that_more_iterations_would_decide_has_a_reason() -> None:
     )
 
 
+def test_an_oscillation_that_may_be_a_period_is_named() -> None:
+    few = [claim("periodic", FEW, figure) for figure in (16.0, 16.2)]
+    found = analysis(*(exchange(n, one) for n, one in enumerate(few)), exchange(2))
+    assert line(found, "Undecided") == (
+        "Undecided: needs about 200 iterations, has 30: periodic load (an oscillation "
+        "of about 16 to 16.2 iterations; layers 0, 1)."
+    )
+
+
+def test_layers_have_their_own_reasons_why_a_claim_was_not_tested() -> None:
+    why = ("it may be a walk", "it may be a period")
+    each = (replace(claim("trend"), flags=("not tested: " + one,)) for one in why)
+    found = analysis(*(exchange(n, one) for n, one in enumerate(each)))
+    assert line(found, "Undecided") == (
+        "Undecided: not tested: trend (it may be a walk; layer 0), trend (it may be a "
+        "period; layer 1)."
+    )
+
+
 def test_claims_of_some_layers_that_were_not_tested_are_counted_without_room() -> None:
     why = ("not tested: " + "loads may be a random walk, " * 3 + "at most",)
     names = ("skewed", "collapsed")

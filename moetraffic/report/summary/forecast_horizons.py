@@ -153,5 +153,5 @@ def named_ahead(
     """Name a claim with the horizons of an outcome."""
     ahead = sorted({c.horizon for _, c in claims if c.outcome is outcome})
     if list(asked) == [-1]:
-        return name
+        return name + " load" * (name == "periodic")  # not the bursts in a step
     return f"{name} {range_of(ahead, 'd')} ahead"

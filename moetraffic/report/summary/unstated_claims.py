@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from moetraffic.analysis import Analysis
 from moetraffic.analysis.claim import SAME, Claim, Outcome
 from moetraffic.analysis.convergence.mean_load import MOTION
@@ -41,10 +43,10 @@ def unstated_lines(analysis: Analysis) -> list[Line]:
         asked = sorted({c.horizon for _, c in claims})
         late = [(e, c) for e, c in claims if c.horizon == asked[-1]]
         claims = [(e, c) for e, c in claims if c.horizon == asked[0]]
-        if skipped := [(e, c.untested) for e, c in claims if c.untested]:
-            where = some_layers([e for e, _ in skipped], every)
-            brief = counted(name, [e for e, _ in skipped], every)
-            untested.append((detailed(name, joined(skipped[0][1], where)), brief))
+        for why in dict.fromkeys(c.untested for _, c in claims if c.untested):
+            some = [e for e, c in claims if c.untested == why]
+            inside = joined(why, some_layers(some, every))
+            untested.append((detailed(name, inside), counted(name, some, every)))
         short = [(e, c) for e, c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
         tested = [e for e, c in claims if _without_evidence(c)]
         if tested:
@@ -55,7 +57,6 @@ def unstated_lines(analysis: Analysis) -> list[Line]:
             inside = joined(size, some_layers(tested, every))
             both = claims if stated else claims + late
             what = named_ahead(name, both, Outcome.NO_EVIDENCE, asked)
-            what += " load" * (name == "periodic")  # not the bursts in a step
             more = "" if stated else other_horizons(name, every)
             absent = others if name == ALWAYS else no_evidence
             absent.append((detailed(what, inside) + more, counted(what, tested, every)))
@@ -66,6 +67,10 @@ def unstated_lines(analysis: Analysis) -> list[Line]:
             where = some_layers([e for e, _ in short], every)
             if any(MOTION in c.flags for _, c in short):
                 where = joined(MOTION, where)
+            swings = [c.figure for _, c in short if np.isfinite(c.figure)]
+            if name == "periodic" and swings:
+                swing = f"an oscillation of about {range_of(swings, '.3g')} iterations"
+                where = joined(swing, where)
             what = named_ahead(name, claims + late, Outcome.NOT_ENOUGH_DATA, asked)
             # co-activated needs tokens, not iterations
             needed = [c for _, c in short if name != "co-activated"]
