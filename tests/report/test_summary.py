@@ -22,7 +22,7 @@ from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.data import path
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.pictures import charts
-from moetraffic.report.results.summary import replay_sentence, tables
+from moetraffic.report.results.summary import by_part, replay_sentence, tables
 from moetraffic.report.summary.answer import answer
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
@@ -170,6 +170,18 @@ def test_figures_of_claims_have_a_unit_or_a_name() -> None:
     assert not [c.name for c in known if not c.unit and not c.measure]
     units = {"", "iterations", "share", "s"}
     assert {c.unit for c in found.claims} <= units
+
+
+def test_only_claims_that_lack_data_name_what_they_need() -> None:
+    run = path("run-top2-balanced.h5")
+    found = analyze(run, layers=0, parts=["claims"], horizons=[1, 20])
+    outcomes = set()
+    for table in by_part(found)["claims"]:
+        at = [*table.columns].index("needs") if table.rows else 0
+        for row in table.rows:
+            assert (row[at] is None) == (not str(row[2]).startswith("not enough data"))
+            outcomes.add(row[2].rstrip("*"))
+    assert {"stated", "not enough data"} <= outcomes
 
 
 def test_an_improvement_that_is_not_predictable_says_whose_p_value_it_has() -> None:

@@ -102,7 +102,8 @@ def _claims(analysis: Analysis) -> list[Table]:
                 *(claim.name, ahead, claim.result + "*" * bool(claim.flags)),
                 *_estimate(claim),
                 "<0.001" if claim.p < 0.001 else claim.p,
-                *(claim.used, claim.left_out or None, claim.needs or None),
+                *(claim.used, claim.left_out or None),
+                claim.needs if claim.outcome is Outcome.NOT_ENOUGH_DATA else None,
             )
         )
     nulls = (
