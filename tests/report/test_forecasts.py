@@ -92,6 +92,13 @@ def test_an_unavailable_bound_has_its_reason(scored: Subject) -> None:
     assert forecast_tables([((0, "0", "load"), replace(scored, forecasts=None))]) == []
 
 
+def test_a_horizon_that_a_run_is_too_short_for_has_a_note(scored: Subject) -> None:
+    short = replace(scored, forecasts=forecast(np.ones((200, 2)), horizons=(1, 180)))
+    note = "to test forecasts 180 iterations ahead takes 3,596 iterations, but there "
+    *_, table = forecast_tables([((0, "0", "load"), short)])
+    assert table.notes == [note + "are 200"]
+
+
 def test_lead_times_are_compared_with_delays() -> None:
     sent = np.random.default_rng(2).integers(0, 99, size=(40, 4, 4))
     later = {"combine": sent.transpose(0, 2, 1), "unknown": sent}

@@ -71,14 +71,19 @@ def steps_needed(horizon: int) -> int:
     return 4 * (max(FEWEST * horizon, 2 * FEWEST) + horizon - 1)
 
 
+def lacking(horizon: int, steps: int) -> str:
+    """State that a run of some steps is too short for a horizon."""
+    return (
+        f"to test forecasts {horizon:,} iteration{'s' * (horizon > 1)} ahead takes "
+        f"{steps_needed(horizon):,} iterations, but there are {steps:,}"
+    )
+
+
 def check_horizons(horizons: Sequence[int] | None, steps: int) -> None:
     """Refuse horizons all of which are beyond a run of some steps."""
     if horizons and 0 < steps <= min(horizons):
-        raise AnalysisError(
-            f"to test forecasts {min(horizons):,} iterations ahead takes "
-            f"{steps_needed(min(horizons)):,} iterations, but there are {steps:,}: "
-            "give shorter --horizons"
-        )
+        short = lacking(min(horizons), steps)
+        raise AnalysisError(f"{short}: give shorter --horizons")
 
 
 def split(steps: int, *, max_origins: int = 2048) -> Split:

@@ -9,7 +9,7 @@ import numpy as np
 from moetraffic.analysis import Analysis, Subject
 from moetraffic.analysis.forecast.judging import ForecastScore, HorizonScores
 from moetraffic.analysis.forecast.lead_time import RECONFIGURATION_S
-from moetraffic.analysis.forecast.origins import Ratio
+from moetraffic.analysis.forecast.origins import Ratio, lacking
 from moetraffic.tables import Table
 from moetraffic.units import duration
 
@@ -34,8 +34,17 @@ def forecast_tables(subjects: Iterable[tuple[Row, Subject]]) -> list[Table]:
     subjects
         Each with the layer, ranks and quantity of its rows.
     """
+    subjects = list(subjects)
     scored = list(_scored(subjects))
-    return [_errors(scored), _bounds(scored), _by_age(scored)] if scored else []
+    made = [_errors(scored), _bounds(scored), _by_age(scored)] if scored else []
+    short = [
+        lacking(horizon.horizon, subject.forecasts.steps)
+        for _, subject in subjects
+        if subject.forecasts
+        for horizon in subject.forecasts.horizons
+        if horizon.score() is None
+    ]
+    return made + [Table(rows=[], notes=list(dict.fromkeys(short)))] * bool(short)
 
 
 PERSISTENCE = "fitted persistence (AR(1) coefficient)"
