@@ -60,7 +60,7 @@ def listed_numbers(
         if not sound or (colon and not 0 < int(last) - int(first) <= MOST):
             raise error(
                 f"{what} are numbers, or A:B for the half-open range [A, B), separated "
-                f"by commas, but one is {part.strip()[:40]!r}: 0,4:8 stands for five"
+                f"by commas, but one is {part.strip()[:40]!r}: 1,4:8 stands for five"
             )
         found += range(int(first), int(last)) if colon else [int(first)]
     return found
