@@ -395,12 +395,8 @@ def _periodic(found: Movement, every: float) -> Part:
         }
     swing = f"an oscillation of about {period.period * every:.3g} iterations"
     if found.oscillates:
-        flag = f"{swing} may lose its phase"
-        return part | {
-            "outcome": Outcome.NOT_ENOUGH_DATA,
-            "needs": phase.needs,
-            "flags": (flag,),
-        }
+        few: Part = {"outcome": Outcome.NOT_ENOUGH_DATA, "needs": phase.needs}
+        return part | few | {"flags": (f"{swing} may lose its phase",)}
     flag = f"{swing} has a coherence of {phase.coherence:.2f} after {AFTER} cycles"
     return part | {"outcome": Outcome.NO_EVIDENCE, "flags": (flag,)}
 
@@ -412,11 +408,11 @@ def _mean_reverting(found: Movement, every: float) -> Part:
     part: Part = {
         "outcome": _decided(found.reverts),
         "statement": "",
-        "p": NAN if fit is None else max(fit.p_walk, fit.p_still),
+        "p": NAN
+        if fit is None
+        else float(np.nanmax([fit.p_walk, fit.p_still, found.p_cycle])),
         "unit": "iterations",
     }
-    if found.returns and fit is not None:
-        part["p"] = max(part["p"], found.p_cycle)
     if found.reverts and fit is not None:
         part |= {
             "statement": "it returns to its level with a half-life of "
