@@ -542,8 +542,9 @@ def test_ratios_state_what_their_bound_counts() -> None:
     assert all(of in notes for of in found.bounds.values())
     assert "rotation repeats its matchings until all bytes are sent" in notes
     # packets change the bound of a rotation, and not its time
-    usual = evaluate(drawn(16), ["rotation"])
-    alone = evaluate(drawn(16), ["rotation"], networks={"optical": made["optical"]})
+    run = drawn(16)
+    usual = evaluate(run, ["rotation"])
+    alone = evaluate(run, ["rotation"], networks={"optical": made["optical"]})
     assert usual.scores[0].completion_mean_s == alone.scores[0].completion_mean_s
     assert usual.scores[0].over_bound.value != alone.scores[0].over_bound.value
     more = replace(made["optical"], circuits=2)
