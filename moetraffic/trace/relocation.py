@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,7 @@ def relocate(trace: Trace, to: Relocation) -> Trace:
                     (number, layer, int(e), int(r), group.ranks[int(m)], start)
                     for e, r, m in zip(experts, replica, members, strict=True)
                 ]
+    every = reduce(np.union1d, (layer.iteration for layer in layers))
     return trace_of_routing(
         layers,
         groups=groups,
@@ -89,7 +91,7 @@ def relocate(trace: Trace, to: Relocation) -> Trace:
             source=to.source,
             nodes=("",) * to.ranks,
         ),
-        steps=_steps(trace.steps, to.ranks, np.unique([s.iteration for s in layers])),
+        steps=_steps(trace.steps, to.ranks, every),
         kind=Trace,
     )
 
@@ -97,7 +99,7 @@ def relocate(trace: Trace, to: Relocation) -> Trace:
 def routed_layers(trace: Trace) -> list[RoutedLayer]:
     """Extract a trace's routing decisions of all ranks, by slot and layer.
 
-    Iterations that not all ranks recorded are omitted.
+    Evaluations, and iterations that not all ranks recorded, are omitted.
     """
     world, meta = trace.meta.world, trace.meta
     if (meta.tp, meta.pp, meta.cp) != (1, 1, 1):
@@ -137,8 +139,8 @@ def _routed(trace: Trace, layer: int, slot: int, world: int) -> RoutedLayer:
         )
     every = trace.occurrences
     found = [trace.complete(np.flatnonzero(every.site == n)) for n in numbers]
-    when = every.iteration[found[0]]
-    for occurrences in found[1:]:
+    when = trace.iterations
+    for occurrences in found:
         when = np.intersect1d(when, every.iteration[occurrences])
     experts = trace.sites[numbers[0]].experts
     forms = sorted({trace.sites[n].dropped for n in numbers})

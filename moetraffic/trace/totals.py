@@ -61,13 +61,13 @@ def dropped_share(trace: Trace) -> float | None:
 
 
 def totals(trace: Trace) -> Totals:
-    """Compute total bytes and load imbalance over a trace's all-to-alls.
+    """Compute total bytes and load imbalance of the training's all-to-alls.
 
     ``busiest_rank_over_mean`` is the mean over dispatches (all groups of a layer and
     micro-batch together) of the ratio of maximum to mean bytes received by a rank;
     rank-local tokens are included, as experts compute them too.
     """
-    sent, kept = all_to_all_bytes(trace)
+    sent, kept = all_to_all_bytes(trace, trace.iterations)
     dispatches: dict[tuple[int, int], list[int]] = {}
     for number, site in enumerate(trace.sites):
         if site.phase == "dispatch" and site.direction != "recompute":
@@ -75,6 +75,7 @@ def totals(trace: Trace) -> Totals:
     ratios = []
     for sites in dispatches.values():
         of = trace.complete(np.flatnonzero(np.isin(trace.occurrences.site, sites)))
+        of = of[np.isin(trace.occurrences.iteration[of], trace.iterations)]
         when = np.unique(trace.occurrences.iteration[of])
         received = np.zeros((len(when), trace.meta.world))
         members = np.zeros(trace.meta.world, bool)

@@ -162,6 +162,24 @@ def test_a_routing_is_bound_to_the_group_of_its_dispatch(theatre: Made) -> None:
         assert {s.label for s in routed} == {"router"}
 
 
+def test_a_routing_reported_for_all_ranks_is_bound_to_the_group_of_its_dispatch(
+    theatre: Made,
+) -> None:
+    """``capture.routing`` without a group reports it for the default group."""
+    segments, _ = theatre(stages=2, routers=True, layers=2).run()
+    reported = []
+    for segment in segments:
+        sites = [
+            replace(s, label="") if s.operation == ROUTING else s for s in segment.sites
+        ]
+        reported.append(replace(segment, sites=sites))
+    for segment in inferred(reported):
+        ranks = tuple(range(4)) if segment.rank < 4 else tuple(range(4, 8))
+        routed = [s for s in segment.sites if s.operation == ROUTING]
+        assert {segment.groups[s.group].ranks for s in routed} == {ranks}
+        assert {s.layer for s in routed} == ({0, 1} if segment.rank < 4 else {2, 3})
+
+
 def test_placements_follow_a_routing_to_its_group(theatre: Made) -> None:
     segments, _ = theatre(stages=2, routers=True, layers=1).run()
     world = tuple(range(8))

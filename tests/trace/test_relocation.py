@@ -29,23 +29,28 @@ def made(
     iterations: int = 6,
     padded: int = 0,
     drops: bool = False,
+    evaluates: bool = False,
     seed: int = 0,
 ) -> Trace:
-    """A trace of two layers whose routing is skewed and random."""
+    """A trace of two layers whose routing is skewed and random.
+
+    With ``evaluates`` the last iteration is an evaluation, of one micro-batch of two.
+    """
     rng = np.random.default_rng(seed)
     share = rng.dirichlet(np.full(experts, 0.5), size=(2, 1))
     groups = [
         Group(kind="ep", ranks=r) for r in Parallelism(dp=ranks, ep=ep).groups("ep")
     ]
     layers = []
-    for layer in range(2):
-        demand = rng.multinomial(96, share[layer, 0], size=(iterations, ranks))
+    for slot, layer in [(s, n) for s in range(1 + evaluates) for n in range(2)]:
+        mine = iterations - slot
+        demand = rng.multinomial(96, share[layer, 0], size=(mine, ranks))
         dropped = demand - np.minimum(demand, 20)
         layers.append(
             RoutedLayer(
                 layer=layer,
-                slot=0,
-                iteration=np.arange(iterations),
+                slot=slot,
+                iteration=np.arange(mine),
                 demand=demand.astype(np.int32),
                 dropped=dropped.astype(np.int32) if drops else None,
                 row_bytes=256,
@@ -74,7 +79,7 @@ def made(
         ),
         steps=Steps(
             iteration=np.arange(iterations),
-            kind=("train",) * iterations,
+            kind=("train",) * (iterations - evaluates) + ("evaluation",) * evaluates,
             loss=np.ones(shape),
             tokens=np.full(shape, 48),
             start=np.zeros(shape, np.int64),
@@ -108,6 +113,16 @@ def whole_wire(trace: Trace, phase: str, layer: int) -> np.ndarray:
             ranks = np.array(trace.groups[site.group].ranks)
             out[:, ranks[:, None], ranks] += trace.wire(of)
     return out
+
+
+def test_evaluations_are_left_out() -> None:
+    """They have fewer micro-batches, and no backward pass."""
+    trace = made(evaluates=True)
+    moved = relocate(trace, to(4, 4))
+    assert moved.iterations.tolist() == list(range(5))
+    assert set(moved.steps.kind) == {"train"}
+    assert totals(moved) == totals(trace)  # of the training
+    assert totals(relocate(trace, to(4, 2))).bytes == totals(trace).bytes
 
 
 @pytest.mark.parametrize("ep", [2, 4, 8])

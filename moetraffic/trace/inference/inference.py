@@ -60,7 +60,7 @@ def infer_schedule(record: Record) -> Record:
     record = number_early_calls(withdraw_optimizer_steps(record))
     record, unmatched = with_annotated_layers(record)
     marked = not (record.events["iteration"] < 0).any()
-    if marked and not any(_unnamed(s) or _unbound(s) for s in record.sites):
+    if marked and not (any(map(_unnamed, record.sites)) or _misplaced(record)):
         remarks = [unmarked_steps(record), unmatched]
         return _with_schedule(_infer_kinds(record), remarks)
     every = [gather_calls(record, rank) for rank in record.ranks]
@@ -108,8 +108,25 @@ def _unnamed(site: Site) -> bool:
     return site.operation == ALL_TO_ALL and not site.phase and not site.label
 
 
-def _unbound(site: Site) -> bool:
-    return site.operation == ROUTING and site.label == ROUTER
+def _unbound(site: Site, record: Record) -> bool:
+    """Whether a routing may be of another group: a hook does not know the group.
+
+    A program that reports a routing without a group reports it for all ranks.
+    """
+    ranks = record.groups[site.group].ranks
+    every = len(ranks) == record.meta.world
+    return site.operation == ROUTING and (site.label == ROUTER or every)
+
+
+def _misplaced(record: Record) -> bool:
+    """Whether a routing may be of another group than that of its layer's dispatch."""
+    sites = record.sites
+    group = {s.layer: s.group for s in sites if s.phase == "dispatch"}
+    return any(
+        _unbound(s, record)
+        and (s.label == ROUTER or group.get(s.layer, s.group) != s.group)
+        for s in sites
+    )
 
 
 def _names_found(every: Sequence[Calls], naming: Naming) -> list[str]:
@@ -164,7 +181,9 @@ def _with_names(record: Record, every: Sequence[Calls], naming: Naming) -> Recor
                 source = site.layer_source if site.layer >= 0 else Source.INFERRED
                 site = replace(site, phase=phase, layer=layer, label=label)
                 site = site.with_sources(source, Source.INFERRED, site.direction_source)
-            elif _unbound(site) and group and group != record.groups[site.group]:
+            elif (
+                _unbound(site, record) and group and group != record.groups[site.group]
+            ):
                 placements = _rebound(placements, site, numbers[group], record.groups)
                 wide = record.placements
                 rebound |= (wide["group"] == site.group) & (wide["layer"] == site.layer)
