@@ -139,7 +139,8 @@ def routing(
         zeros where nothing can be dropped.  If it is left out, the trace has zeros
         where the bytes sent equal the demand; otherwise drops are unknown.
     group
-        The expert-parallel process group; None: the default group.
+        The expert-parallel process group; None: that of the layer's dispatch, or the
+        default group if none is recorded.
     chosen
         Experts of each token, of which a recorder with ``token_sample`` records some:
         ``[T, k]`` integer ids, -1 for none, or ``[T, E]`` bool.

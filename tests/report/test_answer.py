@@ -352,7 +352,7 @@ def test_a_level_without_motion_is_constant() -> None:
     still = replace(claim("converged", STATED, 1), flags=(NO_TRANSIENT,))
     level, at_once = claim("converged", STATED, 34), claim("converged", STATED, 1)
     for claims, stated in (
-        ([(still, NOT)], "constant load"),
+        ([(still, NOT)], "constant but for sampling noise"),
         ([(still, STATED)], "about one level from iteration 1 on"),
         ([(still, FEW)], "about one level from iteration 1 on"),
         ([(at_once, NOT)], "about one level from iteration 1 on"),  # after a transient

@@ -20,7 +20,7 @@ def level_of(
     ``figure`` is of the layers whose level is not constant; "" if there are none.
     """
     if not figure:
-        return "constant load"
+        return "constant but for sampling noise"
     of = [(e.layer, e.group) for e, _ in periodic]
     swing = [e for e, _ in made if (e.layer, e.group) in of]
     if len(swing) == len(made):
