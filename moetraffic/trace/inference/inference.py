@@ -111,10 +111,11 @@ def _unnamed(site: Site) -> bool:
 def _unbound(site: Site, record: Record) -> bool:
     """Whether a routing may be of another group: a hook does not know the group.
 
-    A program that reports a routing without a group reports it for all ranks.
+    A program that reports a routing without a group reports it for all ranks; an
+    imported file names them.
     """
-    ranks = record.groups[site.group].ranks
-    every = len(ranks) == record.meta.world
+    ranks, meta = record.groups[site.group].ranks, record.meta
+    every = len(ranks) == meta.world and meta.origin == "captured"
     return site.operation == ROUTING and (site.label == ROUTER or every)
 
 
