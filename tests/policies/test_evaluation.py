@@ -500,7 +500,7 @@ def test_the_verb_prints_a_verdict_a_table_and_curves(
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     usual = (
         "circuits of 400 Gbps, 10 us to reconfigure, packets of 50 Gbps beside "
-        "(default of --packets; 0: none)"
+        "(default of --packets)"
     )
     assert run["networks"] == {"optical": usual}
     assert f"Network optical: {usual}." in shown
@@ -513,7 +513,7 @@ def test_the_verb_prints_a_verdict_a_table_and_curves(
 
 def test_the_summary_states_the_rates_of_each_network() -> None:
     usual = "Network optical: circuits of 1 Gbps, 10 us to reconfigure"
-    default = "packets of 50 Gbps beside (default of --packets; 0: none)"
+    default = "packets of 50 Gbps beside (default of --packets)"
     for packets, beside in (
         ("50Gbps", f"{default}, faster than a circuit."),
         ("1Gbps", "packets of 1 Gbps beside."),

@@ -82,7 +82,7 @@ def described(network: Any) -> str:
     each = f"{network.circuits} circuits a port" if network.circuits > 1 else "circuits"
     beside = f"packets of {bit_rate(network.packet_bytes_s)} beside"
     if network.packet_bytes_s == bytes_per_second(DEFAULT_PACKETS):
-        beside += " (default of --packets; 0: none)"
+        beside += " (default of --packets)"
     if network.packet_bytes_s > network.rate_bytes_s:
         beside += ", faster than a circuit"
     return (
