@@ -424,8 +424,8 @@ class Recorder(Recording):
             else:
                 counts, missed = demand_of(demand, dropped)
             self._meet(owner)
-            # the program's own reports name their group; a hook may not know the group,
-            # which the merge then determines
+            # a report may leave its group out, and a hook may not know it: the merge
+            # then determines it
             label = here.place.label if here.place.label in FOUND_BY else ""
             again = int(torch._C._current_graph_task_id() != -1)
             thread, grad = threading.get_ident(), torch.is_grad_enabled()

@@ -66,9 +66,9 @@ def _notes(found: Evaluation) -> list[str]:
 
 def _bounds(found: Evaluation) -> str:
     """Name what "over bound" is relative to on each network."""
-    by_network = {of: n for n, of in found.bounds.items()}
-    if len(by_network) == 1:
-        return next(iter(by_network))
+    every = set(found.bounds.values())
+    if len(every) == 1:
+        return every.pop()
     return "; ".join(f"{of} on {name}" for name, of in found.bounds.items())
 
 

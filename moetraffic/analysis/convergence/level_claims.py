@@ -403,7 +403,10 @@ def _periodic(found: Movement, every: float) -> Part:
 
 def _mean_reverting(found: Movement, every: float) -> Part:
     if found.oscillates:  # what repeats returns, too, and its deviations never decay
-        return {**_NOTHING, "flags": (NOT_TESTED + "a period may explain the returns",)}
+        return {
+            **_NOTHING,
+            "flags": (NOT_TESTED + "a period may explain the return to the level",),
+        }
     fit = found.stable
     part: Part = {
         "outcome": _decided(found.reverts),

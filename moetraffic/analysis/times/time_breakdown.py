@@ -2,9 +2,10 @@
 
 A step's time parts into compute only, transfer only, both at once (overlapped), and
 waiting; the four sum up to the step exactly.  A rank is *inside collectives* while it
-waits or data is transferred: this is the time that a timer around each blocking call
-shows, and that NCCL's kernels take in a profile.  What a step would gain at most from a
-perfect network is transfer only / step; waiting ends when the latest rank calls.
+waits or data is transferred: this is the time that NCCL's kernels take in a profile; a
+timer around each blocking call also includes the program's wake-up.  What a step would
+gain at most from a perfect network is transfer only / step; waiting ends when the
+latest rank calls.
 
 A captured trace contains no kernels, only the time of each collective call; a program
 that issues a call is running.  Each collective is assumed to be awaited, from the last

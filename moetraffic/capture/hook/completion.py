@@ -173,7 +173,9 @@ class CompletionTracker:
         if not isinstance(work, dist.Work):
             work = _unbox(result[-1] if type(result) is tuple else result)
         unawaited = kind in self._unawaited
-        if before is None and (unawaited or kind not in self._awaited):
+        # a callback on a device's work may touch a stream whose graph is being captured
+        new = kind not in self._awaited and tensor is not None and tensor.is_cpu
+        if before is None and (unawaited or new):
             future = _future(work)
             if future is not None:
                 if not unawaited:

@@ -332,7 +332,7 @@ def _with_inferred_steps(
         ends = np.searchsorted(step, np.arange(len(found.whole) + 1))
         # what precedes the first call of a pass is set-up, and no part of a step
         of_pass = calls.exchange | calls.routing | calls.backward
-        ends[:1] = np.argmax(of_pass)
+        ends[:1] = np.maximum(ends[:1], np.argmax(of_pass))
         for number, whole in enumerate(found.whole):
             mine = calls.table[ends[number] : ends[number + 1]]
             if whole and len(mine):

@@ -264,7 +264,7 @@ def test_a_cycle_of_data_domains_is_not_mean_reverting(seed):
     period, returns = (claim_of(found, n) for n in ("periodic", "mean-reverting"))
     assert period.outcome is Outcome.NOT_ENOUGH_DATA
     assert period.figure == pytest.approx(30, rel=0.05)
-    assert returns.untested == "a period may explain the returns"
+    assert returns.untested == "a period may explain the return to the level"
 
 
 def test_a_run_of_few_half_lives_names_the_iterations_that_it_needs():

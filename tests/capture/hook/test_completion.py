@@ -58,9 +58,9 @@ def test_a_capture_ends_after_the_callbacks_of_its_works() -> None:
     for number in range(SWEEP):
         work = Work()
         work.future.set_result(None)
-        tracker.launched(number, work, None, 0, None)
+        tracker.launched(number, work, torch.empty(1), 0, None)
     late = Work()
-    tracker.launched(SWEEP, late, None, 0, None)
+    tracker.launched(SWEEP, late, torch.empty(1), 0, None)
     completes = threading.Timer(0.2, late.future.set_result, [None])
     completes.start()
     remove()
@@ -79,7 +79,7 @@ def test_works_that_only_cpp_code_waits_for_end_when_they_complete(number: int) 
     between: dict[int, tuple[int, int]] = {}
     for n in range(number):
         work = Work()
-        tracker.launched(n, work, None, 0, None)
+        tracker.launched(n, work, torch.empty(1), 0, None)
         before = now_ns()
         work.future.set_result(None)
         between[n] = before, now_ns()
@@ -91,6 +91,17 @@ def test_works_that_only_cpp_code_waits_for_end_when_they_complete(number: int) 
         assert between[n][0] <= end <= between[n][1]
 
 
+def test_a_work_of_a_device_has_no_callback_before_its_kind_is_known() -> None:
+    """Without an event before it, its stream's graph may be being captured."""
+    records: list[Any] = []
+    tracker = CompletionTracker(records.append, DeviceClock(lambda _: None))
+    work = Work()
+    tracker.launched(0, work, torch.empty(1, device="meta"), 0, None)
+    work.future.set_result(None)
+    tracker.settle()
+    assert records == []
+
+
 def test_the_end_of_a_work_with_a_wait_is_that_of_the_wait() -> None:
     records: list[Any] = []
     tracker = CompletionTracker(records.append, DeviceClock(lambda _: None))
@@ -98,7 +109,7 @@ def test_the_end_of_a_work_with_a_wait_is_that_of_the_wait() -> None:
     try:
         for n in range(SWEEP // 2):
             work = Work()
-            tracker.launched(n, work, None, 0, None)
+            tracker.launched(n, work, torch.empty(1), 0, None)
             work.future.set_result(None)
             before = now_ns()
             tracker._ended(tracker._works.pop(id(work)))  # as after a wait
