@@ -65,11 +65,11 @@ def replay(
 
         def name(rank: int, n: int) -> str:
             """Return the name of a rank's n-th operation, counted over its passes."""
-            own = request.plan(trace, ranks=(rank,)).programs[rank]
-            if n >= len(own) * request.passes:
+            own = request.plan(trace, ranks=(rank,))
+            if n >= len(own.programs[rank]) * request.passes:
                 # after the timed pass, heartbeats name the place
                 return "a pass of a pair" if request.pairs else ""
-            return planned.name(int(own.operation[n % len(own)]))
+            return own.counted_name(rank, n, verified=request.verifies)
 
         again = ""
         if request.resume is not None:

@@ -30,7 +30,6 @@ from moetraffic.replay.plan.background import (
     without_bytes,
 )
 from moetraffic.replay.plan.program import Plan, Timing
-from moetraffic.replay.plan.selection import Depth
 from moetraffic.replay.plan.token_rows import TokenRouting
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.replay.rendezvous.store import PLACE
@@ -106,8 +105,8 @@ def _replay(
     with Trace.open(request.trace) as trace:
         planned = request.plan(trace, world=rank_env.world, ranks=(rank_env.rank,))
         program = planned.programs[rank_env.rank]
-        watchdog.namer = lambda n: planned.name(
-            int(program.operation[n % len(program)])
+        watchdog.namer = lambda n: planned.counted_name(
+            rank_env.rank, n, verified=request.verifies
         )
         expected = ""
         if on_plan is not None:
@@ -171,7 +170,7 @@ def _replay(
         before = request.passes - request.repeat + at.run if at.kept else 0
         engine = engine_of(planned, before * len(program))
         heartbeat.send("ready")
-        if request.verify.depth is not Depth.NONE and not at.kept:
+        if request.verifies and not at.kept:
             engine.verify(request.verify.chosen(planned))
         engine.warm_up(request.warm_up)
         ports = None

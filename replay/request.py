@@ -138,9 +138,14 @@ class Request:
         return self.backend == DEEP_EP
 
     @property
+    def verifies(self) -> bool:
+        """Whether a verification is the first pass."""
+        return self.verify.depth is not Depth.NONE
+
+    @property
     def passes(self) -> int:
         """Number of passes of a rank through its program."""
-        return self.repeat + (self.verify.depth is not Depth.NONE)
+        return self.repeat + self.verifies
 
     def common_settings(self) -> Mapping[str, str]:
         """Options that must be the same on all ranks, by name.

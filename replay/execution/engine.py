@@ -85,19 +85,19 @@ class Engine:
             If bytes differ from the plan, or a rank does not respond.
         """
         plan, rank, program = self._plan, self._rank, self._program
-        count, done, sent_ns = len(program), 0, time.monotonic_ns()
-        for n in plan.checking_order(rank).tolist():
+        count, sent_ns = len(program), time.monotonic_ns()
+        for done, n in enumerate(plan.checking_order(rank).tolist()):
             operation = int(program.operation[n])
             call = self._binder.call(n, torch.uint8)
-            self._counter[0] = 2 * n + 1
+            self._counter[0] = 2 * done + 1
             with backend_errors(rank, plan.name(operation)):
                 if chosen is None or chosen[operation]:
                     self._check(call, operation)
-            self._counter[0] = 2 * n + 2
-            now_ns, done = time.monotonic_ns(), done + 1
-            if now_ns - sent_ns > HEARTBEAT_EVERY_NS or done == count:
+            self._counter[0] = 2 * done + 2
+            now_ns = time.monotonic_ns()
+            if now_ns - sent_ns > HEARTBEAT_EVERY_NS or done + 1 == count:
                 sent_ns = now_ns
-                heartbeat.send("step", stage="verify", done=done, of=count)
+                heartbeat.send("step", stage="verify", done=done + 1, of=count)
         self._passed += count
 
     def warm_up(self, iterations: int) -> None:

@@ -190,13 +190,23 @@ class Plan:
     def checking_order(self, rank: int) -> Int64:
         """Return indices into a rank's program, ``[N]``, in an order common to ranks.
 
-        Sorted by iteration, then by operation: ranks that run overlapping operations
-        one by one would deadlock in the order of their programs.
+        Sorted by iteration, then by operation: ranks that run operations one by one in
+        the order of their programs, which differ, would deadlock or take the bytes of
+        one operation for those of another.
         """
-        program = self.programs[rank]
-        if program.chained:
-            return np.arange(len(program))
-        return np.lexsort((program.operation, self.iteration[program.operation]))
+        operation = self.programs[rank].operation
+        return np.lexsort((operation, self.iteration[operation]))
+
+    def counted_name(self, rank: int, count: int, *, verified: bool) -> str:
+        """Return the name of a rank's operation, counted from 0 over all its passes.
+
+        ``verified``: the first pass is a verification, in :meth:`checking_order`.
+        """
+        operation = self.programs[rank].operation
+        n = count % len(operation)
+        if verified and count < len(operation):
+            n = self.checking_order(rank)[n]
+        return self.name(int(operation[n]))
 
     def name(self, operation: int) -> str:
         """Return the name of an operation for messages, with iteration and layer."""

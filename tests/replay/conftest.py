@@ -377,10 +377,9 @@ def at_operation() -> Callable[[int, Callable[[], object]], None]:
 
 @pytest.fixture
 def named() -> Callable[[Trace, int, int], str]:
-    """How a rank's n-th operation is called."""
+    """How a rank's n-th operation is called, counted from the verification."""
 
     def name(trace: Trace, rank: int, n: int) -> str:
-        plan = make_plan(trace)
-        return plan.name(int(plan.programs[rank].operation[n]))
+        return make_plan(trace).counted_name(rank, n, verified=True)
 
     return name

@@ -71,7 +71,9 @@ def test_a_rank_killed_in_the_timed_pass_is_named_there(
     path = toy_file()
     sentence = failure(replay_with, path, fault)
     with Trace.open(path) as trace:
-        assert f"rank 0 at {named(trace, 0, 7)} was ended by SIGSEGV" in sentence
+        assert (
+            f"rank 0 at {named(trace, 0, LENGTH + 7)} was ended by SIGSEGV" in sentence
+        )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_a_file_that_one_rank_does_not_have_is_named(toy_file, replay_with, tmp_
     ("more", "depth"), [(8, Depth.NONE), (-8, Depth.SAMPLE), (8, Depth.FULL)]
 )
 def test_sending_other_than_planned_is_found_before_it_is_sent(
-    toy_file, replay_with, more, depth, named
+    toy_file, replay_with, more, depth
 ):
     """gloo would abort the receiver of more, and keep old bytes where less comes."""
     path = toy_file(world=3)
@@ -183,22 +185,25 @@ def test_sending_other_than_planned_is_found_before_it_is_sent(
 
     sentence = failure(replay_with, path, fault, verify=Verification(depth=depth))
     with Trace.open(path) as trace:
-        program = make_plan(trace).programs[1]
+        plan = make_plan(trace)
+        program = plan.programs[1]
         size = int(program.sends(4)[2])
-        place = named(trace, 1, 4)
+        place = plan.name(int(program.operation[4]))
     assert sentence.startswith(f"rank 1 at {place} sends {size + more} bytes to rank 2")
     assert f"whose plan expects {size}" in sentence
 
 
 def test_a_wrong_size_in_the_last_operation_is_told_by_who_found_it(
-    toy_file, replay_with, named
+    toy_file, replay_with
 ):
     """Who found nothing is through first, and must not blame the order."""
     path = toy_file(world=3)
     with Trace.open(path) as trace:
-        program = make_plan(trace).programs[1]
-        last = int(np.flatnonzero(np.diff(program.first))[-1])
-        place = named(trace, 1, last)
+        plan = make_plan(trace)
+        program = plan.programs[1]
+        uneven = np.diff(program.first) > 0
+        last = [n for n in plan.checking_order(1).tolist() if uneven[n]][-1]
+        place = plan.name(int(program.operation[last]))
 
     def fault(rank, arguments):
         if rank == 1:

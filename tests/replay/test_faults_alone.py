@@ -20,9 +20,6 @@ from moetraffic.replay.rendezvous import rendezvous
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.trace.trace import Trace
 
-LENGTH = 21
-"""Operations of a rank of the toy trace, whatever its number of ranks."""
-
 
 @pytest.fixture
 def unsupervised(forked, tmp_path, monkeypatch):
@@ -74,7 +71,7 @@ def killed(toy_file, unsupervised, at_operation, named):
         path = toy_file(world=3)
         said = unsupervised(path, fault)
         with Trace.open(path) as trace:
-            return said, named(trace, victim, 20 % LENGTH)
+            return said, named(trace, victim, 20)
 
     return run
 
@@ -126,7 +123,7 @@ def test_a_store_that_ends_after_the_diagnosis_of_rank_0_does_not_blame_it(
     path = toy_file(world=3)
     said = unsupervised(path, fault)
     with Trace.open(path) as trace:
-        place = named(trace, 1, 20 % LENGTH)
+        place = named(trace, 1, 20)
     sentence = f"moetraffic: rank 1 at {place} ended without an error report"
     assert said[0].startswith(sentence)
     assert said[2] == ""
@@ -152,7 +149,7 @@ def test_who_hears_of_an_error_again_from_those_that_it_told_still_says_where(
     path = toy_file(world=3)
     said = unsupervised(path, lambda rank, _: rank or at_operation(20, crash))
     with Trace.open(path) as trace:
-        place = named(trace, 0, 20 % LENGTH)
+        place = named(trace, 0, 20)
     sentence = f"moetraffic: rank 0 at {place} failed: KeyError: 'nothing of that name'"
     assert said[0].startswith(sentence)
 
