@@ -112,6 +112,11 @@ class Request:
                 f"of warm-up, but are given {self.dtype[:40]!r} and {self.warm_up}: "
                 "change --dtype or --warm-up"
             )
+        if self.layers == ():
+            raise ReplayError(
+                "one layer or more is replayed, but the list of layers is empty: name "
+                "some, or leave it out for all"
+            )
         if not 1 <= self.repeat <= MOST_RUNS:
             raise ReplayError(
                 f"a replay has 1 to {MOST_RUNS} timed passes, but --repeat is "
@@ -165,13 +170,18 @@ class Request:
         return " ".join(f"{k}={v}" for k, v in settings if k not in waits)
 
     def arguments(self) -> list[str]:
-        """Return the command-line arguments that start a rank of this replay."""
+        """Return the command-line arguments that start a rank of this replay.
+
+        Without those of files that the process writes which starts the ranks.
+        """
         span, checks = self.iterations, self.verify
         line = [str(self.trace), *self.scaling.arguments()]
         if self.alongside is not None:
             line += self.alongside.arguments()
-        flags = ("force", "graphs", "registered", "probe")
+        flags = ("graphs", "registered", "probe")
         line += [f"--{name}" for name in flags if getattr(self, name)]
+        if self.out is not None and self.force:  # this process writes the other files
+            line.append("--force")
         line.append("--dense" if self.dense else "--no-dense")
         values = {
             "backend": self.backend,

@@ -78,7 +78,7 @@ class Pace:
 
     def __str__(self) -> str:
         if self.schedule is Schedule.SCALED:
-            return f"scaled:{self.factor:g}"
+            return f"scaled:{str(self.factor).removesuffix('.0')}"
         return str(self.schedule.value)
 
     @property
