@@ -10,20 +10,23 @@ into the buffer and the call are timed together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from moetraffic.arrays import Int64
 from moetraffic.patterns.bandwidth.collective import UNEVEN
 from moetraffic.replay.backends.backend import Backend, Call
+from moetraffic.replay.execution.local_work import Advance, LocalWork
 from moetraffic.replay.plan.program import REDUCTIONS
 
 from .sweep import BenchmarkCall, Sweep
 
 ROOT = 0
+
+_BLOCK = 1 << 16
+"""Elements whose values are computed at a time."""
 
 
 class Operation:
@@ -48,6 +51,7 @@ class Operation:
             self._cells = sweep.scaled(call.size_bytes) // width
         self.send, self.receive = self._buffers()
         self.run = self._bound(moves)
+        self._work = LocalWork(moves, 0, ranks)
 
     def _empty(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=self._dtype, device=self._device)
@@ -122,31 +126,55 @@ class Operation:
         ``salt`` is the seed of the values: different in each check, equal on all ranks.
         """
         self.receive.fill_(-1)
-        sent = self._values(self._rank, 0, len(self.send), salt)
-        self.send.copy_(self._tensor(sent))
+        advance = self._work.chunks()
+        for at, values in self._values([self._rank], 0, len(self.send), salt, advance):
+            self.send[at : at + len(values)].copy_(values)
+        self._work.meet()
         self.run()
-        if self.call.collective in ("reduce", "gather") and self._rank != ROOT:
-            return 0  # undefined on ranks other than the root
-        expected = self._tensor(self._expected(salt))
-        return int((self.receive != expected).sum().item())
+        wrong = 0
+        # undefined on ranks other than the root of a reduce and a gather
+        if self._rank == ROOT or self.call.collective not in ("reduce", "gather"):
+            wrong = self._compare(salt)
+        self._work.meet()
+        return wrong
 
-    def _tensor(self, values: Int64) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._dtype).to(self._device)
+    def _compare(self, salt: int) -> int:
+        """Count the received elements that are not as expected."""
+        wrong, begin, advance = 0, 0, self._work.chunks()
+        for senders, first, count in self._parts():
+            for at, values in self._values(senders, first, count, salt, advance):
+                received = self.receive[begin + at : begin + at + len(values)]
+                wrong += int((received != values).sum().item())
+            begin += count
+        return wrong
 
-    def _values(self, rank: int, first: int, count: int, salt: int) -> Int64:
-        at = np.arange(first, first + count, dtype=np.int64)
-        return np.asarray((31 * at + 17 * rank + salt) % 97, np.int64)
+    def _values(
+        self,
+        senders: Sequence[int],
+        first: int,
+        count: int,
+        salt: int,
+        advance: Advance,
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the sums of some ranks' elements in blocks, with each block's place."""
+        for at in range(0, count, _BLOCK):
+            index = first + np.arange(at, min(at + _BLOCK, count), dtype=np.int64)
+            total = np.zeros(len(index), np.int64)
+            for sender in senders:
+                total += (31 * index + 17 * sender + salt) % 97
+            yield at, torch.from_numpy(total).to(self._dtype).to(self._device)
+            advance(total.nbytes * len(senders))
 
-    def _expected(self, salt: int) -> Int64:
+    def _parts(self) -> list[tuple[Sequence[int], int, int]]:
+        """List what arrives in order: who adds up, first element, elements."""
         rank, ranks, whole = self._rank, self._ranks, self.count
         kind, part = self.call.collective, self.count // self._ranks
-        # parts that arrive: sender, first element, number of elements
         everyone = range(ranks)
         before, mine = self._cells[:, :rank].sum(axis=1), self._cells[:, rank]
+        if kind in REDUCTIONS:
+            first = rank * part if kind == "reduce_scatter" else 0
+            return [(everyone, first, len(self.receive))]
         parts = {
-            "all_reduce": [(r, 0, whole) for r in everyone],
-            "reduce": [(r, 0, whole) for r in everyone],
-            "reduce_scatter": [(r, rank * part, part) for r in everyone],
             "all_gather": [(r, 0, part) for r in everyone],
             "gather": [(r, 0, part) for r in everyone],
             "broadcast": [(ROOT, 0, whole)],
@@ -155,7 +183,4 @@ class Operation:
             UNEVEN: [(r, int(before[r]), int(mine[r])) for r in everyone],
             "send_recv": [((rank - 1) % ranks, 0, whole)],
         }[kind]
-        values = [self._values(r, first, count, salt) for r, first, count in parts]
-        if kind in REDUCTIONS:
-            return np.asarray(np.sum(values, axis=0), np.int64)
-        return np.concatenate(values)
+        return [([sender], first, count) for sender, first, count in parts]

@@ -17,6 +17,7 @@ from moetraffic.replay.plan.token_rows import TokenRows
 
 from .control import barrier
 from .host_pass import StreamThreads, run_in_order
+from .local_work import LocalWork, count_meetings
 from .pace import Pace, Schedule
 from .payload import fill_buffers, find_wrong
 from .timed_pass import HEARTBEAT_EVERY_NS, Binder, TimedPass, validate_kinds
@@ -86,18 +87,26 @@ class Engine:
         """
         plan, rank, program = self._plan, self._rank, self._program
         count, sent_ns = len(program), time.monotonic_ns()
+        work = LocalWork(self._backend, len(plan.groups), plan.world)
+        meetings, last = count_meetings(plan, chosen)
+        attended = 0
         for done, n in enumerate(plan.checking_order(rank).tolist()):
             operation = int(program.operation[n])
             call = self._binder.call(n, torch.uint8)
             self._counter[0] = 2 * done + 1
             with backend_errors(rank, plan.name(operation)):
                 if chosen is None or chosen[operation]:
-                    self._check(call, operation)
+                    due = int(meetings[operation])
+                    self._check(call, operation, work, due - attended)
+                    attended = due
             self._counter[0] = 2 * done + 2
             now_ns = time.monotonic_ns()
             if now_ns - sent_ns > HEARTBEAT_EVERY_NS or done + 1 == count:
                 sent_ns = now_ns
                 heartbeat.send("step", stage="verify", done=done + 1, of=count)
+        with backend_errors(rank, "the end of the verification"):
+            for _ in range(last - attended + 1):
+                work.meet()
         self._passed += count
 
     def warm_up(self, iterations: int) -> None:
@@ -170,15 +179,32 @@ class Engine:
         with backend_errors(self._rank, "the start of the timed pass"):
             barrier(self._plan, self._backend)
 
-    def _check(self, call: Call, operation: int) -> None:
-        members = self._plan.groups[call.group]
-        fill_buffers(call, rank=self._rank, members=members, operation=operation)
+    def _check(
+        self, call: Call, operation: int, work: LocalWork, meetings: int
+    ) -> None:
+        """Run an operation after some meetings of all ranks, and check its bytes."""
+        rank, members = self._rank, self._plan.groups[call.group]
+        fill_buffers(
+            call,
+            rank=rank,
+            members=members,
+            operation=operation,
+            advance=work.chunks(),
+        )
+        for _ in range(meetings):
+            work.meet()
         run(self._backend, call)
-        wrong = find_wrong(call, rank=self._rank, members=members, operation=operation)
+        wrong = find_wrong(
+            call,
+            rank=rank,
+            members=members,
+            operation=operation,
+            advance=work.chunks(),
+        )
         if wrong is not None:
             source, what = wrong
             raise RankError(
-                f"sent bytes that did not arrive unchanged at rank {self._rank}, "
+                f"sent bytes that did not arrive unchanged at rank {rank}, "
                 f"{what}: check the network and the backend",
                 rank=source,
                 operation=self._plan.name(operation),

@@ -31,6 +31,8 @@ from moetraffic.replay.backends.backend import Call
 from moetraffic.replay.plan.program import REDUCTIONS
 from moetraffic.trace.model import ALL_TO_ALL
 
+from .local_work import Advance, advance_alone
+
 PERIOD = 65521
 """P, the largest prime below 2^16: tables of two periods stay in a core's cache."""
 
@@ -83,6 +85,7 @@ def fill(
     destinations: Sequence[int],
     operation: int,
     sizes: list[int],
+    advance: Advance = advance_alone,
 ) -> None:
     """Write the payload that one rank sends in one operation.
 
@@ -93,6 +96,7 @@ def fill(
     for destination, size in zip(destinations, sizes, strict=True):
         for start, first, last in _blocks(destination, operation, size):
             out[at + first : at + last] = own[start : start + last - first]
+            advance(last - first)
         at += size
 
 
@@ -102,18 +106,14 @@ def summed(*, sources: Sequence[int], operation: int, first: int, size: int) -> 
     Such sums are exact in any order, on any number of ranks.
 
     ``sources`` are the world ranks that add up; each adds what :func:`fill` writes with
-    itself as destination.
+    itself as destination, from the offset ``first`` on.
     """
-    out, one = np.zeros(size, np.uint8), np.empty(first + size, np.uint8)
+    out = np.zeros(size, np.uint8)
     for source in sources:
-        fill(
-            one,
-            source=source,
-            destinations=(source,),
-            operation=operation,
-            sizes=[first + size],
-        )
-        out += one[first:]
+        for start, begin, end in _blocks(source, operation, first + size, first):
+            out[begin - first : end - first] += table(source)[
+                start : start + end - begin
+            ]
     return out
 
 
@@ -124,6 +124,7 @@ def verify(
     sources: Sequence[int],
     operation: int,
     sizes: list[int],
+    advance: Advance = advance_alone,
 ) -> WrongByte | None:
     """Compare the bytes that a rank received in an operation with those expected.
 
@@ -154,6 +155,7 @@ def verify(
                     owner=owner,
                     note=note,
                 )
+            advance(last - first)
         at += size
     return None
 
@@ -180,12 +182,12 @@ def _place(destination: int, operation: int, offset: int) -> int:
 
 
 def _blocks(
-    destination: int, operation: int, size: int
+    destination: int, operation: int, size: int, begin: int = 0
 ) -> Iterator[tuple[int, int, int]]:
     """Yield blocks of a message: (place in table, first offset, last offset + 1)."""
-    for first in range(0, size, PERIOD):
-        place = _place(destination, operation, first)
-        yield place, first, min(first + PERIOD, size)
+    for first in range(begin - begin % PERIOD, size, PERIOD):
+        start = max(begin, first)
+        yield _place(destination, operation, start), start, min(first + PERIOD, size)
 
 
 def _trace_back(
@@ -227,7 +229,12 @@ def _trace_back(
 
 
 def fill_buffers(
-    call: Call, *, rank: int, members: tuple[int, ...], operation: int
+    call: Call,
+    *,
+    rank: int,
+    members: tuple[int, ...],
+    operation: int,
+    advance: Advance = advance_alone,
 ) -> None:
     """Write the payload that this rank sends into the buffers of an operation.
 
@@ -251,12 +258,24 @@ def fill_buffers(
         into, sizes = call.receive, [len(call.receive)]
     if len(into):
         out = np.empty(sum(sizes), np.uint8)
-        fill(out, source=rank, destinations=to, operation=operation, sizes=sizes)
+        fill(
+            out,
+            source=rank,
+            destinations=to,
+            operation=operation,
+            sizes=sizes,
+            advance=advance,
+        )
         into[: len(out)].copy_(torch.from_numpy(out))
 
 
 def find_wrong(
-    call: Call, *, rank: int, members: tuple[int, ...], operation: int
+    call: Call,
+    *,
+    rank: int,
+    members: tuple[int, ...],
+    operation: int,
+    advance: Advance = advance_alone,
 ) -> tuple[int, str] | None:
     """Find the rank whose bytes arrived wrong, with a description; None if none."""
     kind, size = call.kind, len(call.receive)
@@ -265,7 +284,7 @@ def find_wrong(
     received = call.receive.cpu().numpy()
     if kind in REDUCTIONS:
         first = members.index(rank) * size if kind == "reduce_scatter" else 0
-        return _compare_sum(received, members, operation, first)
+        return _compare_sum(received, members, operation, first, advance)
     destination: int | None = rank
     sources, sizes = members, call.receive_bytes
     if kind in ("broadcast", "scatter", "send_recv"):
@@ -279,20 +298,30 @@ def find_wrong(
         sources=sources,
         operation=operation,
         sizes=sizes,
+        advance=advance,
     )
     return None if wrong is None else (wrong.source, str(wrong))
 
 
 def _compare_sum(
-    found: UInt8, members: tuple[int, ...], operation: int, first: int
+    found: UInt8,
+    members: tuple[int, ...],
+    operation: int,
+    first: int,
+    advance: Advance,
 ) -> tuple[int, str] | None:
-    want = summed(sources=members, operation=operation, first=first, size=len(found))
-    differ = np.flatnonzero(want != found)
-    if not len(differ):
-        return None
-    at = int(differ[0])
-    # a sum does not show which member was wrong: name the first
-    return members[0], (
-        f"byte {at} of the sum of {len(members)} ranks is 0x{int(found[at]):02x} "
-        f"instead of 0x{int(want[at]):02x}"
-    )
+    for begin in range(0, len(found), PERIOD):
+        have = found[begin : begin + PERIOD]
+        want = summed(
+            sources=members, operation=operation, first=first + begin, size=len(have)
+        )
+        differ = np.flatnonzero(want != have)
+        if len(differ):
+            at = int(differ[0])
+            # a sum does not show which member was wrong: name the first
+            return members[0], (
+                f"byte {begin + at} of the sum of {len(members)} ranks is "
+                f"0x{int(have[at]):02x} instead of 0x{int(want[at]):02x}"
+            )
+        advance(len(have) * len(members))
+    return None

@@ -202,6 +202,25 @@ def test_long_messages_do_not_repeat_with_the_period():
     )
 
 
+@pytest.mark.parametrize(
+    ("first", "size"), [(0, 10), (PERIOD - 1, 3), (2 * PERIOD - 5, 200_000), (7, 0)]
+)
+def test_a_part_of_a_sum_is_that_part(first, size):
+    whole = np.zeros(first + size, np.uint8)
+    for source in RANKS:
+        own = np.empty(first + size, np.uint8)
+        payload.fill(
+            own,
+            source=source,
+            destinations=[source],
+            operation=5,
+            sizes=[first + size],
+        )
+        whole += own
+    part = payload.summed(sources=RANKS, operation=5, first=first, size=size)
+    np.testing.assert_array_equal(part, whole[first:])
+
+
 def test_every_window_of_eight_bytes_tells_its_sender():
     every = np.concatenate([payload.table(r)[: PERIOD + 7] for r in range(16)])
     windows = np.lib.stride_tricks.sliding_window_view(every, 8)
