@@ -32,6 +32,7 @@ from .loads import (
     link_loads,
     link_times,
     port_bound,
+    rank_bound,
 )
 from .routing import ROUTINGS, route
 from .topology import Hosts, Topology, block, explicit, strided
@@ -63,6 +64,7 @@ __all__ = [
     "no_collision",
     "port_bound",
     "rail_optimized",
+    "rank_bound",
     "route",
     "score",
     "single_switch",

@@ -23,6 +23,7 @@ from .loads import (
     link_times,
     longest_time,
     port_bound,
+    rank_bound,
     ties,
 )
 from .named import Network
@@ -45,7 +46,7 @@ class Assessment(ShownAsTables):
     bytes_between_hosts: Float64  # [n]
     bytes_inside_hosts: Float64  # [n], without rank-local (self) traffic
     bottleneck_s: Float64  # [n] time of the bottleneck link
-    bounds_s: Mapping[str, Float64]  # [n] by name, such as "port", "cut host"
+    bounds_s: Mapping[str, Float64]  # [n] by name, such as "port", "rank", "cut host"
     ideal_s: Float64  # [n] even split over shortest paths: no bound
     cuts: Mapping[str, tuple[str, ...]]  # by bound, those of the longest mean time
     hot: tuple[BottleneckLink, ...]
@@ -57,17 +58,28 @@ class Assessment(ShownAsTables):
 
     @property
     def bound_s(self) -> Float64:
-        """Largest lower bound of each matrix, ``[n]`` s."""
+        """Largest lower bound of any routing between the same NICs, ``[n]`` s.
+
+        Each pair of ranks uses the NICs that the forwarding of the topology selects.
+        """
         return np.asarray(np.max([*self.bounds_s.values()], axis=0), np.float64)
+
+    @property
+    def forwarding_bound_s(self) -> Float64:
+        """Largest lower bound of any routing and forwarding by hosts, ``[n]`` s."""
+        free = [bound for name, bound in self.bounds_s.items() if name != "port"]
+        return np.asarray(np.max(free, axis=0), np.float64)
 
     def to_frame(self, iterations: Sequence[int] | None = None) -> pandas.DataFrame:
         """Build a tidy pandas table with one row per matrix and link.
 
         ``matrix`` is the index of the matrix, ``source`` and ``destination`` the ends
         of the link; ``bytes``, ``capacity_bytes_s`` and ``time_s`` are its load,
-        capacity and transfer time, ``bottleneck_s`` and ``bound_s`` the slowest link's
-        time and the largest lower bound of the matrix.  With the ``iterations`` of the
-        matrices the column ``iteration`` stands in place of ``matrix``.
+        capacity and transfer time.  Of the matrix, ``bottleneck_s`` is the slowest
+        link's time, ``bound_s`` the largest lower bound of any routing between the same
+        NICs, and ``forwarding_bound_s`` that of any routing and forwarding by hosts.
+        With the ``iterations`` of the matrices the column ``iteration`` stands in place
+        of ``matrix``.
         """
         import pandas
 
@@ -85,6 +97,7 @@ class Assessment(ShownAsTables):
                 "time_s": link_times(self.topology, self.loads).ravel(),
                 "bottleneck_s": np.repeat(self.bottleneck_s, links),
                 "bound_s": np.repeat(self.bound_s, links),
+                "forwarding_bound_s": np.repeat(self.forwarding_bound_s, links),
             }
         )
 
@@ -134,7 +147,10 @@ def assess(
     host = slots // topology.hosts.ranks
     apart = host[:, None] != host
     beside = ~apart & ~np.eye(len(slots), dtype=bool)
-    bounds = {"port": port_bound(topology, slots, stack)}
+    bounds = {
+        "port": port_bound(topology, slots, stack),
+        "rank": rank_bound(topology, slots, stack),
+    }
     cuts = dict[str, tuple[str, ...]]()
     for family, times in cut_times(topology, slots, stack).items():
         bounds[f"cut {family}"] = times.max(axis=0)

@@ -6,7 +6,12 @@ Lower bounds on the transfer time of a byte matrix:
     No NIC and no rank transfers faster than its links' capacity: the largest row or
     column sum over the capacity, for one rank per NIC (the bottleneck bound of
     open-shop and circuit scheduling: Gonzalez and Sahni, J. ACM 23 (1976)).  It holds
-    for every routing under the topology's forwarding, which fixes the NICs.
+    for every routing between the NICs of each pair, which the topology's forwarding
+    fixes.  Where hosts have several NICs, routes through other ranks and their NICs
+    can be faster.
+``rank``
+    Bytes of a rank over the capacity of all its links, the larger direction.  It holds
+    for any routing and any forwarding by hosts.
 ``cut``
     Bytes from ranks inside a set of nodes to ranks outside must cross its boundary:
     bytes over crossing capacity, the larger direction, for named cuts: each host,
@@ -32,7 +37,7 @@ from moetraffic.arrays import Bool, Float64, Int64
 from moetraffic.errors import FabricError
 
 from .routing import Routes, host_links
-from .topology import Cut, Topology
+from .topology import Cut, Topology, slot_name
 
 AT_ONCE = 1 << 25
 """Matrix cells per block of the routing product, to bound memory."""
@@ -164,6 +169,32 @@ def port_bound(topology: Topology, slots: Int64, matrices: npt.ArrayLike) -> Flo
     inside = csr_array(host_links(topology, slots).inside)
     fixed = Routes(topology=topology, slots=slots, routing="", factors=(inside,))
     return longest_time(topology, link_loads(fixed, matrices))
+
+
+def rank_bound(topology: Topology, slots: Int64, matrices: npt.ArrayLike) -> Float64:
+    """Compute the time of the slowest rank over all its links, seconds.
+
+    Arguments and values are as of :func:`port_bound`.
+    """
+    stack = np.asarray(byte_matrices(matrices, len(slots)), np.float64)
+    stack = np.where(np.eye(len(slots), dtype=bool), 0, stack)
+    out, back = rank_bytes_s(topology, slots)
+    times = stack.sum(axis=-1) / out, stack.sum(axis=-2) / back
+    return np.asarray(np.maximum(*times).max(axis=-1), np.float64)
+
+
+def rank_bytes_s(topology: Topology, slots: Int64) -> tuple[Float64, Float64]:
+    """Return the capacity of all links from and to each rank, ``[W]`` bytes/s each."""
+    graph, ranks = topology.graph, topology.hosts.ranks
+    nodes = [slot_name(*divmod(slot, ranks)) for slot in slots.tolist()]
+    out, back = (
+        np.array([degree[node] for node in nodes], np.float64)
+        for degree in (
+            graph.out_degree(weight="capacity"),
+            graph.in_degree(weight="capacity"),
+        )
+    )
+    return out, back
 
 
 def cut_bounds(

@@ -22,7 +22,10 @@ from moetraffic.report.chart import (
     line_colors,
 )
 from moetraffic.report.results.fabric import (
+    ANY_FORWARDING,
+    SAME_NICS,
     hosts_of,
+    largest_bounds,
     ratios_of,
     routing_of,
     times_of,
@@ -50,6 +53,9 @@ def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Ch
     The assessment has one matrix per iteration.
     """
     unit, scale = time_unit(float(found.bottleneck_s.max(initial=0.0)))
+    holds = f"Lower bounds hold for {ANY_FORWARDING}"
+    if SAME_NICS in largest_bounds(found):
+        holds += f", that of a port for {SAME_NICS}"
     names: dict[tuple[float, ...], list[str]] = {}
     for name, values in times_of(found):
         names.setdefault(tuple(np.round(values / scale, 9).tolist()), []).append(name)
@@ -83,7 +89,7 @@ def charts(found: Assessment, iterations: Sequence[int], source: str) -> list[Ch
         Chart(
             key="bottleneck",
             title="Busy time of the bottleneck link",
-            source=f"{source} Lower bounds hold for any routing.",
+            source=f"{source} {holds}.",
             columns=("iteration", f"time [{unit}]"),
             panels=(Panel(x=iteration, y=time, series=lines, note=left_out),),
         ),

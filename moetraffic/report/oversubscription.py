@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moetraffic.arrays import Float64
 from moetraffic.fabric.assessment import Assessment
 from moetraffic.report.chart import LINE_COLORS, Axis, Chart, Panel, Series
 from moetraffic.report.link_charts import time_unit
@@ -88,6 +89,7 @@ def table(found: Mapping[float, Assessment]) -> Table:
     """Tabulate times and the bottleneck link, a row for each ratio."""
     first = next(iter(found))
     base = float(found[first].bottleneck_s.mean()) or np.nan
+    routings, bounds = _bounds(found)
     return Table(
         title="Time of an iteration's traffic by oversubscription, all sent at once",
         columns={
@@ -104,12 +106,20 @@ def table(found: Mapping[float, Assessment]) -> Table:
             (
                 *(f"{ratio:g}:1", one.bottleneck_s.mean(), one.bottleneck_s.max()),
                 one.bottleneck_s.mean() / base,
-                *(one.bound_s.mean(), fabric.bounded_by(one)),
+                *(bounds[ratio].mean(), fabric.bounded_by(one, bounds[ratio])),
                 *(one.hot[0].link if one.hot else "", _spines(one)),
             )
             for ratio, one in found.items()
         ],
+        notes=[f"lower bound: of {routings}"],
     )
+
+
+def _bounds(found: Mapping[float, Assessment]) -> tuple[str, dict[float, Float64]]:
+    """Return the lower bound of each ratio, ``[n]`` s, and for what routings it is."""
+    same = any(fabric.SAME_NICS in fabric.largest_bounds(one) for one in found.values())
+    name = fabric.SAME_NICS if same else fabric.ANY_FORWARDING
+    return name, {ratio: one.bound_s for ratio, one in found.items()}
 
 
 def figure(found: Mapping[float, Assessment], source: str) -> Chart:
@@ -118,6 +128,7 @@ def figure(found: Mapping[float, Assessment], source: str) -> Chart:
     hosts = fabric.hosts_of(found[ratios[0]].topology)
     means = [float(found[ratio].bottleneck_s.mean()) for ratio in ratios]
     unit, scale = time_unit(max(means))
+    routings, bounds = _bounds(found)
     routing = fabric.routing_of(found[ratios[0]])
     lines = tuple(
         Series(
@@ -136,8 +147,8 @@ def figure(found: Mapping[float, Assessment], source: str) -> Chart:
             ),
             (
                 *(
-                    "lower bound (largest of each iteration)",
-                    [float(found[r].bound_s.mean()) for r in ratios],
+                    f"lower bound of {routings} (largest of each iteration)",
+                    [float(bounds[r].mean()) for r in ratios],
                 ),
                 *(LINE_COLORS[1], "diamond", 6.0),
             ),

@@ -5,7 +5,8 @@ direction, and each named cut of the network in each direction, carries all byte
 operations that cross it, no faster than its capacity; the bound is the time of the
 slowest (:mod:`moetraffic.fabric.loads`).
 
-It holds in whatever order the bytes are sent and for any overlap of operations.  Of a
+It holds in whatever order the bytes are sent, for any overlap of operations and for any
+routing between the NICs that the network's forwarding selects for each pair.  Of a
 pass, it bounds the time from the first call of any rank to the last end of any rank.
 Times of operations in a row, such as all-to-alls of which each has another busiest
 rank, do not add up to a bound: a rank that has ended its part begins the next one, and

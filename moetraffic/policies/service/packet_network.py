@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
-from scipy.sparse import block_diag, csr_array, hstack, identity, kron
+from scipy.sparse import block_diag, csr_array, diags_array, hstack, identity, kron
 
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import FabricError
 from moetraffic.fabric import ROUTINGS, Topology, route
-from moetraffic.fabric.routing import host_links
+from moetraffic.fabric.loads import rank_bytes_s
 from moetraffic.fabric.topology import slot_name
 
 from .fluid import bottleneck_seconds, fluid_seconds
@@ -111,20 +111,16 @@ class PacketNetwork:
     def ports_and_cuts(self) -> csr_array:
         """Seconds that a byte of a rank pair takes of each port and cut, ``[W*W, n]``.
 
-        Those of :func:`moetraffic.fabric.port_bound`, where hosts have one rank, and
+        Those of :func:`moetraffic.fabric.rank_bound` and
         :func:`moetraffic.fabric.cut_bounds`, kept for many matrices.
         """
-        hosts, ranks = self.topology.hosts, len(self.slots)
-        if hosts.ranks == 1:
-            inside = host_links(self.topology, self.slots).inside
-            parts = [csr_array(inside * (1 / self.topology.capacity))]
-        else:  # two links leave a rank inside its host, to its NIC and to the bus
-            one, every = (
-                identity(ranks) / (2 * hosts.inside_bytes_s),
-                np.ones((ranks, 1)),
-            )
-            parts = [csr_array(kron(one, every)), csr_array(kron(every, one))]
-        host = self.slots // hosts.ranks
+        out, back = rank_bytes_s(self.topology, self.slots)
+        every = np.ones((len(out), 1))
+        parts = [
+            csr_array(kron(diags_array(1 / out), every)),
+            csr_array(kron(every, diags_array(1 / back))),
+        ]
+        host = self.slots // self.topology.hosts.ranks
         for cut in (cut for cuts in self.topology.cuts.values() for cut in cuts):
             within = np.isin(host, cut.hosts)
             for crosses, room in zip(
