@@ -110,8 +110,8 @@ EXECUTED = field_options(
     Request,
     EXECUTION,
     {
-        "backend": "Communication backend: gloo, gloo-duplex, nccl, deep_ep, or an "
-        "installed one.",
+        "backend": "Communication backend: gloo, gloo-duplex, nccl, or an installed "
+        "one.",
         "dense": "Replay the collectives of the trace other than all-to-alls.",
         "dtype": "Data type in which reductions compute.",
         "warm_up": "Number of iterations that run before, untimed.",

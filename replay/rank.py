@@ -30,7 +30,6 @@ from moetraffic.replay.plan.background import (
     without_bytes,
 )
 from moetraffic.replay.plan.program import Plan, Timing
-from moetraffic.replay.plan.token_rows import TokenRouting
 from moetraffic.replay.rendezvous.rendezvous import Rendezvous
 from moetraffic.replay.rendezvous.store import PLACE
 from moetraffic.replay.results.expectation import expectation
@@ -147,11 +146,6 @@ def _replay(
             clocks.insert(0, checkpoint.clocks)
             checkpoint.add_clocks(clocks[-1])
 
-        tokens = None
-        if request.moves_tokens:
-            routed = request.scaling.rerouted(trace)
-            tokens = TokenRouting(routed, planned, rank_env.rank).rows
-
         def engine_of(plan: Plan, passed: int = 0) -> Engine:
             return Engine(
                 plan,
@@ -163,7 +157,6 @@ def _replay(
                 passed=passed,
                 timeout_s=request.timeout_s,
                 threads=bool(request.pairs),
-                tokens=tokens,
             )
 
         # passes of an aborted process, verification first, count as passed

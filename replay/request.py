@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay.backends.requirements import DEEP_EP, ON_GPU, validate_backend
+from moetraffic.replay.backends.requirements import ON_GPU, validate_backend
 from moetraffic.replay.execution.pace import ASAP, Pace
 from moetraffic.replay.plan.background import (
     BackgroundPattern,
@@ -122,25 +122,6 @@ class Request:
                 f"a replay has 1 to {MOST_RUNS} timed passes, but --repeat is "
                 f"{self.repeat}: give a number between these"
             )
-
-        if self.moves_tokens and (
-            self.scaling.maps
-            or self.scaling.dispatcher != "by-rank"
-            or self.verify.depth is not Depth.NONE
-            or self.graphs
-            or self.pairs
-        ):
-            raise ReplayError(
-                "the backend deep_ep moves each token once to a rank, into buffers of "
-                "its own, and waits on the host: give --dispatcher by-rank and "
-                "--verify none, without --graphs and --pairs, on the captured ranks "
-                "and bytes"
-            )
-
-    @property
-    def moves_tokens(self) -> bool:
-        """Whether the backend moves tokens, not the bytes of a matrix."""
-        return self.backend == DEEP_EP
 
     @property
     def verifies(self) -> bool:

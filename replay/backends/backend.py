@@ -1,4 +1,4 @@
-"""Interface of communication backends: gloo, NCCL, DeepEP, or a plugin.
+"""Interface of communication backends: gloo, NCCL, or a plugin.
 
 A backend *binds* an operation to its buffers once, before any timing; the returned
 callable runs in the timed loop and only starts the operation.  A package adds a backend
@@ -15,7 +15,6 @@ from typing import Protocol
 import torch
 
 from moetraffic.launch import RankEnvironment
-from moetraffic.replay.plan.token_rows import TokenRows
 
 Groups = Sequence[tuple[int, ...]]
 """World ranks of each group, ascending."""
@@ -56,7 +55,6 @@ class Call:
     receive_bytes: list[int]  # [W] from each
     sender: int = -1  # world rank that broadcasts, scatters or sends
     receiver: int = -1  # world rank that reduces, gathers or receives
-    tokens: TokenRows | None = None  # of an expert exchange, for deep_ep
 
 
 class Work(Protocol):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from .backend import Backend
 from .process_groups import BUILT_IN, Nccl
-from .requirements import DEEP_EP, installed, validate_backend
-from .token_dispatch import DeepEp
+from .requirements import installed, validate_backend
 
 
 def backend(name: str, *, registered: bool = False) -> Backend:
@@ -27,8 +26,6 @@ def backend(name: str, *, registered: bool = False) -> Backend:
     validate_backend(name, registered=registered)
     if registered:
         return Nccl(registered=True)
-    if name == DEEP_EP:
-        return DeepEp()
     if name in BUILT_IN:
         return BUILT_IN[name]()
     made: Backend = installed()[name].load()()

@@ -11,11 +11,8 @@ from moetraffic.errors import ReplayError
 
 ENTRY_POINTS = "moetraffic.backends"
 
-DEEP_EP = "deep_ep"
-"""Backend that dispatches tokens, on NCCL."""
-
 ON_CPU = ("gloo", "gloo-duplex")
-ON_GPU = ("nccl", DEEP_EP)
+ON_GPU = ("nccl",)
 """Backends that launch on NCCL's communicators, and need a CUDA device."""
 
 

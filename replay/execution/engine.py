@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, run
 from moetraffic.replay.failure import RankError, backend_errors
 from moetraffic.replay.plan.program import Plan, Timing
-from moetraffic.replay.plan.token_rows import TokenRows
 
 from .control import barrier
 from .host_pass import StreamThreads, run_in_order
@@ -30,8 +28,7 @@ class Engine:
     Another engine of this rank has counted ``passed`` operations before.  On a CUDA
     device an operation fails after ``timeout_s``; elsewhere the backend ends it.
     ``threads``: one thread for each stream, even where no operations overlap, so that
-    passes with and without some of the operations run the same loop.  ``tokens`` as of
-    :class:`~moetraffic.replay.execution.timed_pass.Binder`.
+    passes with and without some of the operations run the same loop.
 
     Raises
     ------
@@ -53,7 +50,6 @@ class Engine:
         passed: int = 0,
         timeout_s: float = 60.0,
         threads: bool = False,
-        tokens: Callable[[int], TokenRows | None] | None = None,
     ) -> None:
         self._plan = plan
         self._rank = rank
@@ -65,9 +61,7 @@ class Engine:
         self._threads = threads
         validate_kinds(plan, self._program, backend)
         on_device = backend.device.type == "cuda"
-        self._binder = Binder(
-            plan, self._program, backend, dtype, batched=on_device, tokens=tokens
-        )
+        self._binder = Binder(plan, self._program, backend, dtype, batched=on_device)
         self._counter = heartbeat.counter()
         self._passed = passed  # operations of earlier passes
 

@@ -22,7 +22,6 @@ from moetraffic.replay.plan.program import (
     Program,
     Timing,
 )
-from moetraffic.replay.plan.token_rows import TokenRows
 from moetraffic.replay.scratch_file import release, scratch_array
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 
@@ -64,8 +63,7 @@ class Binder:
     needs.  Operations of a stream that overlap share them: the timed pass does not
     check bytes.
 
-    ``batched``: the first of a batch of messages starts all of them.  ``tokens`` finds
-    what an expert exchange dispatches, for a backend that moves tokens.
+    ``batched``: the first of a batch of messages starts all of them.
 
     Reductions compute in ``dtype``, or in bytes if the size of a buffer is not a
     multiple of it.
@@ -84,14 +82,12 @@ class Binder:
         dtype: torch.dtype,
         *,
         batched: bool = False,
-        tokens: Callable[[int], TokenRows | None] | None = None,
     ) -> None:
         self._plan = plan
         self._program = program
         self._backend = backend
         self._dtype = dtype
         self._batched = batched
-        self._tokens = tokens
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         try:
             for stream in np.unique(program.stream).tolist():
@@ -129,7 +125,6 @@ class Binder:
                 receive=receive,
                 send_bytes=program.sends(n).tolist(),
                 receive_bytes=program.receives(n).tolist(),
-                tokens=self._tokens and self._tokens(operation),
             )
         name = KINDS[kind]
         if name in REDUCTIONS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 from moetraffic.errors import ReplayError
@@ -99,12 +99,6 @@ class Scaling:
         return reroute(
             trace, ranks_per_node=self.ranks_per_node, node_limit=self.node_limit
         )
-
-    @property
-    def maps(self) -> bool:
-        """Whether ranks or bytes differ from those of the dispatcher."""
-        routes = ("dispatcher", "ranks_per_node", "node_limit")
-        return replace(self, **{n: getattr(Scaling(), n) for n in routes}) != Scaling()
 
     def arguments(self) -> list[str]:
         """The options of the command line that say the same."""

@@ -133,7 +133,7 @@ def test_what_no_rank_could_replay_is_refused_before_the_plan(
         trace.replace(issue=width, end=width).save(tmp_path / "virtual.h5")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for file, options, sentence in (
-        (path, ("--backend", "glo"), "one of gloo, gloo-duplex, nccl, deep_ep"),
+        (path, ("--backend", "glo"), "one of gloo, gloo-duplex, nccl"),
         (path, ("--gaps", "gemm"), "the buffers are on cpu: choose --gaps spin"),
         (path, ("--registered",), "the backend is gloo: choose --backend nccl"),
         (tmp_path / "virtual.h5", ("--pace", "captured"), "virtual.h5 has none: choo"),
