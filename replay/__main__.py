@@ -67,11 +67,6 @@ SCALING = field_options(
         "by-rank (a token once for each rank), two-level, or deduplicated (once for "
         "each node).",
         "ranks_per_node": "Ranks of a node, for --dispatcher; 0 for the trace's nodes.",
-        "node_limit": Setting(
-            "Largest number of nodes on which a token has experts, for --dispatcher; 0 "
-            "for the captured ones.",
-            rule={"min": 0},
-        ),
         "rank_map": "Replay rank of each rank: a file, or 0,0,1,- (- leaves one out).",
         "factor": Setting(
             "Multiply all bytes by a factor: x0.1, x1/8.",

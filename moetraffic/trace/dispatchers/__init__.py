@@ -1,5 +1,5 @@
 """Recompute a trace for another algorithm that dispatches the same tokens."""
 
-from .exchanges import DISPATCHERS, redispatch, reroute
+from .exchanges import DISPATCHERS, redispatch
 
-__all__ = ["DISPATCHERS", "redispatch", "reroute"]
+__all__ = ["DISPATCHERS", "redispatch"]

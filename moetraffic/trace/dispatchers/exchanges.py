@@ -59,8 +59,6 @@ from moetraffic.trace.rows import TIMES
 from moetraffic.trace.trace import Trace
 from moetraffic.trace.wire import in_bytes
 
-from .node_limit import limit_nodes
-
 BY_NODE = ("two-level", "deduplicated")
 DISPATCHERS = ("plain", "padded", "by-rank", *BY_NODE)
 
@@ -85,9 +83,7 @@ class _StepCall:
     times: tuple[Int64, Int64, Int64]  # issue, start, end, each [n, V]
 
 
-def redispatch(
-    trace: Trace, dispatcher: str, *, ranks_per_node: int = 0, node_limit: int = 0
-) -> Trace:
+def redispatch(trace: Trace, dispatcher: str, *, ranks_per_node: int = 0) -> Trace:
     """Compute the trace of the same routing with another dispatcher.
 
     Other collectives stay as they are.  All-to-alls of one exchange share its time
@@ -101,9 +97,6 @@ def redispatch(
         One of :data:`DISPATCHERS`.
     ranks_per_node
         Consecutive world ranks of a node; 0: nodes as the trace names them.
-    node_limit
-        Nodes on which the experts of a token lie, at most: see
-        :func:`~moetraffic.trace.dispatchers.node_limit.limit_nodes`; 0: as captured.
 
     Returns
     -------
@@ -132,7 +125,6 @@ def redispatch(
     node_of = np.zeros(0, np.int64)
     if dispatcher in BY_NODE:
         node_of = _nodes(trace, ranks_per_node)
-    trace = reroute(trace, ranks_per_node=ranks_per_node, node_limit=node_limit)
     groups = list(trace.groups)
     number = {(g.kind, g.ranks): n for n, g in enumerate(groups)}
     calls: list[_StepCall] = []
@@ -149,13 +141,6 @@ def redispatch(
                 made.setdefault(n, []).append(len(others) + len(calls))
                 calls.append(_call(trace, n, step, at, members, number[key]))
     return _assembled(trace, others, calls, made, groups)
-
-
-def reroute(trace: Trace, *, ranks_per_node: int, node_limit: int) -> Trace:
-    """Return the trace with the routing that a dispatcher moves."""
-    if not node_limit:
-        return trace
-    return limit_nodes(trace, node_limit, _nodes(trace, ranks_per_node))
 
 
 def _routing(trace: Trace, site: Site) -> int:

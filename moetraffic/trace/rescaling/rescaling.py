@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from moetraffic.errors import ReplayError
-from moetraffic.trace.dispatchers import redispatch, reroute
+from moetraffic.trace.dispatchers import redispatch
 from moetraffic.trace.iterations import listed_numbers
 from moetraffic.trace.trace import Trace
 
@@ -35,7 +35,6 @@ class Scaling:
     missing: str = ""  # a rule of missing_rows.RULES; "": refuse gaps
     dispatcher: str = ""  # of dispatchers.DISPATCHERS; "": the captured exchanges
     ranks_per_node: int = 0  # of the dispatcher; 0: the trace's nodes
-    node_limit: int = 0  # nodes of a token's experts, for the dispatcher; 0: any
 
     def __post_init__(self) -> None:
         given = [f"--{name}" for name, text in self._ways().items() if text]
@@ -50,12 +49,12 @@ class Scaling:
                 f"{' or '.join(missing_rows.RULES)}, not {self.missing[:40]!r}: "
                 "choose one"
             )
-        for option, number in self._of_dispatcher().items():
-            if number < 0 or (number and not self.dispatcher):
-                raise ReplayError(
-                    f"--{option} is 1 or more, and used by a dispatcher, but is "
-                    f"{number} with {self.dispatcher or 'no'} --dispatcher: change them"
-                )
+        if self.ranks_per_node < 0 or (self.ranks_per_node and not self.dispatcher):
+            raise ReplayError(
+                "--ranks-per-node is 1 or more, and used by a dispatcher, but is "
+                f"{self.ranks_per_node} with {self.dispatcher or 'no'} --dispatcher: "
+                "change them"
+            )
         rule = self._columns()
         if rule and rule not in sharing.COLUMNS:
             raise ReplayError(
@@ -78,9 +77,7 @@ class Scaling:
             return None
         if self.dispatcher:
             trace = redispatch(
-                self.rerouted(trace),
-                self.dispatcher,
-                ranks_per_node=self.ranks_per_node,
+                trace, self.dispatcher, ranks_per_node=self.ranks_per_node
             )
         return TraceScale(
             trace,
@@ -88,16 +85,8 @@ class Scaling:
             self_traffic=self.self_traffic,
             factor=self.factor,
             missing=self.missing,
-            dispatcher=self.dispatcher
-            + f", experts of a token on at most {self.node_limit} nodes"
-            * bool(self.node_limit),
+            dispatcher=self.dispatcher,
             columns=self._columns() or sharing.COLUMNS[0],
-        )
-
-    def rerouted(self, trace: Trace) -> Trace:
-        """The trace with the routing that the dispatcher moves."""
-        return reroute(
-            trace, ranks_per_node=self.ranks_per_node, node_limit=self.node_limit
         )
 
     def arguments(self) -> list[str]:
@@ -114,13 +103,9 @@ class Scaling:
             line += ["--complete-missing", self.missing]
         if self.dispatcher:
             line += ["--dispatcher", self.dispatcher]
-        for option, number in self._of_dispatcher().items():
-            if number:
-                line += [f"--{option}", str(number)]
+        if self.ranks_per_node:
+            line += ["--ranks-per-node", str(self.ranks_per_node)]
         return line
-
-    def _of_dispatcher(self) -> dict[str, int]:
-        return {"ranks-per-node": self.ranks_per_node, "node-limit": self.node_limit}
 
     def _columns(self) -> str:
         """Return the rule by which experts are shared, "" for none."""
