@@ -134,7 +134,6 @@ COMPARED = field_options(
         "bandwidth": "Table of moetraffic bench to compare the times with.",
         "fidelity": "JSON file to write: comparison with the captured run.",
         "metrics": "Prometheus text file to keep up to date: run.prom.",
-        "resume": "Folder for times; the same command continues an aborted replay.",
         "force": "Overwrite existing outputs.",
     },
 )

@@ -71,9 +71,6 @@ def replay(
                 return "a pass of a pair" if request.pairs else ""
             return own.counted_name(rank, n, verified=request.verifies)
 
-        again = ""
-        if request.resume is not None:
-            again = f"the same command goes on from the times in {request.resume}"
         return start_ranks(
             Replay,
             ["moetraffic.replay", *request.arguments()],
@@ -82,7 +79,6 @@ def replay(
             timeout_s=request.timeout_s,
             on_event=on_event,
             namer=name,
-            again=again,
         )
 
 
@@ -95,14 +91,12 @@ def start_ranks(
     timeout_s: float,
     on_event: Callable[[Heartbeat], None] | None,
     namer: OperationNamer,
-    again: str = "",
 ) -> Result:
     """Run a Python module as ranks on this host and return the result of rank 0.
 
     The module gets ``program[1:]`` and an option ``--summary`` with the file to which
     rank 0 writes its result, a dataclass of type ``kind``.  A rank fails by itself if
-    an operation takes longer than ``timeout_s``.  ``again`` is the remedy after an
-    interruption, "" for a new start.
+    an operation takes longer than ``timeout_s``.
 
     Raises
     ------
@@ -124,7 +118,7 @@ def start_ranks(
         )
         if outcome.interrupted:
             raise Interrupted(
-                f"interrupted before it was done: {again or 'start it again'}",
+                "interrupted before it was done: start it again",
                 outcome.interrupted,
             )
         if not outcome.ok:
@@ -189,7 +183,7 @@ def replay_trace(
             f"an option of a replay is one of {', '.join(sorted(known | scaled))}, not "
             f"{', '.join(unknown)}: choose one"
         )
-    for name in ("bandwidth", "fidelity", "metrics", "resume"):
+    for name in ("bandwidth", "fidelity", "metrics"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
     if isinstance(options.get("alongside"), str):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -39,7 +38,6 @@ from moetraffic.replay.results.result import Replay
 from moetraffic.trace.file_format import VERSION
 from moetraffic.trace.trace import Trace
 
-from .checkpoint import Checkpoint, Resumption, joined
 from .failure import backend_errors
 from .port_probe import PortProbe
 from .request import Request, grace_s, silence_s
@@ -141,11 +139,6 @@ def _replay(
         store = rendezvous.store.client
         clocks = [gather_clocks(planned, rank_env.rank, moves, store, "start")]
 
-        checkpoint, at = _checkpoint(request, planned, rank_env.rank, moves)
-        if checkpoint is not None:
-            clocks.insert(0, checkpoint.clocks)
-            checkpoint.add_clocks(clocks[-1])
-
         def engine_of(plan: Plan, passed: int = 0) -> Engine:
             return Engine(
                 plan,
@@ -159,11 +152,9 @@ def _replay(
                 threads=bool(request.pairs),
             )
 
-        # passes of an aborted process, verification first, count as passed
-        before = request.passes - request.repeat + at.run if at.kept else 0
-        engine = engine_of(planned, before * len(program))
+        engine = engine_of(planned)
         heartbeat.send("ready")
-        if request.verifies and not at.kept:
+        if request.verifies:
             engine.verify(request.verify.chosen(planned))
         engine.warm_up(request.warm_up)
         ports = None
@@ -171,20 +162,13 @@ def _replay(
             ports = PortProbe(planned, rank_env.rank, moves).run()
         meter, runs = LoadMeter(), []
         for run in range(request.repeat):
-            first = at.first(run, planned, program)
-            if checkpoint is not None and first == len(program):
-                timing = checkpoint.timing(run)
-            else:
-                if run:
-                    time.sleep(BETWEEN_RUNS_S)
-                held = None if checkpoint is None else checkpoint.times(run)
-                timing = engine.run(held, first)
+            if run:
+                time.sleep(BETWEEN_RUNS_S)
+            timing = engine.run()
             heartbeat.send("step", "the gathering of times")
             runs.append(gather_times(planned, rank_env.rank, moves, timing))
             moment = f"run {run}"
             clocks.append(gather_clocks(planned, rank_env.rank, moves, store, moment))
-            if checkpoint is not None:
-                checkpoint.add_clocks(clocks[-1])
         meters = _gather_meters(planned, rank_env.rank, moves, meter)
         pairs = _run_pairs(request, planned, rank_env.rank, moves, engine, engine_of)
         if request.pairs:
@@ -195,12 +179,6 @@ def _replay(
             # slow imports that the other ranks do not need
             from moetraffic.replay.results.conclusion import conclude
 
-            offsets = np.concatenate(clocks)
-            if checkpoint is not None and at.run < request.repeat:
-                runs[at.run] = joined(planned, runs[at.run], offsets, at)
-            note = at.sentence(request.repeat)
-            if note:
-                planned = replace(planned, notes=(*planned.notes, note))
             summary = conclude(
                 request,
                 trace,
@@ -208,29 +186,13 @@ def _replay(
                 runs,
                 nodes=nodes,
                 torch_version=torch.__version__,
-                clocks=offsets,
+                clocks=np.concatenate(clocks),
                 pairs=pairs,
                 ports=ports,
                 load=host_loads(nodes, meters),
             )
-            if checkpoint is not None:
-                checkpoint.finish()
     moves.stop()
     return summary
-
-
-def _checkpoint(
-    request: Request, plan: Plan, rank: int, backend: Backend
-) -> tuple[Checkpoint | None, Resumption]:
-    """Open the folder of a replay to resume; find the iterations all ranks finished."""
-    checkpoint, own = None, np.zeros(1, "<i8")
-    if request.resume is not None:
-        settings = request.resumed_settings()
-        checkpoint = Checkpoint(request.resume, plan, rank, settings, request.repeat)
-        own[0] = checkpoint.finished()
-    with backend_errors(rank, "start-up"):
-        kept = int(gathered(backend, len(plan.groups), plan.world, own).min())
-    return checkpoint, Resumption(kept=kept, iterations=np.unique(plan.iteration))
 
 
 def _gather_meters(

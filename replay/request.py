@@ -36,7 +36,7 @@ LONGEST_S = 7 * 86_400.0
 _OWN = frozenset(
     {
         *("trace", "out", "force"),
-        *("capacity", "topology", "bandwidth", "fidelity", "metrics", "resume"),
+        *("capacity", "topology", "bandwidth", "fidelity", "metrics"),
     }
 )
 """Names of options whose values may differ between ranks."""
@@ -81,7 +81,6 @@ class Request:
     topology: str | None = None  # a name, or a JSON file, of moetraffic.fabric.named
     bandwidth: Path | None = None  # a table that moetraffic bench wrote
     fidelity: Path | None = None  # JSON to write
-    resume: Path | None = None  # folder of times, from which an abort is resumed
     metrics: Path | None = None  # Prometheus text file, updated during the replay
 
     # ranks, bytes and background traffic
@@ -144,12 +143,6 @@ class Request:
             if f.name not in _OWN
         }
 
-    def resumed_settings(self) -> str:
-        """Options that must be those of the replay that is resumed, as text."""
-        waits = ("timeout_s", "start_timeout_s")
-        settings = self.common_settings().items()
-        return " ".join(f"{k}={v}" for k, v in settings if k not in waits)
-
     def arguments(self) -> list[str]:
         """Return the command-line arguments that start a rank of this replay.
 
@@ -178,7 +171,6 @@ class Request:
             "capacity": self.capacity,
             "topology": self.topology,
             "bandwidth": self.bandwidth,
-            "resume": self.resume,
             "verify": checks.depth.value,
             "sample": checks.share,
             "sample-seed": checks.seed,

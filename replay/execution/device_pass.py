@@ -323,9 +323,8 @@ class DevicePass:
         timed, program = self._timed, self._timed.program
         if self._gap is not None:
             known = np.flatnonzero(program.gap_ns != UNKNOWN_GAP)
-            known = known[known >= timed.first]
             after, gap_ns = program.after[known], program.gap_ns[known]
-            since = np.where(after >= timed.first, timed.end[after], self._begin)
+            since = np.where(after >= 0, timed.end[after], self._begin)
             gaps = np.rint(gap_ns * timed.pace.factor).astype(np.int64)
             timed.due[known] = since + gaps
         if timed.pace.timed:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from moetraffic.arrays import Bool, Int64
+from moetraffic.arrays import Bool
 from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, run
 from moetraffic.replay.failure import RankError, backend_errors
@@ -125,12 +125,8 @@ class Engine:
                 sent_ns = now_ns
                 heartbeat.send("step", "the warm-up")
 
-    def run(self, times: Int64 | None = None, first: int = 0) -> Timing:
+    def run(self) -> Timing:
         """Run a timed pass through the program and record the times of operations.
-
-        ``times`` ``[3, N]`` receives issue, end and due times, ns; without it they are
-        allocated.  It has those of the ``first`` operations, whole iterations, already:
-        these do not run again.
 
         Raises
         ------
@@ -146,8 +142,6 @@ class Engine:
             self._barrier,
             self._counter,
             self._passed,
-            times=times,
-            first=first,
         )
         if self._backend.device.type == "cuda":
             # torch's CUDA parts are imported only where there is a device

@@ -65,8 +65,8 @@ def _asap(timed: TimedPass) -> None:
     clock, counter = time.monotonic_ns, timed.counter
     issue, end = memoryview(timed.issue), memoryview(timed.end)  # type: ignore[arg-type]
     timed.barrier()
-    n, heartbeat_ns = timed.first, clock()
-    count = timed.base + 2 * n + 1
+    n, heartbeat_ns = 0, clock()
+    count = timed.base + 1
     try:
         for launch in launches:
             counter[0] = count
@@ -99,9 +99,9 @@ def _paced(timed: TimedPass) -> None:
             threads[number] = CompletionThread(timed.ended, failed)
     launches = timed.launches()
     timed.barrier()
-    n, begin = timed.first, clock()
+    n, begin = 0, clock()
     try:
-        for n, launch in enumerate(launches, timed.first):
+        for n, launch in enumerate(launches):
             timed.wait_until_due(n, begin)
             counter[0] = timed.base + 2 * n + 1
             timed.issue[n] = now = clock()

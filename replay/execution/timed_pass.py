@@ -174,9 +174,7 @@ class TimedPass:
     """State of one timed pass through the program of a rank.
 
     ``counter`` is memory shared with the supervisor that counts operations entered and
-    left; ``passed`` operations were counted in earlier passes.  ``times`` ``[3, N]``
-    are arrays for issue, end and due times, with those of the ``first`` operations,
-    which ended in an earlier process and do not run again.
+    left; ``passed`` operations were counted in earlier passes.
     """
 
     def __init__(
@@ -188,12 +186,8 @@ class TimedPass:
         barrier: Callable[[], None],
         counter: memoryview,
         passed: int,
-        *,
-        times: Int64 | None = None,
-        first: int = 0,
     ) -> None:
         count = len(program)
-        self.first = first
         self.plan = plan
         self.program = program
         self.binder = binder
@@ -201,23 +195,15 @@ class TimedPass:
         self.barrier = barrier
         self.counter = counter
         self.base = 2 * passed  # value of the counter when the pass begins
-        self.issue: Int64
-        self.end: Int64
-        self.due: Int64
-        if times is not None:
-            times[:, first:] = UNKNOWN_TIME
-            self.issue, self.end, self.due = times
-        else:
-            self.issue, self.end = (
-                scratch_array(count, np.int64, UNKNOWN_TIME) for _ in range(2)
-            )
-            self.due = np.broadcast_to(np.int64(UNKNOWN_TIME), (count,))
-            if pace.timed:
-                self.due = scratch_array(count, np.int64, UNKNOWN_TIME)
+        self.issue: Int64 = scratch_array(count, np.int64, UNKNOWN_TIME)
+        self.end: Int64 = scratch_array(count, np.int64, UNKNOWN_TIME)
+        self.due: Int64 = np.broadcast_to(np.int64(UNKNOWN_TIME), (count,))
+        if pace.timed:
+            self.due = scratch_array(count, np.int64, UNKNOWN_TIME)
         self.start = self.issue  # on a host an exchange begins with the call
-        self.done = first  # operations that have ended
+        self.done = 0  # operations that have ended
         self._heartbeat_ns = 0
-        self._summarized = first  # operations that heartbeats have covered
+        self._summarized = 0  # operations that heartbeats have covered
 
     def launches(self) -> Iterator[Launch]:
         """Return callables that start the operations, in program order.
@@ -229,7 +215,7 @@ class TimedPass:
         step = count if count <= PREPARED else BLOCK
 
         def blocks() -> Iterator[list[Launch]]:
-            for begin in range(self.first, count, max(step, 1)):
+            for begin in range(0, count, max(step, 1)):
                 yield self.binder.launches(begin, min(begin + step, count))
                 if step < count:
                     release(self.issue)
@@ -239,15 +225,15 @@ class TimedPass:
         return chain(next(prepared, []), chain.from_iterable(prepared))
 
     def iterations(self) -> list[tuple[int, int]]:
-        """Return the half-open range of program indices of each iteration to run."""
-        when = self.plan.iteration[self.program.operation[self.first :]]
+        """Return the half-open range of program indices of each iteration."""
+        when = self.plan.iteration[self.program.operation]
         edges = np.flatnonzero(np.diff(when, prepend=when[:1] - 1, append=-1))
-        return list(pairwise((self.first + edges).tolist()))
+        return list(pairwise(edges.tolist()))
 
     def since_ns(self, n: int, begin_ns: int) -> int:
         """Return when the n-th operation's gap begins, given the begin of the pass."""
         after = int(self.program.after[n])
-        return int(self.end[after]) if after >= self.first else begin_ns
+        return int(self.end[after]) if after >= 0 else begin_ns
 
     def batches(self, begin: int, end: int) -> list[range]:
         """Return the batches in a half-open range of program indices; most are one."""
@@ -271,8 +257,6 @@ class TimedPass:
             return
         if open_loop:
             due_ns = begin_ns + gap_ns
-            if self.first:
-                due_ns -= max(0, int(program.due_ns[self.first]))
         else:
             due_ns = self.since_ns(n, begin_ns) + round(gap_ns * pace.factor)
         self.due[n] = due_ns
