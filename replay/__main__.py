@@ -116,7 +116,6 @@ EXECUTED = field_options(
             "--probe",
         ),
         "graphs": Setting("Run each iteration as one CUDA graph (NCCL).", "--graphs"),
-        "registered": Setting("Register the buffers with NCCL.", "--registered"),
         "timeout_s": Setting("Seconds that an operation may take.", "--timeout"),
         "start_timeout_s": Setting(
             "Seconds until all ranks must be ready.", "--start-timeout"

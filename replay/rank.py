@@ -98,7 +98,7 @@ def _replay(
 ) -> Replay | None:
     if rank_env.rank == 0:
         request.validate_outputs()
-    moves = backend(request.backend, registered=request.registered)
+    moves = backend(request.backend)
     with Trace.open(request.trace) as trace:
         planned = request.plan(trace, world=rank_env.world, ranks=(rank_env.rank,))
         program = planned.programs[rank_env.rank]

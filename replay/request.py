@@ -75,7 +75,6 @@ class Request:
     repeat: int = 1  # timed passes (runs)
     probe: bool = False  # measure the ranks' ports before
     graphs: bool = False  # an iteration as one CUDA graph
-    registered: bool = False  # buffers that NCCL reads and writes in place
     # baselines, and files of results
     capacity: str | None = None  # of a rank's link: "400Gbps"
     topology: str | None = None  # a name, or a JSON file, of moetraffic.fabric.named
@@ -152,7 +151,7 @@ class Request:
         line = [str(self.trace), *self.scaling.arguments()]
         if self.alongside is not None:
             line += self.alongside.arguments()
-        flags = ("graphs", "registered", "probe")
+        flags = ("graphs", "probe")
         line += [f"--{name}" for name in flags if getattr(self, name)]
         if self.out is not None and self.force:  # this process writes the other files
             line.append("--force")
@@ -286,7 +285,7 @@ class Request:
         ReplayError
             If there is no such backend, or the trace has no times for the pace.
         """
-        validate_backend(self.backend, registered=self.registered)
+        validate_backend(self.backend)
         self.pace.validate_source(trace, self.iterations, self.backend)
 
     def validate_baselines(self, ranks: int) -> None:

@@ -228,16 +228,10 @@ before this, and name the operation.
 
 
 class Nccl(ProcessGroups):
-    """NCCL backend: one GPU per local rank, a communicator and a stream per group.
+    """NCCL backend: one GPU per local rank, a communicator and a stream per group."""
 
-    ``registered``: buffers come from NCCL's allocator and are registered with every
-    communicator, so that the network accesses them in place.
-    """
-
-    def __init__(self, *, registered: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__("nccl")
-        self._registered = registered
-        self._pools: list[Any] = []  # must live as long as their buffers
 
     def start(
         self, rank_env: RankEnvironment, groups: Groups, timeout_s: float
@@ -279,39 +273,6 @@ class Nccl(ProcessGroups):
             return work
 
         return launch
-
-    def empty(self, size: int) -> torch.Tensor:
-        """Allocate a buffer of uint8; see :meth:`Backend.empty`."""
-        if not self._registered:
-            return super().empty(size)
-        world: Any = dist.group.WORLD
-        nccl = world._get_backend(self.device)
-        if not (
-            hasattr(torch.cuda, "MemPool") and hasattr(type(nccl), "mem_allocator")
-        ):
-            raise ReplayError(
-                "buffers are registered with NCCL through memory pools, but torch "
-                f"{torch.__version__} has none: upgrade torch, or leave out "
-                "--registered"
-            )
-        try:
-            allocator = nccl.mem_allocator
-        except RuntimeError as error:
-            # seen on one H200 in a virtual machine, with NCCL 2.28
-            raise ReplayError(
-                "buffers are registered with NCCL through its memory allocator, which "
-                f"torch does not offer on this GPU ({error}): leave out "
-                "--registered"
-            ) from error
-        # registration covers the memory of a pool at that time: one pool per buffer
-        pool = torch.cuda.MemPool(allocator)
-        with torch.cuda.use_mem_pool(pool):
-            made = super().empty(size)
-        for group in (world, *self._groups):
-            if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
-                group._get_backend(self.device).register_mem_pool(pool)
-        self._pools.append(pool)
-        return made
 
 
 BUILT_IN: Mapping[str, Callable[[], Backend]] = {

@@ -21,19 +21,14 @@ def installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
 
 
-def validate_backend(name: str, *, registered: bool = False) -> None:
-    """Check that there is a backend of this name, which registers buffers if requested.
+def validate_backend(name: str) -> None:
+    """Check that there is a backend of this name.
 
     Raises
     ------
     ReplayError
-        If there is none, or it registers no buffers.
+        If there is none.
     """
-    if registered and name != "nccl":
-        raise ReplayError(
-            f"buffers are registered with NCCL, but the backend is {name}: choose "
-            "--backend nccl, or leave out --registered"
-        )
     built_in = (*ON_CPU, *ON_GPU)
     if name not in built_in and name not in (others := installed()):
         raise ReplayError(

@@ -102,13 +102,12 @@ def test_a_rank_that_does_not_come_is_an_error_in_time(forked):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a CUDA device")
-@pytest.mark.parametrize("registered", [False, True])
-def test_nccl_runs_on_one_device(tmp_path, monkeypatch, registered):
+def test_nccl_runs_on_one_device(tmp_path, monkeypatch):
     # in this process: CUDA cannot be used in a fork of a process that has used it
     for name in NCCL_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)  # and again at the end
     monkeypatch.setenv("MOETRAFFIC_FILESTORE", str(tmp_path / "store"))
-    moves = choice.backend("nccl", registered=registered)
+    moves = choice.backend("nccl")
     moves.start(RankEnvironment(0, 1, 0), [(0,)], 60.0)
     try:
         buffers = moves.empty(1000).fill_(7), moves.empty(1000)
@@ -122,28 +121,8 @@ def test_nccl_runs_on_one_device(tmp_path, monkeypatch, registered):
         )
         run(moves, call)
         assert int(call.receive.sum()) == 7000
-    except ReplayError as error:
-        if not registered or "--registered" not in str(error):
-            raise
-        pytest.skip(str(error))
     finally:
         moves.stop()
-
-
-def test_a_gpu_whose_memory_nccl_cannot_register_is_refused(monkeypatch):
-    class World:
-        def _get_backend(self, device):
-            return self
-
-        @property
-        def mem_allocator(self):
-            raise RuntimeError("NCCL mem allocator is not supported")
-
-    dist = SimpleNamespace(group=SimpleNamespace(WORLD=World()))
-    monkeypatch.setattr(process_groups, "dist", dist)
-    moves = process_groups.Nccl(registered=True)
-    with pytest.raises(ReplayError, match=r"allocator is not .*: leave out --reg"):
-        moves.empty(1000)
 
 
 @pytest.fixture
@@ -196,11 +175,6 @@ def test_what_torch_was_built_without_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: False)
     with pytest.raises(ReplayError, match="built without it"):
         choice.backend("gloo").start(RankEnvironment(0, 1, 0), [(0,)], 1.0)
-
-
-def test_only_nccl_registers_buffers():
-    with pytest.raises(ReplayError, match=r"backend is gloo: choose --backend nccl"):
-        choice.backend("gloo", registered=True)
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones():

@@ -135,7 +135,6 @@ def test_what_no_rank_could_replay_is_refused_before_the_plan(
     for file, options, sentence in (
         (path, ("--backend", "glo"), "one of gloo, gloo-duplex, nccl"),
         (path, ("--gaps", "gemm"), "the buffers are on cpu: choose --gaps spin"),
-        (path, ("--registered",), "the backend is gloo: choose --backend nccl"),
         (tmp_path / "virtual.h5", ("--pace", "captured"), "virtual.h5 has none: choo"),
     ):
         assert main([str(file), *options, *dry]) == 2
