@@ -23,7 +23,6 @@ from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.selection import Verification
 from moetraffic.replay.results.console import print_result, progress_display
 from moetraffic.replay.results.machine_load import load_now
-from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.result import Replay
 from moetraffic.replay.results.summary import sentences
 from moetraffic.replay.results.summary_tables import PARTS, replay_tables
@@ -132,7 +131,6 @@ COMPARED = field_options(
         "JSON file.",
         "bandwidth": "Table of moetraffic bench to compare the times with.",
         "fidelity": "JSON file to write: comparison with the captured run.",
-        "metrics": "Prometheus text file to keep up to date: run.prom.",
         "force": "Overwrite existing outputs.",
     },
 )
@@ -194,9 +192,6 @@ def command(
     hockney: str = option(
         "", "Estimate times by Hockney's model: 10us,50GB/s.", panel=DRY
     ),
-    live: bool | None = option(
-        None, "Show the progress of ranks.", shown="on a terminal"
-    ),
     tables: AllTables = False,
     only: str | None = only_option(None, PARTS),
     as_json: AsJson = False,
@@ -251,9 +246,7 @@ def command(
         told = rank_env is None or (rank_env.rank == 0 and summary is None)
         if request.backend in ON_GPU and told:
             announce(nccl_settings(os.environ))
-        # a rank has only its own progress
-        shown = live if rank_env is None else False
-        with progress_display(live=shown, metrics=request.metrics) as display:
+        with progress_display() as display:
 
             def planned(plan: Plan, expected: str) -> None:
                 """Print plan, duration and memory; warn if this machine is busy."""
@@ -277,8 +270,8 @@ def command(
                 from .rank import run_rank
 
                 result = run_rank(request, rank_env, planned if told else None)
-        if result is not None and summary is None:
-            write_reports(request, result)
+        if result is not None and summary is None and request.fidelity is not None:
+            result.write_fidelity(request.fidelity)
         return result
 
     result = run_to_exit(work, rank_env)

@@ -21,7 +21,6 @@ from moetraffic.replay.plan.background import parse_background
 from moetraffic.replay.plan.program import Plan
 from moetraffic.replay.plan.selection import Depth, Verification
 from moetraffic.replay.results.expectation import expectation
-from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.output import check_disk_space, from_json
 from moetraffic.replay.results.result import Replay
 from moetraffic.trace.iterations import iteration_range, layer_numbers
@@ -183,7 +182,7 @@ def replay_trace(
             f"an option of a replay is one of {', '.join(sorted(known | scaled))}, not "
             f"{', '.join(unknown)}: choose one"
         )
-    for name in ("bandwidth", "fidelity", "metrics"):
+    for name in ("bandwidth", "fidelity"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
     if isinstance(options.get("alongside"), str):
@@ -215,5 +214,6 @@ def replay_trace(
             **options,
         )
         result = replay(request, nproc=ranks)
-        write_reports(request, result)
+        if request.fidelity is not None:
+            result.write_fidelity(request.fidelity)
     return result

@@ -36,7 +36,7 @@ LONGEST_S = 7 * 86_400.0
 _OWN = frozenset(
     {
         *("trace", "out", "force"),
-        *("capacity", "topology", "bandwidth", "fidelity", "metrics"),
+        *("capacity", "topology", "bandwidth", "fidelity"),
     }
 )
 """Names of options whose values may differ between ranks."""
@@ -80,7 +80,6 @@ class Request:
     topology: str | None = None  # a name, or a JSON file, of moetraffic.fabric.named
     bandwidth: Path | None = None  # a table that moetraffic bench wrote
     fidelity: Path | None = None  # JSON to write
-    metrics: Path | None = None  # Prometheus text file, updated during the replay
 
     # ranks, bytes and background traffic
     scaling: Scaling = field(default_factory=Scaling)
@@ -265,14 +264,10 @@ class Request:
             If a file exists and ``force`` is not set, it is the trace that is
             replayed, or it cannot be written.
         """
-        for path, force in (
-            (self.out, self.force),
-            (self.fidelity, self.force),
-            (self.metrics, True),  # replaced during the replay
-        ):
+        for path in (self.out, self.fidelity):
             if path is not None:
                 validate_other_than_input(self.trace, path, error=ReplayError)
-                validate_output(path, force=force, error=ReplayError)
+                validate_output(path, force=self.force, error=ReplayError)
 
     def validate_execution(self, trace: Trace) -> None:
         """Check, before any work, that the backend and pace can replay this trace.

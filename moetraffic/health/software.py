@@ -40,7 +40,7 @@ PACKAGES = (
     Package("plotly", "6", "the HTML report"),
     Package("scikit-learn", "1.4", "classifier tests of synthetic traffic"),
     Package("statsmodels", "0.14.2", "stationarity tests, multiple testing"),
-    Package("prometheus-client", "0.20", "metrics files of replay and watch"),
+    Package("prometheus-client", "0.20", "metrics files of watch"),
     Package("isal", "1.6", "two to three times faster decompression", "fast"),
     Package("numba", "0.60", "evaluate: compiled times of flows", "fast"),
     Package("ninja", "1.11", "compiling the capture hook", "hook"),

@@ -20,7 +20,6 @@ from typing import Any
 
 from prometheus_client import Metric, generate_latest
 
-from moetraffic.errors import MoetrafficError
 from moetraffic.trace.hdf5.durable import write_errors, write_whole
 
 Samples = Iterable[tuple[Mapping[str, object], float]]
@@ -97,8 +96,6 @@ def write_metrics(
     metrics: Iterable[Metric],
     prefix: str,
     common: Mapping[str, str],
-    *,
-    error: type[MoetrafficError] = MoetrafficError,
 ) -> None:
     """Write metrics to a file in Prometheus' text format, atomically.
 
@@ -110,14 +107,12 @@ def write_metrics(
         File to write or replace.
     metrics, prefix, common
         As in :func:`exposition`.
-    error
-        Class of the error.
 
     Raises
     ------
     MoetrafficError
         If the file cannot be written.
     """
-    with write_errors(path, error=error):
+    with write_errors(path):
         write_whole(path, exposition(metrics, prefix, common).encode())
         path.chmod(0o644)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +30,6 @@ from .prepared import BLOCK, PREPARED
 
 HEARTBEAT_EVERY_NS = 200_000_000
 """Shortest interval between heartbeats, in ns; each costs some microseconds."""
-
-HEARTBEAT_WINDOW = 4096
-"""Largest number of operations that a heartbeat summarizes, to bound its cost."""
 
 _SQUARE = KINDS.index(ALL_TO_ALL)
 
@@ -203,7 +199,6 @@ class TimedPass:
         self.start = self.issue  # on a host an exchange begins with the call
         self.done = 0  # operations that have ended
         self._heartbeat_ns = 0
-        self._summarized = 0  # operations that heartbeats have covered
 
     def launches(self) -> Iterator[Launch]:
         """Return callables that start the operations, in program order.
@@ -273,18 +268,8 @@ class TimedPass:
             self.send_heartbeat()
 
     def send_heartbeat(self) -> None:
-        """Send the progress of this rank and its slowest operation since the last."""
-        count = len(self.program)
-        begin = max(self._summarized, self.done - HEARTBEAT_WINDOW)
-        self._summarized = self.done
-        issue, end = self.issue[begin : self.done], self.end[begin : self.done]
-        took = np.where(end != UNKNOWN_TIME, end - issue, -1)
-        fields: dict[str, Any] = {}
-        if took.max(initial=-1) >= 0:
-            slow = int(took.argmax())
-            name = self.plan.name(int(self.program.operation[begin + slow]))
-            fields = {"slowest_us": float(took[slow]) / 1e3, "slowest": name}
-        heartbeat.send("step", stage="replay", done=self.done, of=count, **fields)
+        """Send the progress of this rank."""
+        heartbeat.send("step", stage="replay", done=self.done, of=len(self.program))
 
     def failure(self, n: int, error: RuntimeError) -> RankError:
         """Convert an error of the n-th operation to a RankError that names it."""

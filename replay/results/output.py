@@ -1,4 +1,4 @@
-"""Files that a replay writes: the replayed trace, dataclasses as JSON, metrics.
+"""Files that a replay writes: the replayed trace, dataclasses as JSON.
 
 The disk may be full when a long replay ends.  Its times cannot be measured again, so
 the trace is then saved in another folder, which the error message names.

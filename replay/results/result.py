@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,8 +31,10 @@ import numpy as np
 from moetraffic.analysis.resampling import UNKNOWN, Interval
 from moetraffic.analysis.times.completion import Quantiles
 from moetraffic.arrays import Float64
+from moetraffic.errors import ReplayError
 from moetraffic.replay.plan.program import KINDS, Plan
 from moetraffic.tables import ShownAsTables
+from moetraffic.trace.hdf5.durable import write_text
 
 from .call_times import Measured, start_up
 from .machine_load import HostLoad
@@ -225,6 +228,19 @@ class Replay(ShownAsTables):
         GB is 1e9 bytes.
         """
         return to_json("moetraffic replay", self)
+
+    def write_fidelity(self, path: Path) -> None:
+        """Write the comparison with baselines and the rates of ports as JSON.
+
+        Raises
+        ------
+        ReplayError
+            If the file cannot be written.
+        """
+        if self.fidelity is not None:
+            found = {**vars(self.fidelity), "ports": self.ports}
+            text = to_json("moetraffic replay fidelity", found, indent=2)
+            write_text(path, text + "\n", error=ReplayError)
 
     def to_frame(self) -> pd.DataFrame:
         """Return times, bandwidths and ratios as a tidy pandas DataFrame.

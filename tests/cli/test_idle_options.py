@@ -86,7 +86,7 @@ COINCIDENT = {
     "generate": {"--model", "--judge", "--k", "--times", "--tables"},
     "replay": {*("--output", "--nproc", "--pace", "--tables", "--verify", "--sample")}
     | {*("--sample-seed", "--backend", "--warm-up", "--repeat", "--probe", "--graphs")}
-    | {*("--pairs", "--fidelity", "--metrics")},
+    | {*("--pairs", "--fidelity")},
     "validate": {"--iterations", "--ranks-per-host"},
     "report": {"--matrices"},
 }

@@ -107,7 +107,7 @@ def test_the_kubernetes_job_runs_in_two_namespaces(two_hosts, toy_file, tmp_path
     # namespaces have one host name
     states = "This replay ran on one host, not on the given network (400 Gbps = "
     assert states in " ".join(said[0].split())
-    for name in ("replayed.h5", "replayed.json", "replayed.prom"):
+    for name in ("replayed.h5", "replayed.json"):
         assert (tmp_path / name).stat().st_size
 
 
@@ -135,4 +135,4 @@ def test_the_slurm_script_runs_in_two_namespaces(two_hosts, toy_file, tmp_path):
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "busbw" in ran.stdout
     assert "Byte-identical" in ran.stdout  # compare follows
-    assert (tmp_path / "out.prom").stat().st_size
+    assert (tmp_path / "out.json").stat().st_size

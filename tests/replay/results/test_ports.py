@@ -14,9 +14,7 @@ from moetraffic.fabric.named import load_fabric
 from moetraffic.replay import make_plan
 from moetraffic.replay.plan.sizes import operation_matrices
 from moetraffic.replay.port_probe import PortProbe
-from moetraffic.replay.request import Request
 from moetraffic.replay.results.lower_bound import faster_than
-from moetraffic.replay.results.metrics import write_reports
 from moetraffic.replay.results.ports import (
     DIRECTIONS,
     PortRate,
@@ -169,7 +167,7 @@ def test_a_network_slower_than_the_measured_ports_bounds_nothing(tmp_path):
 def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_path):
     trace, file = toy_file(iterations=(0, 1)), tmp_path / "fidelity.json"
     made = replay_with(trace, probe=True, repeat=2, capacity="1Mbps")
-    write_reports(Request(trace=trace, fidelity=file), made)
+    made.write_fidelity(file)
     assert made.ports is not None
     assert [(p.rank, p.direction) for p in made.ports.rates] == [
         (rank, way) for rank in (0, 1) for way in DIRECTIONS

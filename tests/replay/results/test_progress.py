@@ -1,20 +1,17 @@
-"""What a live view and a log say of heartbeats."""
+"""What a terminal and a log show of heartbeats."""
 
 from __future__ import annotations
 
 import io
 
 import pytest
-from rich.console import Console
+from rich.progress import Progress
 
 from moetraffic.launch import Heartbeat
 from moetraffic.replay import make_plan
-from moetraffic.replay.results.console import (
-    ProgressDisplay,
-    progress_display,
-    render_progress,
-)
-from moetraffic.replay.results.metrics import Progress
+from moetraffic.replay.results import console
+from moetraffic.replay.results.console import ProgressDisplay
+from moetraffic.report.console.terminal import Paper
 
 
 def beat(
@@ -24,65 +21,32 @@ def beat(
     return Heartbeat(rank=rank, event="step", operation="", fields=fields)
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def drawn(progress: Progress) -> str:
-    paper = io.StringIO()
-    Console(file=paper, width=100, force_terminal=False).print(
-        render_progress(progress)
-    )
-    return paper.getvalue()
+@pytest.fixture
+def display(toy, monkeypatch, capsys):
+    monkeypatch.setattr(console, "_LINE_EVERY_S", -1.0)
+    with console.progress_display() as display:
+        display.plan(make_plan(toy(world=2), ranks=()))
+        assert "operations of trace" in capsys.readouterr().err
+        yield display
 
 
-def test_the_slowest_rank_the_rate_and_who_is_behind():
-    clock = Clock()
-    progress = Progress(3, clock)
-    assert drawn(progress).startswith("starting")
-    progress.update(beat(0, 0))
-    clock.now += 10
-    for rank, done in enumerate((60, 59, 20)):
-        told = {"slowest_us": 50.0 * rank, "slowest": f"layer {rank}"}
-        assert progress.update(beat(rank, done, **told))
-    assert (progress.done, progress.of) == (20, 100)
-    assert progress.rate == pytest.approx((60 + 59 + 20) / 3 / 10)
-    assert progress.late == [2]
-    line = progress.line()
-    for part in (
-        "replaying: the fastest rank has done 60 of 100 operations, "
-        "the slowest (rank 2) 20",
-        "100 us, layer 2, rank 2",
-    ):
-        assert part in line
-    shown = drawn(progress)
-    for part in ("rank 0", "60%", "rank 2", "behind", "left"):
-        assert part in shown
+def test_a_log_has_a_line_of_the_slowest_rank(display, capsys):
+    display.event(beat(0, 7, 10))
+    assert capsys.readouterr().err == ""  # nothing is known of rank 1
+    display.event(beat(1, 9))
+    line = "replaying: the slowest rank (1) has done 9 of 100 operations"
+    assert capsys.readouterr().err.strip() == line
 
 
-def test_of_many_ranks_the_last_are_shown():
-    progress = Progress(64, Clock())
-    for rank in range(64):
-        progress.update(beat(rank, 100 - rank))
-    shown = drawn(progress)
-    assert "the slowest 16 of 64 ranks" in shown
-    assert "rank 63" in shown
-    assert "rank 0 " not in shown
-
-
-def test_a_new_pass_begins_anew_and_an_old_one_says_nothing():
-    clock = Clock()
-    progress = Progress(2, clock)
-    progress.update(beat(0, 90, stage="verify"))
-    clock.now += 50
-    progress.update(beat(0, 1))
-    assert progress.elapsed_s == 0
-    assert (progress.stage, progress.done_of[0]) == ("replay", 1)
-    assert not progress.update(beat(1, 95, stage="verify"))
-    assert progress.done_of[1] == 0
+def test_a_rank_that_still_verifies_does_not_end_the_timed_pass(display, capsys):
+    for rank in (0, 1):
+        display.event(beat(rank, 90, stage="verify"))
+    assert "verifying: the slowest rank (0) has done 90" in capsys.readouterr().err
+    display.event(beat(0, 2))
+    display.event(beat(1, 95, stage="verify"))
+    assert capsys.readouterr().err == ""
+    display.event(beat(1, 1))
+    assert "replaying: the slowest rank (1) has done 1 of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -91,28 +55,20 @@ def test_a_new_pass_begins_anew_and_an_old_one_says_nothing():
         Heartbeat(rank=0, event="step", operation="", fields={}),
         beat(0, "many"),
         beat(0, 1, stage="dance"),
-        beat(7, 1),
-        beat(-1, 1),
     ],
 )
-def test_what_is_no_progress_changes_nothing(wrong):
-    progress = Progress(2, Clock())
-    assert not progress.update(wrong)
-    assert progress.stage == ""
+def test_what_is_no_progress_changes_nothing(display, wrong, capsys):
+    display.event(beat(1, 3))
+    display.event(wrong)
+    assert capsys.readouterr().err == ""
 
 
-def test_a_log_has_plain_lines_and_a_terminal_a_view(toy, capsys, monkeypatch):
-    monkeypatch.setattr("moetraffic.replay.results.console._LINE_EVERY_S", -1.0)
-    plan = make_plan(toy(world=2), ranks=())
-    with progress_display() as display:
-        display.plan(plan)
-        display.event(beat(0, 7))
-    said = capsys.readouterr().err
-    assert f"{len(plan)} operations of trace" in said
-    assert "7 of 100 operations, the slowest (rank 1) none" in said
-    assert "\x1b" not in said
-    with progress_display(live=True) as display:
-        assert isinstance(display, ProgressDisplay)
-        display.plan(plan)
-        display.event(beat(1, 9))
-    assert "rank 1" in capsys.readouterr().err
+def test_a_terminal_has_a_bar(toy):
+    paper = Paper(file=io.StringIO(), force_terminal=True, width=100)
+    with Progress(console=paper) as bar:
+        display = ProgressDisplay(bar)
+        display.plan(make_plan(toy(world=2), ranks=()))
+        for rank in (0, 1):
+            display.event(beat(rank, 20 + rank))
+        (task,) = bar.tasks
+    assert (task.description, task.completed, task.total) == ("replaying", 20, 100)
