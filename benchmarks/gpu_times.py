@@ -37,8 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from moetraffic.launch import RankEnvironment
 from moetraffic.replay import make_plan
-from moetraffic.replay.backends.backend import Call
-from moetraffic.replay.backends.process_groups import Nccl
+from moetraffic.replay.backends.backend import Call, Nccl
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.pace import Gaps, parse_pace
 from moetraffic.replay.plan.program import KINDS, Plan

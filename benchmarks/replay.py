@@ -34,8 +34,7 @@ from page import save
 
 from moetraffic.launch import RankEnvironment, current_rank, heartbeat, launch
 from moetraffic.replay import make_plan
-from moetraffic.replay.backends.backend import Call
-from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.backends.backend import Backend, Call
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.pace import parse_pace
 from moetraffic.replay.plan.program import Plan
@@ -50,7 +49,7 @@ PAGE = resource.getpagesize()
 # ---- ranks -----------------------------------------------------------------------
 
 
-def bare(plan: Plan, rank: int, moves: Gloo) -> Any:
+def bare(plan: Plan, rank: int, moves: Backend) -> Any:
     """The loop to compare with, and its buffers."""
     program = plan.programs[rank]
     send, receive = (torch.zeros(n, dtype=torch.uint8) for n in program.buffer_bytes)
@@ -85,7 +84,7 @@ def as_rank(rank_env: RankEnvironment, options: argparse.Namespace) -> None:
     heartbeat.send("start")
     with Trace.open(options.trace) as trace:
         plan = make_plan(trace, ranks=(rank_env.rank,))
-    moves = Gloo()
+    moves = Backend()
     moves.start(rank_env, (*plan.groups, tuple(range(rank_env.world))), 60.0)
     heartbeat.send("ready")
     found: dict[str, Any] = {}

@@ -16,7 +16,6 @@ import typer
 
 from moetraffic.launch import current_rank
 from moetraffic.replay.backends.nccl_environment import nccl_settings
-from moetraffic.replay.backends.requirements import ON_GPU
 from moetraffic.replay.execution.pace import Pace, parse_pace
 from moetraffic.replay.plan.background import parse_background
 from moetraffic.replay.plan.program import Plan
@@ -104,8 +103,8 @@ EXECUTED = field_options(
     Request,
     EXECUTION,
     {
-        "backend": "Communication backend: gloo, gloo-duplex, nccl, or an installed "
-        "one.",
+        "backend": "Communication backend: gloo, gloo-duplex, nccl, or another one of "
+        "torch.",
         "dense": "Replay the collectives of the trace other than all-to-alls.",
         "dtype": "Data type in which reductions compute.",
         "warm_up": "Number of iterations that run before, untimed.",
@@ -244,7 +243,7 @@ def command(
             "a plan is printed by a dry run (add --dry-run)",
         )
         told = rank_env is None or (rank_env.rank == 0 and summary is None)
-        if request.backend in ON_GPU and told:
+        if request.backend == "nccl" and told:
             announce(nccl_settings(os.environ))
         with progress_display() as display:
 
@@ -264,7 +263,7 @@ def command(
             else:
                 # its log has stack traces; errors are reported in a sentence here,
                 # those of NCCL's threads apart
-                level = "ERROR" if request.backend in ON_GPU else "FATAL"
+                level = "ERROR" if request.backend == "nccl" else "FATAL"
                 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", level)
                 # torch takes seconds to import, and the parent of the ranks needs none
                 from .rank import run_rank

@@ -13,8 +13,7 @@ from moetraffic.arrays import Float64
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.launch.machine_resources import available_bytes
 from moetraffic.launch.watchdog import Watchdog
-from moetraffic.replay.backends.backend import Backend
-from moetraffic.replay.backends.choice import backend
+from moetraffic.replay.backends.backend import Backend, create
 from moetraffic.replay.execution.control import (
     agree_on_memory,
     agree_on_sizes,
@@ -98,7 +97,7 @@ def _replay(
 ) -> Replay | None:
     if rank_env.rank == 0:
         request.validate_outputs()
-    moves = backend(request.backend)
+    moves = create(request.backend)
     with Trace.open(request.trace) as trace:
         planned = request.plan(trace, world=rank_env.world, ranks=(rank_env.rank,))
         program = planned.programs[rank_env.rank]

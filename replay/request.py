@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay.backends.requirements import ON_GPU, validate_backend
+from moetraffic.replay.backends.requirements import on_gpu, validate_backend
 from moetraffic.replay.execution.pace import ASAP, Pace
 from moetraffic.replay.plan.background import (
     BackgroundPattern,
@@ -222,7 +222,7 @@ class Request:
             dense=self.dense,
             background=background,
             # NCCL requires one order of launches on communicators that overlap
-            in_common=self.backend in ON_GPU
+            in_common=on_gpu(self.backend)
             or (scale is not None and scale.in_common_order),
         )
         if scale is not None:

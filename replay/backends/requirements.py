@@ -1,40 +1,56 @@
 """Check that a backend exists, and has its GPU, before any rank is started.
 
-This module does not import torch, unless a backend needs a GPU.
+Torch is imported only for a backend that needs a GPU, or that is not built in.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-
 from moetraffic.errors import ReplayError
 
-ENTRY_POINTS = "moetraffic.backends"
-
-ON_CPU = ("gloo", "gloo-duplex")
-ON_GPU = ("nccl",)
-"""Backends that launch on NCCL's communicators, and need a CUDA device."""
-
-
-def installed() -> dict[str, EntryPoint]:
-    """Return the backends of other packages, by name."""
-    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+BUILT_IN = ("gloo", "gloo-duplex", "nccl")
 
 
 def validate_backend(name: str) -> None:
-    """Check that there is a backend of this name.
+    """Check that there is a backend of this name, built in or registered with torch.
+
+    Packages register theirs when torch is imported (entry point ``torch.backends``).
 
     Raises
     ------
     ReplayError
-        If there is none.
+        If there is none, or it supports neither host memory nor CUDA devices.
     """
-    built_in = (*ON_CPU, *ON_GPU)
-    if name not in built_in and name not in (others := installed()):
+    if name in BUILT_IN:
+        return
+    import torch.distributed as dist  # slow import
+
+    registered = [
+        other
+        for other in dist.Backend.backend_list
+        if other not in ("undefined", *BUILT_IN)
+        and getattr(dist, f"is_{other}_available", lambda: True)()
+    ]
+    if name not in registered:
         raise ReplayError(
-            f"the backend is one of {', '.join([*built_in, *others])}, not {name!r}: "
-            "choose one of these, or install the package that provides it"
+            f"the backend is one of {', '.join([*BUILT_IN, *registered])}, not "
+            f"{name[:40]!r}: choose one of these, or install the package that "
+            "registers it with torch"
         )
+    devices = dist.Backend.backend_capability[name]
+    if not {"cpu", "cuda"} & {*devices}:
+        raise ReplayError(
+            f"a replay has its buffers in host memory or on a CUDA device, but the "
+            f"backend {name} supports {', '.join(devices)} alone: choose another one"
+        )
+
+
+def on_gpu(name: str) -> bool:
+    """Whether a backend has its buffers on a CUDA device: it has none on the host."""
+    if name in BUILT_IN:
+        return name == "nccl"
+    import torch.distributed as dist  # slow import
+
+    return "cpu" not in dist.Backend.backend_capability[name]
 
 
 def validate_device(name: str) -> None:
@@ -45,7 +61,7 @@ def validate_device(name: str) -> None:
     ReplayError
         If the backend needs one and torch sees none.
     """
-    if name not in ON_GPU:
+    if not on_gpu(name):
         return
     import torch  # slow import
 

@@ -14,8 +14,7 @@ import torch.distributed as dist
 import moetraffic
 from moetraffic.launch import RankEnvironment, heartbeat
 from moetraffic.patterns.bandwidth.collective import UNEVEN, uneven_bytes, wire_bytes
-from moetraffic.replay.backends.backend import Backend
-from moetraffic.replay.backends.choice import backend
+from moetraffic.replay.backends.backend import Backend, create
 from moetraffic.replay.execution.control import gathered
 from moetraffic.replay.failure import backend_errors
 from moetraffic.replay.plan.program import REDUCTIONS
@@ -38,7 +37,7 @@ def run_rank(sweep: Sweep, rank_env: RankEnvironment) -> Bench | None:
     heartbeat.send("start")
     validate_sweep(sweep, rank_env.world)
     torch.set_num_threads(1)
-    moves = backend(sweep.backend)
+    moves = create(sweep.backend)
     with backend_errors(rank_env.rank, "the rendezvous"):
         moves.start(rank_env, [tuple(range(rank_env.world))], sweep.timeout_s)
         name = np.array([platform.node().encode()], f"S{_NODE_BYTES}")

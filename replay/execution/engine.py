@@ -18,7 +18,7 @@ from .host_pass import StreamThreads, run_in_order
 from .local_work import LocalWork, count_meetings
 from .pace import Pace, Schedule
 from .payload import fill_buffers, find_wrong
-from .timed_pass import HEARTBEAT_EVERY_NS, Binder, TimedPass, validate_kinds
+from .timed_pass import HEARTBEAT_EVERY_NS, Binder, TimedPass
 
 
 class Engine:
@@ -34,8 +34,6 @@ class Engine:
     ------
     RankError
         If there is no memory for the buffers.
-    ReplayError
-        If the backend lacks a kind of operation.
     """
 
     def __init__(
@@ -59,7 +57,6 @@ class Engine:
         self._graphs = graphs
         self._timeout_s = timeout_s
         self._threads = threads
-        validate_kinds(plan, self._program, backend)
         on_device = backend.device.type == "cuda"
         self._binder = Binder(plan, self._program, backend, dtype, batched=on_device)
         self._counter = heartbeat.counter()

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moetraffic.errors import ReplayError
-from moetraffic.replay.backends.requirements import ON_CPU
+from moetraffic.replay.backends.requirements import on_gpu
 from moetraffic.replay.plan.program import UNKNOWN_GAP, Plan
 from moetraffic.replay.plan.selection import blocks
 from moetraffic.trace import ROUTING, UNKNOWN_TIME, Trace
@@ -97,7 +97,7 @@ class Pace:
             If no time of these iterations is known, or the backend has no GPU for
             matrix products.
         """
-        if backend in ON_CPU:
+        if not on_gpu(backend):
             self._validate_gaps("cpu")
         if not self.timed:
             return

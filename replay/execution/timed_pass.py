@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from moetraffic.arrays import Int64
-from moetraffic.errors import ReplayError
 from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, Launch
 from moetraffic.replay.failure import RankError, backend_error, first_line
@@ -32,24 +31,6 @@ HEARTBEAT_EVERY_NS = 200_000_000
 """Shortest interval between heartbeats, in ns; each costs some microseconds."""
 
 _SQUARE = KINDS.index(ALL_TO_ALL)
-
-
-def validate_kinds(plan: Plan, program: Program, backend: Backend) -> None:
-    """Check that a backend supports all kinds of operations of a program.
-
-    Raises
-    ------
-    ReplayError
-        If the backend lacks some.
-    """
-    used = {KINDS[k] for k in set(program.kind.tolist())}
-    lacking = sorted(used - set(backend.kinds))
-    if lacking:
-        raise ReplayError(
-            f"the backend {backend.name} has {', '.join(sorted(backend.kinds))}, but "
-            f"{plan.source} holds {', '.join(lacking)}: choose another --backend, or "
-            "replay without these by --no-dense"
-        )
 
 
 class Binder:

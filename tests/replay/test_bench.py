@@ -16,7 +16,7 @@ from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import ReplayError
 from moetraffic.patterns.bandwidth.collective import COLLECTIVES, UNEVEN, wire_bytes
 from moetraffic.patterns.bandwidth.measurements import read_table
-from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.backends.backend import Backend
 from moetraffic.replay.bench import __main__ as bench
 from moetraffic.replay.bench import operations, rank, sweep
 from moetraffic.replay.bench.__main__ import main
@@ -182,7 +182,7 @@ def test_wrong_elements_are_counted_on_the_rank_that_has_them(forked):
     calls = [c for c in asked.calls(2) if c.collective != UNEVEN]
 
     def work(rank_env):
-        gloo = Gloo()
+        gloo = Backend()
         gloo.start(rank_env, [(0, 1)], 30.0)
         counts = []
         for call in calls:

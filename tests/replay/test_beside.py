@@ -13,7 +13,7 @@ from moetraffic.capture.hook.call_recording import SynchronousCall
 from moetraffic.capture.hook.calling_block import BlockSearch
 from moetraffic.capture.record_format import OPERATIONS
 from moetraffic.errors import ReplayError
-from moetraffic.replay.backends.choice import backend
+from moetraffic.replay.backends.backend import create
 from moetraffic.replay.execution.control import gather_times
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.background import BackgroundPattern, expert_exchanges
@@ -80,7 +80,7 @@ def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked, lay
             ranks=(rank_env.rank,),
             background=beside.traffic(rank_env.world),
         )
-        moves, notes = backend("gloo"), Notes()
+        moves, notes = create("gloo"), Notes()
         moves.start(rank_env, (*plan.groups, tuple(range(rank_env.world))), 60.0)
         engine = Engine(plan, rank_env.rank, moves)
         uninstall = hook.install(notes)

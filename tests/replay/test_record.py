@@ -10,7 +10,7 @@ import pytest
 from moetraffic import Recorder
 from moetraffic.analysis.pattern_trace import pattern_trace
 from moetraffic.replay import make_plan
-from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.backends.backend import Backend
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.pace import parse_pace
 from moetraffic.replay.plan.background import BackgroundPattern
@@ -24,7 +24,7 @@ def recorded(forked, plan, path, how="asap"):
     """Replay a plan with a recorder in every rank; the trace that this leaves."""
 
     def work(rank_env):
-        moves = Gloo()
+        moves = Backend()
         moves.start(rank_env, (*plan.groups, tuple(range(plan.world))), 30.0)
         engine = Engine(plan, rank_env.rank, moves, pace=parse_pace(how))
         engine.verify()

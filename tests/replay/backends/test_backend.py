@@ -1,100 +1,171 @@
-"""The built-in backends conform, and what does not conform is told."""
+"""Every kind of operation arrives by every backend, and what has none is refused."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from moetraffic.errors import ReplayError
 from moetraffic.launch import RankEnvironment
+from moetraffic.patterns.bandwidth.moved_bytes import CUT
 from moetraffic.replay import make_plan
-from moetraffic.replay.backend_conformance import conform
-from moetraffic.replay.backends import choice, process_groups, requirements
-from moetraffic.replay.backends.backend import Call, run
+from moetraffic.replay.__main__ import main
+from moetraffic.replay.backends import backend as backends
+from moetraffic.replay.backends.backend import Backend, Call, Nccl, create, run
 from moetraffic.replay.backends.nccl_environment import NCCL_ENVIRONMENT
+from moetraffic.replay.execution.payload import fill_buffers, find_wrong
+from moetraffic.replay.plan.program import KINDS
+from moetraffic.replay.plan.sizes import buffers
 from moetraffic.replay.request import LONGEST_S, silence_s
+from moetraffic.trace.model import ALL_TO_ALL
 
+WORLD = 3
+GROUPS = [(0, 1, 2), (0, 1, 2), (1, 2), (0, 2), (1,)]
+SIZES = (0, 4, 60, 200_004)  # bytes, before rounding to equal parts
+UNEVEN = (0, 1, 7, 250_000, 64)  # bytes between pairs of ranks, used in turn
 BACKENDS = [
-    "gloo",
-    "gloo-duplex",
+    *("gloo", "gloo-duplex", "renamed"),
     pytest.param(
         "nccl",
         marks=[
             pytest.mark.gpu,
             pytest.mark.skipif(
-                torch.cuda.device_count() < 3, reason="needs three CUDA devices"
+                torch.cuda.device_count() < WORLD, reason="needs three CUDA devices"
             ),
         ],
     ),
 ]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    """Backends as of a package that registers them when torch is imported."""
+
+    def make(store, rank, size, timeout):
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    for name, device in (("renamed", "cpu"), ("elsewhere", "xpu"), ("other", "cuda")):
+        dist.Backend.register_backend(name, make, devices=[device])
+
+
+def call_of(moves, rank, kind, group, size, sender=-1, receiver=-1) -> Call:
+    members = GROUPS[group]
+    width, me = len(members), members.index(rank)
+    sends, gets = [], []
+    if kind == ALL_TO_ALL:
+        pairs = np.full((width, width), size)
+        if size == SIZES[-1]:
+            pairs = np.resize(UNEVEN, (width, width))
+        sends, gets = pairs[me].tolist(), pairs[:, me].tolist()
+        send, receive = [sum(sends)], [sum(gets)]
+    else:
+        whole = size // width * width if kind in CUT else size
+        ends = (np.array([end], np.int32) for end in (sender, receiver))
+        send, receive = buffers(kind, np.array([whole]), np.array([width]), rank, *ends)
+    return Call(
+        kind=kind,
+        group=group,
+        send=moves.empty(int(send[0])),
+        receive=moves.empty(int(receive[0])),
+        send_bytes=sends,
+        receive_bytes=gets,
+        sender=sender,
+        receiver=receiver,
+    )
+
+
+def cases():
+    """Kind, group, size, sender and receiver of each operation."""
+    for group, members in enumerate(GROUPS):
+        ends = {
+            "broadcast": [(m, -1) for m in members],
+            "scatter": [(m, -1) for m in members],
+            "reduce": [(-1, m) for m in members],
+            "gather": [(-1, m) for m in members],
+            "send_recv": list(zip(members, (*members[1:], members[0]), strict=True)),
+        }
+        for kind in KINDS:
+            for size in SIZES:
+                for sender, receiver in ends.get(kind, [(-1, -1)]):
+                    yield kind, group, size, sender, receiver
+
+
 @pytest.mark.parametrize("name", BACKENDS)
-def test_it_conforms(name, forked):
+def test_every_kind_of_operation_arrives(name, forked):
     def work(rank_env: RankEnvironment):
-        return conform(choice.backend(name), rank_env)
+        moves, rank, wrong = create(name), rank_env.rank, []
+        moves.start(rank_env, GROUPS, 30.0)
 
-    assert forked(3, work) == [[], [], []]
+        def check(calls, start, number):
+            for call in calls:
+                of = {"rank": rank, "members": GROUPS[call.group], "operation": number}
+                fill_buffers(call, **of)
+            start()
+            for call in calls:
+                of = {"rank": rank, "members": GROUPS[call.group], "operation": number}
+                if (found := find_wrong(call, **of)) is not None:
+                    wrong.append(f"{call.kind} in {GROUPS[call.group]}: {found[1]}")
 
+        for number, case in enumerate(cases()):
+            kind, group, _, *ends = case
+            if rank in GROUPS[group] and (kind != "send_recv" or rank in ends):
+                call = call_of(moves, rank, *case)
+                check([call], lambda call=call: run(moves, call), number)
 
-class Careless(process_groups.Gloo):
-    """Loses the second half of a broadcast, and never adds up."""
+        # each rank receives from one neighbor and sends to the other, at once
+        ends = [((rank - 1) % WORLD, rank), (rank, (rank + 1) % WORLD)]
+        calls = [call_of(moves, rank, "send_recv", 0, SIZES[-1], *e) for e in ends]
+        launch = moves.bind_batch(calls)
+        for number in (7, 8):  # what is bound once starts repeatedly
+            check(calls, lambda: launch().wait(), number)
+        moves.stop()
+        return wrong
 
-    def bind(self, call: Call):
-        launch = super().bind(call)
-        if call.kind == "all_reduce":
-            return lambda: None
-        if call.kind != "broadcast":
-            return launch
-
-        def half():
-            launch().wait()
-            call.receive[len(call.receive) // 2 :].fill_(0xA5)
-
-        return half
-
-
-def test_what_does_not_conform_is_told(forked):
-    def work(rank_env: RankEnvironment):
-        return conform(Careless(), rank_env)
-
-    found = forked(3, work)
-    said = "\n".join(line for wrong in found for line in wrong)
-    assert "broadcast of 60 bytes in (0, 1, 2), started 1 times: byte 30 of 60" in said
-    assert "nothing was received there" in said
-    assert "all_reduce of 4096 bytes in (0, 1, 2)" in said
-    assert "of the sum of 3 ranks" in said
-    assert "all_to_all" not in said
-    assert "gather" not in said
+    assert forked(WORLD, work) == [[], [], []]
 
 
-def test_two_ranks_are_too_few_for_a_trial():
-    with pytest.raises(ReplayError, match="3 ranks or more, but there are 2"):
-        conform(process_groups.Gloo(), RankEnvironment(0, 2, 0))
+def test_a_registered_backend_replays_a_trace(replay_with, toy_file):
+    path = toy_file()
+    made = replay_with(path, backend="renamed")
+    assert (made.backend, made.verified, made.ranks) == ("renamed", "full", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("ib", r"one of gloo, gloo-duplex, nccl, .*renamed.* not 'ib': choose one"),
+        ("elsewhere", "backend elsewhere supports xpu alone: choose another"),
+    ],
+)
+def test_what_torch_has_not_is_refused(toy_file, capsys, name, says):
+    with pytest.raises(ReplayError, match=says):
+        create(name)
+    assert main([str(toy_file()), "--backend", name]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("moetraffic: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without CUDA")
+def test_a_backend_for_devices_alone_needs_one(toy_file, capsys):
+    assert main([str(toy_file()), "--backend", "other"]) == 2
+    assert "backend other needs a CUDA device" in capsys.readouterr().err
 
 
 def test_a_rank_that_does_not_come_is_an_error_in_time(forked):
     def work(rank_env: RankEnvironment):
-        moves = choice.backend("gloo")
+        moves = create("gloo")
         moves.start(rank_env, [(0, 1, 2)], 1.0)
         if rank_env.rank == 2:
             time.sleep(2.5)
             return "late"
-        call = Call(
-            kind="all_to_all",
-            group=0,
-            send=moves.empty(30),
-            receive=moves.empty(30),
-            send_bytes=[10] * 3,
-            receive_bytes=[10] * 3,
-        )
         with pytest.raises(RuntimeError):
-            run(moves, call)
+            run(moves, call_of(moves, rank_env.rank, ALL_TO_ALL, 0, 10))
         return "told"
 
     assert forked(3, work) == ["told", "told", "late"]
@@ -107,7 +178,7 @@ def test_nccl_runs_on_one_device(tmp_path, monkeypatch):
     for name in NCCL_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)  # and again at the end
     monkeypatch.setenv("MOETRAFFIC_FILESTORE", str(tmp_path / "store"))
-    moves = choice.backend("nccl")
+    moves = create("nccl")
     moves.start(RankEnvironment(0, 1, 0), [(0,)], 60.0)
     try:
         buffers = moves.empty(1000).fill_(7), moves.empty(1000)
@@ -129,8 +200,8 @@ def test_nccl_runs_on_one_device(tmp_path, monkeypatch):
 def asked_of_torch(monkeypatch, tmp_path):
     """Start NCCL on a rank without a device; returns what torch is asked to make."""
     monkeypatch.setenv("MOETRAFFIC_FILESTORE", str(tmp_path / "store"))
-    monkeypatch.setattr(process_groups, "NCCL_ENVIRONMENT", {})
-    monkeypatch.setattr(process_groups, "own_gpu", lambda *_: 0)
+    monkeypatch.setattr(backends, "NCCL_ENVIRONMENT", {})
+    monkeypatch.setattr(backends, "own_gpu", lambda *_: 0)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
 
     def start(rank, groups, timeout_s=60.0):
@@ -140,8 +211,8 @@ def asked_of_torch(monkeypatch, tmp_path):
             init_process_group=lambda _, **options: asked.append(options),
             new_group=lambda ranks, **options: asked.append({**options, "of": ranks}),
         )
-        monkeypatch.setattr(process_groups, "dist", torch_distributed)
-        process_groups.Nccl().start(RankEnvironment(rank, 4, rank), groups, timeout_s)
+        monkeypatch.setattr(backends, "dist", torch_distributed)
+        Nccl().start(RankEnvironment(rank, 4, rank), groups, timeout_s)
         return asked
 
     return start
@@ -159,7 +230,7 @@ def test_nccl_splits_the_groups_in_use_in_one_order_on_all_ranks(toy, asked_of_t
         assert [g["of"] for g in split] == [[0, 2], [1, 3], [0, 1], [0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("timeout_s", [1.0, 86_400.0, LONGEST_S])
+@pytest.mark.parametrize("timeout_s", [1.0, LONGEST_S])
 def test_a_replay_gives_up_before_nccl_does(asked_of_torch, timeout_s):
     for made in asked_of_torch(0, [(0, 1)], timeout_s):
         assert made["timeout"].total_seconds() > silence_s(timeout_s)
@@ -168,31 +239,10 @@ def test_a_replay_gives_up_before_nccl_does(asked_of_torch, timeout_s):
 def test_nccl_without_enough_devices_says_so():
     rank_env = RankEnvironment(0, 1, torch.cuda.device_count())
     with pytest.raises(ReplayError, match=r"needs a CUDA device .* --backend gloo"):
-        process_groups.Nccl().start(rank_env, [(0,)], 1.0)
+        Nccl().start(rank_env, [(0,)], 1.0)
 
 
 def test_what_torch_was_built_without_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: False)
+    monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
     with pytest.raises(ReplayError, match="built without it"):
-        choice.backend("gloo").start(RankEnvironment(0, 1, 0), [(0,)], 1.0)
-
-
-def test_an_unknown_backend_is_refused_with_the_known_ones():
-    with pytest.raises(ReplayError, match=r"one of gloo, gloo-duplex, nccl.*'ib'"):
-        choice.backend("ib")
-
-
-class Foreign:
-    """A backend of another package."""
-
-
-def test_an_installed_package_can_bring_one(monkeypatch):
-    def installed(*, group: str) -> list[EntryPoint]:
-        assert group == "moetraffic.backends"
-        return [EntryPoint("foreign", "somewhere:Foreign", group)]
-
-    loaded: Callable[[EntryPoint], type] = lambda entry: Foreign  # noqa: E731
-    monkeypatch.setattr(requirements, "entry_points", installed)
-    monkeypatch.setattr(EntryPoint, "load", loaded)
-    assert isinstance(choice.backend("foreign"), Foreign)
-    assert isinstance(choice.backend("gloo"), process_groups.Gloo)
+        Backend("gloo").start(RankEnvironment(0, 1, 0), [(0,)], 1.0)

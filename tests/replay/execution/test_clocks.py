@@ -9,7 +9,7 @@ from torch.distributed import TCPStore
 
 from moetraffic.capture import clock_offset
 from moetraffic.replay import make_plan
-from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.backends.backend import Backend
 from moetraffic.replay.execution.control import gather_clocks
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import CLOCK
@@ -36,7 +36,7 @@ def test_offset_and_drift_of_a_clock_are_found_within_their_error(
         if rank == 1:
             monkeypatch.setattr(clock_offset, "now_ns", drifting)
             monkeypatch.setattr(clock_offset, "identity", lambda: "another clock")
-        moves = Gloo()
+        moves = Backend()
         moves.start(rank_env, (*plan.used_groups, (0, 1)), 30.0)
         found = []
         for moment in ("start", "run 0", "run 1"):

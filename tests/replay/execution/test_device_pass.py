@@ -19,7 +19,7 @@ from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.pace import Gaps, parse_pace
 from moetraffic.replay.failure import RankError
 from moetraffic.replay.plan.background import BackgroundPattern
-from moetraffic.replay.plan.program import KINDS, Plan, Program, Timing
+from moetraffic.replay.plan.program import Plan, Program, Timing
 from moetraffic.trace.model import UNKNOWN_TIME
 from tests.replay.plan.test_batches import messages
 
@@ -33,7 +33,6 @@ class SimulatedNccl:
     """A backend of one rank whose operations last as long as given."""
 
     name = "simulated"
-    kinds = frozenset(KINDS)
     device = torch.device("cuda", 0)
 
     def __init__(self, cuda, durations, launch_ns=0):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moetraffic.replay import make_plan
-from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.backends.backend import Backend
 from moetraffic.replay.execution.control import gather_times
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.selection import Depth, Verification
@@ -15,7 +15,7 @@ from moetraffic.trace.trace import Trace
 PLACE = r"iteration \d+, layer \d, \w+, (micro-batch|call) \d"
 
 
-class Counting(Gloo):
+class Counting(Backend):
     """Remembers what it was asked to move, and the bytes it was given."""
 
     def __init__(self) -> None:

@@ -14,14 +14,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from moetraffic.launch import RankEnvironment
 from moetraffic.replay import make_plan
-from moetraffic.replay.backends import process_groups
+from moetraffic.replay.backends.backend import Backend
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.pace import parse_pace
 from moetraffic.replay.plan.background import BackgroundPattern
 from tests.replay.conftest import make_trace
 
 
-class FakeGroups(process_groups.ProcessGroups):
+class FakeGroups(Backend):
     """Process groups whose operations end at once and move nothing."""
 
     def __init__(self, monkeypatch):
@@ -38,7 +38,6 @@ class FakeGroups(process_groups.ProcessGroups):
             )
 
         monkeypatch.setattr(dist, "init_process_group", without_peers)
-        monkeypatch.setattr(dist, "is_fake_available", lambda: True, raising=False)
 
 
 def many(world):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from moetraffic.errors import ReplayError
 from moetraffic.replay import make_plan
-from moetraffic.replay.backends.backend import Call
-from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.backends.backend import Backend, Call
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.execution.pace import (
     Gaps,
@@ -61,7 +60,7 @@ def beside(site, iteration):
     return spaced(site, iteration)
 
 
-def run(forked, plan, how, world=2, backend=Gloo):
+def run(forked, plan, how, world=2, backend=Backend):
     def work(rank_env):
         moves = backend()
         moves.start(rank_env, (*plan.groups, tuple(range(world))), 30.0)
@@ -137,7 +136,7 @@ def test_as_soon_as_possible_nothing_is_due(toy, forked):
         assert (timing.issue[1:] >= timing.end[:-1]).all()
 
 
-class SlowOperation(Gloo):
+class SlowOperation(Backend):
     """An all-reduce takes 60 ms longer here."""
 
     def bind(self, call: Call):

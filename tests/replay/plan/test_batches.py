@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetraffic.replay import make_plan
-from moetraffic.replay.backends.backend import Call
-from moetraffic.replay.backends.process_groups import Nccl
+from moetraffic.replay.backends.backend import Call, Nccl
 from moetraffic.replay.plan.program import Plan
 from moetraffic.trace.model import (
     UNKNOWN_TIME,

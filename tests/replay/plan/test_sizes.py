@@ -11,8 +11,7 @@ from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.patterns.bandwidth.collective import wire_bytes
 from moetraffic.patterns.bandwidth.moved_bytes import sizes, traffic_bytes
 from moetraffic.replay import make_plan, scratch_file
-from moetraffic.replay.backends.backend import Call
-from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.backends.backend import Backend, Call
 from moetraffic.replay.execution import timed_pass
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.program import KINDS
@@ -113,7 +112,7 @@ def test_a_long_program_goes_in_blocks_over_disk_with_the_same_result(
         assert (a.send_bytes == b.send_bytes).all()
         assert (a.receive_bytes == b.receive_bytes).all()
 
-    class Noting(Gloo):
+    class Noting(Backend):
         def __init__(self):
             super().__init__()
             self.bound = []

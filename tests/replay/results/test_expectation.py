@@ -139,11 +139,10 @@ CALLS = """
 import os, sys
 import torch
 from moetraffic.launch import RankEnvironment
-from moetraffic.replay.backends.backend import Call
-from moetraffic.replay.backends.process_groups import BUILT_IN
+from moetraffic.replay.backends.backend import Call, create
 
 name, width, number = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-moves = BUILT_IN[name]()
+moves = create(name)
 moves.start(RankEnvironment(rank=0, world=1, local_rank=0), [(0,)], 30.0)
 moves._members = [tuple(range(width))]  # a group of several, of which this is one
 buffer = torch.zeros(1 << 20, dtype=torch.uint8)
