@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
-import secrets
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from moetraffic.analysis.resampling import UNKNOWN, Interval
 from moetraffic.analysis.times.completion import (
     completion,
     wall_times,
@@ -32,10 +28,8 @@ from moetraffic.replay.results.baselines import (
 )
 from moetraffic.replay.results.call_times import measure
 from moetraffic.replay.results.conclusion import conclude
-from moetraffic.replay.results.output import from_json, to_json
 from moetraffic.replay.results.replayed_trace import replayed_trace
 from moetraffic.replay.results.result import Fidelity
-from moetraffic.replay.results.summary import _beside
 from moetraffic.trace.model import CLOCK, UNKNOWN_TIME
 from moetraffic.trace.trace import Trace
 
@@ -265,67 +259,3 @@ def test_the_slowdown_is_that_of_the_all_to_alls_alone(toy):
     assert whole.slowdown_by_bytes is not None
     assert whole.slowdown_by_bytes.value == pytest.approx(1.3, rel=2e-3)
     assert 1 < whole.slowdown_by_bytes.low <= whole.slowdown_by_bytes.high < 1.4
-
-
-@pytest.mark.parametrize(
-    ("by_operations", "by_bytes", "states", "draws", "least"),
-    [
-        (1.0, 1.3, "is above 1: its bytes slow them", 1, 1),
-        # the 95% interval excludes 1 by chance in 1 of 20 draws
-        (1.3, 1.0, "includes 1: no effect of its bytes is shown", 12, 8),
-        (1.3, 1.2, "is above 1: its bytes slow them", 1, 1),
-    ],
-)
-def test_pairs_state_whether_bytes_or_operations_slow(
-    toy, by_operations, by_bytes, states, draws, least
-):
-    plan = make_plan(toy(world=2, iterations=range(12)))
-    seed = secrets.randbits(32)
-    rng = np.random.default_rng(seed)
-    stated = 0
-    for _ in range(draws):
-        triples = []
-        for _ in range(6):
-            noise = [rng.integers(9900, 10100, len(plan)) for _ in range(3)]
-            factors = 1.0, by_operations * by_bytes, by_operations
-            triples.append(
-                tuple(
-                    timed(plan, lambda r, o, n=n, f=f: int(f * n[o]))
-                    for n, f in zip(noise, factors, strict=True)
-                )
-            )
-        found = said(plan, triples[0][1], pairs=triples)
-        text = _beside(found, found.slowdown)
-        stated += states in text
-        stated_ratios = re.findall(r"(?:alone\)|With bytes they take) (\S+)x \(", text)
-        wanted = pytest.approx([by_operations, by_bytes], abs=6e-3)
-        assert [float(ratio) for ratio in stated_ratios] == wanted
-        assert text.count("; 95% interval over iterations)") == 1
-        assert "; 95% interval over pairs) as long as without, in 6 pairs" in text
-    assert stated >= least, seed
-    faster = replace(found, slowdown_by_bytes=Interval(value=0.5, low=0.4, high=0.6))
-    assert "is below 1: the effect of its bytes is not determined" in _beside(
-        faster, faster.slowdown
-    )
-    unknown = _beside(replace(found, slowdown_by_bytes=UNKNOWN), found.slowdown)
-    assert re.search(
-        r"\(processor alone\) \S+x \(\S+ to \S+x\)\.$", unknown
-    )  # of several pairs
-
-
-def test_a_fidelity_survives_its_json(toy):
-    plan = make_plan(toy(world=3, iterations=range(5)))
-    bound = plan.bottleneck_bytes / 1e9
-    found = said(
-        plan,
-        timed(plan, lambda r, o: 1000 + o),
-        baselines=Baselines(bound_s=bound, bound_of="8 Gbps", notes=("n",)),
-    )
-    text = to_json("x", found)
-    again = from_json(Fidelity, text)
-    assert to_json("x", again) == text
-    assert json.loads(text)["parts"][0]["over_model"]["value"] is None
-    assert again.parts[0].time_s == found.parts[0].time_s
-    for wrong in ("[]", "{}", '{"parts": 3}', "{"):
-        with pytest.raises(ReplayError, match="a record of Fidelity"):
-            from_json(Fidelity, wrong)

@@ -13,9 +13,8 @@ from moetraffic.replay.plan.program import Timing
 from moetraffic.replay.results.audit import audit
 from moetraffic.replay.results.baselines import Baselines
 from moetraffic.replay.results.call_times import measure
-from moetraffic.replay.results.output import from_json
 from moetraffic.replay.results.replayed_trace import replayed_trace
-from moetraffic.replay.results.result import Replay, summarize
+from moetraffic.replay.results.result import summarize
 from moetraffic.trace.model import UNKNOWN_TIME
 from moetraffic.trace.panel import ArrayPanel
 from moetraffic.trace.trace import Trace
@@ -129,18 +128,6 @@ def test_ranks_alone_wait_for_nobody_and_cross_no_network(toy):
     assert summary.algbw_gbs is not None
     assert summary.network_bytes == 0
     assert json.loads(summary.to_json())["busbw_gbs"] is None
-
-
-def test_the_summary_survives_its_json(toy, tmp_path):
-    plan = make_plan(toy(world=4, groups=[(0, 2), (3, 1)]), dense=False)
-    summary = summary_of(plan, timed(plan, lambda r, o: 1000 + r + o), out="x.h5")
-    path = tmp_path / "summary.json"
-    path.write_text(summary.to_json())
-    assert from_json(Replay, path.read_text()) == summary
-    said = json.loads(summary.to_json())
-    assert said["kind"] == "moetraffic replay"
-    assert said["operations"] == 36
-    assert said["kinds"] == {"all_to_all": 36}
 
 
 def test_the_frame_has_a_row_for_each_part_with_its_bytes_and_times(toy):
