@@ -8,7 +8,6 @@ from itertools import chain, pairwise
 import numpy as np
 import torch
 
-from moetraffic.arrays import Int64
 from moetraffic.launch import heartbeat
 from moetraffic.replay.backends.backend import Backend, Call, Launch
 from moetraffic.replay.failure import RankError, backend_error, first_line
@@ -20,7 +19,6 @@ from moetraffic.replay.plan.program import (
     Program,
     Timing,
 )
-from moetraffic.replay.scratch_file import release, scratch_array
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 
 from . import payload
@@ -136,11 +134,7 @@ class Binder:
 
     def launches(self, begin: int, end: int) -> list[Launch]:
         """Return the callables that start operations of the range [begin, end)."""
-        made = [self.launch(n) for n in range(begin, end)]
-        if end < len(self._program):  # a long program is bound block by block
-            release(self._program.send_bytes)
-            release(self._program.receive_bytes)
-        return made
+        return [self.launch(n) for n in range(begin, end)]
 
 
 def _started() -> None:
@@ -172,11 +166,7 @@ class TimedPass:
         self.barrier = barrier
         self.counter = counter
         self.base = 2 * passed  # value of the counter when the pass begins
-        self.issue: Int64 = scratch_array(count, np.int64, UNKNOWN_TIME)
-        self.end: Int64 = scratch_array(count, np.int64, UNKNOWN_TIME)
-        self.due: Int64 = np.broadcast_to(np.int64(UNKNOWN_TIME), (count,))
-        if pace.timed:
-            self.due = scratch_array(count, np.int64, UNKNOWN_TIME)
+        self.issue, self.end, self.due = np.full((3, count), UNKNOWN_TIME, np.int64)
         self.start = self.issue  # on a host an exchange begins with the call
         self.done = 0  # operations that have ended
         self._heartbeat_ns = 0
@@ -193,9 +183,6 @@ class TimedPass:
         def blocks() -> Iterator[list[Launch]]:
             for begin in range(0, count, max(step, 1)):
                 yield self.binder.launches(begin, min(begin + step, count))
-                if step < count:
-                    release(self.issue)
-                    release(self.end)
 
         prepared = blocks()
         return chain(next(prepared, []), chain.from_iterable(prepared))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moetraffic.arrays import Bool, Int8, Int32, Int64
-from moetraffic.replay.scratch_file import scratch_array
 from moetraffic.trace.clock import to_common
 from moetraffic.trace.model import ALL_TO_ALL, UNKNOWN_TIME
 from moetraffic.trace.order import common_order
@@ -218,8 +217,8 @@ class ProgramBuilder:
         self._first = np.concatenate([[0], np.cumsum(cells)]).astype(np.int64)
         self._place = np.full(len(table.kind), -1, np.int64)
         self._place[order] = np.arange(len(order))
-        self._send = scratch_array(int(self._first[-1]), np.int64)
-        self._receive = scratch_array(int(self._first[-1]), np.int64)
+        self._send = np.zeros(int(self._first[-1]), np.int64)
+        self._receive = np.zeros(int(self._first[-1]), np.int64)
         self._sizes = np.zeros((2, len(order)), np.int64)
         self._times = times
 

@@ -1,4 +1,4 @@
-"""Bytes of dense operations are the ring's; long programs lie on disk."""
+"""Bytes of dense operations are the ring's; long programs are bound in blocks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from moetraffic.patterns.algorithms import collective_matrix
 from moetraffic.patterns.bandwidth.collective import wire_bytes
 from moetraffic.patterns.bandwidth.moved_bytes import sizes, traffic_bytes
-from moetraffic.replay import make_plan, scratch_file
+from moetraffic.replay import make_plan
 from moetraffic.replay.backends.backend import Backend, Call
 from moetraffic.replay.execution import timed_pass
 from moetraffic.replay.execution.engine import Engine
 from moetraffic.replay.plan.program import KINDS
 from moetraffic.replay.plan.sizes import buffers
-from moetraffic.replay.scratch_file import release, scratch_array
 
 CUT = {"reduce_scatter", "scatter"}
 ROOTED = {"broadcast", "reduce", "gather", "scatter"}
@@ -82,35 +81,10 @@ def test_what_is_sent_is_received(kind):
         assert send.sum() == receive.sum()
 
 
-def test_large_arrays_lie_in_files_and_keep_what_they_hold(monkeypatch):
-    monkeypatch.setattr(scratch_file, "IN_MEMORY_BYTES", 1 << 10)
-    small, large = (
-        scratch_array(10, np.int64, -1),
-        scratch_array((3, 1000), np.int64, -1),
-    )
-    assert not isinstance(small, np.memmap)
-    assert isinstance(large, np.memmap)
-    assert (large == -1).all()
-    large[1] = np.arange(1000)
-    release(large)
-    release(small)
-    assert large[1].tolist() == list(range(1000))
-
-
-def test_a_long_program_goes_in_blocks_over_disk_with_the_same_result(
-    toy, forked, monkeypatch
-):
-    trace = toy(iterations=range(12))
-    whole = make_plan(trace)
-    monkeypatch.setattr(scratch_file, "IN_MEMORY_BYTES", 64)
+def test_a_long_program_is_prepared_in_blocks(toy, forked, monkeypatch):
+    plan = make_plan(toy(iterations=range(12)))
     monkeypatch.setattr(timed_pass, "PREPARED", 8)
     monkeypatch.setattr(timed_pass, "BLOCK", 8)
-    plan = make_plan(trace)
-    assert isinstance(plan.programs[0].send_bytes, np.memmap)
-    for rank in (0, 1):
-        a, b = whole.programs[rank], plan.programs[rank]
-        assert (a.send_bytes == b.send_bytes).all()
-        assert (a.receive_bytes == b.receive_bytes).all()
 
     class Noting(Backend):
         def __init__(self):
@@ -129,7 +103,7 @@ def test_a_long_program_goes_in_blocks_over_disk_with_the_same_result(
         return moves.bound, timing
 
     for rank, (bound, timing) in enumerate(forked(2, work)):
-        program = whole.programs[rank]
+        program = plan.programs[rank]
         meeting = ("all_to_all", [1, 1], [1, 1])
         bound.remove(meeting)
         assert bound == [
