@@ -250,7 +250,7 @@ def test_nccl_is_refused_with_the_reason_where_there_is_no_device(forked):
 
     for found in forked(3, work):
         assert isinstance(found, ReplayError)
-        assert "NCCL needs a CUDA device for each rank" in str(found)
+        assert "nccl needs a CUDA device for each rank" in str(found)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
