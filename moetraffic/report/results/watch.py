@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from prometheus_client import Metric
+from prometheus_client import Metric, generate_latest
 
 from moetraffic.analysis.skew.collapse import COLLAPSED, STARVED
 from moetraffic.arrays import Float64
 from moetraffic.report.chart import Axis, Chart, Panel, Series
-from moetraffic.report.prometheus import gauge, metric, write_metrics
 from moetraffic.tables import Table, tables_of
+from moetraffic.trace.hdf5.durable import write_errors, write_whole
 from moetraffic.trace.model import Source
 from moetraffic.units import byte_size, duration, rank_span
 from moetraffic.watch import LayerSnapshot, Snapshot
@@ -321,8 +323,33 @@ def summary(snapshot: Snapshot) -> dict[str, Any]:
 PREFIX = "moetraffic_watch"
 
 
+Samples = Iterable[tuple[Mapping[str, object], float]]
+"""Labels and value of each sample."""
+
+
 def metrics(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield metrics of a snapshot; those of layers are means of the steps shown."""
+    """Yield metrics of a snapshot; those of layers are means of the steps shown.
+
+    Names end in their unit, as Prometheus requires: ``_seconds``, ``_bytes``, and
+    ``_total`` for counters.
+    """
+
+    def metric(name: str, help: str, samples: Samples) -> Metric:
+        """Create a metric from those samples that are finite."""
+        base = name.removesuffix("_total")
+        kind = "gauge" if base == name else "counter"
+        made = Metric(f"{PREFIX}_{base}", help, kind)
+        for labels, value in samples:
+            if math.isfinite(value):
+                of = {"trace": snapshot.path.name, **labels}
+                shown = {k: str(v) for k, v in of.items()}
+                made.add_sample(f"{PREFIX}_{name}", shown, float(value))
+        return made
+
+    def gauge(name: str, help: str, value: float) -> Metric:
+        """Create a metric with one sample."""
+        return metric(name, help, [({}, value)])
+
     running = "1 while the run is recorded, 0 before and after."
     yield gauge("running", running, snapshot.state == "recording")
     yield gauge("world_ranks", "Ranks of the run.", snapshot.world)
@@ -388,14 +415,25 @@ def _label(each: LayerSnapshot) -> dict[str, object]:
 
 
 def write_snapshot_metrics(path: Path, snapshot: Snapshot) -> None:
-    """Write the metrics of a snapshot in Prometheus' text format, atomically.
+    """Write the metrics of a snapshot for node exporter's textfile collector.
+
+    It reads every ``*.prom`` in a folder periodically, as another user: the file is
+    replaced atomically, and readable by all users.
 
     Raises
     ------
     MoetrafficError
         If the file cannot be written.
+
+    References
+    ----------
+    Prometheus, "Exposition formats", text format 0.0.4; "Metric and label naming".
     """
-    write_metrics(path, metrics(snapshot), PREFIX, {"trace": snapshot.path.name})
+    made = [metric for metric in metrics(snapshot) if metric.samples]
+    registry: Any = SimpleNamespace(collect=lambda: made)
+    with write_errors(path):
+        write_whole(path, generate_latest(registry))
+        path.chmod(0o644)
 
 
 # ---- heatmaps ----------------------------------------------------------------------
