@@ -7,7 +7,6 @@ import math
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -39,12 +38,6 @@ def test_ranks_get_their_seat_and_their_store(run, tmp_path):
     assert len(stores) == 1
     assert not Path(stores.pop()).exists()
     assert {(s[4], s[5]) for s in seen} == {("5", "red")}
-
-
-def test_ranks_use_one_thread_unless_told_otherwise(run, monkeypatch, tmp_path):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert run("(here / 'omp').write_text(os.environ['OMP_NUM_THREADS'])", ranks=1).ok
-    assert (tmp_path / "omp").read_text() == "1"
 
 
 def test_heartbeats_arrive_in_order_with_their_fields(run):
@@ -185,21 +178,6 @@ def test_a_rank_that_never_gets_ready_is_named(run):
     assert "within 4 s of its start" in outcome.blame.reason
 
 
-def test_an_announced_silence_is_not_over_by_what_was_counted_before(run):
-    outcome = run(
-        """
-        count = heartbeat.counter()
-        beat("ready")
-        count[0] = 8
-        beat("step", "the writing", within_s=30.0)
-        time.sleep(1.0)
-        beat("done")
-        """,
-        operation_deadline_s=0.4,
-    )
-    assert outcome.ok, outcome.sentence
-
-
 def test_a_rank_that_ends_slowly_blames_none_that_announced_its_silence(run):
     outcome = run(
         """
@@ -232,29 +210,6 @@ def test_a_rank_that_does_not_end_after_it_is_done_is_ended(run):
     assert outcome.blame is not None
     assert outcome.blame.rank == 1
     assert "reported to be done" in outcome.blame.reason
-
-
-def test_a_mismatch_outranks_the_crashes_that_follow(run):
-    outcome = run(
-        """
-        up()
-        if rank == 0:
-            while not (here / "up-1").exists():  # its start may take longer than grace
-                time.sleep(0.01)
-            os.abort()
-        time.sleep(0.1)
-        if rank == 1:
-            beat("error", "operation 4", message="received 8 bytes, 16 were planned",
-                 cause="mismatch", blames=2)
-            sys.exit(1)
-        time.sleep(60)
-        """,
-        ranks=3,
-        grace_s=1.5,
-    )
-    assert outcome.blame is not None
-    assert (outcome.blame.rank, outcome.blame.operation) == (2, "operation 4")
-    assert outcome.blame.reason == "received 8 bytes, 16 were planned"
 
 
 def test_an_exception_is_told_by_its_last_line_and_ends_the_others(run):
@@ -302,22 +257,6 @@ def test_what_a_rank_started_ends_with_it(run, tmp_path, is_alive):
     assert not is_alive(int((tmp_path / "child").read_text()))
 
 
-def test_what_a_rank_started_is_gone_also_where_it_must_wait_for_a_core(
-    run, tmp_path, is_alive
-):
-    assert run(
-        """
-        import subprocess
-        command = [sys.executable, "-I", "-S", "-c", "while True: pass"]
-        children = [subprocess.Popen(command).pid for _ in range(8)]
-        (here / "children").write_text(" ".join(map(str, children)))
-        """,
-        ranks=1,
-    ).ok
-    children = (tmp_path / "children").read_text().split()
-    assert not [pid for pid in children if is_alive(int(pid))]
-
-
 def test_a_command_that_does_not_exist_is_named():
     outcome = launch(["no-such-command-at-all"], ranks=2, grace_s=0.2)
     assert not outcome.ok
@@ -345,14 +284,6 @@ def test_an_error_in_the_callers_code_leaves_no_rank(run, tmp_path, is_alive):
     with pytest.raises(LookupError, match="ready"):
         run("beat('ready'); time.sleep(60)", ranks=1, on_event=fail)
     assert not is_alive(int((tmp_path / "pid-0").read_text()))
-
-
-def test_it_runs_outside_the_main_thread(run):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(run("beat('done')")))
-    thread.start()
-    thread.join(60)
-    assert found[0].ok
 
 
 @pytest.mark.parametrize(
