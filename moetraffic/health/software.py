@@ -27,7 +27,7 @@ class Package(NamedTuple):
 
 
 PACKAGES = (
-    Package("torch", "2.4", "training, the dispatcher of the capture hook, gloo, NCCL"),
+    Package("torch", "2.5", "training, the dispatcher of the capture hook, gloo, NCCL"),
     Package("fairscale", "0.4.13", "fairscale's MoE, tensor and ZeRO layers"),
     Package("numpy", "1.26", "arrays"),
     Package("scipy", "1.11", "statistics, matchings"),
