@@ -185,9 +185,7 @@ def command(
     dry_run: bool = option(
         False, "Print the plan; start no ranks.", "--dry-run", panel=DRY
     ),
-    program: Path | None = option(
-        None, "JSON or CSV file of every operation.", panel=DRY
-    ),
+    program: Path | None = option(None, "CSV file of every operation.", panel=DRY),
     hockney: str = option(
         "", "Estimate times by Hockney's model: 10us,50GB/s.", panel=DRY
     ),

@@ -37,9 +37,6 @@ from .lower_bound import (
 )
 from .summary_tables import counts
 
-FORMATS = (".json", ".csv")
-"""File name suffixes of the formats in which programs are written."""
-
 TITLES = {
     "network_bytes": "between ranks",
     "by_stream": "operations by stream",
@@ -191,27 +188,21 @@ class DryRun:
         return Table(title=f"dry run of {found['source']}", rows=rows)
 
     def save(self, path: Path) -> None:
-        """Write the programs of all ranks as CSV or, with the summary, as JSON.
+        """Write the programs of all ranks as CSV.
 
-        Lists are separated by blanks in CSV; unknown values are empty there, and null
-        in JSON.
+        Lists are separated by blanks; unknown values are empty.
 
         Raises
         ------
         ReplayError
             If the file cannot be written.
         """
-        rows = list(self.rows())
-        if path.suffix == ".json":
-            text = json.dumps({**self.as_dict(), "programs": rows})
-        else:
-            out = io.StringIO()
-            writer = csv.DictWriter(out, rows[0] if rows else (), lineterminator="\n")
-            writer.writeheader()
-            for row in rows:
-                writer.writerow({name: _cell(value) for name, value in row.items()})
-            text = out.getvalue()
-        write_text(path, text, error=ReplayError)
+        rows, out = list(self.rows()), io.StringIO()
+        writer = csv.DictWriter(out, rows[0] if rows else (), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({name: _cell(value) for name, value in row.items()})
+        write_text(path, out.getvalue(), error=ReplayError)
 
 
 def estimate_plan(
@@ -266,10 +257,9 @@ def print_dry_run(
     if hockney:
         parse_hockney(hockney)
     if program is not None:
-        if program.suffix not in FORMATS:
+        if program.suffix != ".csv":
             raise ReplayError(
-                f"a program is written as {' or '.join(FORMATS)}, not "
-                f"{program.name!r}: name a file of these"
+                f"a program is written as CSV, not {program.name!r}: name a .csv file"
             )
         validate_output(program, force=request.force, error=ReplayError)
     with Trace.open(request.trace) as trace:
