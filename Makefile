@@ -29,7 +29,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 test: lint
 	$(PYTEST) -m "not slow"
 
-test-all: lint $(VENV)/.ready-frameworks $(VENV)/.ready-param
+test-all: lint $(VENV)/.ready-frameworks
 	MOETRAFFIC_EXAMPLES=200 $(PYTEST)
 
 test-gpu: $(VENV)/.ready-test
@@ -73,16 +73,6 @@ $(VENV)/.ready-docs: $(VENV)/.ready
 $(VENV)/.ready-frameworks: $(VENV)/.ready-test
 	$(PIP) --editable '.[test,examples-megatron,examples-deepspeed,examples-torchtitan]' \
 	  && touch $@ || echo "some frameworks could not be installed: their tests are skipped"
-
-# at this commit pip cannot build PARAM's folder, so its parser is copied
-PARAM := https://github.com/facebookresearch/param
-PARAM_AT := 1e115ffc62c6d048405d9b963191736c13811b1d
-$(VENV)/.ready-param: $(VENV)/.ready-test
-	$(PIP) intervaltree pydot && rm -rf $(VENV)/param \
-	  && git clone --quiet $(PARAM) $(VENV)/param \
-	  && git -C $(VENV)/param checkout --quiet $(PARAM_AT) \
-	  && cp -r $(VENV)/param/et_replay $(VENV)/lib/python3*/site-packages/ \
-	  && touch $@ || echo "PARAM's parser could not be installed: its test is skipped"
 
 # what tests need besides Python; without the rights to install it, they name it
 tools:

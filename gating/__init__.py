@@ -1,7 +1,6 @@
 """Routers, expert capacity and load-balancing losses of mixture-of-experts layers."""
 
 from .capacity import capacity, keep
-from .conformance import check_router
 from .deepseek import DeepSeekRouter
 from .expert_choice import ExpertChoiceRouter
 from .fairscale_top2 import FairscaleTop2Router
@@ -42,7 +41,6 @@ __all__ = [
     "balance_loss",
     "build",
     "capacity",
-    "check_router",
     "global_balance_loss",
     "keep",
     "load_balancing_loss",

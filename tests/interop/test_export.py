@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,6 @@ from moetraffic.interop.export import (
     EXPORTERS,
     Exporter,
     ExportOptions,
-    check_exporter,
     export_trace,
     known_exporters,
     registry,
@@ -29,42 +29,45 @@ GOLDEN = path("golden-v1.h5")
 SOME = ExportOptions(iterations=range(4, 7))
 
 
-@pytest.mark.parametrize("name", EXPORTERS)
-def test_every_exporter_keeps_the_rules(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("exporter", EXPORTERS.values(), ids=EXPORTERS)
+def test_exporters_are_described(exporter: Exporter) -> None:
+    assert exporter.what
+    assert exporter.readers
+    assert exporter.limits
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", exporter.name)
+    assert bool(exporter.suffix) != exporter.folder
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS.values(), ids=EXPORTERS)
+def test_exports_are_reproducible_and_complete(
+    exporter: Exporter, tmp_path: Path
+) -> None:
+    contents = []
     with Trace.open(GOLDEN) as trace:
-        check_exporter(EXPORTERS[name], trace, tmp_path, options=SOME)
-
-
-def test_the_check_finds_what_is_wrong(tmp_path: Path) -> None:
-    def made(**more: Any) -> Exporter:
-        about = {"what": "w", "readers": "r", "limits": "l", "suffix": ".x"}
-        return Exporter(**{"name": "mine", **about, "write": write, **more})
-
-    def write(trace: Trace, to: Path, options: ExportOptions) -> list[str]:
-        to.write_text("always the same")
-        return []
-
-    def untidy(trace: Trace, to: Path, options: ExportOptions) -> list[str]:
-        to.parent.parent.joinpath("beside").write_text("")
-        return write(trace, to, options)
-
-    def wordy(trace: Trace, to: Path, options: ExportOptions) -> list[str]:
-        return [*write(trace, to, options), "two\nlines"]
-
-    cases = [
-        (made(), "a selection without a call is refused"),
-        (made(name="My Own"), "lower case with hyphens"),
-        (made(suffix=""), "a file with a suffix, or a folder"),
-        (made(readers=" "), "says its readers"),
-        (made(write=untidy), "nothing is written but the output"),
-        (made(write=wordy), "in sentences of one line"),
-    ]
-    with Trace.open(GOLDEN) as trace:
-        for number, (exporter, said) in enumerate(cases):
+        for number in range(2):
             folder = tmp_path / str(number)
             folder.mkdir()
-            with pytest.raises(AssertionError, match=said):
-                check_exporter(exporter, trace, folder)
+            output = folder / f"run{exporter.suffix}"
+            done = export_trace(trace, output, exporter.name, options=SOME)
+            assert list(folder.iterdir()) == [output]
+            assert all(re.fullmatch(r"\S.*", sentence) for sentence in done.lost)
+            if exporter.folder:
+                assert all(re.fullmatch(exporter.files, f.name) for f in done.files)
+            contents.append([f.read_bytes() for f in done.files])
+        assert contents[0]
+        assert contents[0] == contents[1]
+        with pytest.raises(TraceError, match="not overwritten"):
+            export_trace(trace, output, exporter.name, options=SOME)
+        with pytest.raises(TraceError) as caught:
+            export_trace(
+                trace,
+                tmp_path / f"empty{exporter.suffix}",
+                exporter.name,
+                options=ExportOptions(iterations=range(900, 901)),
+            )
+        assert "\n" not in str(caught.value)
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1"]
+        export_trace(trace, output, exporter.name, options=SOME, force=True)
 
 
 def test_an_installed_package_adds_a_format(
@@ -125,7 +128,7 @@ def test_a_folder_with_anything_else_in_it_is_never_replaced(tmp_path: Path) -> 
         with pytest.raises(TraceError, match=r"holds 'thesis\.tex'"):
             export_trace(trace, output, "nccl-tests", options=SOME, force=True)
         with pytest.raises(TraceError, match="is a file"):
-            export_trace(trace, output / "thesis.tex", "param", force=True)
+            export_trace(trace, output / "thesis.tex", "chakra", force=True)
     assert (output / "thesis.tex").read_text() == "years of work"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 

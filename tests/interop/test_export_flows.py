@@ -91,96 +91,6 @@ def test_what_rounding_changes_is_said(tmp_path: Path) -> None:
     assert file.read_text() == "0 1\n2 4\n"
 
 
-# ---- UCC --------------------------------------------------------------------------
-
-
-def ucc_patterns(text: str) -> list[Any]:
-    """ucc_pt_generator_file on inih with continued lines."""
-    found: list[list[int]] = []
-    section, name, open_ = "", "", False
-    for line in text.splitlines():
-        assert len(line) <= 8189
-        if not line.strip() or line.lstrip().startswith((";", "#")):
-            continue
-        if line[0].isspace() and name:
-            value = line.strip()
-        elif match := re.fullmatch(r"\[(.+)\]", line):
-            section, name = match[1], ""
-            continue
-        else:
-            name, value = (part.strip() for part in line.split("=", 1))
-        if section == "collective" and name == "type":
-            assert value == "ALLTOALLV"
-        if section != "collective" or name != "counts":
-            continue
-        if "{" in value:
-            open_, value = True, value.partition("{")[2].strip()
-            found.append([])
-        closes = "}" in value
-        value = value.partition("}")[0].strip()
-        if value and open_:
-            found[-1] += [int(v) for v in value.split(",")]
-        open_ = open_ and not closes
-    assert all(0 <= v < 2**32 for p in found for v in p)
-    width = int(len(found[0]) ** 0.5)
-    return [np.array(p).reshape(width, width) for p in found]
-
-
-def test_ucc_reads_every_pattern(tmp_path: Path) -> None:
-    with Trace.open(GOLDEN) as trace:
-        done = export_trace(
-            trace,
-            tmp_path / "p.ptini",
-            "ucc-perftest",
-            options=ExportOptions(iterations=SOME),
-        )
-        found = ucc_patterns(done.files[0].read_text())
-        assert any("with -d int64 on 2 ranks" in sentence for sentence in done.lost)
-        for pattern, matrix in zip(found, sent(trace, SOME), strict=True):
-            assert (pattern * 8 == matrix).all()
-
-
-def test_ucc_counts_what_uint32_can(tmp_path: Path) -> None:
-    wide = np.full((1, 300, 300), 2**31 + 4, np.int64)
-    trace = trace_of(wide, tmp_path)
-    done = export_trace(trace, tmp_path / "w.ptini", "ucc-perftest")
-    (pattern,) = ucc_patterns(done.files[0].read_text())
-    assert (pattern == wide[0] // 4).all()
-    trace = trace_of([[[0, 2**32], [1, 0]]], tmp_path)
-    with pytest.raises(TraceError, match="counts up to 4294967295 elements of INT8"):
-        export_trace(trace, tmp_path / "n.ptini", "ucc-perftest")
-    assert not (tmp_path / "n.ptini").exists()
-
-
-# ---- NIXL -------------------------------------------------------------------------
-
-
-def test_nixl_reads_patterns_that_pyyaml_reads(tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml")
-    with Trace.open(GOLDEN) as trace:
-        options = ExportOptions(iterations=SOME)
-        done = export_trace(trace, tmp_path / "n", "nixl", options=options)
-        config = yaml.safe_load((tmp_path / "n" / "traffic_patterns.yaml").read_text())
-        patterns = config["traffic_patterns"]
-        for pattern, matrix in zip(patterns, sent(trace, SOME), strict=True):
-            text = (tmp_path / "n" / pattern["matrix_file"]).read_text()
-            read = np.array(
-                [[int(c) for c in row.split()] for row in text.splitlines()]
-            )
-            assert (read == without_own(matrix)).all()
-            assert pattern["mem_type"] == "cuda"
-            assert isinstance(pattern["sleep_before_launch_sec"], float)
-            assert 0 <= pattern["sleep_before_launch_sec"] < 10
-        assert sum(p["sleep_before_launch_sec"] for p in patterns) > 0
-        own = sum(int(np.trace(m)) for m in sent(trace, SOME))
-        assert f"{own} bytes of rank-local (self) traffic are left out" in done.lost
-        spaced = ExportOptions(iterations=SOME, every_ns=20_000)
-        export_trace(trace, tmp_path / "s", "nixl", options=spaced)
-        config = yaml.safe_load((tmp_path / "s" / "traffic_patterns.yaml").read_text())
-        sleeps = {p["sleep_before_launch_sec"] for p in config["traffic_patterns"]}
-        assert sleeps == {2e-5}  # not the text '2e-05'
-
-
 # ---- htsim ------------------------------------------------------------------------
 
 
@@ -298,11 +208,9 @@ def without_own_each(matrices: Any) -> Any:
 
 def test_captured_pace_needs_times(tmp_path: Path) -> None:
     trace = trace_of([[[0, 1], [1, 0]]], tmp_path)
-    for name in ("htsim", "hpcc", "nixl", "chakra"):
+    for name in ("htsim", "hpcc", "chakra"):
         with pytest.raises(TraceError, match="captured pace needs the time of each"):
             export_trace(trace, tmp_path / "out", name)
-    with pytest.raises(TraceError, match="say it with --every"):
-        export_trace(trace, tmp_path / "out", "repetita")
     assert not (tmp_path / "out").exists()
 
 
@@ -358,30 +266,7 @@ def test_hpcc_sources_have_ports_for_so_many_flows(tmp_path: Path) -> None:
         export_trace(trace, tmp_path / "g.txt", "hpcc", options=options)
 
 
-# ---- REPETITA, EPLB ---------------------------------------------------------------
-
-
-def test_repetita_demands_are_mean_rates(tmp_path: Path) -> None:
-    with Trace.open(GOLDEN) as trace:
-        options = ExportOptions(iterations=SOME, every_ns=10_000_000)
-        done = export_trace(trace, tmp_path / "d.demands", "repetita", options=options)
-        head, names, *lines = done.files[0].read_text().splitlines()
-        assert (head, names) == (f"DEMANDS {len(lines)}", "label src dest bw")
-        want = without_own(sum(sent(trace, SOME)))
-        rates = np.zeros((2, 2))
-        for number, line in enumerate(lines):
-            label, source, destination, rate = line.split(" ")
-            assert label == f"demand_{number}"
-            rates[int(source), int(destination)] = float(rate)  # kbit/s
-        # bytes of two iterations in twice 10 ms
-        np.testing.assert_allclose(rates, want * 8 / 1000 / 0.020, atol=5e-4)
-        steps = export_trace(
-            trace,
-            tmp_path / "s.demands",
-            "repetita",
-            options=ExportOptions(iterations=SOME),
-        )
-        assert "of 2 iterations, in kbit/s" in " ".join(steps.lost)
+# ---- EPLB -------------------------------------------------------------------------
 
 
 def test_eplb_gets_the_load_of_each_layer(tmp_path: Path) -> None:

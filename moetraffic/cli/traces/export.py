@@ -23,10 +23,7 @@ from moetraffic.trace.hdf5.durable import validate_other_than_input
 from moetraffic.trace.iterations import layer_numbers
 from moetraffic.units import byte_size, seconds
 
-FORMATS = (
-    "perfetto, param, nccl-tests, ucc-perftest, nixl, chakra, htsim, hpcc, repetita, "
-    "eplb, csv, parquet, npz"
-)
+FORMATS = "perfetto, nccl-tests, chakra, htsim, hpcc, eplb, csv, parquet, npz"
 LIST = "list"
 FORMAT = "Format"
 
@@ -57,7 +54,7 @@ def export(
     ),
     every: str | None = option(
         None,
-        "Time between starts of calls, such as 500us; for repetita, of iterations.",
+        "Time between starts of calls, such as 500us.",
         panel=FORMAT,
         shown="by --pace",
     ),

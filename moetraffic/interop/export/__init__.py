@@ -1,6 +1,5 @@
 """Export traces to the file formats of other tools."""
 
-from .conformance import check_exporter
 from .exporter import Exported, Exporter, ExportOptions
 from .registry import EXPORTERS, export_trace, exporter_named, known_exporters
 
@@ -9,7 +8,6 @@ __all__ = [
     "ExportOptions",
     "Exported",
     "Exporter",
-    "check_exporter",
     "export_trace",
     "exporter_named",
     "known_exporters",

@@ -48,8 +48,7 @@ class ExportedExchange:
     site: Site  # call site of the first group
     groups: tuple[tuple[int, ...], ...]  # world ranks of each group that executes it
     bytes: Int64  # [R, R] row sends, column receives; diagonal: rank-local
-    begins: Int64  # [R] start, or issue if unknown, ns of rank 0's clock
-    ends: Int64  # [R]; both UNKNOWN_TIME if unknown, or for other ranks
+    begins: Int64  # [R] start, or issue, ns of rank 0's clock, or UNKNOWN_TIME
 
     @property
     def name(self) -> str:
@@ -236,12 +235,10 @@ def exchanges(
         slot = np.repeat(np.arange(len(part)), [len(every) for _, every in part])
         cells = np.zeros((len(part), world, world), np.int64)
         begins = np.full((len(part), world), UNKNOWN_TIME, np.int64)
-        ends = begins.copy()
         for at in by_width(trace, members):
             ranks, here = trace.members(members[at]), slot[at][:, None]
-            issue, start, end = trace.times(members[at])
+            issue, start, _ = trace.times(members[at])
             begins[here, ranks] = np.where(start == UNKNOWN_TIME, issue, start)
-            ends[here, ranks] = end
             if options.of == "wire":
                 pairs = (here[:, :, None], ranks[:, :, None], ranks[:, None, :])
                 np.add.at(cells, pairs, trace.wire(members[at]))
@@ -255,7 +252,6 @@ def exchanges(
                 groups=tuple(trace.groups[s.group].ranks for s in sites),
                 bytes=cells[number],
                 begins=begins[number],
-                ends=ends[number],
             )
 
 

@@ -1,7 +1,7 @@
 """Exporter interface, options of an export, and atomic writing of exports.
 
 A third party adds a format with an entry point in the group ``moetraffic.exporters``
-that is an :class:`Exporter`, and tests it with :func:`.conformance.check_exporter`::
+that is an :class:`Exporter`::
 
     [project.entry-points."moetraffic.exporters"]
     mine = "my_package:EXPORTER"

@@ -16,12 +16,8 @@ from . import (
     htsim,
     long_table,
     nccl_tests,
-    nixl,
     numpy_arrays,
-    param,
     perfetto,
-    repetita,
-    ucc_perftest,
 )
 from .exporter import Exported, Exporter, ExportOptions
 
@@ -31,14 +27,10 @@ EXPORTERS: dict[str, Exporter] = {
     one.name: one
     for one in (
         perfetto.EXPORTER,
-        param.EXPORTER,
         nccl_tests.EXPORTER,
-        ucc_perftest.EXPORTER,
-        nixl.EXPORTER,
         chakra.EXPORTER,
         htsim.EXPORTER,
         hpcc.EXPORTER,
-        repetita.EXPORTER,
         eplb.EXPORTER,
         long_table.CSV,
         long_table.PARQUET,
