@@ -21,7 +21,6 @@ STUDIES = (
     "gpt350m",
     "sc21",
     "iteration_times",
-    "published_layouts",
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 from moetraffic.cli import main
 
 from .test_cli import refused
-from .test_published_layouts import PARTS
+from .test_estimate import PARTS
 
 DENSE = "--dp 8 --platform dgx-a100"
 ONE_NODE = "--model deepseek-v3 --dp 8 --ep 8 --dispatcher deduplicated --node-limit 2"

@@ -16,7 +16,12 @@ from moetraffic.cli.modeling.estimate import (
 from tests.cli.printed import unwrapped
 
 from .test_options import options
-from .test_published_layouts import PARTS
+
+PARTS = {
+    **{"TP": ("tp", "ends"), "CP": ("cp",), "PP": ("pp",), "EP": ("ep",)},
+    **{"DP": ("dp", "edp"), "EmbTableSync": ("embedding",)},
+}
+"""By kind of traffic of a pattern, its kinds of an estimate."""
 
 GRID = ("--model", "gpt-3b", "--pp", "4", "--tp", "2", "--dp", "4")
 

@@ -25,8 +25,7 @@ def reproduce(
     study: Annotated[
         str,
         typer.Argument(
-            help="apnet24, sigmetrics24, merced, gpt350m, sc21, iteration_times, "
-            "published_layouts or all."
+            help="apnet24, sigmetrics24, merced, gpt350m, sc21, iteration_times or all."
         ),
     ],
     output: Path | None = option(
