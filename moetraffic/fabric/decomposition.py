@@ -35,9 +35,6 @@ Switches", INFOCOM 2000: schedules of switches.
 H. Liu et al., "Scheduling Techniques for Hybrid Circuit/Packet Networks", CoNEXT 2015
 (Solstice): stuffing nonzero entries first (QuickStuff), the threshold, and the model of
 reconfiguration delay.
-S. Bojja Venkatakrishnan, M. Alizadeh, P. Viswanath, "Costly Circuits, Submodular
-Schedules and Approximate Caratheodory Theorems", SIGMETRICS 2016 (Eclipse): coverage by
-a few permutations.
 """
 
 from __future__ import annotations
@@ -230,15 +227,10 @@ def _halving(left: Int64, real: Int64, limit: int) -> tuple[Int64, int]:
     return _must(_perfect(left > 0)), 1
 
 
-def _any(left: Int64, real: Int64, limit: int) -> tuple[Int64, int]:
-    return _must(_perfect(left > 0)), limit
-
-
 MATCHINGS: dict[str, Callable[[Int64, Int64, int], tuple[Int64, int]]] = {
     "max-min": _max_min,
     "max-weight": _max_weight,
     "halving": _halving,
-    "any": _any,
 }
 """Matching functions by name: (remaining bytes [n, n], remaining demand [n, n], limit
 of the previous step) -> (column of each row, next limit)."""

@@ -14,11 +14,9 @@ from moetraffic.errors import AnalysisError
 from moetraffic.spelling import nearest
 
 from .circuits.birkhoff import Birkhoff, Solstice, StaticMean
-from .circuits.eclipse import Eclipse
 from .circuits.max_weight import MaxWeight
 from .circuits.regional import PacketsOnly, Regional
 from .circuits.rotation import Rotation
-from .circuits.trimmed import Trimmed
 from .family import FAMILIES
 from .jobs.shifts import Compatible, RandomShifts, Unshifted
 from .placement.affinity import Affinity
@@ -44,12 +42,7 @@ POLICIES: Mapping[str, Maker] = {
     "static-mean": StaticMean,
     "birkhoff": Birkhoff,
     "solstice": Solstice,
-    "eclipse": Eclipse,
     "max-weight": MaxWeight,
-    "birkhoff-trimmed": partial(Trimmed, base=Birkhoff()),
-    "solstice-trimmed": partial(Trimmed, base=Solstice()),
-    "eclipse-trimmed": partial(Trimmed, base=Eclipse()),
-    "max-weight-trimmed": partial(Trimmed, base=MaxWeight()),
     "regional": Regional,
     "packets": PacketsOnly,
     "all-at-once": AllAtOnce,

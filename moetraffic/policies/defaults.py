@@ -1,7 +1,11 @@
 """Policies that are evaluated, and packets beside circuits, where none are given."""
 
 DEFAULT_POLICIES = (
-    *("packets", "rotation", "static-mean", "birkhoff", "solstice", "eclipse"),
+    "packets",
+    "rotation",
+    "static-mean",
+    "birkhoff",
+    "solstice",
     "max-weight",
 )
 """Policies of circuits; without a packet switch all but the first."""

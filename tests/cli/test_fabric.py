@@ -388,7 +388,7 @@ def test_circuits_serve_a_run(
         (False, ["--matrices", "0"], "raise --matrices"),
         (
             True,
-            ["--matching", "any"],
+            ["--matching", "halving"],
             "one trace, but --matching is given: leave it out",
         ),
         (True, ["--demand", "half"], "line, rate, scaled"),

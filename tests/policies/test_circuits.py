@@ -10,16 +10,12 @@ from hypothesis.extra.numpy import arrays
 
 from moetraffic.errors import FabricError
 from moetraffic.policies.circuits.birkhoff import (
-    Birkhoff,
     Solstice,
     StaticMean,
     birkhoff,
 )
-from moetraffic.policies.circuits.eclipse import eclipse
-from moetraffic.policies.circuits.max_weight import MaxWeight
 from moetraffic.policies.circuits.regional import regional
 from moetraffic.policies.circuits.rotation import Rotation
-from moetraffic.policies.circuits.trimmed import Trimmed
 from moetraffic.policies.service.optical import (
     RESTS,
     HeldCircuits,
@@ -117,22 +113,6 @@ def test_solstice_stops_when_packets_carry_the_rest(
 
 
 @pytest.mark.parametrize(
-    ("matrix", "delay", "window", "served"),
-    [
-        *((A, 1, 6, 20), (A, 1, 8, 24), (A, 1, 10, 28), (A, 1, 12, 32), (A, 1, 14, 38)),
-        *((A, 2, 8, 24), (B, 1, 6, 15), (B, 1, 10, 24), (B, 1, 12, 30)),
-    ],
-)
-def test_eclipse_in_a_window(
-    matrix: object, delay: float, window: float, served: float
-) -> None:
-    plan = eclipse(matrix, switch(delay), window_s=window)  # type: ignore[arg-type]
-    assert plan.room.sum() + len(plan.room) * delay <= window
-    found = serve_circuits(matrix, plan, switch(delay))  # type: ignore[arg-type]
-    assert found.planned_bytes == served
-
-
-@pytest.mark.parametrize(
     ("circuits", "stop", "pairs", "seconds", "rest", "line"),
     [
         (1, True, [(1, 2)], 7, 28, 10),
@@ -193,46 +173,6 @@ def test_the_window_hides_the_first_reconfiguration_only() -> None:
     assert serve_circuits(B, plan, switch(3, window_s=9)).completion_s == full - 3
 
 
-def test_a_schedule_without_what_did_not_pay() -> None:
-    """A term of 1 byte costs a delay of 5, packets carry it at the same time."""
-    hybrid = switch(5, packet_bytes_s=0.5, rest="packets")
-    past = np.array([A] * 6)
-    view = view_of(A, hybrid, past)
-    whole = MaxWeight().plan(view)
-    kept = Trimmed(base=MaxWeight()).plan(view)
-    times = [
-        serve_circuits(
-            A, Matchings(receivers=whole.receivers[:k], room=whole.room[:k]), hybrid
-        ).completion_s
-        for k in range(1, len(whole.room) + 1)
-    ]
-    assert serve_circuits(A, kept, hybrid).completion_s == min(times) < times[-1]
-    # a rest that is planned again needs the truth: all terms stay
-    free = Trimmed(base=MaxWeight()).plan(view_of(A, switch(5), past))
-    assert len(free.room) == len(whole.room)
-    assert Trimmed(base=MaxWeight()).name == "max-weight-trimmed"
-
-
-@pytest.mark.slow
-def test_trimming_pays_with_a_delay() -> None:
-    """On noisy persistent traffic, with the mean as forecast, in most processes."""
-    rng = np.random.default_rng()
-    better = 0
-    for _ in range(8):
-        share = rng.dirichlet(np.full(5, 0.7), size=5)
-        past = np.array([rng.multinomial(60, share) for _ in range(24)])
-        delay = float(rng.uniform(5, 20))
-        on = switch(delay, packet_bytes_s=0.2, rest="packets")
-        seconds = np.zeros(2)
-        for at in range(16, 24):
-            view = view_of(past[:at].mean(axis=0), on, past[:at])
-            for number, policy in enumerate((Birkhoff(), Trimmed(base=Birkhoff()))):
-                plan = policy.plan(view)
-                seconds[number] += serve_circuits(past[at], plan, on).completion_s
-        better += seconds[1] < seconds[0]
-    assert better >= 6
-
-
 MATRICES = arrays(np.int64, (5, 5), elements=st.integers(0, 50))
 
 
@@ -243,7 +183,7 @@ def test_nothing_is_lost_and_nothing_is_faster_than_the_bound(
 ) -> None:
     packets = 0.25 * rest.startswith("packets")
     on = switch(delay, rest=rest, packet_bytes_s=packets)
-    plans = [birkhoff(guess), max_weight_matchings(guess), eclipse(guess, on)]
+    plans = [birkhoff(guess), max_weight_matchings(guess)]
     plans += [Solstice().plan(view_of(guess, on)), Rotation().plan(view_of(guess, on))]
     for plan in plans:
         assert violations(plan, 5, on) == ""

@@ -79,7 +79,7 @@ def schedule(
         panel=CIRCUITS,
     ),
     matching: str = option(
-        "max-min", "Matching: max-min, max-weight, halving or any.", panel=CIRCUITS
+        "max-min", "Matching: max-min, max-weight or halving.", panel=CIRCUITS
     ),
     matrices: int | None = option(
         MEAN,
