@@ -24,8 +24,6 @@ SEEN = 64
 
 SAMPLED = (
     "nic_flows",
-    "nic_flow_entropy_bits",
-    "nic_byte_entropy_bits",
     "largest_flows_byte_share",
     "largest_flows_number_share",
 )
@@ -53,8 +51,6 @@ class NetworkStatistics:
     line_efficiency: Float64  # [T] 1: all row and column sums equal
     bottleneck_bytes: Int64  # [T] largest sent or received by a rank
     nic_flows: float  # flows a NIC sends
-    nic_flow_entropy_bits: float  # log2 of these
-    nic_byte_entropy_bits: float  # of the flows' shares of bytes
     largest_flows_byte_share: float  # byte share of the largest 10% of flows
     largest_flows_number_share: float  # share of the number of flows
     flow_iterations: int  # iterations whose flows were counted
@@ -106,10 +102,7 @@ def network_rows(source: Source, first: int, wire: Integer) -> Rows:
     seen = seen[(seen >= 0) & (seen < len(wire))]
     if len(seen):
         few = wire[seen].astype(np.int64)
-        found = (
-            *(means_of_known(each) for each in nic_flows(few)),
-            *largest_flows(few),
-        )
+        found = (means_of_known(nic_flows(few)), *largest_flows(few))
         for name, values in zip(SAMPLED, found, strict=True):
             rows[f"wire.{name}"][seen] = values
     return dict(rows)

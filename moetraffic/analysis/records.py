@@ -48,7 +48,6 @@ class Record:
     file: str = ""
     floor: float = float("nan")  # of a balanced router
     floor_std: float = float("nan")
-    z: float = float("nan")  # standard deviations above the floor
     unit: str = ""
     low: float = float("nan")  # interval
     high: float = float("nan")
@@ -162,9 +161,8 @@ def _of_subject(
     unknown = np.full(len(exchange.iterations), np.nan)
     for name, curve in subject.curves.items():
         floor = curve.floor or NoiseFloor(mean=unknown, std=unknown)
-        z = floor.z_score(curve.values)
-        columns = (exchange.iterations, curve.values, floor.mean, floor.std, z)
-        for iteration, value, mean, std, above in zip(
+        columns = (exchange.iterations, curve.values, floor.mean, floor.std)
+        for iteration, value, mean, std in zip(
             *(each.tolist() for each in columns), strict=True
         ):
             yield row(
@@ -174,7 +172,6 @@ def _of_subject(
                 value=value,
                 floor=mean,
                 floor_std=std,
-                z=above,
             )
     if subject.forecasts is not None:
         for horizon in subject.forecasts.horizons:

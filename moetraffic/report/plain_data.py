@@ -101,7 +101,6 @@ def _curve(curve: Curve) -> dict[str, Any]:
     if curve.floor is not None:
         found["noise_floor"] = mean_of_known(curve.floor.mean)
         found["noise_floor_std"] = mean_of_known(curve.floor.std)
-        found["z_score"] = mean_of_known(curve.floor.z_score(curve.values))
     return found | {"values": curve.values.tolist()}
 
 

@@ -3,8 +3,8 @@ r"""Flow statistics: inter-host share, and flows of each NIC.
 A matrix is ``[..., R, R]`` bytes or token copies: row sends, column receives.  Its
 diagonal, rank-local traffic, is excluded.  A flow is a pair of ranks with bytes to
 send, hashed by a switch as one 5-tuple; each rank has its own NIC.  Training has few
-flows ("low flow entropy"), which differs from an uneven byte matrix: a ring of equal
-messages has one flow per NIC (flow entropy 0) and a perfectly even matrix.
+flows, which differs from an uneven byte matrix: a ring of equal messages has one flow
+per NIC and a perfectly even matrix.
 
 References
 ----------
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moetraffic.analysis.skew.measures import entropy, ratio
+from moetraffic.analysis.skew.measures import ratio
 from moetraffic.arrays import Float64, Int64
 
 
@@ -51,29 +51,18 @@ def inter_host_share(matrix: npt.ArrayLike, hosts: Int64) -> Float64:
     return ratio(away, sent)
 
 
-def nic_flows(matrix: npt.ArrayLike) -> tuple[Int64, Float64, Float64]:
-    """Count the flows of each NIC and compute their entropies.
+def nic_flows(matrix: npt.ArrayLike) -> Int64:
+    """Count the flows that each NIC sends, ``[..., R]``.
 
     ``matrix``: ``[..., R, R]`` bytes.
-
-    Returns
-    -------
-    tuple of arrays ``[..., R]``
-        Number of flows sent; bits: its logarithm, and entropy of the flows' shares of
-        the bytes, both NaN without any.
 
     Examples
     --------
     >>> import numpy as np
-    >>> ring = np.roll(np.eye(4), 1, axis=1) * 1e6
-    >>> nic_flows(ring)[0].tolist()
+    >>> nic_flows(np.roll(np.eye(4), 1, axis=1) * 1e6).tolist()
     [1, 1, 1, 1]
     """
-    array = _without_diagonal(matrix)
-    flows = np.asarray((array > 0).sum(axis=-1), np.int64)
-    bits: Float64 = np.full(flows.shape, np.nan)
-    np.log2(flows, out=bits, where=flows > 0)
-    return flows, bits, np.minimum(entropy(array, axis=-1), bits)
+    return np.asarray((_without_diagonal(matrix) > 0).sum(axis=-1), np.int64)
 
 
 def largest_flows(matrix: npt.ArrayLike, share: float = 0.1) -> tuple[Float64, Float64]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis.skew.kernels import matrix_statistics
-from moetraffic.analysis.skew.measures import MEASURES, ratio
+from moetraffic.analysis.skew.measures import MEASURES
 from moetraffic.arrays import Float64, Int64, Integer
 from moetraffic.errors import AnalysisError
 
@@ -31,10 +31,6 @@ LARGE, FEW = 1024, 4
 SPACING = 1.25
 """Largest ratio of neighboring numbers of tokens, unless there are too many."""
 
-LARGEST_Z = 38.0
-"""Largest z-score: the normal probability of a larger one is zero in double
-precision, so that it cannot happen by chance."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
@@ -45,33 +41,6 @@ class NoiseFloor:
 
     mean: Float64  # expectation, in the statistic's unit
     std: Float64  # standard deviation from one draw to the next
-
-    def z_score(self, measured: npt.ArrayLike) -> Float64:
-        """Compute the standard deviations by which a measured value exceeds the floor.
-
-        A skewed router has z > 0 in CV, Gini and max/mean, z < 0 in entropy and Jain.
-        Beyond :data:`LARGEST_Z` a value cannot happen by chance, and larger scores
-        carry no information: they are clipped.
-
-        Parameters
-        ----------
-        measured
-            Values that broadcast against ``mean``.
-
-        Returns
-        -------
-        float64 array
-            NaN where the floor has zero variance, as with k = E.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> floor = NoiseFloor(mean=np.array(0.2), std=np.array(0.05))
-        >>> round(float(floor.z_score(0.3)), 6)
-        2.0
-        """
-        z = ratio(np.asarray(measured, np.float64) - self.mean, self.std)
-        return np.asarray(np.clip(z, -LARGEST_Z, LARGEST_Z)[()], np.float64)
 
 
 Floors = dict[str, NoiseFloor]

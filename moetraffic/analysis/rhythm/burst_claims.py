@@ -4,8 +4,7 @@ r"""Claims about bursts in time: periodic.
 from a cycle's start to that of the fourth next one, in periods, the coherence is the
 mean resultant length :math:`|\overline{e^{2 \pi i x}}|`.  It is judged by Rayleigh's
 test (K. V. Mardia, P. E. Jupp, "Directional Statistics", 2000, section 6.3), and must
-be at least 1/e besides.  A cycle is one burst with its gap, or the number of bursts
-that :func:`.burst_order.burst_order` finds.
+be at least 1/e besides.  A cycle is one burst with its gap.
 
 With step marks a cycle is a step.  Bursts are periodic if their places in the steps are
 not random: with every four steps turned by a random phase they are.  How much the steps
@@ -13,8 +12,6 @@ differ, it does not show: the jitter does.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +22,10 @@ from moetraffic.analysis.times.intervals import merge_intervals
 from moetraffic.arrays import Float64, Int64
 
 from .bins import time_on_until
-from .burst_order import FEWEST, burst_order
 from .step_time import extent, step_spans
+
+FEWEST = 32
+"""Fewest bursts for a test without marks."""
 
 AFTER = 4
 """Cycles, or steps, after which the phase must still be known."""
@@ -45,16 +44,6 @@ PARTS = 64
 
 DRAWS = 9999
 """Mean steps that are drawn with random phases."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repetition:
-    """Cycles of bursts without marks, and how coherent they are."""
-
-    bursts: int  # of a cycle
-    length_ns: Float64  # [n] of the cycles, in time order
-    coherence: float  # 0 to 1, after AFTER cycles
-    p: float  # of cycles without coherence
 
 
 def burst_claims(
@@ -91,8 +80,7 @@ def burst_claims(
     """
     first, last = merge_intervals(start, end)
     if marks is None:
-        found = repetition(first, last)
-        return (claim_of_bursts(found, bursts=len(first), about=about),)
+        return (claim_of_bursts(first, about=about),)
     within = extent(first, last)
     begin, finish, left = step_spans(marks, within=within, observed=observed)
     on = shares_on(first, last, begin, finish)
@@ -126,61 +114,36 @@ def shares_on(first: Int64, last: Int64, begin: Int64, end: Int64) -> Float64:
     return np.asarray(on / lengths[:, None], np.float64)
 
 
-def repetition(first: Int64, last: Int64) -> Repetition:
-    """Split bursts into cycles by their order, and compute the cycles' coherence.
+def claim_of_bursts(first: Int64, *, about: str) -> Claim:
+    """Judge from the bursts alone whether they are periodic.
 
-    ``first``, ``last``: ``[n]`` int64 ns: disjoint bursts in order.
-
-    Examples
-    --------
-    >>> first = np.cumsum(np.tile([10, 30, 20], 50))
-    >>> found = repetition(first, first + np.tile([4, 6, 2], 50))
-    >>> found.bursts, found.length_ns[:2].tolist(), round(found.coherence, 6)
-    (3, [60.0, 60.0], 1.0)
+    ``first``: ``[n]`` int64 ns: starts of disjoint bursts in order.
     """
-    order = burst_order(first, last)
-    size = order.bursts if order.p < LEVEL else 1
-    lengths = np.diff(first[::size]).astype(np.float64)
-    if len(lengths) < AFTER:
-        return Repetition(bursts=size, length_ns=lengths, coherence=NAN, p=1.0)
+    null = f"phase unknown {AFTER} cycles later"
+    if len(first) < FEWEST:
+        return _too_few(about, null, len(first), FEWEST)
+    lengths = np.diff(first).astype(np.float64)
     tempo = scipy.ndimage.median_filter(lengths, min(TEMPO, len(lengths)))
     number = len(lengths) // AFTER
     turns = (lengths / np.maximum(tempo, 1.0))[: number * AFTER]
     turns = turns.reshape(number, AFTER).sum(axis=1)
     coherence = float(np.abs(np.exp(2j * np.pi * turns).mean()))
-    return Repetition(
-        bursts=size,
-        length_ns=lengths,
-        coherence=coherence,
-        p=max(float(np.exp(-number * coherence**2)), order.p if size > 1 else 0.0),
-    )
-
-
-def claim_of_bursts(found: Repetition, *, bursts: int, about: str) -> Claim:
-    """Judge from the bursts alone whether they are periodic.
-
-    ``found``: From :func:`repetition`.
-    """
-    lengths = found.length_ns
-    null = f"phase unknown {AFTER} cycles later, bursts in random order"
-    if bursts < FEWEST:
-        return _too_few(about, null, bursts, FEWEST)
+    p = float(np.exp(-number * coherence**2))
     period, low, high = _median(lengths)
+    stated = p < LEVEL and coherence >= COHERENT
     flags = []
-    size = f", {found.bursts} bursts a cycle" if found.bursts > 1 else ""
-    stated = found.p < LEVEL and found.coherence >= COHERENT
     if not stated:
         flags.append(
-            f"coherence {found.coherence:.2f} after {AFTER} cycles (needs "
-            f"{COHERENT:.2f}), cycles vary by {lengths.std() / lengths.mean():.0%}"
+            f"coherence {coherence:.2f} after {AFTER} cycles (needs {COHERENT:.2f}), "
+            f"cycles vary by {lengths.std() / lengths.mean():.0%}"
         )
     return Claim(
         name="periodic",
         about=about,
         outcome=Outcome.STATED if stated else Outcome.NO_EVIDENCE,
-        statement=f"they repeat every {period:.4g} s{size}",
+        statement=f"they repeat every {period:.4g} s",
         null=null,
-        p=found.p,
+        p=p,
         figure=period if stated else NAN,
         unit="s",
         low=low if stated else NAN,

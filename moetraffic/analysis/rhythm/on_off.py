@@ -26,11 +26,9 @@ from moetraffic.analysis.times.intervals import (
 )
 from moetraffic.arrays import Float64, Int64
 
-from .bins import amount_until, on_off_series, time_on_until
-from .burst_claims import claim_of_bursts, claim_of_steps, repetition, shares_on
+from .bins import on_off_series, time_on_until
+from .burst_claims import claim_of_bursts, claim_of_steps, shares_on
 from .cycles import cycles as cut_to_cycles
-from .dispersion import WINDOWS, dispersion
-from .hurst import hurst_exponent
 from .periodicity import autocorrelation
 from .stationarity import Stationarity, stationarity
 from .step_time import StepTime, extent, step_spans, step_time
@@ -38,7 +36,6 @@ from .step_time import StepTime, extent, step_spans, step_time
 MOST_BINS = 1 << 20
 
 _NAN = float("nan")
-UNKNOWN = (_NAN,) * len(WINDOWS)
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -125,9 +122,6 @@ class Rhythm:
     observed_ns: float = _NAN  # time that all of this was seen in
     marked: bool = False  # steps are a rank's marks, not cycles of the bursts
     step_time: StepTime | None = None  # of all steps, or of the cycles of a period
-    dispersion: tuple[float, ...] = UNKNOWN  # of bursts, in dispersion.WINDOWS
-    byte_dispersion: tuple[float, ...] = UNKNOWN  # of bytes, over a burst's mean bytes
-    hurst: float = _NAN  # Hurst exponent of the share of time that is on
     claims: tuple[Claim, ...] = ()  # "periodic"
 
 
@@ -135,7 +129,6 @@ def rhythm(
     start: npt.ArrayLike,
     end: npt.ArrayLike,
     *,
-    size: npt.ArrayLike | None = None,
     span: Span | None = None,
     observed: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     marks: npt.ArrayLike | None = None,
@@ -148,8 +141,6 @@ def rhythm(
     ----------
     start, end
         ``[n]`` integers, ns, in any order, overlapping or not.
-    size
-        ``[n]`` bytes of the events; None: unknown.
     span
         (from, to) in ns; None: see :func:`observed_span`.
     observed
@@ -196,21 +187,16 @@ def rhythm(
     # Bins of which a part was not seen are not known.
     hidden = on_off_series(*parts, bin_ns=width, span=reach) < 1 - 1e-9
     series[hidden] = np.nan
-    on_by_step = np.zeros(0)
     if marks is None:
-        found = repetition(first, last)
-        lengths = found.length_ns
-        claim = claim_of_bursts(found, bursts=len(first), about=about)
+        lengths = np.diff(first).astype(np.float64)
+        claim = claim_of_bursts(first, about=about)
     else:
         active = extent(first, last)
         begin, finish, left = step_spans(marks, within=active, observed=observed)
         lengths = (finish - begin).astype(np.float64)
         on = shares_on(first, last, begin, finish)
         claim = claim_of_steps(on, lengths, left_out=left, about=about)
-        on_by_step = on.sum(axis=1)
     step_ns = float(np.median(lengths)) if len(lengths) else _NAN
-    if marks is None and len(lengths):
-        on_by_step = on_off_series(first, last, bin_ns=step_ns)
     period_ns = step_ns if claim.stated else _NAN
     # lengths of cycles that do not repeat are those of arbitrary bursts
     known = marks is not None or period_ns > 0
@@ -221,14 +207,6 @@ def rhythm(
     burst_ns, burst_cv = mean_and_cv(bursts)
     gap_ns, gap_cv = mean_and_cv(gaps)
     seen_ns = float((parts[1] - parts[0]).sum()) if reach else _NAN
-    of_bytes = UNKNOWN
-    if size is not None and len(first):
-        origin = int(first[0])
-        before, after = (
-            amount_until(at - origin, start, end, size, origin=origin)
-            for at in (first, last)
-        )
-        of_bytes = dispersion(first, after - before, step_ns=step_ns, parts=parts)
     return Rhythm(
         duty=_on_within(first, last, parts) / seen_ns if seen_ns > 0 else _NAN,
         bursts=len(bursts),
@@ -254,9 +232,6 @@ def rhythm(
         observed_ns=seen_ns,
         marked=marks is not None,
         step_time=cycle_times if cycle_times.steps else None,
-        dispersion=dispersion(first, step_ns=step_ns, parts=parts),
-        byte_dispersion=of_bytes,
-        hurst=hurst_exponent(on_by_step),
         claims=(claim,),
     )
 

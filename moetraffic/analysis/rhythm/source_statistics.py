@@ -155,7 +155,6 @@ def beats(
             ranks[0],
             first,
             last,
-            size=size if weighs else None,
             iterations=iterations,
             about=f"bursts of {name if kind in name else f'{kind} {name}'}",
         )
@@ -198,7 +197,6 @@ def rank_rhythm(
     first: Int64,
     last: Int64,
     *,
-    size: Int64 | None = None,
     iterations: range | None = None,
     marks: Int64 | None = None,
     about: str = "the bursts",
@@ -207,8 +205,8 @@ def rank_rhythm(
 
     Parameters
     ----------
-    first, last, size
-        ``[n]`` int64: ns of rank 0's clock, and bytes.
+    first, last
+        ``[n]`` int64 ns of rank 0's clock.
     marks
         ``[m]`` int64 ns, where steps begin, if the events' times are no longer the
         trace's; None: the trace's.
@@ -222,7 +220,6 @@ def rank_rhythm(
     return rhythm(
         first,
         last,
-        size=size,
         observed=observed,
         marks=marks if len(marks) > 2 else None,
         bin_ns=length / BINS_A_STEP if length > 0 else None,

@@ -73,9 +73,9 @@ def find_typical_iteration(
         amount = _of_bursts(merge_intervals(first, last)[0], first, size)
         first, last, marks = rescaled(first, last, size, marks, bytes_s=link_bytes_s)
         size = amount
-        told = rank_rhythm(trace, rank, first, last, size=size, marks=marks)
+        told = rank_rhythm(trace, rank, first, last, marks=marks)
     else:
-        told = rank_rhythm(trace, rank, first, last, size=size, iterations=iterations)
+        told = rank_rhythm(trace, rank, first, last, iterations=iterations)
     # steps have a length even where their bursts come at other places each time
     steps = told.step_time
     period = told.period_ns if steps is None else steps.p50_ns

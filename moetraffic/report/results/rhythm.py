@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from moetraffic.analysis import Analysis, SourceStatistics
-from moetraffic.analysis.rhythm.dispersion import WINDOWS
 from moetraffic.analysis.rhythm.spectrum import Spectrum, spectra
 from moetraffic.analysis.times.call_times import timed
 from moetraffic.analysis.times.time_breakdown import TimeBreakdown
@@ -220,12 +218,12 @@ def _spectrum(found: list[Spectrum], kind: str, periods: dict[str, float]) -> Pa
 def statistics_tables(
     analysis: Analysis, *, most: int = MOST_SOURCES
 ) -> list[Table | Missing]:
-    """Tabulate duty cycle, bursts, periodicity, step time and burstiness by source."""
+    """Tabulate duty cycle, bursts, periodicity and step time by source."""
     title = "On-off statistics"
     every = analysis.beats.found
     if not every:
         return [Missing(title=title, reason=why_no_times(analysis))]
-    on_off, periods, bursty = [], [], []
+    on_off, periods = [], []
     for one in every[:most]:
         r, name = one.rhythm, _named(one)
         bursts = (r.duty, r.bursts, r.burst_ns / 1e9, r.burst_cv)
@@ -233,18 +231,7 @@ def statistics_tables(
         stationary = r.length_stationarity.p if r.length_stationarity else None
         period = (r.period_ns / 1e9, r.acf, r.cycle_ns / 1e9)
         periods.append((name, *period, r.likeness, r.jitter, stationary))
-        bursty.append((name, *r.dispersion, *r.byte_dispersion, r.hurst))
     more = len(every) - len(on_off)
-    measures = [
-        *(f"dispersion of bursts, {n}-step windows" for n in WINDOWS),
-        *(f"dispersion of bytes, {n}-step windows" for n in WINDOWS),
-        "Hurst exponent",
-    ]
-    # longer windows than the run has steps are in no row
-    known = [
-        any(v is not None and np.isfinite(v) for v in of)
-        for of in zip(*(row[1:] for row in bursty), strict=True)
-    ]
     about = analysis.beats.about
     return [
         Table(
@@ -274,17 +261,6 @@ def statistics_tables(
             ],
         ),
         *_step_times(every, most),
-        Table(
-            title="Burstiness",
-            columns={"source": "", **dict.fromkeys(compress(measures, known), ".2f")},
-            rows=[(name, *compress(row, known)) for name, *row in bursty],
-            notes=[
-                "Index of dispersion: variance over mean of counts in windows, 1 for a "
-                "Poisson process; of bytes in units of a burst's mean bytes."
-                + " Hurst exponent: about .5 of independent steps; a correlation over "
-                "tens of steps raises it as long memory does." * known[-1]
-            ],
-        ),
     ]
 
 

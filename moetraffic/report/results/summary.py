@@ -17,7 +17,6 @@ from moetraffic.analysis import (
 from moetraffic.analysis.claim import Claim, Outcome
 from moetraffic.analysis.forecast.accuracy import mean_of_known as mean
 from moetraffic.analysis.forecast.usefulness import sentence
-from moetraffic.analysis.noise.floors import LARGEST_Z
 from moetraffic.tables import Table, tables_of
 from moetraffic.units import byte_size, rank_span
 
@@ -170,14 +169,11 @@ def _skew(exchanges: list[ExchangeAnalysis]) -> Table:
             if curve is None or (metric == "sparsity" and not curve.values.any()):
                 continue
             floor = curve.floor
-            z = np.nan if floor is None else mean(floor.z_score(curve.values))
-            far = f">{LARGEST_Z:.0f}" if z > 0 else f"<-{LARGEST_Z:.0f}"
             rows.append(
                 (
                     *(*where, f"{metric.replace('_', ' ')} ({balanced})"),
                     *stage_means(curve.values).tolist(),
                     None if floor is None else mean(floor.mean),
-                    far if abs(z) >= LARGEST_Z else z,
                 )
             )
     return Table(
@@ -186,10 +182,8 @@ def _skew(exchanges: list[ExchangeAnalysis]) -> Table:
             **{"layer": "<", "ranks": "", "quantity": ""},
             "metric (value when perfectly balanced)": "",
             **dict.fromkeys(("early", "middle", "late", "noise floor"), ".4f"),
-            "z": ".1f",
         },
         rows=rows,
-        notes=[f"z beyond {LARGEST_Z:.0f}: cannot happen by chance"],
     )
 
 
@@ -235,7 +229,6 @@ def _network(exchanges: list[ExchangeAnalysis]) -> Table:
             *(exchange.layer, rank_span(exchange.ranks)),
             *(mean(net.line_efficiency), mean(net.bottleneck_bytes)),
             *(_with(mean(net.inter_host), net.inter_host_uniform), net.nic_flows),
-            *(net.nic_flow_entropy_bits, net.nic_byte_entropy_bits),
             net.largest_flows_byte_share,
         )
         for exchange in exchanges
@@ -247,7 +240,6 @@ def _network(exchanges: list[ExchangeAnalysis]) -> Table:
             **{"layer": "<", "ranks": "", "line efficiency": ".3f"},
             **{"bottleneck port": "bytes"},
             **{"inter-host share (if uniform)": ">", "flows per NIC": ".1f"},
-            **{"flow-count entropy, bits": ".2f", "byte entropy, bits": ".2f"},
             "byte share of the top 10% of flows": ".1%",
         },
         rows=rows,

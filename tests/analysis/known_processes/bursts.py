@@ -55,8 +55,8 @@ def heavy_tailed_on_off(rng: np.random.Generator, steps: int) -> Bursts:
 def _steps(
     rng: np.random.Generator, lengths: Float64, *, wobble: float, marked: bool
 ) -> Bursts:
-    """Lay 2 to 6 bursts into each step, at places that are the same in all."""
-    number = int(rng.integers(2, 7))
+    """Lay a burst, or 2 to 6 into each marked step, at places that are the same."""
+    number = int(rng.integers(2, 7)) if marked else 1
     # bursts of different lengths at different distances, apart from each other
     slots = rng.dirichlet(np.full(number, 4.0))
     begin = np.concatenate(([0], slots.cumsum()[:-1]))
@@ -83,12 +83,12 @@ def _lengths(rng: np.random.Generator, steps: int, jitter: float) -> Float64:
 
 
 def regular_steps(rng: np.random.Generator, steps: int) -> Bursts:
-    """Steps of several bursts, with a jitter of 1%, without marks."""
+    """Steps of one burst, with a jitter of 1%, without marks."""
     return _steps(rng, _lengths(rng, steps, 0.01), wobble=0.01, marked=False)
 
 
 def jittered_steps(rng: np.random.Generator, steps: int) -> Bursts:
-    """Steps of several bursts, with a jitter of 8%, without marks."""
+    """Steps of one burst, with a jitter of 8%, without marks."""
     return _steps(rng, _lengths(rng, steps, 0.08), wobble=0.05, marked=False)
 
 
@@ -115,7 +115,7 @@ def proportional_gaps(rng: np.random.Generator, steps: int) -> Bursts:
 
 
 def irregular_steps(rng: np.random.Generator, steps: int) -> Bursts:
-    """Steps of several bursts, with a jitter of 20%, without marks."""
+    """Steps of one burst, with a jitter of 20%, without marks."""
     return _steps(rng, _lengths(rng, steps, 0.2), wobble=0.05, marked=False)
 
 

@@ -11,9 +11,7 @@ import pytest
 from scipy.special import betaincinv
 
 from moetraffic.analysis.claim import Outcome, claim_of
-from moetraffic.analysis.rhythm.burst_claims import burst_claims, repetition
-from moetraffic.analysis.rhythm.burst_order import burst_order
-from moetraffic.analysis.rhythm.hurst import hurst_exponent
+from moetraffic.analysis.rhythm.burst_claims import burst_claims
 from tests.analysis.known_processes.bursts import PROCESSES
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -75,31 +73,12 @@ def test_drawn_runs_of_known_processes(process: str) -> None:
         assert betaincinv(wrong + 1, 300 - wrong, 0.975) <= 0.05, where
 
 
-def pattern(lengths: list[int], gaps: list[int], times: int):
-    border = np.stack([lengths, gaps], axis=1).ravel()
-    edges = np.concatenate(([0], np.tile(border, times).cumsum()))
-    return edges[:-1:2], edges[1::2]
-
-
-def test_the_whole_pattern_is_the_period_and_its_parts_are_not() -> None:
-    # the second half differs from the first in one gap only
-    first, last = pattern([5, 2, 5, 2], [10, 20, 10, 23], 100)
-    assert burst_order(first, last).bursts == 4
-    found = repetition(first, last)
-    assert found.length_ns.tolist() == [77.0] * 99
-    assert found.coherence == pytest.approx(1)
-    (periodic,) = burst_claims(first, last, about="a rank")
+def test_the_period_of_a_square_wave() -> None:
+    first = np.arange(64) * 100
+    (periodic,) = burst_claims(first, first + 25, about="a rank")
     assert periodic.stated
-    assert (periodic.low, periodic.figure, periodic.high) == (77e-9,) * 3
-    assert periodic.statement == "they repeat every 7.7e-08 s, 4 bursts a cycle"
-
-
-def test_a_square_wave_has_an_order_of_one_burst() -> None:
-    first, last = pattern([25], [75], 64)
-    found = burst_order(first, last)
-    assert (found.bursts, found.p) == (1, 1.0)
-    (periodic,) = burst_claims(first, last, about="a rank")
-    assert periodic.figure == pytest.approx(1e-7)
+    assert (periodic.low, periodic.figure, periodic.high) == (1e-7,) * 3
+    assert periodic.statement == "they repeat every 1e-07 s"
 
 
 def test_the_interval_of_the_period_covers_it() -> None:
@@ -147,26 +126,6 @@ def test_few_bursts_are_not_judged(bursts: int) -> None:
                 continue
             assert claim.outcome is Outcome.NOT_ENOUGH_DATA
             assert claim.needs > claim.used
-
-
-def test_the_hurst_exponent_of_fractional_noise() -> None:
-    # the spectrum of fractional noise is known: random phases and powers are drawn
-    rng = np.random.default_rng(1)
-    number = 4096
-    f = np.arange(1, number // 2 + 1) / number
-    for hurst in (0.6, 0.75, 0.9):
-        amplitude = np.abs(2 * np.sin(np.pi * f)) ** (0.5 - hurst)
-        waves = amplitude * (rng.normal(size=(60, len(f), 2)) @ [1, 1j])
-        series = np.fft.irfft(np.pad(waves, ((0, 0), (1, 0))), number)
-        found = [hurst_exponent(one) for one in series]
-        # an asymptotic standard error of 1 / sqrt(4 m), m of 4096 / 16
-        assert np.mean(found) == pytest.approx(hurst, abs=0.02)
-        assert np.std(found) == pytest.approx(1 / 32, rel=0.35)
-
-
-@pytest.mark.parametrize("series", [[], np.zeros(1000), np.arange(255.0)])
-def test_short_and_constant_series_have_no_hurst_exponent(series) -> None:
-    assert np.isnan(hurst_exponent(series))
 
 
 def test_a_step_time_is_said_to_be_without_the_steps_before_an_evaluation() -> None:

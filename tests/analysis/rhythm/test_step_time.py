@@ -1,4 +1,4 @@
-"""Step time and index of dispersion: exact cases and known distributions."""
+"""Step time: exact cases and known distributions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic.analysis.rhythm.dispersion import WINDOWS, dispersion
 from moetraffic.analysis.rhythm.step_time import step_spans, step_time
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -33,29 +32,6 @@ def test_equal_steps_have_no_tail() -> None:
     found = step_time(np.full(500, 10.0))
     assert (found.cv, found.p99_ns) == (0, 10)
     assert np.isnan(found.tail_index)
-
-
-def test_the_dispersion_of_poisson_bursts_is_one_in_all_windows() -> None:
-    rng = np.random.default_rng(3)
-    at = np.sort(rng.integers(0, 10**9, 100_000))
-    parts = np.array([0]), np.array([10**9])
-    for amount in (None, np.full(len(at), 7.0)):
-        found = dispersion(at, amount, step_ns=10**5, parts=parts)
-        # the variance of a variance of n normal values is 2 / n of it squared
-        number = 10_000 / np.array(WINDOWS)
-        assert (np.abs(np.array(found) - 1) < 4 * (2 / number) ** 0.5).all()
-    # exponential bytes: E[x^2] / E[x]^2 is 2
-    carried = rng.exponential(3.0, len(at))
-    found = dispersion(at, carried, step_ns=10**5, parts=parts)
-    assert found[0] == pytest.approx(2, rel=0.1)
-
-
-def test_what_was_not_observed_is_in_no_window() -> None:
-    at = np.concatenate((np.arange(500), 9000 + np.arange(500))) * 10
-    one = np.array([0]), np.array([95_000])
-    two = np.array([0, 90_000]), np.array([5000, 95_000])
-    assert dispersion(at, step_ns=10, parts=two)[:2] == (0, 0)
-    assert dispersion(at, step_ns=10, parts=one)[1] > 1
 
 
 @given(
