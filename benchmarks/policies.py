@@ -39,8 +39,7 @@ END = "<!-- end of policies -->"
 
 POLICIES = (
     *("packets", "rotation", "static-mean", "birkhoff", "solstice", "max-weight"),
-    *("regional", "all-at-once", "sprayed", "shifted-rounds", "birkhoff-rounds"),
-    "balanced-paths",
+    *("regional", "all-at-once", "sprayed", "shifted-rounds"),
 )
 NETWORKS = {"single": {}, "leaf-spine": {"oversubscription": 2}, "torus": {}}
 """Packet networks, beside optical circuits; one rank a host, NICs of 400 Gbps."""

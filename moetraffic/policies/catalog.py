@@ -26,10 +26,8 @@ from .placement.popularity import Popularity
 from .placement.replication import Replication
 from .placement.swaps import Swaps
 from .policy import Policy
-from .transmission.balanced_paths import BalancedPaths
 from .transmission.balancing import Balanced
-from .transmission.rails import RailSpray
-from .transmission.rounds import AllAtOnce, BirkhoffRounds, ShiftedRounds
+from .transmission.rounds import AllAtOnce, ShiftedRounds
 from .transmission.two_level import Forwarded, TwoLevel
 
 ENTRY_POINTS = "moetraffic.policies"
@@ -48,11 +46,7 @@ POLICIES: Mapping[str, Maker] = {
     "all-at-once": AllAtOnce,
     "sprayed": partial(AllAtOnce, name="sprayed", routing="ideal"),
     "shifted-rounds": ShiftedRounds,
-    "birkhoff-rounds": BirkhoffRounds,
-    "balanced-paths": BalancedPaths,
     "fast": Balanced,
-    "rail-spray": RailSpray,
-    "rail-lpt": partial(RailSpray, name="rail-lpt", chunks=True),
     "two-level": TwoLevel,
     "forwarded": Forwarded,
     "deduplicated": partial(Forwarded, name="deduplicated", once=True),

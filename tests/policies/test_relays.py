@@ -1,4 +1,4 @@
-"""Transmission over relays: FAST, spraying over rails, two levels, de-duplication."""
+"""Transmission over relays: FAST, two levels, de-duplication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 from moetraffic import Trace
 from moetraffic.analysis.token_choices import balanced_hosts
 from moetraffic.errors import FabricError
-from moetraffic.fabric import Hosts, block, rail_optimized, single_switch
+from moetraffic.fabric import Hosts, block, single_switch
 from moetraffic.policies.evaluation import evaluate
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.layer import transposed
@@ -29,11 +29,6 @@ from moetraffic.policies.service.packet_network import (
 )
 from moetraffic.policies.service.relays import Hops, hops_violations, serve_hops
 from moetraffic.policies.transmission.balancing import Balanced, rail_shares
-from moetraffic.policies.transmission.rails import (
-    RailSpray,
-    longest_first,
-    lpt_shares,
-)
 from moetraffic.policies.transmission.rounds import AllAtOnce, ShiftedRounds
 from moetraffic.policies.transmission.two_level import (
     Forwarded,
@@ -49,8 +44,6 @@ from .conftest import view_of
 
 RELAYED = (
     Balanced(),
-    RailSpray(),
-    RailSpray(chunks=True),
     TwoLevel(),
     Forwarded(),
 )
@@ -125,42 +118,6 @@ def test_all_bytes_arrive_and_none_before_the_bound(
         # bytes are whole in the decomposition: at most one more for each pair
         known = seconds(Balanced(), truth, on)
         assert known <= least * (1 + (2 + 2 / 3) / 9) + 1e-6
-
-
-def test_even_parts_over_rails_reach_the_theorem() -> None:
-    """T is the largest line between hosts over all NICs of a host."""
-    rng = np.random.default_rng()
-    truth = rng.integers(0, 50, (12, 12)).astype(float)
-    for made in (single_switch, rail_optimized):
-        hosts = Hosts(number=3, ranks=4, nic_bytes_s=1, inside_bytes_s=1e6)
-        on = PacketNetwork(topology=made(hosts), slots=block(12, hosts))
-        between = crossing(truth.reshape(3, 4, 3, 4).sum(axis=(1, 3)))
-        assert seconds(RailSpray(), truth, on) == pytest.approx(
-            line_bytes(between) / 4, rel=1e-3
-        )
-
-
-@pytest.mark.parametrize(
-    ("sizes", "rails", "largest", "optimum"),
-    [([3, 3, 2, 2, 2], 2, 7, 6), ([5, 5, 4, 4, 3, 3, 3], 3, 11, 9)],
-)
-def test_longest_first(
-    sizes: list[int], rails: int, largest: int, optimum: int
-) -> None:
-    load = np.bincount(longest_first(sizes, rails), sizes)
-    assert load.max() == largest
-    assert largest / optimum == pytest.approx(4 / 3 - 1 / (3 * rails), abs=1e-9)
-
-
-def test_flows_in_chunks_on_four_rails() -> None:
-    """Flows of 9 and 3 in chunks of 3 load each of 4 rails by 3."""
-    sent = np.array([[0.0, 9, 3], [0, 0, 0], [0, 0, 0]])
-    share = lpt_shares(sent, 4, 3)
-    assert (sent[..., None] * share)[0].sum(axis=0).tolist() == [3, 3, 3, 3]
-    # whole flows balance the sender's rails as well as they can, not the receivers'
-    both = np.array([[0.0, 0, 9], [0, 0, 9], [0, 0, 0]])
-    into = (both[..., None] * lpt_shares(both, 2, 100))[:, 2].sum(axis=0)
-    assert into.tolist() == [18, 0]
 
 
 def test_balancing_moves_as_little_as_it_can() -> None:

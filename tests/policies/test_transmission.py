@@ -20,9 +20,6 @@ from moetraffic.fabric import (
     port_bound,
     single_switch,
 )
-from moetraffic.fabric.assessment import assess
-from moetraffic.fabric.congestion import balance_paths
-from moetraffic.policies.circuits.birkhoff import birkhoff
 from moetraffic.policies.evaluation import evaluate
 from moetraffic.policies.service.fluid import fair_rates, fluid_seconds
 from moetraffic.policies.service.optical import crossing, line_bytes
@@ -34,10 +31,8 @@ from moetraffic.policies.service.packet_network import (
     rounds_violations,
     serve_rounds,
 )
-from moetraffic.policies.transmission.balanced_paths import BalancedPaths
 from moetraffic.policies.transmission.rounds import (
     AllAtOnce,
-    BirkhoffRounds,
     ShiftedRounds,
 )
 
@@ -47,8 +42,6 @@ POLICIES = (
     AllAtOnce(),
     AllAtOnce(routing="ideal"),
     ShiftedRounds(),
-    BirkhoffRounds(),
-    BalancedPaths(),
 )
 
 
@@ -77,9 +70,6 @@ def test_one_switch(matrix: Any, fair: float, shifted: float | None) -> None:
     assert seconds(AllAtOnce(), matrix, network) == pytest.approx(fair)
     if shifted is not None:
         assert seconds(ShiftedRounds(), matrix, network) == pytest.approx(shifted)
-    assert seconds(BirkhoffRounds(), matrix, network) == pytest.approx(
-        birkhoff(matrix).room.sum()
-    )
     assert optimum_seconds(matrix, network) == pytest.approx(phi)
     assert packet_bound(matrix, network) == pytest.approx(phi)
 
@@ -161,21 +151,6 @@ def _one_by_one(matrix: np.ndarray, network: PacketNetwork) -> float:
     return sum(fluid_seconds(one, shares, capacity) for one in sent if one.any())
 
 
-def test_balanced_paths_are_near_the_lp_and_bounded() -> None:
-    rng = np.random.default_rng()
-    share = rng.dirichlet(np.full(9, 0.3), size=9)
-    matrix = crossing(rng.multinomial(4096, share) * 1e6)
-    found = load_fabric("torus", 9, capacity="8Gbps")
-    network = PacketNetwork(topology=found.topology, slots=found.slots)
-    made = balance_paths(found.topology, found.slots, matrix)
-    best = optimum_seconds(matrix, network)
-    assert made.bound_s <= best * (1 + 1e-6)
-    assert best * (1 - 1e-6) <= made.seconds <= 1.15 * best
-    assert made.seconds <= assess(found, found.slots, matrix).ideal_s
-    # rates in proportion to the bytes reach the time of the most loaded link
-    assert seconds(BalancedPaths(), matrix, network) == pytest.approx(made.seconds)
-
-
 def test_paths_that_lose_bytes_are_impossible() -> None:
     network = ports(3)
     whole = np.ones((1, 3, 3))
@@ -209,7 +184,7 @@ def test_policies_on_a_network_are_scored_against_the_optimum() -> None:
     )
     fabric = load_fabric("torus", 4, capacity="400Gbps")
     network = PacketNetwork(topology=fabric.topology, slots=fabric.slots, optimum=True)
-    names = ["all-at-once", "sprayed", "shifted-rounds", "birkhoff-rounds"]
+    names = ["all-at-once", "sprayed", "shifted-rounds"]
     found = evaluate(
         trace, names, networks={"torus": network}, forecasters=["persistence"]
     )

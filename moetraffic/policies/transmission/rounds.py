@@ -1,4 +1,4 @@
-"""All flows at once, shifted rounds, and rounds of a forecast's permutations."""
+"""All flows at once, and shifted rounds; bytes divided over permutations."""
 
 from __future__ import annotations
 
@@ -47,24 +47,6 @@ class ShiftedRounds:
         ahead = (rank[None, :] - rank[:, None]) % view.ranks
         shares = ahead == np.arange(1, view.ranks)[:, None, None]
         return Rounds(shares=shares.astype(np.float64), routing=self.routing)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BirkhoffRounds:
-    """Send the permutations of a forecast's decomposition in successive rounds.
-
-    Each pair's bytes are divided over the rounds as its forecast; pairs without one are
-    sent in a last round.  Between ranks, not hosts as :class:`.balancing.Balanced`.
-    """
-
-    name: str = "birkhoff-rounds"
-    family: str = "transmission"
-    forecasts: bool = True
-    routing: str = "ecmp"
-
-    def plan(self, view: View) -> Rounds:
-        """Plan the forecast."""
-        return Rounds(shares=round_shares(view.forecast), routing=self.routing)
 
 
 def round_shares(matrix: npt.ArrayLike) -> Float64:
