@@ -14,7 +14,6 @@ from moetraffic.errors import AnalysisError
 
 from .catalog import Maker
 from .exchange_series import (
-    GATE,
     ExchangeSeries,
     LayerKey,
     forecast_points,
@@ -70,10 +69,6 @@ class Bench:
                     f"age is {points[0]} at most, but is {age}: lower --age, or give a "
                     "longer run"
                 )
-            if forecaster == GATE:
-                mean = series.expected
-                self._forecasts[key] = {n: mean[n][points] for n in series.layers}
-                return self._forecasts[key]
             self._forecasts[key] = {
                 layer: forecast_points(
                     truth, points, age=age, forecaster=forecaster, seed=self.seed
@@ -157,7 +152,6 @@ class Bench:
         network: Any,
         *,
         age: int,
-        part: str = "",
     ) -> Iterable[PolicyScore]:
         """Score a policy with every forecaster; those without a forecast once."""
         series = self.series[family.unit]
@@ -197,7 +191,6 @@ class Bench:
                 transfer_s=transfer_s,
                 pays_below_s=packets_s + getattr(network, "window_s", 0.0),
                 tokens=self.tokens(family.unit),
-                part=part,
             )
             for forecaster, run in runs.items()
         ]

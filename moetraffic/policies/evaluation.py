@@ -12,16 +12,13 @@ from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.spelling import nearest
 from moetraffic.trace import Trace
-from moetraffic.trace.gate_probabilities import GateProbabilities
 from moetraffic.trace.iterations import iteration_range, layer_numbers, names
 
 from .bench import Bench
 from .catalog import Maker, policy_maker, validated
-from .curves import halves, thinned
 from .exchange_series import (
     CHOSEN,
     FORECASTERS,
-    GATE,
     MOST_SERVED,
     ExchangeSeries,
     number_of,
@@ -60,13 +57,10 @@ def evaluate(
     ages: Sequence[int] = (),
     delays_s: Sequence[float] = (),
     circuits: Sequence[int] = (),
-    token_shares: Sequence[float] = (),
-    progress: bool = False,
     scope: Scope = EXCHANGE,
     phase: str = "dispatch",
     layers: Sequence[int] | str | int | None = None,
     iterations: range | str | None = None,
-    probabilities: GateProbabilities | str | Path | None = None,
     most: int = MOST_SERVED,
     limit_s: float = 10.0,
     seed: int = 0,
@@ -97,16 +91,10 @@ def evaluate(
     ages, delays_s, circuits
         Further ages, and further delays and numbers of circuits of a port of optical
         switches, evaluated one at a time.
-    token_shares
-        Shares of the tokens, drawn at random, with which the run is evaluated, too.
-    progress
-        Whether the early and the late half of the run are evaluated, too.
     scope
         What completion times are of; a placement's are of a layer at least.
     phase, layers, iterations
         Selection of exchanges.
-    probabilities
-        True gate probabilities of the trace, or their file; adds the forecaster GATE.
     most
         Maximum number of iterations that are served.
     limit_s, seed
@@ -184,61 +172,31 @@ def evaluate(
             "layers": layer_numbers(layers),
             "iterations": iteration_range(iterations),
         }
-        if probabilities is not None:
-            if not isinstance(probabilities, GateProbabilities):
-                probabilities = GateProbabilities.load(probabilities)
-            chosen["probabilities"] = probabilities
-            forecasters = (*forecasters, GATE)
         run = Trace.open(trace)
         if options:
             networks = networks_of(run.meta.world, **options)
         series = {u: READERS[u](run, phase=phase, **chosen) for u in by_unit}
-    if GATE in forecasters and any(
-        s.layers.keys() - s.expected for s in series.values()
-    ):
-        raise AnalysisError(
-            f"the forecaster {GATE} is unavailable: the trace carries no gate "
-            "probabilities; give --probabilities, a file that generate writes, or leave"
-            " it out"
-        )
     if networks is None:
         networks = {"optical": OPTICAL, "cluster": Cluster(rate_bytes_s=50e9)}
-    asked: dict[str, Any] = {
-        "forecasters": tuple(dict.fromkeys((*forecasters, "oracle"))),
-        "hold": hold,
-        "scope": scope,
-        "most": most,
-        "limit_s": limit_s,
-        "seed": seed,
-    }
-    bench = Bench(series=series, **asked)
-    parts = {unit: halves(one) for unit, one in series.items() if progress}
+    bench = Bench(
+        series=series,
+        forecasters=tuple(dict.fromkeys((*forecasters, "oracle"))),
+        hold=hold,
+        scope=scope,
+        most=most,
+        limit_s=limit_s,
+        seed=seed,
+    )
     cases = [
-        _Case(curve="", bench=bench, age=age),
-        *(_Case(curve="age", bench=bench, age=other) for other in ages),
+        _Case(curve="", age=age),
+        *(_Case(curve="age", age=other) for other in ages),
         *(
-            _Case(curve="delay", bench=bench, age=age, change={"delay_s": delay})
+            _Case(curve="delay", age=age, change={"delay_s": delay})
             for delay in delays_s
         ),
         *(
-            _Case(curve="circuits", bench=bench, age=age, change={"circuits": number})
+            _Case(curve="circuits", age=age, change={"circuits": number})
             for number in circuits
-        ),
-        *(
-            _Case(curve="tokens", bench=Bench(series=fewer, **asked), age=age)
-            for share in token_shares
-            for fewer in [
-                {u: thinned(s, share, unit=u, seed=seed) for u, s in series.items()}
-            ]
-        ),
-        *(
-            _Case(
-                curve="progress",
-                bench=Bench(series={u: p[part] for u, p in parts.items()}, **asked),
-                age=age,
-                part=part,
-            )
-            for part in (("early", "late") if progress else ())
         ),
     ]
     scores: dict[str, list[PolicyScore]] = {name: [] for name in ("", *CURVES)}
@@ -267,10 +225,8 @@ def evaluate(
                     if case.change and not isinstance(network, OpticalSwitch):
                         continue
                     on = replace(network, **case.change) if case.change else network
-                    scores[case.curve] += case.bench.scores(
-                        *(maker, family, name, on),
-                        age=case.age,
-                        part=case.part,
+                    scores[case.curve] += bench.scores(
+                        *(maker, family, name, on), age=case.age
                     )
         except PolicyFailure as failure:
             failures.append(f"{failure}.")
@@ -313,10 +269,8 @@ class _Case:
     """One condition of an evaluation; its curve has the others."""
 
     curve: str  # one of CURVES, or "" for the main condition
-    bench: Bench
     age: int
     change: dict[str, Any] = field(default_factory=dict)  # of an optical switch
-    part: str = ""
 
 
 def _informed(

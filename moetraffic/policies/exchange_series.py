@@ -28,18 +28,14 @@ def number_of(layer: LayerKey) -> int:
     return layer if isinstance(layer, int) else layer[0]
 
 
-GATE = "gate"
-"""Forecaster with the true gate probabilities: all but sampling noise is known."""
-
 CHOSEN = "chosen"
 """Forecaster that has the lowest error on the second quarter of a run."""
 
-FORECASTERS = ("shuffled", "mean", "persistence", "ema", CHOSEN, GATE, "oracle")
+FORECASTERS = ("shuffled", "mean", "persistence", "ema", CHOSEN, "oracle")
 """Forecasters of the next exchange: a random earlier one (a control), the mean of all
 earlier ones, the newest known one, an exponential moving average, the forecaster of
 :mod:`moetraffic.analysis.forecast` with the lowest error on the second quarter (which
-need not be the best one later, or for completion times), the expected exchange by
-the true gate probabilities, the exchange itself."""
+need not be the best one later, or for completion times), the exchange itself."""
 
 FEWEST_ITERATIONS = 16
 """Iterations of a run below which nothing is evaluated."""
@@ -96,8 +92,6 @@ class ExchangeSeries:
     row_bytes: int = 1  # of a token copy on the wire; 0: not known
     # world ranks of a layer's rows, as those of its pipeline stage; absent: all ranks
     ranks: Mapping[LayerKey, tuple[int, ...]] = field(default_factory=dict)
-    # expected values [T, ...] by the true gate probabilities, where they are known
-    expected: Mapping[LayerKey, Float64] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # iterations that are left out, and why
     digest: str = ""  # of the trace file; "": none
 

@@ -25,8 +25,6 @@ CURVES: Mapping[str, str] = {
     "age": "age",
     "delay": "delay_s",
     "circuits": "circuits",
-    "tokens": "tokens",
-    "progress": "part",
 }
 """Field of a score that changes along each curve."""
 
@@ -49,7 +47,6 @@ class PolicyScore:
     tokens: float  # mean token copies that a rank sends; NaN where unknown
     transfer_s: float  # of the mean exchange's busiest port through circuits, or NaN
     pays_below_s: float  # delay from which packets alone are never slower, or NaN
-    part: str  # "early" or "late" in training; "": the whole run
     exchanges: int
     completion_p50_s: float
     completion_p99_s: float
@@ -80,8 +77,6 @@ class Evaluation(ShownAsTables):
     by_age: tuple[PolicyScore, ...]  # at further ages
     by_delay: tuple[PolicyScore, ...]  # at further reconfiguration delays
     by_circuits: tuple[PolicyScore, ...]  # with other numbers of circuits
-    by_tokens: tuple[PolicyScore, ...]  # with fewer tokens
-    by_progress: tuple[PolicyScore, ...]  # on each half of the run
     failures: tuple[str, ...]  # a sentence for each policy that failed
     # policies whose plans were made from exchanges that they serve, and which these are
     informed: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +87,7 @@ class Evaluation(ShownAsTables):
     def curve(self, name: str) -> tuple[PolicyScore, ...]:
         """Return the scores along one of CURVES; the main ones are part of it."""
         further: tuple[PolicyScore, ...] = getattr(self, f"by_{name}")
-        if not further or name == "progress":
+        if not further:
             return further
         optical = name in ("delay", "circuits")
         return (*(s for s in self.scores if s.circuits or not optical), *further)

@@ -7,18 +7,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from moetraffic.analysis.exchange import new_iterations
 from moetraffic.arrays import Float64, Int64
 from moetraffic.errors import AnalysisError
 from moetraffic.spelling import check_choice
 from moetraffic.trace import ALL_TO_ALL, PHASES, Trace, WireForm
-from moetraffic.trace.gate_probabilities import GateProbabilities
-from moetraffic.trace.model import ROUTING, TRANSPOSED_PHASES, DroppedForm
-from moetraffic.trace.placement import between_ranks
+from moetraffic.trace.model import ROUTING, DroppedForm
 
-from .exchange_series import GATE, HELD_BYTES, ExchangeSeries, LayerKey, MatrixWindow
+from .exchange_series import HELD_BYTES, ExchangeSeries, LayerKey, MatrixWindow
 
 AT_ONCE = 64
 """Exchanges that are read at a time."""
@@ -73,7 +70,6 @@ def byte_series(
     phase: str = "dispatch",
     layers: Sequence[int] | None = None,
     iterations: range | None = None,
-    probabilities: GateProbabilities | None = None,
 ) -> ExchangeSeries:
     """Read the bytes that each layer's exchange of one phase sends, by iteration.
 
@@ -83,8 +79,6 @@ def byte_series(
         With known bytes of all-to-alls; micro-batches of an iteration are summed.
     phase, layers, iterations
         Selection; None: all layers and training iterations.
-    probabilities
-        True gate probabilities of the run, for the forecaster GATE.
 
     Returns
     -------
@@ -111,16 +105,12 @@ def byte_series(
     widths = {layer: _ranks(trace, of) for layer, of in sites.items()}
     held = sum(len(when) * len(w) ** 2 * 8 for w in widths.values()) <= HELD_BYTES
     found: dict[LayerKey, Float64 | MatrixWindow] = {}
-    expected: dict[LayerKey, Float64] = {}
     for layer, of in sorted(sites.items()):
         ranks = widths[layer]
         read = partial(_matrices, trace, calls[layer], of, ranks)
         if held:
             parts = np.array_split(when, max(1, -(-len(when) // AT_ONCE)))
             found[layer] = np.concatenate([read(part) for part in parts])
-            if probabilities is not None:
-                mean = partial(_expected_bytes, trace, probabilities)
-                expected[layer] = read(when, bytes_of=mean)
         else:
             found[layer] = MatrixWindow(
                 partial(_one_matrix, read, when), (len(when), len(ranks), len(ranks))
@@ -134,7 +124,6 @@ def byte_series(
         layers=found,
         row_bytes=rows.pop() if len(rows) == 1 else 0,
         ranks={layer: tuple(ranks) for layer, ranks in widths.items()},
-        expected=expected,
         notes=tuple(notes),
     )
 
@@ -145,7 +134,6 @@ def token_series(
     phase: str = "dispatch",
     layers: Sequence[int] | None = None,
     iterations: range | None = None,
-    probabilities: GateProbabilities | None = None,
 ) -> ExchangeSeries:
     """Read the token copies that each layer routes to its experts, by iteration.
 
@@ -185,7 +173,6 @@ def token_series(
     several = {layer for layer, _ in sites}
     several = {n for n in several if sum(layer == n for layer, _ in sites) > 1}
     found: dict[LayerKey, Float64] = {}
-    expected: dict[LayerKey, Float64] = {}
     ranks: dict[LayerKey, tuple[int, ...]] = {}
     for layer, group in sorted(sites):
         key: LayerKey = (layer, group) if layer in several else layer
@@ -201,10 +188,6 @@ def token_series(
                 found[key] = np.zeros((len(when), *kept.shape[1:]))
             rows = np.searchsorted(when, trace.occurrences.iteration[mine])
             np.add.at(found[key], rows, kept)
-            if probabilities is not None:
-                mean = _expected_copies(trace, probabilities, mine)
-                own = expected.setdefault(key, np.zeros_like(found[key]))
-                np.add.at(own, rows, mean)
     forms = {trace.sites[n].dropped for of in sites.values() for n in of}
     if DroppedForm.UNKNOWN in forms:
         notes.append(
@@ -224,7 +207,6 @@ def token_series(
         layers=found,
         row_bytes=next(rows_of, 0),
         ranks=ranks,
-        expected=expected,
         notes=tuple(notes),
     )
 
@@ -235,10 +217,8 @@ def _matrices(
     sites: Sequence[int],
     ranks: list[int],
     when: Int64,
-    bytes_of: Callable[[Int64], npt.NDArray[Any]] | None = None,
 ) -> Float64:
     """Read the bytes between ranks in some iterations, ``[n, W, W]``."""
-    bytes_of = bytes_of or trace.wire
     at = {rank: i for i, rank in enumerate(ranks)}
     out = np.zeros((len(when), len(ranks), len(ranks)))
     mine = calls[np.isin(trace.occurrences.iteration[calls], when)]
@@ -247,50 +227,9 @@ def _matrices(
         members = np.array([at[r] for r in group.ranks])
         part = mine[trace.occurrences.site[mine] == number]
         rows = np.searchsorted(when, trace.occurrences.iteration[part])
-        for row, sent in zip(rows, bytes_of(part), strict=True):
+        for row, sent in zip(rows, trace.wire(part), strict=True):
             out[row][np.ix_(members, members)] += sent
     return out
-
-
-def _expected_copies(
-    trace: Trace, probabilities: GateProbabilities, routed: Int64
-) -> Float64:
-    """Compute the expected token copies of routings of a site, ``[n, W, E]``.
-
-    A rank sends as many copies as it did: their number does not depend on the gate.
-    """
-    site = trace.sites[trace.occurrences.site[routed[0]]]
-    if trace.any_dropped(routed):
-        raise AnalysisError(
-            f"the forecaster {GATE} is unavailable for layer {site.layer}: token copies"
-            " over a capacity are dropped, which gate probabilities do not state; "
-            "leave out --probabilities"
-        )
-    copies = trace.demand(routed).sum(axis=2, keepdims=True)
-    when = trace.occurrences.iteration[routed]
-    ranks = trace.groups[site.group].ranks
-    return np.asarray(copies * probabilities.of(site.layer, when, ranks, site.experts))
-
-
-def _expected_bytes(
-    trace: Trace, probabilities: GateProbabilities, calls: Int64
-) -> npt.NDArray[Any]:
-    """Compute the expected bytes of all-to-alls of a site, ``[n, W, W]``."""
-    if not len(calls):
-        return np.zeros((0, 0, 0))
-    site = trace.sites[trace.occurrences.site[calls[0]]]
-    if site.wire == WireForm.CONSTANT:  # padded
-        return trace.wire(calls)
-    if site.wire != WireForm.DEMAND:
-        raise AnalysisError(
-            f"the forecaster {GATE} is unavailable for layer {site.layer}: its bytes do"
-            " not follow from the routing; leave out --probabilities"
-        )
-    copies = _expected_copies(trace, probabilities, trace.routing_of(calls))
-    when = trace.occurrences.iteration[calls]
-    sent = between_ranks(trace, site.layer, site.group, when, copies) * site.row_bytes
-    turned = site.phase in TRANSPOSED_PHASES
-    return np.asarray(sent.transpose(0, 2, 1) if turned else sent)
 
 
 def _one_matrix(read: Callable[[Int64], Float64], when: Int64, at: int) -> Float64:

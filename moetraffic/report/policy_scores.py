@@ -20,8 +20,6 @@ TITLES = {
     "age": "Age of the plan",
     "delay": "Reconfiguration delay",
     "circuits": "Circuits of a port",
-    "tokens": "Tokens of a rank in an exchange",
-    "progress": "Progress of training",
 }
 """What changes along each of :data:`moetraffic.policies.scores.CURVES`."""
 
@@ -180,14 +178,13 @@ def _panel(
     names: Mapping[Key, str],
 ) -> Panel:
     """Draw regrets along a curve; where there is none, the ratio to the bound."""
-    regrets = curve in ("age", "tokens", "progress")
+    regrets = curve == "age"
     field = CURVES[curve]
     chosen = [
         s
         for s in scores
         if s.forecaster not in CONTROLS and (not regrets or isfinite(s.regret.value))
     ]
-    ticks = ("early", "late") if curve == "progress" else ()
     series = []
     for key in dict.fromkeys(map(_key, chosen)):
         mine = [s for s in chosen if _key(s) == key]
@@ -198,7 +195,7 @@ def _panel(
         ends = [scale * np.array([getattr(v, e) for v in values]) for e in ENDS]
         series.append(
             Series(
-                x=[ticks.index(v) for v in at] if ticks else at,
+                x=at,
                 y=ends[0],
                 y_interval=(ends[1], ends[2]),
                 name=names[key],
@@ -211,8 +208,7 @@ def _panel(
         name=(title.lower(),),
         x=Axis(
             label=f"{title.lower()}{units.get(curve, '')}",
-            log=curve in ("delay", "tokens"),
-            names=ticks,
+            log=curve == "delay",
         ),
         y=Axis(
             label="regret of forecasts [%]" if regrets else "over bound",
@@ -230,7 +226,7 @@ def _curve(scores: Sequence[PolicyScore], field: str, title: str) -> Table:
         (s.policy, s.forecaster, s.network, getattr(s, field)): s.over_bound.value
         for s in scores
     }
-    texts = {"delay_s": duration, "age": "{} old".format, "tokens": "{:.4g}".format}
+    texts = {"delay_s": duration, "age": "{} old".format}
     shown = list(map(texts.get(field, str), values))
     return Table(
         title=f"{title}: over bound",

@@ -31,7 +31,7 @@ SLOW = 20
 TAIL = 0.9
 """Ratio of 99th percentiles below which a policy has a clearly shorter tail."""
 
-CONTROLS = ("oracle", "gate", "shuffled")
+CONTROLS = ("oracle", "shuffled")
 """Forecasters that no deployed policy has, or would use."""
 
 MOST = 8

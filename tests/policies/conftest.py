@@ -36,29 +36,14 @@ def counts(
     tokens: int = 2048,
 ) -> np.ndarray:
     """Multinomial rows whose log shares are an AR(1) process, ``[T, W, W]``."""
-    options = {"steps": steps, "stay": stay, "spread": spread}
-    return counts_and_means(rng, **options, ranks=ranks, tokens=tokens)[0]
-
-
-def counts_and_means(
-    rng: np.random.Generator,
-    *,
-    steps: int,
-    stay: float,
-    spread: float,
-    ranks: int = 4,
-    tokens: int = 2048,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes as of :func:`counts`, and their expected values."""
     sd = spread * np.sqrt(1 - stay**2)
     log = spread * rng.normal(size=(ranks, ranks))
-    made, means = [], []
+    made = []
     for _ in range(steps):
         log = stay * log + sd * rng.normal(size=log.shape)
         share = np.exp(log) / np.exp(log).sum(axis=1, keepdims=True)
         made.append(rng.multinomial(tokens, share))
-        means.append(tokens * share)
-    return np.array(made, np.float64) * 8192, np.array(means) * 8192
+    return np.array(made, np.float64) * 8192
 
 
 def series(layers: dict[int, np.ndarray]) -> ExchangeSeries:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from moetraffic import generate_trace
-from moetraffic.errors import AnalysisError, MoetrafficError
 from moetraffic.policies.evaluation import evaluate
 from moetraffic.policies.exchange_series import ExchangeSeries
 from moetraffic.policies.scores import PolicyScore, difference
-from moetraffic.policies.service.cluster import Cluster
 from moetraffic.policies.service.optical import OpticalSwitch, crossing, line_bytes
-from moetraffic.trace.gate_probabilities import GateProbabilities
 
-from .conftest import counts, counts_and_means, series
+from .conftest import counts, series
 
 LINKS = ("oracle", "chosen", "persistence", "none")
 
@@ -103,83 +97,6 @@ def test_order_on_a_persistent_process_without_delay() -> None:
     assert last.regret.low > 0
     assert difference(last, score["rotation", "none"]).high < 0
     assert min(s.over_bound.low for s in found.scores) >= 1 - 1e-9
-
-
-def test_the_gate_probabilities_are_between_the_truth_and_forecasts() -> None:
-    """Oracle of the matrix, of the gate, best forecast, persistence: on a process."""
-    rng = np.random.default_rng()
-    sent, mean = counts_and_means(rng, steps=96, stay=0.99, spread=1.0, tokens=400)
-    made = replace(series({0: sent}), expected={0: mean})
-    found = evaluate(
-        made,
-        ["birkhoff"],
-        networks={"optical": OpticalSwitch(rate_bytes_s=1e9, delay_s=0)},
-        forecasters=["persistence", "chosen", "gate"],
-        token_shares=[0.5],
-        progress=True,
-    )
-    order = ("oracle", "gate", "chosen", "persistence")
-    score = by_name(found.scores)
-    for one, other in pairwise(order):
-        assert sign(score["birkhoff", one], score["birkhoff", other]) <= 0, one
-    gate = score["birkhoff", "gate"]
-    assert sign(score["birkhoff", "oracle"], gate) == -1
-    assert sign(gate, score["birkhoff", "persistence"]) == -1
-    # fewer tokens are noisier, which the probabilities do not state
-    assert next(s for s in found.by_tokens if s.forecaster == "gate").regret.low > 0
-    assert {s.part for s in found.by_progress if s.forecaster == "gate"} == {
-        "early",
-        "late",
-    }
-
-
-def test_generated_traces_have_gate_probabilities(tmp_path: Path) -> None:
-    rng = np.random.default_rng()
-    trace, gate = tmp_path / "run.h5", tmp_path / "gate.npz"
-    seed = int(rng.integers(1 << 30))
-    generate_trace(
-        "top2-unbalanced-late",
-        trace,
-        iterations=48,
-        seed=seed,
-        ranks=16,
-        experts=16,
-        ep=4,
-        probabilities=gate,
-    )
-    asked: dict[str, Any] = {"forecasters": ["persistence"], "layers": [1]}
-    asked["networks"] = {
-        "optical": OpticalSwitch(rate_bytes_s=1e9, delay_s=0),
-        "cluster": Cluster(rate_bytes_s=1e9, token_s=1e-6),
-    }
-    found = evaluate(trace, ["birkhoff", "eplb"], probabilities=gate, **asked)
-    assert not found.failures
-    score = by_name(found.scores)
-    for policy in ("birkhoff", "eplb"):
-        assert sign(score[policy, "oracle"], score[policy, "gate"]) <= 0, seed
-        assert sign(score[policy, "gate"], score[policy, "persistence"]) <= 0, seed
-    assert sign(score["birkhoff", "gate"], score["birkhoff", "persistence"]) == -1
-    with pytest.raises(AnalysisError, match="carries no gate probabilities"):
-        evaluate(trace, ["birkhoff"], **asked | {"forecasters": ["gate"]})
-    known = GateProbabilities.load(gate)
-    for part, lacks in (
-        ({"layers": known.layers + 50}, "layer 1"),
-        ({"iterations": known.iterations + 1}, "iteration 0"),
-        ({"shares": np.full((48, len(known.layers), 8), 1 / 8)}, "16 experts"),
-    ):
-        other = replace(known, **part)
-        with pytest.raises(MoetrafficError, match=f"not for {lacks}"):
-            evaluate(trace, ["birkhoff"], probabilities=other, **asked)
-    # as those of every world rank alike, they are the same
-    each = np.repeat(known.shares[:, :, None], 16, axis=2)
-    again = evaluate(
-        trace, ["birkhoff"], probabilities=replace(known, shares=each), **asked
-    )
-    same = by_name(again.scores)["birkhoff", "gate"]
-    assert same.by_iteration_s == score["birkhoff", "gate"].by_iteration_s
-    gate.write_bytes(b"PK")
-    with pytest.raises(MoetrafficError, match="gate probabilities are an NPZ file"):
-        evaluate(trace, ["birkhoff"], probabilities=gate, **asked)
 
 
 def false_wins(rng: np.random.Generator, cases: int) -> Counter[int]:

@@ -50,7 +50,7 @@ OPTIONS_OF = {
 }
 """Options that only policies of a family have."""
 
-JOBLESS = ("layers", "phase", "probabilities")
+JOBLESS = ("layers", "phase")
 """Selections and inputs of one trace, which several jobs do not have."""
 
 
@@ -93,13 +93,7 @@ def evaluate(
     forecaster: str = option(
         "persistence,mean,chosen,oracle",
         "Forecasters that policies plan from: shuffled, mean, persistence, ema, "
-        "chosen, gate (with --probabilities), oracle.",
-        panel=PLANS,
-    ),
-    probabilities: Path | None = option(
-        None,
-        "True gate probabilities of one trace, as generate --probabilities writes: "
-        "adds the forecaster gate.",
+        "chosen, oracle.",
         panel=PLANS,
     ),
     age: int = option(
@@ -111,18 +105,6 @@ def evaluate(
     hold: int = option(1, "Iterations that a plan serves.", panel=PLANS, min=1),
     ages: str | None = option(
         None, "Further ages, with commas: 2,5,10.", panel=PLANS, shown="none"
-    ),
-    token_shares: str | None = option(
-        None,
-        "Evaluate with these shares of the tokens, too, drawn at random: 0.5,0.1.",
-        panel=PLANS,
-        shown="none",
-    ),
-    progress_too: bool = option(
-        False,
-        "Evaluate the early and the late half of the run, too.",
-        "--progress",
-        panel=PLANS,
     ),
     most: int = option(64, "Maximum iterations that are served.", panel=PLANS, min=1),
     limit: float = option(
@@ -254,11 +236,6 @@ def evaluate(
         "circuits": positive_numbers(
             circuit_counts, "circuits are numbers", "--circuit-counts 2,4"
         ),
-        "token_shares": positive_numbers(
-            token_shares, "shares are numbers", "--token-shares 0.5,0.1", kind=float
-        ),
-        "probabilities": probabilities,
-        "progress": progress_too,
         "scope": Scope(
             name=completion,
             token_s=0.0 if completion == "exchange" else token_time,
@@ -287,11 +264,6 @@ def evaluate(
     scores: list[Any] = []
     shifts = [n for n in names if isinstance(n, str) and policy_family(n) == "jobs"]
     number = bool(shifts) + len(traces) * (len(names) > len(shifts))
-    if probabilities is not None and len(traces) > 1:
-        raise AnalysisError(
-            "gate probabilities are those of one trace, but there are "
-            f"{len(traces)}: give one, or leave out --probabilities"
-        )
     if plot is not None and number > 1:
         raise AnalysisError(
             f"a picture has the scores of one evaluation, but there are {number}: give "

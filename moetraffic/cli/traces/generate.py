@@ -91,11 +91,6 @@ def generate(
         "", "Model preset whose dense collectives are added.", panel=SCENARIO
     ),
     save_model: Path | None = option(None, "File for the fitted traffic model."),
-    probabilities: Path | None = option(
-        None,
-        "NPZ file for the true gate probabilities of the sample (parametric "
-        "model), for evaluate --probabilities.",
-    ),
     force: bool = option(
         False, "Overwrite existing outputs, and write samples that are not accepted."
     ),
@@ -114,7 +109,6 @@ def generate(
     from moetraffic.generate import Knobs, TrafficModel
     from moetraffic.generate.fit import Size
     from moetraffic.generate.generator import block_rows
-    from moetraffic.generate.parametric.sampling import write_probabilities
     from moetraffic.generate.parametric.what_if import parse_bursts
     from moetraffic.generate.scenario import refuse_length
     from moetraffic.generate.writing.background import Background
@@ -125,7 +119,7 @@ def generate(
         refusal,
     )
 
-    outputs = (output, save_model, probabilities)
+    outputs = (output, save_model)
     validate_outputs(outputs, (source, *(rerun or [])), force=force)
     if source and source.resolve() in {other.resolve() for other in rerun or []}:
         raise LayoutError(
@@ -146,11 +140,11 @@ def generate(
     )
     if iterations is not None:
         refuse_length(iterations)
-    parametric = bool(save_model or probabilities or knobs != Knobs())
+    parametric = bool(save_model or knobs != Knobs())
     if parametric and kind == "analog":
         raise LayoutError(
-            "scenario factors, files of a model and gate probabilities are of a "
-            "parametric model, but --model analog is given: give --model parametric"
+            "scenario factors and files of a model are of a parametric model, but "
+            "--model analog is given: give --model parametric"
         )
     size = Size(ranks=ranks, experts=experts, k=k, ep=ep)
     fit = _fitted(
@@ -171,8 +165,6 @@ def generate(
         demand = model.sample(iterations=count, seed=seed, **asdict(size), knobs=knobs)
     else:
         demand = model.sample(iterations=count, seed=seed, ranks=ranks, ep=ep)
-    if probabilities is not None:
-        write_probabilities(demand, probabilities, force=force)
     beside = Background.of(dense_model, demand.scenario) if dense_model else None
     if save_model is not None and isinstance(model, TrafficModel):
         model.save(save_model, force=force)

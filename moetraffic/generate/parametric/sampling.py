@@ -6,17 +6,13 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
 from moetraffic.arrays import Float32, Floating, Int32
-from moetraffic.errors import LayoutError
 from moetraffic.generate.chance import Use, generator
-from moetraffic.generate.generator import Demand, block_rows
+from moetraffic.generate.generator import block_rows
 from moetraffic.generate.scenario import Scenario
-from moetraffic.trace.gate_probabilities import GateProbabilities
 
 from .dynamics import Dynamics
 from .experts import Regrouping, followed, part_deviation
@@ -88,25 +84,6 @@ class SampledDemand:
                 list(pool.map(lambda args: self._draw(*args), work))
                 yield first, out
 
-    def gate_probabilities(self) -> GateProbabilities:
-        """Compute the expected share of each expert in each iteration and layer.
-
-        Those of the model's state: how ranks differ is drawn anew in each iteration,
-        as counting noise is.
-        """
-        layers = self.scenario.layers
-        found = np.array(
-            [
-                [moment.regrouped(x, at) for at, x in enumerate(moment.rows.shares)]
-                for moment in islice(self._moments(), self.iterations)
-            ]
-        )
-        return GateProbabilities(
-            iterations=np.arange(self.iterations),
-            layers=np.array(layers, np.int64),
-            shares=found / found.sum(axis=2, keepdims=True),
-        )
-
     def _moments(self) -> Iterator[_Moment]:
         d, scene, k = self.dynamics, self.scenario, self.fitted.k
         regrouping = Regrouping(
@@ -175,23 +152,3 @@ class _Moment:
                 parts = among + parts
             parts = probabilities(parts, 1)
         return self.regrouping.shares(shares, parts)
-
-
-def write_probabilities(
-    demand: Demand, path: str | Path, *, force: bool = False
-) -> None:
-    """Write the true gate probabilities of a sample of the parametric model.
-
-    Raises
-    ------
-    LayoutError
-        If the sample has none.
-    TraceError
-        If the file cannot be written.
-    """
-    if not isinstance(demand, SampledDemand):
-        raise LayoutError(
-            "gate probabilities are those of a parametric model, but the sample is of "
-            "another: give --model parametric"
-        )
-    demand.gate_probabilities().save(path, force=force)

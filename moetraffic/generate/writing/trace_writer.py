@@ -25,7 +25,6 @@ from moetraffic.generate.fit import Size, fit_trace
 from moetraffic.generate.generator import Demand
 from moetraffic.generate.parametric.model import TrafficModel
 from moetraffic.generate.parametric.presets import preset_model
-from moetraffic.generate.parametric.sampling import write_probabilities
 from moetraffic.generate.parametric.what_if import Knobs
 from moetraffic.generate.scenario import Scenario
 from moetraffic.patterns import Parallelism
@@ -167,7 +166,6 @@ def generate_trace(
     ep: int | None = None,
     knobs: Knobs | None = None,
     times: bool = True,
-    probabilities: str | Path | None = None,
     force: bool = False,
 ) -> Trace:
     """Generate a synthetic trace from a captured trace or a fitted traffic model.
@@ -188,8 +186,6 @@ def generate_trace(
         What-if factors of skew, drift, bursts and imbalance.
     times
         Include the times of calls if the fitted run has times.
-    probabilities
-        File for the true gate probabilities, of the parametric model.
     force
         Replace an existing file.
 
@@ -210,7 +206,7 @@ def generate_trace(
     if isinstance(source, Path) or (isinstance(source, str) and source[-3:] == ".h5"):
         source = Trace.open(source)
     if isinstance(source, Trace):
-        kind = "parametric" if knobs is not None or probabilities else ""
+        kind = "parametric" if knobs is not None else ""
         model = fit_trace(source, kind, size=size, judged=False).model
     else:
         model = preset_model(source) if isinstance(source, str) else source
@@ -219,8 +215,6 @@ def generate_trace(
     if isinstance(model, TrafficModel):
         asked = {**asdict(size), "knobs": knobs or Knobs()}
     demand: Demand = model.sample(iterations=count, seed=seed, **asked)
-    if probabilities is not None:
-        write_probabilities(demand, probabilities, force=force)
     rhythm = model.rhythm if times else None
     if output is None:
         with TemporaryDirectory(prefix="moetraffic-") as folder:

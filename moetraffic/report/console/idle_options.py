@@ -12,7 +12,7 @@ from moetraffic.errors import MoetrafficError
 from .options import APPEARANCE
 
 WRITTEN = (
-    *("--output", "--plot", "--save-model", "--probabilities", "--fidelity"),
+    *("--output", "--plot", "--save-model", "--fidelity"),
     *("--metrics", "--resume", "--program"),
 )
 """Options that name what a verb writes."""
