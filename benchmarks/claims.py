@@ -4,7 +4,7 @@ The processes and what is true of them are in ``tests/analysis/known_processes``
 are drawn when this runs (``--base`` repeats a run).  For a claim that is false of a
 process, the upper limit of the 95% Clopper-Pearson interval of the share of runs that
 state it is to be at most 5%; one that is true is to be found in 90% of the longest
-runs.  ``--write`` puts the table between the markers of a page.
+runs.  ``--write`` replaces the table in ``benchmarks/results``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from page import replace, save  # noqa: E402
+from page import save, save_table  # noqa: E402
 
 from tests.analysis.known_processes.tally import (  # noqa: E402
     LEAST_FOUND,
@@ -36,7 +36,7 @@ from tests.analysis.known_processes.tally import (  # noqa: E402
     truth,
 )
 
-BEGIN, END = "<!-- claims: benchmarks/claims.py -->", "<!-- end of claims -->"
+RESULTS = ROOT / "benchmarks" / "results" / "claims.csv"
 LENGTHS = (300, 1000)
 
 
@@ -94,25 +94,14 @@ def cell(ones: Sequence[Tally | None]) -> str:
     return "found: " + " / ".join(parts)
 
 
-def table(by_length: dict[int, Tallies]) -> str:
-    """Format a Markdown table, a row a process and a column a claim."""
+def table(by_length: dict[int, Tallies]) -> list[list[str]]:
+    """List a row for each process, with a column for each claim."""
     made = list(by_length.values())
-    known = truth()
-    lines: list[str] = []
-    for group in (
-        [p for p in made[0] if "moves" in made[0][p]],
-        [p for p in made[0] if "moves" not in made[0][p]],
-    ):
-        if not group:
-            continue
-        names = [n for n in next(iter(known.values())) if n in made[0][group[0]]]
-        lines += [f"| process | {' | '.join(names)} |"]
-        lines += ["|" + " --- |" * (len(names) + 1)]
-        for process in group:
-            cells = [cell([t[process].get(name) for t in made]) for name in names]
-            lines.append(f"| {process} | {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines).strip()
+    names = list(next(iter(truth().values())))
+    return [
+        ["process", *names],
+        *([p, *(cell([t[p].get(n) for t in made]) for n in names)] for p in made[0]),
+    ]
 
 
 def main() -> None:
@@ -123,7 +112,7 @@ def main() -> None:
     asked.add_argument("--base", type=int, help="repeat the seeds of an earlier run")
     asked.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     asked.add_argument("--json", type=Path, help="write the counts to this file")
-    asked.add_argument("--write", type=Path, metavar="PAGE", help="a Markdown page")
+    asked.add_argument("--write", action="store_true", help=f"replace {RESULTS.name}")
     told = asked.parse_args()
     known = list(truth())
     if unknown := set(told.processes) - set(known):
@@ -140,13 +129,8 @@ def main() -> None:
         for steps in sorted(told.steps)
     }
     failed = failures(by_length)
-    text = table(by_length)
-    lengths = " / ".join(map(str, by_length))
-    text += (
-        f"\n\n{told.seeds} runs of each process and length ({lengths} iterations or "
-        f"steps), base of the seeds {base}."
-    )
-    print(text, *failed, sep="\n")
+    rows = table(by_length)
+    print(*map(",".join, rows), *failed, sep="\n")
     if told.json:
         plain: dict[str, Any] = {
             "base": base,
@@ -162,7 +146,15 @@ def main() -> None:
         }
         save(told.json, plain)
     if told.write:
-        replace(told.write, BEGIN, END, text)
+        lengths = " / ".join(map(str, by_length))
+        save_table(
+            RESULTS,
+            rows,
+            f"python benchmarks/claims.py --seeds {told.seeds} --base {base}",
+            f"{told.seeds} runs of each process, of {lengths} iterations or steps: "
+            "runs that state a claim that is false, or the share of runs that find a "
+            "true one",
+        )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 The processes are in ``tests/analysis/known_processes/routings.py``.  Seeds are drawn
 when this runs (``--base`` repeats a run).  The trivial baseline is the largest lift,
-taken as it is: a pair counts as co-activated if it is above 1.1.  ``--write`` puts the
-table between the markers of a page.
+taken as it is: a pair counts as co-activated if it is above 1.1.  ``--write``
+replaces the table in ``benchmarks/results``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from page import replace, save  # noqa: E402
+from page import save, save_table  # noqa: E402
 
 from moetraffic.analysis.co_activation import (  # noqa: E402
     LEAST_LIFT,
@@ -34,8 +34,7 @@ from moetraffic.analysis.token_choices import BLOCKS  # noqa: E402
 from tests.analysis.known_processes.routings import PROCESSES  # noqa: E402
 from tests.analysis.known_processes.tally import Tally  # noqa: E402
 
-BEGIN = "<!-- co-activation: benchmarks/co_activation.py -->"
-END = "<!-- end of co-activation -->"
+RESULTS = ROOT / "benchmarks" / "results" / "co_activation.csv"
 
 
 def judged(process: str, seed: Sequence[int], steps: int) -> tuple[bool, str, float]:
@@ -64,14 +63,11 @@ def main() -> None:
     asked.add_argument("--base", type=int, help="repeat the seeds of an earlier run")
     asked.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     asked.add_argument("--json", type=Path, help="write the results to this file")
-    asked.add_argument("--write", type=Path, metavar="PAGE", help="a Markdown page")
+    asked.add_argument("--write", action="store_true", help=f"replace {RESULTS.name}")
     told = asked.parse_args()
     base = secrets.randbits(32) if told.base is None else told.base
-    lines = [
-        "| process | iterations | co-activated | upper limit (95%) | abstained | "
-        f"largest lift above {LEAST_LIFT} |",
-        "|" + " --- |" * 6,
-    ]
+    head = ["process", "iterations", "co-activated", "upper limit (95%)", "abstained"]
+    lines = [[*head, f"largest lift above {LEAST_LIFT}"]]
     rows = []
     with ProcessPoolExecutor(told.workers) as pool:
         for process in PROCESSES:
@@ -96,19 +92,15 @@ def main() -> None:
                 limit = ""
                 if one.truth == "false":
                     text, limit = f"false: {one.wrong}", f"{one.share_limit:.1%}"
-                lines.append(
-                    f"| {process} | {steps} | {text} | {limit} | "
-                    f"{one.abstained / one.runs:.0%} | {trivial:.0%} |"
-                )
-                print(lines[-1], file=sys.stderr)
-    text = (
-        "\n".join(lines) + f"\n\n{told.seeds} runs of each, base of the seeds {base}."
-    )
-    print(text)
+                abstained = f"{one.abstained / one.runs:.0%}"
+                cells = [process, str(steps), text, limit, abstained, f"{trivial:.0%}"]
+                lines.append(cells)
+                print(*cells, sep=", ", flush=True)
     if told.json:
         save(told.json, {"base": base, "seeds": told.seeds, "rows": rows})
     if told.write:
-        replace(told.write, BEGIN, END, text)
+        asked_for = f"--seeds {told.seeds} --base {base}"
+        save_table(RESULTS, lines, f"python benchmarks/co_activation.py {asked_for}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Write the results of a benchmark: as JSON, or between markers of a Markdown page."""
+"""Write the results of a benchmark: as JSON, CSV, or between markers of a page."""
 
 from __future__ import annotations
 
+import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -13,6 +15,23 @@ def save(path: Path | None, results: object) -> None:
         print(text)
     else:
         path.write_text(text + "\n")
+
+
+def save_table(path: Path, rows: Sequence[Sequence[object]], *comments: str) -> None:
+    """Write rows as CSV, after lines of comments."""
+    with path.open("w", newline="") as file:
+        file.writelines(f"# {line}\n" for line in comments)
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def rows_of(table: str) -> list[list[str]]:
+    """Split a Markdown table into rows of cells, without the line below its head."""
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if set(line) - set("|- ")
+    ]
 
 
 def replace(page: Path, begin: str, end: str, text: str) -> None:

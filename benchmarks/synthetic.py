@@ -368,7 +368,7 @@ def _equal_rows(counts: Integer, of: Integer) -> float:
     return len(one & other) / len(one)
 
 
-BEGIN, END = "<!-- judged: begin -->", "<!-- judged: end -->"
+RESULTS = Path(__file__).parent / "results" / "synthetic.csv"
 
 
 def sets(folder: Path, share: str) -> dict[str, list[Path]]:
@@ -393,7 +393,7 @@ def main() -> None:
     one.add_argument("--fits", type=int, default=3, help="Runs fitted a setting.")
     one.add_argument("--scale", type=int, default=1, help="Times the ranks fitted.")
     one.add_argument("--json", type=Path)
-    one.add_argument("--write", type=Path, help="Page to write the tables into.")
+    one.add_argument("--write", action="store_true", help=f"Replace {RESULTS.name}.")
     told = asked.parse_args()
     unknown = {name.removesuffix("+reruns") for name in told.generator}
     unknown -= set(generators())
@@ -419,8 +419,8 @@ def main() -> None:
         sys.exit(f"no setting has a run and three reruns in {told.folder} yet")
     text = tables(judged)
     print(text)
-    if told.write is not None:
-        page.replace(told.write, BEGIN, END, text)
+    if told.write:
+        page.save_table(RESULTS, page.rows_of(text), " ".join(sys.argv))
 
 
 if __name__ == "__main__":

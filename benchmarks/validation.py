@@ -8,7 +8,7 @@ the three reruns, which it has not seen, and against these and the run, which a 
 as well::
 
     python benchmarks/validation.py --folder reruns --share final
-        --write docs/validate.md
+        --write
 
 Results are kept in ``validation-SETTING.json`` beside the captures: an interrupted run
 goes on where it ended.  ``--again`` tests all settings anew.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from page import replace, save
+from page import rows_of, save, save_table
 from reruns import settings_of
 from traffic_baselines import BASELINES, Generator
 
@@ -43,7 +44,7 @@ GENERATORS: dict[str, Callable[[Trace], Generator]] = {
 }
 FALSE_ALARMS = ("rerun, three others", "other seed, three others")
 
-BEGIN, END = "<!-- detection: begin -->", "<!-- detection: end -->"
+RESULTS = Path(__file__).parent / "results" / "validation.csv"
 
 
 def sampled(name: str, path: Path, seed: int = 1) -> Features:
@@ -127,7 +128,7 @@ def main() -> None:
     asked.add_argument("--share", choices=("dev", "final", "all"), default="all")
     asked.add_argument("--again", action="store_true", help="Keep no earlier results.")
     asked.add_argument("--json", type=Path, help="write the results to this file")
-    asked.add_argument("--write", type=Path, help="Page to write the table into.")
+    asked.add_argument("--write", action="store_true", help=f"Replace {RESULTS.name}.")
     told = asked.parse_args()
     found = {}
     for setting in settings_of(told.folder):
@@ -142,7 +143,7 @@ def main() -> None:
         text = table(found)
         print(f"{name} tested", flush=True)
         if told.write:
-            replace(told.write, BEGIN, END, text)
+            save_table(RESULTS, rows_of(text), " ".join(sys.argv))
     print(text)
     if told.json:
         save(told.json, found)

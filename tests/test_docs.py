@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import doctest
 import importlib
 import io
@@ -28,7 +29,6 @@ from moetraffic.generate import preset_names
 from moetraffic.policies.policy import View
 from moetraffic.policies.service.optical import OpticalSwitch
 from moetraffic.report.summary.claim_words import TOPICS
-from tests.analysis.known_processes.tally import Tally
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -360,19 +360,20 @@ ERRORS = re.compile(
 )
 
 
+def results_of(name: str) -> tuple[str, list[dict[str, str]]]:
+    """The comments and rows of a table in benchmarks/results."""
+    lines = (ROOT / "benchmarks" / "results" / name).read_text().splitlines()
+    comments = " ".join(line for line in lines if line.startswith("#"))
+    return comments, list(csv.DictReader(ln for ln in lines if ln[0] != "#"))
+
+
 def errors_of(name: str) -> list[float]:
-    """What sums up a column of docs/claims.md: counts, limits, smallest shares."""
-    page = (ROOT / "docs" / "claims.md").read_text()
-    made = re.search(r"^(\d+) runs of each process and length ", page, re.M)
+    """What sums up a column of claims.csv: counts, limits, smallest shares."""
+    comments, table = results_of("claims.csv")
+    made = re.search(r"(\d+) runs of each process", comments)
     assert made is not None
     runs = 2 * [int(made[1])]
-    cells = []
-    for begin in ("| process | imb", "| process | periodic |\n"):
-        table = page[page.index(begin) :].split("\n\n")[0].splitlines()
-        names = [cell.strip() for cell in table[0].split("|")]
-        if name in names:
-            column = names.index(name)
-            cells += [CLAIM_ROW.match(r.split("|")[column].strip()) for r in table[2:]]
+    cells = [CLAIM_ROW.match(row[name]) for row in table]
     kinds: dict[str, list[tuple[int, int]]] = {"false": [], "found": []}
     for cell in filter(None, cells):
         kinds[cell[1]].append((int(cell[2]), int(cell[3])))
@@ -388,9 +389,8 @@ def errors_of(name: str) -> list[float]:
 
 def test_each_statistic_has_the_error_rates_of_the_benchmark() -> None:
     page = (ROOT / "docs" / "statistics.md").read_text()
-    claims = (ROOT / "docs" / "claims.md").read_text()
-    (names,) = re.findall(r"^\| process \| (imbalanced .*) \|", claims, re.M)
-    for name in names.split(" | "):
+    names = list(results_of("claims.csv")[1][0])[1:]
+    for name in names:
         section = page.split(f"\n## {name.capitalize()}\n")[1].split("\n## ")[0]
         found = ERRORS.search(section)
         assert found is not None, name
@@ -400,27 +400,15 @@ def test_each_statistic_has_the_error_rates_of_the_benchmark() -> None:
 
 
 def test_the_page_states_how_often_a_level_begins_too_early() -> None:
-    """As the table of transients has it, whose limits are those of its counts."""
-    claims = (ROOT / "docs" / "claims.md").read_text()
-    rows = re.findall(
-        r"^\| fading [a-z ]+\| (\d+) \|.*?\| (\d+) / (\d+) \| (\S+)% / (\S+)% \|$",
-        claims,
-        re.M,
-    )
-    runs = {int(row[0]) for row in rows}
-    worst = [max(int(row[at]) for row in rows) for at in (1, 2)]
+    rows = results_of("level_onset.csv")[1]
+    worst = [
+        max(int(row["too early"].split(" / ")[at]) for row in rows) for at in (0, 1)
+    ]
     page = (ROOT / "docs" / "statistics.md").read_text()
     assert (
-        f"*Begins too early: in at most {worst[0]} / {worst[1]} of {runs.pop()} runs "
-        f"of each of {len(rows)} processes with a transient*"
+        f"*Begins too early: in at most {worst[0]} / {worst[1]} of {rows[0]['runs']} "
+        f"runs of each of {len(rows)} processes with a transient*"
     ) in page
-    for number, *counts in rows:
-        for wrong, limit in zip(counts[:2], counts[2:], strict=True):
-            one = Tally(truth="false")
-            one.outcomes.update(
-                {"stated": int(wrong), "none": int(number) - int(wrong)}
-            )
-            assert f"{one.share_limit:.1%}" == f"{limit}%"
 
 
 def test_each_claim_that_analyze_states_has_a_section() -> None:
