@@ -2,8 +2,7 @@ r"""Null model of a balanced router: simulated counts, and moments of their stat
 
 A balanced router assigns each token k distinct experts out of E, with every set of k
 equally likely and tokens independent.  Sampling noise alone still loads the experts
-unevenly: a measured skew is significant if it exceeds this noise floor, see
-:meth:`NoiseFloor.z_score`.
+unevenly: a measured skew is significant if it exceeds this noise floor.
 
 Noise floors depend on the number of *tokens* N (with ``k N`` token copies), never on
 bytes.  Mean and standard deviation come from simulation, which is seeded and draws
