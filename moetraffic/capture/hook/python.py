@@ -5,9 +5,6 @@ and forwards it.  This is below autograd, torch.compile, DDP's reducer and funct
 collectives, and above the backends; other operators have no overhead.  A collective
 inside a replayed CUDA graph does not pass through the dispatcher and is not recorded.
 Where :mod:`.native` has been built, its compiled kernels make the same records.
-
-Most all-to-alls are recorded before they reach the dispatcher, which takes less
-processor time (:mod:`.exchange_method`).
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from moetraffic.capture.annotate import here
 from moetraffic.capture.record_format import OPERATIONS
 from moetraffic.errors import CaptureError
 
-from . import exchange_method
 from .call_recording import EXCHANGE, KEY, OPERATOR, CallSink, GroupNames, recording
 
 if TYPE_CHECKING:
@@ -131,7 +127,6 @@ def install(sink: CallSink, native: ModuleType | None = None) -> Callable[[], No
             f"the hook needs torch's dispatcher as of release 2.4 or newer, but torch "
             f"{torch.__version__} refuses it ({error}): upgrade torch"
         ) from None
-    _installed.append(exchange_method.install(sink, names))
     return uninstall
 
 
