@@ -20,8 +20,7 @@ from moetraffic.capture.hook.call_recording import CallSink, now_ns
 from moetraffic.capture.hook.completion import CompletionTracker, DeviceClock
 from moetraffic.capture.hook.native import load
 from moetraffic.capture.records.journal import Journal
-from moetraffic.capture.routers.direct_exchanges import DirectExchangeHooks
-from moetraffic.capture.routers.router_hooks import watch_routers
+from moetraffic.capture.routers.router_hooks import LABEL, watch_routers
 from moetraffic.patterns import Workload
 from moetraffic.trace.model import ROUTING
 from moetraffic.trace.segments.segment import PATTERN, rank_folder
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("moetraffic")
 
-FOUND_BY = ("router", "bypass")  # labels of what hooks report
 _recorders = itertools.count()
 
 
@@ -210,7 +208,6 @@ class Recorder(Recording):
                     choices=sampled,
                 )
             )
-            self._undo.callback(DirectExchangeHooks(self._failed).undo)
             self._undo.callback(before_exit(self._exiting))
             on_failure.pop_all()
         self._folder = folder
@@ -426,7 +423,7 @@ class Recorder(Recording):
             self._meet(owner)
             # a report may leave its group out, and a hook may not know it: the merge
             # then determines it
-            label = here.place.label if here.place.label in FOUND_BY else ""
+            label = LABEL if here.place.label == LABEL else ""
             again = int(torch._C._current_graph_task_id() != -1)
             thread, grad = threading.get_ident(), torch.is_grad_enabled()
             place = owner.group_name, layer, label

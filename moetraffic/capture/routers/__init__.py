@@ -1,1 +1,1 @@
-"""Hooks on expert routers and on exchanges that bypass torch.distributed."""
+"""Hooks on expert routers."""
