@@ -59,7 +59,7 @@ SCALING = field_options(
     TRAFFIC,
     {
         "fold": "Combine ranks into N: N, N:strided, or nodes.",
-        "expand": "Share each rank among more, N in total: N, or N:experts.",
+        "expand": "Share each rank among more, N in total.",
         "ranks": "Replay only the ranks of a list, renumbered: 0,4:8.",
         "dispatcher": "Algorithm that moves the captured routing: plain, padded, "
         "by-rank (a token once for each rank), two-level, or deduplicated (once for "

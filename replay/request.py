@@ -247,7 +247,7 @@ class Request:
             dense=False,
         )
         captured = int(made.total_bytes.sum())
-        moved = scale.ledger.present
+        moved = scale.ledger.captured + scale.ledger.completed
         ratio = f" ({moved / captured:.2f}x)" if captured else ""
         completed = " and completed" * bool(self.scaling.missing)
         return (

@@ -1,10 +1,8 @@
-"""Every byte count times a factor, in integers, with the alignment that it had.
+"""Every byte count times a factor, in integers.
 
-The factor is a fraction p/q.  A cell of b bytes becomes the multiple of a nearest to
-b p / q, halves up, where a = gcd(b, 16): ``a floor((2 (b/a) p + q) / (2 q))``, but at
-least a where b is positive.  Offsets of parts in a buffer so stay aligned as they were,
-up to 16 bytes, which NCCL's copies use at once.  It does the same to a matrix and to
-its transpose, and is off by less than 16 bytes a cell.
+A cell whose bytes are a multiple of 16, which NCCL copies at once, is rounded to such a
+multiple, another cell to a whole byte: to the nearest, halves up, but not to 0.  The
+same is done to a matrix and to its transpose.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from moetraffic.trace.model import MOST_BYTES
 _WRITTEN = re.compile(r"x(\d{1,6}(?:\.\d{1,9})?|\d{1,6}/[1-9]\d{0,5})", re.ASCII)
 
 ALIGNMENT = 16
-"""Largest alignment that is kept, in bytes."""
+"""Alignment of buffers that is kept, in bytes."""
 
 LARGEST = 1_000_000
 """Of a factor, and of its parts p and q: products stay in int64."""
@@ -47,14 +45,14 @@ def factor_of(text: str) -> Fraction:
 
 
 def times(nbytes: Int64, factor: Fraction) -> Int64:
-    """Bytes times a factor, to the nearest multiple of their alignment, halves up.
+    """Bytes times a factor, to the nearest whole byte or 16 bytes, halves up.
 
     ``nbytes`` are int64, of any shape, 0 or more; the factor is from :func:`factor_of`.
 
     Examples
     --------
-    >>> times(np.array([0, 5, 15, 8, 1600]), Fraction(1, 10)).tolist()
-    [0, 1, 2, 8, 160]
+    >>> times(np.array([0, 5, 15, 8, 1648]), Fraction(1, 10)).tolist()
+    [0, 1, 2, 1, 160]
     """
     if factor == 1:
         return nbytes
@@ -65,7 +63,7 @@ def times(nbytes: Int64, factor: Fraction) -> Int64:
             f"a call sends at most {MOST_BYTES} bytes to a rank, but {most} bytes "
             f"times {factor} are more: lower --bytes"
         )
-    unit = np.gcd(nbytes, ALIGNMENT)
+    unit = np.where(nbytes % ALIGNMENT == 0, ALIGNMENT, 1)
     whole, rest = np.divmod(nbytes // unit, q)
     units = whole * p + (2 * rest * p + q) // (2 * q)
     out: Int64 = np.maximum(units, nbytes > 0) * unit

@@ -22,7 +22,6 @@ The same statement at every call is no record of one member: constant bytes are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -37,15 +36,6 @@ RULES = ("peers", "mean")
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Completed:
-    """Matrices without a gap, and where they came from."""
-
-    wire: Int64  # [b, W, W] bytes
-    from_peers: int  # bytes that were filled in from another phase
-    by_mean: int  # bytes that were filled in by the mean
-
-
 def known_rows(trace: Trace, occurrences: Int64) -> Bool:
     """Which members' bytes are known, ``[b, W]``, members in the group's order."""
     known = trace.present(occurrences)
@@ -54,17 +44,16 @@ def known_rows(trace: Trace, occurrences: Int64) -> Bool:
     return np.asarray(known | constant[sites][:, None], bool)
 
 
-def complete(trace: Trace, occurrences: Int64, wire: Int64, rule: str) -> Completed:
+def complete(trace: Trace, occurrences: Int64, wire: Int64, rule: str) -> Int64:
     """Fill in the rows of members whose records are missing; known rows stay.
 
     ``occurrences`` ``[b]`` are all-to-alls of one group, ``wire`` ``[b, W, W]`` their
     bytes as the trace has them, members in the group's order, and ``rule`` is one of
-    :data:`RULES`.
+    :data:`RULES`.  The result are matrices without a gap, ``[b, W, W]`` bytes.
     """
     out = wire.copy()
     known = known_rows(trace, occurrences)
     sites = trace.occurrences.site[occurrences]
-    peers = mean = 0
     for number in np.unique(sites[~known.all(axis=1)]).tolist():
         at = np.flatnonzero((sites == number) & ~known.all(axis=1))
         site = trace.sites[number]
@@ -75,12 +64,8 @@ def complete(trace: Trace, occurrences: Int64, wire: Int64, rule: str) -> Comple
         if rule == "peers" and site.phase and unit == site.row_bytes:
             cells, seen = _laid_over(trace, site, occurrences[at], cells, seen)
         whole = _turned(np.where(seen, cells, _mean(cells, seen)), back) * unit
-        filled = np.where(told, 0, whole)
-        of_mean = np.where(_turned(seen, back), 0, filled)
         out[at] = np.where(told, wire[at], whole)
-        peers += int((filled - of_mean).sum())
-        mean += int(of_mean.sum())
-    return Completed(wire=out, from_peers=peers, by_mean=mean)
+    return out
 
 
 def _laid_over(

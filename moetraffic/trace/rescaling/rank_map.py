@@ -229,22 +229,14 @@ def map_of(text: str) -> tuple[int | None, ...]:
     return tuple(None if place == LEFT_OUT else int(place) for place in places)
 
 
-def count_of(text: str, option: str) -> tuple[int, str]:
-    """A number of ranks, and behind a colon a rule, "" for none.
-
-    Examples
-    --------
-    >>> count_of("4:strided", "--fold")
-    (4, 'strided')
-    """
-    number, _, rule = text.partition(":")
-    example = "4:strided" if option == "--fold" else "4:experts"
-    if not _is_rank(number) or not int(number):
+def count_of(text: str, option: str) -> int:
+    """Read a number of ranks."""
+    if not _is_rank(text) or not int(text):
         raise ReplayError(
-            f"{option} is a number of ranks from 1 on, not {text[:40]!r}: give 4, or 4 "
-            f"and a rule such as {example}"
+            f"{option} is a number of ranks from 1 on, not {text[:40]!r}: give a "
+            "number such as 4"
         )
-    return int(number), rule
+    return int(text)
 
 
 def _is_rank(text: str) -> bool:

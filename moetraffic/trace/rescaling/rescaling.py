@@ -10,7 +10,7 @@ from moetraffic.trace.dispatchers import redispatch
 from moetraffic.trace.iterations import listed_numbers
 from moetraffic.trace.trace import Trace
 
-from . import missing_rows, rank_map, sharing
+from . import missing_rows, rank_map
 from .rank_map import RankMap
 from .rescaled_trace import rescaled
 from .trace_scaling import TraceScale
@@ -27,7 +27,7 @@ class Scaling:
     """
 
     fold: str = ""  # "4", "4:strided" or "nodes"
-    expand: str = ""  # "128", or "128:experts"
+    expand: str = ""  # "128"
     ranks: str = ""  # "0,4:8"
     rank_map: str = ""  # a file, or "0,0,1,-"
     factor: Fraction = Fraction(1)  # of all bytes
@@ -55,12 +55,6 @@ class Scaling:
                 f"{self.ranks_per_node} with {self.dispatcher or 'no'} --dispatcher: "
                 "change them"
             )
-        rule = self._columns()
-        if rule and rule not in sharing.COLUMNS:
-            raise ReplayError(
-                f"experts are shared by {' or '.join(sharing.COLUMNS)}, not "
-                f"{rule[:40]!r}: choose one"
-            )
 
     def __bool__(self) -> bool:
         return self != Scaling()
@@ -86,7 +80,6 @@ class Scaling:
             factor=self.factor,
             missing=self.missing,
             dispatcher=self.dispatcher,
-            columns=self._columns() or sharing.COLUMNS[0],
         )
 
     def arguments(self) -> list[str]:
@@ -107,9 +100,6 @@ class Scaling:
             line += ["--ranks-per-node", str(self.ranks_per_node)]
         return line
 
-    def _columns(self) -> str:
-        """Return the rule by which experts are shared, "" for none."""
-        return rank_map.count_of(self.expand, "--expand")[1] if self.expand else ""
 
     def _ways(self) -> dict[str, str]:
         return {
@@ -124,10 +114,11 @@ class Scaling:
         if self.fold == "nodes":
             return rank_map.fold_nodes(trace.meta.nodes)
         if self.fold:
-            ranks, rule = rank_map.count_of(self.fold, "--fold")
+            number, _, rule = self.fold.partition(":")
+            ranks = rank_map.count_of(number, "--fold")
             return rank_map.fold(world, ranks, rule or "contiguous")
         if self.expand:
-            return rank_map.expand(world, rank_map.count_of(self.expand, "--expand")[0])
+            return rank_map.expand(world, rank_map.count_of(self.expand, "--expand"))
         if self.ranks:
             return rank_map.subset(
                 world, listed_numbers(self.ranks, "ranks", ReplayError)

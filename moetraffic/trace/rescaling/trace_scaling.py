@@ -13,7 +13,7 @@ import numpy as np
 
 from moetraffic.arrays import Bool, Int64
 from moetraffic.errors import ReplayError
-from moetraffic.trace.model import TRANSPOSED_PHASES, Site, WireForm
+from moetraffic.trace.model import TRANSPOSED_PHASES
 from moetraffic.trace.trace import Trace
 
 from . import missing_rows, sharing
@@ -31,9 +31,8 @@ class TraceScale:
 
     ``ranks`` says which ranks carry which, and ``self_traffic`` whether a rank sends
     itself what falls on the diagonal; ``factor`` multiplies every byte count.
-    ``missing`` is one of ``missing_rows.RULES``, or "" to refuse gaps, and ``columns``
-    one of ``sharing.COLUMNS``: how experts are shared.  ``dispatcher`` is that of the
-    trace, for descriptions.
+    ``missing`` is one of ``missing_rows.RULES``, or "" to refuse gaps.  ``dispatcher``
+    is that of the trace, for descriptions.
     """
 
     def __init__(
@@ -44,7 +43,6 @@ class TraceScale:
         self_traffic: bool = True,
         factor: Fraction = Fraction(1),
         missing: str = "",
-        columns: str = "even",
         dispatcher: str = "",
     ) -> None:
         if len(ranks.targets) != trace.meta.world:
@@ -57,10 +55,9 @@ class TraceScale:
         self.factor = factor
         self.missing = missing
         self.dispatcher = dispatcher
-        self.columns = columns
         self.world = ranks.world
         self.groups = tuple(_image(ranks, g.ranks) for g in trace.groups)
-        self.ledger = Ledger(factor=factor)
+        self.ledger = Ledger()
         self.completes = bool(missing)
         self.in_common_order = ranks.merges or self.completes
         self.trace = trace
@@ -94,7 +91,7 @@ class TraceScale:
         keep = self.needs(group)
         whole = known[:, keep[:, None], keep]
         parts = np.array([len(self.map.targets[r]) for r in members[keep]], np.int64)
-        split = self._split(group, whole, known, keep, parts, occurrences)
+        split = self._split(whole, parts, occurrences)
         owner = np.array(
             [new for r in members[keep] for new in self.map.targets[r]], np.int64
         )
@@ -103,8 +100,13 @@ class TraceScale:
         if not self.self_traffic:
             kept = moved * ~np.eye(moved.shape[1], dtype=bool)
         sent = times(kept, self.factor)
-        self.ledger.take(captured=wire, known=whole, moved=moved, kept=kept, sent=sent)
-        self.ledger.left_out += int(known.sum()) - int(whole.sum())
+        self.ledger.matrices += len(wire)
+        self.ledger.captured += int(wire.sum())
+        self.ledger.captured_inside += _diagonal(wire)
+        self.ledger.completed += int(known.sum()) - int(wire.sum())
+        self.ledger.lost += int(known.sum()) - int(kept.sum())
+        self.ledger.sent += int(sent.sum())
+        self.ledger.inside += _diagonal(sent)
         return sent
 
     def volumes(
@@ -143,7 +145,7 @@ class TraceScale:
         if self.dispatcher:
             asked += f"; exchanges of the dispatcher {self.dispatcher}"
         if self.map.splits:
-            asked += f"; rows split evenly, columns by {self.columns}"
+            asked += "; rows and columns split evenly"
         if self.missing:
             asked += f"; missing records completed by {self.missing}"
         if self.factor != 1:
@@ -173,19 +175,9 @@ class TraceScale:
             wire[:, back[:, None], back],
             self.missing,
         )
-        self.ledger.from_peers += found.from_peers
-        self.ledger.by_mean += found.by_mean
-        return found.wire[:, order[:, None], order]
+        return found[:, order[:, None], order]
 
-    def _split(
-        self,
-        group: int,
-        whole: Int64,
-        known: Int64,
-        keep: Int64,
-        parts: Int64,
-        occurrences: Int64,
-    ) -> Int64:
+    def _split(self, whole: Int64, parts: Int64, occurrences: Int64) -> Int64:
         """Matrices of as many members as there are shares."""
         if (parts == 1).all() or not len(whole):
             return whole
@@ -200,45 +192,13 @@ class TraceScale:
                 unit = 1
             back = site.phase in TRANSPOSED_PHASES
             cells = whole[at].transpose(0, 2, 1) if back else whole[at]
-            by_expert = None
-            if self.columns == "experts" and len(keep) == known.shape[1]:
-                by_expert = self._by_expert(site, group, cells, occurrences[at], parts)
-            if by_expert is not None:
-                unit = site.row_bytes
-            made = sharing.split(cells // unit, parts, by_expert=by_expert) * unit
+            made = sharing.split(cells // unit, parts) * unit
             out[at] = made.transpose(0, 2, 1) if back else made
         return out
 
-    def _by_expert(
-        self, site: Site, group: int, cells: Int64, occurrences: Int64, parts: Int64
-    ) -> Int64 | None:
-        """Token copies for the experts of each rank to be, ``[b, W, W']``.
 
-        None where the wire does not follow a demand, and columns are shared evenly.
-        """
-        trace = self.trace
-        if site.wire != WireForm.DEMAND:
-            return None
-        routed = trace.routing_of(occurrences)
-        copies = trace.demand(routed).astype(np.int64)
-        if trace.any_dropped(routed):
-            copies -= trace.dropped(routed)
-        order = self._ascending(group)
-        out = np.zeros((len(cells), len(order), int(parts.sum())), np.int64)
-        when = trace.occurrences.iteration[occurrences]
-        holders = [
-            tuple(np.argsort(order)[trace.holder(site.layer, group, i)].tolist())
-            for i in when.tolist()
-        ]
-        for holder in set(holders):
-            at = np.array([n for n, h in enumerate(holders) if h == holder])
-            column = sharing.runs(np.array(holder, np.int64), parts)
-            for expert, to in enumerate(column.tolist()):
-                out[at, :, to] += copies[at][:, order, expert]
-        # a record that was completed has no demand of its own
-        begins = np.cumsum(parts) - parts
-        agrees = np.add.reduceat(out, begins, axis=2) * site.row_bytes == cells
-        return out if agrees.all() else None
+def _diagonal(wire: Int64) -> int:
+    return int(np.trace(wire, axis1=1, axis2=2).sum())
 
 
 def _image(ranks: RankMap, members: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
 import numpy as np
@@ -30,7 +29,6 @@ from moetraffic.trace.rescaling.missing_rows import complete
 from moetraffic.trace.rescaling.rescaling import Scaling
 from moetraffic.trace.rescaling.trace_scaling import TraceScale
 from moetraffic.trace.trace import Trace
-from moetraffic.units import byte_size
 
 RANKS = 64
 
@@ -96,25 +94,9 @@ def test_64_ranks_folded_on_4_move_exactly_the_sums_of_their_blocks(wide):
     assert scale.world == 4
     ledger = scale.ledger
     every = sum(int(w.sum()) for _, w in exchanges(wide).values())
-    assert ledger.captured == ledger.kept == ledger.sent == every
-    assert ledger.folded > 0
-    assert ledger.between + ledger.folded + ledger.captured_inside == every
+    assert ledger.captured == ledger.sent == every
+    assert ledger.inside > ledger.captured_inside
     assert not any("lost" in line or " 0 B" in line for line in ledger.lines())
-
-
-def test_a_ledger_states_what_was_between_ranks_before(wide):
-    """Also where nothing is between ranks any more, or nothing was moved at all."""
-    scale = Scaling(fold="1").scale(wide)
-    assert scale.ledger.lines() == (
-        "bytes kept 0 B of 0 B in 0 all-to-alls: 0 B between ranks (before 0 B)",
-    )
-    scaled(scale, wide)
-    ledger = scale.ledger
-    assert ledger.between == 0 < ledger.captured_inside < ledger.inside
-    first, *_ = ledger.lines()
-    before = ledger.captured - ledger.captured_inside
-    assert f": 0 B between ranks (before {byte_size(before)}), " in first
-    assert first.endswith(" inside a rank")
 
 
 places = st.lists(
@@ -143,12 +125,10 @@ def test_any_map_conserves_bytes_and_keeps_phases_transposed(
     found = scaled(scale, wide)
     refuse_untransposed(found)
     ledger = scale.ledger
-    lost = ledger.left_out + ledger.self_left_out
-    assert ledger.captured == lost + ledger.kept
-    assert ledger.kept == ledger.between + ledger.inside
+    exact = Fraction(ledger.captured - ledger.lost, factor)
     assert ledger.sent == sum(int(w.sum()) for w in found.values())
     cells = sum(w.size for w in found.values())
-    assert abs(ledger.rounding) < 16 * cells
+    assert abs(ledger.sent - exact) < 16 * cells
     if not self_traffic:
         assert all(np.trace(w, axis1=1, axis2=2).sum() == 0 for w in found.values())
     # each block by hand
@@ -158,7 +138,7 @@ def test_any_map_conserves_bytes_and_keeps_phases_transposed(
             of_a = [r for r, new in enumerate(where) if new == a]
             of_b = [r for r, new in enumerate(where) if new == b]
             block = int(first[np.ix_(of_a, of_b)].sum())
-            unit = math.gcd(block, 16)
+            unit = 1 if block % 16 else 16
             want = unit * max(1, (2 * block // unit + factor) // (2 * factor))
             want = want if block else 0
             here = found["dispatch"][0, a, b]
@@ -181,7 +161,7 @@ def test_a_choice_of_ranks_keeps_what_they_send_each_other(wide):
         np.testing.assert_array_equal(
             scaled(scale, wide)[phase], wire[:, keep][:, :, keep]
         )
-    assert scale.ledger.left_out > 0
+    assert scale.ledger.lost > 0
     assert [scale.rank(old) for old in (3, 10, 11, 12, 63)] == [0, 1, 2, -1, 3]
 
 
@@ -215,25 +195,15 @@ def test_shares_sum_to_what_they_share_and_differ_by_one(parts, seed, largest):
             assert np.ptp(made[:, begin:end, column], axis=1).max() <= 1
 
 
-@pytest.mark.parametrize("rule", sharing.COLUMNS)
-def test_64_ranks_spread_over_128_move_the_same_bytes(wide, rule):
-    scale = Scaling(expand=f"128:{rule}").scale(wide)
+def test_64_ranks_spread_over_128_move_the_same_bytes(wide):
+    scale = Scaling(expand="128").scale(wide)
     found = scaled(scale, wide)
     refuse_untransposed(found)
     for phase, (_, wire) in exchanges(wide).items():
         blocks = found[phase].reshape(len(wire), RANKS, 2, RANKS, 2).sum(axis=(2, 4))
         np.testing.assert_array_equal(blocks, wire)
     assert scale.ledger.captured == scale.ledger.sent
-    assert scale.ledger.spread > 0
-
-
-def test_columns_by_experts_are_what_each_expert_got(wide):
-    found = scaled(Scaling(expand="128:experts").scale(wide), wide)
-    at, _ = exchanges(wide)["dispatch"]
-    demand = wide.demand(wide.routing_of(at))  # experts 2r and 2r + 1 on rank r
-    row = wide.sites[wide.occurrences.site[at[0]]].row_bytes
-    got = found["dispatch"].reshape(len(at), RANKS, 2, 2 * RANKS).sum(axis=2)
-    np.testing.assert_array_equal(got, demand.astype(np.int64) * row)
+    assert scale.ledger.inside < scale.ledger.captured_inside
 
 
 def test_spread_and_folded_back_nothing_changed(wide):
@@ -255,12 +225,12 @@ def test_spread_and_folded_back_nothing_changed(wide):
     p=st.integers(1, 60),
     q=st.integers(1, 1000),
 )
-def test_bytes_are_multiplied_to_the_nearest_multiple_of_their_alignment(nbytes, p, q):
+def test_bytes_are_multiplied_to_the_nearest_byte_or_16_bytes(nbytes, p, q):
     factor = Fraction(p, q)
     for before, after in zip(
         nbytes, times(np.array(nbytes), factor).tolist(), strict=True
     ):
-        unit = math.gcd(before, 16)
+        unit = 1 if before % 16 else 16
         assert after % unit == 0
         assert (after > 0) is (before > 0)
         error = before * factor - after
@@ -275,7 +245,7 @@ def test_bytes_are_multiplied_to_the_nearest_multiple_of_their_alignment(nbytes,
         Scaling(fold="3", factor=Fraction(1, 3)),
         Scaling(fold="16:strided", factor=Fraction(7, 1000)),
         Scaling(expand="96"),
-        Scaling(expand="128:experts", factor=Fraction(1, 10)),
+        Scaling(expand="128", factor=Fraction(1, 10)),
         Scaling(ranks="0,5:9", factor=Fraction(3, 7)),
     ],
     ids=str,
@@ -360,13 +330,11 @@ def test_a_rank_without_record_stands_in_its_peers_columns():
         unit = trace.sites[trace.occurrences.site[at[0]]].row_bytes
         found = complete(trace, at, wire, "peers")
         off = ~np.eye(4, dtype=bool)
-        np.testing.assert_array_equal(found.wire[:, off], (whole * unit)[:, off])
+        np.testing.assert_array_equal(found[:, off], (whole * unit)[:, off])
         others = [0, 1, 3]
         kept = np.array([whole[n][others, others].sum() for n in range(2)])
         mean = (2 * kept + 3) // 6
-        assert found.wire[:, 2, 2].tolist() == (mean * unit).tolist()
-        assert found.from_peers == int((whole[:, 2] * unit)[:, others].sum())
-        assert found.by_mean == int(mean.sum()) * unit
+        assert found[:, 2, 2].tolist() == (mean * unit).tolist()
 
 
 def test_the_mean_of_a_column_fills_it():
@@ -376,7 +344,7 @@ def test_the_mean_of_a_column_fills_it():
     found = complete(trace, at, trace.wire(at), "mean")
     unit = trace.sites[0].row_bytes
     # column 0: rank 1 sent 4; column 1: rank 0 sent 1; itself: (7 + 8) / 2, half up
-    assert (found.wire[0, 2] // unit).tolist() == [4, 1, 8]
+    assert (found[0, 2] // unit).tolist() == [4, 1, 8]
 
 
 def test_completed_phases_are_transposes_of_each_other(wide):
@@ -482,7 +450,7 @@ def test_the_common_order_is_each_ranks_own_order(toy):
         ({"fold": "2:diagonal"}, "the rule is one of contiguous, strided"),
         ({"fold": "many"}, "--fold is a number of ranks"),
         ({"expand": "1"}, "raise it, or use --fold"),
-        ({"expand": "4:odd"}, "experts are shared by even or experts"),
+        ({"expand": "4:experts"}, "--expand is a number of ranks"),
         ({"ranks": "0,0"}, "each once, but --ranks is 0,0"),
         ({"ranks": "2"}, "names some of 0 to 1"),
         ({"ranks": "3:1"}, "A:B for the half-open range"),
