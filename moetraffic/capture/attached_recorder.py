@@ -2,10 +2,10 @@
 
 The start-up hook (``startup/sitecustomize.py``) calls :func:`begin` after the creation
 of the default process group and :func:`end` before its destruction.  Because a program
-may not destroy the group, the recorder is also closed at interpreter exit, at the end
-of a multiprocessing child, and on SIGTERM.  A forked child detaches from its parent's
-recorder.  If the program starts a :class:`~moetraffic.capture.Recorder` of its own, the
-attached recorder stops.
+may not destroy the group, the recorder is also closed at interpreter exit and at the
+end of a multiprocessing child.  A rank that a signal ends leaves the records in its
+log.  A forked child detaches from its parent's recorder.  If the program starts a
+:class:`~moetraffic.capture.Recorder` of its own, the attached recorder stops.
 
 No exception reaches the program, and segments are not merged here: the launcher merges
 them when the command has ended.
@@ -18,7 +18,6 @@ import itertools
 import multiprocessing.util
 import os
 import shutil
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -35,7 +34,6 @@ from .hook import python as hook
 from .input_validation import cause
 from .recorder import Recorder
 from .recording import ask_rank_0
-from .sigterm import SigtermListener
 
 STEPS_BACK = "the program's own Recorder writes {}, so moetraffic run records nothing"
 Say = Callable[[str, str], None]  # kind of a message, and its text
@@ -43,17 +41,14 @@ Note = Callable[[str], object]  # kind of a note for the launcher
 _times = itertools.count()
 _ending = threading.RLock()
 _attached: Attachment | None = None
-_mask = threading.local()  # signal mask before a fork
 
 
 class Attachment:
-    """Running recorder of an unmodified program and its termination handlers."""
+    """Running recorder of an unmodified program."""
 
     def __init__(self, recorder: Recorder, say: Say, note: Note) -> None:
         self.recorder, self.say, self.note = recorder, say, note
         self.rank = dist.get_rank()
-        self.listener = SigtermListener(lambda: end(why="interrupted by SIGTERM"))
-        self.listener.start()
         # multiprocessing children exit without running atexit handlers
         self.finalizer = multiprocessing.util.Finalize(
             None, _end_of_process, exitpriority=0
@@ -62,8 +57,6 @@ class Attachment:
 
     def close(self, why: str) -> None:
         """Close the recorder and write its remaining data."""
-        if threading.current_thread() is threading.main_thread():
-            self.listener.holds = False  # avoids waiting for this very close
         try:
             if why:
                 self.recorder.end_early(why)
@@ -91,7 +84,6 @@ class Attachment:
     def withdraw(self) -> None:
         """Detach this process from the recorder (also a forked child)."""
         hook.set_attached_recorder(None)
-        self.listener.stop()
         self.finalizer.cancel()
 
 
@@ -138,11 +130,10 @@ def _variable(name: str) -> str:
     return os.environ.get(f"MOETRAFFIC_{name}", "")
 
 
-def end(error: BaseException | None = None, *, why: str = "") -> None:
+def end(error: BaseException | None = None) -> None:
     """Close the attached recorder, if any, without raising exceptions.
 
-    ``error`` is the exception that ends the program, ``why`` the reason as text, as in
-    :meth:`Recorder.end_early`.
+    ``error`` is the exception that ends the program.
     """
     global _attached
     with _ending:
@@ -150,7 +141,7 @@ def end(error: BaseException | None = None, *, why: str = "") -> None:
         if attached is None:
             return
         try:
-            attached.close(why or _early(error))
+            attached.close(_early(error))
         except Exception as failure:
             _report(attached.say, failure)
 
@@ -199,23 +190,6 @@ def _report(say: Say, error: Exception) -> None:
     say("refused", f"this run is not captured: {' '.join(text.split())}")
 
 
-def _before_fork() -> None:
-    """Block SIGTERM during a fork.
-
-    Until the child has detached from the parent's listener, a SIGTERM to the child
-    would wake that listener: terminating a data loader process would end the training.
-    """
-    _mask.earlier = None
-    if _attached is not None:
-        _mask.earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-
-def _after_fork() -> None:
-    """Unblock SIGTERM after a fork."""
-    if _mask.earlier is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _mask.earlier)
-
-
 def _forked() -> None:
     """Detach a forked child from its parent's recorder."""
     global _attached, _ending
@@ -223,10 +197,7 @@ def _forked() -> None:
     attached, _attached = _attached, None
     if attached is not None:
         attached.withdraw()
-    _after_fork()
 
 
 atexit.register(_end_of_process)
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork, after_in_child=_forked
-)
+os.register_at_fork(after_in_child=_forked)
