@@ -221,11 +221,7 @@ def _file_size() -> Finding:
 
 
 def _capture_size(folder: Path) -> Finding:
-    """State how much a capture can record in a folder, and the option that bounds it.
-
-    The rate of a run is unknown before it: ``run`` and ``capture`` measure it, and
-    forecast the disk space that they need.
-    """
+    """State how much a capture can record in a folder, and how to bound it."""
     most, limit = shutil.disk_usage(folder).free // 2, file_size_limit()
     why = "half of the free space, which a merge needs twice"
     if limit is not None and limit < most:

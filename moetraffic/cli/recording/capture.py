@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +20,6 @@ from moetraffic.cli.output import (
 from moetraffic.cli.workload import WORKLOAD, asked_for
 from moetraffic.errors import LayoutError
 from moetraffic.launch import Outcome, RankEnvironment, current_rank
-from moetraffic.launch.disk_watch import forecasting
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.root_cause import AFTERMATH
 from moetraffic.launch.training import RankEnded, capture_run
@@ -36,8 +34,6 @@ from moetraffic.report.console.options import (
     trace_output,
 )
 from moetraffic.report.console.terminal import announce
-
-from .build import offer
 
 RANKS = 4
 OVERWRITE = "give --force"
@@ -104,10 +100,7 @@ def capture(
         check_workload(workload, ranks=here)
     steps, elsewhere = workload.training.iterations, rank_env is not None
     quiet = printing.as_json or not (rank_env is None or rank_env.rank == 0)
-    with (
-        progress("training", steps, quiet=quiet, plain=elsewhere) as tick,
-        nullcontext() if quiet else forecasting(output, announce, iterations=steps),
-    ):
+    with progress("training", steps, quiet=quiet, plain=elsewhere) as tick:
         try:
             trace = capture_run(
                 workload,
@@ -125,8 +118,6 @@ def capture(
     if trace is not None:  # rank 0 prints
         trace.close()
         present_trace(output, printing)
-        if not (printing.as_json or virtual):
-            offer()
 
 
 def _refuse_uneven(ranks: int, chosen: Mapping[str, Any]) -> None:

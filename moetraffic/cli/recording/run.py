@@ -12,7 +12,6 @@ import typer
 
 from moetraffic.errors import CaptureError, MoetrafficError
 from moetraffic.launch import foreground_process, hook_environment
-from moetraffic.launch.disk_watch import forecasting
 from moetraffic.launch.segment_merging import SegmentMerger
 from moetraffic.report.console.options import (
     Every,
@@ -28,8 +27,6 @@ from moetraffic.trace import ROUTING, Trace
 from moetraffic.trace.choices import NO_SAMPLE
 from moetraffic.trace.routed import contradiction_of_k
 from moetraffic.trace.segments.series import clear, make_room
-
-from .build import offer
 
 CHECKED = 64
 """Routing records whose counts are compared with k."""
@@ -97,10 +94,7 @@ def run(
         began = time.time()
         hook[hook_environment.NOTES] = notes
         try:
-            with forecasting(output, announce):
-                code = foreground_process.run(
-                    command, hook_environment.environment(hook)
-                )
+            code = foreground_process.run(command, hook_environment.environment(hook))
         except OSError as error:
             clear(output)
             announce(f"{command[0]} cannot be run: {error.strerror}")
@@ -149,5 +143,3 @@ def harvest(
             paper.show([sentence(trace, name), tables(trace, name)[0], following])
             if token_sample and not any(site.choices for site in trace.sites):
                 announce(NO_SAMPLE)
-    if made:
-        offer()
