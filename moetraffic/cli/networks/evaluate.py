@@ -51,7 +51,7 @@ OPTIONS_OF = {
 """Options that only policies of a family have."""
 
 JOBLESS = ("layers", "phase")
-"""Selections and inputs of one trace, which several jobs do not have."""
+"""Selections of one trace, which several jobs do not have."""
 
 
 def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -138,17 +138,15 @@ class _Moment:
     deviation: Float32  # [L, E] of the parts between rows
 
     def regrouped(
-        self, shares: Floating, layer: int, rng: np.random.Generator | None = None
+        self, shares: Floating, layer: int, rng: np.random.Generator
     ) -> Floating:
-        """Shares ``[..., E']`` of the new experts; of a mean row without randomness."""
+        """Shares ``[..., E']`` of the new experts."""
         if self.regrouping.trivial:
             return shares
         parts: Floating | None = None
         if self.regrouping.parts > 1:
-            parts = self.parts[layer]
-            if rng is not None:
-                among = rng.standard_normal((len(shares), *parts.shape), np.float32)
-                among *= self.deviation[layer][:, None]
-                parts = among + parts
-            parts = probabilities(parts, 1)
+            mean = self.parts[layer]
+            among = rng.standard_normal((len(shares), *mean.shape), np.float32)
+            among *= self.deviation[layer][:, None]
+            parts = probabilities(among + mean, 1)
         return self.regrouping.shares(shares, parts)
