@@ -53,6 +53,7 @@ def look_at_foreign(found: list[dict[str, Any]], files: int) -> Counter[str]:
     return Counter(one["outcome"] for one in found)
 
 
+@pytest.mark.slow
 def test_damaged_files_of_others_are_refused_or_read(tmp_path: Path) -> None:
     outcomes = look_at_foreign(verdicts(tmp_path, "--foreign", "--files", 150), 150)
     assert outcomes["refused"] > 40
@@ -68,6 +69,7 @@ def test_thousands_of_damaged_files_of_others(part: int, tmp_path: Path) -> None
     assert outcomes["refused"] > FILES / 4
 
 
+@pytest.mark.slow
 def test_crafted_files_are_taken_as_they_must(tmp_path: Path) -> None:
     found = verdicts(tmp_path, "--hostile")
     assert [one for one in found if one["outcome"] != "as expected"] == []

@@ -97,6 +97,7 @@ def changed(path: Path, name: str, value: Any) -> Path:
     return copy
 
 
+@pytest.mark.slow
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(OUTSIDE)
 def test_files_with_a_number_outside_its_range_are_rejected(
@@ -116,6 +117,7 @@ def test_the_command_line_names_the_number(
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"), [("k", -1), ("tp", 0), ("experts", 1 << 40)]
 )

@@ -27,6 +27,7 @@ def test_every_width_and_size(kind: str, most: int) -> None:
     assert np.array_equal(decode(raw, values.shape, values.dtype), values)
 
 
+@pytest.mark.slow
 def test_a_stream_is_compared_with_its_adler_unless_a_crc_follows() -> None:
     block = np.arange(60, dtype="<i4").reshape(3, 20)
     coded = bytearray(encode(block, block.shape))
@@ -37,6 +38,7 @@ def test_a_stream_is_compared_with_its_adler_unless_a_crc_follows() -> None:
     assert np.array_equal(found, block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "value"),
     [(0, 0x77), (0, 0x00), (1, 0x00), (1, 0x20 | 0x1F)],
@@ -49,6 +51,7 @@ def test_what_begins_like_no_zlib_stream_is_refused(at: int, value: int) -> None
         decode(bytes(coded), block.shape, block.dtype, summed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [0, 1, 5, 6, 10, -5, -4, -1])
 def test_a_stream_that_ends_early_is_refused(cut: int) -> None:
     block = np.arange(6, dtype="<i4")
@@ -57,6 +60,7 @@ def test_a_stream_that_ends_early_is_refused(cut: int) -> None:
         decode(coded[:cut], block.shape, block.dtype, summed=True)
 
 
+@pytest.mark.slow
 def test_nothing_may_follow_a_stream() -> None:
     block = np.arange(6, dtype="<i4")
     coded = encode(block, block.shape)

@@ -20,6 +20,7 @@ def source_of(path: Path) -> FileBytes:
     return FileBytes(lambda offset, size: data[offset : offset + size], len(data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     # index block; data blocks; super blocks; pages of data blocks
     "count",
@@ -66,6 +67,7 @@ def test_links_and_attributes_of_any_number(count: int, tmp_path: Path) -> None:
     assert there.attributes == texts | {"whole": -5, "real": 0.5, "long": "z" * 16_000}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["|u1", "<u4", "<i4", "<i8", "<f8", "S1", "S300"])
 def test_types_of_elements(dtype: str, tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
@@ -88,6 +90,7 @@ def test_types_of_elements(dtype: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_circle_of_structure_ends(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w", libver=LIBVER) as file:
