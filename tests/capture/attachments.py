@@ -103,24 +103,6 @@ def terminated(folder: Path, rank: int, world: int) -> Log:
 
 
 def handles(folder: Path, rank: int, world: int) -> Log:
-    """SIGTERM means to this program that it shall end after the step."""
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
-    connect(folder, rank, world)
-    (folder / f"{rank}.waits").touch()
-    log: Log = []
-    while True:
-        log.append(exchange(len(log)))
-        stop = torch.tensor(len(asked))
-        dist.all_reduce(stop)
-        if stop:
-            break
-        time.sleep(0.01)
-    dist.destroy_process_group()
-    return log
-
-
-def handles_later(folder: Path, rank: int, world: int) -> Log:
     """The handler comes after the process group, and exits from within."""
     connect(folder, rank, world)
 
@@ -225,7 +207,6 @@ SCENES: dict[str, tuple[int, Callable[[Path, int, int], Any]]] = {
     "leaves": (3, leaves),
     "terminated": (2, terminated),
     "handles": (1, handles),
-    "handles_later": (1, handles_later),
     # torch 2.4 waits forever in the second of two groups that files connect
     **({} if torch.__version__ < "2.5" else {"again": (2, again)}),
     "forks": (1, forks),
@@ -233,9 +214,9 @@ SCENES: dict[str, tuple[int, Callable[[Path, int, int], Any]]] = {
     "refused": (2, refused),
     "multiprocesses": (1, multiprocesses),
 }
-TO_THE_END = ("never_destroys", "raises_unheard", "handles_later")
+TO_THE_END = ("never_destroys", "raises_unheard", "handles")
 """With all that an interpreter does at its end: a second of each rank."""
-TERMINATED = ("terminated", "handles", "handles_later")
+TERMINATED = ("terminated", "handles")
 
 
 def save(folder: Path, rank: int, seen: Any) -> None:

@@ -144,13 +144,14 @@ def test_the_records_of_ranks_that_sigterm_ends_are_kept(played: Path) -> None:
     assert not result.trace.meta.complete
 
 
-def test_a_handler_of_the_programs_own_keeps_its_meaning(played: Path) -> None:
-    for scene, code in (("handles", 0), ("handles_later", 5)):
-        folder = played / scene
-        result = merged(folder)
-        assert codes(folder) == [code]
-        assert exchanged(result.trace) == logged(seen(folder, 1))
-        assert not result.missing
+def test_a_program_that_exits_in_its_own_handler_is_recorded_to_its_end(
+    played: Path,
+) -> None:
+    folder = played / "handles"
+    result = merged(folder)
+    assert codes(folder) == [5]
+    assert exchanged(result.trace) == logged(seen(folder, 1))
+    assert not result.missing
 
 
 def test_each_process_group_is_a_capture_of_its_own(played: Path) -> None:

@@ -18,7 +18,6 @@ from moetraffic.capture.record_format import STEP, loss_word
 from moetraffic.capture.records import committer, committer_process
 from moetraffic.capture.records.committer import Committer
 from moetraffic.errors import CaptureError
-from moetraffic.report.results.overview import sentence
 from moetraffic.trace import Meta
 from moetraffic.trace.segments.segment import read_segment
 from moetraffic.trace.segments.store import RankFolder, SegmentWriter, segments_folder
@@ -129,28 +128,6 @@ def test_a_recorder_that_is_closed_leaves_no_process(tmp_path: Path) -> None:
     assert children() - before
     recorder.close()
     assert children() <= before
-
-
-def test_a_run_without_all_to_alls_has_no_sum_of_their_bytes(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "run.h5").start()
-    recorder.step(loss=1.0)
-    merged = recorder.close()
-    assert merged is not None
-    said = sentence(merged.trace, tmp_path / "run.h5")
-    assert "; no all-to-alls" in said
-    assert "0 B" not in said
-
-
-def test_a_reason_of_a_loss_is_stated_once(tmp_path: Path) -> None:
-    """What cannot be written may be found while it trains, and again at its end."""
-    recorder = Recorder(tmp_path / "run.h5").start()
-    recorder.step(loss=1.0)
-    gone = "the folder was removed: the records in it are lost"
-    recorder._warn_of_losses({"left": gone, "error": gone, "lost_windows": 2})
-    assert recorder.warnings == [f"rank 0: {gone}"]
-    recorder._warn_of_losses({"left": "", "error": "a defect", "lost_windows": 2})
-    assert recorder.warnings[1:] == ["2 windows of rank 0 are lost: a defect"]
-    recorder.close()
 
 
 def test_dropped_copies_of_other_experts_than_the_demand_are_refused() -> None:

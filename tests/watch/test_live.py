@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import pty
@@ -22,7 +21,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moetraffic.analysis import analyze
 from moetraffic.cli import main
-from moetraffic.cli.recording import watch as verb
 from moetraffic.data import path as shipped
 from moetraffic.report.event_files import event_files
 from moetraffic.trace import Trace
@@ -298,13 +296,6 @@ def test_once_prints_tables_lines_or_json(
     assert "x mean" in shown
     assert main(["watch", str(shipped("golden-v1.h5"))]) == 0
     assert "the trace has been written" in capsys.readouterr().out
-
-
-def test_defaults_are_those_of_the_function() -> None:
-    option = inspect.signature(verb.watch).parameters
-    own = inspect.signature(watch_run).parameters
-    assert option["last"].default.default == own["last"].default
-    assert option["interval"].default.default == own["interval_s"].default
 
 
 def test_a_log_has_a_line_per_interval(
