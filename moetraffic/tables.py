@@ -140,8 +140,26 @@ class Table:
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         """Yield what prints the table in the width of a terminal."""
-        fitting = import_module("moetraffic.report.console.fitting")
-        yield from fitting.fitted(self, options.max_width)
+        from .fitting import Column, fitted  # rich takes long to import
+
+        texts, right = self.texts(), self.right()
+        names = [visible(name) for name in self.columns] or [""] * len(right)
+        columns = [
+            Column(
+                name=name,
+                cells=[row[at] for row in texts],
+                right=right[at] and bool(self.columns),
+            )
+            for at, name in enumerate(names)
+        ]
+        yield from fitted(
+            self.heading() if self.title else "",
+            columns,
+            self.notes,
+            self.styles,
+            head=bool(self.columns),
+            width=options.max_width,
+        )
 
 
 def written(value: object, form: str = "") -> str:

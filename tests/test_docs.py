@@ -52,13 +52,6 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-README_LINES = 120
-
-
-def test_the_readme_is_short() -> None:
-    assert len(README.read_text().splitlines()) < README_LINES
-
-
 PICTURE = re.compile(r"!\[[^]]*\]\((?:docs/)?([\w-]+\.png)\)\n\n(?:\*`([^`]+)`)?")
 
 
@@ -269,8 +262,6 @@ def test_make_names_the_commands_of_the_readme() -> None:
 )
 def test_programs_print_what_their_pages_say(page: Path) -> None:
     for program, said in PROGRAM.findall(page.read_text()):
-        if page == README:
-            assert len(program.splitlines()) <= 12
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(program, page.name, "exec"), {})

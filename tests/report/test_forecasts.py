@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from rich.table import Table as Grid
 
 from moetraffic.analysis import Analysis, OnOffStatistics, Subject
@@ -14,7 +15,6 @@ from moetraffic.analysis.forecast.bounds import limits
 from moetraffic.analysis.forecast.forecasting import forecast
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.analysis.forecast.within_iteration import within_iteration
-from moetraffic.report.console.fitting import fitted
 from moetraffic.report.results.forecasts import forecast_tables, lead_time_table
 
 
@@ -61,8 +61,10 @@ def test_noise_is_as_good_as_its_mean_its_oracle_and_its_bound(scored: Subject) 
 def test_a_table_that_is_continued_below_repeats_its_keys(scored: Subject) -> None:
     """Horizons are numbers, but no row is identified without them."""
     rows = [((n, "0 to 1", "load"), scored) for n in (0, 1)]
+    console = Console(width=70)
     for table in forecast_tables(rows)[:2]:
-        blocks = [b for b in fitted(table, 70) if isinstance(b, Grid)]
+        shown = table.__rich_console__(console, console.options)
+        blocks = [block for block in shown if isinstance(block, Grid)]
         assert len(blocks) > 1
         for block in blocks:
             heads = [str(column.header) for column in block.columns]

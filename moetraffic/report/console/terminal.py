@@ -23,12 +23,12 @@ from rich.console import (
 from rich.segment import Segment
 
 from moetraffic.errors import Interrupted, LayoutError, MoetrafficError
+from moetraffic.fitting import indented
 from moetraffic.launch import RankEnvironment, current_rank
 from moetraffic.text import LOG_WIDTH, visible
 from moetraffic.trace.hdf5.durable import remedy
 
 from . import configuration
-from .fitting import indented
 
 # typer bundles click or uses the installed one: this is the class in both cases
 WRONG_USE: type[Exception] = typer.BadParameter.__mro__[2]

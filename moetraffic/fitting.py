@@ -14,8 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from moetraffic.tables import Table
-from moetraffic.text import visible
+from .text import visible
 
 PADDING = 2
 """Columns of a terminal around the text of a column, together."""
@@ -61,45 +60,39 @@ def indented(sentence: str, width: int) -> str:
     )
 
 
-def fitted(table: Table, width: int) -> list[RenderableType]:
-    """Return what prints a table in ``width`` characters.
+def fitted(
+    heading: str,
+    columns: Sequence[Column],
+    notes: Sequence[str],
+    styles: Mapping[str, str],
+    *,
+    head: bool,
+    width: int,
+) -> list[RenderableType]:
+    """Return what prints a table in ``width`` characters; ``head``: with names.
 
     Columns of text are wrapped.  If that does not suffice, blank columns are left out
     and those with one value are stated once, above the others; then a table of few rows
     is transposed, and another continued below, with its leading columns of text again.
     """
-    titled = [Text(table.heading(), style="bold")] if table.title else []
-    notes = [visible(note) for note in table.notes]
-    columns = _columns(table)
+    titled = [Text(heading, style="bold")] if heading else []
+    notes = [visible(note) for note in notes]
     if _widths(columns, width) is None:
         columns, same = _varying(columns)
         notes = [*same, *notes]
     below: list[RenderableType] = [Text(indented(note, width)) for note in notes]
     if not columns:
         return [*titled, *below, ""]
-    head = bool(table.columns)
-    if _widths(columns, width) is None and len(table.rows) <= TRANSPOSED_ROWS:
+    few = len(columns[0].cells) <= TRANSPOSED_ROWS
+    if _widths(columns, width) is None and few:
         turned = _transposed(columns)
         if _widths(turned, width) is not None:
             columns, head = turned, False
     grids: list[RenderableType] = []
     for block in _blocks(columns, width):
         grids += [""] if grids else []
-        grids.append(_grid(block, width, head=head, styles=table.styles))
+        grids.append(_grid(block, width, head=head, styles=styles))
     return [*titled, *grids, *below, ""]
-
-
-def _columns(table: Table) -> list[Column]:
-    texts, formats = table.texts(), table.formats()
-    names = [visible(name) for name in table.columns] or [""] * len(formats)
-    return [
-        Column(
-            name=name,
-            cells=[row[at] for row in texts],
-            right=right and bool(table.columns),
-        )
-        for at, (name, right) in enumerate(zip(names, table.right(), strict=True))
-    ]
 
 
 def _longest_word(texts: Sequence[str]) -> int:
