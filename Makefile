@@ -1,5 +1,5 @@
 # make demo   capture, analyze and replay a real run in demo/
-# make test   lint, types, layers and tests
+# make test   tests, and beside them lint, types and layers
 # make test-gpu  what one GPU can show, with a page in build/gpu; it says so where there is none
 # make docs   the documentation as a site in site/
 # All set everything up in .venv by themselves.
@@ -26,11 +26,25 @@ demo: $(VENV)/.ready
 # a file's tests stay together, so that what they share is made once
 PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
-test: lint
-	$(PYTEST) -m "not slow"
+# all checks, also if one fails; a signal ends the running one
+LINT := trap 'kill $$!; exit 130' INT TERM; failed=; \
+	for check in "ruff check ." "ruff format --check ." mypy lint-imports; do \
+	  $(BIN)/$$check & wait $$! || failed="$$failed, $$check"; done; \
+	[ -z "$$failed" ] || { echo "failed: $${failed\#, }"; exit 1; }
+# what a process in the background prints is shown when the tests are over: of checks
+# that pass, a line
+BESIDE_LINT = @mkdir -p build; ( $(LINT) ) >build/lint.txt 2>&1 & lint=$$!; \
+	trap 'kill $$lint; exit 130' INT TERM; \
+	$(1); tests=$$?; \
+	wait $$lint; lint=$$?; \
+	if [ $$lint = 0 ]; then echo "lint: passed"; else cat build/lint.txt; fi; \
+	[ $$tests = 0 ] && [ $$lint = 0 ]
 
-test-all: lint $(VENV)/.ready-frameworks
-	MOETRAFFIC_EXAMPLES=200 $(PYTEST)
+test: $(VENV)/.ready-test tools
+	$(call BESIDE_LINT,$(PYTEST) -m "not slow")
+
+test-all: $(VENV)/.ready-test tools $(VENV)/.ready-frameworks
+	$(call BESIDE_LINT,MOETRAFFIC_EXAMPLES=200 $(PYTEST))
 
 test-gpu: $(VENV)/.ready-test
 	$(BIN)/python benchmarks/gpu.py --out build/gpu
@@ -47,10 +61,7 @@ docs: $(VENV)/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: $(VENV)/.ready-test tools
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy  # -n 2 is faster, but can fail under load
-	$(BIN)/lint-imports
+	@$(LINT)
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
