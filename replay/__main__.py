@@ -26,7 +26,6 @@ from moetraffic.replay.results.result import Replay
 from moetraffic.replay.results.summary import sentences
 from moetraffic.replay.results.summary_tables import PARTS, replay_tables
 from moetraffic.report.console.command import Command
-from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
     AllTables,
     AsJson,
@@ -161,7 +160,6 @@ run.h5 -o replayed.h5 --backend nccl
     compared=COMPARED,
 )
 def command(
-    context: typer.Context,
     trace: Annotated[Path, typer.Argument(help="Trace file to replay.")],
     output: Path | None = trace_output(None, "Trace to write, with the new times."),
     nproc: int | None = option(
@@ -235,11 +233,6 @@ def command(
                     as_json=as_json,
                 )
             return None
-        refuse_idle(
-            context,
-            ("program", "hockney"),
-            "a plan is printed by a dry run (add --dry-run)",
-        )
         told = rank_env is None or (rank_env.rank == 0 and summary is None)
         if request.backend == "nccl" and told:
             announce(nccl_settings(os.environ))

@@ -157,7 +157,9 @@ def present(
     :data:`moetraffic.report.console.options.APPEARANCE`.  An exit ``code`` ends the
     verb, also if the reader closes the pipe.
     """
-    if chart is not None and plot is not None:
+    if plot is not None:
+        if chart is None:
+            raise AnalysisError("this result has no picture: leave out --plot")
         from moetraffic.report import figures
         from moetraffic.report.figure_style import FigureStyle
 

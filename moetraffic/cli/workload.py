@@ -219,23 +219,6 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
     return Workload(model=model, **made)
 
 
-def asked_for(ranks: int, chosen: Mapping[str, Any]) -> Workload:
-    """Make the workload that a command line asks for: see :func:`describe`.
-
-    Raises
-    ------
-    LayoutError
-        As :func:`describe`, or if a capacity is chosen for dropless experts.
-    """
-    made = describe(ranks, chosen)
-    if chosen.get("capacity_factor") is not None and made.gating.dispatch == "dropless":
-        raise LayoutError(
-            "dropless experts take all tokens, but --capacity-factor is given: leave "
-            "it out, or give --dispatch padded or dropped"
-        )
-    return made
-
-
 def capture_command(
     workload: Workload, output: str, *, every: int = 1, **changed: Any
 ) -> str | None:
@@ -277,8 +260,7 @@ def capture_command(
     if ranks != workload.layout.world:
         given = {n: value for n, value in given.items() if n not in ("dp", "ep")}
     given |= changed
-    if describe(ranks, {**own, **given}).gating.dispatch == "dropless":
-        given.pop("capacity_factor", None)  # capture refuses it
+    describe(ranks, {**own, **given})
     words = [f"moetraffic capture -o {output} --nproc {ranks}"]
     words += [f"--{name.replace('_', '-')}" for name, is_on in own.items() if is_on]
     words += [f"--every {every}"] * (every > 1)

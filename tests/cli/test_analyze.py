@@ -106,18 +106,6 @@ def test_a_file_replaces_the_tables_of_parts(
     assert capsys.readouterr().out == f"written: {file}\n"
 
 
-def test_an_option_that_changes_none_of_the_parts_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = ["analyze", GOLDEN, "--only", "skew,rhythm", "--horizons", "1"]
-    assert main(asked) == 2
-    assert capsys.readouterr().err == (
-        "moetraffic: --only skew,rhythm has none of the parts claims, forecasts, "
-        "limits, within, which this option changes, but --horizons is given: leave it "
-        "out\n"
-    )
-
-
 def test_a_trace_without_demand_is_judged_by_its_bytes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

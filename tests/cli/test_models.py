@@ -86,5 +86,3 @@ def test_a_preset_is_shown_with_other_sizes(capsys: pytest.CaptureFixture[str]) 
     whole = preset("mixtral-8x7b").parameters
     assert found["parameters"]["experts"] == whole.experts / 2
     assert found["published"] is None
-    assert main(["models", "--layers", "16"]) == 2
-    assert "leave it out" in capsys.readouterr().err

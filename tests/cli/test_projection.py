@@ -174,9 +174,8 @@ def test_time_over_model_sizes(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--efficiency", "0.5"), "an efficiency is for --project"),
         (("--platform", "no.json", "--dp", "2"), "cannot be read"),
-        (("--platform", "tg40", "--gpu", "H100"), "a platform has its own GPUs"),
+        (("--platform", "tg40", "--gpu", "H100"), "--platform and --gpu give the same"),
     ],
 )
 def test_what_does_not_go_together_is_one_sentence(
@@ -193,7 +192,7 @@ def test_what_does_not_go_together_is_one_sentence(
     [
         (("--efficiency", "0.5,0.4,0.3"), "one for each of --sizes"),
         (("--efficiency", "0"), "efficiencies are numbers above 0"),
-        (("--efficiency", "0.5", "--dp", "2"), "--project takes all from a run"),
+        (("--efficiency", "0.5", "--dp", "2"), "--project and --dp give the same"),
     ],
 )
 def test_a_projection_refuses_what_it_cannot_use(

@@ -132,8 +132,7 @@ def test_bandwidths_are_read_asked_and_drawn(tmp_path, capsys):
     assert picture.stat().st_size > 5000
     assert main(["bandwidth", "--collective", "all_reduce"]) == 2
     assert capsys.readouterr().err.endswith(
-        "but --collective is given: name the file of a table, or big-red-200, or "
-        "leave it out\n"
+        "but none is named: name its file, or big-red-200\n"
     )
     assert main(["bandwidth"]) == 0
     assert "polaris" in capsys.readouterr().out

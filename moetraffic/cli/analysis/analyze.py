@@ -7,8 +7,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from moetraffic.cli.output import (
     Printing,
     present,
@@ -18,7 +16,6 @@ from moetraffic.cli.output import (
     write_result,
 )
 from moetraffic.errors import AnalysisError
-from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
     Force,
     Iterations,
@@ -47,16 +44,8 @@ PARTS = (
 """Those of :data:`moetraffic.analysis.PARTS`, which takes a second to import."""
 
 
-NEEDS = {
-    "horizons": {"claims", "forecasts", "limits", "within"},
-    "rhythm_by": {"claims", "rhythm"},
-}
-"""Parts that options have an effect on, of which ``--only`` names one or more."""
-
-
 @printed(PARTS)
 def analyze(
-    context: typer.Context,
     traces: Annotated[list[Path], trace_argument("Trace files.")],
     layers: Layers = None,
     phase: Phase = "dispatch",
@@ -93,11 +82,6 @@ def analyze(
     Example: moetraffic analyze run.h5 --layers 1 --iterations 100:200 -o figures.csv
     """
     names, tables, as_json = printing.only, printing.tables, printing.as_json
-    for name, needed in NEEDS.items():
-        if names and not needed & {*names}:
-            listed = ", ".join(part for part in PARTS if part in needed)
-            why = f"--only {','.join(names)} has none of the parts {listed}, which"
-            refuse_idle(context, (name,), f"{why} this option changes")
     from moetraffic.analysis import analyze as analyzed
     from moetraffic.analysis import effort
     from moetraffic.analysis.engine import SUMMARY_PARTS

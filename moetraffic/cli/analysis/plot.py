@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from moetraffic.cli.output import make_folder, present
 from moetraffic.errors import AnalysisError
 from moetraffic.report.chart import FILE_FORMATS, Missing
-from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
     APPEARANCE,
     SUMMED,
@@ -44,7 +41,6 @@ OTHER_ENDINGS = mimetypes.MimeTypes().types_map[True].keys() | {".h5", ".webp"}
 
 @takes(look=APPEARANCE)
 def plot(
-    context: typer.Context,
     trace: TraceFile,
     output: Path = option(
         Path("pictures"),
@@ -102,7 +98,6 @@ def plot(
     kind = output.suffix.lower().lstrip(".")
     one = kind in FILE_FORMATS and not output.is_dir()
     if one:
-        refuse_idle(context, ["formats"], f"{output.name} is a file in a format")
         if len(names) > 1:
             raise _several(output, names)
         validate_output(output, force=force, error=AnalysisError)
@@ -113,19 +108,14 @@ def plot(
         )
     style = FigureStyle(**look)
     chosen_layers = layer_numbers(layers)
-    if chosen_layers is not None or phase is not None:
-        why = "with --layer or --phase the bytes are those of their all-to-alls"
-        refuse_idle(context, ["operations", "algorithm"], why)
-    if "traffic" not in names:
-        why = "these options are those of the picture traffic"
-        refuse_idle(context, ["operations", "algorithm", "iterations"], why)
+    if operations is not None and (chosen_layers is not None or phase is not None):
+        raise AnalysisError(
+            "with --layer or --phase the bytes are those of their all-to-alls, but "
+            f"--operations is {operations}: leave one out"
+        )
     with Trace.open(trace) as opened:
         chosen = _iterations(iterations, opened)
         of = operation_names(opened, operations)
-        if not pictures.spread(opened, of):
-            why = "no collective whose bytes depend on an algorithm is drawn"
-            why += " (--operations)"
-            refuse_idle(context, ["algorithm"], why)
         made: dict[str, Chart | Missing] = {}
         if "traffic" in names:
             made["traffic"] = pictures.traffic(

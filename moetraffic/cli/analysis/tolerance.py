@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moetraffic.cli.output import json_text, present, progress
-from moetraffic.cli.workload import WORKLOAD, asked_for
+from moetraffic.cli.workload import WORKLOAD, describe
 from moetraffic.errors import Interrupted
 from moetraffic.launch.lossy_training import final_losses
 from moetraffic.launch.machine_resources import check_workload
@@ -81,7 +81,7 @@ def tolerance(
     example = "--percent 0.1,1,10"
     dropped = positive_numbers(percent, what, example, kind=float, below=100)
     shares = [0.0, *sorted({part / 100 for part in dropped})]
-    base = asked_for(nproc or chosen["ep"] or 4, {**chosen, "virtual": True})
+    base = describe(nproc or chosen["ep"] or 4, {**chosen, "virtual": True})
     dropping = Dropping(**loss)
     check_workload(base, ranks=base.layout.world)
     told: dict[str, Any] = {

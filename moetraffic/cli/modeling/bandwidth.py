@@ -10,7 +10,6 @@ import typer
 
 from moetraffic.cli.output import Printing, printed
 from moetraffic.errors import AnalysisError
-from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import Force, Plot, option
 from moetraffic.tables import Table
 from moetraffic.trace.hdf5.durable import validate_outputs
@@ -24,7 +23,6 @@ PARTS = ("fits", *PRESETS)
 
 @printed(PARTS, plot=Plot)
 def bandwidth(
-    context: typer.Context,
     table: Annotated[
         Path | None,
         typer.Argument(
@@ -56,14 +54,12 @@ def bandwidth(
     Example: moetraffic bandwidth bench.csv --collective all_reduce --size 300000
     """
     validate_outputs((printing.plot,), (table,), force=force, error=AnalysisError)
-    if collective is None:
-        why = "a point is interpolated for --collective"
-        refuse_idle(context, ("ranks", "size", "span"), why)
     if table is None:
-        why = "without a table of measurements only the presets are listed"
-        instead = f"name the file of a table, or {BIG_RED_200}, or "
-        of_a_table = ("collective", "place", "plot")
-        refuse_idle(context, of_a_table, why, instead=instead)
+        if collective is not None:
+            raise AnalysisError(
+                f"{collective} is interpolated in a table of measurements, but none is "
+                f"named: name its file, or {BIG_RED_200}"
+            )
         _presets(printing)
         return
     if {*printing.only} & {*PRESETS}:
@@ -75,9 +71,10 @@ def bandwidth(
     from moetraffic.report.results import bandwidth as report
 
     shipped = str(table) == BIG_RED_200
-    if shipped:
-        why = f"{BIG_RED_200} was measured out of place"
-        refuse_idle(context, ("place",), why)
+    if shipped and place == "in":
+        raise AnalysisError(
+            f"{BIG_RED_200} was measured out of place, but --place is in: leave it out"
+        )
     found = big_red_200() if shipped else read_table(table, place=place)
     if not len(found):
         raise AnalysisError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,19 +14,17 @@ from moetraffic.cli.output import Printing, Shown, printed
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, parameter_count, time_model
 from moetraffic.patterns.bandwidth.platforms import protocols
-from moetraffic.patterns.time_model import GPUS, Configuration, Conventions, System
-from moetraffic.patterns.values import anywhere
+from moetraffic.patterns.time_model import GPUS, Configuration, System
 from moetraffic.report import run_calibration as report
-from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
     APPEARANCE,
     Force,
     Plot,
+    on_command_line,
     option,
     positive_numbers,
     takes,
 )
-from moetraffic.report.results.time_model import as_dict
 from moetraffic.trace import Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 
@@ -34,7 +33,6 @@ from .assumptions import (
     SYSTEM,
     fused_by_default,
     is_file,
-    is_table,
     measured_shares,
     nominal,
     of_protocol,
@@ -42,7 +40,7 @@ from .assumptions import (
     read_conventions,
     without_network,
 )
-from .layout import ESTIMATED, LAYOUT, refuse_idle_layout, usual_micro_batches
+from .layout import ESTIMATED, LAYOUT, usual_micro_batches
 from .model_shape import (
     MODEL,
     MODEL_HELP,
@@ -84,8 +82,6 @@ OF_A_PROJECTION = (
     *("force", "tables", "only", "as_json"),
 )
 """What ``--project`` does not take from a captured run."""
-
-LINKS = "a platform that is a file of measurements has its links"
 
 SWEEPS = (*time_model.SCALINGS, "bandwidth", "nic", "size")
 """What ``--sweep`` varies."""
@@ -235,8 +231,8 @@ def estimate(
         (printing.plot, output), (calibrate, imbalance_from, project), force=force
     )
     if project is not None:
-        rest = [n for n in ctx.params if n not in OF_A_PROJECTION]
-        refuse_idle(ctx, rest, "--project takes all from a run")
+        rest = [name for name in ctx.params if name not in OF_A_PROJECTION]
+        _refuse_both(ctx, "project", rest)
         show(projection(project, sizes, efficiency, gpus_per_node))
         return
     rates = "," in bandwidth and "=" not in bandwidth
@@ -245,43 +241,21 @@ def estimate(
             "only one of --sweep, --zero-stages, --sensitivity, --best and several "
             "bandwidths is allowed at a time: leave out the others"
         )
-    if not best:
-        why, add = "the number of GPUs is only for --best", "add --best, or "
-        refuse_idle(ctx, ("gpus",), why, instead=add)
-    for holds, names, why in (
-        (calibrate is not None, OF_A_CAPTURE, "--calibrate takes these from a run"),
-        (
-            bool(platform) and not is_file(platform),
-            ("gpu",),
-            "a platform has its own GPUs",
-        ),
-        (bool(platform and bandwidth and is_file(platform)), ("bandwidth",), LINKS),
-        (imbalance_from is not None, ("imbalance",), "--imbalance-from measures it"),
-        (not sweep, ("sizes",), "sizes are those of --sweep or --project"),
-        (True, ("efficiency",), "an efficiency is for --project"),
-        (sweep == "size", ("model", *SHAPE_OPTIONS), "--sizes are the models"),
-        (
-            sweep in ("bandwidth", "nic"),
-            ("bandwidth", "protocol"),
-            "--sizes are the rates",
-        ),
-        (sweep in ("strong", "weak"), ("dp",), f"{sweep} scaling is over dp"),
-        (sweep == "large-batch", ("global_batch",), "--sizes are the batches"),
-        (zero_stages, ("zero",), "--zero-stages shows all four"),
-        (bool(bandwidth), ("protocol",), "--bandwidth is that of every protocol"),
-        (
-            parallelism["dispatcher"] == "plain"
-            and (
-                "=" in bandwidth
-                or not (is_table(bandwidth) if bandwidth else is_file(platform))
-            ),
-            ("gpus_per_node",),
-            "GPUs of a node are those of a file of measurements (--bandwidth), or of a "
-            "--dispatcher",
-        ),
+    published = bool(platform) and not is_file(platform)
+    for flag, holds, names in (
+        ("calibrate", calibrate is not None, OF_A_CAPTURE),
+        ("platform", published, ("gpu",)),
+        ("platform", bool(platform) and not published, ("bandwidth",)),
+        ("imbalance_from", imbalance_from is not None, ("imbalance",)),
+        ("sweep", sweep == "size", ("model", *SHAPE_OPTIONS)),
+        ("sweep", sweep in ("bandwidth", "nic"), ("bandwidth", "protocol")),
+        ("sweep", sweep in ("strong", "weak"), ("dp",)),
+        ("sweep", sweep == "large-batch", ("global_batch",)),
+        ("zero_stages", zero_stages, ("zero",)),
+        ("bandwidth", bool(bandwidth), ("protocol",)),
     ):
         if holds:
-            refuse_idle(ctx, names, why)
+            _refuse_both(ctx, flag, names)
     chosen = dict(parallelism)
 
     def given(name: str) -> bool:
@@ -341,9 +315,6 @@ def estimate(
         several = usual_micro_batches(chosen["pp"], chosen["schedule"])
         batch = several * chosen["micro_batch"] * replicas
     config = replace(config, **chosen, global_batch=batch)
-    if config.zero != 3 and not zero_stages and (given("zero") or not best):
-        why = "parameters are gathered ahead by --zero 3"
-        refuse_idle(ctx, ("prefetch",), why)
     if imbalance_from is not None:
         if best and not given("ep"):
             raise LayoutError(
@@ -368,8 +339,10 @@ def estimate(
     if chosen["dispatcher"] != "plain":
         of_links = getattr(known.get("bandwidth"), "gpus", None)
         if of_links is not None and given("gpus_per_node"):
-            why = f"nodes of {platform} have {of_links:g} GPUs"
-            refuse_idle(ctx, ("gpus_per_node",), why)
+            raise LayoutError(
+                f"nodes of {platform} have {of_links:g} GPUs, but --gpus-per-node is "
+                "given: leave it out"
+            )
         per = gpus_per_node if of_links is None else of_links
         config = replace(config, gpus_per_node=per)
     if "peak_flops" not in known:
@@ -379,30 +352,6 @@ def estimate(
         )
     system = System(**{**assumed, **known})
     conventions = read_conventions(convention or [])
-    if sweep != "size" and not best:
-        refuse_idle_layout(ctx, config)
-    for holds, names, why in (
-        (
-            sweep != "size" and not anywhere(config.sizes.experts),
-            ("imbalance",),
-            "the model is dense and has no experts",
-        ),
-        (
-            anywhere(config.capacity_factor > 0),
-            ("imbalance", "imbalance_from"),
-            "padded buffers of experts are as full on every rank",
-        ),
-        (system.gpu is None, ("fp8",), "a utilization is that of all products"),
-        (
-            system.gpu is not None and system.gpu.fp8_speed <= 1,
-            ("fp8",),
-            f"{system.gpu and system.gpu.name} does not multiply in 8 bits",
-        ),
-    ):
-        if holds:
-            refuse_idle(ctx, names, why)
-    if not (best or sweep or zero_stages):
-        _refuse_idle_terms(ctx, config, system, conventions)
     if best:
         kept = [
             name
@@ -454,32 +403,14 @@ def estimate(
     show(shown, model=model, **more)
 
 
-def _refuse_idle_terms(
-    ctx: typer.Context, config: Configuration, system: System, conventions: Conventions
-) -> None:
-    """Refuse conventions and overlaps without which the estimate is the same."""
-
-    def told(system: System, conventions: Conventions) -> str:
-        found = time_model.estimate(config, system, conventions=conventions)
-        return str(as_dict(found))
-
-    usual, shares = vars(Conventions()), dict(system.overlap)
-    other = {n: c for n, c in vars(conventions).items() if c != usual[n]}
-    whole = told(system, conventions) if other else ""
-    bare = told(replace(system, overlap={}), conventions) if shares else ""
-    for name, choice in other.items():
-        if told(system, replace(conventions, **{name: usual[name]})) == whole:
-            why = f"{name}={choice} changes nothing of this estimate"
-            refuse_idle(ctx, ("convention",), why)
-    rest = {
-        kind: share
-        for kind, share in shares.items()
-        if told(replace(system, overlap={kind: share}), conventions) != bare
-    }
-    if idle := ", ".join(kind for kind in shares if kind not in rest):
-        why = f"nothing of {idle} hides behind compute here"
-        some = f"name {','.join(rest)} alone, or " if rest else ""
-        refuse_idle(ctx, ("overlap",), why, instead=some)
+def _refuse_both(ctx: typer.Context, flag: str, names: Iterable[str]) -> None:
+    """Refuse options of what another one already gives."""
+    spelled = {p.name: max(p.opts, key=len) for p in ctx.command.params}
+    if twice := on_command_line(ctx, names):
+        raise LayoutError(
+            f"{spelled[flag]} and {', '.join(spelled[name] for name in twice)} give "
+            "the same: leave one of them out"
+        )
 
 
 def _parts(words: str) -> list[str]:

@@ -5,13 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-import typer
-
 from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.layouts.parallelism import CONTEXTS, DISPATCHERS, RECOMPUTE
 from moetraffic.patterns.layouts.schedules import SCHEDULES
-from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import Setting, field_options
 
 LAYOUT: Mapping[str, str | Setting] = {
@@ -92,58 +88,6 @@ def usual_micro_batches(pp: int, schedule: str) -> int:
     (4, 8)
     """
     return pp * (2 if schedule == "dualpipe" else 1)
-
-
-def idle_options(config: Configuration) -> Mapping[str, str]:
-    """Name options of one layout that change nothing about its calls, and when such an
-    option does."""
-    c = config
-    alone = not c.sizes.experts or c.expert_tp * c.ep == 1
-    with np.errstate(all="ignore"):  # of no layout its own rules are more to the point
-        nodes = c.ep / c.near
-    handed_on = c.pp > 1 and c.tp > 1 and not c.sequence_parallel
-    return {
-        name: why
-        for idle, name, why in (
-            *(
-                (c.pp == 1, name, "only several stages (--pp) divide the layers")
-                for name in ("embedding_layers", "head_layers")
-            ),
-            (
-                c.cp == 1,
-                "context",
-                "only context-parallel ranks (--cp) share attention",
-            ),
-            (
-                c.tp == 1,
-                "sequence_parallel",
-                "only tensor-parallel ranks (--tp) split sequences",
-            ),
-            (
-                not handed_on,
-                "scatter_gather",
-                "only tensor-parallel ranks without --sequence-parallel hand on parts "
-                "of activations to the next of several stages (--pp, --tp)",
-            ),
-            (
-                alone,
-                "dispatch_dtype",
-                "tokens are sent only to experts on other ranks (--ep)",
-            ),
-            (
-                c.node_limit >= nodes,
-                "node_limit",
-                "the experts lie on more nodes than a token's (--ep, --gpus-per-node)",
-            ),
-        )
-        if idle
-    }
-
-
-def refuse_idle_layout(ctx: typer.Context, config: Configuration) -> None:
-    """Refuse :func:`idle_options` that are given."""
-    for name, why in idle_options(config).items():
-        refuse_idle(ctx, (name,), why)
 
 
 ESTIMATED = field_options(

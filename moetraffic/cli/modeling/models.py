@@ -9,12 +9,11 @@ import typer
 
 from moetraffic.cli.output import Printing, printed
 from moetraffic.patterns import PRESETS, Preset, preset
-from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import takes
 from moetraffic.tables import Table
 from moetraffic.units import short_count as number
 
-from .model_shape import SHAPE, SHAPE_OPTIONS, model_of
+from .model_shape import SHAPE, model_of
 
 PARTS = ("models",)
 
@@ -22,7 +21,6 @@ PARTS = ("models",)
 @printed(PARTS)
 @takes(shape=SHAPE)
 def models(
-    ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="Preset to show with all fields.")] = "",
     *,
     shape: dict[str, Any],
@@ -32,9 +30,6 @@ def models(
 
     Example: moetraffic models mixtral-8x7b
     """
-    if not name:
-        why = "sizes are those of a NAME"
-        refuse_idle(ctx, SHAPE_OPTIONS, why)
     found = [_sized(preset(name), shape)] if name else list(PRESETS.values())
     data = {"models": {one.name: as_dict(one) for one in found}}
     shown = [described(found[0])] if name else named(found)

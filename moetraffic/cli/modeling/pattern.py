@@ -19,7 +19,6 @@ from moetraffic.patterns import (
     parameter_count,
 )
 from moetraffic.patterns.algorithms import ALGORITHMS
-from moetraffic.patterns.layouts.configuration import Configuration
 from moetraffic.patterns.megatron import megatron_pattern
 from moetraffic.patterns.pattern import Pattern
 from moetraffic.patterns.rules import choose
@@ -28,7 +27,6 @@ from moetraffic.patterns.synchronization import SYNCHRONIZATIONS
 from moetraffic.patterns.traffic import traffic_matrices
 from moetraffic.patterns.workload_pattern import trained_pattern
 from moetraffic.patterns.workloads.router_spec import DISPATCH_FORMS
-from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
     Force,
     Plot,
@@ -41,7 +39,7 @@ from moetraffic.report.console.options import (
 from moetraffic.trace.hdf5.durable import validate_outputs
 
 from .assumptions import measured_shares
-from .layout import LAYOUT, MICRO_BATCH, refuse_idle_layout, usual_micro_batches
+from .layout import LAYOUT, MICRO_BATCH, usual_micro_batches
 from .model_shape import MODEL, MODEL_HELP, SHAPE, based_on, model_of
 
 if TYPE_CHECKING:
@@ -139,22 +137,15 @@ def pattern(
     Example: moetraffic pattern --model gpt2-large --pp 4 --tp 2 --dp 4 --plot m.png
     """
     validate_outputs((printing.plot, output), (imbalance_from,), force=force)
-    if output is None:
-        why = "iterations are those of a trace (-o)"
-        refuse_idle(ctx, ("iterations",), why)
     of, routed, batch = model_of(model, shape)
-    if not of.experts:
-        why = f"{model} is dense and has no experts"
-        refuse_idle(ctx, tuple(ROUTING), why)
     chosen = {name: value for name, value in routing.items() if value is not None}
     gating = replace(routed, **chosen)
     choose("dispatch", gating.dispatch, DISPATCH_FORMS)
-    if gating.dispatch == "dropless":
-        why = "dropless experts take all tokens"
-        refuse_idle(ctx, ("capacity_factor",), why)
-    if global_batch is not None:
-        why = "--global-batch gives the number of micro-batches"
-        refuse_idle(ctx, ("accumulation",), why)
+    if global_batch is not None and training["accumulation"] is not None:
+        raise LayoutError(
+            "--global-batch gives the number of micro-batches, but --accumulation is "
+            "given, too: leave one out"
+        )
     for name, value in (
         ("micro_batch", batch),
         ("accumulation", usual_micro_batches(grid["pp"], grid["schedule"])),
@@ -167,10 +158,6 @@ def pattern(
         measured = measured_shares(imbalance_from, of, plan.ep)
         shares = tuple(map(tuple, measured.tolist()))
     made = _made(library, of, plan, gating, shares)
-    refuse_idle_layout(ctx, Configuration.of(of, plan, gating))
-    if plan.synchronized != "ddp":
-        why = "buckets are those of --synchronization ddp"
-        refuse_idle(ctx, ("bucket_mib",), why)
     if not made.kinds:
         raise LayoutError(
             "a single rank sends nothing, but tp x cp x dp x pp is "

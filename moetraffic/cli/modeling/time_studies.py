@@ -13,7 +13,6 @@ import numpy as np
 from moetraffic.cli.output import Shown
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, time_model
-from moetraffic.patterns.layouts.configuration import NUMBERS
 from moetraffic.patterns.layouts.parallelism import RECOMPUTE, Parallelism
 from moetraffic.patterns.time_model import (
     Configuration,
@@ -30,7 +29,6 @@ from moetraffic.trace import Trace
 from moetraffic.units import bytes_per_second
 
 from .assumptions import is_table
-from .layout import idle_options
 from .model_shape import model_of
 
 if TYPE_CHECKING:
@@ -335,11 +333,6 @@ def its_traffic(
     for name in ("dtype", "dispatch_dtype", "gradient_dtype"):
         if (value := getattr(config, name)) != getattr(Parallelism, name):
             options[name] = value
-    models = config.model
-    model = models if isinstance(models, ModelShape) else models[at]
-    of_one: dict[str, Any] = {name: number(name) for name in NUMBERS}
-    idle_here = idle_options(replace(config, model=model, **of_one))
-    options = {name: v for name, v in options.items() if name not in idle_here}
     words = ["moetraffic pattern"]
     for name, value in options.items():
         if isinstance(value, bool):

@@ -7,12 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from moetraffic.cli.output import Printing, printed, progress
 from moetraffic.errors import AnalysisError
 from moetraffic.policies.defaults import DEFAULT_PACKETS, DEFAULT_POLICIES
-from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
     Force,
     Iterations,
@@ -38,17 +35,6 @@ SCOPES = ("exchange", "layer", "iteration")
 PARTS = ("scores",)
 
 USUAL = ", ".join(DEFAULT_POLICIES)
-
-OPTIONS_OF = {
-    "circuits": (
-        *("reconfigure", "delays", "packets", "circuits", "circuit_counts"),
-        *("window", "rest"),
-    ),
-    "transmission": ("optimum",),
-    "placement": ("replicas", "expert_bytes", "nodes", "groups"),
-    "jobs": ("communication",),
-}
-"""Options that only policies of a family have."""
 
 JOBLESS = ("layers", "phase")
 """Selections of one trace, which several jobs do not have."""
@@ -76,7 +62,6 @@ ScoresPlot = picture(
 
 @printed(PARTS, plot=ScoresPlot)
 def evaluate(
-    context: typer.Context,
     traces: Annotated[list[Path], trace_argument("Trace files, one after another.")],
     policy: list[str] | None = option(
         None,
@@ -247,18 +232,6 @@ def evaluate(
     own = [policy_maker(n)().name for n in names if n not in POLICIES]
     own += [one().name for one in plans]
     names += plans
-    families = {policy_family(n) if isinstance(n, str) else n().family for n in names}
-    for family, only_theirs in OPTIONS_OF.items():
-        if family not in families:
-            why = f"these are options of {family} policies, of which none is evaluated"
-            refuse_idle(context, only_theirs, why)
-    if families <= {"circuits", "placement"}:
-        why = "packet networks are those of transmission and jobs policies"
-        refuse_idle(context, ("network",), why)
-    if completion == "exchange":
-        why = "compute is a part of --completion layer and iteration"
-        timed = ("other_time", *["token_time"] * ("placement" not in families))
-        refuse_idle(context, timed, why)
     told: list[dict[str, Any]] = []
     verdicts: list[str] = []
     scores: list[Any] = []

@@ -10,7 +10,6 @@ import typer
 
 from moetraffic.cli.output import Printing, printed, refuse_format
 from moetraffic.errors import FabricError
-from moetraffic.report.console.idle_options import given_options, refuse_idle
 from moetraffic.report.console.options import (
     Algorithm,
     Force,
@@ -18,6 +17,7 @@ from moetraffic.report.console.options import (
     Operations,
     Plot,
     TraceFile,
+    on_command_line,
     operation_names,
     option,
     positive_numbers,
@@ -132,19 +132,13 @@ def fabric(
     }
     is_file = topology not in TOPOLOGIES
     if is_file:
-        options = {name: options[name] for name in given_options(ctx, [*options])}
+        options = {name: options[name] for name in on_command_line(ctx, options)}
     ratios: list[float | None] = [None]
     if (text := options.get("oversubscription")) is not None:
         what = "--oversubscription takes ratios"
         example = "a number above 0, or several such as 1,2,4"
         given = positive_numbers(text, what, example, kind=float)
         ratios = [*dict.fromkeys(given)]
-    if len(ratios) > 1:
-        why = "several ratios of --oversubscription are compared in one table"
-        refuse_idle(ctx, ("hot", "tables", "only"), why)
-    if routing != "ecmp":
-        why = f"flows are hashed by --routing ecmp, and --routing is {routing}"
-        refuse_idle(ctx, ("flows", "seed"), why)
     validate_outputs((printing.plot, output), (trace,), force=force)
     refuse_format(output)
     from moetraffic.analysis.exchange import beyond_last

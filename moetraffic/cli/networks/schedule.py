@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from moetraffic.cli.output import Printing, printed
 from moetraffic.errors import FabricError
-from moetraffic.report.console.idle_options import refuse_idle
 from moetraffic.report.console.options import (
     Force,
     Iterations,
@@ -25,8 +22,6 @@ from moetraffic.units import bytes_per_second, seconds
 MEAN = "mean"
 CIRCUITS, SHIFTS = "Circuits of one trace", "Time shifts of several traces"
 DEMANDS = ("line", "rate", "scaled")
-CIRCUIT_OPTIONS = ("reconfigure", "matching", "matrices", "layers", "phase")
-JOB_OPTIONS = ("demand", "tolerance", "plot")
 
 
 PARTS = ("circuits", "jobs")
@@ -51,7 +46,6 @@ JobsPlot = picture("PNG, PDF or SVG picture of the jobs to write.", panel=SHIFTS
 
 @printed(PARTS, plot=JobsPlot)
 def schedule(
-    context: typer.Context,
     traces: Annotated[
         list[Path],
         trace_argument("One trace for a circuit schedule; several for time shifts."),
@@ -106,11 +100,6 @@ def schedule(
     Example: moetraffic schedule a.h5 b.h5 --capacity 400Gbps -o shifts.json
     """
     single = len(traces) == 1
-    refuse_idle(
-        context,
-        JOB_OPTIONS if single else CIRCUIT_OPTIONS,
-        f"these options are for {'several traces' if single else 'one trace'}",
-    )
     validate_outputs((output, printing.plot), traces, force=force)
     if single:
         asked = selection(layers, iterations, phase)

@@ -17,7 +17,7 @@ from moetraffic.cli.output import (
     printed,
     progress,
 )
-from moetraffic.cli.workload import WORKLOAD, asked_for
+from moetraffic.cli.workload import WORKLOAD, describe
 from moetraffic.errors import LayoutError
 from moetraffic.launch import Outcome, RankEnvironment, current_rank
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
@@ -92,7 +92,7 @@ def capture(
         check_rank_count(nproc)
     ranks = nproc if rank_env is None else rank_env.world
     _refuse_uneven(ranks, chosen)
-    workload = asked_for(
+    workload = describe(
         ranks, {**chosen, "virtual": virtual, "until_steady": until_steady}
     )
     if rank_env is None or rank_env.local_rank == 0:

@@ -158,6 +158,15 @@ def parts_of(
     return names
 
 
+def on_command_line(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """List the parameters that the command line gives: no default, no file of options.
+
+    A file of options serves many runs.
+    """
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return [name for name, s in sources.items() if s and s.name == "COMMANDLINE"]
+
+
 AllTables = Annotated[
     bool, option(..., "Print all tables, not the summary alone.", "--tables")
 ]

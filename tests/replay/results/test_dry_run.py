@@ -234,7 +234,6 @@ def test_only_the_operations_of_some_layers_are_written(toy_file, tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--program", "plan.csv"], "add --dry-run"),
         (["--dry-run", "--program", "plan.txt"], "name a .csv file"),
         (["--dry-run", "--hockney", "10us"], "give 10us,50GB/s"),
         (["--dry-run", "--alongside", "tp=2"], "--model is missing"),
