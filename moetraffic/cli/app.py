@@ -13,9 +13,11 @@ from typing import Any
 import typer
 
 from moetraffic import __version__
+from moetraffic.errors import MoetrafficError
 from moetraffic.report.console import configuration, terminal
 from moetraffic.report.console.command import Command
 from moetraffic.report.console.options import option
+from moetraffic.spelling import check_choice
 
 app = typer.Typer(
     name="moetraffic",
@@ -101,7 +103,7 @@ def _root(
     ),
     config: Path | None = option(
         None,
-        "TOML file of options, or a folder with moetraffic.toml.",
+        "TOML file of options.",
         shown="$MOETRAFFIC_CONFIG, or none",
     ),
 ) -> None:
@@ -110,23 +112,20 @@ def _root(
     Example: moetraffic --config run.toml capture --iterations 200
     """
     verb = context.invoked_subcommand
-    named = configuration.asked()  # children do not read it again
+    # children do not read it again
+    path = os.environ.pop(configuration.VARIABLE, "") if config is None else str(config)
     if verb is None:
         typer.echo(context.get_help())
-    elif config is not None or named:
-        _configure(context, verb, Path(named) if config is None else config)
-
-
-def _configure(context: typer.Context, verb: str, path: Path) -> None:
-    """Take the verb's options from a file where the command line does not give them."""
-    verbs: dict[str, Any] = context.command.commands  # type: ignore[attr-defined]
-    tables = configuration.read(path, verbs)
-    if verb in WINGS:
-        # the other program reads its options itself
-        os.environ[configuration.VARIABLE] = str(path)
-        return
-    own = configuration.defaults(tables.get(verb, {}), verb, verbs[verb].params, path)
-    context.default_map = {verb: own}
+    elif path:
+        verbs: dict[str, Any] = context.command.commands  # type: ignore[attr-defined]
+        tables = configuration.read(Path(path))
+        for name in tables:
+            check_choice("a table of the configuration", name, verbs, MoetrafficError)
+        if verb in WINGS:  # the other program reads its options itself
+            os.environ[configuration.VARIABLE] = path
+            return
+        own = configuration.defaults(tables.get(verb, {}), verb, verbs[verb].params)
+        context.default_map = {verb: own}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Damage files of other tools, configurations, models and segments.
+"""Damage files of other tools, models and segments.
 
 A file is made from its number alone.  ``campaign`` in ``tests/trace`` reads them in
 processes under limits of time and memory, and ``judge`` there says how it went.
@@ -13,38 +13,18 @@ from typing import Any
 
 import judge
 import numpy as np
-import typer
 from conftest import make_trace
 from hostile import REWRITES, reseal, rewritten, segments
 from mutations import FORGED, PLAIN, metadata
 from samples import INSPECTED, OBSERVED, PROFILE, ROUTED, mutated
 
-from moetraffic.cli.app import app
 from moetraffic.data import path as data_path
-from moetraffic.errors import MoetrafficError
 from moetraffic.generate import TrafficModel
 from moetraffic.interop import ImportOptions, import_files
 from moetraffic.interop.export import ExportOptions, export_trace
-from moetraffic.report.console import configuration
-from moetraffic.report.console.terminal import WRONG_USE
 from moetraffic.trace.segments.segment import rank_folder, write_segment
 
 MATRIX = "# two steps\n0 2.9 7\n1 3 4\n2 2 2\n\n4,5K,1\n6e1 1.5K 0 # sizes\n1 2 3\n"
-CONFIGURATION = """
-[pattern]
-dp = 2
-ep = 2
-sequence-parallel = false
-model = "tiny"
-[compare]
-at-most = ["shares=0.05", "skew=0.1"]
-layers = "1,3"
-[capture]
-nproc = 4
-iterations = 20
-router-option = ["groups=4"]
-[replay]
-"""
 MODEL = "traffic-top2-balanced-early.h5"
 EXTREMES = ("0", "-1", "1e999", "nan", "2147483648", "9" * 19, "9" * 5000, "0x10", "''")
 JSON = {
@@ -81,7 +61,6 @@ class ForeignFiles:
         path = rank_folder(folder, segment.rank) / "segment-000000.h5"
         write_segment(segment, folder)
         self.segment = (path.read_bytes(), segment)
-        self.verbs: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
         for data in (self.model, self.segment[0]):
             metadata(data)  # kept by it
 
@@ -92,13 +71,9 @@ class ForeignFiles:
         """Make file ``number`` and read it; what was done to it, and how it went."""
         rng = np.random.default_rng([36, number])
         kinds: tuple[Callable[..., tuple[str, judge.Judged]], ...]
-        kinds = (
-            *(self._json, self._table, self._chakra),
-            *(self._configuration, self._model, self._segment),
-        )
-        return kinds[int(rng.choice(6, p=[0.4, 0.15, 0.15, 0.15, 0.1, 0.05]))](
-            rng, folder
-        )
+        kinds = (self._json, self._table, self._chakra, self._model, self._segment)
+        chances = [0.45, 0.2, 0.2, 0.1, 0.05]
+        return kinds[int(rng.choice(5, p=chances))](rng, folder)
 
     def _json(self, rng: np.random.Generator, folder: Path) -> Any:
         format = list(JSON)[int(rng.integers(len(JSON)))]
@@ -130,28 +105,6 @@ class ForeignFiles:
             (inside / name).write_bytes(data)
         paths = [inside / name for name in self.chakra]
         return f"chakra, {how}", _imported(paths, "chakra", rng)
-
-    def _configuration(self, rng: np.random.Generator, folder: Path) -> Any:
-        path = folder / "moetraffic.toml"
-        data, how = _damaged(CONFIGURATION.encode(), rng)
-        path.write_bytes(data)
-        return f"configuration, {how}", judge.judged(self._configured, path)
-
-    def _configured(self, path: Path) -> str:
-        """Read a configuration as all its verbs do, with their values."""
-        tables = configuration.read(path, self.verbs)
-        for verb, table in tables.items():
-            command = self.verbs[verb]
-            found = configuration.defaults(table, verb, command.params, path)
-            context = typer.Context(command, info_name=verb)
-            for parameter in command.params:
-                if parameter.name not in found:
-                    continue
-                try:
-                    parameter.process_value(context, found[parameter.name])
-                except WRONG_USE as error:
-                    raise MoetrafficError(str(error)) from None
-        return "altered"
 
     def _model(self, rng: np.random.Generator, folder: Path) -> Any:
         path = folder / "model.h5"

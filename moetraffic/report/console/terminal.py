@@ -209,13 +209,9 @@ def _command(app: typer.Typer) -> Any:
 
 def _configured(app: typer.Typer, verb: str) -> dict[str, Any]:
     """Read a verb's options from the configuration file in the environment."""
-    path = configuration.asked()
-    if not path:
-        return {}
-    # tables of other verbs were validated when the verb was selected
-    told = configuration.read(Path(path), [verb], strict=False)
-    command = _command(app)
-    return configuration.defaults(told.get(verb, {}), verb, command.params, path)
+    path = os.environ.pop(configuration.VARIABLE, "")  # for no child
+    table = configuration.read(Path(path)).get(verb, {}) if path else {}
+    return configuration.defaults(table, verb, _command(app).params)
 
 
 def refuse(sentence: str) -> int:
