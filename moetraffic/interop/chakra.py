@@ -434,5 +434,4 @@ IMPORTER = Importer(
     what="Chakra execution traces, run.<rank>.et, and their groups in JSON",
     matches=matches,
     read=read,
-    takes=("ranks", "experts", "k", "tokens", "row_bytes"),
 )

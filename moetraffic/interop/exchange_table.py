@@ -411,5 +411,4 @@ IMPORTER = Importer(
     what="iteration,layer,phase,source,destination,bytes",
     matches=matches,
     read=read,
-    takes=("ranks", "experts", "k", "tokens", "row_bytes"),
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -53,22 +53,6 @@ class Importer:
     what: str  # program or columns of the files
     matches: Callable[[str], bool]  # whether a file of this format begins so
     read: Callable[[Sequence[Path], ImportOptions], ImportedFiles]
-    takes: Collection[str] = ("ranks", "experts", "k", "tokens")  # names of options
-
-
-def validate_options(
-    importer: Importer, others: Sequence[Importer], options: ImportOptions
-) -> None:
-    """Refuse options that have no effect on files of a format."""
-    for field in fields(options):
-        value = getattr(options, field.name)
-        if value == field.default or field.name in importer.takes:
-            continue
-        users = [one.name for one in others if field.name in one.takes]
-        raise TraceError(
-            f"--{field.name.replace('_', '-')} is only for {' and '.join(users)} "
-            f"files, but these are of format {importer.name}: leave it out"
-        )
 
 
 def json_with(*alternatives: Sequence[str]) -> Callable[[str], bool]:

@@ -35,7 +35,6 @@ from .importer import (
     Importer,
     ImportOptions,
     too_few_ranks,
-    validate_options,
 )
 from .json_reader import MOST_RANKS, opened, words, wrong
 from .model_properties import validate_model
@@ -143,7 +142,6 @@ def import_files(
     """
     options = options or ImportOptions()
     format, files = choose(paths, format)
-    validate_options(IMPORTERS[format], list(IMPORTERS.values()), options)
     validate_model(options)
     read = IMPORTERS[format].read(files, options)
     world, world_by = _world(read, options)

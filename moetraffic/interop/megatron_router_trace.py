@@ -189,5 +189,4 @@ IMPORTER = Importer(
     what="Megatron-Core's router_trace_rank*.jsonl",
     matches=json_with(['"top_indices"'], ['"num_tokens"', '"topk"']),
     read=read,
-    takes=("ranks", "experts", "ep"),
 )

@@ -188,5 +188,4 @@ IMPORTER = Importer(
     what="NCCL Inspector's JSON",
     matches=json_with(['"header"', '"n_ranks"']),
     read=read,
-    takes=("ranks",),
 )

@@ -156,5 +156,4 @@ IMPORTER = Importer(
     what="a traffic matrix as text, such as nccl-tests' alltoallv reads",
     matches=matches,
     read=read,
-    takes=("ranks", "experts", "k", "tokens", "row_bytes", "unit"),
 )

@@ -107,8 +107,6 @@ def test_a_table_takes_the_model(tmp_path: Path) -> None:
             "more than 2 for each of 9 tokens: change --tokens or --k",
         ),
         (ImportOptions(ranks=3), "of 4 ranks, but --ranks is 3: raise it"),
-        (ImportOptions(unit="B"), "--unit is only for matrix files, but these are of"),
-        (ImportOptions(ep=2), "--ep is only for megatron files, but these are"),
     ],
 )
 def test_what_a_table_contradicts_is_refused(
@@ -174,7 +172,6 @@ def test_exchanges_of_the_files_are_not_added_again(
         (ImportOptions(k=3), "100 token copies in a layer, which is no multiple of 3"),
         (ImportOptions(k=5), "k is 5 of 4 experts"),
         (ImportOptions(k=1, tokens=99), "sends 100 rows .* more than 1 for each of 99"),
-        (ImportOptions(unit="KiB"), "--unit is only for matrix files"),
     ],
 )
 def test_what_routed_tokens_contradict_is_refused(
