@@ -129,7 +129,7 @@ COMPARED = field_options(
         "JSON file.",
         "bandwidth": "Table of moetraffic bench to compare the times with.",
         "fidelity": "JSON file to write: comparison with the captured run.",
-        "force": "Overwrite existing outputs.",
+        "force": Setting("Overwrite existing outputs.", "--force"),
     },
 )
 
@@ -171,7 +171,6 @@ def command(
         "",
         "Layout of background traffic: tp=2,pp=2,dp=2.",
         "--background",
-        "--alongside",
         panel=TRAFFIC,
     ),
     model: str = option(

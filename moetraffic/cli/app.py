@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -27,24 +26,6 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
-VERBS = (
-    *(
-        "demo",
-        "capture",
-        "run",
-        "watch",
-        "info",
-        "analyze",
-        "compare",
-        "validate",
-        "replay",
-    ),
-    *("bench", "bandwidth", "reproduce", "import", "export", "merge", "build", "plot"),
-    *("report", "place", "generate", "fabric", "estimate", "schedule", "evaluate"),
-    *("tolerance", "anonymize", "doctor", "models", "pattern"),
-)
-"""Verbs in the order of the help; each is a function in the module of its name."""
-
 ROOMS = {
     "recording": ("demo", "capture", "run", "watch", "merge", "build", "doctor"),
     "traces": ("info", "import", "export", "anonymize", "generate", "validate"),
@@ -52,7 +33,8 @@ ROOMS = {
     "networks": ("replay", "bench", "fabric", "schedule", "evaluate", "place"),
     "modeling": ("models", "pattern", "estimate", "bandwidth", "reproduce"),
 }
-"""Folder of each verb's module."""
+"""Verbs in the order of the help, by the folder of their modules; each is a function in
+a module of its name."""
 
 MODULES = {"bench": "replay", "import": "import_"}
 """Modules that have another name than their verb."""
@@ -61,32 +43,12 @@ WINGS = ("replay", "bench")
 """Verbs that start another program in this one's place."""
 
 
-class _Command(Command):
-    """Verb that rejects an option given twice, whose first value would be ignored."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        try:
-            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        except terminal.WRONG_USE as error:
-            vars(error)["ctx"] = ctx  # the message names this verb's help
-            raise
-        for given, number in Counter(order).items():
-            alone = not (given.multiple or getattr(given, "is_flag", True))
-            if number > 1 and alone and given.param_type_name == "option":
-                ctx.fail(
-                    f"{given.opts[-1]} takes one value, but is given {number} times: "
-                    "give it once, or run the command once for each value"
-                )
-        return super().parse_args(ctx, args)
-
-
-_rooms = {_verb: _room for _room, _verbs in ROOMS.items() for _verb in _verbs}
-for _verb in VERBS:
-    _name = f"moetraffic.cli.{_rooms[_verb]}.{MODULES.get(_verb, _verb)}"
+for _room, _verb in ((room, verb) for room, verbs in ROOMS.items() for verb in verbs):
+    _name = f"moetraffic.cli.{_room}.{MODULES.get(_verb, _verb)}"
     _module = import_module(_name)
     _function = getattr(_module, "import_" if _verb == "import" else _verb)
     _settings = getattr(_module, "CONTEXT", None)
-    app.command(_verb, cls=_Command, context_settings=_settings)(_function)
+    app.command(_verb, cls=Command, context_settings=_settings)(_function)
 
 
 def _version(asked: bool) -> None:

@@ -5,7 +5,6 @@ A verb takes them with ``takes(chosen=WORKLOAD)``, for :func:`describe`.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import Parameter
@@ -217,69 +216,6 @@ def describe(ranks: int, chosen: Mapping[str, Any]) -> Workload:
         parts["layout"]["ep"] = given.get("ep", 1)
     made = {part: replace(base[part], **new) for part, new in parts.items()}
     return Workload(model=model, **made)
-
-
-def capture_command(
-    workload: Workload, output: str, *, every: int = 1, **changed: Any
-) -> str | None:
-    """Return the ``moetraffic capture`` command of a workload; None: there is none.
-
-    Options are those by which :func:`describe` makes this very workload.  ``changed``
-    has values of other fields, and the number of ranks as "nproc"; a change of the
-    ranks drops the sizes of data-parallel and expert-parallel groups.
-
-    Raises
-    ------
-    LayoutError
-        If the changed workload is impossible.
-    """
-    ranks = workload.layout.world
-    own = {name: getattr(workload.training, name) for name in UNLISTED}
-    given: dict[str, Any] = {}
-    base = workload.model.name.removesuffix(", scaled")
-    if base != Workload().model.name:
-        given[MODEL] = base
-    made = None
-    for _ in WORKLOAD:  # an option may change what others follow
-        try:
-            made = describe(ranks, {**own, **given})
-        except LayoutError:
-            return None
-        if made == workload:
-            break
-        for part, options in PARTS.items():
-            mine, wanted = getattr(made, part), getattr(workload, part)
-            given |= {
-                name: _as_option(getattr(wanted, name))
-                for name in options
-                if getattr(mine, name) != getattr(wanted, name)
-            }
-    if made != workload:
-        return None
-    ranks = changed.pop("nproc", ranks)
-    if ranks != workload.layout.world:
-        given = {n: value for n, value in given.items() if n not in ("dp", "ep")}
-    given |= changed
-    describe(ranks, {**own, **given})
-    words = [f"moetraffic capture -o {output} --nproc {ranks}"]
-    words += [f"--{name.replace('_', '-')}" for name, is_on in own.items() if is_on]
-    words += [f"--every {every}"] * (every > 1)
-    for name, value in given.items():
-        flag = f"--{WORKLOAD[name].name.replace('_', '-')}"
-        values = value if isinstance(value, list) else [value]
-        words += [f"{flag} {shlex.quote(str(one))}" for one in values]
-    return " ".join(words)
-
-
-def _as_option(value: Any) -> Any:
-    """Return the value of an option that sets a field to a value."""
-    if isinstance(value, dict):
-        texts = {True: "true", False: "false"}
-        return [
-            f"{name}={texts[v] if isinstance(v, bool) else v}"
-            for name, v in value.items()
-        ]
-    return {True: "full", False: "none"}[value] if isinstance(value, bool) else value
 
 
 def _base(model: str) -> dict[str, Any]:

@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
-import numpy as np
 import pytest
 
 from moetraffic.analysis import analyze
@@ -21,12 +20,8 @@ from moetraffic.data import path
 from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.launch.training import StepProgress
-from moetraffic.patterns.bandwidth.measurements import read_table
-from moetraffic.report.results import bandwidth as bandwidth_report
 from moetraffic.trace import Trace
 from tests.cli.printed import unwrapped
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -245,22 +240,6 @@ def test_info_tells_what_was_captured(
     assert told["all_to_all_bytes"] == sent
 
 
-def test_the_presets_are_named_and_tabulated(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["bandwidth"]) == 0
-    names = capsys.readouterr().out
-    assert "Platforms: polaris" in names
-    assert "--only platforms,protocols" in names
-    assert main(["bandwidth", "--only", "protocols"]) == 0
-    shown = capsys.readouterr().out
-    assert "achieved gbps" in shown
-    assert "polaris" not in shown
-    assert "leave one out" in refused(
-        capsys, "bandwidth", "big-red-200", "--only", "protocols"
-    )
-
-
 def test_compare_tests_claims_only_where_they_are_asked_for(
     capsys: pytest.CaptureFixture[str], captured: Path
 ) -> None:
@@ -338,98 +317,6 @@ def test_an_empty_argument_is_no_path(
     assert "argument 4 is empty" in refused(capsys, "analyze", str(captured), "-o", "")
 
 
-def test_a_collective_is_interpolated_in_a_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said = refused(capsys, "bandwidth", "--collective", "all_reduce")
-    assert "name the file of a table, or big-red-200" in said
-
-
-@pytest.mark.parametrize(
-    ("times", "origin"),
-    [
-        ((10, 20, 110, 1010), "(interpolated)."),
-        ((900, 10, 900, 10), "unknown (no usable fit: median error"),
-    ],
-)
-def test_the_time_of_a_size_says_that_no_fit_is_usable(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    times: Sequence[int],
-    origin: str,
-) -> None:
-    table = tmp_path / "links.csv"
-    sizes = (1000, 10_000, 100_000, 1_000_000)
-    rows = "".join(
-        f"broadcast,2,{size},{took}\n" for size, took in zip(sizes, times, strict=True)
-    )
-    table.write_text(f"collective,ranks,size_bytes,time_us\n{rows}")
-    asked = ["bandwidth", str(table), "--collective", "broadcast", "--size", "20000"]
-    assert main(asked) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("broadcast of 20,000 B on 2 ranks: ")
-    assert origin in said
-    unusable = "no usab" in origin
-    # a measured size needs no fit
-    assert main([*asked[:-1], "10000"]) == 0
-    exact = f"2 ranks: {times[1]} us, busbw {10 / times[1]:.3g}"
-    assert exact in (measured := " ".join(capsys.readouterr().out.split()))
-    assert "GB/s (measured). " in measured
-    # the highest busbw, as bench states
-    best, at = max((b / t / 1e3, b) for b, t in zip(sizes, times, strict=True))
-    assert f"broadcast: busbw up to {best:.3g}" in measured
-    assert f"GB/s, on 2 ranks at {at:,} B" in measured
-    # beyond the measured sizes, no time comes from a fit that is not usable
-    assert main([*asked[:-1], "2M"]) == 0
-    beyond = " ".join(capsys.readouterr().out.split())
-    assert ("2 ranks: unknown (no usable fit" in beyond) == unusable
-    assert ("2,097,152 B on 2 ranks: 2.1" in beyond) != unusable
-    assert ("no usable fit" in said) == unusable
-    # and the picture has points alone, and says so
-    chart = bandwidth_report.figure(read_table(table), "links.csv")
-    (panel,) = chart.panels
-    assert [one.kind for one in panel.series] == ["points"] + ["line"] * (not unusable)
-    assert ("broadcast has no usable fit: " in chart.source) == unusable
-    assert ("lines: Hockney's fit" in chart.source) != unusable
-
-
-def test_bandwidth_beyond_the_measurements_says_by_how_far(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    table = tmp_path / "links.csv"
-    rows = "".join(f"broadcast,2,{1024 * n},{1000 * n}\n" for n in (1, 8, 64))
-    table.write_text(f"collective,ranks,size_bytes,time_us\n{rows}")
-    asked = ["bandwidth", str(table), "--collective", "broadcast", "--size"]
-    for size, ranks, states in (
-        ("64K", 2, "65,536 B on 2 ranks: 64 ms, busbw"),
-        ("64K", 2, "(measured)"),
-        ("32K", 2, "(interpolated)"),
-        ("20M", 64, "(extrapolated to 32 times the largest number of ranks and 320"),
-        ("20M", 64, "and 320 times the largest size measured)"),
-        ("512", 2, "(extrapolated to 0.5 times the smallest size measured)"),
-    ):
-        assert main([*asked, size, "--ranks", str(ranks)]) == 0
-        assert states in " ".join(capsys.readouterr().out.split())
-    for size in ("20 apples", "9" * 400):
-        assert "a size is a positive number with K" in refused(capsys, *asked, size)
-
-
-def test_the_fit_of_another_number_of_nodes_does_not_count(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    table, sizes = tmp_path / "links.csv", (1000, 10_000, 100_000, 1_000_000)
-    rows = "collective,ranks,span,size_bytes,time_us\n"
-    for span, times in ((1, (10, 20, 110, 1010)), (2, (900, 10, 900, 10))):
-        for size, took in zip(sizes, times, strict=True):
-            rows += f"broadcast,2,{span},{size},{took}\n"
-    table.write_text(rows)
-    asked = ["bandwidth", str(table), "--collective", "broadcast", "--size", "20000"]
-    for span in (1, 2):
-        assert main([*asked, "--span", str(span)]) == 0
-        said = " ".join(capsys.readouterr().out.split()).partition(").")[0]
-        assert ("no usable fit" in said) == (span == 2)
-
-
 def test_experts_that_do_not_spread_over_the_ranks_are_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -440,20 +327,6 @@ def test_experts_that_do_not_spread_over_the_ranks_are_refused(
     assert not made.exists()
 
 
-def test_a_shipped_model_that_is_taken_for_a_file_has_its_option_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    asked = ("generate", "top2-balanced-late", "-o", str(tmp_path / "made.h5"))
-    assert "give --from top2-balanced-late" in refused(capsys, *asked)
-
-
-def test_an_empty_name_between_commas_is_named(
-    capsys: pytest.CaptureFixture[str], captured: Path
-) -> None:
-    said = refused(capsys, "evaluate", str(captured), "--policy", "rotation,,birkhoff")
-    assert "'rotation,,birkhoff' has an empty one" in said
-
-
 def test_expert_parallel_groups_divide_the_ranks(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -462,34 +335,12 @@ def test_expert_parallel_groups_divide_the_ranks(
     assert "2 ranks do not split into groups of 4: give --ep a divisor of 2" in said
 
 
-@pytest.mark.parametrize(("ep", "stated"), [(4, True), (2, False)])
-def test_placing_one_expert_per_rank_states_that_it_changes_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, ep: int, stated: bool
-) -> None:
-    demand = np.random.default_rng(1).integers(1, 9, (2, 1, 4, 4))
-    file = tmp_path / "run.h5"
-    Trace.from_arrays(demand=demand, placement=range(4), k=1).save(file)
-    asked = ["place", str(file), "--ep", str(ep), "-o", str(tmp_path / "placed.h5")]
-    assert main([*asked, "--placement", "greedy"]) == 0
-    out = unwrapped(capsys.readouterr().out)
-    assert ("one expert, so no placement changes this ratio" in out) == stated
-    stated_for = "rank-local copies included, mean over dispatches (captured: "
-    assert f"times the mean of all ranks, {stated_for}" in out
-
-
 def test_an_empty_data_frame_says_why() -> None:
     found = analyze(path("golden-v1.1-imported.h5"))
     with pytest.warns(UserWarning, match="frame is empty: no skew and no predictab"):
         frame = found.to_frame()
     assert frame.attrs["notes"] == list(found.notes)
     assert "value" in frame.columns
-
-
-def test_an_option_without_its_value_names_the_help_of_its_verb(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["validate", "run.h5", "--against"]) == 2
-    assert capsys.readouterr().err.endswith("see moetraffic validate --help\n")
 
 
 def test_an_absent_trace_is_refused_before_libraries_are_loaded(tmp_path: Path) -> None:

@@ -138,61 +138,6 @@ def test_both_verbs_describe_the_same_iteration_by_default(
         assert sum(sent[part] for part in parts) == pytest.approx(most, rel=1e-6), kind
 
 
-SUMMARIES = {
-    "one": (*GRID, "--platform", "polaris", "--sensitivity"),
-    "launches": ("--model", "bert-large", "--dp", "8", "--platform", "dgx-a100"),
-    "zero": ("--dp", "16", "--platform", "polaris", "--zero-stages"),
-    "strong": ("--sweep", "strong", "--sizes", "2,4,8", "--platform", "tg40"),
-    "rates": ("--dp", "8", "--bandwidth", "5GB/s,10GB/s"),
-    "size": ("--sweep", "size", "--sizes", "gpt-350m,gpt-1.3b", "--dp", "8"),
-    "best": ("--best", "--gpus", "16", "--platform", "dgx-a100"),
-    "deepseek": (
-        *("--model", "deepseek-v3", "--pp", "16", "--ep", "64", "--dp", "128"),
-        *("--schedule", "dualpipe", "--recompute", "modules", "--fp8"),
-        *("--dispatcher", "deduplicated", "--node-limit", "4", "--dispatch-dtype"),
-        *("float8", "--platform", "dgx-h100", "--fused-attention"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SUMMARIES)
-def test_the_verdict_is_first_and_the_traffic_last(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """At most eight lines of 160 characters, but for the command; it is of the fastest
-    where several are compared."""
-    asked = ["estimate", *SUMMARIES[name]]
-    asked += ["--platform", "dgx-a100"] * (name == "size")
-    assert main(asked) == 0
-    *lines, traffic, _ = unwrapped(capsys.readouterr().out).splitlines()
-    assert lines[0].startswith("Iteration time T_iter ")
-    assert len(lines) <= 6
-    assert max(map(len, lines)) <= 160
-    (command,) = re.findall(r"^Its traffic: moetraffic (.*)", traffic)
-    if name == "deepseek":  # matrices of 2,048 ranks take a minute
-        return
-    assert main([*command.split(), "--json"]) == 0
-    made = json.loads(capsys.readouterr().out)
-    worlds = {"strong": 8, "best": 16, "size": 8, "rates": 8, "zero": 16}
-    if name in worlds:
-        assert made["world"] == worlds[name]
-
-
-def test_what_a_pattern_does_not_have_is_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    of = ["estimate", "--model", "mixtral-8x7b", "--platform", "dgx-h100"]
-    assert main(of) == 0  # a single rank sends nothing
-    assert "Its traffic" not in capsys.readouterr().out
-    of += ["--dp", "8", "--ep", "8"]
-    types = ["--dispatch-dtype", "float8", "--gradient-dtype", "bfloat16"]
-    assert main([*of, *types]) == 0
-    assert " ".join(types) in capsys.readouterr().out
-    assert main([*of, "--imbalance", "1.5"]) == 0
-    words = "Its traffic, without --imbalance: moetraffic pattern"
-    assert words in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("gpus", ["1", "2", "8"])
 def test_the_traffic_of_a_dispatcher_is_that_of_its_nodes(
     gpus: str, capsys: pytest.CaptureFixture[str]
@@ -319,29 +264,6 @@ def test_faster_nics_shorten_what_leaves_nodes(
     assert "--sweep and --bandwidth give the same" in capsys.readouterr().err
 
 
-def test_the_summary_has_the_figures_of_the_tables(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = ["estimate", *GRID, "--platform", "polaris", "--sensitivity"]
-    assert main(asked) == 0
-    summary = capsys.readouterr().out
-    assert "T_iter changes most with" in summary
-    assert "change of T_iter" not in summary
-    assert "pipeline stages" not in summary
-    assert main([*asked, "--tables"]) == 0
-    everything = capsys.readouterr().out
-    assert everything.count("change of T_iter") == 1  # no table twice
-    rate = re.search(r"([\d,]+ tokens/s)", summary)
-    assert rate is not None
-    assert everything.count(rate[1]) == 2
-    assert main([*asked, "--only", "terms"]) == 0
-    assert "change of T_iter" not in capsys.readouterr().out
-    assert main([*asked[:-1], "--only", "study"]) == 0
-    assert capsys.readouterr().out == "study: no table\n"
-    assert main([*asked, "--only", "links"]) == 2
-    assert "--only takes terms, calibration, study" in capsys.readouterr().err
-
-
 def test_bandwidth_comes_as_a_rate_by_kind_or_measured(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -408,20 +330,6 @@ def test_what_cannot_be_is_one_sentence(
     assert len(said.strip().splitlines()) == 1
 
 
-def test_a_number_of_gpus_that_is_enough_is_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = ["estimate", "--best", "--model", "gpt-3-175b", "--platform", "dgx-a100"]
-    assert main([*asked, "--gpus", "16"]) == 2
-    said = capsys.readouterr().err
-    enough = re.search(r"--gpus (\d+) is enough$", said.strip())
-    assert enough is not None
-    assert main([*asked, "--gpus", enough[1], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["best"]
-    assert main([*asked, "--gpus", "2", "--pp", "1", "--tp", "1", "--zero", "0"]) == 2
-    assert capsys.readouterr().err.strip().endswith("give --memory-gb")
-
-
 def test_attention_is_fused_where_training_on_the_gpu_usually_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -442,46 +350,3 @@ def test_attention_is_fused_where_training_on_the_gpu_usually_is(
         assert main(["estimate", *asked]) == 0
         word = "fused" if usual else "unfused"
         assert f", {word} attention." in capsys.readouterr().out
-
-
-def test_the_summary_says_why_a_bubble_is_long_and_how_large_the_model_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Of few layers the output layer takes as long as a stage; EP is always stated."""
-    asked = ["estimate", "--model", "deepseek-v2-lite", "--layers", "12", "--dp", "16"]
-    asked += ["--pp", "4", "--global-batch", "512", "--micro-batch", "1"]
-    asked += ["--platform", "dgx-h100"]
-    assert main(asked) == 0
-    out = capsys.readouterr().out
-    found = re.search(r"bubble ([\d.]+)% \(([\d.]+)% waiting for the last stage", out)
-    assert found is not None
-    rest = told(capsys, *asked[1:])["estimate"]
-    ideal = rest["bubble_of_ideal"] * rest["compute_s"] / rest["iteration_s"]
-    assert float(found[1]) - float(found[2]) == pytest.approx(100 * ideal, rel=0.05)
-    assert "EP 1" in out
-    assert "6.9B parameters (1.4B active per token)" in out
-    assert "deepseek-v2-lite, scaled (kept: vocabulary 102,400, k 6) on" in out
-    # every term of more than 1% is stated
-    (shares,) = (line for line in unwrapped(out).splitlines() if line[:5] == "Time:")
-    stated = re.findall(r"([\d.]+)%", shares.partition(" (")[0])
-    assert sum(map(float, stated)) >= 98
-
-
-def test_the_layers_with_experts_and_what_is_a_default_are_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = ["--layers", "24", "--experts", "16", "--dp", "16", "--ep", "16"]
-    for verb in (["estimate", "--bandwidth", "25GB/s"], ["pattern"]):
-        assert main([*verb, *asked]) == 0
-        out = unwrapped(capsys.readouterr().out)
-        assert "gpt-1.3b (default), scaled" in out
-        assert "experts in 12 of 24 layers (--moe-every 2)" in out
-        assert main([*verb, *asked, "--model", "gpt-1.3b", "--moe-every", "1"]) == 0
-        out = unwrapped(capsys.readouterr().out)
-        assert "gpt-1.3b, scaled" in out
-        assert "experts in 24 of 24 layers" in out
-    assert main(["estimate", "--dp", "8", "--bandwidth", "25GB/s"]) == 0
-    out = unwrapped(capsys.readouterr().out)
-    assert "on A100 (default), compute" in out
-    assert re.search(r"Memory: [\d.]+ GB of 80.00 GB usable per GPU: ", out)
-    assert "no SP" not in out

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from moetraffic import Trace, load_fabric
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.cli import main
-from moetraffic.data import path as data_path
 from moetraffic.errors import MoetrafficError
 from moetraffic.fabric import Hosts, bisection_bytes_s, leaf_spine, torus
 from moetraffic.fabric.assessment import assess
@@ -89,32 +87,6 @@ def test_ratios_of_oversubscription_are_compared(
     # a single ratio, even twice, has its own answer
     assert main([*map(str, asked), "--oversubscription", "4,4.0"]) == 0
     assert "Slowest link of each iteration by part" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--topology", "leaf-spine", "--spines", "4"],
-        ["--topology", "rails", "--ranks-per-host", "2"],
-        ["--topology", "fat-tree", "--slots", "3,1,2,0", "--flows", "3"],
-        ["--topology", "torus", "--shape", "2x2", "--routing", "shortest"],
-        ["--topology", "dragonfly", "--shape", "1x2x1", "--slots", "strided"],
-    ],
-)
-def test_every_topology_says_what_it_does(
-    capsys: pytest.CaptureFixture[str], captured: Path, options: list[str]
-) -> None:
-    assert (
-        main(["fabric", str(captured), "--iterations", "0:4", "--tables", *options])
-        == 0
-    )
-    said = capsys.readouterr().out
-    for words in ("network", "Bottleneck links", "lower bound: bottleneck port"):
-        assert words in said
-    chosen = {"leaf-spine", "fat-tree", "dragonfly"} & set(
-        options
-    )  # those with equal paths
-    assert ("ECMP collisions" in said) == bool(chosen)
 
 
 def test_the_slowest_link_of_the_network_is_named_beside_that_inside_hosts() -> None:
@@ -277,35 +249,6 @@ def test_networks_and_iterations_as_others_give_them(captured: Path) -> None:
         assess("leaf-spine", [0], [[0]])  # type: ignore[arg-type]
 
 
-def test_collisions_have_several_flows_and_the_bottleneck_first(
-    capsys: pytest.CaptureFixture[str], captured: Path
-) -> None:
-    network = torus(Hosts(number=4, nic_bytes_s=1e9), shape=(2, 2))
-    sent = np.zeros((4, 4), np.int64)
-    sent[0, 3] = 7  # two ways, one flow
-    found = assess(network, range(4), sent)
-    assert [one.flows for one in found.collisions] == [1.0]
-    assert "several flows" in str(report.tables(found)[-1].rows)
-    asked = assess(network, range(4), sent, flows=3, seed=2)
-    assert report.tables(asked)[-1].rows[0][1] == 3.0
-
-
-def test_time_shifts_of_runs_without_a_period_are_of_no_use(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    golden = str(data_path("golden-v1.h5"))
-    assert main(["schedule", golden, golden]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("No period: time shifts are of no use for ")
-    # the median is of ratios to the bound, not of durations
-    assert main(["schedule", golden, "--capacity", "1Gbps"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"; the median exchange takes [\d.]+ times its bound\.", said)
-    assert "for the mean matrix of the slowest of 2 exchanges (layer" in said
-    assert "times its lower bound (bytes over capacity, no reconfiguration);" in said
-    assert "The lower bound of a single matrix is " in said
-
-
 @pytest.mark.parametrize("demand", ["line", "rate", "scaled"])
 def test_time_shifts_of_two_runs(
     capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path, demand: str
@@ -381,7 +324,7 @@ def test_circuits_serve_a_run(
         (False, ["--matching", "best"], "max-min, max-weight"),
         (False, ["--matrices", "all"], "matrices are mean or"),
         (False, ["--phase", "forward"], "the phase is one of dispatch"),
-        (False, ["--layer", "7"], "are [1, 3], not [7]: choose among"),
+        (False, ["--layers", "7"], "are [1, 3], not [7]: choose among"),
         (False, ["--matrices", "0"], "raise --matrices"),
         (False, ["--plot", "jobs.png"], "this result has no picture"),
         (True, ["--demand", "half"], "line, rate, scaled"),
@@ -400,35 +343,6 @@ def test_impossible_schedules(
     printed = capsys.readouterr()
     assert said in printed.err
     assert len(printed.err.splitlines()) == 1
-
-
-def test_an_option_given_twice_is_an_error(
-    capsys: pytest.CaptureFixture[str], captured: Path
-) -> None:
-    """The first of two topologies would be ignored."""
-    twice = ("--topology", "torus", "--topology", "single")
-    assert main(["fabric", str(captured), *twice]) == 2
-    assert "--topology takes one value, but is given 2 times" in capsys.readouterr().err
-    assert main(["fabric", str(captured), "--spines", "0"]) == 2
-    assert "at least 1" in capsys.readouterr().err
-
-
-def test_collisions_agree_with_the_verdict(
-    capsys: pytest.CaptureFixture[str], captured: Path
-) -> None:
-    """Of one flow on a set of links none collides, and a host's link is no such set;
-    a link to a spine is as slow as the bottleneck, the link on from there."""
-    for ratio, words in (("1", "the bottleneck link and"), ("0.1", "of 2 groups of")):
-        asked = ("--spines", "4", "--oversubscription", ratio)
-        assert main(["fabric", str(captured), *asked]) == 0
-        out = capsys.readouterr().out.splitlines()
-        (ecmp,) = (line for line in out if line.startswith("ECMP"))
-        assert words in ecmp
-    shape = ("--topology", "torus", "--shape", "2x2")
-    assert main(["fabric", str(captured), *shape]) == 0
-    out = capsys.readouterr().out
-    assert "torus 2x2, 400 Gbps links, 800 Gbps NICs" in out
-    assert "1 of 1 flows" not in out
 
 
 def test_a_network_of_links_with_different_rates_is_read_from_a_file(

@@ -212,7 +212,6 @@ EP = "--model mixtral-8x7b --dp 8"
             "but ep is 1",
         ),
         ("estimate --layers 0", "layers must be at least 1"),
-        ("estimate --k 2", "a dense model has no experts"),
         ("estimate --model mixtral-8x7b --k 9", "selects 1 to 8 experts"),
         ("pattern --hidden 100 --heads 33 --dp 2", "heads must divide hidden"),
         ("estimate --model none/config.json", "is read as JSON"),

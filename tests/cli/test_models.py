@@ -35,16 +35,6 @@ def test_the_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["tiny"]["published"] is None
 
 
-def test_one_preset_is_described(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", "gpt-moe-760m"]) == 0
-    shown = capsys.readouterr().out
-    assert "assumed: all but the total" in shown
-    assert "757,687,296" in shown
-    assert main(["models", "gpt-moe"]) == 2
-    said = capsys.readouterr().err
-    assert "not 'gpt-moe': did you mean gpt-moe-760m" in said
-
-
 def test_no_option_is_the_default_workload() -> None:
     work = describe(1, {})
     assert work == Workload()

@@ -11,21 +11,6 @@ from moetraffic.trace import Trace
 APNET = ["pattern", "--model", "gpt2-large", "--pp", "4", "--tp", "2", "--dp", "4"]
 
 
-def test_groups_calls_and_traffic_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(APNET) == 0
-    summary = capsys.readouterr().out
-    assert "gpt2-large on 32 ranks (PP 4, TP 2, DP 4), 64 sequences of" in summary
-    assert "bottleneck rank sends" in summary
-    assert summary.endswith("--only traffic,groups,calls\n")
-    assert main([*APNET, "--only", "calls"]) == 0
-    assert "bottleneck rank" not in capsys.readouterr().out
-    assert main([*APNET, "--tables"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("bottleneck rank") == 2  # of the sentence and the table
-    for words in ("0 to 6 by 2", "0 to 24 by 8", "stage 2 to 1", "EmbTableSync"):
-        assert words in said
-
-
 def test_json_has_every_kinds_matrix(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*APNET, "--json", "--algorithm", "direct"]) == 0
     told = json.loads(capsys.readouterr().out)

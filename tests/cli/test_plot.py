@@ -9,7 +9,6 @@ import pytest
 
 from moetraffic.analysis import analyze
 from moetraffic.cli import main
-from moetraffic.cli.analysis import plot
 from moetraffic.data import path as data_path
 from moetraffic.report.chart import Chart
 from moetraffic.report.results import pictures
@@ -49,19 +48,6 @@ def test_only_files_that_would_be_written_are_refused(
     assert "entropy.png, which is not overwritten" in said
     assert "load" not in said
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-
-
-def test_a_reason_of_several_pictures_is_given_once(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    bare = data_path("golden-v1.1-sampled.h5")  # without routing
-    asked = ["plot", str(bare), "-o", str(tmp_path / "pictures")]
-    assert main([*asked, "--only", "demand,load,entropy"]) == 2
-    assert capsys.readouterr().err.count("capture.router") == 1
-    assert main([*asked, "--only", "traffic,demand,entropy"]) == 0
-    shown = capsys.readouterr()
-    assert (shown.out + shown.err).count("capture.router") == 1
-    assert "not drawn: demand, entropy: " in shown.out + shown.err
 
 
 @pytest.mark.parametrize(
@@ -110,16 +96,12 @@ def test_loads_of_experts_add_up(captured: Path) -> None:
         assert mean.shape[0] == len(trace.layers) > 1
 
 
-def test_names_of_the_pictures() -> None:
-    assert plot.NAMES == pictures.PICTURES
-
-
 def test_figures_for_a_paper(
     capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "paper"
     asked = ["plot", str(captured), "-o", str(folder), "--only", "traffic,entropy"]
-    look = ["--format", "pdf,svg", "--width", "86mm", "--no-title", "--layer", "1"]
+    look = ["--format", "pdf,svg", "--width", "86mm", "--no-title", "--layers", "1"]
     assert main([*asked, *look, "--phase", "combine", "--json"]) == 0
     drawn = {path.name for path in folder.iterdir()}
     assert drawn == {"traffic.pdf", "traffic.svg", "entropy.pdf", "entropy.svg"}
@@ -193,7 +175,7 @@ def test_an_algorithm_changes_what_is_drawn_of_all_reduces(
         (["--style", "nature"], "a style is a name of matplotlib's"),
         (["--only", "loads"], "--only takes traffic, demand"),
         (["--phase", "all"], "--phase is 'all'"),
-        (["--layer", "1", "--operations", "all_to_all"], "--operations is all_to_all"),
+        (["--layers", "1", "--operations", "all_to_all"], "--operations is all_to_all"),
     ],
 )
 def test_impossible_pictures(

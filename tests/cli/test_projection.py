@@ -16,7 +16,6 @@ from moetraffic.patterns import PRESETS
 from moetraffic.patterns.bandwidth.measurements import big_red_200
 from moetraffic.patterns.time_model import Configuration
 from moetraffic.replay.bench.result import Bench, Row
-from tests.cli.printed import unwrapped
 
 GB = 1e9
 
@@ -218,12 +217,3 @@ def test_what_measurements_do_not_surround_is_named(
     for ranks in (4, 8):
         found = told(capsys, *how, "--dp", ranks, "--gpus-per-node", 4)
         assert "extrapolated" not in found
-
-
-def test_the_source_of_a_protocol_stands_beside_its_estimate(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    asked = ["estimate", "--model", "gpt-350m", "--platform", "polaris", "--dp", "32"]
-    assert main([*asked, "--protocol", "TCP/IP"]) == 0
-    said = unwrapped(capsys.readouterr().out)
-    assert "NICs at 90% of their rate, as published for TCP/IP on 10 Gbps" in said

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
-from dataclasses import replace
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from typer.main import get_command
 
 from moetraffic.cli import main
-from moetraffic.cli.app import app
-from moetraffic.cli.workload import WORKLOAD, capture_command, describe, parse_options
+from moetraffic.cli.workload import describe, parse_options
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import ROUTERS, Workload
+from moetraffic.patterns import ROUTERS
 
 
 def test_a_router_brings_what_it_has_one_value_of() -> None:
@@ -80,55 +73,3 @@ def test_help_names_every_router_and_its_options(
     for spec in ROUTERS.values():
         assert {spec.name, *(o.name for o in spec.options)} <= words
     assert {"--router-option", "--balance-scope"} <= words
-
-
-def read_back(command: str | None) -> Workload:
-    """The workload of a capture command line."""
-    assert command is not None
-    _, verb, *words = shlex.split(command)
-    parsed = get_command(app).commands[verb].make_context(verb, words)  # type: ignore[attr-defined]
-    fields = {made.name: field for field, made in WORKLOAD.items()}
-    given = {n: v for n, v in parsed.params.items() if v not in ((), [])}
-    named = {fields[n]: v for n, v in given.items() if n in fields}
-    own = {name: parsed.params[name] for name in ("virtual", "until_steady")}
-    return describe(parsed.params["nproc"], named | own)
-
-
-@given(
-    ranks=st.sampled_from([1, 2, 8]),
-    model=st.sampled_from([None, "tiny-deepseek", "tiny-switch", "gpt-moe-760m"]),
-    router=st.sampled_from(sorted(ROUTERS)),
-    layers=st.sampled_from([None, 2, 4]),
-    hidden=st.sampled_from([None, 32, 96]),
-    balance=st.sampled_from([None, 0.0, 0.013]),
-    seed=st.sampled_from([None, 0, 7]),
-    corpus=st.sampled_from([None, "random", "a folder/*.txt"]),
-    recompute=st.sampled_from([None, "none", "full"]),
-    virtual=st.booleans(),
-)
-def test_the_capture_command_of_a_workload_makes_the_same_workload(
-    ranks: int, **chosen: Any
-) -> None:
-    try:
-        made = describe(ranks, chosen)
-    except LayoutError:
-        return
-    assert read_back(capture_command(made, "run.h5")) == made
-    told = Workload.from_json(made.to_json())
-    assert read_back(capture_command(told, "run.h5")) == made
-
-
-def test_the_capture_command_of_another_size_changes_that_alone() -> None:
-    made = describe(8, {"hidden": 32, "ep": 4, "experts": 8, "virtual": True})
-    more = read_back(capture_command(made, "run.h5", nproc=16, experts=32))
-    assert more == describe(16, {"hidden": 32, "experts": 32, "virtual": True})
-    with pytest.raises(LayoutError, match="experts"):
-        capture_command(made, "run.h5", experts=3, nproc=2)
-
-
-def test_a_workload_that_no_option_describes_has_no_capture_command() -> None:
-    made = describe(4, {})
-    training = replace(made.training, weight_decay=0.2)
-    assert capture_command(replace(made, training=training), "run.h5") is None
-    model = replace(made.model, name="a model of mine")
-    assert capture_command(replace(made, model=model), "run.h5") is None

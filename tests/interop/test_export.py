@@ -174,7 +174,7 @@ def test_export_says_what_it_wrote_and_lost(
 ) -> None:
     output = tmp_path / "run.cm"
     asked = ["export", str(GOLDEN), "--to", "htsim", "-o", str(output)]
-    asked += ["--iterations", "5:6", "--layer", "3", "--phase", "dispatch"]
+    asked += ["--iterations", "5:6", "--layers", "3", "--phase", "dispatch"]
     assert main([*asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["files"] == [str(output)]
@@ -193,7 +193,7 @@ def test_export_says_what_it_wrote_and_lost(
         (["--to", "csv"], "an output with -o is not given"),
         (["--to", "csv", "-o", "nowhere/OUT"], "make it first"),
         (["--to", "csv", "-o", "OUT", "--every", "0s"], "at least 1 ns"),
-        (["--to", "csv", "-o", "OUT", "--layer", "2"], "MoE layers are [1, 3]"),
+        (["--to", "csv", "-o", "OUT", "--layers", "2"], "MoE layers are [1, 3]"),
         (["--to", "nccl-tests", "-o", "OUT", "--unit", "MB"], "change --unit"),
         (["--to", "hpcc", "-o", "OUT", "--pace", "asap"], "with --every"),
     ],

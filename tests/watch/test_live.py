@@ -290,7 +290,7 @@ def test_once_prints_tables_lines_or_json(
     text = prom.read_text()
     assert 'rank_load_ratio{expert="0"' not in text
     assert 'moetraffic_watch_expert_load_ratio{expert="0",layer="1"' in text
-    assert main(["watch", str(recording), "--once", "--layer", "1"]) == 0
+    assert main(["watch", str(recording), "--once", "--layers", "1"]) == 0
     shown = capsys.readouterr().out
     assert "layer 1" in shown
     assert "x mean" in shown
@@ -335,8 +335,8 @@ def test_bad_input_is_one_sentence(
 
     assert "start the capture" in refused(tmp_path / "none.h5", "--once")
     assert "does not exist" in refused(tmp_path / "no" / "run.h5")
-    assert "not of [7]" in refused(recording, "--once", "--layer", "7")
-    assert "numbers" in refused(recording, "--layer", "x")
+    assert "not of [7]" in refused(recording, "--once", "--layers", "7")
+    assert "numbers" in refused(recording, "--layers", "x")
     assert "at least 1" in refused(recording, "--last", "0")
     assert "at least 0.1" in refused(recording, "--interval", "0")
     mine = tmp_path / "mine.txt"

@@ -64,7 +64,7 @@ def plot(
     phase: str | None = option(
         None,
         "Use only the all-to-alls of this phase.",
-        shown="dispatch; all in the timeline, and in traffic with --layer",
+        shown="dispatch; all in the timeline, and in traffic with --layers",
     ),
     operations: str | None = option(
         None,
@@ -110,7 +110,7 @@ def plot(
     chosen_layers = layer_numbers(layers)
     if operations is not None and (chosen_layers is not None or phase is not None):
         raise AnalysisError(
-            "with --layer or --phase the bytes are those of their all-to-alls, but "
+            "with --layers or --phase the bytes are those of their all-to-alls, but "
             f"--operations is {operations}: leave one out"
         )
     with Trace.open(trace) as opened:

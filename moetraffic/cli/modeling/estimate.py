@@ -48,7 +48,6 @@ from .model_shape import (
     SHAPE_OPTIONS,
     based_on,
     model_of,
-    options_of,
 )
 from .time_studies import (
     best_layouts,
@@ -376,10 +375,8 @@ def estimate(
         shown, of_what, at = one_estimate(config, system, conventions, what, source)
     sizes_of = {n: value for n, value in shape.items() if value is not None}
     named = _parts(sizes)[at] if sweep == "size" else model
-    asked_for: dict[str, Any] | None = {"model": named, **sizes_of}
-    if calibrate is not None:
-        asked_for = options_of(config)
-    if asked_for is not None:
+    asked_for: dict[str, Any] = {"model": named, **sizes_of}
+    if calibrate is None:
         free = [n for n in LAYOUT if n in chosen and n not in time_model.COLUMNS]
         idle = [f"--{n}" for n in ("imbalance", "convention") if given(n)]
         if imbalance_from is not None:

@@ -9,8 +9,7 @@ from typing import Any
 import typer
 
 from moetraffic.errors import LayoutError
-from moetraffic.patterns import PRESETS, Gating, ModelShape, preset, scaled
-from moetraffic.patterns.layouts.configuration import Configuration
+from moetraffic.patterns import Gating, ModelShape, preset, scaled
 from moetraffic.patterns.presets import read_config
 from moetraffic.patterns.shape import broken_rules
 from moetraffic.report.console.options import Setting, field_options
@@ -102,7 +101,7 @@ def model_of(model: str, chosen: Mapping[str, Any]) -> tuple[ModelShape, Gating,
     made = scaled(shape, given)
     # capture reads bytes when a model is resized; a calculation needs no text
     made = replace(made, vocabulary=given.get("vocabulary", shape.vocabulary))
-    if k is not None:
+    if k is not None and made.experts:
         gating = replace(gating, k=k)
     for rule, remedy in broken_rules(made):
         raise LayoutError(f"{rule}: {remedy.replace('--vocabulary', '--vocab')}")
@@ -110,10 +109,6 @@ def model_of(model: str, chosen: Mapping[str, Any]) -> tuple[ModelShape, Gating,
         raise LayoutError(
             f"a token selects 1 to {made.experts} experts, but k is {gating.k}: change "
             "--k"
-        )
-    if not made.experts and k is not None:
-        raise LayoutError(
-            f"a dense model has no experts, but --k {k} is given: give --experts"
         )
     return made, gating, batch
 
@@ -134,29 +129,3 @@ def based_on(
     if name == shape.name or not kept:
         return words
     return f"{words} (kept: {', '.join(kept)})"
-
-
-def options_of(config: Configuration) -> dict[str, Any] | None:
-    """Return options that describe the model and routing of one configuration, or None
-    if there are none: some properties of a trained model are no options."""
-    shape = config.model
-    assert isinstance(shape, ModelShape)
-    name = shape.name.removesuffix(", scaled")
-    found: dict[str, Any] = {}
-    if name not in PRESETS:
-        return None
-    for _ in range(2):  # what follows from the first ones in proportion
-        made = model_of(name, found)[0]
-        found |= {
-            field: getattr(shape, field)
-            for field in SHAPE
-            if field != "k" and getattr(made, field) != getattr(shape, field)
-        }
-    if replace(model_of(name, found)[0], name=shape.name) != shape:
-        return None
-    if shape.experts:
-        found["k"] = int(config.k)
-        if config.capacity_factor > 0:
-            found |= {"dispatch": "padded"}
-            found |= {"capacity_factor": float(config.capacity_factor)}
-    return {"model": name, **found}

@@ -155,9 +155,17 @@ def pattern(
     plan = Parallelism(**grid, **training, global_batch=global_batch)
     shares: Shares = ()
     if imbalance_from is not None:
+        if library != "megatron":
+            raise LayoutError(
+                "moetraffic's own training does not have --imbalance-from: leave it "
+                "out, or use --library megatron"
+            )
         measured = measured_shares(imbalance_from, of, plan.ep)
         shares = tuple(map(tuple, measured.tolist()))
-    made = _made(library, of, plan, gating, shares)
+    if library == "megatron":
+        made = megatron_pattern(of, plan, gating, shares=shares)
+    else:
+        made = trained_pattern(of, plan, gating)
     if not made.kinds:
         raise LayoutError(
             "a single rank sends nothing, but tp x cp x dp x pp is "
@@ -187,30 +195,6 @@ def pattern(
         written=(output,),
         chart=shown.chart,
     )
-
-
-def _made(
-    library: str,
-    shape: ModelShape,
-    plan: Parallelism,
-    gating: Gating,
-    shares: Shares,
-) -> Pattern:
-    """Compute the pattern of one library.
-
-    Raises
-    ------
-    LayoutError
-        If the library does not have an option.
-    """
-    if library == "megatron":
-        return megatron_pattern(shape, plan, gating, shares=shares)
-    if shares:
-        raise LayoutError(
-            "moetraffic's own training does not have --imbalance-from: leave it out, "
-            "or use --library megatron"
-        )
-    return trained_pattern(shape, plan, gating)
 
 
 def _shown(

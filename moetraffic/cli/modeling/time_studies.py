@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +39,6 @@ SHOWN, DRAWN = 12, 6
 
 EACH = 8
 """Sequences a GPU in an iteration of a search, without a global batch."""
-
-DOUBLINGS = 10
-"""How often the number of GPUs is doubled where no configuration fits."""
 
 
 Studied = tuple[Shown, Configuration, int]
@@ -225,10 +221,11 @@ def best_layouts(
     if config.fused_attention:  # which computes again what "selective" would
         among["recompute"] = tuple(map(RECOMPUTE.index, ("none", "full")))
     among |= {name: (float(getattr(config, name)),) for name in fixed}
-    searched = partial(
-        time_model.search,
+    found = time_model.search(
         config.model,
         system,
+        gpus=number,
+        global_batch=whole,
         conventions=conventions,
         among=among,
         **{
@@ -237,14 +234,11 @@ def best_layouts(
             if field.name not in (*time_model.COLUMNS, "model", "accumulation")
         },
     )
-    found = searched(gpus=number, global_batch=whole)
     if not len(found.order):
         least = float(found.estimate.memory.total.min()) / 1e9
-        enough = _enough(searched, number, batch)
         raise LayoutError(
             f"no configuration of {number} GPUs fits into memory, the smallest "
-            f"of which needs {least:.1f} GB: "
-            + (f"--gpus {enough} is enough" if enough else "give --memory-gb")
+            f"of which needs {least:.1f} GB: raise --gpus, or give --memory-gb"
         )
     names, common = report.search_names(found, DRAWN)
     of_batch = f"{whole:,} sequences an iteration"
@@ -271,20 +265,6 @@ def best_layouts(
         },
     )
     return shown, found.estimate.config, int(found.order[0])
-
-
-def _enough(
-    searched: Callable[..., time_model.Search], gpus: int, batch: int | None
-) -> int | None:
-    """Return twice, four times ... as many GPUs with a configuration that fits."""
-    for more in (gpus << power for power in range(1, DOUBLINGS + 1)):
-        try:
-            found = searched(gpus=more, global_batch=batch or EACH * more)
-        except LayoutError:  # of the batch or of what is fixed: others may do
-            continue
-        if len(found.order):
-            return more
-    return None
 
 
 def its_traffic(

@@ -84,7 +84,7 @@ def schedule(
     layers: list[str] | None = option(
         None,
         "Use only the MoE layers of a list: 1,3:6.",
-        *("--layers", "--layer"),
+        "--layers",
         panel=CIRCUITS,
     ),
     phase: str = option(PHASES[0], f"Phase: {', '.join(PHASES)}.", panel=CIRCUITS),

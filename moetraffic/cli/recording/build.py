@@ -9,7 +9,7 @@ from moetraffic.report.console.options import AsJson, option
 
 
 def build(
-    force: bool = option(False, "Compile though it is compiled."),
+    force: bool = option(False, "Compile though it is compiled.", "--force"),
     as_json: AsJson = False,
 ) -> None:
     """Compile the capture hook in C++, which records a collective microseconds faster.

@@ -36,8 +36,10 @@ def doctor(
     output: Path = option(
         Path("run.h5"), "Path where a trace will be written.", "-o", "--output"
     ),
-    exchange: bool = option(
-        True, "Start two ranks that exchange rows and compare clocks."
+    no_exchange: bool = option(
+        False,
+        "Start no two ranks that exchange rows and compare clocks.",
+        "--no-exchange",
     ),
     *,
     printing: Printing,
@@ -59,7 +61,7 @@ def doctor(
 
     # examine() reports what is wrong with a seat
     rank_env, folder = seat(), output.absolute().parent
-    found = examine(folder, exchange=exchange)
+    found = examine(folder, exchange=not no_exchange)
     if trace is not None:
         ranks = rank_env.world if rank_env is not None else nproc
         found += before_replay(trace, nproc=ranks, folder=folder)

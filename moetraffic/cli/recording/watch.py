@@ -35,7 +35,7 @@ def watch(
         ),
     ],
     last: int = option(32, "Number of steps to summarize.", min=1),
-    layer: str | None = option(
+    layers: str | None = option(
         None,
         "Layers to show, with a table of their experts, a list: 1,3:6.",
         shown="all",
@@ -74,7 +74,7 @@ def watch(
                 "not: give --metrics run.prom"
             )
     snapshots = watch_run(
-        trace, last=last, layers=layer, interval_s=interval, follow=not once
+        trace, last=last, layers=layers, interval_s=interval, follow=not once
     )
     with _files(metrics, _logs(trace, tensorboard, wandb)) as write:
         written = map(write, snapshots)
@@ -82,7 +82,7 @@ def watch(
             for snapshot in written:
                 print(json.dumps(plain(summary(snapshot))), flush=True)
         else:
-            _show(written, once=once, experts=layer is not None)
+            _show(written, once=once, experts=layers is not None)
 
 
 def _show(snapshots: Iterator[Snapshot], *, once: bool, experts: bool) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moetraffic.cli.lacking_runs import lacking_runs
 from moetraffic.cli.output import Printing, printed, progress
 from moetraffic.errors import AnalysisError, Interrupted, LayoutError
 from moetraffic.report.console.options import option, trace_output
@@ -57,8 +56,8 @@ def generate(
         "given again.",
         "--rerun",
     ),
-    judged: bool = option(
-        True, "Compare two samples with the run.", "--judge/--no-judge"
+    no_judge: bool = option(
+        False, "Do not compare two samples with the run.", "--no-judge"
     ),
     iterations: int | None = option(None, "Number of iterations.", shown=CAPTURED),
     ranks: int | None = option(None, "Number of ranks.", shown=CAPTURED),
@@ -86,13 +85,15 @@ def generate(
         "such as 100:4:20.",
         panel=SCENARIO,
     ),
-    times: bool = option(True, "Generate the times of calls, if the trace has them."),
+    no_times: bool = option(False, "Leave out the times of calls.", "--no-times"),
     dense_model: str = option(
         "", "Model preset whose dense collectives are added.", panel=SCENARIO
     ),
     save_model: Path | None = option(None, "File for the fitted traffic model."),
     force: bool = option(
-        False, "Overwrite existing outputs, and write samples that are not accepted."
+        False,
+        "Overwrite existing outputs, and write samples that are not accepted.",
+        "--force",
     ),
     *,
     printing: Printing,
@@ -153,7 +154,7 @@ def generate(
         kind or ("parametric" if parametric else ""),
         size,
         rerun or [],
-        judged=judged,
+        judged=not no_judge,
         quiet=printing.as_json,
     )
     model = fit.model
@@ -180,7 +181,7 @@ def generate(
                 demand,
                 output,
                 seed=seed,
-                rhythm=model.rhythm if times else None,
+                rhythm=None if no_times else model.rhythm,
                 dense=beside,
                 source=demand.about,
                 rows=rows,
@@ -190,7 +191,7 @@ def generate(
         scenario = demand.scenario
         told |= {"file": str(output), "iterations": written.iterations}
         told |= {n: getattr(scenario, n) for n in ("ranks", "experts", "k", "ep")}
-        told["times"] = bool(times and model.rhythm is not None)
+        told["times"] = not no_times and model.rhythm is not None
     lines = [] if fit.judgment is None else judgment_lines(fit.judgment, fit.name)
     told["limits"] = list(demand.limits)
     if ep is None and demand.scenario.ep != model.scenario.ep:
@@ -281,7 +282,8 @@ def _next(
 
     return (
         f"validation at this size (moetraffic validate {output} --against rerun*.h5) "
-        f"needs {lacking_runs(USUAL, str(source), [run], made, resized=True)}"
+        f"needs {USUAL} real runs of this size, captured with the options of {source} "
+        "and other values of --data-seed"
     )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetraffic.cli.lacking_runs import lacking_runs
 from moetraffic.cli.output import Printing, printed, progress
 from moetraffic.report.console.options import (
     Force,
@@ -17,7 +15,6 @@ from moetraffic.report.console.options import (
     Layers,
     Plot,
     option,
-    selection_options,
     trace_argument,
 )
 from moetraffic.trace import Meta, Trace
@@ -93,50 +90,33 @@ def validate(
                     )
                 )
             tick(len(runs), str(path))
-    options = [selection_options(layers, iterations, "dispatch")]
-    options += [f"--ranks-per-host {ranks_per_host}"] * (ranks_per_host is not None)
     found = accept_fits(runs[::2], runs[1::2]) if fits else accept(runs[0], runs[1:])
     printing.present(
         report.as_dict(found),
         *report.sentences(found),
-        *_needed(found, paths, metas, options),
+        *_needed(found, paths[1], metas),
         parts={"tests": report.tables(found)},
         chart=report.figure(found),
         code=EXIT_CODES[found.outcome],
     )
 
 
-def _needed(
-    found: Acceptance,
-    paths: Sequence[Path],
-    metas: Sequence[Meta],
-    options: Sequence[str],
-) -> list[str]:
-    """Name the commands that capture the runs that a judgment lacks and repeat it.
+def _needed(found: Acceptance, first: Path, metas: Sequence[Meta]) -> list[str]:
+    """State which real runs a judgment lacks: like the ``first`` one, or resized.
 
-    Or why they are unknown. The synthetic trace is the first of ``paths`` and
-    ``metas``; ``options`` are those of the judgment.
+    The synthetic trace is the first of ``metas``.
     """
     synthetic, *real = metas
-    resized = found.resized
-    missing = found.power.needed - (0 if resized else len(real))
+    missing = found.power.needed - (0 if found.resized else len(real))
     if found.outcome != "cannot be judged" or found.way == "fits" or missing < 1:
         return []
-    used = set() if resized else {max(m.data_seed, 0) for m in real}
-    like = synthetic if resized else real[0]
-    kept = paths[:1] if resized else paths
-    named = [shlex.quote(str(path)) for path in kept]
-    again = ["moetraffic validate", named[0], *options, "--against", *named[1:]]
-    needed = lacking_runs(
-        missing,
-        str(paths[1]),
-        real,
-        like,
-        resized=resized,
-        used=used,
-        then=" ".join(filter(None, again)),
-    )
-    return [f"needed: {needed}"]
+    like = f"further real runs like {first}"
+    if found.resized:
+        like = (
+            f"real runs of {synthetic.world} ranks (EP {synthetic.ep}), "
+            f"{synthetic.experts} experts and k {synthetic.k}"
+        )
+    return [f"Needed: {missing} {like}, captured with other values of --data-seed."]
 
 
 def runs_named(

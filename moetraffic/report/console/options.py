@@ -171,7 +171,7 @@ AllTables = Annotated[
     bool, option(..., "Print all tables, not the summary alone.", "--tables")
 ]
 AsJson = Annotated[bool, option(..., "Print JSON.", "--json")]
-Force = Annotated[bool, option(..., "Overwrite existing outputs.")]
+Force = Annotated[bool, option(..., "Overwrite existing outputs.", "--force")]
 Every = Annotated[
     int, option(..., "Record one iteration of this many, for long runs.", min=1)
 ]
@@ -276,7 +276,7 @@ Iterations = Annotated[
 ]
 Layers = Annotated[
     list[str] | None,
-    option(..., "Use only the MoE layers of a list: 1,3:6.", "--layers", "--layer"),
+    option(..., "Use only the MoE layers of a list: 1,3:6.", "--layers"),
 ]
 """Parsed by :func:`moetraffic.trace.iterations.layer_numbers`; may be repeated."""
 Phase = Annotated[

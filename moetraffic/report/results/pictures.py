@@ -13,7 +13,7 @@ from moetraffic.analysis import Analysis, ExchangeAnalysis
 from moetraffic.analysis.exchange import sources
 from moetraffic.analysis.mapper import in_threads, observed
 from moetraffic.analysis.skew.measures import shares
-from moetraffic.analysis.times.iteration_traffic import SEND_RECV, world_matrices
+from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.errors import AnalysisError, TraceError
 from moetraffic.report import figures
 from moetraffic.report.chart import Axis, Chart, Missing, Panel, Rule, Series
@@ -277,17 +277,6 @@ def traffic(
 
 def _dispatches(trace: Trace) -> bool:
     return any(site.phase == PHASES[0] for site in trace.sites)
-
-
-def spread(trace: Trace, operations: Sequence[str] | None) -> bool:
-    """Whether the bytes of :func:`traffic` depend on an algorithm of collectives.
-
-    All-to-alls and point-to-point sends record their bytes per pair of ranks.
-    """
-    if operations is None and _dispatches(trace):
-        return False
-    drawn = operations or [site.operation for site in trace.sites]
-    return not {*drawn} <= {ALL_TO_ALL, SEND_RECV, ROUTING}
 
 
 def byte_unit(most: float) -> tuple[float, str]:

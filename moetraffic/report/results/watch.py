@@ -123,7 +123,7 @@ def _layers(snapshot: Snapshot, most: int | None) -> Table:
         chosen.sort(key=lambda each: each.layer)
         notes.append(
             f"the {len(chosen)} of {len(snapshot.layers)} layers with the largest "
-            "imbalance: select others with --layer"
+            "imbalance: select others with --layers"
         )
     columns = {
         "layer": "<",

@@ -236,8 +236,8 @@ def test_only_the_operations_of_some_layers_are_written(toy_file, tmp_path):
     [
         (["--dry-run", "--program", "plan.txt"], "name a .csv file"),
         (["--dry-run", "--hockney", "10us"], "give 10us,50GB/s"),
-        (["--dry-run", "--alongside", "tp=2"], "--model is missing"),
-        (["--dry-run", "--alongside", "tp=2,dp=4", "--model", "tiny"], "are 8"),
+        (["--dry-run", "--background", "tp=2"], "--model is missing"),
+        (["--dry-run", "--background", "tp=2,dp=4", "--model", "tiny"], "are 8"),
         (["--bytes", "tenth"], "give x0.1"),
         (["--fold", "1", "--nproc", "2"], "start 1 (--nproc 1)"),
         (["--pairs", "1"], "2 to 1000 pairs"),
