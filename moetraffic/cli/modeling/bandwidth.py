@@ -62,11 +62,6 @@ def bandwidth(
             )
         _presets(printing)
         return
-    if {*printing.only} & {*PRESETS}:
-        raise AnalysisError(
-            f"{', '.join(PRESETS)} are of the presets, but {table} is named, too: "
-            "leave one out"
-        )
     from moetraffic.patterns.bandwidth.measurements import big_red_200, read_table
     from moetraffic.report.results import bandwidth as report
 

@@ -261,11 +261,6 @@ def estimate(
         source = ctx.get_parameter_source(name)
         return source is not None and source.name != "DEFAULT"
 
-    if sweep in ("bandwidth", "nic", "size") and not given("sizes"):
-        raise LayoutError(
-            f"--sweep {sweep} goes over --sizes, but none are given: give "
-            "--sizes 10GB/s,25GB/s, or for size megatron-1.7b,megatron-3.6b"
-        )
     fit: FromTrace | None = None
     if calibrate is None:
         of, gating, usual = model_of(model, shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -273,10 +273,8 @@ def _next(
     """Say what a validation of a sample of another size needs; None: nothing else."""
     if output is None or run is None:
         return None
-    made = replace(
-        run, world=size.ranks, ep=size.ep, experts=size.experts, k=size.k or run.k
-    )
-    if (made.world, made.experts, made.k) == (run.world, run.experts, run.k):
+    made = size.ranks, size.experts, size.k or run.k
+    if made == (run.world, run.experts, run.k):
         return None
     from moetraffic.validation.acceptance import USUAL
 
