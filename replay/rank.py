@@ -100,7 +100,6 @@ def _replay(
     moves = create(request.backend)
     with Trace.open(request.trace) as trace:
         planned = request.plan(trace, world=rank_env.world, ranks=(rank_env.rank,))
-        program = planned.programs[rank_env.rank]
         watchdog.namer = lambda n: planned.counted_name(
             rank_env.rank, n, verified=request.verifies
         )

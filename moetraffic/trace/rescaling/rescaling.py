@@ -100,7 +100,6 @@ class Scaling:
             line += ["--ranks-per-node", str(self.ranks_per_node)]
         return line
 
-
     def _ways(self) -> dict[str, str]:
         return {
             "fold": self.fold,
