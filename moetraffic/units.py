@@ -102,8 +102,10 @@ TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([A-Za-z/]+)")
 
 
-def bytes_per_second(text: str) -> float:
+def bytes_per_second(text: str, *, zero: bool = False) -> float:
     """Parse a data rate with its unit to bytes per second.
+
+    ``zero`` admits a rate of 0, that of a failed link.
 
     Raises
     ------
@@ -116,7 +118,7 @@ def bytes_per_second(text: str) -> float:
     (50000000000.0, 50000000000.0)
     """
     found = _QUANTITY.fullmatch(text)
-    if found and found[2] in RATES and float(found[1]) > 0:
+    if found and found[2] in RATES and (zero or float(found[1]) > 0):
         return float(found[1]) * RATES[found[2]]
     raise MoetrafficError(
         f"a rate is a positive number with a unit of {', '.join(RATES)}, not {text!r}: "

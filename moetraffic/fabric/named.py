@@ -4,7 +4,8 @@ A description is a JSON object: ``topology`` and ``capacity`` (of a NIC, "400Gbp
 and, where they are not the defaults, ``hosts``, ``ranks_per_host``, ``nics``,
 ``inside``, ``placement`` and the topology's own options.  ``rates`` are those of single
 ranks' NICs (``"rank3": "50Mbps"``), of each NIC of a host (``"host1"``), or of a link
-in one direction (``"leaf0 -> spine1"``).
+in one direction (``"leaf0 -> spine1"``).  A link of 0 Gbps has failed: it is not part
+of the network.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from moetraffic.units import bit_rate, bytes_per_second
 
 from .clos import fat_tree, leaf_spine, rail_optimized, single_switch
 from .direct import dragonfly, torus
+from .routing import route
 from .topology import PLACEMENTS, Hosts, Topology, at_least, explicit, nic_name
 
 TOPOLOGIES: Mapping[str, tuple[str, ...]] = {
@@ -277,11 +279,11 @@ def _network(said: dict[str, Any], asked: str, ranks: int, file: str) -> Network
     with _in(file, "hosts" if machines.slots < ranks else "placement"):
         where = placed(placement, ranks, machines)
     made = named_topology(str(said.pop("topology", "single")), machines, said, file)
-    return Network(
-        topology=_rated(made, where, rates, file),
-        slots=where,
-        file=file,
-    )
+    rated = _rated(made, where, rates, file)
+    if rated.failed:
+        with _in(file, "rates"):
+            route(rated, where, routing="shortest")  # every rank reaches every other
+    return Network(topology=rated, slots=where, file=file)
 
 
 def _bytes_s(rate: str | float) -> float:
@@ -339,17 +341,24 @@ def _rated(topology: Topology, slots: Int64, rates: Any, file: str) -> Topology:
                 "as 50Gbps"
             )
         with _in(file, name):
-            room = bytes_per_second(rate)
+            room = bytes_per_second(rate, zero=True)
         for link in ends[name]:
             other = owner.setdefault(link, name)
             same = _specific(other) == _specific(name)
-            if same and room != bytes_per_second(rates[other]):
+            if same and room != bytes_per_second(rates[other], zero=True):
                 raise FabricError(
                     f"{other} and {name} have the same NIC, but the rates "
                     f"{rates[other]} and {rate}: give one of them"
                 )
             graph.edges[link]["capacity"], owner[link] = room, name
-    owners = {*owner.values()}
+    without = nx.DiGraph(topology.graph)
+    failed: dict[str, None] = {}
+    for link, name in owner.items():
+        if not graph.edges[link]["capacity"]:
+            failed[name] = None
+            for network in (graph, without):
+                network.remove_edge(*link)
+    owners = {*owner.values()} - {*failed}
     in_force = {name: rate for name, rate in rates.items() if name in owners}
     # the ratio of the options is not that of links with other rates
     name = re.sub(r",? \S+:1$", "", topology.name)
@@ -358,7 +367,8 @@ def _rated(topology: Topology, slots: Int64, rates: Any, file: str) -> Topology:
         name=name,
         graph=nx.freeze(graph),
         rates=in_force,
-        without_rates=topology,
+        failed=tuple(failed),
+        without_rates=replace(topology, graph=nx.freeze(without)),
     )
     if "bisection" not in made.cuts:
         return made
@@ -374,14 +384,15 @@ def _specific(name: str) -> int:
 
 
 def other_rates(topology: Topology, most: int = 3) -> list[str]:
-    """List the rates of ranks, hosts and links other than the capacity of a NIC.
+    """List failed links, and the rates of others than the capacity of a NIC.
 
     At most ``most``, then the number of the rest: ``["rank2 30 Mbps"]``, ``["host1 2
-    NICs of 25 Gbps"]``.
+    NICs of 25 Gbps"]``, ``["leaf0 -> spine0 failed"]``.
     """
     nics = topology.hosts.nics
     several = f" {nics} NICs of" * (nics > 1)
-    named = [
+    named = [f"{name} failed" for name in topology.failed]
+    named += [
         f"{name}{several * (_specific(name) == 0)} {bit_rate(bytes_per_second(rate))}"
         for name, rate in topology.rates.items()
     ]

@@ -41,11 +41,17 @@ class Choices:
     head: Int64  # [L] switch at the head of each link, -1 for a host
 
 
-def choices(topology: Topology, exits: Int64) -> Choices:
+def choices(topology: Topology, entry: Int64, leaving: Int64) -> Choices:
     """Compute the equal-cost next-hop links from each switch to each egress switch.
 
-    ``exits`` is ``[T]``, increasing indices into ``topology.switches``.
+    ``entry`` and ``leaving`` are indices into ``topology.switches`` of pairs, ``[n]``.
+
+    Raises
+    ------
+    FabricError
+        If no path leads from one to the other.
     """
+    exits = np.unique(np.concatenate((entry, leaving)))
     number = {name: at for at, name in enumerate(topology.switches)}
     size = len(number)
     head = np.array([number.get(b, -1) for _, b in topology.links], np.int64)
@@ -58,11 +64,10 @@ def choices(topology: Topology, exits: Int64) -> Choices:
         (cost.astype(np.float64), (head[inner], tail[inner])), shape=(size, size)
     )
     distance = dijkstra(backwards, indices=exits).T  # [N, T]
-    if np.isinf(distance[exits]).any():
-        raise FabricError(
-            f"every host reaches every other, but {topology.name} has parts that no "
-            "link joins: give it spines or global links"
-        )
+    apart = np.flatnonzero(np.isinf(distance[entry, np.searchsorted(exits, leaving)]))
+    if len(apart):
+        ends = (topology.switches[at[apart[0]]] for at in (entry, leaving))
+        raise topology.no_path(*ends)
     # Step 2: a link lies on a shortest path if it cuts the distance by its cost.
     with np.errstate(invalid="ignore"):
         nearer = distance[tail[inner]] - distance[head[inner]]  # [I, T]

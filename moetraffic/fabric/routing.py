@@ -114,7 +114,7 @@ def route(
     placed = explicit(np.asarray(slots).tolist(), topology.hosts)
     ends = host_links(topology, placed)
     ranks, links = len(placed), len(topology.links)
-    found = choices(topology, np.unique(np.concatenate((ends.entry, ends.leaving))))
+    found = choices(topology, ends.entry, ends.leaving)
     made: tuple[csr_array, ...]
     if routing == "ideal":
         # Step 1: even splitting of each pair of switches that occurs.
@@ -175,6 +175,11 @@ def host_links(topology: Topology, slots: Int64) -> Ends:
 
     ``slots`` is ``[W]``.  These links do not depend on the routing between switches;
     see :mod:`.topology` for the choice of the NIC.
+
+    Raises
+    ------
+    FabricError
+        If such a link has failed.
     """
     hosts, number = topology.hosts, topology.number_of
     ranks = len(slots)
@@ -191,13 +196,16 @@ def host_links(topology: Topology, slots: Int64) -> Ends:
             nic_name(host, int(nic_of[at])),
             bus_name(host),
         )
-        out[host, at], back[host, at] = number[slot, nic], number[nic, slot]
-        if hosts.ranks > 1:
-            up[host, at], down[host, at] = number[slot, bus], number[bus, slot]
+        for table, link in (
+            *((out, (slot, nic)), (back, (nic, slot))),
+            *((up, (slot, bus)), (down, (bus, slot))),
+        ):
+            table[host, at] = number.get(link, -1)
     for host, at in np.ndindex(sends.shape):
         nic, name = nic_name(host, at), topology.attached(host, at)
-        sends[host, at], receives[host, at] = number[nic, name], number[name, nic]
-        at_switch[host, at] = switch[name]
+        sends[host, at] = number.get((nic, name), -1)
+        receives[host, at] = number.get((name, nic), -1)
+        at_switch[host, at] = switch.get(name, -1)
     # Step 2: hosts, NICs and switches at the ends of each pair.
     of, own = slots // hosts.ranks, slots % hosts.ranks
     pair = np.arange(ranks * ranks)
@@ -217,9 +225,12 @@ def host_links(topology: Topology, slots: Int64) -> Ends:
         (pair[far], receives[of[d], nic_of[own[d]]][far]),
         (pair[far], back[of[d], own[d]][far]),
     ]
-    row, link = (np.concatenate(p) for p in zip(*parts, strict=True))
+    row, taken = (np.concatenate(p) for p in zip(*parts, strict=True))
+    if (taken < 0).any():
+        one, other = divmod(int(row[taken < 0].min()), ranks)
+        raise topology.no_path(f"rank {one}", f"rank {other}")
     inside = csr_array(
-        (np.ones(len(row), np.int64), (row, link)),
+        (np.ones(len(row), np.int64), (row, taken)),
         shape=(ranks * ranks, len(topology.links)),
     )
     return Ends(

@@ -177,6 +177,7 @@ class Topology:
     cuts: Mapping[str, tuple[Cut, ...]] = field(default_factory=dict)  # by family
     forwarding: str = "own"
     rates: Mapping[str, str] = field(default_factory=dict)  # other than the capacity
+    failed: tuple[str, ...] = ()  # names of links that are not in the graph
     without_rates: Topology | None = None  # the same network without ``rates``
 
     @cached_property
@@ -245,13 +246,12 @@ class Topology:
         return " -> ".join(self.links[link])
 
     def attached(self, host: int, nic: int) -> str:
-        """Return the switch that a NIC is connected to."""
-        (switch,) = (
-            n
-            for n in self.graph.successors(nic_name(host, nic))
-            if self.graph.nodes[n]["kind"] == "switch"
-        )
-        return str(switch)
+        """Return the switch that a NIC is connected to; "" if its links have failed."""
+        name = nic_name(host, nic)
+        for node in (*self.graph.successors(name), *self.graph.predecessors(name)):
+            if self.graph.nodes[node]["kind"] == "switch":
+                return str(node)
+        return ""
 
     @property
     def nic_bytes_s(self) -> float:
@@ -291,6 +291,19 @@ class Topology:
         )
         return one, other
 
+    def no_path(self, one: str, other: str) -> FabricError:
+        """Return the error of two nodes without a path between them."""
+        why, remedy = "", "give it spines or global links"
+        if self.failed:
+            more = f" and {len(self.failed) - 3} others" * (len(self.failed) > 3)
+            names = ", ".join(self.failed[:3]) + more
+            why = "with failed links (0 Gbps) "
+            remedy = f"give a rate above 0 to {'one of ' * (',' in names)}{names}"
+        return FabricError(
+            f"every host reaches every other, but {why}no path of {self.name} leads "
+            f"from {one} to {other}: {remedy}"
+        )
+
     def as_dict(self) -> dict[str, object]:
         """Return the sizes and rates of the topology as a dictionary."""
         return {
@@ -305,6 +318,7 @@ class Topology:
             "links": len(self.links),
             "links_between_switches": int(self.between_switches.sum()),
             "forwarding": self.forwarding,
+            "failed_links": list(self.failed),
         }
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from moetraffic import Trace, load_fabric
 from moetraffic.cli import main
-from moetraffic.errors import AnalysisError
+from moetraffic.errors import AnalysisError, FabricError
 from moetraffic.policies.circuits.birkhoff import birkhoff
 from moetraffic.policies.evaluation import evaluate
 from moetraffic.policies.family import CIRCUITS, TRANSMISSION
@@ -72,6 +72,21 @@ def test_a_placement_has_the_backward_pass_too() -> None:
     assert serve_placement(tokens, plan, forward, None).completion_s == 6 + 6
     assert serve_placement(tokens, plan, both, None).completion_s == 12 + 3 * (6 + 1)
     assert balanced_seconds(tokens, both) == 4 * 1.5 + 3 * (6 + 1)
+
+
+def test_paths_cannot_be_reversed_over_a_link_that_failed_one_way(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "network.json"
+    said = {"topology": "leaf-spine", "leaves": 2, "spines": 2, "capacity": "8Gbps"}
+    file.write_text(json.dumps({**said, "rates": {"leaf0 -> spine1": "0Gbps"}}))
+    found = load_fabric(str(file), 4)
+    network = PacketNetwork(topology=found.topology, slots=found.slots)
+    plan = Rounds(shares=np.ones((1, 4, 4)), routing=network.shares("ideal"))
+    with pytest.raises(FabricError, match="of spine1 -> leaf0 only this direction"):
+        transposed(plan, network)
+    by_name = Rounds(shares=plan.shares, routing="ecmp")
+    assert transposed(by_name, network).routing == "ecmp"
 
 
 @pytest.mark.parametrize("name", ["leaf-spine", "torus", "single"])

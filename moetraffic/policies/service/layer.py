@@ -28,7 +28,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from moetraffic.arrays import Float64
-from moetraffic.errors import AnalysisError
+from moetraffic.errors import AnalysisError, FabricError
 from moetraffic.fabric.topology import not_negative
 from moetraffic.spelling import check_choice
 
@@ -108,7 +108,14 @@ def _(plan: Rounds, network: PacketNetwork) -> Rounds:
     if not isinstance(routing, str):
         ranks, links = plan.shares.shape[1], network.topology.links
         pair = np.arange(ranks * ranks).reshape(ranks, ranks).T.ravel()
-        other = [network.topology.number_of[b, a] for a, b in links]
+        number = network.topology.number_of
+        if one_way := [" -> ".join(link) for link in links if link[::-1] not in number]:
+            raise FabricError(
+                "combine takes the paths of dispatch in the other direction, but of "
+                f"{one_way[0]} only this direction works: let both fail (0 Gbps), or "
+                "choose a policy without paths of its own"
+            )
+        other = [number[b, a] for a, b in links]
         routing = csr_array(routing[pair][:, other])
     return replace(plan, shares=plan.shares.swapaxes(1, 2), routing=routing)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -209,8 +210,9 @@ def _rated(found: Assessment) -> list[str]:
     network, without = found.topology, found.without_rates_s
     if not network.rates or not without.any():
         return []
+    rates = ", ".join(other_rates(replace(network, failed=())))
     return [
-        f"Rates of single NICs and links ({', '.join(other_rates(network))}): the "
+        f"Rates of single NICs and links ({rates}): the "
         f"bottleneck {_times(found, without)} without them, with the same paths "
         f"({duration(float(without.mean()))})."
     ]
