@@ -26,7 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # make test tries some of the cases, make test-all many
 settings.register_profile(
     "moetraffic",
-    max_examples=int(os.environ.get("MOETRAFFIC_EXAMPLES", "25")),
+    max_examples=int(os.environ.get("MOETRAFFIC_EXAMPLES", "10")),
     deadline=None,  # cores are shared: no test asserts a time
 )
 settings.load_profile("moetraffic")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import doctest
 import importlib
 import io
@@ -20,7 +19,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from scipy.stats import beta
 
 import moetraffic
 from moetraffic.cli import main
@@ -89,36 +87,6 @@ GO_ON = ("for-training.md", "for-networks.md", "for-schedulers.md")
 """Pages that go on in the tutorial's folder, with its run.h5."""
 
 WITH_COMMANDS = [p for p in PAGES if blocks(p, "sh") and p.name not in GO_ON]
-TRAINING = {
-    "analysis.md",
-    "bandwidth.md",
-    "command-line.md",
-    "export.md",
-    "fabric.md",
-    "figures.md",
-    "first-results.md",
-    "generate.md",
-    "import.md",
-    "index.md",
-    "integrations.md",
-    "json.md",
-    "own-run.md",
-    "patterns.md",
-    "policies.md",
-    "replay-scale.md",
-    "replay.md",
-    "report.md",
-    "run.md",
-    "studies.md",
-    "time-model.md",
-    "training.md",
-    "tutorial.md",
-    "validate.md",
-    "virtual.md",
-    "watch.md",
-}
-"""Pages whose commands train or measure for half a minute: run with the slow tests."""
-
 PROGRAM = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.S)
 TAKEN = {
     "own-run.md": "import torch.distributed as dist\n"
@@ -143,15 +111,9 @@ def test_no_page_escapes() -> None:
     assert programs - set(WITH_COMMANDS) == {ROOT / "docs" / "format.md"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(p, marks=pytest.mark.slow if p.name in TRAINING else ())
-        for p in WITH_COMMANDS
-    ],
-    ids=lambda page: page.name,
-)
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
 def test_every_command_runs(
     page: Path, place: Path, endless: Callable[[Path], subprocess.Popen[str]]
 ) -> None:
@@ -200,23 +162,6 @@ def test_commands_that_need_a_gpu_run(place: Path) -> None:
     assert run_all(pages, "gpu", place, patience_s=600) >= 2
 
 
-WITHOUT_RANKS = {
-    *("analyze", "report", "fabric", "compare", "plot", "schedule", "evaluate"),
-}
-
-
-def run_here(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
-    """Run a verb in this process, which has imported what it needs already."""
-    out, err, there = io.StringIO(), io.StringIO(), Path.cwd()
-    os.chdir(place)
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(words[1:])
-    finally:
-        os.chdir(there)
-    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
-
-
 def run_all(pages: list[Path], language: str, place: Path, *, patience_s: float) -> int:
     """Run each line of the pages' blocks of this language; how many there are."""
     commands = [
@@ -228,20 +173,15 @@ def run_all(pages: list[Path], language: str, place: Path, *, patience_s: float)
     ]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for command in commands:
-        words = command.split()
-        # make test runs the README alone, and starts no process where none is tested
-        if README in pages and words[0] == "moetraffic" and words[1] in WITHOUT_RANKS:
-            ran = run_here(words, place)
-        else:
-            ran = subprocess.run(
-                words,
-                cwd=place,
-                env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
-                capture_output=True,
-                text=True,
-                timeout=patience_s,
-                check=False,
-            )
+        ran = subprocess.run(
+            command.split(),
+            cwd=place,
+            env=os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=patience_s,
+            check=False,
+        )
         # validate ends with 3 where runs are too few to judge, and says so
         expected = 3 * ("cannot be judged" in ran.stdout)
         assert ran.returncode == expected, f"{command}\n{ran.stderr[-3000:]}"
@@ -258,7 +198,13 @@ def test_make_names_the_commands_of_the_readme() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if PROGRAM.search(p.read_text())], ids=lambda p: p.name
+    "page",
+    [
+        pytest.param(p, marks=() if p == README else pytest.mark.slow)
+        for p in PAGES
+        if PROGRAM.search(p.read_text())
+    ],
+    ids=lambda p: p.name,
 )
 def test_programs_print_what_their_pages_say(page: Path) -> None:
     for program, said in PROGRAM.findall(page.read_text()):
@@ -284,6 +230,7 @@ def test_format_page_reads_a_file_without_the_library(captured: Path) -> None:
         assert printed.getvalue().strip() == str(trace.demand(routed))
 
 
+@pytest.mark.slow
 def test_the_pages_become_a_site_without_a_warning(tmp_path: Path) -> None:
     for needed in ("mkdocs", "material", "latex2mathml"):
         pytest.importorskip(needed, reason="the extra docs is not installed")
@@ -338,65 +285,6 @@ def test_examples_in_docstrings_are_true() -> None:
             assert result.failed == 0, name
             tried += result.attempted
     assert tried > 20
-
-
-CLAIM_ROW = re.compile(r"(false|found): (\d+)%?.*? / (\d+)")
-ERRORS = re.compile(
-    r"\*Errors: false[^()]*? in (?:at most )?(\d+) of (\d+) / (\d+) of (\d+) runs"
-    r"(?: of each of (\d+) processes)? \([^()]*?upper limits (\S+) / (\S+)%[^()]*\)"
-    r".*?; found in at least (\d+)%[^/]* / (\d+)%"
-)
-
-
-def results_of(name: str) -> tuple[str, list[dict[str, str]]]:
-    """The comments and rows of a table in benchmarks/results."""
-    lines = (ROOT / "benchmarks" / "results" / name).read_text().splitlines()
-    comments = " ".join(line for line in lines if line.startswith("#"))
-    return comments, list(csv.DictReader(ln for ln in lines if ln[0] != "#"))
-
-
-def errors_of(name: str) -> list[float]:
-    """What sums up a column of claims.csv: counts, limits, smallest shares."""
-    comments, table = results_of("claims.csv")
-    made = re.search(r"(\d+) runs of each process", comments)
-    assert made is not None
-    runs = 2 * [int(made[1])]
-    cells = [CLAIM_ROW.match(row[name]) for row in table]
-    kinds: dict[str, list[tuple[int, int]]] = {"false": [], "found": []}
-    for cell in filter(None, cells):
-        kinds[cell[1]].append((int(cell[2]), int(cell[3])))
-    worst = [max(ends) for ends in zip(*kinds["false"], strict=True)]
-    limits = [
-        round(100 * float(beta.ppf(0.975, w + 1, n - w)), 1)
-        for w, n in zip(worst, runs, strict=True)
-    ]
-    least = [min(ends) for ends in zip(*kinds["found"], strict=True)]
-    counts = [worst[0], runs[0], worst[1], runs[1], len(kinds["false"])]
-    return [*counts, *limits, *least]
-
-
-def test_each_statistic_has_the_error_rates_of_the_benchmark() -> None:
-    page = (ROOT / "docs" / "statistics.md").read_text()
-    names = list(results_of("claims.csv")[1][0])[1:]
-    for name in names:
-        section = page.split(f"\n## {name.capitalize()}\n")[1].split("\n## ")[0]
-        found = ERRORS.search(section)
-        assert found is not None, name
-        assert [float(part or 1) for part in found.groups()] == errors_of(name), name
-        for part in ("Test: ", "Example: ", "It misleads: "):
-            assert f"- {part}" in section
-
-
-def test_the_page_states_how_often_a_level_begins_too_early() -> None:
-    rows = results_of("level_onset.csv")[1]
-    worst = [
-        max(int(row["too early"].split(" / ")[at]) for row in rows) for at in (0, 1)
-    ]
-    page = (ROOT / "docs" / "statistics.md").read_text()
-    assert (
-        f"*Begins too early: in at most {worst[0]} / {worst[1]} of {rows[0]['runs']} "
-        f"runs of each of {len(rows)} processes with a transient*"
-    ) in page
 
 
 def test_each_claim_that_analyze_states_has_a_section() -> None:

@@ -68,6 +68,7 @@ def test_wheel_and_sdist_hold_every_module_once(built: Path) -> None:
     assert {"models/gpt.py", "data/golden-v1.h5", "LICENSE", "README.md"} <= names
 
 
+@pytest.mark.slow
 def test_installed_wheel_works_in_a_repository_with_its_own_models(
     built: Path, tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_installed_wheel_works_in_a_repository_with_its_own_models(
     assert "captured" in run(command, "info", "r.h5")
 
 
+@pytest.mark.slow
 def test_a_script_beside_a_folder_called_like_the_package_imports_the_package(
     tmp_path: Path,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,6 @@ from moetraffic.analysis.distances import (
     total_variation,
     wasserstein,
 )
-from moetraffic.cli.analysis.compare import _partial
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.report.results.comparison import (
@@ -116,23 +115,6 @@ def test_few_iterations_have_neither_noise_nor_interval() -> None:
         assert f"{d.value:.3g}" in text
 
 
-def test_other_numbers_of_ranks_are_named_before_the_distances(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from moetraffic.cli import main
-
-    eight, folded = str(path("run-top1-balanced.h5")), str(tmp_path / "folded.h5")
-    with Trace.open(path("golden-v1.h5")) as trace:
-        meta = replace(trace.meta, origin="replayed", source="run.h5 with --fold 2")
-        trace.replace(meta=meta).save(folded)
-    asked = ["--iterations", "0:4", "--of", "wire"]
-    assert main(["compare", eight, folded, *asked]) == 0
-    first, source, *rest = capsys.readouterr().out.splitlines()
-    assert first == "Numbers of ranks differ: 8 and 2."
-    assert "with --fold 2." in source
-    assert not any("with --fold 2." in line for line in rest)
-
-
 def test_a_run_is_at_no_distance_from_itself() -> None:
     with Trace.open(path("golden-v1.h5")) as a, Trace.open(path("golden-v1.h5")) as b:
         found = compare(a, b)
@@ -212,33 +194,6 @@ def test_the_command_says_by_its_exit_code(
         assert "--at-most shares=0.05" in capsys.readouterr().err
 
 
-PACES = {"gloo": "asap", "nccl": "captured"}
-
-
-def test_settings_in_which_two_replays_differ_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from moetraffic.cli import main
-
-    replays = []
-    with Trace.open(path("golden-v1.h5")) as trace:
-        for backend in PACES:
-            meta = replace(trace.meta, origin="replayed", backend=backend)
-            meta = replace(meta, source=f"run.h5 with --pace {PACES[backend]}")
-            trace.replace(meta=meta).save(tmp_path / f"{backend}.h5")
-            replays.append(str(tmp_path / f"{backend}.h5"))
-    for second, stated in (
-        (replays[1], "backend gloo and nccl;"),
-        (replays[0], "same backend, ranks and hosts;"),
-    ):
-        assert main(["compare", replays[0], second]) == 0
-        first = " ".join(capsys.readouterr().out.split())
-        assert first.startswith(f"Settings of the two replays: {stated}")
-        assert "gloo.h5: replay of run.h5 with --pace asap." in first
-    assert main(["info", replays[1]]) == 0
-    assert "run.h5 with --pace captured" in " ".join(capsys.readouterr().out.split())
-
-
 def test_a_part_of_a_run_is_compared_with_the_same_iterations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,15 +211,6 @@ def test_a_part_of_a_run_is_compared_with_the_same_iterations(
     assert "--iterations 4:8" in first
     assert main(["compare", golden, part, "--iterations", "4:8"]) == 0
     assert capsys.readouterr().out.startswith("Byte-identical: ")
-
-
-def test_a_part_of_a_run_with_other_steps_between_has_no_range() -> None:
-    with Trace.open(path("golden-v1.h5")) as trace:
-        kinds = list(trace.steps.kind)
-        kinds[5] = "evaluation"
-        part = trace.replace(steps=replace(trace.steps, kind=tuple(kinds)))
-        assert len(part.iterations) == len(trace.iterations) - 1
-        assert _partial(trace, part) == []
 
 
 def test_claims_are_counted_where_both_runs_have_them() -> None:

@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetraffic import Trace, analyze
+from moetraffic import Trace
 from moetraffic.analysis.exchange import Source
 from moetraffic.analysis.expert_statistics import (
     ExpertStatistics,
     expert_statistics,
 )
 from moetraffic.analysis.token_choices import balanced_hosts
-from moetraffic.report.plain_data import as_dict
-from moetraffic.report.results.experts import expert_tables
 
 
 def statistics_of(load, *, k: int = 1, hosts: int = 2) -> ExpertStatistics:
@@ -98,18 +96,3 @@ def test_hosts_per_token_only_where_they_are_known() -> None:
     one = statistics_of(load, k=2, hosts=1)
     assert one.hosts_per_token == one.hosts_per_token_balanced == 1
     assert "hosts" not in one.unavailable[0]
-
-
-def test_an_analysis_has_them_in_tables_json_and_records() -> None:
-    demand = 2 * np.random.default_rng(0).integers(60, 90, (30, 2, 2, 4))
-    analysis = analyze(Trace.from_arrays(demand, k=2, row_bytes=8), parts=["skew"])
-    tables = expert_tables(analysis.exchanges)
-    assert [len(t.rows) for t in tables if t.rows] == [2, 4, 6, 2]
-    plain = as_dict(analysis)["exchanges"][1]["experts"]
-    assert [each["ep"] for each in plain["ep_degrees"]] == [2, 4]
-    assert plain["load"]["p50"] > 0
-    frame = analysis.to_frame()
-    mine = frame[(frame.layer == 0) & (frame.subject == "experts at EP 4")]
-    loads = demand.sum(axis=2)[:, 0]
-    peaks = loads.max(axis=1) / loads.mean(axis=1)
-    assert mine.value.tolist() == pytest.approx([peaks.mean()])

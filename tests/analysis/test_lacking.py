@@ -209,7 +209,7 @@ def test_hosts_are_told_where_nodes_are_known() -> None:
     assert np.isnan(alone.inter_host).all()
 
 
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(
     steps=st.integers(1, 40),
     ranks=st.sampled_from([1, 2, 4]),

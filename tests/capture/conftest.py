@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +55,33 @@ def prepared(hook: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session", params=HOOKS)
 def stage(once: Once, request: pytest.FixtureRequest) -> Path:
-    """The folder in which the scenes were played, with either hook."""
+    """The folder in which a few scenes were played, with either hook."""
     hook = prepared(request.param, request)
-    return once(f"scenes-{hook}", lambda folder: run("scenes.py", folder, hook))
+    return once(f"scenes-{hook}", lambda folder: run("scenes.py", folder, hook, 1))
+
+
+@pytest.fixture(scope="session", params=HOOKS)
+def long_stage(once: Once, request: pytest.FixtureRequest) -> Path:
+    """The folder in which the other scenes were played, for slow tests."""
+    hook = prepared(request.param, request)
+    return once(f"long-scenes-{hook}", lambda folder: run("scenes.py", folder, hook, 0))
 
 
 @pytest.fixture(scope="session")
 def seen(stage: Path) -> Seen:
     """What each rank of a scene saw."""
+    return partial(told_of, stage)
 
-    def read(scene: str) -> list[dict[str, Any]]:
-        files = sorted(stage.glob(f"{scene}-*.json"))
-        return [json.loads(file.read_text()) for file in files]
 
-    return read
+@pytest.fixture(scope="session")
+def long_seen(long_stage: Path) -> Seen:
+    """What each rank of one of the other scenes saw."""
+    return partial(told_of, long_stage)
+
+
+def told_of(stage: Path, scene: str) -> list[Told]:
+    files = sorted(stage.glob(f"{scene}-*.json"))
+    return [json.loads(file.read_text()) for file in files]
 
 
 def kills(script: str, hook: str, once: Once, part: str, runs: int) -> list[Told]:

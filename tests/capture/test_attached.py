@@ -18,6 +18,8 @@ from moetraffic.trace.merge.merging import Merged, merge
 from moetraffic.trace.segments.series import members
 from moetraffic.trace.segments.store import segments_folder
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 

@@ -199,15 +199,17 @@ def test_every_collective_of_an_own_loop_is_seen(stage: Path, seen: Seen) -> Non
         assert trace.holder(7, trace.sites[-1].group, 4).tolist() == [0, 0, 1, 1]
 
 
-def test_a_second_recorder_is_refused(seen: Seen) -> None:
-    for saw in seen("refusals"):
+@pytest.mark.slow
+def test_a_second_recorder_is_refused(long_seen: Seen) -> None:
+    for saw in long_seen("refusals"):
         assert "one is running already" in saw["twice"]
         assert "one is running already" in saw["same"]
         assert not saw["installed"]  # close took the hook out, and another went in
 
 
-def test_a_defect_of_ours_does_not_reach_the_training(seen: Seen) -> None:
-    for rank, saw in enumerate(seen("refusals")):
+@pytest.mark.slow
+def test_a_defect_of_ours_does_not_reach_the_training(long_seen: Seen) -> None:
+    for rank, saw in enumerate(long_seen("refusals")):
         half = slice(2 * rank, 2 * rank + 2)
         sent = [*np.arange(4.0)[half], *(np.arange(4.0) + 10)[half]]
         assert saw["output"] == sent
@@ -215,23 +217,27 @@ def test_a_defect_of_ours_does_not_reach_the_training(seen: Seen) -> None:
         assert all("a defect" in warning for warning in saw["warnings"])
 
 
-def test_a_fake_tensor_is_no_traffic(seen: Seen) -> None:
-    assert [saw["faked"] for saw in seen("refusals")] == [0, 0]
+@pytest.mark.slow
+def test_a_fake_tensor_is_no_traffic(long_seen: Seen) -> None:
+    assert [saw["faked"] for saw in long_seen("refusals")] == [0, 0]
 
 
-def test_a_call_under_a_mode_is_one_call(seen: Seen) -> None:
-    assert [saw["watched"] for saw in seen("refusals")] == [2, 2]
+@pytest.mark.slow
+def test_a_call_under_a_mode_is_one_call(long_seen: Seen) -> None:
+    assert [saw["watched"] for saw in long_seen("refusals")] == [2, 2]
 
 
-def test_a_vanished_folder_is_told_at_the_end(seen: Seen) -> None:
-    for rank, saw in enumerate(seen("refusals")):
+@pytest.mark.slow
+def test_a_vanished_folder_is_told_at_the_end(long_seen: Seen) -> None:
+    for rank, saw in enumerate(long_seen("refusals")):
         assert len(saw["lost"]) == 1
         assert saw["lost"][0].startswith(f"rank {rank}: ")
         assert saw["lost"][0].endswith("was removed: the records in it are lost")
 
 
-def test_clock_offsets_are_within_their_error(seen: Seen) -> None:
-    saw = seen("clocks")
+@pytest.mark.slow
+def test_clock_offsets_are_within_their_error(long_seen: Seen) -> None:
+    saw = long_seen("clocks")
     for rank, one in enumerate(saw):
         assert [row[0] for row in one["shared"]] == [rank]
         assert [row[2:] for row in one["shared"]] == [[0, 0]]
@@ -260,9 +266,10 @@ BACKWARD = ["combine_grad backward", "dispatch_grad backward"]
 AGAIN = ["dispatch recompute", "combine recompute"]
 
 
-def test_anybody_s_layers_are_seen_and_named(stage: Path, seen: Seen) -> None:
-    assert [saw["said"] for saw in seen("foreign")] == [[], []]
-    with Trace.open(stage / "foreign.h5") as trace:
+@pytest.mark.slow
+def test_anybody_s_layers_are_seen_and_named(long_stage: Path, long_seen: Seen) -> None:
+    assert [saw["said"] for saw in long_seen("foreign")] == [[], []]
+    with Trace.open(long_stage / "foreign.h5") as trace:
         assert trace.meta.complete
         plain, ddp, saved, reentrant, fsdp, compiled, functional, fused = range(8)
         for step in (plain, ddp, fsdp, compiled, functional, fused):
@@ -287,22 +294,27 @@ def test_anybody_s_layers_are_seen_and_named(stage: Path, seen: Seen) -> None:
                 assert np.array_equal(found, times * (sent.T if turned else sent))
 
 
-def test_every_end_of_a_foreign_layer_is_known(stage: Path) -> None:
-    with Trace.open(stage / "foreign.h5") as trace:
+@pytest.mark.slow
+def test_every_end_of_a_foreign_layer_is_known(long_stage: Path) -> None:
+    with Trace.open(long_stage / "foreign.h5") as trace:
         exchanges = trace.find(operation=ALL_TO_ALL, kind=None)
         issue, _, end = trace.times(exchanges)
         assert (end > issue).all()
 
 
-def test_a_fork_s_child_leaves_the_record_alone(stage: Path, seen: Seen) -> None:
-    assert all(saw["forked"] for saw in seen("foreign"))
-    with Trace.open(stage / "foreign.h5") as trace:
+@pytest.mark.slow
+def test_a_fork_s_child_leaves_the_record_alone(
+    long_stage: Path, long_seen: Seen
+) -> None:
+    assert all(saw["forked"] for saw in long_seen("foreign"))
+    with Trace.open(long_stage / "foreign.h5") as trace:
         assert not (trace.steps.loss == -1).any()
 
 
-def test_steps_that_nobody_marks_are_found(stage: Path, seen: Seen) -> None:
-    assert [saw["said"] for saw in seen("unmarked")] == [[], []]
-    with Trace.open(stage / "unmarked.h5") as trace:
+@pytest.mark.slow
+def test_steps_that_nobody_marks_are_found(long_stage: Path, long_seen: Seen) -> None:
+    assert [saw["said"] for saw in long_seen("unmarked")] == [[], []]
+    with Trace.open(long_stage / "unmarked.h5") as trace:
         assert trace.steps.kind == (*["train"] * 3, "evaluation", *["train"] * 3)
         assert "steps inferred" in trace.meta.schedule
         assert trace.layers == (0, 1)

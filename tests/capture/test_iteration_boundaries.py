@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.capture.iteration_boundaries import IterationBoundaries
@@ -92,7 +92,6 @@ def test_nothing_is_known_without_either() -> None:
     assert not boundaries.known
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     iterations=st.integers(1, 6),
     layers=st.integers(1, 3),

@@ -79,6 +79,7 @@ with Recorder(sys.argv[1], window=16) as recorder:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pace_s", "state"), [(0, "stopped"), (0.002, "running")])
 def test_half_a_window_is_in_memory_whatever_the_committer_does(
     pace_s: float, state: str, tmp_path: Path
@@ -111,6 +112,7 @@ with Recorder(sys.argv[1]) as recorder:
 """
 
 
+@pytest.mark.slow
 def test_flushed_records_survive_the_end_of_the_process(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", FLUSHED, tmp_path / "run.h5"], timeout=100, check=False

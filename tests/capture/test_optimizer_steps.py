@@ -169,18 +169,20 @@ def kinds_and_calls(path: Path) -> tuple[tuple[str, ...], list[float], list[int]
         return trace.steps.kind, trace.steps.loss[:, 0].tolist(), calls.tolist()
 
 
-def test_explicit_steps_own_the_iterations(stage: Path) -> None:
+@pytest.mark.slow
+def test_explicit_steps_own_the_iterations(long_stage: Path) -> None:
     train, losses = ("train",) * ITERATIONS, [float(n) for n in range(ITERATIONS)]
     for name, calls in (("inside", 10), ("thrice", 12)):
-        found = kinds_and_calls(stage / f"{name}.h5")
+        found = kinds_and_calls(long_stage / f"{name}.h5")
         assert found == (train, losses, [calls] * ITERATIONS), name
-    kinds, losses_, calls_ = kinds_and_calls(stage / "scaled.h5")
+    kinds, losses_, calls_ = kinds_and_calls(long_stage / "scaled.h5")
     assert [n for n, kind in enumerate(kinds) if kind == "skipped"] == [OVERFLOW]
     assert (losses_, calls_) == (losses, [6] * ITERATIONS)
 
 
-def test_sampled_iterations_keep_their_numbers(stage: Path) -> None:
-    with Trace.open(stage / "sampled.h5") as trace:
+@pytest.mark.slow
+def test_sampled_iterations_keep_their_numbers(long_stage: Path) -> None:
+    with Trace.open(long_stage / "sampled.h5") as trace:
         assert (trace.meta.every, trace.meta.complete) == (3, True)
         assert trace.iterations.tolist() == [0, 3, 9]
         calls = np.bincount(trace.occurrences.iteration, minlength=12)
@@ -190,8 +192,9 @@ def test_sampled_iterations_keep_their_numbers(stage: Path) -> None:
     assert any("one of 3 iterations" in note for note in analysis.notes)
 
 
-def test_a_maximum_size_is_stated(stage: Path) -> None:
-    with Trace.open(stage / "limited.h5") as trace:
+@pytest.mark.slow
+def test_a_maximum_size_is_stated(long_stage: Path) -> None:
+    with Trace.open(long_stage / "limited.h5") as trace:
         for rank in range(2):
             ended = trace.steps.end[:, rank] != UNKNOWN_TIME
             last = int(trace.steps.iteration[ended].max())

@@ -17,6 +17,8 @@ from moetraffic.trace import PHASES, ROUTING, Trace
 
 from .conftest import HOOKS, prepared, run
 
+pytestmark = pytest.mark.slow
+
 Once = Callable[[str, Callable[[Path], None]], Path]
 STEPS = 4
 

@@ -25,6 +25,8 @@ from moetraffic.trace.model import ROWS_DIFFER, Source
 from moetraffic.trace.provenance import source_counts
 from moetraffic.watch.step_rows import step_rows
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 CASES = (
     *("right", "too few experts", "first choices", "weights", "no such output"),

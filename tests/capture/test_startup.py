@@ -85,6 +85,7 @@ def notes(place: Path) -> set[str]:
     return {note.name for note in (place.parent / "notes").iterdir()}
 
 
+@pytest.mark.slow
 def test_a_process_without_torch_is_what_it_would_be(place: Path) -> None:
     program = """
         import sys
@@ -101,6 +102,7 @@ def test_a_process_without_torch_is_what_it_would_be(place: Path) -> None:
     assert notes(place) == {"python"}
 
 
+@pytest.mark.slow
 def test_the_programs_own_sitecustomize_and_usercustomize_run(place: Path) -> None:
     (place / "sitecustomize.py").write_text("MINE = __file__\n")
     (place / "usercustomize.py").write_text("import sys\nsys.mine = 1\n")
@@ -147,6 +149,7 @@ def test_both_functions_are_wrapped_under_every_name(place: Path) -> None:
     assert {"python", "distributed", "initialized"} <= notes(place)
 
 
+@pytest.mark.slow
 def test_an_interpreter_without_moetraffic_is_named_once_a_host(place: Path) -> None:
     (place / "sitecustomize.py").write_text(BLOCK)
     program = "import torch.distributed as d; d.init_process_group()"
@@ -161,6 +164,7 @@ def test_an_interpreter_without_moetraffic_is_named_once_a_host(place: Path) -> 
     assert "refused" in notes(place)
 
 
+@pytest.mark.slow
 def test_without_a_launcher_the_first_rank_of_a_host_speaks(place: Path) -> None:
     (place / "sitecustomize.py").write_text(BLOCK)
     program = "import torch.distributed as d; d.init_process_group()"
@@ -171,6 +175,7 @@ def test_without_a_launcher_the_first_rank_of_a_host_speaks(place: Path) -> None
     assert second == ""
 
 
+@pytest.mark.slow
 def test_without_its_variable_the_hook_does_nothing(place: Path) -> None:
     program = """
         import json, sys

@@ -57,6 +57,7 @@ def test_the_summary_comes_first(
     assert "Convergence and hot" in everything
 
 
+@pytest.mark.slow
 def test_the_summary_imports_no_heavy_package() -> None:
     program = (
         "import sys; from moetraffic.cli import main; "

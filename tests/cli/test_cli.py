@@ -176,6 +176,7 @@ def _step(rank: int, iteration: int, loss: float | None) -> Heartbeat:
     return Heartbeat(rank=rank, event="step", operation="", fields=fields)
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_nothing(tmp_path: Path, captured: Path) -> None:
     """As ``moetraffic capture 2>&1 | head -1`` does, and ``moetraffic info | head``."""
     capture = (
@@ -343,6 +344,7 @@ def test_an_empty_data_frame_says_why() -> None:
     assert "value" in frame.columns
 
 
+@pytest.mark.slow
 def test_an_absent_trace_is_refused_before_libraries_are_loaded(tmp_path: Path) -> None:
     """They take seconds, in which nothing is printed."""
     program = (

@@ -90,6 +90,7 @@ def test_what_a_file_cannot_say(
     assert (out, told.count("\n")) == ("", 1)
 
 
+@pytest.mark.slow
 def test_a_replay_reads_its_own_table(
     file: Callable[[str], Path],
     moetraffic: Callable[..., subprocess.CompletedProcess[str]],

@@ -7,15 +7,7 @@ from pathlib import Path
 import pytest
 
 from moetraffic.cli import main
-from moetraffic.cli.modeling.estimate import (
-    AS_CAPTURED,
-    OF_A_CAPTURE,
-    OF_A_PROJECTION,
-    OF_THE_GPUS,
-)
 from tests.cli.printed import unwrapped
-
-from .test_options import options
 
 PARTS = {
     **{"TP": ("tp", "ends"), "CP": ("cp",), "PP": ("pp",), "EP": ("ep",)},
@@ -151,11 +143,6 @@ def test_the_traffic_of_a_dispatcher_is_that_of_its_nodes(
     assert main(["pattern", *of, "--tables"]) == 0
     assert capsys.readouterr().out == traced
     assert ("ep_across" in traced) == (gpus != "8")
-
-
-def test_options_that_are_kept_or_left_to_a_run_are_those_of_the_verb() -> None:
-    own = {option.name for option in options("estimate")}
-    assert {*OF_A_CAPTURE, *AS_CAPTURED, *OF_A_PROJECTION, *OF_THE_GPUS} <= own
 
 
 @pytest.mark.parametrize(
@@ -328,25 +315,3 @@ def test_what_cannot_be_is_one_sentence(
     said = capsys.readouterr().err
     assert words in said
     assert len(said.strip().splitlines()) == 1
-
-
-def test_attention_is_fused_where_training_on_the_gpu_usually_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The default is that of the option given, and the summary states it."""
-    for platform, usual in (
-        ("dgx-h100", True),
-        ("dgx-a100", True),
-        ("dgx-v100", False),
-    ):
-        asked = ("--dp", "2", "--platform", platform)
-        flags = "--fused-attention", "--no-fused-attention"
-        default, fused, unfused = (
-            told(capsys, *asked, *more)["estimate"]["iteration_s"]
-            for more in ((), flags[:1], flags[1:])
-        )
-        assert default == (fused if usual else unfused)
-        assert fused < unfused
-        assert main(["estimate", *asked]) == 0
-        word = "fused" if usual else "unfused"
-        assert f", {word} attention." in capsys.readouterr().out

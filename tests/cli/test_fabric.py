@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
@@ -9,14 +8,12 @@ import numpy as np
 import pandas
 import pytest
 
-from moetraffic import Trace, load_fabric
+from moetraffic import Trace
 from moetraffic.analysis.times.iteration_traffic import world_matrices
 from moetraffic.cli import main
-from moetraffic.errors import MoetrafficError
-from moetraffic.fabric import Hosts, bisection_bytes_s, leaf_spine, torus
+from moetraffic.fabric import Hosts, torus
 from moetraffic.fabric.assessment import assess
 from moetraffic.policies.service.optical import crossing, line_bytes
-from moetraffic.report.results import fabric as report
 from tests.cli.printed import unwrapped
 
 
@@ -87,29 +84,6 @@ def test_ratios_of_oversubscription_are_compared(
     # a single ratio, even twice, has its own answer
     assert main([*map(str, asked), "--oversubscription", "4,4.0"]) == 0
     assert "Slowest link of each iteration by part" in capsys.readouterr().out
-
-
-def test_the_slowest_link_of_the_network_is_named_beside_that_inside_hosts() -> None:
-    """Two hosts of two ranks: most bytes stay inside, few cross the network."""
-    network = load_fabric("leaf-spine", 4, capacity="8Gbps").topology
-    hosts = replace(network.hosts, number=2, ranks=2, nics=2, inside_bytes_s=2e9)
-    two = leaf_spine(hosts, leaves=2, spines=1)
-    sent = np.zeros((4, 4), np.int64)
-    sent[0, 1], sent[1, 3] = 8_000_000_000, 1_000_000_000
-    found = assess(two, range(4), sent)
-    assert found.hot[0].link == "host0.gpu0 -> host0.bus"
-    assert {part: hot.link for part, hot in found.slowest.items()} == {
-        "inside hosts": "host0.gpu0 -> host0.bus",
-        "NICs to switches": "host0.nic1 -> leaf0",
-        "between switches": "spine0 -> leaf1",  # as long as leaf0 -> spine0
-    }
-    assert found.slowest["NICs to switches"].mean_busy_s == pytest.approx(1.0)
-    (line,) = (one for one in report.sentences(found) if one.startswith("Slowest"))
-    assert line.endswith("NICs to switches 1 s, between switches 500 ms.")
-    sent[1, 3] = 0
-    alone = assess(two, range(4), sent)
-    assert list(alone.slowest) == ["inside hosts"]
-    assert any("No bytes cross the network" in one for one in report.sentences(alone))
 
 
 def test_the_picture_is_not_overwritten(
@@ -198,22 +172,6 @@ def test_a_range_beyond_the_trace_is_named(
         assert ("beyond" in out) == beyond
 
 
-def test_a_range_that_ends_between_captured_iterations_is_not_beyond(
-    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
-) -> None:
-    """Of a sparse capture, the last chosen iteration is not the last one."""
-    with Trace.open(captured) as trace:
-        steps, kept = trace.steps, (0, 10, 20)
-        kind = tuple("train" if i in kept else "evaluation" for i in range(24))
-        sparse = trace.replace(steps=replace(steps, kind=kind))
-        sparse.save(tmp_path / "sparse.h5")
-    asked = ["fabric", str(tmp_path / "sparse.h5"), "--iterations"]
-    assert main([*asked, "0:15"]) == 0
-    assert "Iterations" not in capsys.readouterr().out
-    assert main([*asked, "0:25"]) == 0
-    assert "beyond the last one, 20: 0:21 are used." in capsys.readouterr().out
-
-
 def test_loads_of_links_are_written_as_a_table(
     capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
 ) -> None:
@@ -234,19 +192,6 @@ def test_loads_of_links_are_written_as_a_table(
     assert matplotlib.image.imread(picture).shape[1] == 3 * 150
     assert main(["fabric", str(captured), "-o", str(tmp_path / "loads.txt")]) == 2
     assert "results are written as .json, .csv" in capsys.readouterr().err
-
-
-def test_networks_and_iterations_as_others_give_them(captured: Path) -> None:
-    network = load_fabric("fat-tree", 4, capacity="8GB/s")
-    found = assess(network, network.slots, world_matrices(captured, [2, 3]))
-    assert bisection_bytes_s(network.topology) == 2 * 8e9  # full: of half the hosts
-    again = assess(network.topology, network.slots, world_matrices(captured, "2:4"))
-    assert (found.loads == again.loads).all()
-    for wrong in ("5", "a:b", "900:", [0.5], 3):
-        with pytest.raises(MoetrafficError, match="iterations"):
-            world_matrices(captured, wrong)  # type: ignore[arg-type]
-    with pytest.raises(MoetrafficError, match="load_fabric"):
-        assess("leaf-spine", [0], [[0]])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("demand", ["line", "rate", "scaled"])

@@ -35,21 +35,6 @@ def test_pictures_of_a_capture(
     assert "not overwritten" in capsys.readouterr().err
 
 
-def test_only_files_that_would_be_written_are_refused(
-    capsys: pytest.CaptureFixture[str], captured: Path, tmp_path: Path
-) -> None:
-    asked = ["plot", str(captured), "-o", str(tmp_path), "--only"]
-    assert main([*asked, "load"]) == 0
-    assert main([*asked, "entropy"]) == 0
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    capsys.readouterr()
-    assert main([*asked, "entropy,timeline"]) == 2
-    said = capsys.readouterr().err
-    assert "entropy.png, which is not overwritten" in said
-    assert "load" not in said
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-
-
 @pytest.mark.parametrize(
     ("name", "begin"),
     [("fig.pdf", b"%PDF"), ("fig.SVG", b"<?xml"), ("f.png", b"\x89PNG")],

@@ -155,21 +155,6 @@ def test_a_published_table_is_a_measured_bandwidth(
     assert found["dp_s"] == pytest.approx(time_us * 1e-6, rel=1e-9)
 
 
-def test_time_over_model_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["gpt-350m", "gpt-1.3b", "megatron-1.7b", "megatron-3.6b", "megatron-7.5b"]
-    names += ["megatron-18.4b"]
-    assert {*names, "bert-large"} <= set(PRESETS)
-    asked = ("--sweep", "size", "--sizes", ",".join(names), "--tp", 8, "--dp", 4)
-    found = told(capsys, *asked, "--platform", "dgx-a100")["estimate"]
-    assert isinstance(found, dict)
-    assert len(found["iteration_s"]) == 6
-    each = [
-        told(capsys, "--model", name, *asked[4:], "--platform", "dgx-a100")["estimate"]
-        for name in names
-    ]
-    assert found["iteration_s"] == pytest.approx([one["iteration_s"] for one in each])  # type: ignore[index]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -203,17 +188,3 @@ def test_a_projection_refuses_what_it_cannot_use(
     asked = ["estimate", "--project", str(captured), "--sizes", "8,16", *arguments]
     assert main(asked) == 2
     assert words in capsys.readouterr().err
-
-
-def test_what_measurements_do_not_surround_is_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Four GPUs of one node are measured, and eight on two nodes."""
-    table = Path(moetraffic.data.__file__).with_name("jia_nccl_tests.csv")
-    how = ("--model", "gpt-350m", "--bandwidth", table, "--gradient-dtype", 0.25)
-    beyond = told(capsys, *how, "--dp", 8)["extrapolated"]
-    assert isinstance(beyond, list)
-    assert [name.partition(" over ")[2] for name in beyond] == ["8 ranks on 1 node"]
-    for ranks in (4, 8):
-        found = told(capsys, *how, "--dp", ranks, "--gpus-per-node", 4)
-        assert "extrapolated" not in found

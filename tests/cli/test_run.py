@@ -294,10 +294,15 @@ def test_arguments_streams_folder_and_exit_code_pass_through(
     ("command", "why"),
     [
         (["true"], "no Python process of the command ran the start-up hook"),
-        ([sys.executable, "-I", "-c", "pass"], "options -I, -E or -S"),
-        ([sys.executable, "-S", "-c", "pass"], "options -I, -E or -S"),
-        ([sys.executable, "-s", "-c", "pass"], "imported torch.distributed"),
-        (["sh", "-c", f"PYTHONPATH=. {sys.executable} -c pass"], "start-up hook"),
+        *(
+            pytest.param(command, why, marks=pytest.mark.slow)
+            for command, why in (
+                ([sys.executable, "-I", "-c", "pass"], "options -I, -E or -S"),
+                ([sys.executable, "-S", "-c", "pass"], "options -I, -E or -S"),
+                ([sys.executable, "-s", "-c", "pass"], "imported torch.distributed"),
+                (["sh", "-c", f"PYTHONPATH=. {sys.executable} -c pass"], "hook"),
+            )
+        ),
     ],
 )
 def test_says_why_nothing_was_recorded(

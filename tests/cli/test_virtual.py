@@ -45,6 +45,7 @@ def test_sixteen_ranks_in_one_process_and_then_four(
     assert "not overwritten" in refused(capfd, *greedy)
 
 
+@pytest.mark.slow
 def test_a_rerun_states_both_seeds(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_an_impossible_place(
     assert not output.exists()
 
 
+@pytest.mark.slow
 def test_tolerance_end_to_end(
     capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import re
-import shlex
 import struct
 import sys
 import termios
@@ -21,12 +20,10 @@ from hypothesis import strategies as st
 
 from moetraffic.analysis import compare
 from moetraffic.cli import main, output
-from moetraffic.data import path
 from moetraffic.report.console.terminal import Paper
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
 
-RUN, OTHER = path("golden-v1.h5"), path("golden-v1.1.h5")
 WIDTHS = (80, 100, 120)
 
 
@@ -92,50 +89,6 @@ def test_every_cell_of_any_table_is_shown_whole(
     seen = Counter(shown.split())
     for word in {w for row in table.texts() for cell in row for w in cell.split()}:
         assert seen[word] or seen[f"{word};"] or seen[f"{word}."]
-
-
-def test_sentences_in_a_log_are_as_wide_as_its_tables(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """All lines but the first are indented, and commands are whole."""
-    commands = [
-        f"moetraffic {verb} runs/first.h5 --tables"
-        for verb in ("info", "analyze", "compare", "replay")
-    ]
-    said = f"Next: {'; '.join(commands)}. {'x' * 200} is longer than a line."
-    Paper().say(said)
-    first, *others = capsys.readouterr().out.splitlines()
-    assert all(line.startswith("  ") for line in others)
-    assert " ".join(line.strip() for line in (first, *others)) == said
-    assert all(len(line) <= 120 or "x" * 200 in line for line in (first, *others))
-    for command in commands:
-        assert any(command in line for line in (first, *others))
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_command_longer_than_a_terminal_is_whole_for_a_shell(
-    width: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = " ".join(f"--option-{n} {n}" for n in range(40))
-    command = f"moetraffic verb 'my first run.h5' -o x.h5 --flag {options}"
-    Paper(width=width, force_terminal=True).say(f"Next: {command} (why)")
-    printed = capsys.readouterr().out
-    lines = printed.splitlines()
-    assert all(len(line) <= width for line in lines)
-    assert shlex.split(printed.replace("\\\n", "")) == shlex.split(
-        f"Next: {command} (why)"
-    )
-    assert not any(line.strip()[:1].isdigit() for line in lines)
-
-
-def test_a_number_and_its_unit_are_on_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    said = " ".join(f"link{n} takes {n} us at {n} Gbps" for n in range(1, 99))
-    Paper().say(said)
-    lines = capsys.readouterr().out.splitlines()
-    assert " ".join(line.strip() for line in lines) == said
-    assert not any(line.strip().startswith(("us ", "Gbps ")) for line in lines)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -19,6 +19,8 @@ import pytest
 
 from moetraffic.trace import ALL_TO_ALL, ROUTING, Trace
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 SAID = re.compile(

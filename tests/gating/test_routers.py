@@ -63,7 +63,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(cases())
 def test_shapes_and_ranges(case: Case) -> None:
     routing, k = case.routing(), case.gating.k
@@ -78,14 +78,14 @@ def test_shapes_and_ranges(case: Case) -> None:
     assert 0 < routing.auxiliary_loss.item() <= case.experts * (1 + 1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(cases())
 def test_a_token_chooses_k_distinct_experts(case: Case) -> None:
     for experts in case.routing().expert_tk.tolist():
         assert len(set(experts)) == case.gating.k
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(cases())
 def test_copies_are_conserved_and_capacity_is_kept(case: Case) -> None:
     routing, gating = case.routing(), case.gating
@@ -106,7 +106,7 @@ def test_copies_are_conserved_and_capacity_is_kept(case: Case) -> None:
             assert routing.token[kept].max() < routing.token[dropped].min()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(cases())
 def test_weights_are_probabilities(case: Case) -> None:
     weight = case.routing().weight.view(-1, case.gating.k)
@@ -118,7 +118,7 @@ def test_weights_are_probabilities(case: Case) -> None:
     assert (weight.diff(dim=-1) <= 0).all()  # the most probable first
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(cases())
 def test_the_same_tokens_are_routed_alike(case: Case) -> None:
     router, x = case.router(), case.tokens_th()
@@ -128,7 +128,7 @@ def test_the_same_tokens_are_routed_alike(case: Case) -> None:
     assert torch.equal(first.kept, second.kept)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(cases())
 def test_gradients_are_finite(case: Case) -> None:
     router, x = case.router(), case.tokens_th().requires_grad_()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import LayoutError
-from moetraffic.generate import Bursts, Knobs, preset_model, preset_names
+from moetraffic.generate import Knobs, preset_model, preset_names
 from moetraffic.generate.parametric.calibration import moments
 
 
@@ -38,27 +38,6 @@ def test_a_knob_is_monotone(knob: str, name: str) -> None:
     assert low < 1.05 * one
     assert low < high
     assert one < high
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", preset_names())
-def test_bursts_make_experts_hot(name: str) -> None:
-    bursts = Bursts(every=10.0, factor=8.0)
-    assert read(name, bursts=bursts)["peak"] > read(name)["peak"]
-
-
-@pytest.mark.parametrize(
-    "bursts",
-    [
-        Bursts(every=float("inf")),
-        Bursts(every=0.0),
-        Bursts(every=10.0, factor=float("nan")),
-        Bursts(every=10.0, length=0.5),
-    ],
-)
-def test_impossible_bursts_are_refused(bursts: Bursts) -> None:
-    with pytest.raises(LayoutError, match="change --bursts"):
-        Knobs(bursts=bursts)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.generate import TrafficModel
@@ -16,7 +16,6 @@ from moetraffic.generate.parametric.shares import bounded
 Make = Callable[..., TrafficModel]
 
 
-@settings(max_examples=40, deadline=None)
 @given(mean=st.floats(1e-4, 0.5), relative=st.floats(0.01, 4.0))
 def test_a_squared_normal_has_its_moments(mean: float, relative: float) -> None:
     center, scale = squared_normal(np.array([mean]), np.array([(relative * mean) ** 2]))
@@ -28,7 +27,6 @@ def test_a_squared_normal_has_its_moments(mean: float, relative: float) -> None:
     assert spread == pytest.approx(relative * mean, rel=5e-3)
 
 
-@settings(max_examples=40, deadline=None)
 @given(k=st.integers(1, 6), spread=st.floats(0, 8), seed=st.integers(0, 1 << 30))
 def test_bounded_rows_are_probabilities_of_k_experts(
     k: int, spread: float, seed: int

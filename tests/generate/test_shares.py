@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.generate.parametric.shares import log_weights, probabilities, rounded
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     k=st.integers(1, 6),
     experts=st.integers(7, 40),
@@ -36,7 +35,6 @@ def test_log_weights_give_back_their_shares(k: int) -> None:
     assert again == pytest.approx(shares, abs=3e-4)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     k=st.integers(1, 5),
     tokens=st.integers(1, 300),

@@ -21,7 +21,6 @@ from moetraffic.generate import (
     write_synthetic_trace,
 )
 from moetraffic.generate.analog.analog import Analog
-from moetraffic.generate.writing.background import Background
 from moetraffic.replay import make_plan
 from moetraffic.trace import PHASES, UNKNOWN_TIME, Trace
 
@@ -149,23 +148,6 @@ def test_gaps_and_order_of_calls_are_those_of_the_capture(
     assert np.median(np.abs(ratio)) < 0.3
     steps = synthetic.steps
     assert (steps.start[1:] >= steps.end[:-1].max(axis=1, keepdims=True)).all()
-
-
-def test_background_traffic_comes_from_the_patterns(
-    known_model: Make, tmp_path: Path
-) -> None:
-    demand = known_model(ranks=4, experts=8).sample(iterations=3, seed=0, ep=2)
-    dense = Background.of("gpt-moe-760m", demand.scenario)
-    synthetic = synthetic_trace(demand, tmp_path, dense=dense)
-    its = dense.pattern
-    for operation in ("all_reduce",):
-        mine = synthetic.find(operation=operation)
-        theirs = its.find(operation=operation)
-        assert len(mine) == 3 * len(theirs) > 0
-        volumes = sum(int(synthetic.volume(mine[[i]]).sum()) for i in range(len(mine)))
-        once = sum(int(its.volume(theirs[[i]]).sum()) for i in range(len(theirs)))
-        assert volumes == 3 * once
-    assert len(synthetic.find(phase="dispatch")) == 3 * 2 * 2
 
 
 def test_a_generated_trace_goes_where_a_captured_one_goes(

@@ -213,6 +213,7 @@ def test_wrong_use_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_list_needs_neither_torch_nor_pyarrow() -> None:
     code = (
         "import sys; from moetraffic.cli import main; main(['export', '--to', 'list']);"

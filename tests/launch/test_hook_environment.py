@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from moetraffic.launch import hook_environment
 
 
@@ -45,6 +47,7 @@ def test_the_hook_of_the_folder_and_its_recorder_read_these_variables() -> None:
     assert set(names) == {*started, *(f"MOETRAFFIC_{name}" for name in read)}
 
 
+@pytest.mark.slow
 def test_a_shell_that_takes_in_the_lines_has_the_same_environment() -> None:
     hook = hook_environment.variables(
         Path("it's a $run.h5"), force=False, names={"model": 'a "b" `c`'}

@@ -109,6 +109,7 @@ def test_a_stopped_rank_is_named_though_others_report_first(run):
     assert outcome.exit_codes == (1, 1, -signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_late_rank_is_named_by_the_operation_it_did_not_enter(run):
     outcome = run(
         """
@@ -149,6 +150,7 @@ def test_silence_ends_at_the_deadline_for_operations(run):
     assert outcome.killed == (True, True)
 
 
+@pytest.mark.slow
 def test_counting_operations_is_a_sign_of_life(run):
     outcome = run(
         """
@@ -163,6 +165,7 @@ def test_counting_operations_is_a_sign_of_life(run):
     assert outcome.ok, outcome.sentence
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_gets_ready_is_named(run):
     outcome = run(
         """
@@ -197,6 +200,7 @@ def test_a_rank_that_ends_slowly_blames_none_that_announced_its_silence(run):
     assert outcome.ok, outcome.sentence
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_end_after_it_is_done_is_ended(run):
     outcome = run(
         """
@@ -229,6 +233,7 @@ def test_an_exception_is_told_by_its_last_line_and_ends_the_others(run):
     assert outcome.killed == (True, False)
 
 
+@pytest.mark.slow
 def test_stderr_is_kept_up_to_a_bound_and_never_blocks_the_rank(run):
     outcome = run(
         """
@@ -263,6 +268,7 @@ def test_a_command_that_does_not_exist_is_named():
     assert "cannot run no-such-command-at-all: No such file" in outcome.sentence
 
 
+@pytest.mark.slow
 def test_other_bytes_in_the_pipe_do_no_harm(run):
     outcome = run(
         """
@@ -348,6 +354,7 @@ def test_a_signal_is_forwarded_and_ranks_may_end_cleanly(
     assert [(tmp_path / f"got-{r}").read_text() for r in range(2)] == [f"{number} "] * 2
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_ranks_that_do_not_heed_the_first(
     parent, is_alive, tmp_path, wait_until
 ):
@@ -389,6 +396,7 @@ def test_ranks_end_when_the_launcher_is_killed(parent, is_alive, wait_until):
     )
 
 
+@pytest.mark.slow
 def test_a_seat_of_another_launcher_is_kept(run, tmp_path):
     events: list[Heartbeat] = []
     outcome = run(

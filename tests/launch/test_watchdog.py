@@ -60,11 +60,13 @@ def test_a_call_that_never_returns_ends_at_the_deadline(rank):
     assert said.startswith("at the meeting of the ranks was not ready within 0.6 s")
 
 
+@pytest.mark.slow
 def test_silence_is_named_with_the_operation(rank):
     code, said = ended(rank('beat("ready")\ncount[0] = 15\ntime.sleep(60)'))
     assert (code, said.split(":")[0]) == (2, "at operation 7 did not go on for 0.4 s")
 
 
+@pytest.mark.slow
 def test_whoever_moves_or_announces_its_silence_goes_on(rank):
     body = """
         beat("ready")
@@ -79,6 +81,7 @@ def test_whoever_moves_or_announces_its_silence_goes_on(rank):
     assert ended(rank(body)) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_signal_lets_it_finish_or_say_where_it_is(rank):
     body = """
         beat("ready", within_s=30.0)

@@ -49,6 +49,7 @@ def halves(result: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return result["MixtureOfExperts"], result["FairscaleMixture"]
 
 
+@pytest.mark.slow
 def test_output_and_gradients_are_those_of_our_layer(ran: list[dict[str, Any]]) -> None:
     for result in ran:
         ours, theirs = halves(result["middle"])
@@ -62,6 +63,7 @@ def test_output_and_gradients_are_those_of_our_layer(ran: list[dict[str, Any]]) 
             )
 
 
+@pytest.mark.slow
 def test_its_all_to_alls_stand_at_layer_and_phase(ran: list[dict[str, Any]]) -> None:
     experts, tokens, hidden = 2 * RANKS, 4 * RANKS, 8
     capacity = 2 * tokens // experts
@@ -81,6 +83,7 @@ def test_its_all_to_alls_stand_at_layer_and_phase(ran: list[dict[str, Any]]) -> 
         assert theirs["place"] == NO_CONTEXT
 
 
+@pytest.mark.slow
 def test_demand_is_what_the_dispatch_mask_says(ran: list[dict[str, Any]]) -> None:
     for result in ran:
         ours, theirs = halves(result["middle"])
@@ -96,6 +99,7 @@ def test_demand_is_what_the_dispatch_mask_says(ran: list[dict[str, Any]]) -> Non
         assert theirs["log"].index(said) == 0
 
 
+@pytest.mark.slow
 def test_an_input_without_gradient_has_no_dispatch_grad(
     ran: list[dict[str, Any]],
 ) -> None:
@@ -108,6 +112,7 @@ def test_an_input_without_gradient_has_no_dispatch_grad(
         torch.testing.assert_close(theirs["y"], ours["y"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_trains_as_with_our_layer_around_the_gate(
     ran: list[dict[str, Any]],
 ) -> None:

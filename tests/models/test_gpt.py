@@ -55,6 +55,7 @@ def test_a_layer_is_the_weighted_sum_of_its_experts(
         torch.testing.assert_close(a, b, msg=name)
 
 
+@pytest.mark.slow
 def test_experts_that_no_token_chose_on_other_ranks(
     run_ranks: Callable[..., list[Any]],
 ) -> None:

@@ -94,6 +94,7 @@ def split(rank: dict[str, Any], phase: str, side: str, world: int) -> torch.Tens
     return torch.full((world,), rows // world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_real_ranks(world: int, run_ranks: Run) -> None:
     @settings(max_examples=2, phases=[Phase.generate], database=None)

@@ -18,6 +18,7 @@ Sent = Callable[..., dict[Any, list[int]]]
 EIGHT = {"dp": 2, "ep": 2, "tp": 2, "pp": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [

@@ -86,9 +86,14 @@ EIGHT = {"dp": 2, "ep": 2, "tp": 2, "pp": 2}
     ("layout", "changes"),
     [
         (EIGHT, {**PADDED, "accumulation": 3}),
-        ({"dp": 4, "ep": 2, "zero": 1}, {**PADDED, "recompute": True}),
-        ({"dp": 4, "ep": 2, "zero": 2}, {"dispatch": "dropless"}),
-        ({"dp": 4, "ep": 2, "zero": 3}, PADDED),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ({"dp": 4, "ep": 2, "zero": 1}, {**PADDED, "recompute": True}),
+                ({"dp": 4, "ep": 2, "zero": 2}, {"dispatch": "dropless"}),
+                ({"dp": 4, "ep": 2, "zero": 3}, PADDED),
+            )
+        ),
     ],
     ids=str,
 )

@@ -25,6 +25,13 @@ from moetraffic.patterns import (
 )
 
 every = pytest.mark.parametrize("found", PRESETS.values(), ids=PRESETS)
+SOME = ("gpt2-large", "mixtral-8x7b", "deepseek-v3")
+
+
+def some(*names: str) -> list[Any]:
+    """Return names of presets, of which only a few are trained always."""
+    slow = pytest.mark.slow
+    return [pytest.param(n, marks=() if n in SOME else slow) for n in names]
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +127,9 @@ def small(found: Preset, **sizes: int) -> ModelShape:
     return scaled(found.model, chosen)
 
 
-@every
-def test_every_preset_trains_when_scaled(found: Preset, corpus: Corpus) -> None:
+@pytest.mark.parametrize("name", some(*PRESETS))
+def test_every_preset_trains_when_scaled(name: str, corpus: Corpus) -> None:
+    found = preset(name)
     shape = small(found)
     plan = Training(iterations=4, micro_batch=2, warmup=1, learning_rate=0.01)
     work = Workload(model=shape, gating=routed(found), training=plan)
@@ -131,6 +139,7 @@ def test_every_preset_trains_when_scaled(found: Preset, corpus: Corpus) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["deepseek-v3", "qwen1.5-moe-a2.7b", "switch-base-8", "bert-large"]
 )
@@ -142,7 +151,7 @@ def test_a_family_learns(name: str, corpus: Corpus) -> None:
     assert sum(losses[-3:]) / 3 < 4.1
 
 
-@pytest.mark.parametrize("name", ["tiny", "mixtral-8x7b", "switch-base-8"])
+@pytest.mark.parametrize("name", some("tiny", "mixtral-8x7b", "switch-base-8"))
 def test_bfloat16_products_train_float32_parameters(name: str, corpus: Corpus) -> None:
     found = preset(name)
     plan = Training(
@@ -163,7 +172,7 @@ def test_bfloat16_products_train_float32_parameters(name: str, corpus: Corpus) -
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2-large", "deepseek-v2-lite", "switch-base-8", "bert-large"]
+    "name", some("gpt2-large", "deepseek-v2-lite", "switch-base-8", "bert-large")
 )
 def test_recomputing_changes_no_bit(name: str, corpus: Corpus) -> None:
     found = preset(name)

@@ -38,21 +38,7 @@ def workload(ranks: int, text: str, iterations: int = 3) -> str:
     ).to_json()
 
 
-def test_a_rank_starts_without_what_it_does_not_need() -> None:
-    # seconds of every rank's start
-    heavy = ("scipy", "sympy", "torch._dynamo", "pandas", "matplotlib")
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-c"),
-            "import sys, moetraffic.models.__main__; print(*sys.modules)",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert not set(heavy) & set(ran.stdout.split())
-
-
+@pytest.mark.slow
 def test_a_process_tells_its_steps(text: str) -> None:
     reading, writing = os.pipe()
     environment = {k: v for k, v in os.environ.items() if k not in LAUNCHERS}
@@ -85,6 +71,7 @@ def test_two_ranks_train_and_leave_nothing_open(text: str, run_ranks: Run) -> No
         assert not rank["left_open"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text_workload", "said"),
     [
@@ -103,6 +90,7 @@ def test_what_cannot_run_is_said_in_one_sentence(
     assert rank["events"][-1] == "error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_ranks_and_keeps_what_was_captured(
     number: signal.Signals, text: str, tmp_path: Path, run_ranks: Run
@@ -119,24 +107,3 @@ def test_a_signal_ends_the_ranks_and_keeps_what_was_captured(
         assert not rank["left_open"]
     with Trace.open(path) as run:
         assert len(run.steps.iteration) == 20
-
-
-def test_eight_ranks_run_under_all_kinds_of_parallelism(
-    text: str, tmp_path: Path, run_ranks: Run
-) -> None:
-    path = tmp_path / "run.h5"
-    eight = Workload(
-        model=SHAPE,
-        layout=Parallelism(dp=2, ep=2, tp=2, pp=2),
-        training=Training(iterations=3, micro_batch=1, accumulation=2, corpus=text),
-    )
-    ranks = run_ranks("program", 8, workload=eight.to_json(), capture=str(path))
-    assert [rank["code"] for rank in ranks] == [0] * 8
-    assert [rank["stderr"] for rank in ranks] == [""] * 8
-    with Trace.open(path) as run:
-        kinds = {group.kind for group in run.groups}
-        assert kinds == {"dp", "ep", "tp", "pp", "embedding"}
-        # every rank of a replica reports its loss
-        for rank in range(8):
-            replica = run.steps.loss[:, rank // 2 % 2 * 2]
-            assert run.steps.loss[:, rank].tolist() == replica.tolist()

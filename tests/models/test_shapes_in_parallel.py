@@ -18,6 +18,8 @@ from moetraffic.patterns import (
     Workload,
 )
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., list[Any]]
 
 SIZES = {"layers": 4, "hidden": 16, "heads": 2, "sequence": 12, "experts": 4}

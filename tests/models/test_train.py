@@ -53,13 +53,14 @@ def workload(gating: Gating, ep: int, **training: Any) -> Workload:
 @pytest.mark.parametrize(
     ("form", "ep"),
     [
-        ("dropless", 1),
-        ("dropless", 2),
         ("dropless", 4),
-        ("dropped", 4),
-        ("padded", 2),
-        ("padded", 4),
-        ("switch", 2),
+        *(
+            pytest.param(form, ep, marks=pytest.mark.slow)
+            for form, ep in (
+                *(("dropless", 1), ("dropless", 2), ("dropped", 4)),
+                *(("padded", 2), ("padded", 4), ("switch", 2)),
+            )
+        ),
     ],
 )
 def test_a_parallel_run_equals_one_process_with_the_same_shards(
@@ -147,6 +148,7 @@ def check_exchange(
     assert entry[mine] == load.view(work.layout.ep, -1).sum(1).tolist()
 
 
+@pytest.mark.slow
 def test_training_twice_gives_the_same_bits(run_ranks: Run) -> None:
     work = workload(GATINGS["dropless"], 2, dtype="float32")
     ranks = run_ranks("training", RANKS, workload=work.to_json(), times=2)
@@ -179,6 +181,7 @@ def test_a_run_without_ranks_and_its_callbacks() -> None:
     assert losses == train(work)[:4]  # nobody watching changes nothing
 
 
+@pytest.mark.slow
 def test_the_loss_falls_on_real_text() -> None:
     work = Workload(
         model=ModelShape(hidden=64, sequence=64),

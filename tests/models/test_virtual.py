@@ -90,8 +90,8 @@ def called(trace: Trace) -> dict[tuple[Any, ...], int]:
     }
 
 
-SOME = {"switch, 4 ranks", "top-2, 4 ranks in 2 groups"}
-"""Which of the cases run always; the others run with the slow tests."""
+SOME = {"top-2, 4 ranks in 2 groups"}
+"""Which of the cases runs always; the others run with the slow tests."""
 
 
 @pytest.mark.parametrize(

@@ -122,12 +122,6 @@ def test_a_precision_stands_beside_float32(dtype: str) -> None:
         Workload(training=Training(precision="int8"))
 
 
-def test_a_workload_of_every_preset_survives_json() -> None:
-    for found in PRESETS.values():
-        work = Workload(model=found.model)
-        assert Workload.from_json(work.to_json()) == work
-
-
 def test_what_is_not_chosen_follows_in_proportion() -> None:
     v3 = scaled(preset("deepseek-v3").model, {"hidden": 448, "layers": 6, "heads": 16})
     assert (v3.ffn, v3.expert_ffn, v3.shared_ffn) == (1152, 128, 128)

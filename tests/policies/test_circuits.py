@@ -176,7 +176,7 @@ def test_the_window_hides_the_first_reconfiguration_only() -> None:
 MATRICES = arrays(np.int64, (5, 5), elements=st.integers(0, 50))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(MATRICES, MATRICES, st.floats(0, 20), st.sampled_from(RESTS))
 def test_nothing_is_lost_and_nothing_is_faster_than_the_bound(
     truth: np.ndarray, guess: np.ndarray, delay: float, rest: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import textwrap
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,19 +28,14 @@ from moetraffic.policies.exchange_series import (
 from moetraffic.policies.policy import View
 from moetraffic.policies.scores import CURVES, PolicyScore, break_even_s
 from moetraffic.policies.service.cluster import Cluster
-from moetraffic.policies.service.networks import described, networks_of, reference
 from moetraffic.policies.service.optical import (
     Matchings,
     Service,
-    crossing,
-    line_bytes,
     max_weight_matchings,
 )
 from moetraffic.policies.service.packet_network import PacketNetwork
 from moetraffic.policies.trace_series import byte_series
-from moetraffic.report.policy_scores import chart, tables
-from moetraffic.report.policy_verdict import sentences, verdict
-from moetraffic.units import duration
+from moetraffic.report.policy_scores import chart
 
 from .conftest import counts, series
 
@@ -186,112 +180,6 @@ def test_options_of_the_verb_are_keywords(
         evaluate(run, "rotation", networks={"optical": OPTICAL}, capacity="1Gbps")
 
 
-def test_the_verdict_names_a_control_that_is_faster() -> None:
-    found = evaluate(
-        drawn(16), ["max-weight"], forecasters=["mean", "persistence", "shuffled"]
-    )
-    scores = {s.forecaster: s for s in found.scores}
-
-    def said(factor: float, share: float) -> str:
-        """The verdict if the mean takes a multiple of the control's time."""
-        control = scores["shuffled"]
-        times = np.array(control.by_iteration_s)
-        noise = np.random.default_rng().uniform(0.999, 1.001, times.shape)
-        own = tuple((factor * times * noise).tolist())
-        less = tuple((0.5 * times).tolist())
-        made = (
-            replace(control, served_share=0.9),
-            replace(scores["mean"], by_iteration_s=own, served_share=share),
-            replace(scores["persistence"], by_iteration_s=less),
-        )
-        return verdict(replace(found, scores=made))
-
-    slower = "The control shuffled is faster than mean for max-weight"
-    carried = "plans that carry 80% of the bytes, the control's 90%"
-    assert slower in said(1.5, 0.8)
-    assert carried in said(1.5, 0.8)
-    assert slower in said(1.5, 0.95)
-    assert "plans that carry" not in said(1.5, 0.95)  # more than the control's
-    assert slower not in said(0.7, 0.8)
-
-
-def test_the_verdict_states_where_the_chosen_forecast_is_of_no_use() -> None:
-    asked = ["persistence", "chosen", "shuffled"]
-    found = evaluate(drawn(16), ["max-weight"], forecasters=asked)
-    scores = {s.forecaster: s for s in found.scores}
-    times = np.array(scores["shuffled"].by_iteration_s)
-    rng = np.random.default_rng()
-
-    def said(persistence: float, chosen: float, bound: float = 2.0) -> str:
-        made = [scores["shuffled"]]
-        for name, factor in (("persistence", persistence), ("chosen", chosen)):
-            own = factor * times * rng.uniform(0.999, 1.001, times.shape)
-            ratio = replace(scores[name].over_bound, value=bound)
-            made.append(
-                replace(
-                    scores[name], by_iteration_s=tuple(own.tolist()), over_bound=ratio
-                )
-            )
-        return verdict(replace(found, scores=tuple(made)))
-
-    slower = (
-        "The chosen forecast (lowest error on the second quarter) is slower than "
-        "persistence for max-weight."
-    )
-    level = "No evidence that the chosen forecast differs from the control shuffled"
-    assert slower in said(0.5, 0.7)
-    assert slower not in said(0.7, 0.5)
-    assert level not in said(0.7, 0.5)
-    assert "shuffled is faster than chosen" in said(0.7, 1.5)
-    bound = "2 times the lower bound (bytes over circuit and packet rates)"
-    assert f"of those evaluated, {bound}" in said(0.7, 0.5)
-    of_jobs = [replace(s, family="jobs") for s in found.scores]
-    shared = verdict(replace(found, scores=tuple(of_jobs)))
-    assert "whether the runs have a period, which time shifts need, is not" in shared
-    assert "period" not in verdict(found)
-    add = "All circuit policies evaluated take over 20 times the bound: add packets"
-    assert add in said(0.7, 0.5, bound=21.0)
-    assert add not in said(0.7, 0.5, bound=19.0)
-
-
-def test_the_summary_has_at_most_eight_lines_and_the_verdict_first() -> None:
-    """Of any number of policies, networks, failures and notes."""
-    forecasters = ["persistence", "mean", "chosen", "shuffled", "oracle"]
-    names = ["rotation", "max-weight", "birkhoff"]
-    found = evaluate(drawn(16), names, forecasters=forecasters, ages=[2, 5])
-    rng = np.random.default_rng()
-    for networks in (1, 2, 5):
-        for failures in (0, 1, 12):
-            scores = [
-                replace(
-                    score,
-                    network=f"network{n}",
-                    completion_p99_s=1.0,  # a tail is named in one more line
-                    by_iteration_s=tuple(
-                        rng.uniform(0.5, 1.5, len(score.by_iteration_s)).tolist()
-                    ),
-                )
-                for n in range(networks)
-                for score in found.scores
-            ]
-            made = replace(
-                found,
-                scores=tuple(scores),
-                failures=tuple(f"mine{n} raised ValueError." for n in range(failures)),
-                notes=("synthetic: iterations 8 to 15 repeat captured ones, left out",),
-            )
-            lines = sentences(made)
-            assert sum(len(textwrap.wrap(line, 118)) for line in lines) <= 8
-            assert all(line.endswith(".") for line in lines[:-1])  # whole sentences
-            assert lines[0].startswith("Circuits on network0: ")
-            whole = " ".join(lines)
-            if networks < 5:
-                assert "Served: iterations " in whole
-                assert "repeat captured ones" in whole
-            if (networks, failures) == (1, 0):
-                assert all(part in whole for part in verdict(made).split(". "))
-
-
 def test_a_trace_that_repeats_its_capture_says_why_its_first_part_is_served(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,12 +197,6 @@ def test_a_trace_that_repeats_its_capture_says_why_its_first_part_is_served(
     assert main([*asked, "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)["runs"]
     assert "repeat captured ones" in told["notes"][0]
-
-
-def test_the_earlier_name_of_the_chosen_forecaster_is_read_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match="now named chosen"):
-        found = evaluate(drawn(16), ["max-weight"], forecasters=["best"])
-    assert {s.forecaster for s in found.scores} == {"chosen", "oracle"}
 
 
 def test_observations_come_when_they_are_known() -> None:
@@ -434,30 +316,6 @@ def test_break_even_is_where_the_times_cross() -> None:
     assert np.isnan(break_even_s(made, "b", "chosen"))
 
 
-def test_the_verdict_names_a_delay_that_dominates() -> None:
-    made = drawn(16)
-    longest = max(line_bytes(crossing(m)) for x in made.layers.values() for m in x[8:])
-    even = longest / OPTICAL.packet_bytes_s
-    for delay, said in ((0.99 * even, False), (1.01 * even, True)):
-        found = evaluate(
-            made,
-            ["packets", "max-weight", "birkhoff"],
-            networks={"optical": OPTICAL.with_delay(delay)},
-            forecasters=["persistence"],
-        )
-        text = verdict(found)
-        assert f"One reconfiguration ({duration(delay)}) takes" in text
-        assert "times as long as the whole transfer of an exchange (" in text
-        assert ("no circuit policy is faster" in text) == said
-        packets, *others = found.scores
-        assert packets.pays_below_s == pytest.approx(even)
-        if said:  # as it is by brute force
-            for one in others:
-                pairs = zip(one.by_iteration_s, packets.by_iteration_s, strict=True)
-                assert all(a >= b - 1e-12 for a, b in pairs)
-    assert "One reconfiguration" not in verdict(evaluate(made, ["packets"]))
-
-
 def test_bad_input_is_one_sentence() -> None:
     with pytest.raises(AnalysisError, match="at least 16 iterations"):
         drawn(8)
@@ -509,56 +367,6 @@ def test_the_verb_prints_a_verdict_a_table_and_curves(
     assert {"regret", "regret_low", "regret_high"} <= set(frame.columns)
     assert main([*asked, "--ages", "0"]) == 2
     assert main([*asked, "--packets", "0", "--rest", "packets"]) == 2
-
-
-def test_the_summary_states_the_rates_of_each_network() -> None:
-    usual = "Network optical: circuits of 1 Gbps, 10 us to reconfigure"
-    default = "packets of 50 Gbps beside (default of --packets)"
-    for packets, beside in (
-        ("50Gbps", f"{default}, faster than a circuit."),
-        ("1Gbps", "packets of 1 Gbps beside."),
-        ("0", "no packets beside."),
-    ):
-        made = networks_of(4, capacity="1Gbps", packets=packets)
-        found = evaluate(drawn(16), ["rotation", "shifted-rounds"], networks=made)
-        lines = " ".join(sentences(found))
-        assert f"{usual}, {beside}" in lines
-        assert "Network single: ports of 1 Gbps." in lines
-        assert "Transmission on single: " in lines
-
-
-def test_ratios_state_what_their_bound_counts() -> None:
-    made = networks_of(4, packets="0")
-    made["cluster"] = Cluster(rate_bytes_s=1e9)
-    found = evaluate(drawn(16), ["rotation", "sprayed"], networks=made)
-    assert found.bounds == {
-        "optical": "the lower bound (bytes and fewest reconfigurations)",
-        "single": "the lower bound (ports and cuts)",
-    }
-    for text in (" ".join(sentences(found)), chart(found).source):
-        assert all(of in text for of in found.bounds.values())
-    (table,) = tables(found)
-    notes = " ".join(table.notes)
-    assert all(of in notes for of in found.bounds.values())
-    assert "rotation repeats its matchings until all bytes are sent" in notes
-    # packets change the bound of a rotation, and not its time
-    run = drawn(16)
-    usual = evaluate(run, ["rotation"])
-    alone = evaluate(run, ["rotation"], networks={"optical": made["optical"]})
-    assert usual.scores[0].completion_mean_s == alone.scores[0].completion_mean_s
-    assert usual.scores[0].over_bound.value != alone.scores[0].over_bound.value
-    more = replace(made["optical"], circuits=2)
-    assert "no reconfiguration" in reference(more)
-    lp = replace(made["single"], optimum=True)
-    assert "optimum of all routings, and compute" in reference(lp, compute=True)
-    assert reference(made["cluster"]) == "a balanced layer"
-
-
-def test_single_rates_of_a_packet_network_are_described() -> None:
-    made = load_fabric("single", 4, capacity="1Gbps")
-    slow = replace(made.topology, rates={"rank2": "30Mbps"})
-    network = PacketNetwork(topology=slow, slots=made.slots)
-    assert described(network) == "ports of 1 Gbps, rank2 30 Mbps"
 
 
 OWN = """
@@ -615,28 +423,6 @@ def test_a_policy_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     figure = f"own with the {score['forecaster']} forecast on optical: "
     figure += f"{score['over_bound']['value']:.3g} times the bound."
     assert figure in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_policy_with_a_clearly_shorter_tail_is_named() -> None:
-    found = evaluate(drawn(16), ["max-weight", "rotation"], forecasters=["mean"])
-    best = min(
-        (s for s in found.scores if s.forecaster != "oracle"),
-        key=lambda s: s.completion_mean_s,
-    )
-
-    def said(ratio: float) -> str:
-        return verdict(
-            replace(
-                found,
-                scores=tuple(
-                    replace(s, completion_p99_s=2e-3 * (1 if s is best else ratio))
-                    for s in found.scores
-                ),
-            )
-        )
-
-    assert re.search(r"99th .*: lower with .* \(1 ms\) than .* \(2 ms\)", said(0.5))
-    assert "99th" not in said(0.95)
 
 
 @pytest.mark.slow
@@ -706,57 +492,3 @@ def test_every_built_in_policy_conforms() -> None:
     assert {s.policy for s in found.scores} == set(alone)
     assert all(isinstance(s.regret, Interval) for s in found.scores)
     assert OPTICAL.rest == "packets"
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "said"),
-    [
-        (
-            0.01,
-            0.03,
-            "With birkhoff, a plan 1 iteration old takes 2% (95% CI 1 to 3%) longer "
-            "than one made from the true traffic",
-        ),
-        (
-            -0.03,
-            -0.01,
-            "takes 2% (95% CI 1 to 3%) less time than one made from the true traffic: "
-            "birkhoff is a heuristic",
-        ),
-        (
-            -0.01,
-            0.05,
-            "With birkhoff, no evidence that a plan 1 iteration old differs from one "
-            "made from the true traffic",
-        ),
-    ],
-)
-def test_the_verdict_follows_the_interval_of_the_regret(
-    low: float, high: float, said: str
-) -> None:
-    found = evaluate(drawn(16, stay=0.9), ["birkhoff"], forecasters=["persistence"])
-    regret = Interval(value=(low + high) / 2, low=low, high=high)
-    scores = tuple(replace(score, regret=regret) for score in found.scores)
-    assert said in verdict(replace(found, scores=scores))
-
-
-def test_figures_without_an_interval_are_not_tested() -> None:
-    found = evaluate(drawn(16, stay=0.9), ["birkhoff"], forecasters=["persistence"])
-    nan = float("nan")
-    regret = Interval(value=0.96, low=nan, high=nan)
-    scores = tuple(replace(score, regret=regret) for score in found.scores)
-    said = verdict(replace(found, scores=scores))
-    assert "takes 96% (not tested: too few iterations) longer than one made" in said
-    assert "no evidence" not in said
-    large = Interval(value=0.99, low=0.91, high=1.07)
-    scores = tuple(replace(score, regret=large) for score in found.scores)
-    text = verdict(replace(found, scores=scores))
-    assert "takes 99% (95% CI 91 to 107%) longer" in text
-
-
-def test_a_trace_that_sends_nothing_between_ranks_has_no_fastest_policy() -> None:
-    found = evaluate(drawn(16, stay=0.9), ["birkhoff"], forecasters=["persistence"])
-    none = tuple(replace(score, transfer_s=0.0) for score in found.scores)
-    assert verdict(replace(found, scores=none)) == (
-        "Circuits: no exchange sends bytes between ranks."
-    )

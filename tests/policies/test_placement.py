@@ -109,7 +109,7 @@ def test_a_layer_by_hand() -> None:
 TOKENS = arrays(np.int64, (4, 8), elements=st.integers(0, 60))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(TOKENS, st.sampled_from([0, 4, 8]))
 def test_placements_are_possible_and_keep_the_copies(
     tokens: np.ndarray, replicas: int

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from moetraffic import Trace
-from moetraffic.analysis.token_choices import balanced_hosts
 from moetraffic.errors import FabricError
 from moetraffic.fabric import Hosts, block, single_switch
 from moetraffic.policies.evaluation import evaluate
@@ -89,11 +88,6 @@ def test_three_hosts_of_two_ranks() -> None:
     assert seconds(ShiftedRounds(), THREE_HOSTS, on) == pytest.approx(10)
 
 
-def test_the_guarantee_of_fast_at_8_ranks_and_4_hosts() -> None:
-    """At 9:1 it is 2.1111 times the optimum."""
-    assert pytest.approx(2.1111, abs=5e-5) == 1 + (8 + 8 / 4) / 9
-
-
 FEW = arrays(np.int64, (6, 6), elements=st.integers(0, 40))
 
 
@@ -132,33 +126,6 @@ def test_balancing_moves_as_little_as_it_can() -> None:
     own = np.einsum("akbk->akb", share)
     excess = np.maximum(rows - rows.mean(axis=1, keepdims=True), 0)
     assert (rows * (1 - own))[rows > 0] == pytest.approx(excess[rows > 0])
-
-
-@pytest.mark.parametrize(
-    ("experts", "hosts", "ranks", "k", "leave", "forwards"),
-    [
-        (4, 2, 1, 2, 5 / 6, None),
-        (8, 4, 2, 2, 1.392857, 1.0),
-        (256, 8, 8, 8, 4.632821, 6.716281),
-        (64, 8, 8, 8, 4.753482, 7.0),
-    ],
-)
-def test_copies_that_cross_once(
-    experts: int, hosts: int, ranks: int, k: int, leave: float, forwards: float | None
-) -> None:
-    """Distinct hosts of independent tokens, times the share of other hosts."""
-    h = balanced_hosts(experts, hosts, k)
-    assert h * (hosts - 1) / hosts == pytest.approx(leave, abs=1e-6)
-    if forwards is not None:
-        d = balanced_hosts(experts, hosts * ranks, k)
-        assert d * (ranks - 1) / ranks == pytest.approx(forwards, abs=1e-6)
-
-
-def test_a_limit_of_four_hosts() -> None:
-    """Top 8 of 256 experts on 4 of 8 hosts, as DeepSeek-V3."""
-    h = balanced_hosts(256 * 4 // 8, 4, 8)
-    assert h == pytest.approx(3.629011, abs=1e-6)
-    assert h * 7 / 8 == pytest.approx(3.175385, abs=1e-6)
 
 
 def sampled_trace(experts: int, ranks: int, k: int) -> Trace:

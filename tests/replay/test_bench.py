@@ -177,6 +177,7 @@ def test_every_collective_arrives_right_and_is_counted_by_its_convention(forked)
     )
 
 
+@pytest.mark.slow
 def test_wrong_elements_are_counted_on_the_rank_that_has_them(forked):
     asked = everything()
     calls = [c for c in asked.calls(2) if c.collective != UNEVEN]
@@ -207,6 +208,7 @@ def test_wrong_elements_are_counted_on_the_rank_that_has_them(forked):
         assert two == (0, 0 if rooted else 2), call
 
 
+@pytest.mark.slow
 def test_the_command_starts_ranks_and_its_file_is_a_table(tmp_path):
     out = tmp_path / "bench.csv"
     ran = subprocess.run(
@@ -241,6 +243,7 @@ def test_the_command_starts_ranks_and_its_file_is_a_table(tmp_path):
     assert main(["all_reduce", "-o", str(tmp_path / "bench.txt")]) == 2
 
 
+@pytest.mark.slow
 def test_nccl_is_refused_with_the_reason_where_there_is_no_device(forked):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
@@ -278,12 +281,6 @@ def test_nccl_moves_right_bytes(tmp_path):
     assert len(read_table(out)) > 0
 
 
-def test_no_ranks_are_not_taken_for_the_default():
-    ran = subprocess.run(
-        [sys.executable, "-m", "moetraffic.replay.bench", "--nproc", "0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ran.returncode == 2
-    assert "give --nproc 2" in ran.stderr
+def test_no_ranks_are_not_taken_for_the_default(capsys):
+    assert main(["--nproc", "0"]) == 2
+    assert "give --nproc 2" in capsys.readouterr().err

@@ -68,6 +68,7 @@ class Notes:
         raise error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked, layout):
     trace = toy(world=8, iterations=(0, 1), largest=300)
@@ -110,6 +111,7 @@ def test_8_ranks_issue_the_patterns_collectives_on_their_groups(toy, forked, lay
         assert exchanged == sends
 
 
+@pytest.mark.slow
 def test_the_slowdown_is_told_with_its_interval(toy_file, replay_with):
     summary = replay_with(
         toy_file(world=4, largest=20_000),

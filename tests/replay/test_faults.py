@@ -61,6 +61,7 @@ def test_a_killed_rank_is_named_with_its_operation(
         assert sentence == f"rank 1 at {named(trace, 1, 3)} was ended by SIGKILL"
 
 
+@pytest.mark.slow
 def test_a_rank_killed_in_the_timed_pass_is_named_there(
     toy_file, replay_with, at_operation, named
 ):
@@ -76,6 +77,7 @@ def test_a_rank_killed_in_the_timed_pass_is_named_there(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "said"),
     [
@@ -98,6 +100,7 @@ def test_a_rank_that_does_not_come_is_named(
     assert said in sentence
 
 
+@pytest.mark.slow
 def test_a_late_start_is_waited_for(toy_file, replay_with):
     def fault(rank, arguments):
         time.sleep(1.0 if rank == 1 else 0.0)
@@ -105,6 +108,7 @@ def test_a_late_start_is_waited_for(toy_file, replay_with):
     assert replay_with(toy_file(), fault).operations == LENGTH
 
 
+@pytest.mark.slow
 def test_another_trace_on_one_rank_is_named_with_the_first_difference(
     toy_file, replay_with
 ):
@@ -122,6 +126,7 @@ def test_another_trace_on_one_rank_is_named_with_the_first_difference(
         assert plan.name(int(differs[0])) in sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -139,6 +144,7 @@ def test_another_option_on_one_rank_is_named(toy_file, replay_with, options, sai
     assert sentence.startswith(f"rank 1 at the agreement on the plan {said}")
 
 
+@pytest.mark.slow
 def test_another_version_on_one_rank_is_named_whatever_its_plan(toy_file, replay_with):
     other = toy_file(world=3, seed=1)
 
@@ -151,6 +157,7 @@ def test_another_version_on_one_rank_is_named_whatever_its_plan(toy_file, replay
     assert sentence.startswith("rank 2 at the agreement on the plan has moetraffic 0.0")
 
 
+@pytest.mark.slow
 def test_a_version_that_speaks_otherwise_is_named(toy_file, replay_with):
     def fault(rank, arguments):
         if rank == 1:
@@ -160,6 +167,7 @@ def test_a_version_that_speaks_otherwise_is_named(toy_file, replay_with):
     assert sentence.startswith("rank 1 at the agreement on the plan has moetraffic 9.9")
 
 
+@pytest.mark.slow
 def test_a_file_that_one_rank_does_not_have_is_named(toy_file, replay_with, tmp_path):
     def fault(rank, arguments):
         if rank == 1:
@@ -171,7 +179,14 @@ def test_a_file_that_one_rank_does_not_have_is_named(toy_file, replay_with, tmp_
 
 
 @pytest.mark.parametrize(
-    ("more", "depth"), [(8, Depth.NONE), (-8, Depth.SAMPLE), (8, Depth.FULL)]
+    ("more", "depth"),
+    [
+        *(
+            pytest.param(more, depth, marks=pytest.mark.slow)
+            for more, depth in ((8, Depth.NONE), (-8, Depth.SAMPLE))
+        ),
+        (8, Depth.FULL),
+    ],
 )
 def test_sending_other_than_planned_is_found_before_it_is_sent(
     toy_file, replay_with, more, depth
@@ -193,6 +208,7 @@ def test_sending_other_than_planned_is_found_before_it_is_sent(
     assert f"whose plan expects {size}" in sentence
 
 
+@pytest.mark.slow
 def test_a_wrong_size_in_the_last_operation_is_told_by_who_found_it(
     toy_file, replay_with
 ):
@@ -244,7 +260,11 @@ def tampered(n: int, more: int):
     ("harm", "said"),
     [
         (lambda out: out.__setitem__(0, out[0] ^ 16), "byte 0 of"),
-        (lambda out: out.__setitem__(slice(None), 0xA5), "nothing was received there"),
+        pytest.param(
+            lambda out: out.__setitem__(slice(None), 0xA5),
+            "nothing was received there",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["flipped bit", "nothing"],
 )
@@ -272,6 +292,7 @@ def test_bytes_that_change_on_the_way_are_named(toy_file, replay_with, harm, sai
     assert said in sentence
 
 
+@pytest.mark.slow
 def test_a_lack_of_memory_is_named_before_it_is_allocated(toy_file, replay_with):
     def fault(rank, arguments):
         if rank == 1:
@@ -288,6 +309,7 @@ def test_a_lack_of_memory_is_named_before_it_is_allocated(toy_file, replay_with)
     assert "where 10.00 kB are free" in sentence
 
 
+@pytest.mark.slow
 def test_a_failing_allocation_is_named(toy_file, replay_with):
     def fault(rank, arguments):
         if rank == 1:
@@ -340,6 +362,7 @@ def test_a_disk_that_is_surely_too_small_is_refused_before_any_rank_starts(
         local.replay(request)
 
 
+@pytest.mark.slow
 def test_a_long_writing_is_no_silence(toy_file, replay_with, tmp_path):
     def fault(rank, arguments):
         plain = conclusion.write
@@ -355,6 +378,7 @@ def test_a_long_writing_is_no_silence(toy_file, replay_with, tmp_path):
     assert out.exists()
 
 
+@pytest.mark.slow
 def test_an_error_that_nobody_foresaw_is_named(
     toy_file, replay_with, at_operation, named
 ):

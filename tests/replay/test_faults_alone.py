@@ -91,6 +91,7 @@ def test_without_a_supervisor_the_others_name_a_killed_rank(killed):
     assert said[2] == ""
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_by_those_that_hear_of_it_before_it_is_gone(
     killed, monkeypatch
 ):
@@ -109,6 +110,7 @@ def test_a_killed_rank_is_named_by_those_that_hear_of_it_before_it_is_gone(
     )
 
 
+@pytest.mark.slow
 def test_a_store_that_ends_after_the_diagnosis_of_rank_0_does_not_blame_it(
     toy_file, unsupervised, monkeypatch, at_operation, named
 ):
@@ -129,6 +131,7 @@ def test_a_store_that_ends_after_the_diagnosis_of_rank_0_does_not_blame_it(
     assert said[2] == ""
 
 
+@pytest.mark.slow
 def test_who_hears_of_an_error_again_from_those_that_it_told_still_says_where(
     toy_file, unsupervised, monkeypatch, at_operation, named
 ):
@@ -154,6 +157,7 @@ def test_who_hears_of_an_error_again_from_those_that_it_told_still_says_where(
     assert said[0].startswith(sentence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacking", [0, 1])
 def test_without_a_supervisor_a_missing_file_is_told_to_all(
     toy_file, unsupervised, lacking
@@ -167,6 +171,7 @@ def test_without_a_supervisor_a_missing_file_is_told_to_all(
     assert said[0].startswith(sentence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trace", "reason"),
     [("missing", "there is no file"), ("of two", "has 2 and there are 3: start 2")],
@@ -177,6 +182,7 @@ def test_what_no_rank_can_do_the_first_says(toy_file, unsupervised, trace, reaso
     assert [one.count(reason) for one in said] == [1, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_named_and_nobody_hangs(toy_file, unsupervised):
     with socket.socket() as other:
         other.bind(("", 0))

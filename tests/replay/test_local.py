@@ -9,6 +9,7 @@ from moetraffic.replay import make_plan, replay_trace
 from moetraffic.trace.trace import Trace
 
 
+@pytest.mark.slow
 def test_a_trace_in_memory_is_replayed_on_2_gloo_ranks(toy, tmp_path):
     trace, out = toy(world=2, iterations=(0, 1)), tmp_path / "out.h5"
     result = replay_trace(trace, ranks=2, output=out, layers=(1,), capacity="10Gbps")

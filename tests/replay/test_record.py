@@ -68,7 +68,13 @@ def seen(trace) -> Counter:
     return found
 
 
-@pytest.mark.parametrize("how", ["asap", "captured", "open-loop"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["asap", *(pytest.param(n, marks=SLOW) for n in ("captured", "open-loop"))],
+)
 def test_the_record_of_a_replay_is_its_plan(toy, forked, tmp_path, how):
     trace = toy(world=4, groups=[(0, 2), (3, 1)], largest=500)
     plan = make_plan(trace)
@@ -82,6 +88,7 @@ def test_the_record_of_a_replay_is_its_plan(toy, forked, tmp_path, how):
             assert sent[1:] == want
 
 
+@pytest.mark.slow
 def test_a_computed_pattern_of_all_kinds_is_recorded_as_planned(forked, tmp_path):
     """Tensor, pipeline, data and expert parallel ranks; no times: one order for all."""
     pattern = BackgroundPattern(

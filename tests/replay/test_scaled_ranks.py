@@ -35,6 +35,7 @@ def test_a_folded_trace_moves_the_sums_of_its_blocks(toy_file, replay_with, tmp_
     np.testing.assert_array_equal(after, blocks)
 
 
+@pytest.mark.slow
 def test_groups_that_meet_keep_an_order_that_all_ranks_share(
     toy_file, replay_with, tmp_path
 ):
@@ -46,6 +47,7 @@ def test_groups_that_meet_keep_an_order_that_all_ranks_share(
     assert summary.ranks == 2
 
 
+@pytest.mark.slow
 def test_a_shared_trace_moves_as_many_bytes_on_more_ranks(
     toy_file, replay_with, tmp_path
 ):
@@ -85,6 +87,7 @@ def test_a_missing_rank_is_refused_or_completed_when_asked(
     np.testing.assert_array_equal(two, before[:, [0, 2]][:, :, [0, 2]])
 
 
+@pytest.mark.slow
 def test_another_dispatcher_moves_the_same_routing(replay_with, tmp_path):
     trace, _ = routed(7)
     trace.save(tmp_path / "routed.h5")

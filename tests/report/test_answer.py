@@ -9,23 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moetraffic.analysis import Analysis, ExchangeAnalysis, OnOffStatistics, analyze
 from moetraffic.analysis.claim import (
     Claim,
     Outcome,
 )
-from moetraffic.analysis.conclusion import Subject
 from moetraffic.analysis.forecast.lead_time import LeadTimes
-from moetraffic.analysis.forecast.usefulness import WORSE
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.report.plain_data import as_dict
 from moetraffic.report.results.summary import by_part
 from moetraffic.report.summary.answer import answer, sentences
-from moetraffic.report.summary.claim_words import TOPICS
 from moetraffic.report.summary.line import Line
 from moetraffic.trace import Trace
 
@@ -74,44 +69,9 @@ def analysis(*exchanges: ExchangeAnalysis, bursts: tuple[Claim, ...] = ()) -> An
     )
 
 
-RECEIVED = Subject(
-    name="received",
-    about="bytes",
-    unit="bytes",
-    cells=2,
-    followed=2,
-    curves={},
-    forecasts=None,
-    limits=None,
-    memory=None,
-)
-
-
 def line(found: Analysis, topic: str) -> str:
     (text,) = (str(one) for one in answer(found) if one.topic == topic)
     return text
-
-
-def test_a_line_states_what_is_stated_and_of_which_layers() -> None:
-    found = analysis(
-        *(exchange(n, claim("skewed", STATED, 0.1 * (n + 1))) for n in range(4)),
-        exchange(4, claim("skewed")),
-        exchange(6, claim("skewed", FEW)),
-    )
-    assert line(found, "Skew") == (
-        "Skew: expert load: skewed (CV of the mean load 0.10 to 0.40; layers 0 to 3)."
-    )
-    note = "; CVs are corrected for sampling noise."
-    assert line(found, "Data").endswith(note)
-    assert note not in line(analysis(exchange(0, claim("skewed"))), "Data")
-    # layer 6 is undecided, whatever others show
-    assert line(found, "Undecided") == (
-        "Undecided: needs about 200 iterations, has 30: skewed (layer 6)."
-    )
-    assert (
-        line(found, "No evidence of")
-        == "No evidence of: expert load: skewed (layer 4)."
-    )
 
 
 def test_at_most_eight_lines_cover_every_claim() -> None:
@@ -138,58 +98,6 @@ def test_nothing_is_concluded_of_what_is_not_stated(name: str) -> None:
         assert ("needs about 200 iterations" in lines[why]) == (outcome is FEW)
 
 
-def test_where_experts_are_unknown_the_load_is_that_of_ranks() -> None:
-    claims = claim("level change", STATED, 60), claim("moves")
-    pair = replace(exchange(0, *claims), ranks=(0, 1), subjects=(RECEIVED,))
-    assert line(analysis(pair), "Movement") == (
-        "Movement: bytes received by 2 ranks: level change (at iteration 60)."
-    )
-    assert line(analysis(pair), "No evidence of") == (
-        "No evidence of: bytes received by 2 ranks: moves."
-    )
-    assert "experts unknown: bytes received by 2 ranks" in line(analysis(pair), "Data")
-
-
-def test_an_analysis_without_claims_has_no_summary() -> None:
-    assert answer(analysis(exchange(0))) == ()
-    data, why = sentences(analysis(exchange(0)))
-    assert data.startswith("Data: layer 0; 30 iterations")
-    assert why.startswith("Claims: none. ")
-    noted = replace(analysis(exchange(0)), notes=("the run is empty",))
-    assert sentences(noted)[1] == "Claims: none. The run is empty."
-
-
-UNTESTED, OPPOSITE = ("not tested: why",), (f"{WORSE}: MSE 49% above it",)
-DRAWN = [(STATED, ()), (NOT, ()), (NOT, UNTESTED), (FEW, ())]
-
-
-@pytest.mark.parametrize("name", LOAD)
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_each_layer_is_in_one_list_of_a_claim(name: str, data: st.DataObject) -> None:
-    """Stated, without evidence, undecided, not tested, or worse."""
-    worse = [(NOT, OPPOSITE)] * (name == "better than persistence")
-    outcome = st.sampled_from(DRAWN + worse)
-    layers = data.draw(st.lists(outcome, min_size=1, max_size=5))
-    ahead = 1 if name.endswith(("predictable", "persistence")) else -1
-    every = [
-        exchange(n, replace(claim(name, is_, 0.9), flags=flags, horizon=ahead))
-        for n, (is_, flags) in enumerate(layers)
-    ]
-    topics = {*TOPICS, "No evidence of", "Undecided"}
-    texts = [str(one) for one in answer(analysis(*every)) if one.topic in topics]
-    listed = []
-    for text in re.split("; not tested: |; worse", "; not tested: ".join(texts)):
-        of = re.search(r"layers? (\d+)(?: to (\d+)|((?:, \d+)*))", text)
-        if of is None:
-            listed += range(len(layers))
-        elif of[2]:
-            listed += range(int(of[1]), int(of[2]) + 1)
-        else:
-            listed += [int(of[1]), *map(int, re.findall(r"\d+", of[3]))]
-    assert sorted(listed) == list(range(len(layers))), texts
-
-
 @pytest.mark.parametrize("redrawn", [False, True])
 def test_loads_drawn_anew_in_each_iteration_vary(redrawn: bool) -> None:
     """Against the same loads in each iteration, which vary as sampling noise does."""
@@ -201,13 +109,6 @@ def test_loads_drawn_anew_in_each_iteration_vary(redrawn: bool) -> None:
     text = " ".join(sentences(found))
     assert bool(re.search(r"varies from .* \(\d{2,} times", text)) == redrawn
     assert re.search(r"No evidence of: .*moves", text)
-
-
-def test_a_share_below_all_is_not_rounded_up_to_all() -> None:
-    found = analysis(exchange(0, claim("predictable", STATED, 0.996)))
-    assert "(MSE 99.6% below the past mean)" in line(found, "Forecasts")
-    cells = analysis(exchange(0, claim("matrix predictable", figure=-0.9999)))
-    assert "cells 99.9% above the past mean" in line(cells, "No evidence of")
 
 
 def test_horizons_beyond_the_run_are_refused() -> None:

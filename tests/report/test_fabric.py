@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from moetraffic import Trace, load_fabric
-from moetraffic.data import path as data_path
-from moetraffic.fabric import Hosts, leaf_spine, rail_optimized, single_switch, torus
+from moetraffic import load_fabric
+from moetraffic.fabric import Hosts, leaf_spine, single_switch, torus
 from moetraffic.fabric.assessment import assess
-from moetraffic.report import link_charts
 from moetraffic.report import oversubscription as compared
-from moetraffic.report.chart import Chart
-from moetraffic.report.figure_style import FigureStyle
 from moetraffic.report.figures import draw
 from moetraffic.report.results import fabric as report
-from moetraffic.units import three_digits
 
 
 def test_tied_bounds_are_all_named_and_a_tied_link_beyond_the_listed_is_found() -> None:
@@ -62,55 +56,6 @@ def test_the_bound_is_the_mean_of_the_largest_of_each_iteration() -> None:
     assert row[4:6] == (pytest.approx(11 / 3), report.bounded_by(found, found.bound_s))
 
 
-def test_other_rates_and_halves_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "network.json"
-    path.write_text(
-        '{"topology": "leaf-spine", "leaves": 2, "spines": 1, "capacity": "100Gbps",'
-        ' "rates": {"rank2": "25Gbps", "leaf0 -> spine0": "10Gbps"}}'
-    )
-    network = load_fabric(str(path), 4)
-    sent = np.ones((4, 4), np.int64)
-    found = assess(network, network.slots, sent)
-    facts = dict(report.tables(found)[0].rows)
-    assert facts["network"] == "leaf-spine"  # its uplinks have no ratio in common
-    assert facts["hosts"] == (
-        "4, each 1 rank and 1 NIC; 100 Gbps NICs, rank2 25 Gbps, "
-        "leaf0 -> spine0 10 Gbps"
-    )
-    assert facts["bisection"] == (
-        "10 Gbps from the first to the second, 125 Gbps back, leaf0 against leaf1"
-    )
-    line = " ".join(report.sentences(found))
-    assert "cut between two halves (leaf0 against leaf1)" in line
-    assert "100 Gbps NICs, rank2 25 Gbps, leaf0 -> spine0 10 Gbps, over" in line
-    assert "share one leaf" not in line
-    one = load_fabric("leaf-spine", 8, capacity="1Gbps", ranks_per_host=3)
-    alone = assess(one, one.slots, np.ones((8, 8), np.int64))
-    said = " ".join(report.sentences(alone))
-    assert "All 3 hosts share one leaf" in said
-    assert "give --leaves 3, or another divisor of the hosts, for traffic" in said
-
-
-def test_hosts_without_ranks_are_counted() -> None:
-    for hosts, ending in ((2, "at once."), (5, "at once; 3 of 5 hosts without ranks.")):
-        network = load_fabric("single", 2, hosts=hosts, capacity="1Gbps")
-        found = assess(network, network.slots, np.ones((2, 2), np.int64))
-        assert any(line.endswith(ending) for line in report.sentences(found))
-
-
-def test_a_host_with_one_rank_is_named_so_in_tables_and_charts() -> None:
-    said = {}
-    with Trace.open(data_path("golden-v1.h5")) as trace:
-        for ranks in (1, 2):
-            network = load_fabric("single", 2, capacity="1Gbps", ranks_per_host=ranks)
-            chart, _ = link_charts.links(trace, network)
-            assert isinstance(chart, Chart)
-            said[ranks] = chart.source
-    assert "Hosts: 2, each 1 rank and 1 NIC; 1 Gbps NICs." in said[1]
-    assert "Hosts: 1, each 2 ranks and 2 NICs; 1 Gbps NICs" in said[2]
-    assert f"in the first; network: {network.topology.name}, ecmp routing;" in said[2]
-
-
 def test_oversubscription_is_compared_with_one_to_one() -> None:
     hosts = Hosts(number=4, nic_bytes_s=1e9)
     sent = np.zeros((2, 4, 4), np.int64)
@@ -139,65 +84,6 @@ def test_oversubscription_is_compared_with_one_to_one() -> None:
         "Oversubscription 4:1 takes as long as 1:1 with the same paths (1 s, limited "
         "by NICs)." in said
     )
-
-
-def test_the_comparison_of_one_hash_has_that_of_ideal_routing() -> None:
-    network = leaf_spine(
-        Hosts(number=8, nic_bytes_s=1e9), leaves=2, spines=4, oversubscription=4
-    )
-    sent = np.random.default_rng(0).integers(0, 1 << 20, (3, 8, 8))
-    ideal = assess(network, range(8), sent, routing="ideal")
-    ratio = ideal.bottleneck_s.sum() / ideal.without_oversubscription_s.sum()
-    times = f"{three_digits(ratio)} times as long"
-    words = f", for this hash seed; {times} with an even split over shortest paths."
-    for found, stated in ((ideal, False), (assess(network, range(8), sent), True)):
-        (line,) = (one for one in report.sentences(found) if "Oversub" in one)
-        assert line.endswith(words) == stated
-
-
-@pytest.mark.parametrize(
-    ("options", "idle"),
-    [
-        ({}, True),
-        ({"forwarding": "own"}, False),  # between rails
-        ({"pods": 2}, False),
-    ],
-)
-def test_rails_of_one_pod_have_no_comparison_of_uplinks(
-    options: dict[str, Any], idle: bool
-) -> None:
-    hosts = Hosts(number=4, ranks=2, nic_bytes_s=1e9)
-    network = rail_optimized(hosts, oversubscription=4, **options)
-    found = assess(network, range(8), np.ones((8, 8), np.int64))
-    assert found.loads[:, network.between_switches].any() != idle
-    said = "\n".join(report.sentences(found))
-    assert ("All 4 hosts share one pod, so no bytes cross a spine" in said) == idle
-    assert ("Oversubscription 4:1" in said) != idle
-
-
-@pytest.mark.parametrize("kind", ["leaf-spine", "rails"])
-def test_groups_of_ranks_inside_hosts_are_told_from_one_host_with_traffic(
-    kind: str,
-) -> None:
-    """The remedy of either case works, and none is given for idle spines."""
-    options: dict[str, Any] = {"capacity": "1Gbps", "ranks_per_host": 2}
-    network = load_fabric(kind, 4, **options)
-    group = np.ones((2, 2), np.int64)
-    every, one = np.kron(np.eye(2, dtype=np.int64), group), np.zeros((4, 4), np.int64)
-    one[:2, :2] = group
-    alone = "all ranks with traffic share one host"
-    grouped = "each group of ranks that exchange data lies on one host"
-    for sent, words, other in ((every, grouped, alone), (one, alone, grouped)):
-        said = "\n".join(report.sentences(assess(network, network.slots, sent)))
-        assert words in said
-        assert other not in said
-        assert "spine:" not in said
-    assert "--slots strided" not in said
-    for remedy in ({"slots": "strided"}, {"ranks_per_host": 1}):
-        spread = load_fabric(kind, 4, **{**options, **remedy})
-        said = "\n".join(report.sentences(assess(spread, spread.slots, every)))
-        assert "No bytes cross the network" not in said
-        assert "NICs to switches" in said
 
 
 def test_the_link_that_is_the_slowest_most_often_is_named() -> None:
@@ -335,20 +221,6 @@ def test_no_time_is_below_a_lower_bound() -> None:
     assert not any("even split" in name for name in names[1:])
 
 
-def test_the_caption_names_rates_and_oversubscription(tmp_path: Path) -> None:
-    path = tmp_path / "network.json"
-    said = {"topology": "leaf-spine", "capacity": "8Gbps", "leaves": 2, "spines": 1}
-    rates = {"leaf0 -> spine0": "2Gbps"}
-    path.write_text(json.dumps({**said, "rates": rates}))
-    network = load_fabric(str(path), 4)
-    found = assess(network, network.slots, np.ones((4, 4), np.int64))
-    caption = link_charts.figure(found, [0], "run.h5: 4 ranks").source
-    assert "8 Gbps NICs, leaf0 -> spine0 2 Gbps." in caption
-    assert "Oversubscription 1:1 to 8:1 (by leaf and direction)." in caption
-    first, *_ = report.sentences(found)
-    assert "2 Gbps, oversubscription 1:1 to 8:1 (by leaf and direction), " in first
-
-
 @pytest.mark.parametrize("rates", [{}, {"leaf0 -> spine0": "1Gbps"}])
 def test_flows_are_compared_with_an_even_split_over_links_of_one_rate_alone(
     tmp_path: Path, rates: dict[str, str]
@@ -365,14 +237,3 @@ def test_flows_are_compared_with_an_even_split_over_links_of_one_rate_alone(
     (line,) = (one for one in report.sentences(found) if one.startswith("ECMP"))
     assert not rates or "The bottleneck link is in no such group." in line
     assert ("the only group of parallel links of equal rate" in line) == bool(rates)
-
-
-@pytest.mark.parametrize("width", [None, 3.4, 7.0])
-def test_every_drawn_link_is_named(width: float | None) -> None:
-    network = leaf_spine(Hosts(number=8, nic_bytes_s=1e9), leaves=2, spines=2)
-    found = assess(network, range(8), np.ones((3, 8, 8), np.int64))
-    chart = link_charts.figure(found, [0, 1, 2], "run.h5")
-    axes = draw(chart, FigureStyle(width_in=width)).axes[1]
-    named = [label.get_text() for label in axes.get_yticklabels()]
-    assert named == [*chart.panels[1].series[0].y]
-    assert len(named) == link_charts.DRAWN

@@ -8,9 +8,7 @@ import pytest
 from rich.console import Console
 
 from moetraffic.cli import main
-from moetraffic.report import figures
 from moetraffic.report.results import study as report
-from moetraffic.report.results.pattern import stripes
 from moetraffic.studies import Study, reproduce, there
 from moetraffic.tables import Table
 
@@ -55,26 +53,6 @@ def test_every_cell_of_a_study_is_told(small):
     assert report.as_dict(small)["tables"][0]["rows"][4][0] == "case 4"
 
 
-def test_the_errors_of_the_summary_are_those_of_the_table(small):
-    """Computed values are rounded in a table, errors are of the unrounded values."""
-    by_row = report.sentences(small)[1]
-    assert "median error 1.0%, largest 1.0%, of 5 published values" in by_row
-
-
-def test_what_has_published_values_is_drawn_each_in_its_way(small, tmp_path):
-    drawn = [t for t in small.tables if report.drawable(t)]
-    assert [t.title for t in drawn] == ["By row", "Many", "Over size"]
-    seen = []
-    for table in drawn:
-        chart = report.figure(small, table)
-        (axes,) = figures.draw(chart).axes
-        seen.append((axes.get_xscale(), len(axes.get_yticks())))
-        path = figures.save(chart, tmp_path / f"{report.slug(table.title)}.png")
-        assert path.stat().st_size > 5000
-    assert [scale for scale, _ in seen] == ["linear", "linear", "log"]
-    assert seen[0][1] == 5
-
-
 def test_reproduce_prints_writes_and_does_not_overwrite(tmp_path, capsys):
     out = tmp_path / "studies"
     assert main(["reproduce", "gpt350m"]) == 0
@@ -110,14 +88,6 @@ def test_every_study_can_be_told_and_drawn():
         drawn = [report.figure(study, t) for t in study.tables if report.drawable(t)]
         # a heatmap is what APNet'24 publishes, and no figure beside ours in a table
         assert drawn or name == "apnet24"
-
-
-def test_the_stripes_of_a_layout_are_drawn_by_kind():
-    drawn = stripes()
-    assert set(drawn) == {"p4-t2-d4", "p4-t4-d4", "p2-t8-d4"}
-    for figure in drawn.values():
-        said = {panel.name[0].split(":")[0] for panel in figure.panels}
-        assert {"all", "TP", "PP", "DP", "EmbTableSync"} <= said
 
 
 def test_bandwidths_are_read_asked_and_drawn(tmp_path, capsys):

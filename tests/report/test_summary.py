@@ -21,8 +21,7 @@ from moetraffic.analysis.claim import Claim, claim_of
 from moetraffic.analysis.forecast.lead_time import LeadTimes
 from moetraffic.data import path
 from moetraffic.report.plain_data import as_dict
-from moetraffic.report.results.pictures import charts
-from moetraffic.report.results.summary import by_part, replay_sentence, tables
+from moetraffic.report.results.summary import replay_sentence, tables
 from moetraffic.report.summary.answer import answer
 from moetraffic.tables import Table
 from moetraffic.trace import Trace
@@ -161,61 +160,6 @@ def test_an_estimate_below_noise_is_no_measured_zero() -> None:
         (row,) = (row for row in first.rows if row[0] == name)
         assert "not above noise" in row
         assert f"at most {claim.high:.4g}" in row
-
-
-def test_figures_of_claims_have_a_unit_or_a_name() -> None:
-    with Trace.open(path("run-top2-balanced.h5")) as trace:
-        found = analyze(trace, parts=["claims"], layers=[0])
-    known = [c for c in found.claims if np.isfinite(c.figure)]
-    assert not [c.name for c in known if not c.unit and not c.measure]
-    units = {"", "iterations", "share", "s"}
-    assert {c.unit for c in found.claims} <= units
-
-
-def test_only_claims_that_lack_data_name_what_they_need() -> None:
-    run = path("run-top2-balanced.h5")
-    found = analyze(run, layers=0, parts=["claims"], horizons=[1, 20])
-    outcomes = set()
-    for table in by_part(found)["claims"]:
-        at = [*table.columns].index("needs") if table.rows else 0
-        for row in table.rows:
-            assert (row[at] is None) == (not str(row[2]).startswith("not enough data"))
-            outcomes.add(row[2].rstrip("*"))
-    assert {"stated", "not enough data"} <= outcomes
-
-
-def test_an_improvement_that_is_not_predictable_says_whose_p_value_it_has() -> None:
-    """An interval without 0 beside a large p-value needs a reason."""
-    with Trace.open(path("run-top2-balanced.h5")) as trace:
-        found = analyze(trace, parts=["claims"])
-    above = [
-        claim
-        for claim in found.claims
-        if claim.name == "better than persistence"
-        and claim.low > 0
-        and not claim.stated
-    ]
-    assert above
-    assert all("the p-value is that for" in ", ".join(c.flags) for c in above)
-
-
-def test_the_demand_of_a_period_differs_and_names_its_layer() -> None:
-    """A mean over ten iterations would hide a period of ten."""
-    turn = np.eye(10, dtype=np.int64) * 90 + 1
-    counts = np.tile(turn, (4, 1))[:36, None, None]
-    trace = Trace.from_arrays(np.tile(counts, (1, 1, 2, 1)), k=1)
-    (chart,) = charts(trace, analyze(trace, parts=["skew"]), ["demand"]).values()
-    hottest = [int(np.argmax(p.series[0].z[0])) for p in chart.panels]
-    assert hottest == [0, 8, 5]
-    assert chart.panels[0].series[0].unit == f"token copies, layer {trace.layers[0]}"
-
-
-def test_continued_lines_of_notes_are_indented() -> None:
-    shown = printed([Table(rows=[], notes=["word " * 60])])
-    first, *rest = shown.strip().splitlines()
-    assert first.startswith("word")
-    assert rest
-    assert all(line.startswith("  word") for line in rest)
 
 
 def test_a_replay_counts_all_to_alls_as_such() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import socket
 import struct
 import traceback
 import zlib
@@ -56,13 +55,9 @@ from moetraffic.trace.segments.segment import (
     write_segment,
 )
 
-HEAVY = {  # their files take a second or more to make
-    *("a_matrix_of_gigabytes", "one_large_group_among_many", "million_groups"),
-    *("hundred_thousand_sites", "thousands_of_experts_each", "steps_of_a_bomb"),
-    *("thousands_of_attributes", "thousands_of_attributes_beside", "bomb"),
-    *("loops_and_depths_beside", "thousands_of_links", "tiny_chunks"),
-    *("hundred_thousand_placements", "two_thousand_million_rows"),
-}
+HEAVY = {"million_groups", "bomb", "two_thousand_million_rows"}
+"""Their files take a second or more to make."""
+
 CRAFTED: list[Callable[[Path], judge.Judged]] = []
 REWRITES: list[Callable[[h5py.File, np.random.Generator], None]] = []
 LIBVER = ("v110", "v110")
@@ -349,41 +344,6 @@ def endless_device(path: Path) -> Path:
 
 
 @hostile("refused", sealed=False)
-def own_memory(path: Path) -> Path:
-    """The file system of processes has regular files whose size is told as 0."""
-    return Path("/proc/self/mem")
-
-
-@hostile("refused", sealed=False)
-def folder_of_that_name(path: Path) -> Path:
-    """A folder opens like a file."""
-    path.unlink()
-    path.mkdir()
-    return path
-
-
-@hostile("refused", sealed=False)
-def socket_of_that_name(path: Path) -> Path:
-    """A socket in the file system cannot be opened."""
-    path.unlink()
-    here = Path.cwd()
-    try:
-        os.chdir(path.parent)  # the name of a socket is short
-        socket.socket(socket.AF_UNIX).bind(path.name)
-    finally:
-        os.chdir(here)
-    return path
-
-
-@hostile("refused", sealed=False)
-def link_to_itself(path: Path) -> Path:
-    """A symbolic link can lead round in a circle."""
-    path.unlink()
-    path.symlink_to(path)
-    return path
-
-
-@hostile("refused", sealed=False)
 def nothing_in_it(path: Path) -> Path:
     """An empty file is what a full disk leaves."""
     path.write_bytes(b"")
@@ -432,28 +392,6 @@ def shrinks_while_open(path: Path) -> Path:
     return path
 
 
-@hostile(
-    "refused",
-    sealed=False,
-    read=lambda path, _: _read_while(
-        path, lambda p: p.write_bytes(bytes(p.stat().st_size))
-    ),
-)
-def wiped_while_open(path: Path) -> Path:
-    """A file can be written over between opening and reading it."""
-    return path
-
-
-@hostile(
-    "right",
-    sealed=False,
-    read=lambda path, _: _read_while(path, lambda p: p.unlink()),
-)
-def removed_while_open(path: Path) -> Path:
-    """A name can vanish while its file is read."""
-    return path
-
-
 # ---- elsewhere, and round in circles ----------------------------------------------
 
 
@@ -475,14 +413,6 @@ def virtual_dataset(file: h5py.File) -> None:
     layout = h5py.VirtualLayout(shape, "<i4")
     layout[:] = h5py.VirtualSource("elsewhere.h5", "d", shape)
     file.create_virtual_dataset("demand_4x8", layout)
-
-
-@hostile("refused")
-@changing
-def soft_link(file: h5py.File) -> None:
-    """A soft link gives one dataset for another."""
-    del file["step_loss"]
-    file["step_loss"] = h5py.SoftLink("/step_tokens")
 
 
 @hostile("refused")
@@ -510,32 +440,6 @@ def one_column_twice(file: h5py.File) -> None:
     file["placement_layer"] = file["placement_expert"]
 
 
-@hostile("right")
-@changing
-def loops_and_depths_beside(file: h5py.File) -> None:
-    """A group that holds the root, and groups in groups: walking them never ends."""
-    group = file.create_group("beside")
-    group["root"] = file["/"]
-    for _ in range(200):
-        group = group.create_group("g")
-
-
-@hostile("refused")
-@changing
-def group_for_column(file: h5py.File) -> None:
-    """A group where a dataset should be."""
-    del file["step"]
-    file.create_group("step")["step"] = file["/"]
-
-
-@hostile("refused")
-@changing
-def thousands_of_links(file: h5py.File) -> None:
-    """Listing a root of many links takes memory and time."""
-    for number in range(5000):
-        file[f"x{number}"] = h5py.SoftLink("/x")
-
-
 # ---- kinds of elements ------------------------------------------------------------
 
 
@@ -560,86 +464,9 @@ def texts_of_any_length(file: h5py.File) -> None:
 
 @hostile("refused")
 @changing
-def lists_of_any_length(file: h5py.File) -> None:
-    """Variable-length lists lie in the global heap too."""
-    _typed(h5py.vlen_dtype(np.int32))(file)
-
-
-@hostile("refused")
-@changing
 def references(file: h5py.File) -> None:
     """A reference is an address to follow."""
     _typed(h5py.ref_dtype)(file)
-
-
-@hostile("refused")
-@changing
-def references_to_regions(file: h5py.File) -> None:
-    """A reference to a region lies in the global heap."""
-    del file["site_layer"]
-    file.create_dataset("site_layer", (3,), h5py.regionref_dtype, chunks=(3,))
-
-
-@hostile("refused")
-@changing
-def committed_compound(file: h5py.File) -> None:
-    """A named compound type of absurd size stands for every element."""
-    file["type"] = np.dtype([("a", "<i4"), ("b", "V4000000")])
-    del file["site_layer"]
-    file.create_dataset("site_layer", (3,), file["type"], chunks=(1,))
-
-
-@hostile("refused")
-@changing
-def compound_of_thousands(file: h5py.File) -> None:
-    """Each member of a compound type costs many times its bytes in the file."""
-    fields = np.dtype([(f"f{i}", "<i4") for i in range(1000)])
-    _typed(fields)(file)
-
-
-@hostile("refused")
-@changing
-def opaque_elements(file: h5py.File) -> None:
-    """Elements without a meaning."""
-    _typed("V4")(file)
-
-
-@hostile("refused")
-@changing
-def arrays_as_elements(file: h5py.File) -> None:
-    """An element that is an array makes a shape longer than it looks."""
-    del file["site_layer"]
-    file.create_dataset("site_layer", (3,), np.dtype("(1000,1000)<i4"), chunks=(1,))
-
-
-@hostile("refused")
-@changing
-def named_numbers(file: h5py.File) -> None:
-    """An enumeration has the width of its numbers."""
-    _typed(h5py.enum_dtype({"A": 0, "B": 1}, "<i4"))(file)
-
-
-@hostile("refused")
-@changing
-def other_end_first(file: h5py.File) -> None:
-    """Big-endian numbers, read as little-endian ones."""
-    _typed(">i4")(file)
-
-
-@hostile("refused")
-@changing
-def few_bits(file: h5py.File) -> None:
-    """An integer of 4 bytes of which 17 bits count, from the third on."""
-    kind = h5py.h5t.STD_I32LE.copy()
-    kind.set_precision(17)
-    kind.set_offset(3)
-    rows = len(file["site_layer"])
-    del file["site_layer"]
-    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    plist.set_chunk((rows,))
-    plist.set_fletcher32()
-    space = h5py.h5s.create_simple((rows,), (h5py.h5s.UNLIMITED,))
-    h5py.h5d.create(file.id, b"site_layer", kind, space, plist)
 
 
 @hostile("refused")
@@ -649,38 +476,7 @@ def floats_for_counts(file: h5py.File) -> None:
     put_panel(file, "demand_4x8", np.full((80, 4, 8), 0.5), "<f4")
 
 
-@hostile("refused")
-@changing
-def text_of_another_encoding(file: h5py.File) -> None:
-    """Text that is no UTF-8."""
-    rows = len(file["site_label"])
-    put_column(file, "site_label", ["größe".encode("latin-1")] * rows, "S5")
-
-
-@hostile("refused")
-@changing
-def wide_text(file: h5py.File) -> None:
-    """Text of fixed width, a megabyte of it for each of few rows."""
-    put_column(file, "site_label", [b"x"] * len(file["site_label"]), "S1000000")
-
-
 # ---- attributes -------------------------------------------------------------------
-
-
-@hostile("refused")
-@changing
-def thousands_of_attributes(file: h5py.File) -> None:
-    """Attributes without end."""
-    for number in range(3000):
-        file.attrs[f"a{number}"] = number
-
-
-@hostile("right")
-@changing
-def thousands_of_attributes_beside(file: h5py.File) -> None:
-    """Attributes of a dataset are never read."""
-    for number in range(3000):
-        file["demand_4x8"].attrs[f"a{number}"] = number
 
 
 @hostile("refused")
@@ -688,48 +484,6 @@ def thousands_of_attributes_beside(file: h5py.File) -> None:
 def attribute_of_any_length(file: h5py.File) -> None:
     """Variable-length text in an attribute."""
     file.attrs["model"] = "of variable length"
-
-
-@hostile("refused")
-@changing
-def attribute_that_points(file: h5py.File) -> None:
-    """A reference in an attribute."""
-    file.attrs["source"] = file["step"].ref
-
-
-@hostile("refused")
-@changing
-def attribute_of_nothing(file: h5py.File) -> None:
-    """An attribute may have no value at all."""
-    file.attrs["hidden"] = h5py.Empty("<i8")
-
-
-@hostile("refused")
-@changing
-def attribute_of_many(file: h5py.File) -> None:
-    """A list where a number should be."""
-    file.attrs["hidden"] = np.arange(8000)
-
-
-@hostile("refused")
-@changing
-def attribute_beyond_integers(file: h5py.File) -> None:
-    """A number that no int64 holds."""
-    file.attrs["hidden"] = np.uint64(2**64 - 1)
-
-
-@hostile("refused")
-@changing
-def attribute_of_another_encoding(file: h5py.File) -> None:
-    """An attribute that is no UTF-8."""
-    file.attrs["model"] = np.bytes_("größe".encode("latin-1"))
-
-
-@hostile("refused")
-@changing
-def version_of_another_type(file: h5py.File) -> None:
-    """A version that is no number."""
-    file.attrs["format_version"] = np.float64("nan")
 
 
 @hostile("refused")
@@ -774,51 +528,6 @@ def chunk_of_zeros(file: h5py.File) -> None:
     made.id.write_direct_chunk((0,), bytes(made.chunks[0] * 8 + 4))
 
 
-@hostile("refused", sealed=False)
-@changing
-def unfiltered_chunk(file: h5py.File) -> None:
-    """A chunk that says that filters were left out for it."""
-    made = file["occurrence_sequence"]
-    made.id.write_direct_chunk((0,), bytes(made.chunks[0] * 8), filter_mask=1)
-
-
-@hostile("refused")
-@changing
-def inflated_twice(file: h5py.File) -> None:
-    """Deflate twice: a million to one."""
-    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    plist.set_chunk((256, 4, 8))
-    plist.set_shuffle()
-    plist.set_deflate(1)
-    plist.set_deflate(1)
-    del file["demand_4x8"]
-    space = h5py.h5s.create_simple((80, 4, 8), (h5py.h5s.UNLIMITED, 4, 8))
-    h5py.h5d.create(file.id, b"demand_4x8", h5py.h5t.STD_I32LE, space, plist)
-
-
-def _filtered(**filters: Any) -> Callable[[h5py.File], None]:
-    def change(file: h5py.File) -> None:
-        values = file["demand_4x8"][...]
-        del file["demand_4x8"]
-        file.create_dataset("demand_4x8", data=values, chunks=(256, 4, 8), **filters)
-
-    return change
-
-
-@hostile("refused")
-@changing
-def lzf(file: h5py.File) -> None:
-    """A filter that HDF5 has, and that is not of the format."""
-    _filtered(compression="lzf", shuffle=True, maxshape=(None, 4, 8))(file)
-
-
-@hostile("refused")
-@changing
-def scaled(file: h5py.File) -> None:
-    """A filter that loses digits."""
-    _filtered(scaleoffset=3, maxshape=(None, 4, 8))(file)
-
-
 @hostile("refused")
 @changing
 def plugin(file: h5py.File) -> None:
@@ -857,118 +566,6 @@ def claimed_rows_of_a_panel(file: h5py.File) -> None:
     put_column(file, "issue_4_crc32", [0], "<u4")
 
 
-@hostile("refused")
-@changing
-def tiny_chunks(file: h5py.File) -> None:
-    """Each chunk of one number costs hundreds of bytes of memory."""
-    del file["step"]
-    values = np.arange(20_000)
-    file.create_dataset(
-        "step", data=values, chunks=(1,), maxshape=(None,), fletcher32=True
-    )
-
-
-@hostile("refused")
-@changing
-def in_one_piece(file: h5py.File) -> None:
-    """A dataset without chunks has no checksum."""
-    values = file["step"][...]
-    del file["step"]
-    file.create_dataset("step", data=values)
-
-
-@hostile("refused")
-@changing
-def steps_of_a_bomb(file: h5py.File) -> None:
-    """30,000 steps of 4,000 ranks: a few megabytes that inflate to four gigabytes."""
-    ranks, steps = 4000, 30_000
-    file.attrs["world"] = np.int64(ranks)
-    put_column(file, "rank", np.arange(ranks), "<i4")
-    put_column(file, "rank_node", [b"n"] * ranks, "S1")
-    put_column(file, "step", np.arange(steps), "<i8")
-    put_column(file, "step_kind", [b"train"] * steps, "S5")
-    for name, dtype in (
-        ("step_loss", "<f8"),
-        ("step_tokens", "<i8"),
-        ("step_start", "<i8"),
-        ("step_end", "<i8"),
-    ):
-        _zeros(file, name, (steps, ranks), dtype)
-
-
-def _zeros(file: h5py.File, name: str, shape: tuple[int, ...], dtype: str) -> None:
-    """A sound panel of zeros of any size, made without its bytes."""
-    kind = np.dtype(dtype)
-    chunk = chunk_shape(shape, kind.itemsize)
-    del file[name]
-    made = file.create_dataset(
-        name,
-        shape,
-        kind,
-        chunks=chunk,
-        maxshape=(None, *shape[1:]),
-        shuffle=True,
-        compression="gzip",
-        compression_opts=1,
-    )
-    packed = zlib.compress(bytes(int(np.prod(chunk)) * kind.itemsize), 9)
-    for corner in np.ndindex(*(-(-n // c) for n, c in zip(shape, chunk, strict=True))):
-        at = tuple(i * c for i, c in zip(corner, chunk, strict=True))
-        made.id.write_direct_chunk(at, packed)
-    one = zlib.crc32(bytes(int(np.prod(shape[1:])) * kind.itemsize))
-    put_column(file, f"{name}_crc32", np.full(shape[0], one), "<u4")
-
-
-def _of_ranks(file: h5py.File, ranks: int) -> None:
-    """A world of many ranks, all in the first group."""
-    file.attrs["world"] = np.int64(ranks)
-    put_column(file, "rank", np.arange(ranks), "<i4")
-    put_column(file, "rank_node", [b"n"] * ranks, "S1")
-    put_column(file, "group_size", [ranks, 2], "<i4")
-    put_column(file, "group_rank", [*range(ranks), 0, 2], "<i4")
-    steps = len(file["step"])
-    for name in ("step_loss", "step_tokens", "step_start", "step_end"):
-        _zeros(file, name, (steps, ranks), file[name].dtype.str)
-
-
-@hostile("refused")
-@changing
-def a_matrix_of_gigabytes(file: h5py.File) -> None:
-    """A matrix between 12,000 ranks, 1.1 GB, in a file of a megabyte or two."""
-    ranks = 12_000
-    _of_ranks(file, ranks)
-    rows = len(file["wire_4"])
-    for name in list(file):
-        if name.startswith(("issue_4", "start_4", "end_4", "present_4", "wire_4")):
-            file.move(name, name.replace("_4", f"_{ranks}"))
-    for name in ("issue", "start", "end", "present"):
-        new = f"{name}_{ranks}"
-        _zeros(file, new, (len(file[new]), ranks), file[new].dtype.str)
-    _zeros(file, f"wire_{ranks}", (1, ranks, ranks), "<i8")
-    assert rows > 1
-
-
-@hostile("another trace")
-@changing
-def hundred_thousand_sites(file: h5py.File) -> None:
-    """Every row of a table becomes an object."""
-    _more_sites(file, 100_000)
-
-
-def _more_sites(file: h5py.File, count: int) -> None:
-    have = len(file["site"])
-    for name in [n for n in file if n == "site" or n.startswith("site_")]:
-        old = file[name][...]
-        more = np.repeat(old[-1:], count - have)
-        if name == "site_constants":
-            more[:] = 0
-        if name == "site_wire":
-            more[:] = 0
-        if name == "site_slot":
-            more = np.arange(1, count - have + 1)
-        put_column(file, name, np.concatenate([old, more]), old.dtype.str)
-
-
 @hostile("another trace")
 @changing
 def million_groups(file: h5py.File) -> None:
@@ -978,80 +575,6 @@ def million_groups(file: h5py.File) -> None:
     put_column(file, "group_kind", [b"ep", b"dp"] + [b"tp"] * (count - 2), "S2")
     put_column(file, "group_size", [4, 2] + [1] * (count - 2), "<i4")
     put_column(file, "group_rank", [0, 1, 2, 3, 0, 2] + [0] * (count - 2), "<i4")
-
-
-@hostile("another trace")
-@changing
-def one_large_group_among_many(file: h5py.File) -> None:
-    """A table of all groups' ranks, as wide as the widest: 50,000 x 50,000."""
-    ranks = 50_000
-    _of_ranks(file, ranks)
-    count = 50_000
-    sizes = np.ones(count, int)
-    sizes[:2] = 4, 2
-    sizes[2] = ranks
-    put_column(file, "group", np.arange(count), "<i4")
-    put_column(file, "group_kind", [b"ep"] * count, "S2")
-    put_column(file, "group_size", sizes, "<i4")
-    every = [0, 1, 2, 3, 0, 2, *range(ranks), *([0] * (count - 3))]
-    put_column(file, "group_rank", every, "<i4")
-    # the sites of the group of two become sites of the large one
-    group = file["site_group"][...]
-    group[group == 1] = 2
-    wire = file["site_wire"][...]
-    wire[group == 2] = 0
-    constants = file["site_constants"][...]
-    constants[:] = 0
-    put_column(file, "site_group", group, "<i4")
-    put_column(file, "site_wire", wire, "<i4")
-    put_column(file, "site_constants", constants, "<i4")
-    put_column(file, "constant_bytes", [], "<i8")
-    for name in ("present", "issue", "start", "end"):
-        rows, dtype = len(file[f"{name}_2"]), file[f"{name}_2"].dtype.str
-        del file[f"{name}_2_crc32"]
-        file.move(f"{name}_2", f"{name}_{ranks}")
-        _zeros(file, f"{name}_{ranks}", (rows, ranks), dtype)
-    del file["volume_2"]
-
-
-@hostile("another trace")
-@changing
-def hundred_thousand_placements(file: h5py.File) -> None:
-    """Rows of placement times groups: a product that need not be walked."""
-    count = 100_000
-    put_column(file, "placement", np.arange(count), "<i8")
-    put_column(file, "placement_group", np.arange(count), "<i4")
-    for name in ("layer", "expert", "replica", "rank"):
-        put_column(file, f"placement_{name}", np.zeros(count), "<i4")
-    put_column(file, "placement_valid_from", np.zeros(count), "<i8")
-    put_column(file, "group", np.arange(count), "<i4")
-    put_column(file, "group_kind", [b"ep"] * count, "S2")
-    put_column(file, "group_size", [4, 2] + [1] * (count - 2), "<i4")
-    put_column(file, "group_rank", [0, 1, 2, 3, 0, 2] + [0] * (count - 2), "<i4")
-
-
-@hostile("another trace")
-@changing
-def thousands_of_experts_each(file: h5py.File) -> None:
-    """Occurrences times kinds of routing: a product that need not be walked."""
-    _more_sites(file, 20_000)
-    experts = file["site_experts"][...]
-    have = int(np.flatnonzero(experts == 0)[-1]) + 1
-    assert have == len(experts)
-    count = 100_000
-    site = np.sort(np.arange(count) % 19_000 + 1000)
-    site = np.concatenate([file["occurrence_site"][...], site])
-    when = np.concatenate([file["occurrence_iteration"][...], np.zeros(count, int)])
-    new = np.flatnonzero(np.r_[True, site[1:] != site[:-1]])
-    nth = np.arange(len(site)) - np.repeat(new, np.diff(np.r_[new, len(site)]))
-    when = np.where(site >= 1000, nth, when)
-    put_column(file, "occurrence", np.arange(len(site)), "<i8")
-    put_column(file, "occurrence_site", site, "<i4")
-    put_column(file, "occurrence_iteration", when, "<i8")
-    put_column(file, "occurrence_sequence", np.full(len(site), -1), "<i8")
-    for name in ("present", "issue", "start", "end"):
-        rows = len(file[f"{name}_4"]) + count
-        _zeros(file, f"{name}_4", (rows, 4), file[f"{name}_4"].dtype.str)
 
 
 # ---- numbers ----------------------------------------------------------------------
@@ -1137,54 +660,6 @@ def negative_count(file: h5py.File) -> None:
     put_panel(file, "demand_4x8", values, "<i4")
 
 
-@hostile("another trace")
-@changing
-def dropped_more_than_routed(file: h5py.File) -> None:
-    """More copies dropped than routed: bytes below zero, had they been computed."""
-    put_panel(file, "dropped_4x8", np.full((40, 4, 8), 1000), "<i4")
-
-
-@hostile("refused")
-@changing
-def the_same_site_twice(file: h5py.File) -> None:
-    """Two sites that nothing tells apart."""
-    for name in [n for n in file if n.startswith("site_")]:
-        values = file[name][...]
-        values[-1] = values[-2]
-        file[name][...] = values
-
-
-@hostile("refused")
-@changing
-def panel_that_nothing_calls_for(file: h5py.File) -> None:
-    """A panel of ranks that no group has."""
-    put_panel(file, "present_9", np.ones((3, 9)), "|u1")
-
-
-@hostile("another trace")
-@changing
-def losses_that_are_none(file: h5py.File) -> None:
-    """Infinite losses, and an infinite capacity."""
-    put_panel(file, "step_loss", np.full(file["step_loss"].shape, np.inf), "<f8")
-    file.attrs["capacity_factor"] = np.float64("-inf")
-
-
-@hostile("another trace")
-@changing
-def times_that_overflow(file: h5py.File) -> None:
-    """Times whose differences are beyond int64."""
-    shape = file["end_4"].shape
-    put_panel(file, "end_4", np.full(shape, 2**63 - 1), "<i8")
-    put_panel(file, "issue_4", np.full(shape, -(2**63) + 1), "<i8")
-
-
-@hostile("refused")
-@changing
-def a_world_of_its_own(file: h5py.File) -> None:
-    """A world of more ranks than are listed."""
-    file.attrs["world"] = np.int64(2**62)
-
-
 # ---- addresses --------------------------------------------------------------------
 
 
@@ -1214,23 +689,6 @@ def chunk_beyond_the_end(path: Path) -> Path:
     return path
 
 
-@hostile("refused", sealed=False)
-def chunk_of_another(path: Path) -> Path:
-    """A column whose chunk is that of another column of its size."""
-    offset, _ = _addressed(path, "placement_layer")
-    other, _ = _addressed(path, "placement_expert")
-    forged(path, b"EAIB", struct.pack("<Q", offset), struct.pack("<Q", other))
-    return path
-
-
-@hostile("refused", sealed=False)
-def chunk_over_the_metadata(path: Path) -> Path:
-    """A chunk that is the head of the file."""
-    offset, _ = _addressed(path, "demand_4x8")
-    forged(path, b"EAIB", struct.pack("<Q", offset), struct.pack("<Q", 8))
-    return path
-
-
 @hostile("right", sealed=False)
 def still_open_for_writing(path: Path) -> Path:
     """The mark of a writer that died: what is there is complete, or it is not."""
@@ -1239,17 +697,6 @@ def still_open_for_writing(path: Path) -> Path:
     data[44:48] = struct.pack("<I", mutations.lookup3(bytes(data[:44])))
     path.write_bytes(bytes(data))
     return path
-
-
-@hostile("refused", sealed=False)
-def older_objects(path: Path) -> Path:
-    """Objects of the first HDF5 have no checksums, and trees that can be circles."""
-    with h5py.File(path) as file, h5py.File(path.with_name("old.h5"), "w") as old:
-        for name, value in file.attrs.items():
-            old.attrs[name] = value
-        for name in file:
-            file.copy(name, old, name)
-    return path.with_name("old.h5")
 
 
 # ---- segments ---------------------------------------------------------------------
@@ -1375,14 +822,6 @@ def segment_that_is_a_pipe(path: Path) -> Path:
     victim = rank_folder(folder, 1) / "segment-000001.h5"
     victim.unlink()
     os.mkfifo(victim)
-    return folder
-
-
-@in_merge("left out")
-def segment_that_is_a_trace(path: Path) -> Path:
-    """A trace where a segment should be."""
-    folder = _told(path)
-    path.rename(rank_folder(folder, 1) / "segment-000001.h5")
     return folder
 
 

@@ -105,7 +105,7 @@ def sent(trace, iteration, phase):
     dispatcher=st.sampled_from(["two-level", "deduplicated"]),
     per_node=st.sampled_from([1, 2]),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_every_token_goes_where_its_experts_are(seed, k, dispatcher, per_node):
     trace, masks = routed(seed, k=k)
     made = redispatch(trace, dispatcher, ranks_per_node=per_node)

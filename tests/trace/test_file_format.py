@@ -14,7 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import TraceError
@@ -148,7 +148,6 @@ def test_plain_h5py_reads_it(captured: Path) -> None:
     dtype=st.sampled_from(["<i4", "<i8", "|u1"]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
 def test_a_chunk_survives_its_coding(
     shape: tuple[int, int, int], dtype: str, seed: int
 ) -> None:

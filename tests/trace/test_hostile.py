@@ -73,7 +73,7 @@ def test_thousands_of_damaged_files_of_others(part: int, tmp_path: Path) -> None
 def test_crafted_files_are_taken_as_they_must(tmp_path: Path) -> None:
     found = verdicts(tmp_path, "--hostile")
     assert [one for one in found if one["outcome"] != "as expected"] == []
-    assert len(found) >= 120
+    assert len(found) >= 70
 
 
 def test_damaged_files_are_noticed(tmp_path: Path) -> None:

@@ -335,7 +335,6 @@ def test_layers_alone_are_no_steps(record: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
 @given(play=PLAYS)
 def test_many_made_up_runs_are_found_again(theatre: Made, play: dict[str, Any]) -> None:
     check(theatre(**possible(play)))

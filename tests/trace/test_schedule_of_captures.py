@@ -20,6 +20,8 @@ from moetraffic.trace.segments.segment import Segment, read_segment
 
 from .conftest import as_segments, inferred
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("dropped", "padded-again")
 LONG = (
     *("dropless", "alone", "padded", "again", "pipeline", "short-pipeline"),

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
-from moetraffic.trace import Trace
 from moetraffic.validation.downstream import (
     FIGURES,
     PORT_BYTES_S,
@@ -18,7 +14,6 @@ from moetraffic.validation.downstream import (
     difference,
     downstream,
 )
-from moetraffic.validation.routing_counts import routing_counts
 
 RANKS, EXPERTS = 4, 8
 
@@ -73,38 +68,6 @@ def test_the_numbers_of_experts_do_not_matter() -> None:
     kept = [found.pop("retention at 10") for found in (first, renamed)]
     assert kept[0] == pytest.approx(kept[1], abs=0.02)
     assert renamed == pytest.approx(first)
-
-
-def test_a_random_walk_is_forecast_and_independent_iterations_are_not() -> None:
-    walk = downstream(drifting(400, 3))
-    assert walk["skill at 1"] > walk["skill at 10"] > 0.3
-    shuffled = downstream(np.random.default_rng(4).permutation(drifting(400, 3)))
-    assert abs(shuffled["skill at 1"]) < 0.05
-    assert shuffled["change"] > 2 * walk["change"]
-    for name in ("entropy", "max over mean", "p99 link time", "p99 completion"):
-        assert shuffled[name] == pytest.approx(walk[name])  # of single iterations
-
-
-def test_a_trace_has_the_figures_of_its_counts(tmp_path: Path) -> None:
-    path = tmp_path / "run.h5"
-    asked = ["--virtual", "--ep", "2", "--dp", "4", "--nproc", "4", "--experts", "8"]
-    small = ["--layers", "2", "--hidden", "16", "--heads", "1", "--sequence", "16"]
-    assert main(["capture", *asked, *small, "--iterations", "4", "-o", str(path)]) == 0
-    with Trace.open(path) as trace:
-        run = routing_counts(trace)
-        assert (run.width, run.copy_bytes) == (2, 16 * 4)
-        wire = trace.wire(trace.find(operation="all_to_all", phase="dispatch"))
-        found = downstream(trace)
-        assert found == pytest.approx(
-            downstream(run.counts, holder=run.holder, width=2, copy_bytes=64),
-            nan_ok=True,
-        )
-    # of each iteration the larger of two groups
-    wire[:, np.arange(2), np.arange(2)] = 0
-    ports = np.maximum(wire.sum(axis=1), wire.sum(axis=2)).max(axis=1)
-    slowest = ports.reshape(4, -1).max(axis=1) / 25e9
-    assert found["p99 link time"] == pytest.approx(np.percentile(slowest, 99))
-    assert np.isnan(found["skill at 10"])  # 4 iterations are too few
 
 
 def test_differences_are_signed_relative_and_of_skill_absolute() -> None:

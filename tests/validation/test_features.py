@@ -91,7 +91,7 @@ def test_spectrum_counts_the_directions_in_which_rows_differ() -> None:
 
 
 @given(st.integers(2, 12), st.floats(0.2, 5), st.integers(20, 2000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_the_change_of_a_constant_load_is_its_sampling_noise(
     experts: int, alpha: float, copies: int
 ) -> None:

@@ -65,20 +65,6 @@ def test_loads_and_matrix_that_settle_together(still):
     assert found.load.evenness[60:].mean() == pytest.approx(1, abs=0.005)
 
 
-def test_a_load_that_settled_shortly_before_the_end_is_given_no_iteration():
-    """Of the same process; its matrix, which is noisier, settles as in more steps."""
-    counts = scene(90, 8, 8, 2000, 8, 0.0)
-    found = convergence_of(
-        counts.sum(axis=1), counts.reshape(90, -1), at=np.arange(90) * 10
-    )
-    assert found.load.converged is False
-    assert found.load.settled_at == -1
-    assert found.cells.converged
-    assert 100 < found.cells.settled_at < 450
-    assert np.isnan(found.load.half_life)
-    assert found.cells.half_life == pytest.approx(80 * np.log(2), rel=0.1)
-
-
 def test_loads_that_even_out_while_the_matrix_wanders_and_stays_sparse(wandering):
     found = convergence_of(*wandering)
     assert found.load.converged
@@ -97,36 +83,6 @@ def test_a_jump_late_in_the_run_is_no_convergence():
     assert found.load.changed_at.tolist() == [400]
     assert found.load.converged is False
     assert "iteration 400" in found.load.why
-
-
-def test_evenness_has_no_counting_noise():
-    rng = np.random.default_rng(2)
-    loads = rng.multinomial(60, np.full(16, 1 / 16), 300)
-    found = convergence_of(loads, loads)
-    plain = (loads.sum(axis=1) ** 2 / (16 * (loads**2).sum(axis=1))).mean()
-    assert plain < 0.85
-    assert found.load.evenness.mean() > 0.93
-    p = np.array([0.5, 0.25, 0.15, 0.1])
-    skewed = rng.multinomial(200, p, 2000)
-    found = convergence_of(skewed, skewed)
-    exact = 1 / (4 * (p**2).sum())
-    assert found.load.evenness.mean() == pytest.approx(exact, rel=0.01)
-
-
-def test_bytes_and_copies_say_the_same(still):
-    loads, cells = still
-    one = convergence_of(loads, cells)
-    two = convergence_of(loads * 64, cells * 64, copy_size=64)
-    assert one.load.change_floor == pytest.approx(two.load.change_floor, nan_ok=True)
-    assert one.cells.distance_floor == pytest.approx(two.cells.distance_floor)
-    assert one.hot_cells.counting_overlap == two.hot_cells.counting_overlap
-
-
-def test_it_is_the_same_every_time(still):
-    loads = still[0][:40]
-    one, two = convergence_of(loads, loads), convergence_of(loads, loads)
-    assert one.load.claims == two.load.claims
-    assert one.hot_experts.counting_overlap == two.hot_experts.counting_overlap
 
 
 @pytest.mark.parametrize(("t", "e", "c"), [(0, 3, 3), (1, 1, 1), (3, 4, 2), (30, 2, 3)])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.signal import lfilter
 
 from moetraffic.analysis.claim import Claim, Outcome
 from moetraffic.analysis.convergence.level_claims import level_claims
@@ -38,37 +37,6 @@ def test_experts_that_expect_the_same_are_not_skewed(process) -> None:
     assert sum(of_process(process, seed).stated for seed in range(3)) == 0
 
 
-@pytest.mark.parametrize(
-    ("process", "known"), [("fast walk", True), ("balanced", False)]
-)
-def test_a_random_walk_is_named_as_the_reason_why_skew_is_not_tested(
-    process: str, known: bool
-) -> None:
-    """However long the run is; of a balanced router it is tested."""
-    claims = [of_process(process, seed) for seed in range(6)]
-    unseen = [c for c in claims if c.outcome is Outcome.NO_EVIDENCE]
-    assert len(unseen) >= 2
-    assert all(("random walk" in c.untested) == known for c in unseen)
-    assert {c.result for c in unseen} == {"not tested" if known else "no evidence"}
-
-
-def test_a_mean_within_white_noise_is_no_evidence_even_if_a_walk_is_possible() -> None:
-    """A balanced run whose 95% region of motions happens to have a random walk."""
-    draw = np.random.default_rng(7).multinomial(1024, [1 / 8] * 8, (300, 2, 4))
-    claim = skew(draw[:, 0].sum(axis=1))
-    assert (claim.result, claim.figure) == ("no evidence", 0)
-
-
-def test_no_number_of_iterations_is_promised_of_random_walks() -> None:
-    for seed in range(20):
-        rng = np.random.default_rng([seed, 300, 77])
-        shares = np.exp(np.cumsum(rng.normal(0, 0.05, (300, 8)), axis=0))
-        shares /= shares.sum(axis=1, keepdims=True)
-        claim = skew(rng.multinomial(2048, shares))
-        assert (claim.outcome, claim.needs) == (Outcome.NO_EVIDENCE, 0)
-        assert "random walk" in claim.untested
-
-
 @pytest.mark.parametrize("process", UNEQUAL)
 def test_experts_that_expect_more_than_others_are_skewed(process) -> None:
     assert all(of_process(process, seed).stated for seed in range(3))
@@ -82,35 +50,6 @@ def test_the_interval_holds_the_probabilities_that_were_drawn() -> None:
         claim = skew(np.random.default_rng(seed).multinomial(300, share, 40))
         within += claim.low <= cv <= claim.high
     assert 52 <= within <= 60
-
-
-def test_the_interval_holds_for_loads_that_move() -> None:
-    """The mean of an autoregression scatters more than sampling noise does."""
-    within, level = 0, np.linspace(-0.4, 0.4, 8)
-    drawn = np.exp(level + np.random.default_rng(1).normal(0, 0.25, (100_000, 8)))
-    expected = (drawn / drawn.sum(axis=1, keepdims=True)).mean(axis=0)
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
-        states = lfilter([1], [1, -0.8], rng.normal(0, 0.15, (500, 8)), axis=0)[200:]
-        shares = np.exp(level + states)
-        shares /= shares.sum(axis=1, keepdims=True)
-        claim = skew(rng.multinomial(2000, shares))
-        assert claim.stated
-        within += claim.low <= expected.std() / expected.mean() <= claim.high
-    assert 52 <= within <= 60
-
-
-def test_loads_that_are_uneven_in_turn_are_not_skewed() -> None:
-    """What one expert has more in one iteration, another has in the next."""
-    counts = np.full((128, 8), 100)
-    counts[np.arange(128), np.arange(128) % 8] = 300
-    assert not skew(counts).stated
-    counts[:, 0] += 100
-    assert skew(counts).stated
-    assert "(expert 0)" in skew(counts).statement
-    of_ranks = skewed(counts, about="bytes received", item="rank").statement
-    assert "loads of ranks differ" in of_ranks
-    assert "(rank 0)" in of_ranks
 
 
 def test_loads_that_never_vary_are_skewed_unless_they_are_even() -> None:
@@ -127,14 +66,6 @@ def test_only_the_iterations_of_the_stable_level_are_used() -> None:
     assert not found.stated
     assert 180 < found.used <= 200
     assert f"of iterations from {found.left_out} on" in found.flags[0]
-
-
-def test_a_mean_that_motion_may_explain_has_this_reason() -> None:
-    claims = [of_process("regime switch", seed) for seed in range(6)]
-    few = [c for c in claims if c.outcome is Outcome.NOT_ENOUGH_DATA]
-    assert few
-    assert all(c.needs > c.used for c in few)
-    assert all("motion may explain the uneven mean" in c.sentence for c in few)
 
 
 def test_short_runs_and_choices_of_all_experts_are_not_tested() -> None:

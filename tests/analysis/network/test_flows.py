@@ -47,7 +47,7 @@ def test_of_a_uniform_matrix_r_minus_g_of_r_minus_1_leaves_the_host(ranks, share
     assert found == pytest.approx((ranks - 8) / (ranks - 1))
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     hnp.arrays(np.int64, (6, 6), elements=st.integers(0, 10**12)),
     st.lists(st.integers(0, 3), min_size=6, max_size=6),

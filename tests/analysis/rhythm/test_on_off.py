@@ -42,6 +42,7 @@ def test_neither_order_nor_overlap_matters():
     np.testing.assert_equal(asdict(rhythm(halves, ends)), asdict(rhythm(start, end)))
 
 
+@pytest.mark.slow
 def test_bins_stay_few_for_short_bursts_in_a_long_run():
     start = np.arange(3000) * 1000 * MS
     found = rhythm(start, start + 1000)

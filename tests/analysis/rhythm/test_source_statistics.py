@@ -9,23 +9,19 @@ import numpy as np
 import pytest
 
 from moetraffic import Trace
-from moetraffic.analysis.rhythm import sources
 from moetraffic.analysis.rhythm.source_statistics import (
     LINKS,
     SOURCES,
     OnOffStatistics,
     beats,
 )
-from moetraffic.analysis.times import call_times
 from moetraffic.analysis.times.call_times import (
     observed_steps,
-    on_the_wire,
     step_starts,
 )
 from moetraffic.data import path
 from moetraffic.errors import AnalysisError
 from moetraffic.trace import ALL_TO_ALL, PHASES, UNKNOWN_TIME
-from moetraffic.trace.model import CLOCK
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -118,39 +114,6 @@ def test_real_runs_are_told_whole(captured: Path) -> None:
         assert told["dispatch"].amount == told["combine_grad"].amount
 
 
-def test_blocks_do_not_matter(captured: Path, monkeypatch) -> None:
-    with Trace.open(captured) as trace:
-        whole = beats(trace, by=SOURCES)
-        monkeypatch.setattr(call_times, "CELLS", 64)
-        parts = beats(trace, by=SOURCES)
-    for one, other in zip(parts.found, whole.found, strict=True):
-        assert (one.name, one.events, one.amount) == (
-            other.name,
-            other.events,
-            other.amount,
-        )
-        assert one.rhythm.duty == other.rhythm.duty
-        assert one.rhythm.position == other.rhythm.position
-
-
-def test_of_too_many_events_the_busiest_and_the_middle_are_told(
-    captured: Path, monkeypatch
-) -> None:
-    with Trace.open(captured) as trace:
-        found, _ = on_the_wire(trace, trace.layers, None)
-        sent = sources.link_bytes(trace, found).sum(axis=1)
-        monkeypatch.setattr(sources, "EVENTS", 2 * len(found))
-        told = beats(trace, by=["rank", "link"])
-        ranks = [b.ranks[0] for b in told.found if b.by == "rank"]
-        assert ranks == sorted(np.argsort(-sent)[:2].tolist())
-        assert any("2 busiest of 4 ranks" in note for note in told.notes)
-        told = beats(trace, by=["rank"], most=1)
-        assert [b.ranks for b in told.found] == [(int(np.argmax(sent)),)]
-        monkeypatch.setattr(sources, "EVENTS", len(found) // 3)
-        told = beats(trace, by=["phase"])
-        assert any("iterations 8 to 15 alone" in note for note in told.notes)
-
-
 def test_an_evaluation_between_steps_is_no_gap(captured: Path) -> None:
     trace = clocked(captured)
     steps = trace.steps
@@ -191,33 +154,6 @@ def test_without_times_there_is_no_rhythm(captured: Path) -> None:
         found = beats(virtual)
         assert found.found == ()
         assert "virtual" in found.notes[0]
-
-
-def test_calls_without_a_name_have_the_rhythm_of_ranks_alone(captured: Path) -> None:
-    with Trace.open(captured) as trace:
-        counts = [
-            o
-            for o in trace.find(operation=ALL_TO_ALL)
-            if not trace.sites[trace.occurrences.site[o]].phase
-        ]
-        nameless = trace.select(np.array(counts, np.int64))
-        found = beats(nameless, by=SOURCES)
-        assert found.about == "all all-to-alls"
-        assert {b.by for b in found.found} == {"rank", "link"} | (
-            {"layer"} if any(s.layer >= 0 for s in nameless.sites) else set()
-        )
-        assert any("no rhythm by phase" in note for note in found.notes)
-
-
-def test_a_clock_that_is_hardly_known_is_said(captured: Path) -> None:
-    trace = clocked(captured)
-    clocks = np.array([(1, 0, 0, 0), (1, 10**12, 0, 5 * MS)], CLOCK)
-    found = beats(trace.replace(clocks=clocks), by=["phase", "rank"])
-    told = by_name(found)
-    assert told["dispatch"].clock_error_ns == 5 * MS
-    # a rank's own start and end are of one clock
-    assert told["rank 2"].clock_error_ns == 0
-    assert any("phase dispatch: half of the bursts" in note for note in found.notes)
 
 
 def test_a_golden_file_is_told() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from moetraffic.analysis import analyze
 from moetraffic.analysis.skew.capacity import LoadFigures
-from moetraffic.report.summary.answer import conclusions
 from moetraffic.trace import Trace
 
 TOKENS, EXPERTS, RANKS, FACTOR = 64, 8, 4, 1.25
@@ -54,35 +52,3 @@ def test_drops_that_obey_no_capacity_have_no_rule() -> None:
     assert found.rule == ""
     assert np.isnan(found.factor)
     assert figures(copies, 0 * copies).rule == ""
-
-
-@pytest.mark.parametrize("drops", [True, False])
-def test_the_summary_names_drops_their_rule_and_starved_experts(drops: bool) -> None:
-    copies = routed(idle=2)
-    trace = Trace.from_arrays(copies, dropped=over(copies) * drops, k=1)
-    data, skew, *_ = conclusions(analyze(trace, parts=["claims"]))
-    share = over(copies).sum() / copies.sum()
-    assert (
-        f"{share:.1%} of token copies dropped: capacity factor " in data
-        if drops
-        else "no token copy dropped" in data
-    )
-    load = copies.sum(axis=(0, 1, 2, 3))
-    most = load.max() / load.mean()
-    assert f"max/mean of the run {most:.2f}, starved: experts 0, 1;" in skew
-
-
-def test_the_summary_names_starved_experts_with_their_layers_or_counts_many() -> None:
-    """A dead expert is named whatever the tests of skew decide; a long list is not."""
-
-    def skew(*idle: list[int]) -> str:
-        copies = np.concatenate([routed() for _ in idle], axis=1)
-        for layer, experts in enumerate(idle):
-            copies[:, layer, ..., experts] = 0
-        found = analyze(Trace.from_arrays(copies, k=1), parts=["claims"])
-        return next(one for one in conclusions(found) if one.startswith("Skew"))
-
-    assert ", starved: expert 7 in all layers;" in skew([7], [7])
-    assert ", starved: expert 5 in layer 1;" in skew([], [5])
-    assert ", starved: expert 1 in layer 0, expert 7 in layer 1;" in skew([1], [7])
-    assert ", 1 to 2 of 8 experts starved;" in skew([0, 3], [1], [2, 5])

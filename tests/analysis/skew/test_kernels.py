@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -84,7 +84,6 @@ def test_slices_types_and_memory_order_change_nothing(kind, monkeypatch):
     assert_equal(whole, matrix_statistics(counts.astype(counts.dtype.newbyteorder())))
 
 
-@settings(max_examples=40)
 @given(
     hnp.arrays(
         st.sampled_from([np.int32, np.int64, np.uint8, np.int16]),

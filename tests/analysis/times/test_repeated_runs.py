@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import warnings
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from moetraffic.analysis.comparison import compare
 from moetraffic.analysis.resampling import Interval
 from moetraffic.analysis.times.completion import completion
 from moetraffic.analysis.times.repeated_runs import (
-    BETWEEN_COMMANDS,
     mean_of_runs,
     ratio_of_runs,
     run_sums,
@@ -36,35 +34,6 @@ def test_the_ratio_of_runs_is_welchs_on_logarithms():
         assert p == pytest.approx(known.pvalue)
         assert found.value == pytest.approx(stats.gmean(above) / stats.gmean(below))
     assert np.isnan(ratio_of_runs(np.array([1.0, 0.0]), np.ones(2))[1])
-
-
-def test_replays_of_one_command_differ_in_at_most_one_of_twenty_comparisons():
-    seed = secrets.randbits(32)
-    rng = np.random.default_rng(seed)
-    false = 0
-    for _ in range(2000):
-        spread = rng.uniform(0.01, 1.0)
-        runs = np.exp(spread * rng.standard_normal((2, int(rng.integers(2, 8)))))
-        found, _ = ratio_of_runs(*runs)
-        false += not found.low <= 1 <= found.high
-    # 5% and four standard errors of 2,000 draws
-    assert false / 2000 < 0.07, seed
-
-
-def test_commands_on_busy_hosts_are_rarely_told_apart_and_large_effects_are():
-    """With the measured variance between commands, at level 0.01 of 4,000 pairs."""
-    seed = secrets.randbits(32)
-    rng = np.random.default_rng(seed)
-    false, seen = 0, 0
-    for _ in range(4000):
-        between = np.sqrt(BETWEEN_COMMANDS) * rng.standard_normal((2, 1))
-        runs = np.exp(0.1 * (between + rng.standard_normal((2, 5))))
-        false += ratio_of_runs(*runs, busy=True)[1] < 0.01
-        seen += ratio_of_runs(runs[0], 0.4 * runs[1], busy=True)[1] < 0.01
-    # 1.5 times the level, as the variance between commands is not in that of the runs,
-    # and four standard errors
-    assert false / 4000 < 0.015 + 4 * np.sqrt(0.015 / 4000), seed
-    assert seen / 4000 > 0.9, seed
 
 
 def test_what_a_replay_does_not_determine_a_comparison_does_not_either(replay):

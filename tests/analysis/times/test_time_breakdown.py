@@ -24,7 +24,6 @@ def events(draw_from: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
 SOME = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
 @given(compute=SOME, communication=SOME, low=st.integers(0, 40), n=st.integers(0, 60))
 def test_each_nanosecond_is_counted_where_it_belongs(compute, communication, low, n):
     k, c = events(compute), events(communication)
@@ -98,7 +97,7 @@ def test_parameters_that_are_fetched_ahead_are_awaited_in_turn():
     assert found.hidden_fraction[0] == pytest.approx(1 / 5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(calls=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40)), max_size=6))
 def test_the_parts_of_a_step_add_up(calls):
     trace = made([(0, [(a, a, a + n)] * 2) for a, n in calls])

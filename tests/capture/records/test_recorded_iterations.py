@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.arrays import Int64
@@ -97,7 +97,6 @@ def recorded(
     return calls, steps, writer.segments
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     blocks=st.lists(
         st.sampled_from(["fb", "fbc", "cfbc", "ffbb"]), min_size=3, max_size=12

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 ROWS = [  # ROWS[i][j]: rows from rank i to rank j
     [1, 0, 3, 2],
     [0, 0, 0, 0],  # has nothing to send

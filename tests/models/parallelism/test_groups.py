@@ -13,6 +13,7 @@ from moetraffic.models.parallelism.gradients import ReplicatedUpdate, gradient_n
 from moetraffic.patterns import Parallelism, Training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [

@@ -16,6 +16,7 @@ Small = Callable[..., Workload]
 Sent = Callable[..., dict[Any, list[int]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "changes"),
     [

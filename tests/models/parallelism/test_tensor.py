@@ -15,6 +15,7 @@ Small = Callable[..., Workload]
 Sent = Callable[..., dict[Any, list[int]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "gating"),
     [
@@ -69,12 +70,14 @@ def test_a_layer_has_two_all_reduces_each_way(
             assert found == {norm: [8]}
 
 
+@pytest.mark.slow
 def test_experts_that_get_no_row(run_ranks: Run) -> None:
     for result in run_ranks("nothing_arrives", 2):
         assert result["y"].shape == (0, 4)
         assert result["x_grad"].shape == (0, 4)
 
 
+@pytest.mark.slow
 def test_biases_are_split_with_their_outputs(run_ranks: Run) -> None:
     for result in run_ranks("biased", 2):
         torch.testing.assert_close(result["y"], result["expected"])
@@ -83,6 +86,7 @@ def test_biases_are_split_with_their_outputs(run_ranks: Run) -> None:
         assert result["slices"] == [(6,), (6, 4), (4, 6)]
 
 
+@pytest.mark.slow
 def test_what_a_decoder_asks_gets_its_whole_gradient(
     run_ranks: Run, small: Small
 ) -> None:

@@ -17,6 +17,7 @@ Sent = Callable[..., dict[Any, list[int]]]
 ELEMENT = 8  # float64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [
@@ -39,7 +40,12 @@ def test_a_sharded_run_equals_one_process(
             assert torch.equal(values, ranks[0]["dense"][name]), name
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "zero", [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3]
+)
 def test_what_each_stage_sends(
     zero: int, tmp_path: Path, run_as_one: Run, small: Small, sent: Sent
 ) -> None:

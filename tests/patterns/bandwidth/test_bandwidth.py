@@ -75,7 +75,7 @@ def test_an_unknown_collective_is_refused_by_name():
 # ---- the fit -----------------------------------------------------------------------
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     alpha_us=st.floats(0.1, 1000),
     beta_gbs=st.floats(0.01, 500),

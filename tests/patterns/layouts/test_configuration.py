@@ -64,6 +64,7 @@ print(passes(config, GPUS["H100"]).recomputed.tobytes().hex())
 """
 
 
+@pytest.mark.slow
 def test_no_time_depends_on_the_order_of_a_set() -> None:
     """Two processes whose hashes of text differ have the same bits."""
     found = {

@@ -4,7 +4,7 @@ from itertools import chain, permutations, product
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as some
 
 from moetraffic.cli.workload import describe
@@ -56,7 +56,6 @@ def test_a_rank_is_where_the_formula_says() -> None:
                     assert grid.stage_of[rank] == pp
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     order=some.sampled_from(ORDERS),
     ep=SIZES,
@@ -103,7 +102,6 @@ def test_both_grids_partition_the_world(
             assert len({grid.stage_of[rank] for rank in group}) == 1
 
 
-@settings(max_examples=60, deadline=None)
 @given(ep=SIZES, edp=SIZES, tp=SIZES, pp=SIZES, order=some.sampled_from(ORDERS))
 def test_experts_of_a_layout_that_trains_cross_in_its_replicas(
     ep: int, edp: int, tp: int, pp: int, order: str
@@ -157,7 +155,6 @@ def test_unknown_kind() -> None:
         Parallelism().groups("rows")
 
 
-@settings(max_examples=30, deadline=None)
 @given(some.integers(1, 6), some.integers(1, 40))
 def test_stages_divide_the_layers_evenly(pp: int, layers: int) -> None:
     stages = chunk_layers(layers, pp)

@@ -16,7 +16,6 @@ from moetraffic.patterns.layouts.schedules import (
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(p=some.integers(1, 5), rounds=some.integers(1, 3), v=some.integers(1, 3))
 def test_a_schedule_runs_to_its_end(p: int, rounds: int, v: int) -> None:
     v = v if p > 1 else 1
@@ -45,7 +44,7 @@ def test_a_schedule_runs_to_its_end(p: int, rounds: int, v: int) -> None:
         assert len(done) > before, "stages wait for each other"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(p=some.integers(2, 5), rounds=some.integers(1, 3), v=some.integers(1, 4))
 def test_neighbors_and_the_wrap_around(p: int, rounds: int, v: int) -> None:
     m = p * rounds

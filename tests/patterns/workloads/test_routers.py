@@ -163,6 +163,7 @@ def test_an_option_accepts_its_kind_and_range(
     assert option.rule.startswith("is ")
 
 
+@pytest.mark.slow
 def test_names_are_known_without_torch() -> None:
     ran = subprocess.run(
         [

@@ -92,6 +92,7 @@ def test_four_ranks_in_two_groups_give_a_trace_and_a_summary(
             assert (end - issue > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("checks", "said"),
     [

@@ -113,7 +113,11 @@ def test_unknown_times_leave_one_order_for_all_ranks(toy):
 
 
 @pytest.mark.parametrize(
-    ("text", "stretch"), [("captured", 1.0), ("scaled:0.5", 0.5), ("scaled:2", 2.0)]
+    ("text", "stretch"),
+    [
+        ("captured", 1.0),
+        *(pytest.param(f"scaled:{n:g}", n, marks=pytest.mark.slow) for n in (0.5, 2.0)),
+    ],
 )
 def test_at_a_pace_of_gaps_each_is_due_a_gap_after_what_it_waits_for(
     toy, forked, text, stretch
@@ -128,6 +132,7 @@ def test_at_a_pace_of_gaps_each_is_due_a_gap_after_what_it_waits_for(
         assert timing.end[-1] - timing.issue[0] >= program.gap_ns.sum() * stretch
 
 
+@pytest.mark.slow
 def test_as_soon_as_possible_nothing_is_due(toy, forked):
     plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), spaced))
     for _, timing in run(forked, plan, Pace()):
@@ -155,6 +160,7 @@ class SlowOperation(Backend):
         return lambda: Later(launch())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["asap", "captured"])
 def test_streams_overlap_and_iterations_do_not(toy, forked, text):
     plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), beside))
@@ -175,6 +181,7 @@ def test_streams_overlap_and_iterations_do_not(toy, forked, text):
         assert timing.issue[when == 1].min() >= timing.end[when == 0].max()
 
 
+@pytest.mark.slow
 def test_an_open_loop_issues_at_absolute_times_whatever_has_ended(toy, forked):
     plan = make_plan(at_times(toy(iterations=(0, 1), largest=100), spaced))
     for rank, (_, timing) in enumerate(
@@ -189,6 +196,7 @@ def test_an_open_loop_issues_at_absolute_times_whatever_has_ended(toy, forked):
         assert timing.end[slow] > timing.issue[slow + 1]
 
 
+@pytest.mark.slow
 def test_operations_that_are_not_waited_for_all_have_ends(toy, forked):
     plan = make_plan(at_times(toy(iterations=range(4), largest=100), beside))
     for _, timing in run(forked, plan, parse_pace("open-loop")):
@@ -196,7 +204,7 @@ def test_operations_that_are_not_waited_for_all_have_ends(toy, forked):
 
 
 @given(wait_us=st.integers(-50, 1500))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_wait_never_ends_early(wait_us):
     due = time.monotonic_ns() + 1000 * wait_us
     for gaps in (Gaps.SLEEP, Gaps.SPIN):
@@ -210,7 +218,7 @@ def test_long_waits_show_that_the_rank_lives():
 
 
 @given(factor=st.floats(0.001, 1000))
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 def test_a_pace_reads_what_it_writes(factor):
     one = Pace(schedule=Schedule.SCALED, factor=float(f"{factor:g}"))
     assert parse_pace(str(one)) == one

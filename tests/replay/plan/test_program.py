@@ -199,6 +199,7 @@ def test_negative_bytes_are_refused(toy):
         make_plan(trace)
 
 
+@pytest.mark.slow
 def test_planning_needs_no_torch():
     code = (
         "import sys, moetraffic.replay.__main__, moetraffic.replay.results.result;"

@@ -81,6 +81,7 @@ def test_what_is_sent_is_received(kind):
         assert send.sum() == receive.sum()
 
 
+@pytest.mark.slow
 def test_a_long_program_is_prepared_in_blocks(toy, forked, monkeypatch):
     plan = make_plan(toy(iterations=range(12)))
     monkeypatch.setattr(timed_pass, "PREPARED", 8)

@@ -14,7 +14,7 @@ from moetraffic.replay import make_plan
 from moetraffic.replay.plan.selection import Depth, Verification
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     share=st.floats(0.001, 1.0),
     seed=st.integers(0, 2**32),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.replay import make_plan
@@ -99,7 +99,6 @@ def test_on_a_device_a_member_arrives_when_its_operation_starts(plan):
     np.testing.assert_allclose(found.transfer_s * 1e6, moved)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     late=st.lists(st.integers(0, 500), min_size=9, max_size=9),
     moves=st.lists(st.integers(1, 300), min_size=3, max_size=3),

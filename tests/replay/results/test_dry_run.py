@@ -107,6 +107,7 @@ def test_rows_are_the_whole_plan(toy):
 # ---- the command line ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_dry_run_imports_no_torch_and_starts_no_rank(toy_file):
     trace = toy_file(world=4)
     code = (

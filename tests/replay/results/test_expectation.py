@@ -165,6 +165,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "width"), [("gloo", 2), ("gloo-duplex", 16)])
 def test_prepared_calls_take_the_memory_that_is_announced(backend, width, tmp_path):
     """Measured in a process of its own, whose memory nothing else changes."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import MoetrafficError
@@ -304,7 +304,6 @@ def sparse_exchanges(draw) -> Trace:
     return exchanges((EVERYONE, {}), *made)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     trace=sparse_exchanges(),
     share=st.sampled_from([0, 1, 2, 8]),

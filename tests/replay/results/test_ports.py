@@ -164,6 +164,7 @@ def test_a_network_slower_than_the_measured_ports_bounds_nothing(tmp_path):
     assert faster_than(hosts, ports) == ""
 
 
+@pytest.mark.slow
 def test_ports_of_two_real_ranks_are_in_the_result(replay_with, toy_file, tmp_path):
     trace, file = toy_file(iterations=(0, 1)), tmp_path / "fidelity.json"
     made = replay_with(trace, probe=True, repeat=2, capacity="1Mbps")

@@ -52,6 +52,7 @@ def test_the_interval_covers_the_mean_of_runs_at_its_level():
     assert covered / 1500 == pytest.approx(0.95, abs=0.025), seed
 
 
+@pytest.mark.slow
 def test_a_comparison_has_the_busbw_of_the_replays_themselves(
     replay_with, toy_file, tmp_path
 ):
