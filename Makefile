@@ -24,7 +24,7 @@ demo: $(VENV)/.ready
 
 # a third of the tests' time is waiting for ranks: three processes keep two cores busy;
 # a file's tests stay together, so that what they share is made once
-PYTEST := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # all checks, also if one fails; a signal ends the running one
 LINT := trap 'kill $$!; exit 130' INT TERM; failed=; \
