@@ -13,7 +13,6 @@ from .collisions import (
 from .compatibility import (
     Job,
     compatibility,
-    consistent_shifts,
     score,
     unify,
 )
@@ -48,7 +47,6 @@ __all__ = [
     "block",
     "collisions",
     "compatibility",
-    "consistent_shifts",
     "coverage",
     "cut_bounds",
     "decompose",

@@ -16,13 +16,12 @@ References
 ----------
 S. Rajasekaran, M. Ghobadi, A. Akella, "CASSINI: Network-Aware Job Scheduling in Machine
 Learning Clusters", NSDI 2024 (arXiv 2308.00852), section 3: circles, table 1: the
-optimization; equation 5: from angles to time; section 4.1, algorithm 1 and theorem 1:
-the affinity graph of jobs and links, whose shifts are unique without loops.
+optimization; equation 5: from angles to time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, lcm
 
@@ -308,67 +307,3 @@ def _centered(turned: list[Float64], capacity: float, shifts: Int64) -> Int64:
         middle = (int(begin[longest]) + int(end[longest]) - 1) // 2
         chosen[job] = (middle + origin) % len(turned[job])
     return chosen
-
-
-def consistent_shifts(
-    links: Mapping[str, Mapping[str, float]],
-    periods_s: Mapping[str, float],
-    *,
-    tolerance_s: float = 1e-9,
-) -> dict[str, float]:
-    """Compute one time shift per job that is consistent with the shifts on every link.
-
-    Only the differences between the jobs of a link matter, so that a traversal of the
-    affinity graph from any job determines all others of its component.
-
-    Parameters
-    ----------
-    links
-        Shift of each job on each link, by link and job, seconds.
-    periods_s
-        Iteration time of each job, seconds.
-    tolerance_s
-        Maximum difference of the shifts of one job where links form a loop.
-
-    Returns
-    -------
-    dict of str to float
-        Shift by job, seconds in [0, period); 0 for the first job of each connected
-        component of the graph.
-
-    Raises
-    ------
-    FabricError
-        If a job has no period, or links in a loop contradict each other.
-
-    Examples
-    --------
-    >>> wanted = {"l1": {"a": 0.0, "b": 30.0}, "l2": {"b": 0.0, "c": 10.0}}
-    >>> consistent_shifts(wanted, {"a": 100.0, "b": 100.0, "c": 100.0})
-    {'a': 0.0, 'b': 30.0, 'c': 40.0}
-    """
-    found: dict[str, float] = {}
-    names = dict.fromkeys(job for jobs in links.values() for job in jobs)
-    for job in names:
-        positive(periods_s.get(job, float("nan")), f"the period of {job}")
-    for first in names:
-        if first in found:
-            continue
-        found[first], reached = 0.0, [first]
-        for job in reached:  # grows below: breadth-first over the jobs of shared links
-            for link, jobs in links.items():
-                for other, shift in jobs.items() if job in jobs else ():
-                    period = periods_s[other]
-                    due = (found[job] + shift - jobs[job]) % period
-                    if other not in found:
-                        found[other] = due
-                        reached.append(other)
-                    apart = abs(found[other] - due)
-                    if min(apart, period - apart) > tolerance_s:
-                        raise FabricError(
-                            f"links agree on each job's shift, but {link} wants "
-                            f"{other} at {due:g} s and another link at "
-                            f"{found[other]:g} s: place the jobs so that no two links "
-                            "join the same jobs twice"
-                        )
-    return found

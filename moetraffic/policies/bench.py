@@ -41,13 +41,12 @@ class Bench:
         hold: int,
         scope: Scope,
         most: int,
-        limit_s: float,
         seed: int,
     ) -> None:
         self.series = series
         self.forecasters = forecasters
         self.hold, self.scope, self.most = hold, scope, most
-        self.limit_s, self.seed = limit_s, seed
+        self.seed = seed
         self._forecasts: dict[tuple[str, str, int], Forecasts] = {}
         self._bounds: dict[tuple[str, Any], Float64] = {}
         self._tokens: dict[str, float] = {}
@@ -84,7 +83,6 @@ class Bench:
             *(maker, series, network),
             points=self.points(series),
             age=age,
-            limit_s=self.limit_s,
             seed=self.seed,
         )
         if why:
@@ -175,7 +173,6 @@ class Bench:
                     age=age,
                     hold=self.hold,
                     scope=self.scope,
-                    limit_s=self.limit_s,
                 )
         best = _completions(runs["oracle"]) if "oracle" in runs else None
         return [

@@ -18,12 +18,9 @@ from .circuits.max_weight import MaxWeight
 from .circuits.regional import PacketsOnly, Regional
 from .circuits.rotation import Rotation
 from .family import FAMILIES
-from .jobs.shifts import Compatible, RandomShifts, Unshifted
 from .placement.affinity import Affinity
 from .placement.fixed import FixedPlacement
 from .placement.load_balancer import LoadBalancer
-from .placement.popularity import Popularity
-from .placement.replication import Replication
 from .placement.swaps import Swaps
 from .policy import Policy
 from .transmission.balancing import Balanced
@@ -50,16 +47,11 @@ POLICIES: Mapping[str, Maker] = {
     "two-level": TwoLevel,
     "forwarded": Forwarded,
     "deduplicated": partial(Forwarded, name="deduplicated", once=True),
-    "unshifted": Unshifted,
-    "random-shifts": RandomShifts,
-    "cassini": Compatible,
     "contiguous": partial(FixedPlacement, name="contiguous"),
     "strided": partial(FixedPlacement, name="strided"),
     "eplb": LoadBalancer,
     "eplb-nodes": partial(LoadBalancer, name="eplb-nodes", hierarchical=True),
     "swaps": Swaps,
-    "flexmoe": Replication,
-    "lina": Popularity,
     "affinity": Affinity,
 }
 """The built-in policies by name."""
@@ -131,11 +123,6 @@ def _from_file(path: Path, attribute: str) -> Maker:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return ": ".join([type(error).__name__, *(one[:200] for one in lines[:1])])
-
-
-def policy_family(name: str) -> str:
-    """Return the family of a policy by its name."""
-    return policy_maker(name)().family
 
 
 def validated(maker: Maker, name: str) -> Maker:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from warnings import warn
 
 from moetraffic.arrays import Int64
 from moetraffic.errors import AnalysisError
@@ -25,7 +24,6 @@ from .exchange_series import (
 )
 from .family import FAMILIES
 from .harness import PolicyFailure
-from .jobs.exchanges import single_job
 from .plan_file import FixedPlans
 from .scores import CURVES, Evaluation, PolicyScore
 from .service.cluster import Cluster
@@ -62,7 +60,6 @@ def evaluate(
     layers: Sequence[int] | str | int | None = None,
     iterations: range | str | None = None,
     most: int = MOST_SERVED,
-    limit_s: float = 10.0,
     seed: int = 0,
     on_run: Callable[[int, str], None] | None = None,
     **options: Any,
@@ -97,8 +94,8 @@ def evaluate(
         Selection of exchanges.
     most
         Maximum number of iterations that are served.
-    limit_s, seed
-        Seconds for one plan; of the bootstrap and the shuffled control.
+    seed
+        Of the bootstrap and the shuffled control.
     on_run
         Called after each policy with the number done and its name.
     options
@@ -143,13 +140,6 @@ def evaluate(
             raise AnalysisError(
                 f"{name} must be at least {least}, but is {value}: raise --{name}"
             )
-    if not limit_s > 0:
-        raise AnalysisError(
-            f"limit must be above 0 s, but is {limit_s:g} s: give --limit 10s"
-        )
-    if "best" in forecasters:
-        warn(f"the forecaster best is now named {CHOSEN}", FutureWarning, stacklevel=2)
-        forecasters = tuple(CHOSEN if f == "best" else f for f in forecasters)
     if unknown := set(forecasters) - set(FORECASTERS):
         raise AnalysisError(
             f"a forecaster is one of {', '.join(FORECASTERS)}, not "
@@ -184,7 +174,6 @@ def evaluate(
         hold=hold,
         scope=scope,
         most=most,
-        limit_s=limit_s,
         seed=seed,
     )
     cases = [
@@ -326,6 +315,5 @@ def _check_fits(name: str, network: Any, series: ExchangeSeries) -> None:
 READERS: Mapping[str, Callable[..., ExchangeSeries]] = {
     "bytes": byte_series,
     "tokens": token_series,
-    "jobs": single_job,
 }
 """Readers of a trace by the unit of their series."""

@@ -28,12 +28,6 @@ from .service.packet_network import (
     serve_rounds,
 )
 from .service.relays import Hops, hops_violations, serve_hops
-from .service.shared_links import (
-    SharedLinks,
-    serve_shifts,
-    shared_bound,
-    shift_violations,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +36,7 @@ class Family:
 
     name: str
     network: type  # that serves its plans
-    unit: str  # of the series: "bytes" between ranks, "tokens" of experts, or "jobs"
+    unit: str  # of the series: "bytes" between ranks or "tokens" of experts
     violations: Callable[[Any, Float64, Any], str]  # plan, forecast, network
     serve: Callable[[Float64, Any, Any, Any], Service]  # truth, plan, network, last
     bound: Callable[[Float64, Any], float]  # truth, network -> seconds
@@ -92,18 +86,7 @@ TRANSMISSION = Family(
     bound=packet_bound,
 )
 
-JOBS = Family(
-    name="jobs",
-    network=SharedLinks,
-    unit="jobs",
-    violations=lambda plan, forecast, network: shift_violations(
-        plan, forecast, network
-    ),
-    serve=lambda truth, plan, network, last: serve_shifts(truth, plan, network),
-    bound=shared_bound,
-)
-
 FAMILIES: Mapping[str, Family] = {
-    one.name: one for one in (CIRCUITS, TRANSMISSION, PLACEMENT, JOBS)
+    one.name: one for one in (CIRCUITS, TRANSMISSION, PLACEMENT)
 }
 """The families by name."""

@@ -7,8 +7,6 @@ that are equal up to what is known at a decision point: the plans must be equal.
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,15 +39,12 @@ MEMORY_BYTES = 64 << 20
 """Memory of the past in a view; of large matrices it has fewer than MEMORY, 2 or more.
 """
 
-PATIENCE = 20
-"""Elapsed time that a plan may take, in times of its limit of CPU time."""
-
 AUDITED = 3
 """Consecutive decision points at which :func:`foresight` runs a policy."""
 
 
 class PolicyFailure(Exception):
-    """A policy that raised, took too long, or made an impossible plan: one sentence."""
+    """A policy that raised or made an impossible plan: one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +67,6 @@ def run_policy(
     age: int = 1,
     hold: int = 1,
     scope: Scope = EXCHANGE,
-    limit_s: float = 10.0,
 ) -> PolicyRun:
     """Let a policy plan each exchange of some iterations, and serve its plans.
 
@@ -94,8 +88,6 @@ def run_policy(
         Iterations that a plan serves; its age grows meanwhile.
     scope
         What the completion times of plans between ranks are of; a cluster has its own.
-    limit_s
-        Maximum CPU time of one plan.
 
     Raises
     ------
@@ -111,7 +103,7 @@ def run_policy(
     for number, point in enumerate(points.tolist()):
         if isinstance(policy, ObservingPolicy):
             for of, view, done in [w for w in waiting if w[0] <= point - age]:
-                with _failures(policy.name, f" in iteration {of}"), _limit(limit_s):
+                with _failures(policy.name, f" in iteration {of}"):
                     policy.observe(view, done)
             waiting = [w for w in waiting if w[0] > point - age]
         row: dict[int, list[Service]] = {}
@@ -127,7 +119,7 @@ def run_policy(
                 )
                 where = f" for layer {layer}, iteration {series.iterations[point]}"
                 began = time.thread_time()
-                with _failures(policy.name, where), _limit(limit_s):
+                with _failures(policy.name, where):
                     plans[layer] = policy.plan(view)
                 planning.append(time.thread_time() - began)
                 with _failures(policy.name, where):
@@ -164,7 +156,6 @@ def foresight(
     *,
     points: Int64,
     age: int = 1,
-    limit_s: float = 10.0,
     seed: int = 0,
 ) -> str:
     """Test whether plans depend on traffic that is not known yet; empty if not.
@@ -198,7 +189,7 @@ def foresight(
         for layer, truth in series.layers.items()
     }
     runs = [
-        run_policy(maker, used, forecasts, some, network, age=age, limit_s=limit_s)
+        run_policy(maker, used, forecasts, some, network, age=age)
         for used in (series, series, replace(series, layers=altered))
     ]
     name = runs[0].name
@@ -293,40 +284,3 @@ def _failures(name: str, where: str) -> Iterator[None]:
             f"{name} raised {type(error).__name__}{where}"
             + (f": {what[0][:200]}" if what else "")
         ) from error
-
-
-@contextmanager
-def _limit(seconds: float) -> Iterator[None]:
-    """Raise an error when a block takes too much CPU time, or waits forever.
-
-    A busy machine is no fault of the policy: elapsed time counts from
-    :data:`PATIENCE` times the limit on.  In other threads than the main one, as of a
-    dask worker, the error is raised after the block.
-    """
-    began, used = time.monotonic(), time.thread_time()
-    late = PolicyFailure(f"took over {seconds:g} s of CPU time to plan")
-    waits = PolicyFailure(f"waited for over {PATIENCE * seconds:g} s while planning")
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        if time.thread_time() - used > seconds:
-            raise late
-        return
-
-    def stop(*_: object) -> None:
-        left = seconds - (time.thread_time() - used)
-        if left <= 0:
-            raise late
-        if time.monotonic() - began >= PATIENCE * seconds:
-            raise waits
-        signal.setitimer(signal.ITIMER_REAL, left)
-
-    handler = signal.signal(signal.SIGALRM, stop)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
-        if left:  # an alarm of the caller's goes on
-            rest = max(1e-3, left - (time.monotonic() - began))
-            signal.setitimer(signal.ITIMER_REAL, rest, interval)

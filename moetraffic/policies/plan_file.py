@@ -1,4 +1,4 @@
-"""Plans that another program made, as a policy: a JSON or NPZ file.
+"""Plans that another program made, as a policy: a JSON file.
 
 A file has the family and a plan for each layer, or "*" for all others::
 
@@ -8,9 +8,8 @@ A file has the family and a plan for each layer, or "*" for all others::
 A plan has the fields of its type: :class:`Matchings` (receivers, room) or
 :class:`HeldCircuits` (number); :class:`Rounds` (shares, routing) or :class:`Hops`
 (round, pair, sender, receiver, share, routing); :class:`ExpertPlacement` (experts,
-ranks); :class:`Shifts` (shifts_s).  An NPZ file has an array "family", and each field
-of a layer as an array "1/receivers".  The output of ``moetraffic schedule run.h5 -o
-circuits.json`` is such a file, too.
+ranks).  The output of ``moetraffic schedule run.h5 -o circuits.json`` is such a file,
+too.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -34,7 +32,6 @@ from .service.cluster import ExpertPlacement
 from .service.optical import HeldCircuits, Matchings
 from .service.packet_network import Rounds
 from .service.relays import Hops
-from .service.shared_links import Shifts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +67,7 @@ def plan_file(path: Path) -> Maker:
         If the file cannot be read, or has no plans in the format of this module.
     """
     try:
-        given = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
+        given = json.loads(path.read_text(encoding="utf-8"))
         run, digest, planned = "", "", None
         if "exchanges" in given:
             family = "circuits"
@@ -97,7 +94,7 @@ def plan_file(path: Path) -> Maker:
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AnalysisError(
-            f"a file of plans is JSON or NPZ with family and layers, but {path} is not "
+            f"a file of plans is JSON with family and layers, but {path} is not "
             f"({_why(error)}): see python -m pydoc {__name__}"
         ) from None
     return partial(
@@ -120,24 +117,6 @@ def _why(error: Exception) -> str:
     if isinstance(error, (TypeError, AttributeError)):
         return "its parts have other types"
     return str(error)
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _read_npz(path: Path) -> Any:
-    layers: dict[str, dict[str, Any]] = {}
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            family = arrays["family"].item()
-            for name in arrays.files:
-                layer, _, field = name.partition("/")
-                if field:
-                    layers.setdefault(layer, {})[field] = arrays[name]
-    except BadZipFile as error:
-        raise ValueError(str(error)) from None
-    return {"family": family, "layers": layers}
 
 
 def _circuits(plan: Mapping[str, Any]) -> Matchings | HeldCircuits:
@@ -168,14 +147,9 @@ def _placement(plan: Mapping[str, Any]) -> ExpertPlacement:
     )
 
 
-def _jobs(plan: Mapping[str, Any]) -> Shifts:
-    return Shifts(shifts_s=np.array(plan["shifts_s"], np.float64))
-
-
 BUILDERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "circuits": _circuits,
     "transmission": _transmission,
     "placement": _placement,
-    "jobs": _jobs,
 }
 """Functions that build a plan of a family from its fields."""

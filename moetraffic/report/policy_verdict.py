@@ -19,12 +19,6 @@ from moetraffic.policies.scores import (
 from moetraffic.text import LOG_WIDTH
 from moetraffic.units import duration
 
-REGULAR = (
-    "Compute between exchanges is assumed constant: whether the runs have a period, "
-    "which time shifts need, is not tested (moetraffic analyze --only rhythm)."
-)
-"""Limit of every evaluation of jobs."""
-
 SLOW = 20
 """Times the lower bound above which a circuit policy is compared with packets."""
 
@@ -158,8 +152,6 @@ def _sentences(found: Evaluation, family: str, network: str) -> list[str]:
             f"All circuit policies evaluated take over {SLOW} times the bound: add "
             "packets, the packet switch alone, to --policy."
         )
-    if family == "jobs":
-        informed.append(REGULAR)
     rest = [_tail(best, usable), _planned(found, best), _delayed(best), *informed]
     rest += [_controlled(mine), *_chosen(mine)]
     return [f"{text}.", *filter(None, rest)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetraffic.errors import FabricError
-from moetraffic.fabric import Job, compatibility, consistent_shifts, score, unify
+from moetraffic.fabric import Job, compatibility, score, unify
 from moetraffic.fabric.compatibility import around
 
 C = 50e9
@@ -145,35 +145,6 @@ def test_the_mean_rate_is_kept_around_the_circle() -> None:
     one = Job(name="a", period_s=1.0, rate_bytes_s=np.array([1.0, 0.0, 5.0]))
     for angles in (1, 3, 7, 360):
         assert around(one, repeats=1, angles=angles).mean() == pytest.approx(2.0)
-
-
-def test_jobs_on_several_links_have_one_shift() -> None:
-    periods = {"a": 100.0, "b": 100.0, "c": 60.0, "d": 50.0}
-    links = {
-        "l1": {"a": 10.0, "b": 40.0},
-        "l2": {"b": 5.0, "c": 25.0},
-        "l3": {"d": 7.0},
-    }
-    found = consistent_shifts(links, periods)
-    assert found == {"a": 0.0, "b": 30.0, "c": 50.0, "d": 0.0}
-    # on each link, jobs stand to each other as it wants
-    for jobs in links.values():
-        first = next(iter(jobs))
-        turn = found[first] - jobs[first]
-        for name, shift in jobs.items():
-            assert (found[name] - turn - shift) % periods[name] == pytest.approx(0)
-
-
-def test_loops_agree_or_are_refused() -> None:
-    periods = dict.fromkeys("ab", 100.0)
-    agree = {"l1": {"a": 0.0, "b": 30.0}, "l2": {"a": 50.0, "b": 80.0}}
-    assert consistent_shifts(agree, periods) == {"a": 0.0, "b": 30.0}
-    with pytest.raises(FabricError, match="no two links join the same jobs twice"):
-        consistent_shifts({**agree, "l2": {"a": 50.0, "b": 81.0}}, periods)
-    with pytest.raises(
-        FabricError, match="the period of b is positive and finite, but is nan"
-    ):
-        consistent_shifts(agree, {"a": 100.0})
 
 
 @pytest.mark.parametrize("rates", [[], [-1.0], [[1.0]], [float("nan")]])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from moetraffic import Trace, load_fabric
 from moetraffic.analysis.resampling import Interval
 from moetraffic.cli import main
 from moetraffic.errors import AnalysisError
-from moetraffic.policies.catalog import POLICIES, policy_family
+from moetraffic.policies.catalog import POLICIES
 from moetraffic.policies.evaluation import OPTICAL, evaluate
 from moetraffic.policies.exchange_series import (
     FORECASTERS,
@@ -67,11 +65,6 @@ class Probe:
             guess = np.random.default_rng().random(guess.shape)
         elif self.behavior == "raises":
             raise ValueError("no such\nthing")
-        elif self.behavior == "sleeps":
-            time.sleep(30)
-        elif self.behavior == "spins":
-            while True:
-                pass
         elif self.behavior == "infeasible":
             return Matchings(receivers=np.zeros((1, 4), int), room=np.ones(1))
         elif self.behavior == "poisons":
@@ -116,8 +109,6 @@ def test_a_policy_that_reads_the_truth_is_caught() -> None:
     ("behavior", "why"),
     [
         ("raises", "probe raised ValueError for layer 0"),
-        ("sleeps", "probe waited for over 1 s while planning for layer 0"),
-        ("spins", "probe took over 0.2 s of CPU time to plan for layer 0"),
         ("infeasible", "probe made an impossible plan for layer 0"),
         ("random", "probe makes other plans when it is run again"),
     ],
@@ -125,8 +116,7 @@ def test_a_policy_that_reads_the_truth_is_caught() -> None:
 def test_a_policy_that_fails_is_named_and_the_others_go_on(
     behavior: str, why: str
 ) -> None:
-    limits = {"sleeps": 0.05, "spins": 0.2}
-    (sentence,) = failures(behavior, limit_s=limits.get(behavior, 10.0))
+    (sentence,) = failures(behavior)
     assert sentence.startswith(why)
     assert "\n" not in sentence
 
@@ -329,10 +319,6 @@ def test_bad_input_is_one_sentence() -> None:
         evaluate(drawn(), ["all-at-once"], networks={"small": ports(2)})
     with pytest.raises(AnalysisError, match="age must be at least 1"):
         evaluate(drawn(), ["rotation"], age=0)
-    for limit in (0.0, -1.0, float("nan")):
-        why = f"limit must be above 0 s, but is {limit:g} s: give --limit 10s"
-        with pytest.raises(AnalysisError, match=re.escape(why)):
-            evaluate(drawn(), ["rotation"], limit_s=limit)
 
 
 def test_the_verb_prints_a_verdict_a_table_and_curves(
@@ -476,10 +462,9 @@ def test_every_built_in_policy_conforms() -> None:
     packets = PacketNetwork(
         topology=fabric.topology, slots=fabric.slots, distinct=np.ones((5, 5))
     )
-    alone = [name for name in POLICIES if policy_family(name) != "jobs"]
     found = evaluate(
         drawn(16, ranks=5),
-        alone,
+        [*POLICIES],
         networks={
             "optical": OPTICAL,
             "single": packets,
@@ -489,6 +474,6 @@ def test_every_built_in_policy_conforms() -> None:
         most=2,
     )
     assert found.failures == ()
-    assert {s.policy for s in found.scores} == set(alone)
+    assert {s.policy for s in found.scores} == set(POLICIES)
     assert all(isinstance(s.regret, Interval) for s in found.scores)
     assert OPTICAL.rest == "packets"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from moetraffic.cli.output import Printing, printed, progress
 from moetraffic.errors import AnalysisError
@@ -24,20 +23,13 @@ from moetraffic.trace import PHASES, Trace
 from moetraffic.trace.hdf5.durable import validate_outputs
 from moetraffic.units import byte_count, bytes_per_second, seconds
 
-if TYPE_CHECKING:
-    from moetraffic.policies.scores import Evaluation
-
 CIRCUITS, PLACEMENT, PLANS = "Optical circuits", "Expert placement", "Plans"
 PACKETS, COMPUTE = "Packet networks", "Layers and iterations"
-JOBS = "Several jobs"
 SCOPES = ("exchange", "layer", "iteration")
 
 PARTS = ("scores",)
 
 USUAL = ", ".join(DEFAULT_POLICIES)
-
-JOBLESS = ("layers", "phase")
-"""Selections of one trace, which several jobs do not have."""
 
 
 def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -72,7 +64,7 @@ def evaluate(
     ),
     plan: list[Path] | None = option(
         None,
-        "JSON or NPZ file of plans of another program; may be given again.",
+        "JSON file of plans of another program; may be given again.",
         "--plan",
     ),
     forecaster: str = option(
@@ -92,9 +84,6 @@ def evaluate(
         None, "Further ages, with commas: 2,5,10.", panel=PLANS, shown="none"
     ),
     most: int = option(64, "Maximum iterations that are served.", panel=PLANS, min=1),
-    limit: float = option(
-        "10s", "Maximum CPU time of one plan: 10s, 500ms.", read=seconds, panel=PLANS
-    ),
     capacity: float = option(
         "400Gbps",
         "Rate of a circuit, or of a port of a packet network: 400Gbps, 50GB/s.",
@@ -179,12 +168,6 @@ def evaluate(
     groups: int = option(
         1, "Groups of experts that share a node.", panel=PLACEMENT, min=1
     ),
-    communication: float = option(
-        0.5,
-        "Part of a job's iteration that it communicates, where it is alone.",
-        "--communication",
-        panel=JOBS,
-    ),
     layers: Layers = None,
     phase: str = option(PHASES[0], f"Phase: {', '.join(PHASES)}."),
     iterations: Iterations = None,
@@ -200,7 +183,7 @@ def evaluate(
     plot, quiet = printing.plot, printing.as_json
     validate_outputs((output, plot), traces, force=force)
     from moetraffic.analysis.exchange import beyond_last
-    from moetraffic.policies.catalog import POLICIES, policy_family, policy_maker
+    from moetraffic.policies.catalog import POLICIES, policy_maker
     from moetraffic.policies.evaluation import evaluate as evaluate_policies
     from moetraffic.policies.plan_file import plan_file
     from moetraffic.policies.service.layer import Scope
@@ -227,7 +210,6 @@ def evaluate(
             other_s=other_time,
         ),
         "most": most,
-        "limit_s": limit,
     }
     own = [policy_maker(n)().name for n in names if n not in POLICIES]
     own += [one().name for one in plans]
@@ -235,25 +217,13 @@ def evaluate(
     told: list[dict[str, Any]] = []
     verdicts: list[str] = []
     scores: list[Any] = []
-    shifts = [n for n in names if isinstance(n, str) and policy_family(n) == "jobs"]
-    number = bool(shifts) + len(traces) * (len(names) > len(shifts))
-    if plot is not None and number > 1:
+    if plot is not None and len(traces) > 1:
         raise AnalysisError(
-            f"a picture has the scores of one evaluation, but there are {number}: give "
+            f"a picture has the scores of one trace, but there are {len(traces)}: give "
             "one trace, or leave out --plot"
         )
-    if shifts:
-        found = _together(
-            *(traces, shifts, network, capacity, communication),
-            quiet=quiet,
-            **{k: v for k, v in asked.items() if k not in JOBLESS},
-        )
-        told.append({"file": found.run, **report.as_dict(found)})
-        verdicts += sentences(found)
-        scores += report.tables(found)
-    names = [n for n in names if n not in shifts]
     files = tuple(f"{path.name} " for path in plan or [])
-    for path in traces if names else []:
+    for path in traces:
         with (
             Trace.open(path) as trace,
             progress(f"policies on {path.name}", len(names), quiet=quiet) as tick,
@@ -296,42 +266,3 @@ def evaluate(
         output=output,
         chart=None if plot is None else report.chart(found),
     )
-
-
-def _together(
-    paths: list[Path],
-    names: list[str],
-    networks: list[str] | None,
-    capacity: float,
-    communication: float,
-    *,
-    quiet: bool,
-    iterations: range | None = None,
-    **asked: Any,
-) -> Evaluation:
-    """Evaluate policies for several jobs on one network; a port without a network."""
-    from moetraffic.fabric.named import TOPOLOGIES, load_fabric
-    from moetraffic.policies.evaluation import evaluate as evaluate_policies
-    from moetraffic.policies.jobs.exchanges import job_series
-
-    with ExitStack() as stack:
-        every = [stack.enter_context(Trace.open(path)) for path in paths]
-        title = "policies of several jobs"
-        tick = stack.enter_context(progress(title, len(names), quiet=quiet))
-        where: dict[str, Any] = {}
-        name = networks[0] if networks else "port"
-        if networks:
-            rate = f"{capacity:.0f}B/s" if name in TOPOLOGIES else None
-            slots = len(every) * max(trace.meta.world for trace in every)
-            fabric = load_fabric(name, slots, capacity=rate)
-            where = {"topology": fabric.topology, "slots": fabric.slots}
-        series, links = job_series(
-            every,
-            capacity_bytes_s=capacity,
-            communication=communication,
-            iterations=iterations,
-            **where,
-        )
-        return evaluate_policies(
-            series, names, networks={name: links}, on_run=tick, **asked
-        )

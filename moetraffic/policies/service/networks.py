@@ -12,7 +12,6 @@ from moetraffic.units import bit_rate, bytes_per_second, duration, seconds
 from .cluster import Cluster
 from .optical import OpticalSwitch
 from .packet_network import PacketNetwork
-from .shared_links import SharedLinks
 
 LINE_BOUND = "bytes over capacity, no reconfiguration"
 """What the bound of the busiest port of circuits counts."""
@@ -101,8 +100,6 @@ def reference(network: Any, *, compute: bool = False) -> str:
     """
     if isinstance(network, Cluster):
         return "a balanced layer"
-    if isinstance(network, SharedLinks):
-        return "that of jobs that share nothing"
     if isinstance(network, PacketNetwork):
         counts = "optimum of all routings" if network.optimum else "ports and cuts"
     elif network.packet_bytes_s:

@@ -1,1 +1,0 @@
-"""Policies that shift several jobs in time, so that they use shared links in turn."""
