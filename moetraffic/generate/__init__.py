@@ -10,7 +10,7 @@ from .parametric.dynamics import Dynamics
 from .parametric.model import TrafficModel
 from .parametric.presets import preset_model, preset_names
 from .parametric.rows import RowVariation
-from .parametric.what_if import Bursts, Knobs
+from .parametric.what_if import Knobs
 from .scenario import Exchange, Scenario, scenario_of
 from .writing.rhythm import Rhythm
 from .writing.trace_writer import (
@@ -22,7 +22,6 @@ from .writing.trace_writer import (
 
 __all__ = [
     "Analog",
-    "Bursts",
     "Demand",
     "Dynamics",
     "Exchange",

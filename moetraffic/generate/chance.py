@@ -27,7 +27,6 @@ class Use(enum.IntEnum):
     ROWS = 1  # documents of the ranks, an iteration
     COUNTS = 2  # token copies, an iteration and exchange
     SPLIT = 3  # how experts are split, once
-    BURSTS = 5  # hot experts, an iteration
     RHYTHM = 6  # gaps and durations, an iteration
     BEGIN = 7  # states of the first iteration
     COURSE = 8  # order of the experts' levels, once

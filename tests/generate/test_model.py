@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from moetraffic.errors import AnalysisError, LayoutError, TraceError
-from moetraffic.generate import Bursts, Knobs, TrafficModel
+from moetraffic.generate import Knobs, TrafficModel
 from moetraffic.generate.parametric.sampling import SampledDemand
 from moetraffic.trace import Trace
 from moetraffic.validation.downstream import downstream
@@ -122,8 +122,6 @@ def test_knobs_turn_what_they_are_named_for(known_model: Make) -> None:
     assert look(drift=5.0)["change"] > 1.2 * plain["change"]
     assert look(drift=5.0)["retention at 10"] < plain["retention at 10"]
     assert look(rows=10.0)["row over mean"] > plain["row over mean"]
-    bursts = Bursts(every=10.0, factor=10.0)
-    assert look(bursts=bursts)["max over mean"] > 1.2 * peak
 
 
 def test_impossible_runs_are_refused_in_a_sentence(known_model: Make) -> None:

@@ -158,7 +158,7 @@ def test_a_generated_trace_goes_where_a_captured_one_goes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     known_model(ranks=4, capacity=40).save(tmp_path / "model.h5")
-    asked = ["--ranks", "2", "--iterations", "12", "--bursts", "20:3:5", "--json"]
+    asked = ["--ranks", "2", "--iterations", "12", "--skew", "1.5", "--json"]
     assert main(["generate", "model.h5", "-o", "synthetic.h5", *asked]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["iterations"] == 12

@@ -73,22 +73,10 @@ def generate(
     seed: int = option(0, "Random seed; the same seed gives the same file.", min=0),
     skew: float = option(1.0, "Scale the load skew by this factor.", panel=SCENARIO),
     drift: float = option(1.0, "Scale the speed of the load's drift.", panel=SCENARIO),
-    layer_imbalance: float = option(
-        1.0, "Scale the differences in skew between layers.", panel=SCENARIO
-    ),
     rank_imbalance: float = option(
         1.0, "Scale the differences between ranks.", panel=SCENARIO
     ),
-    bursts: str = option(
-        "",
-        "Make an expert of each layer hot: EVERY[:FACTOR[:LENGTH]] in iterations, "
-        "such as 100:4:20.",
-        panel=SCENARIO,
-    ),
     no_times: bool = option(False, "Leave out the times of calls.", "--no-times"),
-    dense_model: str = option(
-        "", "Model preset whose dense collectives are added.", panel=SCENARIO
-    ),
     save_model: Path | None = option(None, "File for the fitted traffic model."),
     force: bool = option(
         False,
@@ -110,9 +98,7 @@ def generate(
     from moetraffic.generate import Knobs, TrafficModel
     from moetraffic.generate.fit import Size
     from moetraffic.generate.generator import block_rows
-    from moetraffic.generate.parametric.what_if import parse_bursts
     from moetraffic.generate.scenario import refuse_length
-    from moetraffic.generate.writing.background import Background
     from moetraffic.generate.writing.trace_writer import write_synthetic_trace
     from moetraffic.report.results.generation import (
         figure_table,
@@ -135,9 +121,7 @@ def generate(
     knobs = Knobs(
         skew=skew,
         drift=drift,
-        layers=layer_imbalance,
         rows=rank_imbalance,
-        bursts=parse_bursts(bursts),
     )
     if iterations is not None:
         refuse_length(iterations)
@@ -166,7 +150,6 @@ def generate(
         demand = model.sample(iterations=count, seed=seed, **asdict(size), knobs=knobs)
     else:
         demand = model.sample(iterations=count, seed=seed, ranks=ranks, ep=ep)
-    beside = Background.of(dense_model, demand.scenario) if dense_model else None
     if save_model is not None and isinstance(model, TrafficModel):
         model.save(save_model, force=force)
     told: dict[str, Any] = {
@@ -182,7 +165,6 @@ def generate(
                 output,
                 seed=seed,
                 rhythm=None if no_times else model.rhythm,
-                dense=beside,
                 source=demand.about,
                 rows=rows,
                 tick=tick,

@@ -124,15 +124,14 @@ class TrafficModel:
             iterations=iterations,
             seed=seed,
             drift=1.0 if knobs is None else knobs.drift,
-            bursts=None if knobs is None else knobs.bursts,
             threads=threads,
         )
 
     def applied(self, knobs: Knobs) -> TrafficModel:
-        """The model with its knobs applied, but drift and bursts, which samples get."""
+        """The model with its knobs applied, but drift, which samples get."""
         return replace(
             self,
-            dynamics=knobs.applied(self.dynamics, self.scenario.k),
+            dynamics=knobs.applied(self.dynamics),
             rows=self.rows.scaled(np.full(len(self.scenario.layers), knobs.rows)),
         )
 

@@ -18,7 +18,6 @@ from .dynamics import Dynamics
 from .experts import Regrouping, followed, part_deviation
 from .rows import IterationRows, RowVariation
 from .shares import probabilities, rounded
-from .what_if import Bursts, HotExperts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,7 +31,6 @@ class SampledDemand:
     iterations: int
     seed: int
     drift: float = 1.0  # how many times as fast the load moves
-    bursts: Bursts | None = None
     threads: int = 0  # 0: as many as the machine has; the counts do not depend on it
 
     @property
@@ -94,14 +92,9 @@ class SampledDemand:
         )
         layers, experts = d.level.shape[1:]
         leaders = followed(self.seed, layers, experts, regrouping.parts)
-        bursts = None
-        if self.bursts is not None:
-            bursts = HotExperts(self.bursts, self.seed, (layers, experts))
         slots, factors = len(scene.slots), self.rows.factors.shape[2]
         for iteration, x in enumerate(d.states(self.seed, k, drift=self.drift)):
             split = np.take_along_axis(x, leaders, axis=1).astype(np.float32)
-            if bursts is not None:
-                x = bursts.applied(x, k)
             rng = generator(self.seed, Use.ROWS, iteration)
             rows = self.rows.at(x, k)
             deviation = part_deviation(

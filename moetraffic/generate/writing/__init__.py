@@ -1,1 +1,1 @@
-"""Traces of sampled counts: times of calls, background traffic, streamed to disk."""
+"""Traces of sampled counts: times of calls, streamed to disk."""

@@ -45,7 +45,6 @@ from moetraffic.trace.placement import contiguous_placement
 from moetraffic.trace.routed import RoutedLayer, trace_of_routing
 from moetraffic.trace.rows import TIMES, Rows
 
-from .background import Background
 from .rhythm import Beat, Rhythm
 from .scratch_file import ScratchFile, ScratchPanel, Series
 
@@ -75,7 +74,6 @@ def write_synthetic_trace(
     *,
     seed: int = -1,
     rhythm: Rhythm | None = None,
-    dense: Background | None = None,
     source: str = "",
     rows: int = 0,
     tick: Tick | None = None,
@@ -93,8 +91,6 @@ def write_synthetic_trace(
         Of the rhythm; it is told in the meta.
     rhythm
         When calls are made; None: times are unknown.
-    dense
-        Collectives beside the experts' in every iteration.
     source
         What the meta says that it was made from.
     rows
@@ -126,7 +122,7 @@ def write_synthetic_trace(
         except KeyboardInterrupt:
             if not builder.done:
                 raise
-        made = builder.trace(dense=dense, source=source)
+        made = builder.trace(source=source)
         made.save(path, force=force)
     return Written(iterations=builder.done, asked=demand.iterations, path=path)
 
@@ -137,7 +133,6 @@ def synthetic_trace(
     *,
     seed: int = -1,
     rhythm: Rhythm | None = None,
-    dense: Background | None = None,
     source: str = "",
 ) -> Trace:
     """Sample a synthetic trace in memory; see :func:`write_synthetic_trace`.
@@ -150,7 +145,7 @@ def synthetic_trace(
     with ScratchFile(folder) as scratch:
         builder = _Builder(demand, scratch, seed=seed, rhythm=rhythm)
         builder.draw(0, None)
-        lazy = builder.trace(dense=dense, source=source)
+        lazy = builder.trace(source=source)
         return lazy.select(np.arange(len(lazy.occurrences)))
 
 
@@ -183,7 +178,7 @@ def generate_trace(
     seed
         Random seed: equal seeds give equal traces.
     knobs
-        What-if factors of skew, drift, bursts and imbalance.
+        What-if factors of skew, drift and imbalance.
     times
         Include the times of calls if the fitted run has times.
     force
@@ -293,15 +288,11 @@ class _Builder:
                 if tick is not None:
                     tick(self.done)
 
-    def trace(self, *, dense: Background | None, source: str) -> Trace:
+    def trace(self, *, source: str) -> Trace:
         """The trace of what is done; its panels are read from the scratch file."""
         count, frame = self.done, self.frame
         sites, programs = list(frame.sites), list(frame.programs)
         groups, order = list(self.groups), _positions(frame)
-        if dense is not None:
-            sites, groups, programs, order = dense.beside(
-                sites, groups, programs, order
-            )
         site = np.repeat(np.arange(len(sites), dtype=np.int32), count)
         iteration = np.tile(np.arange(count, dtype=np.int64), len(sites))
         of_group = np.array([s.group for s in sites])
@@ -335,7 +326,6 @@ class _Builder:
             elif kind in TIMES and self.rhythm is not None and int(shape) == width:
                 here = [n for n, s in enumerate(sites) if _width(s, groups) == width]
                 series = [self.times.get((kind, n)) for n in here]
-                # of background traffic they are unknown
                 panels[name] = ScratchPanel(series, count, (width,), UNKNOWN_TIME)
             elif kind in TIMES:
                 panels[name] = _constant(rows, shape, np.int64, UNKNOWN_TIME)
