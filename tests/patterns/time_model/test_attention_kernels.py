@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from moetraffic.patterns.time_model.roofline import matmul, passes
 GPT = ModelShape(
     layers=2, hidden=2048, heads=16, sequence=8192, vocabulary=512, experts=0
 )
-ROOT = Path(__file__).parents[3]
 
 
 def core(gpu: Gpu, sequence: int = 8192, **named: object) -> float:
@@ -65,18 +63,18 @@ LLAMA |= {"embedding_layers": 1, "head_layers": 1}
 
 
 @pytest.mark.parametrize(
-    ("model", "named", "stated"),
+    ("model", "named", "total", "part"),
     [
-        ("deepseek-v3", DUALPIPE, ("76.9 GB", "43.9 are activations")),
-        ("deepseek-v3", {}, ("106.0 GB",)),
-        ("llama-3-405b", {**LLAMA, "dp": 128}, ("86.5 GB",)),
-        ("llama-3-405b", {**LLAMA, "dp": 64}, ("94.7 GB", "12.8 are fp32 gradients")),
-        ("llama-3-405b", {**LLAMA, "dp": 128, "zero": 2}, ("73.9 GB",)),
-        ("llama-3-405b", {**LLAMA, "dp": 64, "zero": 2}, ("82.2 GB",)),
+        ("deepseek-v3", DUALPIPE, 76.9, ("activations", 43.9)),
+        ("deepseek-v3", {}, 106.0, None),
+        ("llama-3-405b", {**LLAMA, "dp": 128}, 86.5, None),
+        ("llama-3-405b", {**LLAMA, "dp": 64}, 94.7, ("gradients", 12.8)),
+        ("llama-3-405b", {**LLAMA, "dp": 128, "zero": 2}, 73.9, None),
+        ("llama-3-405b", {**LLAMA, "dp": 64, "zero": 2}, 82.2, None),
     ],
 )
-def test_the_memory_of_published_trainings_is_what_the_page_states(
-    model: str, named: dict[str, object], stated: tuple[str, ...]
+def test_the_memory_of_published_trainings_in_gb(
+    model: str, named: dict[str, object], total: float, part: tuple[str, float] | None
 ) -> None:
     known = preset(model)
     if known.model.experts:
@@ -88,12 +86,6 @@ def test_the_memory_of_published_trainings_is_what_the_page_states(
         model=known.model, k=known.gating.k, fused_attention=True, **named
     )
     found = memory(config)
-    page = (ROOT / "docs" / "time-model.md").read_text(encoding="utf-8")
-    page = " ".join(page.partition("## Memory")[2].split())
-    assert f"{float(found.total) / 1e9:.1f} GB" == stated[0]
-    for words in stated:
-        assert words in page
-    figures = [found.total, found.activations, found.gradients]
-    assert all(
-        any(f"{float(one) / 1e9:.1f}" in words for one in figures) for words in stated
-    )
+    assert float(found.total) / 1e9 == pytest.approx(total, abs=0.05)
+    if part is not None:
+        assert float(getattr(found, part[0])) / 1e9 == pytest.approx(part[1], abs=0.05)

@@ -9,7 +9,7 @@ import pytest
 
 from moetraffic.errors import ReplayError
 from moetraffic.replay import local, make_plan
-from moetraffic.replay.backends.process_groups import Gloo
+from moetraffic.replay.backends.backend import Backend
 from moetraffic.replay.bench import operations
 from moetraffic.replay.bench.sweep import Sweep
 from moetraffic.replay.execution import local_work, payload
@@ -24,7 +24,7 @@ CHUNKS, CHUNK_S = 12, 0.2
 
 def test_ranks_wait_for_the_work_of_others_beyond_the_timeout(forked):
     def work(rank_env):
-        moves = Gloo()
+        moves = Backend()
         moves.start(rank_env, [(0, 1, 2)], TIMEOUT_S)
         own = LocalWork(moves, 0, 3)
         counts = []
@@ -127,7 +127,7 @@ def test_a_check_of_a_benchmark_beyond_the_timeout_is_not_silent(forked, monkeyp
     (call, _) = sweep.calls(2)
 
     def work(rank_env):
-        moves = Gloo()
+        moves = Backend()
         moves.start(rank_env, [(0, 1)], TIMEOUT_S)
         monkeypatch.setattr(operations, "_BLOCK", 1024)
         monkeypatch.setattr(local_work, "CHUNK", 1024)
