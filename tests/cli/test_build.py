@@ -18,7 +18,7 @@ from moetraffic.cli import main
 def test_an_ended_build_leaves_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As that of a demo whose report is drawn long before."""
+    """As launchers end a process."""
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "prefix"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +18,9 @@ from moetraffic.analysis import analyze
 from moetraffic.cli import main
 from moetraffic.cli.recording import demo
 from moetraffic.data import path
-from moetraffic.errors import ReplayError
 from moetraffic.launch import Heartbeat
 from moetraffic.launch.training import StepProgress
+from moetraffic.patterns import Workload
 from moetraffic.trace import Trace
 from tests.cli.printed import unwrapped
 
@@ -265,24 +266,64 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert verb in shown
 
 
-@pytest.mark.slow
-def test_the_demo_answers_while_it_trains(
+def test_the_demo_joins_its_steps(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: object) -> None:
-        raise ReplayError("here the demo is long enough")
+    """With a shipped trace in place of training and of what is replayed."""
+    started: list[list[str]] = []
 
-    monkeypatch.setattr(demo, "EARLY", 34)  # segments have 32 iterations
-    monkeypatch.setattr(demo, "_replay", stop)
-    assert (
-        main(["demo", "-o", str(tmp_path / "d"), "--nproc", "2", "--iterations", "40"])
-        == 2
+    def train(workload: Workload, run: Path, **_: object) -> Trace:
+        assert workload.training.iterations == 30
+        shutil.copy(path("golden-v1.h5"), run)
+        return Trace.open(run)
+
+    def replay(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        started.append(command)
+        shutil.copy(path("golden-v1.h5"), command[command.index("-o") + 1])
+        part = {"label": "all_to_all", "by": "operation", "number": 240}
+        part |= {"total_bytes": 4e6, "network_bytes": 2e6, "busbw_gbs": 0.5}
+        said = {"fidelity": {"parts": [part]}, "verified": True, "ranks": 2}
+        told = json.dumps({**said, "backend": "gloo"})
+        return subprocess.CompletedProcess(command, 0, stdout=told)
+
+    monkeypatch.setattr(demo, "capture_run", train)
+    monkeypatch.setattr(demo.subprocess, "run", replay)
+    folder = tmp_path / "d"
+    assert main(["demo", "-o", str(folder), "--nproc", "2", "--iterations", "30"]) == 0
+    (command,) = started
+    assert command[command.index("--iterations") + 1] == "10:30"
+    assert command[3] == str(folder / "run.h5")
+    said = unwrapped(capsys.readouterr().out)
+    for text in (
+        "Data: layers 1, 3; 12 iterations",
+        "Course: normalized entropy of the expert load, 1 if even: 0.96 to 0.98 in the",
+        "Replay: 240 all-to-alls, 4.00 MB",
+    ):
+        assert text in said
+        assert text in unwrapped((folder / "summary.txt").read_text())
+    told = json.loads((folder / "summary.json").read_text())
+    assert {"capture", "analysis", "replay", "pictures"} < {*told}
+    assert all((folder / name).exists() for name in (*demo.WRITES, *told["pictures"]))
+
+
+@pytest.mark.slow
+def test_the_load_becomes_even_during_the_demo(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    assert main(["demo", "-o", str(folder)]) == 0
+    with Trace.open(folder / "run.h5") as trace:
+        tokens = trace.demand_frame().groupby(["layer", "iteration", "expert"]).tokens
+        loads = tokens.sum().unstack("expert")
+        number = len(trace.iterations)
+    shares = loads.div(loads.sum(axis=1), axis=0)
+    entropy = -(shares * np.log(shares.where(shares > 0, 1))).sum(axis=1) / np.log(
+        shares.shape[1]
     )
-    _, _, shown = capsys.readouterr().out.partition("after 34 of 40 iterations; ")
-    early, _, whole = shown.partition("\n\n")
-    assert "Skew: " in early
-    assert "layers 1, 3; 40 iterations" not in early
-    assert "layers 1, 3; 40 iterations" in whole
+    for _, course in entropy.groupby("layer"):
+        first, last = course.iloc[:20].mean(), course.iloc[-20:].mean()
+        assert first < 0.92
+        assert last > 0.94
+    with Trace.open(folder / "replayed.h5") as trace:
+        assert trace.iterations.tolist() == [*range(number - demo.REPLAYED, number)]
 
 
 def test_ctrl_c_ends_a_capture_and_keeps_it(

@@ -22,7 +22,7 @@ def build(
     # torch takes a second to import
     from moetraffic.capture.hook import native
 
-    # the demo and launchers end it so: what is half compiled is removed
+    # launchers end it so: what is half compiled is removed
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not as_json:
         console.print("compiling the hook, which takes about a minute ...")

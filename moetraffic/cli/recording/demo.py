@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from moetraffic.cli.output import console, json_text, make_folder, present, progress
+from moetraffic.cli.output import json_text, make_folder, present, progress
 from moetraffic.errors import LayoutError, ReplayError
 from moetraffic.launch.machine_resources import check_rank_count, check_workload
 from moetraffic.launch.training import capture_run
@@ -22,27 +17,22 @@ from moetraffic.report.console.options import AsJson, Force, option
 from moetraffic.report.console.terminal import Paper, say
 from moetraffic.report.results.overview import overview, sentence, tables
 from moetraffic.trace import Trace
-from moetraffic.trace.merge.merging import merge
-from moetraffic.trace.segments.store import segments_folder
 
 from .capture import OVERWRITE
 
 EXPERTS = 8
 WRITES = ("run.h5", "replayed.h5", "report.html", "summary.txt", "summary.json")
-EARLY = 100
-"""Training step after which a first summary is printed, while training goes on."""
+REPLAYED = 20
+"""Number of iterations that are replayed: the last ones."""
 
-PRELIMINARY = ("Data", "Skew", "Communication")
-"""Topics of the first summary: early levels and motions are those of a transient."""
-
-BUILD_S = 60.0
-"""Time after the report for which a compilation is awaited."""
+WINDOW = 20
+"""Number of iterations at the begin and the end of which the load is compared."""
 
 
 def demo(
     output: Path = option(Path("demo"), "Folder to write.", "-o", "--output"),
     nproc: int = option(4, "Number of ranks."),
-    iterations: int = option(300, "Number of training iterations."),
+    iterations: int = option(160, "Number of training iterations."),
     corpus: str | None = option(
         None,
         "Text to train on: a file, folder or glob; random: random tokens.",
@@ -68,19 +58,7 @@ def demo(
     make_folder(output, WRITES, force=force)
     run, replayed, page = (output / name for name in WRITES[:3])
     _stage(f"1/3 train on {nproc} ranks and capture every collective", as_json)
-    with progress("training", iterations, quiet=as_json) as tick:
-
-        def step(done: int, note: str) -> None:
-            tick(done, note)
-            if done == EARLY < iterations and not as_json:
-                trained = merge(segments_folder(run)).trace
-                so_far = (
-                    f"Preliminary, after {done} of {iterations} iterations; how loads "
-                    "move is tested at the end:"
-                )
-                lines = [x for x in _answer(trained) if x.startswith(PRELIMINARY)]
-                console.show(["", so_far, *lines, ""])
-
+    with progress("training", iterations, quiet=as_json) as step:
         trace = capture_run(
             workload, run, force=force, on_step=step, overwrite=OVERWRITE
         )
@@ -93,63 +71,51 @@ def demo(
 
     with trace:
         held = overview(trace, run)
-        if not as_json:
-            console.show(["", *_answer(trace), ""])
-    _stage("2/3 replay its all-to-alls and verify every byte", as_json)
-    replay = _replay(run, replayed, nproc)
-    with compiled():  # not beside the ranks, whose times it would change
-        _stage("3/3 draw the report", as_json)
-        with Trace.open(run) as trace, Trace.open(replayed) as again:
-            found = analyze(trace)
-            drawn = pictures.draw(trace, found, output)
-            write_report(trace, page, replay=again, force=True)
-            told = {
-                "capture": held,
-                "analysis": as_dict(found, file=str(run)),
-                "replay": replay,
-                "pictures": [path.name for path in drawn],
-            }
-            lines = conclusions(found)
-            lines.append(summary.replay_sentence(replay))
-            (output / "summary.json").write_text(json_text(told) + "\n")
-            with (output / "summary.txt").open("w") as file:
-                paper = Paper(file=file, width=120)
-                shown = [*lines, "", sentence(trace, run), *tables(trace, run)]
-                paper.show([*shown, *summary.tables(found)])
+    last = min(iterations, REPLAYED)
+    _stage(
+        f"2/3 replay the collectives of the last {last} iterations and verify every "
+        "byte",
+        as_json,
+    )
+    replay = _replay(run, replayed, nproc, f"{iterations - last}:{iterations}")
+    _stage("3/3 analyze the run and draw the report", as_json)
+    with Trace.open(run) as trace, Trace.open(replayed) as again:
+        found = analyze(trace)
+        drawn = pictures.draw(trace, found, output)
+        write_report(trace, page, replay=again, force=True)
+        told = {
+            "capture": held,
+            "analysis": as_dict(found, file=str(run)),
+            "replay": replay,
+            "pictures": [path.name for path in drawn],
+        }
+        lines = conclusions(found)
+        lines += [_course(trace), summary.replay_sentence(replay)]
+        (output / "summary.json").write_text(json_text(told) + "\n")
+        with (output / "summary.txt").open("w") as file:
+            paper = Paper(file=file, width=120)
+            shown = [*lines, "", sentence(trace, run), *tables(trace, run)]
+            paper.show([*shown, *summary.tables(found)])
     present(told, "", *lines, "", *_next(output), as_json=as_json)
 
 
-def _answer(trace: Trace) -> list[str]:
-    """Summarize a run by what is fast to compute."""
-    from moetraffic.analysis import analyze
-    from moetraffic.analysis.engine import SUMMARY_PARTS
-    from moetraffic.report.summary.answer import conclusions
+def _course(trace: Trace) -> str:
+    """State how even the load over experts is at the begin and the end of a run."""
+    from moetraffic.analysis.skew.measures import normalized_entropy
 
-    return conclusions(analyze(trace, parts=SUMMARY_PARTS))
-
-
-@contextmanager
-def compiled() -> Iterator[None]:
-    """Compile the capture hook in a process beside the block, where that is possible.
-
-    Later captures use it. Without a compiler and ninja nothing is started, and a
-    failure is left to ``moetraffic build``, which states it.
-    """
-    if shutil.which(os.environ.get("CXX", "c++")) is None or not shutil.which("ninja"):
-        yield
-        return
-    command = [sys.executable, "-m", "moetraffic", "build", "--json"]
-    nothing = subprocess.DEVNULL
-    with subprocess.Popen(
-        command, stdout=nothing, stderr=nothing, start_new_session=True
-    ) as building:
-        try:
-            yield
-            with suppress(subprocess.TimeoutExpired):
-                building.wait(BUILD_S)
-        finally:
-            if building.poll() is None:  # and the compilers that it started
-                os.killpg(building.pid, signal.SIGTERM)
+    keys = ["layer", "iteration", "expert"]
+    tokens = trace.demand_frame().groupby(keys)["tokens"].sum().unstack("expert")
+    layers = tokens.groupby("layer")
+    size = max(1, min(WINDOW, len(trace.iterations) // 2))
+    ends = []
+    for part in (layers.head(size), layers.tail(size)):
+        even = normalized_entropy(part.to_numpy(float), axis=-1).reshape(-1, size)
+        means = sorted({f"{mean:.2f}" for mean in even.mean(axis=1)})
+        ends.append(" to ".join([means[0], *means[1:][-1:]]))
+    return (
+        f"Course: normalized entropy of the expert load, 1 if even: {ends[0]} in the "
+        f"first {size} iterations, {ends[1]} in the last {size} (entropy.png)."
+    )
 
 
 def _next(output: Path) -> list[str]:
@@ -180,12 +146,13 @@ def _refuse_ranks(nproc: int) -> None:
         )
 
 
-def _replay(run: Path, replayed: Path, nproc: int) -> dict[str, Any]:
+def _replay(run: Path, replayed: Path, nproc: int, iterations: str) -> dict[str, Any]:
     """Replay in a process of its own: the command line does not import replay."""
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "moetraffic.replay", str(run)),
-            *("-o", str(replayed), "--nproc", str(nproc), "--json", "--force"),
+            *("-o", str(replayed), "--nproc", str(nproc), "--iterations", iterations),
+            *("--json", "--force"),
         ],
         stdout=subprocess.PIPE,
         text=True,
