@@ -406,7 +406,6 @@ def policies_room() -> Cases:
             iterations=range(32),
             layers=[1, 2],
             most=8,
-            limit_s=600.0,
             **timing,
         )
         return {"failures": found.failures} | {

@@ -8,7 +8,6 @@ the global variable of Megatron-Core or DeepSpeed that holds it.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -51,7 +50,7 @@ def kind_of(group: dist.ProcessGroup, *, everyone: bool) -> str:
     if given.startswith(MESH):
         kind = _dimension(given.removeprefix(MESH))
     if not kind:
-        kind = _mesh_kind(group.group_name) or _variable_kind(group)
+        kind = _variable_kind(group)
     return kind or (WORLD if everyone else OTHER)
 
 
@@ -60,33 +59,6 @@ def _dimension(name: str) -> str:
     chosen = name.isascii() and name.isidentifier() and len(name) <= LONGEST
     generated = name == "default" or name.startswith("dim_")
     return name if chosen and not generated and name not in (WORLD, OTHER) else ""
-
-
-def _mesh_kind(group_name: str) -> str:
-    """Search the device meshes for a group; "" if none or several dimensions hold it.
-
-    torch 2.4 does not write the dimension into the group's description.
-    """
-    module = sys.modules.get("torch.distributed.device_mesh")
-    mesh_class = getattr(module, "DeviceMesh", None)
-    if mesh_class is None:
-        return ""
-    # isinstance would resolve lazy proxies
-    meshes: list[Any] = [m for m in gc.get_objects() if type(m) is mesh_class]
-    found = {
-        _dimension(name)
-        for mesh in meshes
-        for name in mesh.mesh_dim_names or ()
-        if _holds(mesh, name, group_name)
-    }
-    return found.pop() if len(found) == 1 else ""
-
-
-def _holds(mesh: Any, dimension: str, group_name: str) -> bool:
-    try:
-        return bool(mesh.get_group(dimension).group_name == group_name)
-    except (RuntimeError, KeyError, ValueError):
-        return False  # a mesh without groups of its own, or of other ranks
 
 
 def _variable_kind(group: dist.ProcessGroup) -> str:

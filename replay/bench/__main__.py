@@ -38,7 +38,7 @@ from moetraffic.report.console.options import (
 from moetraffic.report.console.terminal import announce, refuse, run, say
 from moetraffic.trace.hdf5.durable import validate_output
 
-from .result import ENDINGS, Bench, following, sentences
+from .result import ENDINGS, Bench, sentences
 from .result import tables as measurements
 from .sweep import Sweep, matrix_rows, measure, size_range, validate_sweep
 
@@ -158,8 +158,7 @@ def command(
         print(result.to_json())
     else:
         parts = {"measurements": measurements(result)}
-        lines = [*sentences(result), following(result, output)]
-        print_result(lines, parts, names, tables=tables)
+        print_result(sentences(result), parts, names, tables=tables)
         if output is not None:
             print(f"written: {output}")
     if result.wrong:

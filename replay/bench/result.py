@@ -143,25 +143,6 @@ def sentences(bench: Bench) -> list[str]:
     return lines
 
 
-def following(bench: Bench, file: Path | None) -> str:
-    """Name the command that reads the measurements, or how to keep them."""
-    if file is None:
-        return "Next: give -o bench.csv, which moetraffic bandwidth and estimate read"
-    row = bench.rows[-1]
-    # the command reads times out of place by default
-    fit = hockney_fits(bench.rows).get((row.collective, "out"))
-    more = f"-n {10 * bench.iterations} on an idle host" if fit else "three sizes"
-    of = (
-        "time of any size"
-        if fit and fit.usable
-        else f"interpolated between measured sizes; {more} may give a usable fit"
-    )
-    return (
-        f"Next: moetraffic bandwidth {file} --collective {row.collective} --ranks "
-        f"{bench.ranks} --size {row.size_bytes} (out of place, {of})"
-    )
-
-
 def tables(bench: Bench) -> list[Table]:
     """Tabulate the measurements with nccl-tests' quantities, a table per collective."""
     made = []

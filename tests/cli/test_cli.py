@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 
 from moetraffic.analysis import analyze

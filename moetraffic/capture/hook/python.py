@@ -55,11 +55,7 @@ COLLECTIVES: dict[str, tuple[str, int, int]] = {
     "alltoall_": ("all_to_all", 2, 1),
 }
 
-_identity: Callable[[Any], object] = getattr(
-    torch._C.DispatchKeySet,
-    "raw_repr",
-    repr,  # torch 2.4 has no number of a key set
-)
+_identity: Callable[[Any], object] = torch._C.DispatchKeySet.raw_repr
 _installed: list[Callable[[], None]] = []
 _stop_attached: Callable[[Path], None] | None = None
 

@@ -40,7 +40,7 @@ from .assumptions import (
     read_conventions,
     without_network,
 )
-from .layout import ESTIMATED, LAYOUT, usual_micro_batches
+from .layout import ESTIMATED, usual_micro_batches
 from .model_shape import (
     MODEL,
     MODEL_HELP,
@@ -51,7 +51,6 @@ from .model_shape import (
 )
 from .time_studies import (
     best_layouts,
-    its_traffic,
     one_estimate,
     projection,
     scaling_sweep,
@@ -353,36 +352,19 @@ def estimate(
             if given("virtual_stages" if name == "virtual" else name)
             and (gpus is not None or name not in OF_THE_GPUS)
         ]
-        shown, of_what, at = best_layouts(
+        shown = best_layouts(
             *(config, system, conventions, gpus, global_batch, kept, source)
         )
     elif sweep in ("bandwidth", "nic", "size"):
         values = _parts(sizes)
-        shown, of_what, at = varied(config, system, conventions, sweep, values, source)
+        shown = varied(config, system, conventions, sweep, values, source)
     elif sweep:
         what = "sizes are whole numbers above 0"
         counts = positive_numbers(sizes, what, "--sizes 1,2,4")
-        shown, of_what, at = scaling_sweep(
-            config, system, conventions, sweep, counts, source
-        )
+        shown = scaling_sweep(config, system, conventions, sweep, counts, source)
     else:
         what = "zero" if zero_stages else "sensitivity" if sensitivity else ""
-        shown, of_what, at = one_estimate(config, system, conventions, what, source)
-    sizes_of = {n: value for n, value in shape.items() if value is not None}
-    named = _parts(sizes)[at] if sweep == "size" else model
-    asked_for: dict[str, Any] = {"model": named, **sizes_of}
-    if calibrate is None:
-        free = [n for n in LAYOUT if n in chosen and n not in time_model.COLUMNS]
-        idle = [f"--{n}" for n in ("imbalance", "convention") if given(n)]
-        if imbalance_from is not None:
-            whole = config.expert_tp == 1 and chosen.get("dispatcher") == "plain"
-            if whole:  # experts, whose tokens one all-to-all sends
-                asked_for["imbalance_from"] = imbalance_from
-            else:
-                idle.append("--imbalance-from")
-        asked_for |= {n: chosen[n] for n in free if given(n)}
-        traced = its_traffic(of_what, at, asked_for, idle)
-        shown = replace(shown, summary=[*shown.summary, *traced])
+        shown = one_estimate(config, system, conventions, what, source)
     if fit is not None:
         shown.summary.insert(1, report.sentence(fit, model))
         shown.parts["calibration"] = [report.table(fit, model)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy as np
 from moetraffic.cli.output import Shown
 from moetraffic.errors import LayoutError
 from moetraffic.patterns import ModelShape, time_model
-from moetraffic.patterns.layouts.parallelism import RECOMPUTE, Parallelism
+from moetraffic.patterns.layouts.parallelism import RECOMPUTE
 from moetraffic.patterns.time_model import (
     Configuration,
     MeasuredLinks,
@@ -41,17 +41,13 @@ EACH = 8
 """Sequences a GPU in an iteration of a search, without a global batch."""
 
 
-Studied = tuple[Shown, Configuration, int]
-"""What is shown, and the configuration whose traffic is stated: at an index."""
-
-
 def one_estimate(
     config: Configuration,
     system: System,
     conventions: Conventions,
     what: str,
     source: str,
-) -> Studied:
+) -> Shown:
     """Estimate one configuration, with ZeRO stages or sensitivities if asked for."""
     layout, batch = report.layout_words(config)
     title = f"{layout}, {batch}, {source}"
@@ -61,7 +57,7 @@ def one_estimate(
             staged, system, conventions=conventions, strict=False
         )
         names = [f"ZeRO {stage}" for stage in range(4)]
-        shown = _study(
+        return _study(
             report.range_sentences(
                 stages,
                 names,
@@ -73,7 +69,6 @@ def one_estimate(
             report.figure(stages, names, title="ZeRO stages", source=title),
             {"zero_stages": report.as_dict(stages)},
         )
-        return shown, stages.config, _fastest(stages)
     found = time_model.estimate(config, system, conventions=conventions)
     shown = Shown(
         summary=report.summary(found, source),
@@ -103,12 +98,7 @@ def one_estimate(
         shown.data["other_conventions"] = {
             name: value.tolist() for name, value in moved.conventions.items()
         }
-    return shown, config, 0
-
-
-def _fastest(found: time_model.Estimate) -> int:
-    """Return the index of the fastest that can exist, or -1."""
-    return int(np.nanargmin(found.iteration)) if found.sound.any() else -1
+    return shown
 
 
 def _study(lines: list[str], table: Any, chart: Chart, data: dict[str, Any]) -> Shown:
@@ -123,14 +113,14 @@ def scaling_sweep(
     scaling: str,
     sizes: list[int],
     source: str,
-) -> Studied:
+) -> Shown:
     """Estimate one configuration on more ranks, or with larger batches."""
     found = time_model.sweep(config, system, scaling, sizes, conventions=conventions)
     unit = "sequence" if scaling == "large-batch" else "GPU"
     counts = sizes if scaling == "large-batch" else found.gpus.astype(int).tolist()
     names = [f"{count} {unit}{'' if count == 1 else 's'}" for count in counts]
     title = f"{scaling} scaling"
-    shown = _study(
+    return _study(
         report.range_sentences(
             found.estimate,
             names,
@@ -154,7 +144,6 @@ def scaling_sweep(
             "estimate": report.as_dict(found.estimate),
         },
     )
-    return shown, found.estimate.config, _fastest(found.estimate)
 
 
 def varied(
@@ -164,7 +153,7 @@ def varied(
     what: str,
     values: list[str],
     source: str,
-) -> Studied:
+) -> Shown:
     """Estimate one configuration at several bandwidths, or with several models."""
     if what in ("bandwidth", "nic"):
         rates = np.array([bytes_per_second(value) for value in values])
@@ -189,7 +178,7 @@ def varied(
     heads = {"bandwidth": "bandwidth", "nic": "NIC rate per GPU", "size": "model"}
     head = heads[what]
     title = f"Iteration time by {head}"
-    shown = _study(
+    return _study(
         report.range_sentences(
             found, values, f"Sweep: {title}, {source}", model_words(config)
         ),
@@ -197,7 +186,6 @@ def varied(
         report.figure(found, values, shares=True, title=title, source=source),
         {"varied": what, "values": values, "estimate": report.as_dict(found)},
     )
-    return shown, config, _fastest(found)
 
 
 def best_layouts(
@@ -208,7 +196,7 @@ def best_layouts(
     batch: int | None,
     fixed: Sequence[str],
     source: str,
-) -> Studied:
+) -> Shown:
     """Search the fastest layouts of a number of GPUs.
 
     ``fixed`` are the searched fields that stay as in the configuration; all others of
@@ -248,7 +236,7 @@ def best_layouts(
     rows = found.rows(SHOWN)
     times = found.estimate.iteration[found.order[: len(rows)]].tolist()
     data = [{**row, "iteration_s": t} for row, t in zip(rows, times, strict=True)]
-    shown = _study(
+    return _study(
         report.search_sentences(found, of_batch, f"Best of {number} GPUs, {source}"),
         report.search_table(found, SHOWN, f"{title}: {source}"),
         report.figure(
@@ -264,64 +252,6 @@ def best_layouts(
             "best": data,
         },
     )
-    return shown, found.estimate.config, int(found.order[0])
-
-
-def its_traffic(
-    config: Configuration,
-    at: int,
-    given: Mapping[str, Any],
-    idle: Sequence[str],
-) -> list[str]:
-    """State the ``moetraffic pattern`` command of the same training.
-
-    Parameters
-    ----------
-    config, at
-        Configurations, and the index of the one that is described.
-    given
-        Options of the model and the layout, as given.
-    idle
-        Options that bytes of the pattern do not follow.
-
-    Returns
-    -------
-    list of str
-        A line, or none of a single rank, which sends nothing.
-    """
-
-    def number(name: str) -> int:
-        every = np.broadcast_to(getattr(config, name), config.shape)
-        return round(float(np.ravel(every)[at]))
-
-    if at < 0 or number("world") == 1:
-        return []
-    names = ("ep", "gpus_per_node", "embedding_layers", "head_layers")
-    some = {"virtual": "virtual_stages", **{name: name for name in names}}
-    options = {
-        **given,
-        **{axis: number(axis) for axis in ("pp", "tp", "cp", "dp", "zero")},
-        **{
-            option: number(name)
-            for name, option in some.items()
-            if number(name) != getattr(Parallelism, name)
-        },
-        **{name: number(name) for name in ("micro_batch", "accumulation")},
-        "recompute": RECOMPUTE[number("recompute")] if number("recompute") else None,
-        "sequence_parallel": True if number("sequence_parallel") else None,
-    }
-    for name in ("dtype", "dispatch_dtype", "gradient_dtype"):
-        if (value := getattr(config, name)) != getattr(Parallelism, name):
-            options[name] = value
-    words = ["moetraffic pattern"]
-    for name, value in options.items():
-        if isinstance(value, bool):
-            words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
-        elif value is not None:
-            option = "vocab" if name == "vocabulary" else name.replace("_", "-")
-            words.append(f"--{option} {value}")
-    without = f", without {', '.join(idle)}" if idle else ""
-    return [f"Its traffic{without}: {' '.join(words)}"]
 
 
 def projection(path: Path, sizes: str, efficiency: str, gpus_per_node: int) -> Shown:
