@@ -76,19 +76,9 @@ class MatrixStatistics:
         return np.asarray(np.sqrt(self.cv_squared))
 
     @property
-    def jain(self) -> Float64:
-        """Jain's fairness index ``1 / (1 + CV^2)``, ``[N]``."""
-        return 1.0 / (1.0 + self.cv_squared)
-
-    @property
     def max_over_mean(self) -> Float64:
         """Largest over mean cell, ``[N]``."""
         return ratio(self.largest.astype(np.float64) * self.cells, self.total)
-
-    @property
-    def max_violation(self) -> Float64:
-        """MaxVio: largest over mean cell minus 1, ``[N]``."""
-        return self.max_over_mean - 1.0
 
     @property
     def sparsity(self) -> Float64:

@@ -254,22 +254,6 @@ def cv_squared(p: Float64) -> Float64:
 
 
 @measure
-def jain(p: Float64) -> Float64:
-    """Jain's fairness index, ``1 / (1 + CV^2)``, between ``1/K`` and 1 (even).
-
-    References
-    ----------
-    R. Jain, D. Chiu, W. Hawe, DEC-TR-301 (1984).
-
-    Examples
-    --------
-    >>> round(float(jain([1, 2, 3, 4])), 6)
-    0.833333
-    """
-    return 1.0 / (1.0 + _cv_squared(p))
-
-
-@measure
 def max_over_mean(p: Float64) -> Float64:
     """Compute the largest cell over the mean cell, between 1 (even) and K.
 
@@ -279,25 +263,6 @@ def max_over_mean(p: Float64) -> Float64:
     1.6
     """
     return np.asarray(p.shape[-1] * p.max(axis=-1))
-
-
-@measure
-def max_violation(p: Float64) -> Float64:
-    """Compute MaxVio, the largest cell over the mean cell, minus 1.
-
-    For expert loads it is the relative excess of the most loaded expert over the mean.
-
-    References
-    ----------
-    L. Wang, H. Gao, C. Zhao, X. Sun, D. Dai, Auxiliary-Loss-Free Load Balancing
-    Strategy for Mixture-of-Experts, arXiv 2408.15664, equation 4.
-
-    Examples
-    --------
-    >>> round(float(max_violation([1, 2, 3, 4])), 6)
-    0.6
-    """
-    return np.asarray(p.shape[-1] * p.max(axis=-1) - 1.0)
 
 
 def sparsity(
