@@ -14,8 +14,8 @@ from typing import Any
 import judge
 import numpy as np
 from conftest import make_trace
-from hostile import REWRITES, reseal, rewritten, segments
 from mutations import FORGED, PLAIN, metadata
+from rewrites import REWRITES, reseal, rewritten, segments
 from samples import INSPECTED, OBSERVED, PROFILE, ROUTED, mutated
 
 from moetraffic.data import path as data_path

@@ -1,10 +1,9 @@
 """Read thousands of damaged files, each under a limit of memory and of time.
 
 ``python campaign.py FOLDER --first 0 --files 1000`` writes a line of JSON for each file
-to ``FOLDER/verdicts.jsonl``; ``--hostile`` reads the crafted files instead,
-``--foreign`` files of other tools, configurations, models and segments.  A file is
-made from its number alone.  Two processes read; one that is killed, or late, is
-replaced, and the file it read gets the verdict.
+to ``FOLDER/verdicts.jsonl``; ``--foreign`` reads files of other tools,
+models and segments instead.  A file is made from its number alone.  Two processes
+read; one that is killed, or late, is replaced, and the file it read gets the verdict.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from typing import Any
 import judge
 import numpy as np
 from conftest import make_trace
-from hostile import CRAFTED, HEAVY, REWRITES, reseal, rewritten, segments, wide_trace
 from mutations import FORGED, PLAIN, metadata
+from rewrites import REWRITES, reseal, rewritten, segments, wide_trace
 
 from moetraffic.data import path as data_path
 from moetraffic.trace import Trace
@@ -126,13 +125,10 @@ def _rewrite(
 
 def _worker(pipe: Connection, folder: Path, bases: Any) -> None:
     folder.mkdir(parents=True)
-    if bases is not None:
-        bases.move(folder)
+    bases.move(folder)
     pipe.send("ready")
     while (number := pipe.recv()) is not None:
-        if bases is None:
-            told, found = CRAFTED[number].__name__, CRAFTED[number](folder)
-        elif not isinstance(bases, Bases):
+        if not isinstance(bases, Bases):
             told, found = bases.judged(number, folder)
         else:
             told, found = mutated(number, bases, folder)
@@ -141,15 +137,15 @@ def _worker(pipe: Connection, folder: Path, bases: Any) -> None:
 
 
 def campaign(
-    numbers: Iterator[int], folder: Path, make: Callable[[Path], Any] | None
+    numbers: Iterator[int], folder: Path, make: Callable[[Path], Any]
 ) -> Iterator[dict[str, Any]]:
-    """A verdict for each number; ``make`` makes the sound files, None: crafted ones."""
+    """A verdict for each number; ``make`` makes the sound files."""
     fork = multiprocessing.get_context("fork")
     busy: dict[Connection, tuple[Any, int | None, float]] = {}
     made = 0
     # made before the processes, which share them
     folder.joinpath("bases").mkdir(parents=True)
-    bases = None if make is None else make(folder / "bases")
+    bases = make(folder / "bases")
 
     def start() -> None:
         nonlocal made
@@ -202,22 +198,14 @@ def main() -> None:
     reader.add_argument("folder", type=Path)
     reader.add_argument("--first", type=int, default=0)
     reader.add_argument("--files", type=int, default=1000)
-    reader.add_argument("--hostile", action="store_true")
     reader.add_argument("--foreign", action="store_true")
-    reader.add_argument("--heavy", action="store_true", help="the large ones too")
     reader.add_argument("--labeled", action="store_true", help="ask xarray too")
     asked = reader.parse_args()
     if asked.labeled:
         importlib.import_module("xarray")
     asked.folder.mkdir(parents=True, exist_ok=True)
     numbers = range(asked.first, asked.first + asked.files)
-    if asked.hostile:
-        numbers = [
-            number
-            for number, make in enumerate(CRAFTED)
-            if asked.heavy or make.__name__ not in HEAVY
-        ]
-    make: Any = None if asked.hostile else Bases
+    make: Any = Bases
     if asked.foreign:
         sys.path.append(str(Path(__file__).parents[1] / "interop"))
         make = importlib.import_module("foreign_files").ForeignFiles

@@ -25,7 +25,7 @@ from typing import Any
 
 import judge
 from conftest import make_trace
-from hostile import segments
+from rewrites import segments
 
 from moetraffic.errors import MoetrafficError
 from moetraffic.trace import Trace

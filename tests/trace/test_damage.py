@@ -1,7 +1,7 @@
-"""Files that are damaged, or made to deceive, are refused or read right: never else.
+"""Damaged files are refused or read right.
 
-``mutations`` damages sound files, ``hostile`` makes bad ones, ``judge`` reads them,
-``campaign`` does so in processes under limits.  Here its verdicts are looked at.
+``mutations`` and ``rewrites`` damage sound files, ``judge`` reads them, ``campaign``
+does so in processes under limits.  Here its verdicts are looked at.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def look_at_foreign(found: list[dict[str, Any]], files: int) -> Counter[str]:
     assert not bad, bad[:3]
     assert len(found) == files
     said = Counter(one["what"].partition(",")[0] for one in found)
-    assert len(said) == 10, said  # seven formats, configurations, models, segments
+    assert len(said) == 9, said  # seven formats, models, segments
     return Counter(one["outcome"] for one in found)
 
 
@@ -69,25 +69,11 @@ def test_thousands_of_damaged_files_of_others(part: int, tmp_path: Path) -> None
     assert outcomes["refused"] > FILES / 4
 
 
-@pytest.mark.slow
-def test_crafted_files_are_taken_as_they_must(tmp_path: Path) -> None:
-    found = verdicts(tmp_path, "--hostile")
-    assert [one for one in found if one["outcome"] != "as expected"] == []
-    assert len(found) >= 70
-
-
 def test_damaged_files_are_noticed(tmp_path: Path) -> None:
     outcomes = look(verdicts(tmp_path, "--files", 120), 120)
     assert outcomes["refused"] > 25
     assert outcomes["right"] > 8  # what means nothing may change
     assert outcomes["left out"] > 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_large_crafted_files_are_taken_as_they_must(tmp_path: Path) -> None:
-    found = verdicts(tmp_path, "--hostile", "--heavy", "--labeled")
-    assert [one for one in found if one["outcome"] != "as expected"] == []
 
 
 @pytest.mark.slow
