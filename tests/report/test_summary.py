@@ -136,19 +136,6 @@ def test_a_constant_matrix_has_one_cv() -> None:
     assert "corrected" not in data.text
 
 
-def test_a_scheduler_is_told_where_the_mean_of_the_past_has_a_skew() -> None:
-    """Of constant gates it has one, of loads drawn anew about equal ones it has not."""
-    rng = np.random.default_rng(3)
-    skewed = np.tile(np.arange(1, 9) / 36, (300, 1))
-    redrawn = rng.dirichlet(np.full(8, 5.0), 300)
-    told = "plan from the past mean (skewed, and no tested forecast"
-    for shares, expected in ((skewed, True), (redrawn, False)):
-        counts = rng.multinomial(4096, shares)[:, None, None]
-        found = _cells(np.tile(counts, (1, 1, 2, 1)))
-        assert _load(found, "skewed").stated == expected
-        assert any(told in one.text for one in answer(found)) == expected
-
-
 def test_an_estimate_below_noise_is_no_measured_zero() -> None:
     even = np.array([[9, 8, 7, 8], [7, 8, 9, 8], [8, 7, 8, 9], [8, 9, 8, 7]])
     drawn = np.random.default_rng(5).multinomial(4096, np.full(8, 1 / 8), 100)
